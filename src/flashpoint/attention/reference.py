@@ -1,0 +1,272 @@
+"""Attention in PyTorch with every choice of a variant: the oracle of the kernels, and a CPU's engine.
+
+Dimensions: B sequences, H heads, T tokens, d features per head, R query rows and C keys of a tile.
+All arithmetic is FP32; a rounding point rounds to BF16 values and stays in FP32. Only tiles [B, H, R, C]
+with R·C ≤ 128·T are materialised, never [T, T].
+
+Equations: Dao, FlashAttention-2 (arXiv 2307.08691), Algorithms 1 and 2; the shift of Qiu & Yao
+(arXiv 2510.04212), Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashpoint.attention.rounding import NoiseKey, RoundingPoint, round_bf16
+from flashpoint.attention.variant import AttentionVariant
+
+LOG2E = math.log2(math.e)
+_TILE_WIDTH = 128
+
+
+def flash_forward(
+    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, noise: NoiseKey
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Causal attention.
+
+    Args:
+        q, k, v: [B, H, T, d] bfloat16 or float32.
+        variant: every numerical choice.
+        noise: source of random bits for stochastic rounding.
+
+    Returns:
+        out: O [B, H, T, d], in the inputs' dtype, or float32 where ``variant.out`` is ``none``.
+        logsumexp: L [B, H, T] float32.
+        out_fp32: O of the same P̄ with Ō and O unrounded, [B, H, T, d] float32; empty unless
+            ``variant.delta`` asks for it.
+    """
+    inputs = _Inputs.of(q, k, v, variant, noise)
+    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    out_fp32 = torch.empty_like(out) if variant.delta == "out_fp32" else out.new_empty(0)
+    logsumexp = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+    for rows in inputs.row_chunks():
+        out[..., rows, :], exact, logsumexp[..., rows] = _forward_rows(inputs, rows)
+        if variant.delta == "out_fp32":
+            out_fp32[..., rows, :] = exact
+    return out.to(torch.float32 if variant.out == "none" else q.dtype), logsumexp, out_fp32
+
+
+def flash_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    out_fp32: Tensor,
+    variant: AttentionVariant,
+    noise: NoiseKey,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of :func:`flash_forward`.
+
+    Args:
+        grad_out: dO [B, H, T, d], any float dtype.
+        q, k, v, variant, noise: as given to the forward pass.
+        out, logsumexp, out_fp32: as returned by it.
+
+    Returns:
+        dQ, dK, dV: [B, H, T, d] in the inputs' dtype.
+    """
+    inputs = _Inputs.of(q, k, v, variant, noise)
+    grad_out = grad_out.float()
+    delta = attention_delta(grad_out, q, k, v, out, logsumexp, out_fp32, variant, noise)
+    grad_q, grad_k, grad_v = (torch.zeros_like(inputs.q) for _ in range(3))
+    for rows in inputs.row_chunks():
+        for tile in inputs.tiles(rows):
+            p, p_fp32 = inputs.probs(tile, logsumexp)
+            grad_out_tile = grad_out[..., tile.rows, :]
+            grad_v[..., tile.keys, :] += p.mT @ grad_out_tile
+            grad_p = grad_out_tile @ inputs.v[..., tile.keys, :].mT
+            grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - delta[..., tile.rows, None]), tile)
+            grad_q[..., tile.rows, :] += grad_s @ inputs.k[..., tile.keys, :]
+            grad_k[..., tile.keys, :] += grad_s.mT @ inputs.q[..., tile.rows, :]
+    grad_q, grad_k = grad_q * inputs.scale, grad_k * inputs.scale
+    if variant.center_keys:
+        grad_k = grad_k - grad_k.mean(-2, keepdim=True)
+    return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
+
+
+def attention_delta(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    out_fp32: Tensor,
+    variant: AttentionVariant,
+    noise: NoiseKey,
+) -> Tensor:
+    """δ [B, H, T] float32 as the variant takes it; arguments as for :func:`flash_backward`."""
+    inputs = _Inputs.of(q, k, v, variant, noise)
+    grad_out = grad_out.float()
+    match variant.delta:
+        case "out":
+            delta = (grad_out * out.float()).sum(-1)
+        case "out_fp32":
+            delta = (grad_out * out_fp32).sum(-1)
+        case "p_dp":
+            delta = torch.zeros_like(logsumexp)
+            for tile, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
+                delta[..., tile.rows] += (p * grad_p).sum(-1)
+    if variant.exact_row_sum:
+        residual, mass = torch.zeros_like(delta), torch.zeros_like(delta)
+        for tile, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
+            residual[..., tile.rows] += (p * (grad_p - delta[..., tile.rows, None])).sum(-1)
+            mass[..., tile.rows] += p.sum(-1)
+        delta = delta + residual / mass
+    return delta
+
+
+def block_shift(scores: Tensor, variant: AttentionVariant) -> Tensor:
+    """The m that one block of keys asks for; the running m is the largest so far.
+
+    Args:
+        scores: [..., C] float32 as rounded, −inf where masked.
+
+    Returns:
+        [...] float32; −inf for a row that is masked whole.
+    """
+    row_max = scores.amax(-1)
+    if variant.shift == "rowmax":
+        return row_max
+    if variant.shift == "offset":
+        return row_max + variant.shift_offset
+    maxima = (scores >= row_max.unsqueeze(-1) - variant.tie_tolerance).sum(-1)
+    tied = (maxima > 1) & row_max.isfinite()
+    shift = torch.where(tied & (row_max > 0), variant.beta * row_max, row_max)
+    shift = torch.where(tied & (row_max < 0), 0.0, shift)
+    return shift if variant.max_shift is None else torch.minimum(shift, row_max + variant.max_shift)
+
+
+def exponential(scores: Tensor, shift: Tensor, fused: bool) -> Tensor:
+    """exp(scores − shift) in FP32: [..., C] and [..., 1] to [..., C].
+
+    ``fused`` evaluates exp2(fma(S, log2 e, −m·log2 e)); the multiply-add runs in FP64, where the product is
+    exact and only the last step rounds. Otherwise the difference comes first, and equal maxima give exactly 1.
+    """
+    if fused:
+        shift = (shift * LOG2E).double()
+        # log2 e as the FP32 constant that a kernel holds.
+        log2e = torch.tensor(LOG2E, dtype=torch.float32, device=scores.device).double()
+        return torch.exp2((scores.double() * log2e - shift).float())
+    return torch.exp2((scores - shift) * LOG2E)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Query rows × keys of one step, as slices of T."""
+
+    rows: slice
+    keys: slice
+    number: int  # of the key block
+
+    def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        rows = torch.arange(self.rows.start, self.rows.stop, device=device)
+        keys = torch.arange(self.keys.start, self.keys.stop, device=device)
+        return rows[:, None], keys[None, :]
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """q, k, v in FP32 with K centred where the variant says so, and the pieces that both passes share."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float  # α
+    variant: AttentionVariant
+    noise: NoiseKey
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, noise: NoiseKey) -> _Inputs:
+        if variant.center_keys:
+            k = (k.float() - k.float().mean(-2, keepdim=True)).to(k.dtype)
+        return cls(q.float(), k.float(), v.float(), q.shape[-1] ** -0.5, variant, noise)
+
+    def row_chunks(self) -> Iterator[slice]:
+        length = self.q.shape[-2]
+        block = min(self.variant.block_k or length, length)
+        step = length if block <= _TILE_WIDTH else max(1, _TILE_WIDTH * length // block)
+        for start in range(0, length, step):
+            yield slice(start, min(start + step, length))
+
+    def tiles(self, rows: slice) -> Iterator[_Tile]:
+        """Key blocks that some row attends to, each with the rows from its first key on."""
+        block = self.variant.block_k or self.q.shape[-2]
+        for number, start in enumerate(range(0, rows.stop, block)):
+            live = slice(max(rows.start, start), rows.stop)
+            yield _Tile(live, slice(start, min(start + block, rows.stop)), number)
+
+    def round(self, point: RoundingPoint, x: Tensor, tile: _Tile, *, features: bool = False) -> Tensor:
+        """Round a tile [B, H, R, C], or with ``features`` a [B, H, R, d], at a rounding point."""
+        rounding = self.variant.probs if point == "probs_backward" else getattr(self.variant, point)
+        if rounding != "stochastic":
+            return round_bf16(x, rounding)
+        rows, columns = tile.positions(x.device)
+        if features:
+            columns = torch.arange(x.shape[-1], device=x.device)[None, :]
+        return round_bf16(x, rounding, self.noise.bits(point, rows, columns, tile.number if features else 0))
+
+    def scores(self, tile: _Tile) -> Tensor:
+        """S [B, H, R, C], rounded, then −inf where the key comes after the query."""
+        s = self.q[..., tile.rows, :] @ self.k[..., tile.keys, :].mT * self.scale
+        rows, keys = tile.positions(s.device)
+        return self.round("scores", s, tile).masked_fill(keys > rows, -math.inf)
+
+    def probs(self, tile: _Tile, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
+        """P = exp(S − L) [B, H, R, C] as the operand of dV, and in FP32."""
+        p = exponential(self.scores(tile), logsumexp[..., tile.rows, None], self.variant.fused_exponent)
+        return self.round("probs_backward", p, tile), p
+
+
+def _forward_rows(inputs: _Inputs, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+    """O, O of the unrounded Ō (both [B, H, R, d]) and L [B, H, R] of one chunk of rows."""
+    variant = inputs.variant
+    q = inputs.q[..., rows, :]
+    shift = q.new_full(q.shape[:-1], -math.inf)  # m
+    normalizer = torch.zeros_like(shift)  # ℓ
+    out_unnormalized, exact = torch.zeros_like(q), torch.zeros_like(q)  # Ō, rounded and not
+    per_block = variant.out_unnormalized_when == "per_block"
+    before_product = variant.normalizer == "before_product"
+    tile = _Tile(rows, rows, 0)
+    for tile in inputs.tiles(rows):
+        live = slice(tile.rows.start - rows.start, None)
+        s = inputs.scores(tile)
+        old_shift, shift[..., live] = (
+            shift[..., live].clone(),
+            torch.maximum(shift[..., live], block_shift(s, variant)),
+        )
+        p_fp32 = exponential(s, shift[..., live, None], variant.fused_exponent)
+        mass = p_fp32.sum(-1)
+        p = inputs.round("probs", p_fp32 / mass[..., None] if before_product else p_fp32, tile)
+        if variant.normalizer == "rounded":
+            mass = p.sum(-1)
+        rescale = exponential(old_shift[..., None], shift[..., live, None], fused=False)
+        normalizer[..., live] = normalizer[..., live] * rescale[..., 0] + mass
+        product = p @ inputs.v[..., tile.keys, :]
+        exact[..., live, :] = exact[..., live, :] * rescale + product
+        if per_block:
+            blocked = out_unnormalized[..., live, :] * rescale + product
+            out_unnormalized[..., live, :] = inputs.round("out_unnormalized", blocked, tile, features=True)
+    last = _Tile(rows, tile.keys, 0)
+    if not per_block:
+        out_unnormalized = inputs.round("out_unnormalized", exact, last, features=True)
+    logsumexp = shift + normalizer.log()
+    divisor = torch.ones_like(normalizer[..., None]) if before_product else normalizer[..., None]
+    return inputs.round("out", out_unnormalized / divisor, last, features=True), exact / divisor, logsumexp
+
+
+def _probs_and_grads(
+    inputs: _Inputs, grad_out: Tensor, logsumexp: Tensor
+) -> Iterator[tuple[_Tile, Tensor, Tensor]]:
+    """P and dP of every tile, FP32."""
+    for rows in inputs.row_chunks():
+        for tile in inputs.tiles(rows):
+            _, p = inputs.probs(tile, logsumexp)
+            yield tile, p, grad_out[..., tile.rows, :] @ inputs.v[..., tile.keys, :].mT

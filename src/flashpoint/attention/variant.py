@@ -1,0 +1,159 @@
+"""The variant: the one word that configuration, model, kernels, run folder and report share."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+
+from flashpoint.typed import check_literals
+
+Rounding = Literal["none", "nearest", "stochastic"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionVariant:
+    """One value of every numerical choice of an attention. The defaults are FlashAttention-2's.
+
+    Rounding points (``none`` keeps FP32; ``nearest`` is BF16 to nearest even; ``stochastic`` is BF16
+    with a counter-based random offset) and choices, in the notation of Qiu & Yao (arXiv 2510.04212):
+
+        S = α·QKᵀ,  m = rowmax(S) + shift,  P̄ = exp(S − m),  ℓ = rowsum(P̄),  Ō = P̄V,  O = Ō/ℓ,  L = m + ln ℓ
+        δ = rowsum(dO∘O),  P = exp(S − L),  dP = dO·Vᵀ,  dS = α·P∘(dP − δ),  dQ = dS·K,  dK = dSᵀQ,  dV = PᵀdO
+
+    Layers and heads are counted from 1, as in the paper.
+
+    Raises:
+        ValueError: a field has a value outside its range, or two fields contradict each other.
+    """
+
+    name: str = "custom"
+
+    kernel: Literal["flash", "sdpa"] = "flash"
+    """``flash`` makes every choice below; ``sdpa`` is PyTorch's production kernel and makes none."""
+
+    # Rounding points
+    scores: Rounding = "none"
+    """S, forward and backward."""
+    probs: Rounding = "nearest"
+    """P̄ as the operand of P̄V, and P as the operand of PᵀdO."""
+    out_unnormalized: Rounding = "none"
+    """Ō."""
+    out_unnormalized_when: Literal["final", "per_block"] = "final"
+    """Round Ō once after the last key block, or after every key block (the paper's released code)."""
+    out: Rounding = "nearest"
+    """O. With ``none`` the attention returns FP32."""
+    grad_scores: Rounding = "nearest"
+    """P∘(dP − δ) as the operand of dQ and dK, before the factor α, as FlashAttention-2 does."""
+
+    # Choices
+    shift: Literal["rowmax", "offset", "dynamic_max"] = "rowmax"
+    """m: the row maximum; that plus ``shift_offset``; or the paper's Algorithm 1 (``beta`` and below)."""
+    shift_offset: float = 0.0
+    """Nats added to the row maximum by ``shift=offset``; non-zero leaves no P̄ exactly 1."""
+    beta: float = 7.0
+    """β of Algorithm 1: tied rows with r_m > 0 take m = β·r_m."""
+    tie_tolerance: float = 0.0
+    """Scores ≥ r_m − tie_tolerance count as maxima; the released code has 1e-3."""
+    max_shift: float | None = 60.0
+    """Guard: m − r_m never exceeds this many nats, so no row underflows whole. None removes it."""
+    normalizer: Literal["unrounded", "rounded", "before_product"] = "unrounded"
+    """ℓ of the unrounded or the rounded P̄; ``before_product`` rounds P̄/ℓ first: standard attention."""
+    delta: Literal["out", "out_fp32", "p_dp"] = "out"
+    """δ from O as returned; from O of the same P̄ with Ō and O unrounded; or rowsum(P∘dP)."""
+    exact_row_sum: bool = False
+    """δ_i += Σ_j P_ij(dP_ij − δ_i) / Σ_j P_ij, which makes every row sum of dS zero up to FP32."""
+    center_keys: bool = False
+    """K ← K − mean_T(K) per head and sequence, stored in K's dtype; softmax does not see it."""
+    fused_exponent: bool = False
+    """exp2 of fma(S, log2 e, −m·log2 e), as production kernels do: P̄ at the maximum need not be 1."""
+    block_k: int | None = 64
+    """Keys per block of the online softmax; None is the whole sequence (no tiling)."""
+
+    # Selection
+    layers: tuple[int, ...] | None = None
+    """Layers that take this variant; None means all."""
+    heads: tuple[int, ...] | None = None
+    """Heads that take this variant, in each selected layer; None means all."""
+    elsewhere: AttentionVariant | None = None
+    """The variant of every layer and head not selected."""
+
+    def __post_init__(self) -> None:
+        check_literals(self, "attn")
+        for name in ("layers", "heads"):
+            chosen = getattr(self, name)
+            if chosen is not None:
+                object.__setattr__(self, name, tuple(chosen))
+                if not chosen or min(chosen) < 1 or len(set(chosen)) != len(chosen):
+                    raise ValueError(f"attn.{name}={list(chosen)}: give distinct numbers counted from 1")
+        selects = self.layers is not None or self.heads is not None
+        if selects and self.elsewhere is None:
+            raise ValueError(
+                "attn.elsewhere is missing: name the variant of the layers and heads that "
+                "attn.layers and attn.heads leave out, e.g. attn.elsewhere=flash_fp32"
+            )
+        if self.elsewhere is not None and not selects:
+            raise ValueError("attn.elsewhere needs attn.layers or attn.heads: nothing is left for it")
+        if self.elsewhere is not None and self.elsewhere.elsewhere is not None:
+            raise ValueError(f"attn.elsewhere={self.elsewhere.name}: that variant selects layers itself")
+        if self.block_k is not None and self.block_k < 1:
+            raise ValueError(f"attn.block_k={self.block_k}: give at least 1, or null for no tiling")
+        if self.beta < 1:
+            raise ValueError(f"attn.beta={self.beta}: below 1 the shift falls under the row maximum")
+        if self.tie_tolerance < 0:
+            raise ValueError(f"attn.tie_tolerance={self.tie_tolerance}: give 0 or more")
+        if self.max_shift is not None and self.max_shift < 0:
+            raise ValueError(f"attn.max_shift={self.max_shift}: give 0 or more, or null for no guard")
+        if not -60 <= self.shift_offset <= 60:
+            raise ValueError(f"attn.shift_offset={self.shift_offset}: beyond ±60 nats rows over- or underflow")
+        if self.normalizer == "before_product" and self.block_k is not None:
+            raise ValueError("attn.normalizer=before_product needs the whole row: set attn.block_k=null")
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> AttentionVariant:
+        """Inverse of :meth:`to_dict`; ``elsewhere`` is a nested mapping or None."""
+        fields = dict(fields)
+        if isinstance(fields.get("elsewhere"), dict):
+            fields["elsewhere"] = cls.from_dict(fields["elsewhere"])
+        return cls(**fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values only: what the run folder stores."""
+        return dataclasses.asdict(self)
+
+    @cached_property
+    def key(self) -> str:
+        """Canonical JSON of all choices: how the variant travels through a ``torch.library`` op."""
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+    def check_selection(self, n_layer: int, n_head: int) -> None:
+        """Refuse layers and heads that the model does not have.
+
+        Raises:
+            ValueError: naming the field, the number and the range.
+        """
+        for name, count in (("layers", n_layer), ("heads", n_head)):
+            beyond = [number for number in getattr(self, name) or () if number > count]
+            if beyond:
+                raise ValueError(f"attn.{name}={beyond}: the model has {name} 1 to {count}")
+
+    def groups(self, layer: int, n_head: int) -> tuple[tuple[AttentionVariant, tuple[int, ...]], ...]:
+        """The variants that run in ``layer`` (from 1), each with its heads as indices from 0."""
+        every_head = tuple(range(n_head))
+        if self.elsewhere is None:
+            return ((self, every_head),)
+        if self.layers is not None and layer not in self.layers:
+            return ((self.elsewhere, every_head),)
+        if self.heads is None:
+            return ((self, every_head),)
+        selected = tuple(head for head in every_head if head + 1 in self.heads)
+        others = tuple(head for head in every_head if head + 1 not in self.heads)
+        return ((self, selected), (self.elsewhere, others)) if others else ((self, selected),)
+
+
+@lru_cache(maxsize=256)
+def variant_from_key(key: str) -> AttentionVariant:
+    """Inverse of :attr:`AttentionVariant.key`."""
+    return AttentionVariant.from_dict(json.loads(key))

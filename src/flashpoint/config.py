@@ -1,0 +1,280 @@
+"""The typed configuration of a run: what Hydra composes, what the run folder stores."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from flashpoint.attention.variant import AttentionVariant
+from flashpoint.errors import UserError
+from flashpoint.typed import check_literals, structured_config
+
+HEAD_SIZES = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """GPT-2's shape."""
+
+    n_layer: int = 6
+    n_head: int = 4
+    d_model: int = 256
+    context: int = 512
+    """T: tokens per sequence, and the number of learned positions."""
+    vocab_size: int = 8192
+
+    @property
+    def head_size(self) -> int:
+        """d: features per head."""
+        return self.d_model // self.n_head
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "model", ("n_layer", "n_head", "d_model", "context", "vocab_size"))
+        if self.d_model % self.n_head or self.head_size not in HEAD_SIZES:
+            raise ValueError(
+                f"model.d_model={self.d_model} over model.n_head={self.n_head} gives heads of "
+                f"{self.d_model / self.n_head:g} features; the attention has {', '.join(map(str, HEAD_SIZES))}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the tokens come from."""
+
+    source: Literal["python_corpus", "openwebtext", "text"] = "python_corpus"
+    path: str | None = None
+    """For ``text``: a .txt, .jsonl or .parquet file, or a folder of them."""
+    text_field: str = "text"
+    """The field of a .jsonl record, or the column of a .parquet file, that holds the text."""
+    tokenizer: Literal["bpe", "gpt2"] = "bpe"
+    """``bpe`` is a byte-level BPE trained once on the corpus; ``gpt2`` is tiktoken's encoding."""
+    vocab_size: int = 8192
+    """Size of the trained BPE; ignored by ``gpt2`` (50,257)."""
+    max_bytes: int | None = None
+    """Bytes of text to take; None takes all."""
+    val_fraction: float = 0.005
+    """The tail of the token stream that is kept for validation."""
+    workers: int | None = None
+    """Tokenising processes; None is one per CPU core."""
+    root: str = "data"
+    """Folder of the prepared token files."""
+
+    def __post_init__(self) -> None:
+        check_literals(self, "data")
+        if self.source == "text" and not self.path:
+            raise ValueError("data.path is missing: data=text needs data.path=FILE_OR_FOLDER")
+        if self.source != "text" and self.path:
+            raise ValueError(f"data.path={self.path} is only read by data=text: add data=text")
+        if not 0 < self.val_fraction < 1:
+            raise ValueError(f"data.val_fraction={self.val_fraction}: give a fraction between 0 and 1")
+        if not 257 <= self.vocab_size <= 65536:
+            raise ValueError(
+                f"data.vocab_size={self.vocab_size}: give 257 (256 bytes and end-of-text) to 65,536 (uint16)"
+            )
+        for name in ("max_bytes", "workers"):
+            if getattr(self, name) is not None:
+                _require_positive(self, "data", (name,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Optimisation and its schedule."""
+
+    steps: int = 20_000
+    """Optimiser steps to run."""
+    decay_steps: int | None = None
+    """Steps over which the learning rate decays; None is ``steps``. A replay keeps the original's."""
+    lr: float = 2e-3
+    """Peak learning rate."""
+    min_lr_ratio: float = 0.1
+    """The cosine ends at this share of the peak."""
+    warmup_steps: int = 200
+    batch_size: int = 64
+    """Sequences per optimiser step, over all micro-batches."""
+    micro_batch_size: int | None = None
+    """Sequences per forward pass; None is ``batch_size``."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    """Largest global gradient norm; 0 turns clipping off."""
+    log_interval: int = 10
+    """Steps between reads of the losses from the device, and so the detector's latency."""
+    eval_interval: int = 1000
+    """Steps between validations; one more follows the last step."""
+    eval_sequences: int = 256
+    """Validation sequences, taken in order from the start of the validation tokens."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int | None = None
+    """CPU threads; None is one per core. Part of a CPU run's identity: sums depend on it."""
+    compile: bool | None = None
+    """torch.compile; None compiles on CUDA, where it pays, and not on a CPU, where it does not."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Forward passes per optimiser step."""
+        return self.batch_size // (self.micro_batch_size or self.batch_size)
+
+    def __post_init__(self) -> None:
+        check_literals(self, "train")
+        _require_positive(
+            self, "train", ("steps", "lr", "batch_size", "log_interval", "eval_interval", "eval_sequences", "eps")
+        )
+        for name in ("decay_steps", "micro_batch_size", "threads"):
+            if getattr(self, name) is not None:
+                _require_positive(self, "train", (name,))
+        for name in ("warmup_steps", "weight_decay", "grad_clip"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"train.{name}={getattr(self, name)}: give 0 or more")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"train.{name}={getattr(self, name)}: give 0 or more and less than 1")
+        if not 0 <= self.min_lr_ratio <= 1:
+            raise ValueError(f"train.min_lr_ratio={self.min_lr_ratio}: give a share between 0 and 1")
+        if self.batch_size % (self.micro_batch_size or self.batch_size):
+            raise ValueError(
+                f"train.batch_size={self.batch_size} is no multiple of "
+                f"train.micro_batch_size={self.micro_batch_size}: change one of them"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorConfig:
+    """When a run counts as exploded."""
+
+    window: int = 100
+    """Steps of the moving average of the loss."""
+    margin: float = 0.3
+    """Nats above its running minimum at which the moving average is out of bounds."""
+    hold_steps: int = 50
+    """Consecutive steps out of bounds that make an explosion; its onset is the first of them."""
+    tail_steps: int = 500
+    """Steps run on after the verdict, so that the explosion is on the record."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "detector", ("window", "margin", "hold_steps"))
+        if self.tail_steps < 0:
+            raise ValueError(f"detector.tail_steps={self.tail_steps}: give 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbesConfig:
+    """What is measured beside the loss."""
+
+    w_q_interval: int = 50
+    """Steps between spectral norms of every head's W_Q; 0 turns them off."""
+
+    def __post_init__(self) -> None:
+        if self.w_q_interval < 0:
+            raise ValueError(f"probes.w_q_interval={self.w_q_interval}: give 0 (off) or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """Weights & Biases. The local metrics file is always written."""
+
+    wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
+    """``auto`` is online with a stored login and offline without one; no mode ever prompts."""
+    project: str = "flashpoint"
+    entity: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_literals(self, "tracking")
+        object.__setattr__(self, "tags", tuple(self.tags))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One run. ``configs/train.yaml`` composes it; ``config.yaml`` in the run folder stores it."""
+
+    seed: int = 0
+    """Seeds the initial weights, the batch order and stochastic rounding."""
+    replay: str | None = None
+    """Run whose batches and initial weights to repeat."""
+    resume: str | None = None
+    """Run to go on with."""
+    from_step: int | None = None
+    """Step of ``replay`` to start from."""
+    runs_dir: str = "runs"
+    run_name: str | None = None
+    """Folder under ``runs_dir``; None is the time, the attention and the seed."""
+    attn: AttentionVariant = field(default_factory=AttentionVariant)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    detector: DetectorConfig = field(default_factory=DetectorConfig)
+    probes: ProbesConfig = field(default_factory=ProbesConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed={self.seed}: give 0 to 2³² − 1")
+        if self.data.tokenizer == "bpe" and self.data.vocab_size > self.model.vocab_size:
+            raise ValueError(
+                f"model.vocab_size={self.model.vocab_size} is below data.vocab_size={self.data.vocab_size}: "
+                "raise the first or lower the second"
+            )
+        self.attn.check_selection(self.model.n_layer, self.model.n_head)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values only: what the run folder stores."""
+        return dataclasses.asdict(self)
+
+
+_SECTIONS = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "train": TrainConfig,
+    "detector": DetectorConfig,
+    "probes": ProbesConfig,
+    "tracking": TrackingConfig,
+}
+
+
+def hydra_schema() -> type:
+    """``Config`` as a structured config: Hydra refuses unknown keys and wrong types by name."""
+    return structured_config(Config)
+
+
+def build_config(values: dict[str, Any], variants_dir: Path) -> Config:
+    """Validate composed values.
+
+    Args:
+        values: plain containers, the shape of ``Config``; ``attn.elsewhere`` may be a variant's name.
+        variants_dir: the ``attn`` group's folder, where such a name is looked up.
+
+    Raises:
+        UserError: naming the field and the remedy.
+    """
+    values = dict(values)
+    try:
+        values["attn"] = AttentionVariant.from_dict(_resolve_elsewhere(values["attn"], variants_dir))
+        for name, section in _SECTIONS.items():
+            values[name] = section(**values[name])
+        return Config(**values)
+    except (ValueError, TypeError) as error:
+        raise UserError(str(error)) from error
+
+
+def _resolve_elsewhere(attn: dict[str, Any], variants_dir: Path) -> dict[str, Any]:
+    name = attn.get("elsewhere")
+    if not isinstance(name, str):
+        return attn
+    import yaml  # noqa: PLC0415 - the training core is importable without it
+
+    path = variants_dir / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(path.stem for path in variants_dir.glob("*.yaml")))
+        raise UserError(f"attn.elsewhere={name}: no such variant; choose one of {known}")
+    return {**attn, "elsewhere": yaml.safe_load(path.read_text())}
+
+
+def _require_positive(section: Any, where: str, names: tuple[str, ...]) -> None:
+    for name in names:
+        if getattr(section, name) <= 0:
+            raise ValueError(f"{where}.{name}={getattr(section, name)}: give more than 0")

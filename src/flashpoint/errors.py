@@ -1,0 +1,25 @@
+"""Errors that reach the user as one line."""
+
+from __future__ import annotations
+
+import re
+
+
+class UserError(Exception):
+    """Bad input, told in one line: what is wrong, where, and what to do about it.
+
+    ``train.py`` and the scripts print the message without a traceback and exit with status 2.
+    """
+
+
+def one_line(error: Exception) -> str:
+    """The message of a :class:`UserError`, or of a Hydra or OmegaConf error, as one line with a remedy."""
+    text = str(error)
+    if missing := re.search(r"Could not find '([^/']+)/([^']+)'.*?Available options in '[^']+':\n(.*?)\n\S", text, re.S):
+        group, option, options = missing.groups()
+        return f"{group}={option}: no such option; choose one of {', '.join(options.split())}"
+    if unknown := re.match(r"Could not override '([^']+)'", text):
+        return f"{unknown[1]}: no such key; python train.py --help lists them"
+    if merging := re.match(r"Error merging override (\S+)", text):
+        return f"{merging[1]}: {str(error.__cause__).splitlines()[0]}"
+    return " ".join(text.split())

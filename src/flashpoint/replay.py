@@ -1,0 +1,68 @@
+"""What a replay keeps of the original run, and what the command line may change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashpoint.data.tape import Tape
+from flashpoint.errors import UserError
+from flashpoint.run_folder import RunFolder, read_json
+
+_FIXED = {
+    "data": "the batches come from the tape",
+    "model": "the initial weights come from the tape",
+    "experiment": "the configuration comes from the run",
+    "seed": "the initial weights come from the tape",
+    "train.batch_size": "the batches come from the tape",
+    "train.micro_batch_size": "the batches come from the tape",
+}
+_NOT_INHERITED = ("replay", "resume", "from_step", "runs_dir", "run_name")
+
+
+def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """The original's configuration with the command line's changes.
+
+    Args:
+        composed: what Hydra composed, of the shape of ``Config``; its ``replay`` names the run.
+        overrides: the command line's, e.g. ``attn=flash_fixed`` or ``train.lr=1e-3``.
+
+    Returns:
+        Values of the shape of ``Config``. The replay ends where the tape does unless ``train.steps`` is among
+        the overrides.
+
+    Raises:
+        UserError: no run or tape is there, or an override contradicts the replay.
+    """
+    original = RunFolder.open(composed["replay"], composed["runs_dir"])
+    values = read_json(original.config)
+    keys = [override.lstrip("+~").split("=", 1)[0] for override in overrides]
+    for key in keys:
+        for fixed, reason in _FIXED.items():
+            if key == fixed or key.startswith(f"{fixed}."):
+                raise UserError(f"{key} contradicts replay={composed['replay']}: {reason}; drop one of the two")
+    values["train"]["steps"] = _recorded_steps(original)
+    for name in _NOT_INHERITED:
+        values[name] = composed[name]
+    for key in sorted(keys, key=lambda key: key.count(".")):  # groups before the keys inside them
+        *parents, last = key.split(".")
+        source, target = composed, values
+        for parent in parents:
+            source, target = source[parent], target[parent]
+        if last in source:
+            target[last] = source[last]
+    return values
+
+
+def _recorded_steps(original: RunFolder) -> int:
+    tape = Tape.read(original.tape)
+    # A killed run has no outcome, and its tape is what it is; a finished run's tape has a known length.
+    if original.outcome.is_file():
+        recorded = read_json(original.outcome)
+        if (tape.steps, tape.digest) != (recorded["tape_steps"], recorded["tape_digest"]):
+            raise UserError(
+                f"{original.tape}: {tape.steps:,} steps with digest {tape.digest}, the run recorded "
+                f"{recorded['tape_steps']:,} with {recorded['tape_digest']}: cut short or edited; restore the file"
+            )
+    if not tape.steps:
+        raise UserError(f"{original.tape}: holds no step; replay another run")
+    return tape.steps

@@ -1,0 +1,105 @@
+"""The only place that knows file names inside a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashpoint.errors import UserError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run on disk. Training writes it; everything after reads it."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration, JSON."""
+        return self.path / "config.json"
+
+    @property
+    def manifest(self) -> Path:
+        """Environment, data and initial weights, JSON."""
+        return self.path / "manifest.json"
+
+    @property
+    def tape(self) -> Path:
+        """The batch order (:mod:`flashpoint.data.tape`)."""
+        return self.path / "tape.bin"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per line, each with its ``step``."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def outcome(self) -> Path:
+        """The verdict, JSON; absent while the run goes on or if it was killed."""
+        return self.path / "outcome.json"
+
+    @property
+    def figure(self) -> Path:
+        """Loss, gradient norm and W_Q norms over steps, PNG."""
+        return self.path / "curves.png"
+
+    @classmethod
+    def create(cls, runs_dir: str | Path, name: str) -> RunFolder:
+        """Make a new folder; an existing one is never written to, the name gets a number instead.
+
+        Raises:
+            UserError: the folder cannot be made.
+        """
+        for attempt in range(1, 1000):
+            path = Path(runs_dir) / (name if attempt == 1 else f"{name}-{attempt}")
+            try:
+                path.mkdir(parents=True)
+                return cls(path)
+            except FileExistsError:
+                if not Path(runs_dir).is_dir():
+                    raise UserError(f"runs_dir={runs_dir} is a file: choose another runs_dir") from None
+            except OSError as error:
+                raise UserError(f"{path}: {error.strerror}; choose a writable runs_dir") from error
+        raise UserError(f"runs_dir={runs_dir} holds 999 runs named {name}: choose another run_name")
+
+    @classmethod
+    def open(cls, run: str | Path, runs_dir: str | Path = "runs") -> RunFolder:
+        """An existing run, by path or by its name under ``runs_dir``.
+
+        Raises:
+            UserError: no run is there.
+        """
+        for path in (Path(run), Path(runs_dir) / run):
+            if (path / "config.json").is_file():
+                return cls(path)
+        raise UserError(f"{run}: no run there (no config.json); give a run's folder, e.g. {runs_dir}/NAME")
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write atomically: a reader sees the old file or the whole new one."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w") as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read what :func:`write_json` wrote.
+
+    Raises:
+        UserError: the file is missing or is no JSON.
+    """
+    try:
+        value: dict[str, Any] = json.loads(path.read_text())
+        return value
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; the run is incomplete") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: unreadable ({error}); restore the file or choose another run") from error

@@ -1,0 +1,52 @@
+"""The explosion detector: one rule, applied to the loss of every step in order."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Literal
+
+from flashpoint.config import DetectorConfig
+
+Verdict = Literal["stable", "exploded", "nonfinite"]
+
+
+class ExplosionDetector:
+    """Decides when a run has exploded.
+
+    Exploded: the mean loss of the last ``window`` steps stays ``margin`` nats above its running minimum for
+    ``hold_steps`` steps; the onset is the first of them. Nonfinite: a loss or gradient norm is no finite number.
+
+    Attributes:
+        verdict: ``stable`` until decided; the first decision stands.
+        onset_step: None while stable.
+        last_step: the step after which the run is to stop, None while stable: ``tail_steps`` after the
+            decision for an explosion, the step itself for a non-finite value, which no step recovers from.
+    """
+
+    def __init__(self, config: DetectorConfig) -> None:
+        self._config = config
+        self._losses: deque[float] = deque(maxlen=config.window)
+        self._minimum = math.inf
+        self._above = 0
+        self.verdict: Verdict = "stable"
+        self.onset_step: int | None = None
+        self.last_step: int | None = None
+
+    def update(self, step: int, loss: float, grad_norm: float) -> None:
+        """Take in one step; steps come in order, none left out."""
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            if self.verdict == "stable":
+                self.verdict, self.onset_step = "nonfinite", step
+            self.last_step = step if self.last_step is None else min(self.last_step, step)
+            return
+        self._losses.append(loss)
+        if self.verdict != "stable" or len(self._losses) < self._config.window:
+            return
+        mean = math.fsum(self._losses) / self._config.window
+        self._minimum = min(self._minimum, mean)
+        self._above = self._above + 1 if mean > self._minimum + self._config.margin else 0
+        if self._above == self._config.hold_steps:
+            self.verdict = "exploded"
+            self.onset_step = step - self._config.hold_steps + 1
+            self.last_step = step + self._config.tail_steps

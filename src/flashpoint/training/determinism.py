@@ -1,0 +1,76 @@
+"""Settings under which the same run gives the same bits, and the environment they hold for."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import flashpoint
+
+
+def make_deterministic(threads: int) -> None:
+    """Fix what changes bits between two runs on one machine. Call before the first CUDA operation.
+
+    Args:
+        threads: of CPU operations; sums depend on their number.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    # TF32 would cut the FP32 operands of the reference attention to 10 bits.
+    torch.set_float32_matmul_precision("highest")
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Versions and hardware, as plain values for the manifest."""
+    on_gpu = device.type == "cuda"
+    hardware = torch.cuda.get_device_name(device) if on_gpu else _cpu_name()
+    return {
+        "flashpoint": flashpoint.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if on_gpu else None,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "hardware": hardware if on_gpu else f"{hardware}, {torch.get_num_threads()} threads",
+        "command": sys.argv,
+    }
+
+
+def environment_difference(recorded: dict[str, Any], here: dict[str, Any]) -> str | None:
+    """One line naming what makes bitwise equality unlikely, or None."""
+    names = [name for name in ("torch", "cuda", "hardware") if recorded.get(name) != here.get(name)]
+    if not names:
+        return None
+    changes = ", ".join(f"{name} {recorded.get(name)} → {here.get(name)}" for name in names)
+    return f"not the tape's environment ({changes}): same batches and initial weights, other bits"
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+
+
+def _commit() -> str | None:
+    """The source's Git commit, with ``+changes`` if files differ from it."""
+    root = Path(flashpoint.__file__).parent
+    try:
+        options = {"cwd": root, "capture_output": True, "text": True, "timeout": 10, "check": True}
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], **options).stdout.strip()  # type: ignore[call-overload]
+        status = ["git", "status", "--porcelain", "--untracked-files=no"]
+        changed = subprocess.run(status, **options).stdout.strip()  # type: ignore[call-overload]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{commit}+changes" if changed else str(commit)

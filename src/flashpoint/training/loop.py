@@ -1,0 +1,173 @@
+"""The training loop: batches in, optimiser steps, records out."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from flashpoint.config import Config
+from flashpoint.data.batches import gather_windows
+from flashpoint.data.tape import TapeWriter
+from flashpoint.data.tokens import TokenDataset
+from flashpoint.model import GPT
+from flashpoint.probes.spectral import w_q_metrics
+from flashpoint.training.detector import ExplosionDetector
+from flashpoint.training.digests import TrajectoryDigest
+from flashpoint.training.optimizer import build_optimizer, learning_rate
+
+
+class Order(Protocol):
+    """Says which windows a step trains on."""
+
+    def windows(self, step: int) -> NDArray[np.uint32]:
+        """Window numbers [micro-batches, ranks, sequences]."""
+        ...
+
+
+@dataclass(frozen=True)
+class LoopResult:
+    """How far the loop came."""
+
+    steps: int
+    """Optimiser steps done."""
+    loss: float
+    """Training loss of the last of them, nats."""
+    val_loss: float | None
+    interrupted: bool
+    trajectory: str
+    """:class:`TrajectoryDigest` of all steps."""
+
+
+class Trainer:
+    """One run's model, optimiser and records.
+
+    Args:
+        model: on ``device``.
+        log: takes a step and its metrics.
+        stop_requested: asked once a step; a True ends the run cleanly after that step.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        model: GPT,
+        tokens: TokenDataset,
+        order: Order,
+        tape: TapeWriter,
+        device: torch.device,
+        *,
+        log: Callable[[int, Mapping[str, float]], None],
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        self.config, self.model, self.tokens, self.order, self.tape = config, model, tokens, order, tape
+        self.device, self._log, self._stop_requested = device, log, stop_requested
+        self.detector = ExplosionDetector(config.detector)
+        compiled = config.train.compile if config.train.compile is not None else device.type == "cuda"
+        self._loss_of: nn.Module = torch.compile(model) if compiled else model  # type: ignore[assignment]
+        self._optimizer = build_optimizer(model, config.train)
+        self._trajectory = TrajectoryDigest()
+        self._seed_and_step = torch.tensor([config.seed, 0], device=device)
+        # Losses and gradient norms wait on the device, so that a step never waits for the host.
+        self._pending = torch.zeros(config.train.log_interval, 2, device=device)
+        self._pending_steps: list[int] = []
+
+    def run(self) -> LoopResult:
+        """Train until ``train.steps``, the detector's last step, or a request to stop.
+
+        Raises:
+            OSError: a record could not be written.
+        """
+        train, probes = self.config.train, self.config.probes
+        loss, val_loss, interrupted, step = math.nan, None, False, -1
+        with _progress_bar(train.steps) as bar:
+            started = time.perf_counter()
+            for step in range(train.steps):
+                self._step(step)
+                last = step + 1 == train.steps
+                interrupted = self._stop_requested()
+                if (step + 1) % train.log_interval == 0 or last or interrupted:
+                    steps = len(self._pending_steps)
+                    loss = self._read_pending()
+                    now = time.perf_counter()
+                    rate = steps * train.batch_size * self.config.model.context / (now - started)
+                    started = now
+                    self._log(step, {"tokens_per_second": rate})
+                    bar.update(steps)
+                    bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s")
+                    last = last or (self.detector.last_step is not None and step >= self.detector.last_step)
+                if probes.w_q_interval and ((step + 1) % probes.w_q_interval == 0 or last):
+                    self._log(step, w_q_metrics(self.model))
+                if (step + 1) % train.eval_interval == 0 or last:
+                    val_loss = self.validate()
+                    self._log(step, {"val_loss": val_loss})
+                    started = time.perf_counter()
+                if last or interrupted:
+                    break
+        return LoopResult(step + 1, loss, val_loss, interrupted, self._trajectory.hexdigest())
+
+    def _step(self, step: int) -> None:
+        train = self.config.train
+        windows = self.order.windows(step)
+        self.tape.append(windows)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate(step, train)
+        total = torch.zeros((), device=self.device)
+        for micro_step, micro in enumerate(windows):
+            inputs, targets = gather_windows(self.tokens.train, micro[0], self.config.model.context, self.device)
+            self._seed_and_step[1] = step * len(windows) + micro_step
+            loss = self._loss(inputs, targets) / len(windows)
+            loss.backward()
+            total += loss.detach()
+        limit = train.grad_clip or math.inf
+        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._pending[len(self._pending_steps)] = torch.stack([total, grad_norm])
+        self._pending_steps.append(step)
+
+    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            loss: Tensor = self._loss_of(inputs, targets, self._seed_and_step)
+        return loss
+
+    def _read_pending(self) -> float:
+        """Log, fold and judge the steps since the last read; the latest loss."""
+        values = self._pending.tolist()  # waits for the device
+        for step, (loss, grad_norm) in zip(self._pending_steps, values, strict=False):
+            self._trajectory.update(loss, grad_norm)
+            self.detector.update(step, loss, grad_norm)
+            self._log(step, {"loss": loss, "grad_norm": grad_norm, "lr": learning_rate(step, self.config.train)})
+        latest: float = values[len(self._pending_steps) - 1][0]
+        self._pending_steps.clear()
+        return latest
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """Mean loss, nats, over the first ``eval_sequences`` windows of the validation tokens."""
+        context, batch = self.config.model.context, self.config.train.micro_batch_size or 1
+        count = min(self.config.train.eval_sequences, (len(self.tokens.val) - 1) // context)
+        if count < 1:
+            return math.nan
+        total = 0.0
+        for start in range(0, count, batch):
+            windows = np.arange(start, min(start + batch, count), dtype=np.uint32)
+            inputs, targets = gather_windows(self.tokens.val, windows, context, self.device)
+            with torch.autocast(self.device.type, dtype=torch.bfloat16):
+                # Uncompiled: a short last batch would compile once more.
+                total += self.model(inputs, targets, self._seed_and_step).item() * len(windows)
+        return total / count
+
+
+def _progress_bar(steps: int) -> tqdm:
+    interval = 0.5 if sys.stderr.isatty() else 15.0
+    return tqdm(total=steps, unit="step", dynamic_ncols=True, mininterval=interval, file=sys.stderr)

@@ -1,0 +1,74 @@
+"""Fixtures shared by all tests: a small text, and runs of a model that trains in a second."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+REPOSITORY = Path(__file__).parent.parent
+TINY = (
+    "experiment=laptop",
+    "data=text",
+    "data.vocab_size=300",
+    "data.val_fraction=0.1",
+    "model.n_layer=2",
+    "model.n_head=2",
+    "model.d_model=32",
+    "model.context=16",
+    "model.vocab_size=320",
+    "train.steps=12",
+    "train.warmup_steps=2",
+    "train.batch_size=4",
+    "train.log_interval=5",
+    "train.eval_interval=6",
+    "train.eval_sequences=8",
+    "train.threads=2",
+    "probes.w_q_interval=4",
+    "tracking=disabled",
+)
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 60 kB of English-like text with structure to learn."""
+    words = "the loss of a model falls until one head of the second layer explodes in low precision".split()
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text(" ".join(words[(i * i + i // 7) % len(words)] for i in range(12_000)))
+    return path
+
+
+@pytest.fixture
+def train(tmp_path: Path, text_file: Path) -> Command:
+    """``train.py`` in a process of its own, working in ``tmp_path``, on the tiny model."""
+
+    def command(*arguments: str, tiny: bool = True, **options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            train_command(*arguments, tiny=tiny, text_file=text_file),
+            **{"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True, "timeout": 120, **options},  # type: ignore[call-overload]
+        )
+
+    return command
+
+
+def train_command(*arguments: str, tiny: bool, text_file: Path) -> list[str]:
+    preset = [*TINY, f"data.path={text_file}"] if tiny else []
+    return [sys.executable, str(REPOSITORY / "train.py"), *preset, *arguments]
+
+
+def environment() -> dict[str, str]:
+    """This process's, with the sources on the path and no way to a W&B login."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    return {**kept, "PYTHONPATH": str(REPOSITORY / "src"), "CUDA_VISIBLE_DEVICES": ""}

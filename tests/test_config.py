@@ -1,0 +1,97 @@
+"""Every configuration in the repository composes, and every bad value is refused by name."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from flashpoint.config import Config, DataConfig, DetectorConfig, ModelConfig, TrainConfig, build_config, hydra_schema
+from flashpoint.errors import UserError
+from tests.conftest import REPOSITORY
+
+CONFIGS = REPOSITORY / "configs"
+
+
+def composed(*overrides: str) -> Config:
+    ConfigStore.instance().store(name="schema", node=hydra_schema())
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        values = OmegaConf.to_container(compose("train", list(overrides)), resolve=True)
+    assert isinstance(values, dict)
+    return build_config(values, CONFIGS / "attn")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for group in ("attn", "model", "tracking", "experiment") for path in (CONFIGS / group).glob("*.yaml")),
+    ids=lambda path: f"{path.parent.name}={path.stem}",
+)
+def test_every_option_composes(path: Path) -> None:
+    config = composed(f"{path.parent.name}={path.stem}")
+    if path.parent.name == "attn":
+        assert config.attn.name == path.stem
+
+
+def test_data_options_compose() -> None:
+    assert composed("data=text", "data.path=x.txt").data.source == "text"
+    assert composed("data=openwebtext", "model=gpt2_124m").data.tokenizer == "gpt2"
+
+
+def test_the_gpu_default_is_the_setting_in_which_the_explosion_was_seen() -> None:
+    config = composed("experiment=ignite")
+    assert config.model == ModelConfig(n_layer=6, n_head=4, d_model=256, context=512, vocab_size=8192)
+    train = config.train
+    assert (train.batch_size, train.lr, train.warmup_steps, train.steps) == (64, 2e-3, 200, 20_000)
+    assert (train.beta1, train.beta2, train.eps, train.weight_decay, train.grad_clip) == (0.9, 0.95, 1e-8, 0, 1)
+
+
+def test_a_selection_names_its_other_variant() -> None:
+    config = composed("attn=flash_bf16", "attn.layers=[2]", "attn.heads=[1,3]", "attn.elsewhere=standard")
+    assert config.attn.elsewhere is not None
+    assert config.attn.elsewhere.normalizer == "before_product"
+    assert config.attn.layers == (2,)
+
+
+def test_what_the_run_folder_stores_builds_the_same_configuration() -> None:
+    config = composed("attn.layers=[2]", "attn.elsewhere=standard", "tracking.tags=[a,b]")
+    assert build_config(config.to_dict(), CONFIGS / "attn") == config
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "named"),
+    [
+        (ModelConfig, {"n_layer": 0}, "model.n_layer=0"),
+        (ModelConfig, {"d_model": 96, "n_head": 4}, "model.d_model=96"),
+        (DataConfig, {"source": "books"}, "data.source=books"),
+        (DataConfig, {"source": "text"}, "data.path"),
+        (DataConfig, {"path": "x"}, "data.path=x"),
+        (DataConfig, {"val_fraction": 1.0}, "data.val_fraction=1.0"),
+        (DataConfig, {"vocab_size": 70_000}, "data.vocab_size=70000"),
+        (DataConfig, {"max_bytes": 0}, "data.max_bytes=0"),
+        (TrainConfig, {"steps": 0}, "train.steps=0"),
+        (TrainConfig, {"lr": -1.0}, "train.lr=-1.0"),
+        (TrainConfig, {"beta2": 1.0}, "train.beta2=1.0"),
+        (TrainConfig, {"min_lr_ratio": 2.0}, "train.min_lr_ratio=2.0"),
+        (TrainConfig, {"warmup_steps": -1}, "train.warmup_steps=-1"),
+        (TrainConfig, {"batch_size": 5, "micro_batch_size": 2}, "train.batch_size=5"),
+        (TrainConfig, {"device": "tpu"}, "train.device=tpu"),
+        (DetectorConfig, {"window": 0}, "detector.window=0"),
+        (DetectorConfig, {"tail_steps": -1}, "detector.tail_steps=-1"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(section: type, values: dict, named: str) -> None:
+    with pytest.raises(ValueError, match=named.replace(".", r"\.")) as caught:
+        section(**values)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
+    with pytest.raises(UserError, match=r"model\.vocab_size=512 is below data\.vocab_size=1024"):
+        composed("model.vocab_size=512", "data.vocab_size=1024")
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_seeds_are_32_bits(seed: int) -> None:
+    with pytest.raises(UserError, match=f"seed={seed}"):
+        composed(f"seed={seed}")

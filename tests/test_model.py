@@ -1,0 +1,106 @@
+"""GPT-2's shape and start, checked from outside the model."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flashpoint.attention.variant import AttentionVariant
+from flashpoint.config import ModelConfig
+from flashpoint.model import GPT
+
+CONFIG = ModelConfig(n_layer=3, n_head=2, d_model=64, context=32, vocab_size=97)
+EXACT = AttentionVariant(probs="none", out="none", grad_scores="none")
+SEED_AND_STEP = torch.tensor([0, 0])
+
+
+def tokens(length: int = 32, batch: int = 2) -> Tensor:
+    return torch.randint(0, 97, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def test_parameter_count_of_gpt2_124m() -> None:
+    """124,373,760 without biases: 50,304·768 + 1,024·768 + 12·(12·768² + 2·768) + 768."""
+    config = ModelConfig(n_layer=12, n_head=12, d_model=768, context=1024, vocab_size=50304)
+    expected = 50304 * 768 + 1024 * 768 + 12 * (12 * 768**2 + 2 * 768) + 768
+    assert sum(p.numel() for p in GPT(config, EXACT, 0).parameters()) == expected == 124_373_760
+
+
+def test_initial_weights_have_the_stated_spread() -> None:
+    model = GPT(ModelConfig(n_layer=4, n_head=4, d_model=256, context=64, vocab_size=512), EXACT, 0)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            assert torch.equal(parameter, torch.ones_like(parameter))
+            continue
+        expected = 0.02 / math.sqrt(8) if name.endswith("projection.weight") else 0.02
+        standard_error = expected / math.sqrt(2 * parameter.numel())
+        assert abs(parameter.std().item() - expected) < 5 * standard_error, name
+        assert abs(parameter.mean().item()) < 5 * expected / math.sqrt(parameter.numel()), name
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others() -> None:
+    first, second, other = (GPT(CONFIG, EXACT, seed).state_dict() for seed in (5, 5, 6))
+    for name in first:
+        assert torch.equal(first[name], second[name])
+    assert not torch.equal(first["token_embedding.weight"], other["token_embedding.weight"])
+
+
+def test_a_fresh_model_predicts_almost_uniformly() -> None:
+    with torch.no_grad():
+        loss = GPT(CONFIG, EXACT, 0)(tokens(), tokens().roll(1), SEED_AND_STEP)
+    assert loss.item() == pytest.approx(math.log(97), abs=0.05)
+
+
+def test_loss_and_gradients_equal_a_plain_gpt2_in_fp64() -> None:
+    model = GPT(CONFIG, EXACT, 3)
+    with torch.no_grad():
+        for parameter in model.parameters():  # far from the start, so that attention matters
+            parameter.mul_(4.0) if parameter.dim() > 1 else parameter.add_(0.1)
+    inputs, targets = tokens(), tokens().flip(1)
+    loss = model(inputs, targets, SEED_AND_STEP)
+    loss.backward()
+    weights = {name: p.detach().double().requires_grad_() for name, p in model.named_parameters()}
+    expected = plain_gpt2_loss(weights, inputs, targets)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    for name, parameter in model.named_parameters():
+        gradient, reference = parameter.grad, weights[name].grad
+        assert gradient is not None
+        assert reference is not None
+        assert (gradient - reference).norm() <= 2e-5 * reference.norm(), name
+
+
+def plain_gpt2_loss(w: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+    """GPT-2 from its published equations, softmax attention written out."""
+    B, T = inputs.shape
+    x = w["token_embedding.weight"][inputs] + w["position_embedding.weight"][:T]
+    for layer in range(CONFIG.n_layer):
+        p = f"blocks.{layer}."
+        y = F.layer_norm(x, (64,)) * w[p + "attention_norm.weight"]
+        heads = []
+        for head in range(2):
+            rows = slice(32 * head, 32 * head + 32)
+            w_q, w_k, w_v = (w[p + "attention.qkv.weight"][64 * i :][rows] for i in range(3))
+            scores = (y @ w_q.T) @ (y @ w_k.T).mT / math.sqrt(32)
+            scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -math.inf)
+            heads.append(scores.softmax(-1) @ (y @ w_v.T))
+        x = x + torch.cat(heads, -1) @ w[p + "attention.projection.weight"].T
+        y = F.layer_norm(x, (64,)) * w[p + "mlp_norm.weight"]
+        x = x + F.gelu(y @ w[p + "mlp.expand.weight"].T) @ w[p + "mlp.projection.weight"].T
+    logits = F.layer_norm(x, (64,)) * w["final_norm.weight"] @ w["token_embedding.weight"].T
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def test_sequences_longer_than_the_positions_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"33 tokens, but model\.context=32"):
+        GPT(CONFIG, EXACT, 0)(tokens(33), tokens(33), SEED_AND_STEP)
+
+
+def test_w_q_is_the_projection_that_makes_each_heads_queries() -> None:
+    block = GPT(CONFIG, EXACT, 0).blocks[1].attention
+    x = torch.randn(5, 64)
+    q = block.qkv(x)[:, :64].view(5, 2, 32)
+    by_head = torch.einsum("hdc,tc->thd", block.w_q, x)
+    np.testing.assert_allclose(q.detach().numpy(), by_head.detach().numpy(), atol=1e-6)

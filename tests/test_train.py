@@ -1,0 +1,282 @@
+"""``train.py`` end to end: record, replay, refuse, and end cleanly. Each run is a process of its own."""
+
+import hashlib
+import json
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import Command, environment, train_command
+
+OUTCOME = re.compile(
+    r"outcome=(stable|exploded|nonfinite) step=(\d+) onset=(\d+|none) loss=([\d.]+|nan|inf) "
+    r"digest=([0-9a-f]{16}) run=(\S+)"
+)
+
+
+def outcome_of(result: "subprocess.CompletedProcess[str]") -> re.Match[str]:
+    assert result.returncode == 0, result.stderr
+    match = OUTCOME.fullmatch(result.stdout.splitlines()[-1])
+    assert match, result.stdout
+    return match
+
+
+def metrics_of(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses_of(run: Path) -> list[float]:
+    return [line["loss"] for line in metrics_of(run) if "loss" in line]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:
+    """A working folder in which ``runs/original`` has been recorded."""
+    folder = tmp_path_factory.mktemp("recorded")
+    command = train_command("run_name=original", tiny=True, text_file=text_file)
+    subprocess.run(command, cwd=folder, env=environment(), check=True, capture_output=True, timeout=120)
+    return folder
+
+
+def test_a_run_leaves_every_record_and_its_outcome_line(recorded: Path) -> None:
+    run = recorded / "runs/original"
+    outcome = json.loads((run / "outcome.json").read_text())
+    assert (outcome["outcome"], outcome["step"], outcome["onset_step"]) == ("stable", 12, None)
+    losses = losses_of(run)
+    assert len(losses) == 12
+    assert losses[-1] == pytest.approx(outcome["loss"])
+    assert losses[-1] < losses[0] - 0.2
+    logged = {name for line in metrics_of(run) for name in line}
+    assert {"grad_norm", "lr", "tokens_per_second", "val_loss"} <= logged
+    assert {f"layer/{layer}/head/{head}/w_q_spectral_norm" for layer in (1, 2) for head in (1, 2)} <= logged
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["environment"]["torch"]
+    assert json.loads((run / "config.json").read_text())["attn"]["name"] == "flash_bf16"
+
+
+def test_the_trajectory_digest_is_that_of_the_losses_and_gradient_norms_on_file(recorded: Path) -> None:
+    run = recorded / "runs/original"
+    bits = b"".join(
+        np.array([line["loss"], line["grad_norm"]], "<f4").tobytes() for line in metrics_of(run) if "loss" in line
+    )
+    assert json.loads((run / "outcome.json").read_text())["trajectory_digest"] == hashlib.sha256(bits).hexdigest()
+
+
+def test_replay_is_bitwise(recorded: Path, train: Command) -> None:
+    result = train("replay=runs/original", "run_name=again", tiny=False, cwd=recorded)
+    outcome_of(result)
+    first, second = (json.loads((recorded / f"runs/{name}/outcome.json").read_text()) for name in ("original", "again"))
+    for name in ("digest", "trajectory_digest", "weights_digest", "tape_digest", "loss"):
+        assert first[name] == second[name]
+    assert losses_of(recorded / "runs/original") == losses_of(recorded / "runs/again")
+
+
+def test_replay_with_another_attention_keeps_the_tape_and_changes_the_losses(recorded: Path, train: Command) -> None:
+    outcome_of(train("replay=original", "attn=flash_fixed", "run_name=fixed", tiny=False, cwd=recorded))
+    original, fixed = recorded / "runs/original", recorded / "runs/fixed"
+    assert (original / "tape.bin").read_bytes() == (fixed / "tape.bin").read_bytes()
+    assert losses_of(original)[0] == pytest.approx(losses_of(fixed)[0], abs=1e-2)
+    assert losses_of(original) != losses_of(fixed)
+    assert json.loads((fixed / "config.json").read_text())["attn"]["shift"] == "dynamic_max"
+
+
+def test_replay_past_the_tape_goes_on_as_the_original_would_have(
+    recorded: Path, train: Command, tmp_path: Path
+) -> None:
+    outcome_of(train("train.steps=16", "train.decay_steps=12", "run_name=longer", cwd=recorded))
+    outcome_of(train("replay=original", "train.steps=16", "run_name=past", tiny=False, cwd=recorded))
+    assert (recorded / "runs/longer/tape.bin").read_bytes() == (recorded / "runs/past/tape.bin").read_bytes()
+    assert losses_of(recorded / "runs/longer") == losses_of(recorded / "runs/past")
+
+
+def test_gradient_accumulation_keeps_the_sequences_and_almost_the_losses(recorded: Path, train: Command) -> None:
+    outcome_of(train("train.micro_batch_size=2", "attn=flash_fp32", "run_name=split", cwd=recorded))
+    outcome_of(train("attn=flash_fp32", "run_name=whole", cwd=recorded))
+    split, whole = losses_of(recorded / "runs/split"), losses_of(recorded / "runs/whole")
+    assert split == pytest.approx(whole, abs=5e-3)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["data=python_corpus", "data.val_fraction=0.2", "model.n_head=1", "seed=3", "train.batch_size=8", "experiment=laptop"],
+)
+def test_replay_refuses_what_contradicts_it(recorded: Path, train: Command, override: str) -> None:
+    result = train("replay=original", override, tiny=False, cwd=recorded)
+    assert_one_line(result, override.split("=")[0], "contradicts replay=original")
+
+
+def test_replay_refuses_other_data_with_both_fingerprints(recorded: Path, train: Command, tmp_path: Path) -> None:
+    copy_run(recorded / "runs/original", tmp_path / "runs/original")
+    (tmp_path / "text.txt").write_text("another text " * 2000)
+    config = json.loads((tmp_path / "runs/original/config.json").read_text())
+    config["data"]["path"] = str(tmp_path / "text.txt")
+    (tmp_path / "runs/original/config.json").write_text(json.dumps(config))
+    result = train("replay=original", tiny=False)
+    assert_one_line(result, "data differ")
+    assert len(set(re.findall(r"\b[0-9a-f]{64}\b", result.stderr))) == 2
+    assert not list((tmp_path / "runs").glob("2*"))
+
+
+def test_replay_refuses_a_tape_cut_short_or_edited(recorded: Path, train: Command, tmp_path: Path) -> None:
+    tape = (recorded / "runs/original/tape.bin").read_bytes()
+    for name, damaged in {"cut": tape[:-24], "edited": tape[:-30] + b"\0" + tape[-29:], "gone": None}.items():
+        copy_run(recorded / "runs/original", tmp_path / f"runs/{name}")
+        (tmp_path / f"runs/{name}/tape.bin").unlink()
+        if damaged is not None:
+            (tmp_path / f"runs/{name}/tape.bin").write_bytes(damaged)
+        assert_one_line(train(f"replay={name}", tiny=False), f"runs/{name}/tape.bin")
+
+
+def test_an_explosion_is_a_result(train: Command, tmp_path: Path) -> None:
+    """A learning rate of 3 diverges at once; the detector's verdict must come with status 0."""
+    result = train(
+        "train.lr=3", "train.steps=200", "train.grad_clip=0", "detector.window=3", "detector.hold_steps=3",
+        "detector.tail_steps=6", "detector.margin=0.5", "run_name=boom",
+    )  # fmt: skip
+    match = outcome_of(result)
+    assert match[1] in ("exploded", "nonfinite")
+    assert int(match[3]) <= int(match[2]) < 200
+    outcome = json.loads((tmp_path / "runs/boom/outcome.json").read_text())
+    assert outcome["onset_step"] == int(match[3])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_cleanly(text_file: Path, tmp_path: Path, number: signal.Signals) -> None:
+    command = train_command("train.steps=100000", "run_name=stopped", tiny=True, text_file=text_file)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    metrics = tmp_path / "runs/stopped/metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.is_file() and metrics.stat().st_size > 500):
+        assert time.monotonic() < deadline, process.stderr and process.stderr.read()
+        time.sleep(0.1)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, stderr
+    match = OUTCOME.fullmatch(stdout.splitlines()[-1])
+    assert match
+    outcome = json.loads((tmp_path / "runs/stopped/outcome.json").read_text())
+    assert outcome["interrupted"] == number.name
+    assert outcome["tape_steps"] == outcome["step"] == int(match[2]) == len(losses_of(tmp_path / "runs/stopped"))
+    assert "Traceback" not in stderr
+
+
+def test_a_killed_run_replays_as_far_as_its_tape(text_file: Path, tmp_path: Path, train: Command) -> None:
+    command = train_command("train.steps=100000", "run_name=killed", tiny=True, text_file=text_file)
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
+    tape = tmp_path / "runs/killed/tape.bin"
+    deadline = time.monotonic() + 60
+    while not (tape.is_file() and tape.stat().st_size > 1000):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    losses = losses_of_killed(tmp_path / "runs/killed")
+    match = outcome_of(train("replay=killed", "run_name=again", tiny=False))
+    again = losses_of(tmp_path / "runs/again")
+    assert len(again) == int(match[2]) >= len(losses) > 0
+    assert again[: len(losses)] == losses
+
+
+def losses_of_killed(run: Path) -> list[float]:
+    lines = (run / "metrics.jsonl").read_text().split("\n")[:-1]  # the last may be cut short
+    return [record["loss"] for record in map(json.loads, lines) if "loss" in record]
+
+
+def test_a_full_disk_is_one_line_and_keeps_the_records(text_file: Path, tmp_path: Path, train: Command) -> None:
+    """The kernel refuses to grow any file past a limit that the records pass within some dozen steps."""
+    outcome_of(train("run_name=prepares_the_data"))
+    command = train_command("train.steps=100000", "run_name=full", tiny=True, text_file=text_file)
+    limited = "import resource, signal, sys, os; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); " \
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); os.execv(sys.argv[1], sys.argv[1:])"  # fmt: skip
+    result = subprocess.run(
+        [command[0], "-c", limited, *command],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert_one_line(result, "runs/full", "File too large")
+    assert len(losses_of_killed(tmp_path / "runs/full")) > 5
+    outcome_of(train("replay=full", "run_name=after", "train.steps=5", tiny=False))
+
+
+def copy_run(source: Path, target: Path) -> None:
+    target.mkdir(parents=True)
+    for name in ("config.json", "manifest.json", "outcome.json", "tape.bin"):
+        (target / name).write_bytes((source / name).read_bytes())
+
+
+def assert_one_line(result: "subprocess.CompletedProcess[str]", *fragments: str) -> None:
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert result.returncode == 2, result.stderr
+    assert len(errors) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stderr.splitlines()[-1] == errors[0]
+    for fragment in fragments:
+        assert fragment in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    [
+        (["attn=flash_bf17"], ["attn=flash_bf17", "flash_bf16"]),
+        (["train.lr=fast"], ["train.lr=fast", "Float"]),
+        (["train.learning_rate=1"], ["train.learning_rate", "--help"]),
+        (["attn.layers=[9]", "attn.elsewhere=flash_fp32"], ["attn.layers=[9]", "1 to 4"]),
+        (["attn.heads=[0]", "attn.elsewhere=flash_fp32"], ["attn.heads=[0]", "from 1"]),
+        (["attn.heads=[5]", "attn.elsewhere=flash_fp32"], ["attn.heads=[5]", "1 to 4"]),
+        (["attn.layers=[2]"], ["attn.elsewhere"]),
+        (["attn.layers=[2]", "attn.elsewhere=flash"], ["attn.elsewhere=flash", "standard"]),
+        (["attn.scores=fp8"], ["attn.scores=fp8", "nearest"]),
+        (["model.n_head=3"], ["model.n_head=3", "16, 32, 64, 128"]),
+        (["model.vocab_size=100", "data.vocab_size=2048"], ["model.vocab_size=100"]),
+        (["train.batch_size=6", "train.micro_batch_size=4"], ["train.micro_batch_size=4"]),
+        (["data=text"], ["data.path"]),
+        (["data=text", "data.path=missing.txt"], ["missing.txt"]),
+        (["replay=missing"], ["missing", "runs/NAME"]),
+        (["train.device=cuda"], ["train.device=cuda", "cpu"]),
+        (["resume=x"], ["resume"]),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_that_names_field_and_remedy(
+    train: Command, tmp_path: Path, arguments: list[str], fragments: list[str]
+) -> None:
+    assert_one_line(train(*arguments, tiny=False), *fragments)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unwritable_run_folder_is_one_line(train: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert_one_line(train("runs_dir=file"), "file", "runs_dir")
+    assert (tmp_path / "file").read_text() == "in the way"
+    assert_one_line(train("runs_dir=/proc/runs"), "/proc/runs", "runs_dir")
+
+
+def test_a_run_name_that_exists_gets_a_number(recorded: Path, train: Command) -> None:
+    before = (recorded / "runs/original/metrics.jsonl").read_bytes()
+    match = outcome_of(train("run_name=original", "train.steps=2", cwd=recorded))
+    assert match[6] == "runs/original-2"
+    assert (recorded / "runs/original/metrics.jsonl").read_bytes() == before
+
+
+def test_help_answers_quickly_and_lists_the_groups(train: Command) -> None:
+    started = time.monotonic()
+    result = train("--help", tiny=False)
+    assert time.monotonic() - started < 2
+    assert result.returncode == 0
+    for line in ("attn: flash_bf16", "model: gpt2_124m, ignite, laptop", "data: openwebtext", "experiment:"):
+        assert line in result.stdout
+
+
+def test_a_sweep_records_one_run_per_choice(recorded: Path, train: Command) -> None:
+    result = train("-m", "attn=flash_bf16,sdpa", "seed=range(2)", "train.steps=2", "runs_dir=swept", cwd=recorded)
+    assert result.returncode == 0, result.stderr
+    configs = [json.loads(path.read_text()) for path in (recorded / "swept").glob("*/config.json")]
+    assert {(config["attn"]["name"], config["seed"]) for config in configs} == {
+        ("flash_bf16", 0), ("flash_bf16", 1), ("sdpa", 0), ("sdpa", 1),
+    }  # fmt: skip
