@@ -59,7 +59,9 @@ def main() -> None:
     """Run ``train`` with the preset for this hardware."""
     ConfigStore.instance().store(name="schema", node=hydra_schema())
     if not any(argument.split("=")[0] in ("experiment", "replay") for argument in sys.argv[1:]):
-        sys.argv.append(f"experiment={default_experiment()}")
+        # Beside the first override: argparse takes overrides in one run only, before or after the flags.
+        first = (i for i, argument in enumerate(sys.argv[1:], 1) if "=" in argument and argument[0] != "-")
+        sys.argv.insert(next(first, len(sys.argv)), f"experiment={default_experiment()}")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of printing several lines
     try:
         with errors_as_one_line():

@@ -71,4 +71,5 @@ def train_command(*arguments: str, tiny: bool, text_file: Path) -> list[str]:
 def environment() -> dict[str, str]:
     """This process's, with the sources on the path and no way to a W&B login."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    return {**kept, "PYTHONPATH": str(REPOSITORY / "src"), "CUDA_VISIBLE_DEVICES": ""}
+    path = os.pathsep.join([str(REPOSITORY / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**kept, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}

@@ -274,7 +274,7 @@ def test_help_answers_quickly_and_lists_the_groups(train: Command) -> None:
 
 
 def test_a_sweep_records_one_run_per_choice(recorded: Path, train: Command) -> None:
-    result = train("-m", "attn=flash_bf16,sdpa", "seed=range(2)", "train.steps=2", "runs_dir=swept", cwd=recorded)
+    result = train("attn=flash_bf16,sdpa", "seed=range(2)", "train.steps=2", "runs_dir=swept", "-m", cwd=recorded)
     assert result.returncode == 0, result.stderr
     configs = [json.loads(path.read_text()) for path in (recorded / "swept").glob("*/config.json")]
     assert {(config["attn"]["name"], config["seed"]) for config in configs} == {

@@ -223,7 +223,7 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only: what the run folder stores."""
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "attn": self.attn.to_dict()}
 
 
 _SECTIONS = {

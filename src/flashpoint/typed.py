@@ -28,6 +28,8 @@ def structured_config(cls: type) -> type:
     hints = typing.get_type_hints(cls)
     fields = []
     for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
         annotation = hints[field.name]
         if dataclasses.is_dataclass(annotation):
             nested = structured_config(typing.cast(type, annotation))

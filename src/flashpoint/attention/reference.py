@@ -75,7 +75,8 @@ def flash_backward(
     inputs = _Inputs.of(q, k, v, variant, noise)
     grad_out = grad_out.float()
     delta = attention_delta(grad_out, q, k, v, out, logsumexp, out_fp32, variant, noise)
-    grad_q, grad_k, grad_v = (torch.zeros_like(inputs.q) for _ in range(3))
+    # Contiguous whatever the inputs' strides: the op's fake promises that to torch.compile.
+    grad_q, grad_k, grad_v = (inputs.q.new_zeros(q.shape) for _ in range(3))
     for rows in inputs.row_chunks():
         for tile in inputs.tiles(rows):
             p, p_fp32 = inputs.probs(tile, logsumexp)

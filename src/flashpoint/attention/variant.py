@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from flashpoint.typed import check_literals
@@ -80,6 +80,10 @@ class AttentionVariant:
     elsewhere: AttentionVariant | None = None
     """The variant of every layer and head not selected."""
 
+    key: str = field(init=False, repr=False, compare=False)
+    """Canonical JSON of all choices: how the variant travels through a ``torch.library`` op. Made once, since
+    torch.compile cannot trace the making of it."""
+
     def __post_init__(self) -> None:
         check_literals(self, "attn")
         for name in ("layers", "heads"):
@@ -110,6 +114,7 @@ class AttentionVariant:
             raise ValueError(f"attn.shift_offset={self.shift_offset}: beyond ±60 nats rows over- or underflow")
         if self.normalizer == "before_product" and self.block_k is not None:
             raise ValueError("attn.normalizer=before_product needs the whole row: set attn.block_k=null")
+        object.__setattr__(self, "key", json.dumps(self.to_dict(), sort_keys=True))
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> AttentionVariant:
@@ -121,12 +126,8 @@ class AttentionVariant:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only: what the run folder stores."""
-        return dataclasses.asdict(self)
-
-    @cached_property
-    def key(self) -> str:
-        """Canonical JSON of all choices: how the variant travels through a ``torch.library`` op."""
-        return json.dumps(self.to_dict(), sort_keys=True)
+        values = {choice.name: getattr(self, choice.name) for choice in dataclasses.fields(self) if choice.init}
+        return {**values, "elsewhere": self.elsewhere and self.elsewhere.to_dict()}
 
     def check_selection(self, n_layer: int, n_head: int) -> None:
         """Refuse layers and heads that the model does not have.

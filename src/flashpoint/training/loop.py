@@ -73,7 +73,7 @@ class Trainer:
         self.device, self._log, self._stop_requested = device, log, stop_requested
         self.detector = ExplosionDetector(config.detector)
         compiled = config.train.compile if config.train.compile is not None else device.type == "cuda"
-        self._loss_of: nn.Module = torch.compile(model) if compiled else model  # type: ignore[assignment]
+        self._loss_of: nn.Module = torch.compile(model, fullgraph=True) if compiled else model  # type: ignore[assignment]
         self._optimizer = build_optimizer(model, config.train)
         self._trajectory = TrajectoryDigest()
         self._seed_and_step = torch.tensor([config.seed, 0], device=device)
@@ -102,8 +102,8 @@ class Trainer:
                     rate = steps * train.batch_size * self.config.model.context / (now - started)
                     started = now
                     self._log(step, {"tokens_per_second": rate})
+                    bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
                     bar.update(steps)
-                    bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s")
                     last = last or (self.detector.last_step is not None and step >= self.detector.last_step)
                 if probes.w_q_interval and ((step + 1) % probes.w_q_interval == 0 or last):
                     self._log(step, w_q_metrics(self.model))

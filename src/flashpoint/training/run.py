@@ -82,6 +82,11 @@ def run(config: Config) -> Outcome:
     original = RunFolder.open(config.replay, config.runs_dir) if config.replay else None
     tape = Tape.read(original.tape) if original else None
     device = _device(config)
+    if device.type == "cpu":
+        notify(
+            "no GPU: this run shows the whole pipeline on a small model; "
+            "the explosion takes thousands of steps of experiment=ignite, which needs one"
+        )
     config = _with_defaults(config)
     make_deterministic(config.train.threads or 1)
     environment = describe_environment(device)

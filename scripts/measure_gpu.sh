@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# What one GPU has to show for the trainer: throughput, bitwise replay, the tests marked gpu.
+# Usage: scripts/measure_gpu.sh [PYTHON]; leaves run folders under runs/ and prints a table last.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${1:-python3}
+train() { "$python" train.py tracking=disabled "$@"; }
+
+SECONDS=0
+train attn=flash_bf16 train.steps=300 run_name=ignite
+echo "ignite, first run with preparation and compilation: $SECONDS s"
+train replay=ignite run_name=ignite-again
+train replay=ignite attn=sdpa run_name=ignite-sdpa
+gpt2=(experiment=gpt2_124m data=python_corpus data.vocab_size=8192 train.batch_size=32 train.eval_sequences=32)
+train "${gpt2[@]}" train.steps=60 run_name=gpt2
+train "${gpt2[@]}" train.steps=60 attn=sdpa run_name=gpt2-sdpa
+"$python" -m pytest -m gpu || true
+"$python" scripts/throughput.py ignite ignite-again ignite-sdpa gpt2 gpt2-sdpa
+grep -H '"digest"' runs/{ignite,ignite-again,ignite-sdpa}/outcome.json

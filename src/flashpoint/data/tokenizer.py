@@ -1,0 +1,106 @@
+"""Tokenisers: GPT-2's encoding, or a byte-level BPE trained on the corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.errors import UserError
+
+END_OF_TEXT = "<|endoftext|>"
+TRAINING_CHARACTERS = 32_000_000
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Text to token ids below 65,536. End-of-text written in a document is ordinary text."""
+
+    vocab_size: int
+    end_of_text: int
+    encode_batch: Callable[[Sequence[str]], list[list[int]]]
+    decode: Callable[[Sequence[int]], str]
+
+    def encode_documents(self, documents: Iterable[str]) -> Iterator[NDArray[np.uint16]]:
+        """Token ids [n] of each document, its end-of-text token last."""
+        batch: list[str] = []
+        for document in documents:
+            batch.append(document)
+            if len(batch) == 64:
+                yield from self._encode(batch)
+                batch = []
+        yield from self._encode(batch)
+
+    def _encode(self, batch: list[str]) -> Iterator[NDArray[np.uint16]]:
+        for ids in self.encode_batch(batch):
+            yield np.array([*ids, self.end_of_text], np.uint16)
+
+
+def gpt2_tokenizer() -> Tokenizer:
+    """GPT-2's byte-pair encoding, 50,257 tokens.
+
+    Raises:
+        UserError: tiktoken has not cached its two files yet and cannot fetch them.
+    """
+    import tiktoken  # noqa: PLC0415
+
+    try:
+        encoding = tiktoken.get_encoding("gpt2")
+    except Exception as error:  # tiktoken passes on whatever its HTTP client raises
+        raise UserError(
+            "data.tokenizer=gpt2: tiktoken cannot fetch GPT-2's encoding "
+            f"({type(error).__name__}); connect once, set TIKTOKEN_CACHE_DIR to a folder that holds it, "
+            "or take data.tokenizer=bpe"
+        ) from error
+    return Tokenizer(
+        encoding.n_vocab,
+        encoding.eot_token,
+        lambda batch: encoding.encode_ordinary_batch(list(batch), num_threads=1),
+        lambda ids: encoding.decode(list(ids)),
+    )
+
+
+def train_bpe(documents: Iterable[str], vocab_size: int, path: Path) -> None:
+    """Train a byte-level BPE on the first 32 million characters of the documents and write it to ``path``.
+
+    A corpus that is too small for ``vocab_size`` tokens gives fewer.
+    """
+    from tokenizers import Tokenizer as BPETokenizer  # noqa: PLC0415
+    from tokenizers import models, trainers  # noqa: PLC0415
+    from tokenizers.decoders import ByteLevel as ByteLevelDecoder  # noqa: PLC0415
+    from tokenizers.pre_tokenizers import ByteLevel  # noqa: PLC0415
+
+    bpe = BPETokenizer(models.BPE())
+    bpe.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    bpe.decoder = ByteLevelDecoder()
+    # End-of-text is the last id and no special token of the library, whose encoder would look for it in text.
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1, initial_alphabet=ByteLevel.alphabet(), show_progress=False
+    )
+    bpe.train_from_iterator(_first_characters(documents, TRAINING_CHARACTERS), trainer)
+    bpe.save(str(path))
+
+
+def load_bpe(path: Path) -> Tokenizer:
+    """The tokeniser that :func:`train_bpe` wrote."""
+    from tokenizers import Tokenizer as BPETokenizer  # noqa: PLC0415
+
+    bpe = BPETokenizer.from_file(str(path))
+    end_of_text = bpe.get_vocab_size()
+    return Tokenizer(
+        end_of_text + 1,
+        end_of_text,
+        lambda batch: [encoding.ids for encoding in bpe.encode_batch_fast(list(batch))],
+        lambda ids: bpe.decode([token for token in ids if token != end_of_text]),
+    )
+
+
+def _first_characters(documents: Iterable[str], limit: int) -> Iterator[str]:
+    for document in documents:
+        yield document[:limit]
+        limit -= len(document)
+        if limit <= 0:
+            return

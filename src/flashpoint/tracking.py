@@ -1,0 +1,146 @@
+"""Metrics: always a local file, and Weights & Biases where it works."""
+
+from __future__ import annotations
+
+import json
+import math
+import netrc
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.config import TrackingConfig
+from flashpoint.errors import UserError
+from flashpoint.run_folder import RunFolder
+
+_INIT_TIMEOUT_SECONDS = 30
+
+
+class Tracker:
+    """Takes the metrics of a run.
+
+    ``metrics.jsonl`` gets one JSON object per call of :meth:`log`, flushed to the operating system. W&B gets the
+    same; whatever fails there is told in one line, and the run goes on without it.
+
+    Args:
+        run_config: what W&B shows as the run's configuration.
+        notify: takes the lines for the person at the terminal.
+
+    Raises:
+        OSError: the local file cannot be written, here and from :meth:`log`.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        config: TrackingConfig,
+        *,
+        run_config: Mapping[str, Any],
+        notify: Callable[[str], None],
+    ) -> None:
+        self._file = run.metrics.open("x", buffering=1)
+        self._notify = notify
+        self._wandb: Any = None
+        mode = _wandb_mode(config, notify)
+        if mode != "disabled":
+            self._guarded(lambda: self._start(run, config, run_config, mode))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record metrics of a step (from 0). Several calls may share a step; steps never go back."""
+        line = {"step": step, **{name: _to_json(value) for name, value in metrics.items()}}
+        self._file.write(json.dumps(line) + "\n")
+        if self._wandb is not None:
+            self._guarded(lambda: self._wandb.log(dict(metrics), step=step))
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        """End the record; ``summary`` becomes the W&B run's."""
+        self._file.close()
+        if self._wandb is not None:
+            self._guarded(lambda: self._finish(summary))
+
+    def _start(self, run: RunFolder, config: TrackingConfig, run_config: Mapping[str, Any], mode: str) -> None:
+        import wandb  # noqa: PLC0415
+
+        self._wandb = wandb.init(
+            mode=mode,  # type: ignore[arg-type]
+            project=config.project,
+            entity=config.entity,
+            group=config.group,
+            tags=config.tags,
+            name=run.path.name,
+            dir=run.path,
+            config=dict(run_config),
+            settings=wandb.Settings(silent=True, console="off", init_timeout=_INIT_TIMEOUT_SECONDS),
+        )
+
+    def _finish(self, summary: Mapping[str, Any]) -> None:
+        self._wandb.summary.update(dict(summary))
+        self._wandb.finish()
+
+    def _guarded(self, call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except Exception as error:  # nothing that happens inside W&B may end a run
+            self._wandb = None
+            reason = (str(error).splitlines() or [""])[0]
+            self._notify(f"W&B is off for this run ({type(error).__name__}: {reason}); metrics.jsonl has everything")
+
+
+def read_metrics(path: Path) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """Columns of a metrics file.
+
+    Returns:
+        name → (steps [n] int64, values [n] float64). A last line cut short, as a killed run leaves it, is left out.
+
+    Raises:
+        UserError: the file is missing or a line is damaged, with its number.
+    """
+    try:
+        *lines, _unfinished = path.read_text().split("\n")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give a run that has metrics") from error
+    columns: dict[str, tuple[list[int], list[float]]] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            step = int(record.pop("step"))
+            for name, value in record.items():
+                steps, values = columns.setdefault(name, ([], []))
+                steps.append(step)
+                values.append(float(value))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}:{number}: damaged line; restore the file") from error
+    return {name: (np.array(steps), np.array(values)) for name, (steps, values) in columns.items()}
+
+
+def _to_json(value: float) -> float | str:
+    """JSON has no NaN and no infinities: those are strings, which ``float`` reads back."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _wandb_mode(config: TrackingConfig, notify: Callable[[str], None]) -> str:
+    """``online`` only with a stored login: without one W&B would prompt, or raise."""
+    wanted = config.wandb
+    if wanted == "auto":
+        chosen = os.environ.get("WANDB_MODE", "")
+        if chosen in ("online", "offline", "disabled"):
+            return chosen
+        return "online" if _has_login() else "offline"
+    if wanted == "online" and not _has_login():
+        notify("tracking.wandb=online: no W&B login is stored; logging offline (wandb login, then wandb sync)")
+        return "offline"
+    return wanted
+
+
+def _has_login() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("//")[-1].split("/")[0]
+    try:
+        return netrc.netrc().authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

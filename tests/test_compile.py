@@ -1,0 +1,36 @@
+"""torch.compile takes the whole model as one graph, for every variant."""
+
+import pytest
+import torch
+import yaml
+
+from flashpoint.attention.variant import AttentionVariant
+from flashpoint.config import ModelConfig
+from flashpoint.model import GPT
+from tests.conftest import REPOSITORY
+
+CONFIG = ModelConfig(n_layer=2, n_head=2, d_model=32, context=24, vocab_size=31)
+SELECTED = AttentionVariant(name="selected", center_keys=True, layers=(2,), heads=(1,), elsewhere=AttentionVariant())
+
+
+VARIANTS = [
+    AttentionVariant.from_dict(yaml.safe_load(path.read_text()))
+    for path in sorted((REPOSITORY / "configs/attn").glob("*.yaml"))
+]
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, SELECTED], ids=lambda variant: variant.name)
+def test_compiled_losses_and_gradients_equal_eager_ones(variant: AttentionVariant) -> None:
+    torch.compiler.reset()
+    tokens = torch.randint(0, 31, (2, 24), generator=torch.Generator().manual_seed(0))
+    seed_and_step = torch.tensor([1, 2])
+    results = []
+    for compiled in (False, True):
+        model = GPT(CONFIG, variant, 0)
+        forward = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = forward(tokens, tokens.flip(1), seed_and_step)
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters())])
+    for eager, compiled_one in zip(*results, strict=True):
+        assert torch.equal(eager, compiled_one)
