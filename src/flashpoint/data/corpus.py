@@ -59,8 +59,7 @@ def source_shards(config: DataConfig) -> list[Shard]:
         case "openwebtext":
             return list(_openwebtext(config.max_bytes))
         case "text":
-            files = _text_files(_text_root(config))
-            return [TextShard(path, config.text_field, config.max_bytes) for path in files]
+            return list(_text_shards(_text_files(_text_root(config)), config))
 
 
 @dataclass(frozen=True)
@@ -225,6 +224,16 @@ def _documents_within(dataset: Any, max_bytes: int) -> int:
         if max_bytes <= 0:
             return index + 1
     return len(dataset)
+
+
+def _text_shards(files: list[Path], config: DataConfig) -> Iterator[TextShard]:
+    left = config.max_bytes
+    for path in files:
+        yield TextShard(path, config.text_field, left)
+        if left is not None:
+            left -= sum(len(text.encode()) for text in TextShard(path, config.text_field, left).documents())
+            if left <= 0:
+                return
 
 
 def _text_root(config: DataConfig) -> Path:
