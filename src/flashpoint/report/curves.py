@@ -66,8 +66,10 @@ def _draw_loss(panel: Axes, columns: Columns) -> None:
 
 def _draw_grad_norm(panel: Axes, columns: Columns) -> None:
     if "grad_norm" in columns:
-        panel.plot(*columns["grad_norm"], color="C0", linewidth=0.8)
-        panel.set_yscale("log")
+        steps, norms = columns["grad_norm"]
+        panel.plot(steps, norms, color="C0", linewidth=0.8)
+        if (np.isfinite(norms) & (norms > 0)).any():
+            panel.set_yscale("log")
     panel.set_ylabel("gradient norm")
 
 

@@ -1,0 +1,119 @@
+"""Attention written a second time, in NumPy: FP32 step by step with ml_dtypes' BF16, and FP64 softmax.
+
+The FP32 oracle walks one head, one query row and one key block at a time. Its sums run in the order of the
+keys, so it equals another implementation to the bit only on inputs whose sums are exact in any order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flashpoint.attention.reference import flash_backward, flash_forward
+from flashpoint.attention.rounding import NoiseKey
+from flashpoint.attention.variant import AttentionVariant
+
+F32 = NDArray[np.float32]
+UNROUNDED: dict = {"probs": "none", "out": "none", "grad_scores": "none"}
+
+
+def bf16(x: Any) -> Any:
+    """float32, array or scalar, to nearest even."""
+    return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def noise_key(q: Tensor, seed: int = 0, step: int = 0, layer: int = 1) -> NoiseKey:
+    heads = torch.arange(q.shape[0] * q.shape[1]).view(*q.shape[:2], 1, 1)
+    return NoiseKey(torch.tensor([seed, step]), layer, heads)
+
+
+def run_reference(
+    q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, variant: AttentionVariant
+) -> dict[str, Tensor]:
+    """O, L and the gradients of the implementation under test."""
+    noise = noise_key(q)
+    out, logsumexp, out_fp32 = flash_forward(q, k, v, variant, noise)
+    grads = flash_backward(grad_out, q, k, v, out, logsumexp, out_fp32, variant, noise)
+    return dict(zip(("out", "logsumexp", "grad_q", "grad_k", "grad_v"), (out, logsumexp, *grads), strict=True))
+
+
+def exact_attention(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor) -> dict[str, Tensor]:
+    """The same in FP64 from the definition of softmax attention."""
+    q, k, v = (x.double().requires_grad_() for x in (q, k, v))
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    out = scores.softmax(-1) @ v
+    out.backward(grad_out.double())
+    assert q.grad is not None
+    assert k.grad is not None
+    assert v.grad is not None
+    return {
+        "out": out.detach(),
+        "logsumexp": scores.detach().logsumexp(-1),
+        "grad_q": q.grad,
+        "grad_k": k.grad,
+        "grad_v": v.grad,
+    }
+
+
+def exponential_fp64(scores: Tensor, shift: Tensor, fused: bool) -> Tensor:
+    """Stands in for the implementation's exponential, whose last bit depends on the CPU's vector unit."""
+    assert not fused
+    return torch.exp((scores - shift).double()).float()
+
+
+def exp(x: np.float32) -> np.float32:
+    return np.float32(np.exp(np.float64(x)))
+
+
+def numpy_attention(q: F32, k: F32, v: F32, grad_out: F32, **choices: str) -> dict[str, F32]:
+    """One head, [T, d] float32 each, block_k = 1: every step is one FP32 operation on one key.
+
+    ``choices`` names the rounding points that are BF16 to nearest, and may set ``out_unnormalized_when``.
+    """
+
+    def point(name: str, x: Any) -> Any:
+        return bf16(x) if choices.get(name) == "nearest" else x
+
+    per_block = choices.get("out_unnormalized_when") == "per_block"
+    T, d = q.shape
+    scale = np.float32(d**-0.5)
+    out, maxima, masses = np.zeros((T, d), np.float32), np.zeros(T, np.float32), np.zeros(T, np.float32)
+    for i in range(T):
+        m, mass = np.float32(-np.inf), np.float32(0)
+        unnormalized = np.zeros(d, np.float32)
+        for j in range(i + 1):
+            s = point("scores", np.float32(q[i] @ k[j]) * scale)
+            m_new = max(m, s)
+            p, rescale = exp(s - m_new), exp(m - m_new)
+            p_operand = point("probs", p)
+            mass = mass * rescale + (p_operand if choices.get("normalizer") == "rounded" else p)
+            unnormalized = unnormalized * rescale + p_operand * v[j]
+            if per_block:
+                unnormalized = point("out_unnormalized", unnormalized)
+            m = m_new
+        if not per_block:
+            unnormalized = point("out_unnormalized", unnormalized)
+        out[i] = point("out", unnormalized / mass)
+        maxima[i], masses[i] = m, mass
+    logsumexp = maxima + torch.from_numpy(masses).log().numpy()  # the logarithm is not under test
+    grad_q, grad_k, grad_v = (np.zeros((T, d), np.float32) for _ in range(3))
+    delta = np.array([np.float32(grad_out[i] @ out[i]) for i in range(T)])
+    for j in range(T):
+        for i in range(j, T):
+            s = point("scores", np.float32(q[i] @ k[j]) * scale)
+            p = exp(s - logsumexp[i])
+            grad_p = np.float32(grad_out[i] @ v[j])
+            grad_s = point("grad_scores", p * (grad_p - delta[i]))
+            grad_v[j] += point("probs", p) * grad_out[i]
+            grad_q[i] += grad_s * k[j]
+            grad_k[j] += grad_s * q[i]
+    return {
+        "out": out, "logsumexp": logsumexp, "grad_q": grad_q * scale, "grad_k": grad_k * scale, "grad_v": grad_v,
+    }  # fmt: skip

@@ -1,0 +1,98 @@
+"""Each rounding point, switched on alone, equals the NumPy oracle with ml_dtypes bit for bit.
+
+Inputs make every sum exact in FP32 in any order: queries and dO have one non-zero feature each, no two the same
+one, V holds powers of two, and there is one key in a block.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from flashpoint.attention import reference
+from flashpoint.attention.variant import AttentionVariant
+from tests.attention.oracle import UNROUNDED, exponential_fp64, numpy_attention, run_reference
+
+RESULTS = ("out", "logsumexp", "grad_q", "grad_k", "grad_v")
+CHOICES = [
+    {"scores": "nearest"},
+    {"probs": "nearest"},
+    {"out_unnormalized": "nearest"},
+    {"out_unnormalized": "nearest", "out_unnormalized_when": "per_block"},
+    {"out": "nearest"},
+    {"grad_scores": "nearest"},
+]
+
+
+@pytest.fixture(autouse=True)
+def _exponential_exact_to_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "exponential", exponential_fp64)
+
+
+def powers(generator: np.random.Generator, shape: tuple, low: int, high: int) -> np.ndarray:
+    return (generator.choice([-1.0, 1.0], shape) * 2.0 ** generator.integers(low, high, shape)).astype(np.float32)
+
+
+def exact_inputs(seed: int, length: int = 12, size: int = 16) -> list[np.ndarray]:
+    generator = np.random.default_rng(seed)
+    rows = np.arange(length)
+    q, grad_out = (np.zeros((length, size), np.float32) for _ in range(2))
+    q[rows, generator.permutation(size)[:length]] = powers(generator, (length,), 0, 3)
+    k = generator.standard_normal((length, size))  # no BF16 values: each enters products of one term only
+    v = powers(generator, (length, size), -2, 2)
+    grad_out[rows, generator.permutation(size)[:length]] = powers(generator, (length,), -1, 2)
+    return [q, k.astype(np.float32), v, grad_out]
+
+
+def reference_of(inputs: list[np.ndarray], **choices: str) -> dict[str, np.ndarray]:
+    tensors = [torch.from_numpy(x)[None, None] for x in inputs]
+    variant = AttentionVariant(**{**UNROUNDED, **choices, "block_k": 1})  # type: ignore[arg-type]
+    return {name: value[0, 0].numpy() for name, value in run_reference(*tensors, variant).items()}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("choices", CHOICES, ids=lambda choices: "_".join(choices))
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rounding_point_alone_equals_ml_dtypes_bit_for_bit(choices: dict[str, str], seed: int) -> None:
+    inputs = exact_inputs(seed)
+    result, expected = reference_of(inputs, **choices), numpy_attention(*inputs, **choices)
+    for name in RESULTS:
+        np.testing.assert_array_equal(result[name], expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize("choices", CHOICES, ids=lambda choices: "_".join(choices))
+def test_a_rounding_point_alone_changes_what_it_should(choices: dict[str, str]) -> None:
+    inputs = exact_inputs(0)
+    unrounded, rounded = reference_of(inputs), reference_of(inputs, **choices)
+    changed = {name for name in RESULTS if not np.array_equal(unrounded[name], rounded[name])}
+    if choices == {"grad_scores": "nearest"}:
+        assert changed == {"grad_q", "grad_k"}
+    elif choices == {"scores": "nearest"}:
+        assert changed == set(RESULTS)
+    elif choices == {"probs": "nearest"}:
+        assert changed == {"out", "grad_q", "grad_k", "grad_v"}
+    else:  # Ō and O reach the gradients through δ alone
+        assert changed == {"out", "grad_q", "grad_k"}
+
+
+def test_without_rounding_points_nothing_is_rounded() -> None:
+    inputs = exact_inputs(1)
+    result, expected = reference_of(inputs), numpy_attention(*inputs)
+    for name in RESULTS:
+        np.testing.assert_array_equal(result[name], expected[name], err_msg=name)
+    assert (result["out"].view(np.uint32) & 0xFFFF != 0).mean() > 0.5
+
+
+def test_rounding_per_block_differs_from_rounding_once() -> None:
+    inputs = exact_inputs(2)
+    final = reference_of(inputs, out_unnormalized="nearest")["out"]
+    per_block = reference_of(inputs, out_unnormalized="nearest", out_unnormalized_when="per_block")["out"]
+    assert not np.array_equal(final, per_block)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_rounded_normalizer_sums_what_was_multiplied(seed: int) -> None:
+    inputs = exact_inputs(seed)
+    choices = {"probs": "nearest", "normalizer": "rounded"}
+    result, expected = reference_of(inputs, **choices), numpy_attention(*inputs, **choices)
+    np.testing.assert_array_equal(result["out"], expected["out"])
+    np.testing.assert_array_equal(result["logsumexp"], expected["logsumexp"])
+    assert not np.array_equal(result["logsumexp"], reference_of(inputs, probs="nearest")["logsumexp"])

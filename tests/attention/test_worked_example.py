@@ -1,0 +1,57 @@
+"""The paper's example of the biased sum, to the bit (arXiv 2510.04212, Section 3.3)."""
+
+from fractions import Fraction
+
+import numpy as np
+import torch
+
+from flashpoint.attention.rounding import round_bf16
+from flashpoint.attention.variant import AttentionVariant
+from tests.attention.oracle import UNROUNDED, noise_key
+from flashpoint.attention.reference import flash_forward
+
+FIRST, SECOND = -2.40625, -2.296875  # both exact in BF16
+RESIDUAL = -0.00087
+
+
+def pattern(value: float) -> int:
+    return int(np.float32(value).view(np.uint32))
+
+
+def test_the_two_values_are_bf16_and_their_sum_is_not() -> None:
+    assert pattern(FIRST) == 0xC01A0000
+    assert pattern(SECOND) == 0xC0130000
+    # The sum lies exactly halfway between two BF16 values: the tie that a residual decides.
+    assert FIRST + SECOND == -4.703125
+    assert pattern(-4.703125) == 0xC0968000
+
+
+def test_a_residual_of_the_same_sign_rounds_the_sum_away_from_zero() -> None:
+    exact = Fraction(FIRST) + Fraction(SECOND) + Fraction(str(RESIDUAL))
+    assert float(exact) == -4.703995
+    total = torch.tensor([FIRST + SECOND + RESIDUAL])
+    rounded = round_bf16(total, "nearest").item()
+    assert pattern(rounded) == 0xC0970000
+    assert rounded == -4.71875
+    assert round(rounded - float(exact), 5) == -0.01476  # the paper's error, to its five digits
+
+
+def test_without_the_residual_the_tie_goes_to_even() -> None:
+    assert round_bf16(torch.tensor([-4.703125]), "nearest").item() == -4.6875
+    assert pattern(-4.6875) == 0xC0960000
+
+
+def test_attention_makes_the_error_out_of_two_probabilities_of_one() -> None:
+    """Two keys tie at the maximum; a third, 2⁻¹⁰ as likely, adds the residual; Ō rounds once at the end."""
+    below = -10 * np.log(2.0)
+    q, k, v = (torch.zeros(1, 1, 3, 16) for _ in range(3))
+    q[..., 0] = 4.0  # α = 1/4, so a score is the key's first feature
+    k[0, 0, :, 0] = torch.tensor([below, 0.0, 0.0])
+    v[0, 0, :, 0] = torch.tensor([RESIDUAL * 1024, FIRST, SECOND])
+    rounded = AttentionVariant(**UNROUNDED, out_unnormalized="nearest")
+    unrounded = AttentionVariant(**UNROUNDED)
+    outs = [flash_forward(q, k, v, variant, noise_key(q))[0][0, 0, 2, 0].item() for variant in (rounded, unrounded)]
+    normalizer = np.float32(2 + 2.0**-10)
+    assert pattern(outs[0]) == pattern(np.float32(-4.71875) / normalizer)
+    error = (outs[0] - outs[1]) * float(normalizer)
+    assert abs(error - (-0.01476)) < 1e-5

@@ -1,0 +1,74 @@
+"""The figure is drawn, and is not blank, whatever a run has recorded."""
+
+import json
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from flashpoint.config import Config
+from flashpoint.report.curves import draw_curves
+from flashpoint.run_folder import RunFolder, write_json
+
+NORMS = [f"layer/{layer}/head/{head}/w_q_spectral_norm" for layer in (1, 2, 10) for head in (1, 2)]
+
+
+def recorded(tmp_path: Path, lines: list[dict], onset_step: int | None = None) -> RunFolder:
+    run = RunFolder.create(tmp_path, "drawn")
+    write_json(run.config, Config().to_dict())
+    write_json(run.manifest, {"hardware": "a GPU"})
+    write_json(run.outcome, {"outcome": "exploded" if onset_step else "stable", "onset_step": onset_step})
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+def pixels(path: Path) -> np.ndarray:
+    return matplotlib.image.imread(path)[..., :3]
+
+
+def steps(count: int) -> list[dict]:
+    lines: list[dict] = []
+    for step in range(count):
+        lines.append({"step": step, "loss": 5 - step / count, "grad_norm": 1 + step % 3})
+        if step % 10 == 9:
+            lines.append({"step": step, **{name: float(step) for name in NORMS}})
+            lines.append({"step": step, "val_loss": 4.5})
+    return lines
+
+
+def test_a_whole_run_fills_three_panels(tmp_path: Path) -> None:
+    path = draw_curves(recorded(tmp_path, steps(200), onset_step=150))
+    image = pixels(path)
+    assert image.shape == (1080, 1200, 3)
+    for third in np.array_split(image[60:-40, 100:], 3):
+        coloured = (np.ptp(third, axis=-1) > 0.3).mean()
+        assert coloured > 1e-3  # lines, not only grey axes
+
+
+def test_the_onset_is_drawn_where_it_is(tmp_path: Path) -> None:
+    without = pixels(draw_curves(recorded(tmp_path / "a", steps(200))))
+    with_onset = pixels(draw_curves(recorded(tmp_path / "b", steps(200), onset_step=150)))
+    columns = np.flatnonzero((np.abs(without - with_onset).sum(-1) > 1)[80:-80].sum(0) > 200)
+    assert len(columns)
+    assert np.ptp(columns) < 4  # one vertical line
+    assert columns[0] / image_width(without) == pytest.approx(0.75, abs=0.05)
+
+
+def image_width(image: np.ndarray) -> int:
+    return image.shape[1]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        steps(1),
+        [{"step": 0, "loss": "nan", "grad_norm": "inf"}, {"step": 1, "loss": 2.0, "grad_norm": 0.0}],
+        [{"step": 5, "val_loss": "nan"}],
+        [line for line in steps(50) if "val_loss" not in line and NORMS[0] not in line],
+    ],
+    ids=["nothing", "one step", "not finite", "validation only", "no norms"],
+)
+def test_thin_and_broken_records_are_drawn(tmp_path: Path, lines: list[dict]) -> None:
+    assert pixels(draw_curves(recorded(tmp_path, lines))).std() > 0.01
