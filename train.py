@@ -31,11 +31,11 @@ def train(composed: DictConfig) -> None:
     values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     with errors_as_one_line():
         if values["replay"] is not None:
-            from flashpoint.replay import replayed_values  # noqa: PLC0415
+            from flashpoint.replay import replayed_values
 
             values = replayed_values(values, list(HydraConfig.get().overrides.task))
         config = build_config(values, CONFIGS / "attn")
-        from flashpoint.training.run import run  # noqa: PLC0415
+        from flashpoint.training.run import run
 
         outcome = run(config)
     print(outcome.line(), flush=True)

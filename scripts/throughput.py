@@ -24,8 +24,9 @@ def throughput(run: RunFolder) -> str:
     _, rates = columns["tokens_per_second"]
     low, median, high = np.percentile(rates[int(len(rates) * WARM_UP_SHARE) :], [25, 50, 75])
     model, environment = config["model"], manifest["environment"]
+    shape = f"{model['n_layer']} × {model['d_model']}, T {model['context']}"
     return (
-        f"{run.path.name:24} {config['attn']['name']:18} {model['n_layer']} × {model['d_model']}, T {model['context']}: "
+        f"{run.path.name:16} {config['attn']['name']:12} {shape}: "
         f"{median:,.0f} tokens/s (quartiles {low:,.0f} to {high:,.0f}, {len(rates)} readings) on "
         f"{manifest['hardware']}, torch {environment['torch']}, seed {config['seed']}, {manifest['started'][:10]}"
     )

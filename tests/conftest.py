@@ -44,7 +44,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 60 kB of English-like text with structure to learn."""
-    words = "the loss of a model falls until one head of the second layer explodes in low precision".split()
+    words = [
+        "the",
+        "loss",
+        "of",
+        "a",
+        "model",
+        "falls",
+        "until",
+        "one",
+        "head",
+        "of",
+        "the",
+        "second",
+        "layer",
+        "explodes",
+        "in",
+        "low",
+        "precision",
+    ]
     path = tmp_path_factory.mktemp("text") / "words.txt"
     path.write_text(" ".join(words[(i * i + i // 7) % len(words)] for i in range(12_000)))
     return path
@@ -57,7 +75,14 @@ def train(tmp_path: Path, text_file: Path) -> Command:
     def command(*arguments: str, tiny: bool = True, **options: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             train_command(*arguments, tiny=tiny, text_file=text_file),
-            **{"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True, "timeout": 120, **options},  # type: ignore[call-overload]
+            **{
+                "cwd": tmp_path,
+                "env": environment(),
+                "capture_output": True,
+                "text": True,
+                "timeout": 120,
+                **options,
+            },  # type: ignore[call-overload]
         )
 
     return command

@@ -7,7 +7,15 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from flashpoint.config import Config, DataConfig, DetectorConfig, ModelConfig, TrainConfig, build_config, hydra_schema
+from flashpoint.config import (
+    Config,
+    DataConfig,
+    DetectorConfig,
+    ModelConfig,
+    TrainConfig,
+    build_config,
+    hydra_schema,
+)
 from flashpoint.errors import UserError
 from tests.conftest import REPOSITORY
 
@@ -43,7 +51,13 @@ def test_the_gpu_default_is_the_setting_in_which_the_explosion_was_seen() -> Non
     assert config.model == ModelConfig(n_layer=6, n_head=4, d_model=256, context=512, vocab_size=8192)
     train = config.train
     assert (train.batch_size, train.lr, train.warmup_steps, train.steps) == (64, 2e-3, 200, 20_000)
-    assert (train.beta1, train.beta2, train.eps, train.weight_decay, train.grad_clip) == (0.9, 0.95, 1e-8, 0, 1)
+    assert (train.beta1, train.beta2, train.eps, train.weight_decay, train.grad_clip) == (
+        0.9,
+        0.95,
+        1e-8,
+        0,
+        1,
+    )
 
 
 def test_a_selection_names_its_other_variant() -> None:

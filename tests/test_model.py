@@ -74,7 +74,7 @@ def test_loss_and_gradients_equal_a_plain_gpt2_in_fp64() -> None:
 
 def plain_gpt2_loss(w: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
     """GPT-2 from its published equations, softmax attention written out."""
-    B, T = inputs.shape
+    T = inputs.shape[1]
     x = w["token_embedding.weight"][inputs] + w["position_embedding.weight"][:T]
     for layer in range(CONFIG.n_layer):
         p = f"blocks.{layer}."

@@ -104,13 +104,16 @@ class Failing:
         self._maybe_fail("init")
         return self
 
+    def define_metric(self, *_: object, **__: object) -> None:
+        pass
+
     def log(self, *_: object, **__: object) -> None:
         self._maybe_fail("log")
 
     def finish(self) -> None:
         self._maybe_fail("finish")
 
-    def Settings(self, **_: object) -> None:  # noqa: N802 - W&B's name
+    def Settings(self, **_: object) -> None:
         return None
 
 

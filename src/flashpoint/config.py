@@ -121,7 +121,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_literals(self, "train")
         _require_positive(
-            self, "train", ("steps", "lr", "batch_size", "log_interval", "eval_interval", "eval_sequences", "eps")
+            self,
+            "train",
+            ("steps", "lr", "batch_size", "log_interval", "eval_interval", "eval_sequences", "eps"),
         )
         for name in ("decay_steps", "micro_batch_size", "threads"):
             if getattr(self, name) is not None:
@@ -265,7 +267,7 @@ def _resolve_elsewhere(attn: dict[str, Any], variants_dir: Path) -> dict[str, An
     name = attn.get("elsewhere")
     if not isinstance(name, str):
         return attn
-    import yaml  # noqa: PLC0415 - the training core is importable without it
+    import yaml  # the training core is importable without it
 
     path = variants_dir / f"{name}.yaml"
     if not path.is_file():

@@ -15,7 +15,9 @@ class UserError(Exception):
 def one_line(error: Exception) -> str:
     """The message of a :class:`UserError`, or of a Hydra or OmegaConf error, as one line with a remedy."""
     text = str(error)
-    if missing := re.search(r"Could not find '([^/']+)/([^']+)'.*?Available options in '[^']+':\n(.*?)\n\S", text, re.S):
+    if missing := re.search(
+        r"Could not find '([^/']+)/([^']+)'.*?Available options in '[^']+':\n(.*?)\n\S", text, re.S
+    ):
         group, option, options = missing.groups()
         return f"{group}={option}: no such option; choose one of {', '.join(options.split())}"
     if unknown := re.match(r"Could not override '([^']+)'", text):

@@ -50,11 +50,11 @@ class Tracker:
             self._guarded(lambda: self._start(run, config, run_config, mode))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record metrics of a step (from 0). Several calls may share a step; steps never go back."""
+        """Record metrics of a step (from 0). The steps of one metric never go back; those of different ones may."""
         line = {"step": step, **{name: _to_json(value) for name, value in metrics.items()}}
         self._file.write(json.dumps(line) + "\n")
         if self._wandb is not None:
-            self._guarded(lambda: self._wandb.log(dict(metrics), step=step))
+            self._guarded(lambda: self._wandb.log({"step": step, **metrics}))
 
     def close(self, summary: Mapping[str, Any]) -> None:
         """End the record; ``summary`` becomes the W&B run's."""
@@ -63,7 +63,7 @@ class Tracker:
             self._guarded(lambda: self._finish(summary))
 
     def _start(self, run: RunFolder, config: TrackingConfig, run_config: Mapping[str, Any], mode: str) -> None:
-        import wandb  # noqa: PLC0415
+        import wandb
 
         self._wandb = wandb.init(
             mode=mode,  # type: ignore[arg-type]
@@ -76,6 +76,8 @@ class Tracker:
             config=dict(run_config),
             settings=wandb.Settings(silent=True, console="off", init_timeout=_INIT_TIMEOUT_SECONDS),
         )
+        self._wandb.define_metric("step")
+        self._wandb.define_metric("*", step_metric="step")
 
     def _finish(self, summary: Mapping[str, Any]) -> None:
         self._wandb.summary.update(dict(summary))

@@ -33,9 +33,7 @@ def noise_key(q: Tensor, seed: int = 0, step: int = 0, layer: int = 1) -> NoiseK
     return NoiseKey(torch.tensor([seed, step]), layer, heads)
 
 
-def run_reference(
-    q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, variant: AttentionVariant
-) -> dict[str, Tensor]:
+def run_reference(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, variant: AttentionVariant) -> dict[str, Tensor]:
     """O, L and the gradients of the implementation under test."""
     noise = noise_key(q)
     out, logsumexp, out_fp32 = flash_forward(q, k, v, variant, noise)

@@ -36,7 +36,9 @@ def test_no_rounding_is_the_identity() -> None:
     assert torch.equal(round_bf16(x, "none"), x)
 
 
-@pytest.mark.parametrize("pattern", [0x3F804000, 0x3FFFFFFF, 0x40490FDB, 0x00012345, 0xBF812345, 0xC07F8001, 0x7F7E1234])
+@pytest.mark.parametrize(
+    "pattern", [0x3F804000, 0x3FFFFFFF, 0x40490FDB, 0x00012345, 0xBF812345, 0xC07F8001, 0x7F7E1234]
+)
 def test_stochastic_rounding_goes_up_for_exactly_the_discarded_share_of_offsets(pattern: int) -> None:
     x = floats(np.full(1 << 16, pattern))
     rounded = bits_of(round_bf16(x, "stochastic", EVERY_OFFSET))
@@ -96,7 +98,7 @@ def test_every_part_of_the_key_makes_other_bits() -> None:
     ]
     for one, other in itertools.combinations(streams, 2):
         assert (one == other).float().mean() < 0.01
-    assert 0 <= min(bits.min() for bits in streams)
+    assert min(bits.min() for bits in streams) >= 0
     assert max(bits.max() for bits in streams) < 1 << 16
 
 

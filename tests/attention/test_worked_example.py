@@ -5,10 +5,10 @@ from fractions import Fraction
 import numpy as np
 import torch
 
+from flashpoint.attention.reference import flash_forward
 from flashpoint.attention.rounding import round_bf16
 from flashpoint.attention.variant import AttentionVariant
 from tests.attention.oracle import UNROUNDED, noise_key
-from flashpoint.attention.reference import flash_forward
 
 FIRST, SECOND = -2.40625, -2.296875  # both exact in BF16
 RESIDUAL = -0.00087

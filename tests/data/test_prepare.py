@@ -13,14 +13,17 @@ import numpy as np
 import pytest
 
 from flashpoint.config import DataConfig
-from flashpoint.data import corpus, prepare as preparation
+from flashpoint.data import corpus
+from flashpoint.data import prepare as preparation
 from flashpoint.data.prepare import prepare
 from flashpoint.data.tokenizer import Tokenizer, gpt2_tokenizer, load_bpe, train_bpe
 from flashpoint.data.tokens import open_tokens
 from flashpoint.errors import UserError
 from tests.conftest import environment
 
-DOCUMENTS = [f"document {n}: " + "the second layer explodes, " * (n % 7 + 1) + "naïve Ω <|endoftext|>" for n in range(300)]
+DOCUMENTS = [
+    f"document {n}: " + "the second layer explodes, " * (n % 7 + 1) + "naïve Ω <|endoftext|>" for n in range(300)
+]
 
 
 @pytest.fixture
@@ -35,13 +38,21 @@ def jsonl(tmp_path: Path) -> Path:
 
 
 def config(path: Path, root: Path, **changes: object) -> DataConfig:
-    settings = {"source": "text", "path": str(path), "root": str(root), "vocab_size": 300, "val_fraction": 0.1}
+    settings = {
+        "source": "text",
+        "path": str(path),
+        "root": str(root),
+        "vocab_size": 300,
+        "val_fraction": 0.1,
+    }
     return DataConfig(**{**settings, "workers": 1, **changes})  # type: ignore[arg-type]
 
 
 def decoded(tokens: np.ndarray, tokenizer: Tokenizer) -> list[str]:
     ends = np.flatnonzero(tokens == tokenizer.end_of_text)
-    return [tokenizer.decode(piece[piece != tokenizer.end_of_text].tolist()) for piece in np.split(tokens, ends + 1)][:-1]
+    return [tokenizer.decode(piece[piece != tokenizer.end_of_text].tolist()) for piece in np.split(tokens, ends + 1)][
+        :-1
+    ]
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
@@ -83,9 +94,7 @@ def test_a_trained_tokenizer_is_the_same_in_every_process(tmp_path: Path) -> Non
     assert len({(tmp_path / name).read_bytes() for name in "abc"}) == 1
 
 
-def test_prepared_data_are_not_prepared_again(
-    jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepared_data_are_not_prepared_again(jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(config(jsonl, tmp_path / "data"))
     monkeypatch.setattr(preparation, "source_shards", lambda _: pytest.fail("read the source again"))
     assert prepare(config(jsonl, tmp_path / "data")).fingerprint == first.fingerprint
@@ -125,8 +134,11 @@ def test_an_interrupted_preparation_is_not_trusted_and_ends_the_same(
         else:
             name = {"tokenizer": "train_bpe", "joining": "_join", "sidecar": "write_json"}[stage]
             original = preparation.write_json
-            wanted = (lambda path, value: fail() if path.name == "meta.json" else original(path, value))
-            patch.setattr(preparation, name, wanted if stage == "sidecar" else fail)
+
+            def sidecar_fails(path: Path, value: dict) -> None:
+                fail() if path.name == "meta.json" else original(path, value)
+
+            patch.setattr(preparation, name, sidecar_fails if stage == "sidecar" else fail)
         with pytest.raises(PowerLoss):
             prepare(config(jsonl, tmp_path / "broken"))
     assert not [path for path in (tmp_path / "broken").iterdir() if not path.name.startswith(".")]
@@ -145,7 +157,9 @@ def test_finished_shards_are_kept_and_damaged_ones_are_not(
     damaged = partial / "shard-000001.bin"
     damaged.write_bytes(damaged.read_bytes()[:-2])
     run, done = preparation._Job.run, []
-    monkeypatch.setattr(preparation._Job, "run", lambda job, tokenizer: done.append(job.path.name) or run(job, tokenizer))
+    monkeypatch.setattr(
+        preparation._Job, "run", lambda job, tokenizer: done.append(job.path.name) or run(job, tokenizer)
+    )
     assert bytes_of(prepare(config(jsonl, tmp_path / "broken")).path) == bytes_of(whole.path)
     assert done == ["shard-000001.bin"]
 
@@ -224,9 +238,7 @@ def assert_refused(settings: DataConfig, *fragments: str) -> None:
         ("a.pdf", b"x", ["data.path=", ".parquet"]),
     ],
 )
-def test_bad_text_is_refused_by_file_and_line(
-    tmp_path: Path, name: str, content: bytes, fragments: list[str]
-) -> None:
+def test_bad_text_is_refused_by_file_and_line(tmp_path: Path, name: str, content: bytes, fragments: list[str]) -> None:
     (tmp_path / name).write_bytes(content)
     assert_refused(config(tmp_path / name, tmp_path / "data"), *fragments)
 
@@ -242,8 +254,8 @@ def test_an_unwritable_root_is_refused(jsonl: Path) -> None:
 
 
 def test_parquet_and_plain_text_hold_the_same_documents(tmp_path: Path) -> None:
-    import pyarrow  # noqa: PLC0415
-    import pyarrow.parquet  # noqa: PLC0415
+    import pyarrow
+    import pyarrow.parquet
 
     texts = DOCUMENTS[:50]
     pyarrow.parquet.write_table(pyarrow.table({"body": texts, "n": range(50)}), tmp_path / "a.parquet")
@@ -322,7 +334,6 @@ def test_max_bytes_is_the_size_of_the_python_corpus(site: list[Path]) -> None:
 # OpenWebText
 
 
-
 def test_openwebtext_is_taken_in_ranges_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     loaded = datasets.Dataset.from_dict({"text": DOCUMENTS})
@@ -334,9 +345,7 @@ def test_openwebtext_is_taken_in_ranges_in_order(tmp_path: Path, monkeypatch: py
     assert decoded(tokens, load_bpe(dataset.path / "tokenizer.json")) == DOCUMENTS
 
 
-def test_openwebtext_without_a_network_names_the_alternatives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_openwebtext_without_a_network_names_the_alternatives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
 
     def offline(*_: object, **__: object) -> None:
@@ -353,7 +362,14 @@ def test_byte_level_bpe_round_trips_any_text(tmp_path: Path) -> None:
     train_bpe(DOCUMENTS, 300, tmp_path / "tokenizer.json")
     tokenizer = load_bpe(tmp_path / "tokenizer.json")
     assert tokenizer.vocab_size == 300
-    samples = ["", " leading", "tabs\t\r\n", "emoji 🧨 漢字 \u0000\u007f\u0080", "<|endoftext|>", *DOCUMENTS[:5]]
+    samples = [
+        "",
+        " leading",
+        "tabs\t\r\n",
+        "emoji 🧨 漢字 \u0000\u007f\u0080",
+        "<|endoftext|>",
+        *DOCUMENTS[:5],
+    ]
     for text, ids in zip(samples, tokenizer.encode_documents(samples), strict=True):
         assert ids[-1] == tokenizer.end_of_text == 299
         assert (ids[:-1] < 299).all()
@@ -377,7 +393,7 @@ def test_gpt2_tokens_are_the_published_ones(tmp_path: Path) -> None:
 
 
 def test_gpt2_without_a_network_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tiktoken  # noqa: PLC0415
+    import tiktoken
 
     def offline(_: str) -> None:
         raise ConnectionError("no route to host")

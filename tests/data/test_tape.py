@@ -84,7 +84,7 @@ def test_a_damaged_header_is_refused(tmp_path: Path) -> None:
     good = path.read_bytes()
     for offset in range(header_size(path)):
         path.write_bytes(good[:offset] + bytes([good[offset] ^ 4]) + good[offset + 1 :])
-        with pytest.raises(UserError, match="version|header"):
+        with pytest.raises(UserError, match=r"version|header"):
             Tape.read(path)
 
 

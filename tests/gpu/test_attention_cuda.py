@@ -58,7 +58,9 @@ def test_two_runs_give_the_same_bits(path: Path) -> None:
     torch.use_deterministic_algorithms(True)
     try:
         tensors = inputs(300, 64)
-        for first, second in zip(run(variant, *tensors, device="cuda"), run(variant, *tensors, device="cuda"), strict=True):
+        for first, second in zip(
+            run(variant, *tensors, device="cuda"), run(variant, *tensors, device="cuda"), strict=True
+        ):
             assert torch.equal(first, second)
     finally:
         torch.use_deterministic_algorithms(False)
@@ -80,5 +82,7 @@ def test_memory_grows_linearly_with_the_sequence() -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     variant = AttentionVariant(scores="nearest", out_unnormalized="nearest")
-    attention(q, k, v, variant, layer=1, seed_and_step=torch.zeros(2, dtype=torch.int64, device="cuda")).sum().backward()
+    attention(
+        q, k, v, variant, layer=1, seed_and_step=torch.zeros(2, dtype=torch.int64, device="cuda")
+    ).sum().backward()
     assert torch.cuda.max_memory_allocated() - before < 100e6

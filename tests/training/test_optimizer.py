@@ -28,13 +28,13 @@ def test_schedule(step: int, expected: float) -> None:
 
 def test_decay_steps_keep_the_schedule_of_a_shorter_run() -> None:
     shorter = TrainConfig(**{**CONFIG.__dict__, "steps": 300, "decay_steps": 1100})
-    assert [learning_rate(step, shorter) for step in range(300)] == [
-        learning_rate(step, CONFIG) for step in range(300)
-    ]
+    assert [learning_rate(step, shorter) for step in range(300)] == [learning_rate(step, CONFIG) for step in range(300)]
 
 
 def test_gains_do_not_decay() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.LayerNorm(4, bias=False))
-    decay = {id(p): group["weight_decay"] for group in build_optimizer(model, CONFIG).param_groups for p in group["params"]}
+    decay = {
+        id(p): group["weight_decay"] for group in build_optimizer(model, CONFIG).param_groups for p in group["params"]
+    }
     assert decay[id(model[0].weight)] == 0.1
     assert decay[id(model[1].weight)] == 0.0

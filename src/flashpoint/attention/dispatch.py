@@ -38,7 +38,14 @@ def attention(
         return _attention_of_heads(q, k, v, groups[0][0], layer, groups[0][1], n_head, seed_and_step)
     outs = [
         _attention_of_heads(
-            q[:, list(heads)], k[:, list(heads)], v[:, list(heads)], choices, layer, heads, n_head, seed_and_step
+            q[:, list(heads)],
+            k[:, list(heads)],
+            v[:, list(heads)],
+            choices,
+            layer,
+            heads,
+            n_head,
+            seed_and_step,
         )
         for choices, heads in groups
     ]
@@ -104,14 +111,19 @@ def flash_backward_op(
     """:func:`flashpoint.attention.reference.flash_backward` as an op."""
     with torch.autocast(q.device.type, enabled=False):
         noise = _noise_key(q, seed_and_step, layer, heads, n_head)
-        return flash_backward(
-            grad_out, q, k, v, out, logsumexp, out_fp32, variant_from_key(variant), noise
-        )
+        return flash_backward(grad_out, q, k, v, out, logsumexp, out_fp32, variant_from_key(variant), noise)
 
 
 @flash_forward_op.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int, heads: list[int], n_head: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seed_and_step: Tensor,
+    variant: str,
+    layer: int,
+    heads: list[int],
+    n_head: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     choices = variant_from_key(variant)
     out = q.new_empty(q.shape, dtype=torch.float32 if choices.out == "none" else q.dtype)
@@ -121,9 +133,7 @@ def _(
 
 
 @flash_backward_op.register_fake
-def _(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 

@@ -36,7 +36,7 @@ def flash_forward(
 
     Returns:
         out: O [B, H, T, d], in the inputs' dtype, or float32 where ``variant.out`` is ``none``.
-        logsumexp: L [B, H, T] float32.
+        logsumexp: L [B, H, T] float32, of the centred scores where the variant centres keys.
         out_fp32: O of the same P̄ with Ō and O unrounded, [B, H, T, d] float32; empty unless
             ``variant.delta`` asks for it.
     """
@@ -263,9 +263,7 @@ def _forward_rows(inputs: _Inputs, rows: slice) -> tuple[Tensor, Tensor, Tensor]
     return inputs.round("out", out_unnormalized / divisor, last, features=True), exact / divisor, logsumexp
 
 
-def _probs_and_grads(
-    inputs: _Inputs, grad_out: Tensor, logsumexp: Tensor
-) -> Iterator[tuple[_Tile, Tensor, Tensor]]:
+def _probs_and_grads(inputs: _Inputs, grad_out: Tensor, logsumexp: Tensor) -> Iterator[tuple[_Tile, Tensor, Tensor]]:
     """P and dP of every tile, FP32."""
     for rows in inputs.row_chunks():
         for tile in inputs.tiles(rows):

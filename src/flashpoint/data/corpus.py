@@ -133,8 +133,8 @@ class TextShard:
                 yield text
 
     def _parquet(self) -> Iterator[str]:
-        import pyarrow  # noqa: PLC0415
-        import pyarrow.parquet  # noqa: PLC0415
+        import pyarrow
+        import pyarrow.parquet
 
         try:
             table = pyarrow.parquet.ParquetFile(self.path)
@@ -198,7 +198,7 @@ def _code_files(roots: list[Path]) -> list[Path]:
 
 
 def _load_openwebtext() -> Any:
-    from datasets import load_dataset  # noqa: PLC0415
+    from datasets import load_dataset
 
     return load_dataset(_OPENWEBTEXT, split="train")
 

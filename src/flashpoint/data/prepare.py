@@ -24,7 +24,15 @@ from tqdm import tqdm
 from flashpoint.config import DataConfig
 from flashpoint.data.corpus import Shard, source_identity, source_shards
 from flashpoint.data.tokenizer import Tokenizer, gpt2_tokenizer, load_bpe, train_bpe
-from flashpoint.data.tokens import FORMAT_VERSION, SIDECAR, SPLITS, TokenDataset, file_sha256, fingerprint, open_tokens
+from flashpoint.data.tokens import (
+    FORMAT_VERSION,
+    SIDECAR,
+    SPLITS,
+    TokenDataset,
+    file_sha256,
+    fingerprint,
+    open_tokens,
+)
 from flashpoint.errors import UserError
 from flashpoint.run_folder import write_json
 
@@ -55,7 +63,11 @@ def prepare(config: DataConfig) -> TokenDataset:
 
 
 def _request(config: DataConfig) -> dict[str, Any]:
-    request = {"format_version": FORMAT_VERSION, "tokenizer": config.tokenizer, "val_fraction": config.val_fraction}
+    request = {
+        "format_version": FORMAT_VERSION,
+        "tokenizer": config.tokenizer,
+        "val_fraction": config.val_fraction,
+    }
     if config.tokenizer == "bpe":
         request["vocab_size"] = config.vocab_size
     return request | source_identity(config)
@@ -168,7 +180,7 @@ def _tokenize(jobs: list[_Job], workers: int, tokenizer: Tokenizer, name: str) -
             pool = multiprocessing.get_context("spawn").Pool(
                 min(workers, len(missing)), _start_worker, (missing[0].tokenizer_file,)
             )
-            done = stack.enter_context(pool).imap(_run_in_worker, missing)
+            done: Iterator[dict[str, Any]] = stack.enter_context(pool).imap(_run_in_worker, missing)
         else:
             done = (job.run(tokenizer) for job in missing)
         bar = stack.enter_context(tqdm(total=len(jobs), unit="shard", desc=f"tokenising {name}", file=sys.stderr))
@@ -224,4 +236,3 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-

@@ -45,7 +45,7 @@ def gpt2_tokenizer() -> Tokenizer:
     Raises:
         UserError: tiktoken has not cached its two files yet and cannot fetch them.
     """
-    import tiktoken  # noqa: PLC0415
+    import tiktoken
 
     try:
         encoding = tiktoken.get_encoding("gpt2")
@@ -68,25 +68,23 @@ def train_bpe(documents: Iterable[str], vocab_size: int, path: Path) -> None:
 
     A corpus that is too small for ``vocab_size`` tokens gives fewer.
     """
-    from tokenizers import Tokenizer as BPETokenizer  # noqa: PLC0415
-    from tokenizers import models, trainers  # noqa: PLC0415
-    from tokenizers.decoders import ByteLevel as ByteLevelDecoder  # noqa: PLC0415
-    from tokenizers.pre_tokenizers import ByteLevel  # noqa: PLC0415
+    from tokenizers import Tokenizer as BPETokenizer
+    from tokenizers import models, trainers
+    from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+    from tokenizers.pre_tokenizers import ByteLevel
 
     bpe = BPETokenizer(models.BPE())
     bpe.pre_tokenizer = ByteLevel(add_prefix_space=False)
     bpe.decoder = ByteLevelDecoder()
     # End-of-text is the last id and no special token of the library, whose encoder would look for it in text.
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - 1, initial_alphabet=ByteLevel.alphabet(), show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=ByteLevel.alphabet(), show_progress=False)
     bpe.train_from_iterator(_first_characters(documents, TRAINING_CHARACTERS), trainer)
     bpe.save(str(path))
 
 
 def load_bpe(path: Path) -> Tokenizer:
     """The tokeniser that :func:`train_bpe` wrote."""
-    from tokenizers import Tokenizer as BPETokenizer  # noqa: PLC0415
+    from tokenizers import Tokenizer as BPETokenizer
 
     bpe = BPETokenizer.from_file(str(path))
     end_of_text = bpe.get_vocab_size()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
-from flashpoint.model import GPT
+from flashpoint.model import GPT, Block
 
 
 @torch.no_grad()
@@ -15,7 +17,7 @@ def w_q_spectral_norms(model: GPT) -> Tensor:
     Returns:
         [n_layer, n_head] float32: the square root of the largest eigenvalue of W_Q W_Qᵀ, in FP64.
     """
-    w_q = torch.stack([block.attention.w_q for block in model.blocks]).double()  # type: ignore[union-attr]
+    w_q = torch.stack([cast(Block, block).attention.w_q for block in model.blocks]).double()
     return torch.linalg.eigvalsh(w_q @ w_q.mT)[..., -1].sqrt().float()  # [L, H, d, d] → [L, H]
 
 

@@ -28,7 +28,7 @@ def draw_curves(run: RunFolder) -> Path:
     Raises:
         UserError: configuration, metrics or outcome are missing or damaged.
     """
-    from matplotlib.figure import Figure  # noqa: PLC0415 - matplotlib takes half a second to import
+    from matplotlib.figure import Figure  # matplotlib takes half a second to import
 
     columns = read_metrics(run.metrics)
     outcome = read_json(run.outcome)

@@ -65,12 +65,15 @@ def _cpu_name() -> str:
 
 def _commit() -> str | None:
     """The source's Git commit, with ``+changes`` if files differ from it."""
-    root = Path(flashpoint.__file__).parent
     try:
-        options = {"cwd": root, "capture_output": True, "text": True, "timeout": 10, "check": True}
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], **options).stdout.strip()  # type: ignore[call-overload]
-        status = ["git", "status", "--porcelain", "--untracked-files=no"]
-        changed = subprocess.run(status, **options).stdout.strip()  # type: ignore[call-overload]
+        commit = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
         return None
-    return f"{commit}+changes" if changed else str(commit)
+    return f"{commit}+changes" if changed else commit
+
+
+def _git(*arguments: str) -> str:
+    source = Path(flashpoint.__file__).parent
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -1,0 +1,104 @@
+"""The op: well formed, indifferent to strides and autocast, frugal, and the same on every launch."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flashpoint.attention.dispatch import attention, flash_forward_op
+from flashpoint.attention.variant import AttentionVariant
+from tests.attention.oracle import run_reference
+
+BASELINE = AttentionVariant(scores="nearest", out_unnormalized="nearest")
+CHOICES = [
+    BASELINE,
+    AttentionVariant(out="none", delta="out_fp32", block_k=None),
+    AttentionVariant(out_unnormalized="stochastic", exact_row_sum=True, center_keys=True),
+]
+SEED_AND_STEP = torch.tensor([1, 2])
+
+
+def inputs(length: int = 40, batch: int = 2) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(batch, 3, length, 16, generator=generator).bfloat16() for _ in range(3)]
+
+
+def out_and_grads(tensors: list[Tensor], variant: AttentionVariant = BASELINE) -> list[Tensor]:
+    q, k, v = (x.detach().requires_grad_() for x in tensors)
+    out = attention(q, k, v, variant, layer=2, seed_and_step=SEED_AND_STEP)
+    out.float().square().sum().backward()
+    return [x for x in (out.detach(), q.grad, k.grad, v.grad) if x is not None]
+
+
+@pytest.mark.parametrize("variant", CHOICES, ids=["baseline", "fp32", "stochastic"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_op_passes_pytorchs_own_checks(variant: AttentionVariant, transposed: bool) -> None:
+    q, k, v = ((x.transpose(1, 2).contiguous().transpose(1, 2) if transposed else x).requires_grad_() for x in inputs())
+    arguments = (q, k, v, SEED_AND_STEP, variant.key, 2, [0, 1, 2], 3)
+    torch.library.opcheck(flash_forward_op, arguments)
+
+
+@pytest.mark.parametrize("variant", CHOICES, ids=["baseline", "fp32", "stochastic"])
+def test_strides_change_no_bit(variant: AttentionVariant) -> None:
+    contiguous = inputs()
+    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in contiguous]
+    for one, other in zip(out_and_grads(contiguous, variant), out_and_grads(strided, variant), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("variant", CHOICES, ids=["baseline", "fp32", "stochastic"])
+def test_autocast_changes_no_bit(variant: AttentionVariant) -> None:
+    plain = out_and_grads(inputs(), variant)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = out_and_grads(inputs(), variant)
+    for one, other in zip(plain, cast, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("variant", CHOICES, ids=["baseline", "fp32", "stochastic"])
+def test_two_launches_give_the_same_bits(variant: AttentionVariant) -> None:
+    for one, other in zip(out_and_grads(inputs(), variant), out_and_grads(inputs(), variant), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_stochastic_rounding_is_unbiased_over_steps() -> None:
+    """The mean of n outputs nears the unrounded one like 1/√n; one BF16 ulp is at most 2⁻⁷ relative."""
+    q, k, v = inputs()
+    stochastic = AttentionVariant(probs="none", out="none", out_unnormalized="stochastic")
+    unrounded = AttentionVariant(probs="none", out="none")
+    exact = attention(q, k, v, unrounded, layer=1, seed_and_step=SEED_AND_STEP)
+    steps = 400
+    outs = torch.stack(
+        [attention(q, k, v, stochastic, layer=1, seed_and_step=torch.tensor([1, step])) for step in range(steps)]
+    )
+    assert not torch.equal(outs[0], outs[1])
+    # A rounding to one of two neighbours u apart has standard deviation ≤ u/2 ≤ 2⁻⁸·|O|.
+    limit = 5 * 2**-8 * exact.abs() / math.sqrt(steps) + 1e-7
+    assert ((outs.mean(0) - exact).abs() <= limit).float().mean() > 0.9999
+    bias = ((outs.mean(0) - exact) / exact.abs()).mean().item()
+    assert abs(bias) < 5 * 2**-8 / math.sqrt(steps * exact.numel())
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the most elements of any tensor that an operation made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(value, Tensor):
+                self.elements = max(self.elements, value.numel())
+        return result
+
+
+@pytest.mark.parametrize("block", [64, 200, 512, None])
+def test_nothing_larger_than_a_block_row_is_materialised(block: int | None) -> None:
+    length = 1024
+    q, k, v = (x[:1, :1] for x in inputs(length))
+    variant = AttentionVariant(scores="nearest", exact_row_sum=True, block_k=block)
+    with Largest() as largest:
+        run_reference(q, k, v, v, variant)
+    assert length * 32 < largest.elements <= length * 128  # a block row, of 2²⁰ scores in all

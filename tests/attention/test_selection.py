@@ -1,0 +1,107 @@
+"""Layers and heads: who takes the variant and who does not; and what a variant refuses."""
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from flashpoint.attention.dispatch import attention
+from flashpoint.attention.variant import AttentionVariant, variant_from_key
+from tests.conftest import REPOSITORY
+
+STOCHASTIC = AttentionVariant(name="stochastic", scores="nearest", out_unnormalized="stochastic")
+PLAIN = AttentionVariant(name="plain")
+FILES = sorted((REPOSITORY / "configs/attn").glob("*.yaml"))
+
+
+def inputs() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 4, 70, 16, generator=generator).bfloat16() for _ in range(3)]
+
+
+def out_and_grads(variant: AttentionVariant, layer: int) -> list[Tensor]:
+    q, k, v = (x.requires_grad_() for x in inputs())
+    out = attention(q, k, v, variant, layer=layer, seed_and_step=torch.tensor([1, 2]))
+    out.float().square().sum().backward()
+    return [x for x in (out.detach(), q.grad, k.grad, v.grad) if x is not None]
+
+
+def selecting(**selection: tuple[int, ...]) -> AttentionVariant:
+    return AttentionVariant(**{**STOCHASTIC.to_dict(), "elsewhere": PLAIN, **selection})
+
+
+@pytest.mark.parametrize(
+    ("selection", "layer", "selected"),
+    [
+        ({"layers": (2,)}, 2, {0, 1, 2, 3}),
+        ({"layers": (2,)}, 1, set()),
+        ({"heads": (1, 4)}, 5, {0, 3}),
+        ({"layers": (2, 3), "heads": (3,)}, 3, {2}),
+        ({"layers": (2, 3), "heads": (3,)}, 1, set()),
+        ({"heads": (4, 2, 1, 3)}, 1, {0, 1, 2, 3}),
+    ],
+)
+def test_each_head_computes_as_if_its_variant_were_everywhere(
+    selection: dict[str, tuple[int, ...]], layer: int, selected: set[int]
+) -> None:
+    mixed = out_and_grads(selecting(**selection), layer)
+    chosen, others = out_and_grads(STOCHASTIC, layer), out_and_grads(PLAIN, layer)
+    assert not torch.equal(chosen[0], others[0])
+    for result, by_choice, by_other in zip(mixed, chosen, others, strict=True):
+        for head in range(4):
+            assert torch.equal(result[:, head], (by_choice if head in selected else by_other)[:, head])
+
+
+def test_one_head_in_fp32_makes_the_output_fp32() -> None:
+    variant = AttentionVariant(out="none", heads=(2,), elsewhere=PLAIN)
+    q, k, v = inputs()
+    out = attention(q, k, v, variant, layer=1, seed_and_step=torch.zeros(2, dtype=torch.int64))
+    assert out.dtype == torch.float32
+    assert torch.equal(out[:, 0], out[:, 0].bfloat16().float())
+    assert not torch.equal(out[:, 1], out[:, 1].bfloat16().float())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_variant_file_builds_under_its_own_name_and_travels_as_a_key(path) -> None:
+    variant = AttentionVariant.from_dict(yaml.safe_load(path.read_text()))
+    assert variant.name == path.stem
+    assert variant_from_key(variant.key) == variant
+
+
+def test_no_two_variant_files_make_the_same_choices() -> None:
+    choices = [AttentionVariant.from_dict(yaml.safe_load(path.read_text())).to_dict() for path in FILES]
+    unnamed = [tuple(sorted({**choice, "name": ""}.items(), key=str)) for choice in choices]
+    assert len(set(map(str, unnamed))) == len(FILES)
+
+
+def test_a_selection_travels_whole() -> None:
+    variant = selecting(layers=(2,), heads=(1, 3))
+    assert variant_from_key(variant.key) == variant
+    assert AttentionVariant.from_dict(variant.to_dict()) == variant
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"scores": "fp8"}, "attn.scores=fp8"),
+        ({"kernel": "cudnn"}, "attn.kernel=cudnn"),
+        ({"delta": "none"}, "attn.delta=none"),
+        ({"block_k": 0}, "attn.block_k=0"),
+        ({"beta": 0.5}, "attn.beta=0.5"),
+        ({"tie_tolerance": -1.0}, "attn.tie_tolerance=-1.0"),
+        ({"max_shift": -1.0}, "attn.max_shift=-1.0"),
+        ({"shift_offset": 100.0}, "attn.shift_offset=100.0"),
+        ({"normalizer": "before_product"}, "attn.normalizer=before_product"),
+        ({"layers": (2,)}, "attn.elsewhere"),
+        ({"elsewhere": PLAIN}, "attn.elsewhere"),
+        ({"layers": (), "elsewhere": PLAIN}, "attn.layers="),
+        ({"layers": (0,), "elsewhere": PLAIN}, "attn.layers="),
+        ({"heads": (1, 1), "elsewhere": PLAIN}, "attn.heads="),
+        ({"layers": (1,), "elsewhere": selecting(layers=(2,))}, "attn.elsewhere=stochastic"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_refused_by_name(fields: dict, named: str) -> None:
+    with pytest.raises(ValueError, match="attn") as caught:
+        AttentionVariant(**fields)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)

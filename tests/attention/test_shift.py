@@ -1,0 +1,125 @@
+"""What is subtracted before the exponential, by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashpoint.attention.reference import block_shift, exponential, flash_forward
+from flashpoint.attention.variant import AttentionVariant
+from tests.attention.oracle import UNROUNDED, exact_attention, noise_key, run_reference
+
+INF = math.inf
+PAPER = AttentionVariant(shift="dynamic_max", beta=7.0, tie_tolerance=0.0, max_shift=None)
+
+
+@pytest.mark.parametrize(
+    ("scores", "shift"),
+    [
+        ([2.0, 2.0, 1.0], 14.0),  # repeated positive maxima: β·r_m
+        ([-3.0, -3.0, -4.0], 0.0),  # repeated negative maxima: 0
+        ([0.0, 0.0, -1.0], 0.0),  # repeated zeros: r_m
+        ([2.0, 1.0, 0.0], 2.0),  # one maximum: r_m
+        ([-2.0, -3.0, -4.0], -2.0),
+        ([2.0, 2.0, -INF], 14.0),  # a masked key is no maximum
+        ([2.0, -INF, -INF], 2.0),
+        ([-3.0, -INF, -INF], -3.0),
+        ([-INF, -INF, -INF], -INF),  # masked whole: asks for nothing
+        ([2.0, 1.9995, 0.0], 2.0),  # within 1e-3, but the tolerance is 0
+    ],
+)
+def test_the_papers_rule(scores: list[float], shift: float) -> None:
+    assert block_shift(torch.tensor([scores]), PAPER).tolist() == [shift]
+
+
+def test_the_tolerance_of_the_released_code_widens_a_tie() -> None:
+    released = AttentionVariant(shift="dynamic_max", beta=2.0, tie_tolerance=1e-3, max_shift=None)
+    assert block_shift(torch.tensor([[2.0, 1.9995, 0.0]]), released).tolist() == [4.0]
+    assert block_shift(torch.tensor([[2.0, 1.998, 0.0]]), released).tolist() == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("row_max", "expected"), [(5.0, 35.0), (9.0, 63.0), (20.0, 80.0), (-30.0, 0.0), (-100.0, -40.0)]
+)
+def test_the_guard_bounds_the_distance_to_the_row_maximum(row_max: float, expected: float) -> None:
+    guarded = AttentionVariant(shift="dynamic_max", beta=7.0, max_shift=60.0)
+    assert block_shift(torch.tensor([[row_max, row_max]]), guarded).tolist() == [expected]
+
+
+def test_other_rules() -> None:
+    scores = torch.tensor([[2.0, 2.0, 1.0], [-INF, -INF, -INF]])
+    assert block_shift(scores, AttentionVariant()).tolist() == [2.0, -INF]
+    assert block_shift(scores, AttentionVariant(shift="offset", shift_offset=0.5)).tolist() == [2.5, -INF]
+
+
+def tied_rows(row_max: float, length: int = 20) -> list[Tensor]:
+    """All keys alike, with scores of ``row_max``."""
+    size = 16
+    q, k = torch.zeros(1, 1, length, size), torch.zeros(1, 1, length, size)
+    q[..., 0], k[..., 0] = 4.0, row_max
+    generator = torch.Generator().manual_seed(0)
+    v, grad_out = (torch.randn(1, 1, length, size, generator=generator) for _ in range(2))
+    return [q, k, v, grad_out]
+
+
+@pytest.mark.parametrize("row_max", [30.0, 100.0, -200.0])
+def test_past_underflow_the_guard_keeps_the_exact_result(row_max: float) -> None:
+    inputs = tied_rows(row_max)
+    unguarded = AttentionVariant(**UNROUNDED, shift="dynamic_max", beta=7.0, max_shift=None)
+    guarded = AttentionVariant(**UNROUNDED, shift="dynamic_max", beta=7.0, max_shift=60.0)
+    q, k, v, _ = inputs
+    assert not flash_forward(q, k, v, unguarded, noise_key(q))[0].isfinite().all()
+    result, expected = run_reference(*inputs, guarded), exact_attention(*inputs)  # type: ignore[arg-type]
+    for name, value in result.items():
+        assert (value - expected[name]).abs().max() <= 1e-4 * max(1.0, expected["grad_v"].abs().max().item()), name
+
+
+def test_the_running_maximum_keeps_the_largest_shift_of_all_blocks() -> None:
+    """Ties in the first block only: its β·r_m stays above the later, larger single maximum."""
+    q, k, v, _ = tied_rows(2.0, length=4)
+    k[0, 0, 2:, 0] = torch.tensor([3.0, 1.0])
+    variant = AttentionVariant(
+        probs="none", out="none", out_unnormalized="nearest", shift="dynamic_max", beta=7.0, block_k=2
+    )
+    out, logsumexp, _ = flash_forward(q, k, v, variant, noise_key(q))
+    # Ō = Σ exp(s − 14) v, rounded to BF16, over ℓ = Σ exp(s − 14).
+    p = torch.tensor([2.0, 2.0, 3.0, 1.0]).double().sub(14).exp().float()
+    unnormalized = (p @ v[0, 0]).bfloat16().float()
+    torch.testing.assert_close(out[0, 0, 3], unnormalized / p.sum(), rtol=1e-6, atol=0)
+    assert logsumexp[0, 0, 3].item() == pytest.approx(math.log(2 * math.e**2 + math.e**3 + math.e), rel=1e-6)
+
+
+def test_tiles_without_any_visible_key_leave_no_nan() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad_out = (torch.randn(1, 2, 9, 16, generator=generator) for _ in range(4))
+    for block in (1, 2, 4, 64):
+        result = run_reference(q, k, v, grad_out, AttentionVariant(**UNROUNDED, block_k=block))
+        expected = exact_attention(q, k, v, grad_out)
+        for name, value in result.items():
+            assert (value - expected[name]).abs().max() < 1e-5
+
+
+def test_unfused_equal_maxima_give_exactly_one_and_fused_ones_need_not() -> None:
+    maxima = torch.linspace(0.1, 90, 500)
+    unfused = exponential(maxima[:, None], maxima[:, None], fused=False)
+    fused = exponential(maxima[:, None], maxima[:, None], fused=True)
+    assert (unfused == 1).all()
+    assert 0.2 < (fused != 1).float().mean() < 1
+    assert (fused - 1).abs().max() < 1e-4
+
+
+def test_the_fused_exponent_rounds_its_product_and_sum_once() -> None:
+    """Against exact rationals: exp2 of the correctly rounded s·c − (m·c rounded)."""
+    from fractions import Fraction
+
+    import numpy as np
+
+    log2e = np.float32(math.log2(math.e))
+    generator = np.random.default_rng(0)
+    for s, m in generator.uniform(-20, 20, (200, 2)).astype(np.float32):
+        shifted = np.float32(m * log2e)
+        exact = Fraction(float(s)) * Fraction(float(log2e)) - Fraction(float(shifted))
+        expected = torch.exp2(torch.tensor(np.float32(float(exact))))
+        result = exponential(torch.tensor([[s]]), torch.tensor([[m]]), fused=True)
+        assert result.item() == expected.item()
