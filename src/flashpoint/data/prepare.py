@@ -12,14 +12,12 @@ import hashlib
 import json
 import multiprocessing
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from flashpoint.config import DataConfig
 from flashpoint.data.corpus import Shard, source_identity, source_shards
@@ -34,6 +32,7 @@ from flashpoint.data.tokens import (
     open_tokens,
 )
 from flashpoint.errors import UserError
+from flashpoint.progress import progress_bar
 from flashpoint.run_folder import write_json
 
 _TRAINED = "tokenizer.json"
@@ -183,7 +182,7 @@ def _tokenize(jobs: list[_Job], workers: int, tokenizer: Tokenizer, name: str) -
             done: Iterator[dict[str, Any]] = stack.enter_context(pool).imap(_run_in_worker, missing)
         else:
             done = (job.run(tokenizer) for job in missing)
-        bar = stack.enter_context(tqdm(total=len(jobs), unit="shard", desc=f"tokenising {name}", file=sys.stderr))
+        bar = stack.enter_context(progress_bar(len(jobs), "shard", f"tokenising {name}"))
         for record in records:
             yield record if record is not None else next(done)
             bar.update()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from flashpoint.config import Config
 from flashpoint.data.batches import gather_windows
@@ -21,6 +19,7 @@ from flashpoint.data.tape import TapeWriter
 from flashpoint.data.tokens import TokenDataset
 from flashpoint.model import GPT
 from flashpoint.probes.spectral import w_q_metrics
+from flashpoint.progress import progress_bar
 from flashpoint.training.detector import ExplosionDetector
 from flashpoint.training.digests import TrajectoryDigest
 from flashpoint.training.optimizer import build_optimizer, learning_rate
@@ -89,7 +88,7 @@ class Trainer:
         """
         train, probes = self.config.train, self.config.probes
         loss, val_loss, interrupted, step = math.nan, None, False, -1
-        with _progress_bar(train.steps) as bar:
+        with progress_bar(train.steps, "step") as bar:
             started = time.perf_counter()
             for step in range(train.steps):
                 self._step(step)
@@ -166,8 +165,3 @@ class Trainer:
                 # Uncompiled: a short last batch would compile once more.
                 total += self.model(inputs, targets, self._seed_and_step).item() * len(windows)
         return total / count
-
-
-def _progress_bar(steps: int) -> tqdm:
-    interval = 0.5 if sys.stderr.isatty() else 15.0
-    return tqdm(total=steps, unit="step", dynamic_ncols=True, mininterval=interval, file=sys.stderr)
