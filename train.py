@@ -67,6 +67,7 @@ def main() -> None:
         with errors_as_one_line():
             train()
     except KeyboardInterrupt:
+        print("interrupted; what was prepared stays, and the same command goes on from there", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
 
 

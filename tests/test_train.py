@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -173,6 +174,23 @@ def test_a_signal_ends_the_run_cleanly(text_file: Path, tmp_path: Path, number: 
     assert outcome["interrupted"] == number.name
     assert outcome["tape_steps"] == outcome["step"] == int(match[2]) == len(losses_of(tmp_path / "runs/stopped"))
     assert "Traceback" not in stderr
+
+
+def test_ctrl_c_while_data_are_prepared_ends_in_one_line(tmp_path: Path, text_file: Path) -> None:
+    command = train_command("experiment=laptop", "data.max_bytes=60_000_000", tiny=False, text_file=text_file)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 90
+    while not list(tmp_path.glob("data/.*.partial/shard-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in stderr
+    assert stderr.splitlines()[-1].startswith("interrupted;")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_killed_run_replays_as_far_as_its_tape(text_file: Path, tmp_path: Path, train: Command) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -334,10 +335,27 @@ def test_max_bytes_is_the_size_of_the_python_corpus(site: list[Path]) -> None:
 # OpenWebText
 
 
-def test_openwebtext_is_taken_in_ranges_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
+@pytest.fixture(autouse=True)
+def _forget_openwebtext() -> Iterator[None]:
+    yield
+    corpus._load_openwebtext.cache_clear()
+
+
+@pytest.mark.parametrize("script_on_main", [False, True])
+def test_openwebtext_is_taken_in_ranges_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script_on_main: bool
+) -> None:
+    import datasets
+
     loaded = datasets.Dataset.from_dict({"text": DOCUMENTS})
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: loaded if split == "train" else None)
+
+    def load_dataset(name: str, split: str, revision: str = "main") -> datasets.Dataset:
+        assert (name, split) == ("Skylion007/openwebtext", "train")
+        if script_on_main and revision == "main":
+            raise RuntimeError("Dataset scripts are no longer supported, but found openwebtext.py")
+        return loaded
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(corpus, "_OPENWEBTEXT_SHARD", 70)
     settings = DataConfig(source="openwebtext", vocab_size=300, val_fraction=0.1, root=str(tmp_path), workers=1)
     dataset = prepare(settings)
@@ -346,7 +364,7 @@ def test_openwebtext_is_taken_in_ranges_in_order(tmp_path: Path, monkeypatch: py
 
 
 def test_openwebtext_without_a_network_names_the_alternatives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
 
     def offline(*_: object, **__: object) -> None:
         raise ConnectionError("no route to host\nat all")

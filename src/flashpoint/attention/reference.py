@@ -74,7 +74,7 @@ def flash_backward(
     """
     inputs = _Inputs.of(q, k, v, variant, noise)
     grad_out = grad_out.float()
-    delta = attention_delta(grad_out, q, k, v, out, logsumexp, out_fp32, variant, noise)
+    delta = _attention_delta(inputs, grad_out, out, logsumexp, out_fp32)
     # Contiguous whatever the inputs' strides: the op's fake promises that to torch.compile.
     grad_q, grad_k, grad_v = (inputs.q.new_zeros(q.shape) for _ in range(3))
     for rows in inputs.row_chunks():
@@ -90,38 +90,6 @@ def flash_backward(
     if variant.center_keys:
         grad_k = grad_k - grad_k.mean(-2, keepdim=True)
     return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
-
-
-def attention_delta(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    out_fp32: Tensor,
-    variant: AttentionVariant,
-    noise: NoiseKey,
-) -> Tensor:
-    """δ [B, H, T] float32 as the variant takes it; arguments as for :func:`flash_backward`."""
-    inputs = _Inputs.of(q, k, v, variant, noise)
-    grad_out = grad_out.float()
-    match variant.delta:
-        case "out":
-            delta = (grad_out * out.float()).sum(-1)
-        case "out_fp32":
-            delta = (grad_out * out_fp32).sum(-1)
-        case "p_dp":
-            delta = torch.zeros_like(logsumexp)
-            for tile, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
-                delta[..., tile.rows] += (p * grad_p).sum(-1)
-    if variant.exact_row_sum:
-        residual, mass = torch.zeros_like(delta), torch.zeros_like(delta)
-        for tile, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
-            residual[..., tile.rows] += (p * (grad_p - delta[..., tile.rows, None])).sum(-1)
-            mass[..., tile.rows] += p.sum(-1)
-        delta = delta + residual / mass
-    return delta
 
 
 def block_shift(scores: Tensor, variant: AttentionVariant) -> Tensor:
@@ -261,6 +229,26 @@ def _forward_rows(inputs: _Inputs, rows: slice) -> tuple[Tensor, Tensor, Tensor]
     logsumexp = shift + normalizer.log()
     divisor = torch.ones_like(normalizer[..., None]) if before_product else normalizer[..., None]
     return inputs.round("out", out_unnormalized / divisor, last, features=True), exact / divisor, logsumexp
+
+
+def _attention_delta(inputs: _Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_fp32: Tensor) -> Tensor:
+    """δ [B, H, T] float32 as the variant takes it."""
+    match inputs.variant.delta:
+        case "out":
+            delta = (grad_out * out.float()).sum(-1)
+        case "out_fp32":
+            delta = (grad_out * out_fp32).sum(-1)
+        case "p_dp":
+            delta = torch.zeros_like(logsumexp)
+            for tile, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
+                delta[..., tile.rows] += (p * grad_p).sum(-1)
+    if inputs.variant.exact_row_sum:
+        residual, mass = torch.zeros_like(delta), torch.zeros_like(delta)
+        for tile, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
+            residual[..., tile.rows] += (p * (grad_p - delta[..., tile.rows, None])).sum(-1)
+            mass[..., tile.rows] += p.sum(-1)
+        delta = delta + residual / mass
+    return delta
 
 
 def _probs_and_grads(inputs: _Inputs, grad_out: Tensor, logsumexp: Tensor) -> Iterator[tuple[_Tile, Tensor, Tensor]]:

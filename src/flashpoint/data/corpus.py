@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -197,10 +198,15 @@ def _code_files(roots: list[Path]) -> list[Path]:
     return [path for *_, path in sorted(named)]
 
 
+@lru_cache(maxsize=1)
 def _load_openwebtext() -> Any:
     from datasets import load_dataset
 
-    return load_dataset(_OPENWEBTEXT, split="train")
+    try:
+        return load_dataset(_OPENWEBTEXT, split="train")
+    except RuntimeError:
+        # Its main branch may hold a loading script, which datasets ≥ 4 refuses to run; the hub keeps a conversion.
+        return load_dataset(_OPENWEBTEXT, split="train", revision="refs/convert/parquet")
 
 
 def _openwebtext(max_bytes: int | None) -> Iterator[OpenWebTextShard]:

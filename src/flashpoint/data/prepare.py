@@ -12,6 +12,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,6 +161,7 @@ _worker_tokenizer: Tokenizer | None = None
 
 def _start_worker(tokenizer_file: Path | None) -> None:
     global _worker_tokenizer  # noqa: PLW0603 - a tokeniser cannot be pickled: each process loads its own
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the workers
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker_tokenizer = _load(tokenizer_file)
 
