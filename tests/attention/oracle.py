@@ -29,8 +29,7 @@ def bf16(x: Any) -> Any:
 
 
 def noise_key(q: Tensor, seed: int = 0, step: int = 0, layer: int = 1) -> NoiseKey:
-    heads = torch.arange(q.shape[0] * q.shape[1]).view(*q.shape[:2], 1, 1)
-    return NoiseKey(torch.tensor([seed, step]), layer, heads)
+    return NoiseKey(torch.tensor([seed, step]), layer, torch.arange(q.shape[1]), q.shape[1], q.shape[0])
 
 
 def run_reference(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, variant: AttentionVariant) -> dict[str, Tensor]:

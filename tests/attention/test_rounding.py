@@ -78,7 +78,7 @@ def test_philox_gives_the_published_numbers(counter: tuple, key: tuple, expected
 
 
 def key(seed: int = 1, step: int = 2, layer: int = 3, first_head: int = 0) -> NoiseKey:
-    return NoiseKey(torch.tensor([seed, step]), layer, torch.arange(first_head, first_head + 2).view(1, 2, 1, 1))
+    return NoiseKey(torch.tensor([seed, step]), layer, torch.arange(first_head, first_head + 2), 8, 1)
 
 
 ROWS, COLUMNS = torch.arange(40)[:, None], torch.arange(16)[None]

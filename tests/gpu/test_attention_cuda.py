@@ -69,8 +69,7 @@ def test_two_runs_give_the_same_bits(path: Path) -> None:
 def test_random_bits_do_not_depend_on_the_device() -> None:
     bits = []
     for device in ("cpu", "cuda"):
-        heads = torch.arange(6, device=device).view(2, 3, 1, 1)
-        key = NoiseKey(torch.tensor([7, 11], device=device), 2, heads)
+        key = NoiseKey(torch.tensor([7, 11], device=device), 2, torch.arange(3, device=device), 3, 2)
         rows, columns = torch.arange(50, device=device)[:, None], torch.arange(64, device=device)[None]
         bits.append(key.bits("out_unnormalized", rows, columns).cpu())
     assert torch.equal(*bits)

@@ -7,13 +7,15 @@ The ops keep ``torch.compile`` from tracing into the reference, where its fusion
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashpoint.attention.reference import flash_backward, flash_forward
+from flashpoint.attention import reference
 from flashpoint.attention.rounding import NoiseKey
 from flashpoint.attention.variant import AttentionVariant, variant_from_key
 
@@ -70,10 +72,24 @@ def _attention_of_heads(
     return out
 
 
+def _engine(q: Tensor, variant: AttentionVariant) -> ModuleType:
+    """The kernels on a GPU where they have the variant, else the PyTorch attention."""
+    if q.is_cuda:
+        from flashpoint.attention import launch  # a CPU need not wait for Triton
+
+        if launch.kernels_support(q, variant):
+            return launch
+    return reference
+
+
 def _noise_key(q: Tensor, seed_and_step: Tensor, layer: int, heads: list[int], n_head: int) -> NoiseKey:
-    sequences = torch.arange(q.shape[0], device=q.device)[:, None] * n_head
-    head_numbers = torch.tensor(heads, device=q.device)
-    return NoiseKey(seed_and_step, layer, (sequences + head_numbers)[:, :, None, None])
+    return NoiseKey(seed_and_step, layer, _on_device(tuple(heads), q.device), n_head, q.shape[0])
+
+
+@lru_cache(maxsize=256)
+def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """[n] int64; copied once, since a copy to a GPU waits for it."""
+    return torch.tensor(numbers, device=device)
 
 
 @torch.library.custom_op("flashpoint::flash_forward", mutates_args=())
@@ -87,10 +103,11 @@ def flash_forward_op(
     heads: list[int],
     n_head: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`flashpoint.attention.reference.flash_forward` as an op; ``variant`` is a variant's key."""
+    """:func:`flashpoint.attention.reference.flash_forward` as an op, on the kernels where they can; takes a key."""
     with torch.autocast(q.device.type, enabled=False):
         noise = _noise_key(q, seed_and_step, layer, heads, n_head)
-        return flash_forward(q, k, v, variant_from_key(variant), noise)
+        choices = variant_from_key(variant)
+        return _engine(q, choices).flash_forward(q, k, v, choices, noise)
 
 
 @torch.library.custom_op("flashpoint::flash_backward", mutates_args=())
@@ -111,7 +128,9 @@ def flash_backward_op(
     """:func:`flashpoint.attention.reference.flash_backward` as an op."""
     with torch.autocast(q.device.type, enabled=False):
         noise = _noise_key(q, seed_and_step, layer, heads, n_head)
-        return flash_backward(grad_out, q, k, v, out, logsumexp, out_fp32, variant_from_key(variant), noise)
+        choices = variant_from_key(variant)
+        engine = _engine(q, choices)
+        return engine.flash_backward(grad_out, q, k, v, out, logsumexp, out_fp32, choices, noise)
 
 
 @flash_forward_op.register_fake

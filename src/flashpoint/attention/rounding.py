@@ -32,12 +32,16 @@ class NoiseKey:
     Attributes:
         seed_and_step: [2] int64: the run's seed and the count of forward passes so far.
         layer: layer, from 1.
-        sequence_and_head: [B, H, 1, 1] int64: sequence · n_head + head, heads counted over the whole layer.
+        heads: [H] int64: numbers, from 0, of the heads at hand among the layer's.
+        n_head: heads of the whole layer.
+        n_sequences: B.
     """
 
     seed_and_step: Tensor
     layer: int
-    sequence_and_head: Tensor
+    heads: Tensor
+    n_head: int
+    n_sequences: int
 
     def bits(self, point: RoundingPoint, rows: Tensor, columns: Tensor, block: int = 0) -> Tensor:
         """Uniform 16-bit integers.
@@ -52,7 +56,9 @@ class NoiseKey:
             [B, H, R, C] int64 in [0, 2¹⁶).
         """
         stream = torch.full_like(rows, self.layer | _STREAM[point] << 12 | block << 16)
-        counter = torch.broadcast_tensors(rows, columns, self.sequence_and_head, stream)
+        sequences = torch.arange(self.n_sequences, device=rows.device)[:, None, None, None]
+        head_numbers = sequences * self.n_head + self.heads[:, None, None]  # [B, H, 1, 1]
+        counter = torch.broadcast_tensors(rows, columns, head_numbers, stream)
         seed, step = self.seed_and_step.unbind()
         return philox4x32(counter, (seed & _WORD, step & _WORD))[0] >> 16
 

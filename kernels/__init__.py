@@ -1,0 +1,1 @@
+"""Triton kernels of the attention: tensors and compile-time choices in, tensors out."""

@@ -1,0 +1,119 @@
+"""Forward and backward TFLOP/s of every variant and of PyTorch's backends on one GPU: a table, and a CSV.
+
+``python scripts/bench_kernels.py [--csv FILE]``. Causal attention, BF16, medians and quartiles of repeated runs;
+FLOPs as FlashAttention counts them: 4·B·H·T²·d / 2 forward, 2.5 times that backward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import yaml
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flashpoint.attention.dispatch import attention
+from flashpoint.attention.variant import AttentionVariant
+
+SHAPES = [(32, 12, 1024, 64), (64, 4, 512, 64), (8, 16, 4096, 64), (8, 16, 4096, 128)]  # B, H, T, d
+BACKENDS = {
+    "sdpa_flash": SDPBackend.FLASH_ATTENTION,
+    "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
+    "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "naive_bf16": SDPBackend.MATH,
+}
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def candidates() -> dict[str, Attention]:
+    """Every attention to time, by name."""
+    seed_and_step = torch.zeros(2, dtype=torch.int64, device="cuda")
+
+    def backend(kind: SDPBackend) -> Attention:
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with sdpa_kernel(kind):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        return run
+
+    def ours(variant: AttentionVariant) -> Attention:
+        return lambda q, k, v: attention(q, k, v, variant, layer=1, seed_and_step=seed_and_step)
+
+    files = sorted((Path(__file__).parent.parent / "configs/attn").glob("*.yaml"))
+    variants = [AttentionVariant.from_dict(yaml.safe_load(path.read_text())) for path in files]
+    kernels = [variant for variant in variants if variant.kernel == "flash" and variant.normalizer != "before_product"]
+    return {
+        **{name: backend(kind) for name, kind in BACKENDS.items()},
+        **{variant.name: ours(variant) for variant in kernels},
+    }
+
+
+def time_attention(run: Attention, shape: tuple[int, int, int, int]) -> dict[str, float]:
+    """TFLOP/s forward and backward, with quartiles, and peak memory in MiB beyond the inputs."""
+    B, H, T, d = shape
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    flops = 2 * B * H * T * T * d
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = run(q, k, v)
+    grad_out = torch.randn_like(out)
+    out.backward(grad_out, retain_graph=True)
+    peak = (torch.cuda.max_memory_allocated() - before) / 2**20
+    forward = triton.testing.do_bench(lambda: run(q, k, v), quantiles=[0.25, 0.5, 0.75])
+    backward = triton.testing.do_bench(
+        lambda: torch.autograd.grad(out, (q, k, v), grad_out, retain_graph=True), quantiles=[0.25, 0.5, 0.75]
+    )
+    rates: dict[str, float] = {}
+    for name, times, work in (("forward", forward, flops), ("backward", backward, 2.5 * flops)):
+        slow, median, fast = (work / time / 1e9 for time in reversed(times))
+        rates |= {f"{name}_tflops": median, f"{name}_low": slow, f"{name}_high": fast}
+    return {**rates, "peak_mib": peak}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--csv", type=Path, help="also write the table here")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("error: no CUDA device is visible; the benchmark needs one", file=sys.stderr)
+        sys.exit(2)
+    rows: list[dict[str, Any]] = []
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, "
+          f"{datetime.date.today()}; ratios are to the best SDPA backend")  # fmt: skip
+    for shape in SHAPES:
+        results: dict[str, dict[str, float]] = {}
+        for name, run in candidates().items():
+            try:
+                results[name] = time_attention(run, shape)
+            except (RuntimeError, torch.OutOfMemoryError) as error:
+                print(f"{shape} {name}: not available ({str(error).splitlines()[0][:80]})")
+        best = {
+            way: max(result[f"{way}_tflops"] for name, result in results.items() if name.startswith("sdpa_"))
+            for way in ("forward", "backward")
+        }
+        for name, result in results.items():
+            ratios = {f"{way}_ratio": result[f"{way}_tflops"] / best[way] for way in best}
+            rows.append({"shape": "×".join(map(str, shape)), "name": name, **result, **ratios})
+            print("{shape:16} {name:18} forward {forward_tflops:5.0f} ({forward_ratio:4.2f}) "
+                  "backward {backward_tflops:5.0f} ({backward_ratio:4.2f}) TFLOP/s, {peak_mib:7.0f} MiB"
+                  .format(**rows[-1]))  # fmt: skip
+    if arguments.csv:
+        with arguments.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(
+                {name: round(x, 3) if isinstance(x, float) else x for name, x in row.items()} for row in rows
+            )
+
+
+if __name__ == "__main__":
+    main()

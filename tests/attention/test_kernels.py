@@ -1,0 +1,117 @@
+"""The Triton kernels against the PyTorch attention with the same variant, and against FP64.
+
+Runs under Triton's interpreter without a GPU and compiled with one. Outputs may differ by the order of FP32 sums,
+which flips a rounding to BF16 now and then: by one ulp of BF16, on few elements.
+"""
+
+import math
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from flashpoint.attention import launch, reference
+from flashpoint.attention.rounding import NoiseKey
+from flashpoint.attention.variant import AttentionVariant
+from tests.attention.oracle import exact_attention
+from tests.conftest import REPOSITORY
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FROM_FILES = {
+    path.stem: AttentionVariant.from_dict(yaml.safe_load(path.read_text()))
+    for path in sorted((REPOSITORY / "configs/attn").glob("*.yaml"))
+    if path.stem not in ("sdpa", "standard")
+}
+VARIANTS = {
+    **FROM_FILES,
+    "rounded_normalizer": AttentionVariant(scores="nearest", normalizer="rounded"),
+    "fused": AttentionVariant(fused_exponent=True),
+    "offset": AttentionVariant(shift="offset", shift_offset=1.5),
+    "small_blocks": AttentionVariant(
+        scores="nearest", out_unnormalized="nearest", out_unnormalized_when="per_block", block_k=16, delta="out_fp32"
+    ),
+    "dynamic_untiled": AttentionVariant(scores="nearest", shift="dynamic_max", beta=2.0, block_k=None),
+    "all_stochastic": AttentionVariant(
+        scores="stochastic", probs="stochastic", out_unnormalized="stochastic", out="stochastic",
+        grad_scores="stochastic",
+    ),
+    "fp32": AttentionVariant(probs="none", out="none", grad_scores="none"),
+}  # fmt: skip
+NAMES = ("out", "logsumexp", "grad_q", "grad_k", "grad_v")
+
+
+def inputs(length: int, size: int) -> list[Tensor]:
+    """Tied maxima, a sink and one-signed values in one head, noise in the other."""
+    generator = torch.Generator().manual_seed(length + size)
+    q, k, v, grad_out = (torch.randn(1, 2, length, size, generator=generator) for _ in range(4))
+    k[:, 0] = k[:, 0, torch.arange(length) // 4]
+    q[:, 0] += 0.5 * k[:, 0, :1]
+    v[:, 0] = -v[:, 0].abs() - 1
+    return [x.bfloat16().to(DEVICE) for x in (q, k, v, grad_out)]
+
+
+def run(engine, tensors: list[Tensor], variant: AttentionVariant) -> dict[str, Tensor]:
+    q, k, v, grad_out = tensors
+    seed_and_step = torch.tensor([5, 6], device=DEVICE)
+    noise = NoiseKey(seed_and_step, 2, torch.arange(2, device=DEVICE), 2, q.shape[0])
+    out, logsumexp, out_fp32 = engine.flash_forward(q, k, v, variant, noise)
+    grads = engine.flash_backward(grad_out, q, k, v, out, logsumexp, out_fp32, variant, noise)
+    return {name: x.double().cpu() for name, x in zip(NAMES, (out, logsumexp, *grads), strict=True)}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(("length", "size"), [(65, 32), (130, 64)])
+def test_kernels_equal_the_pytorch_attention_up_to_flips_of_a_rounding(name: str, length: int, size: int) -> None:
+    tensors = inputs(length, size)
+    assert launch.kernels_support(tensors[0], VARIANTS[name])
+    kernel, expected = (run(engine, tensors, VARIANTS[name]) for engine in (launch, reference))
+    for quantity in NAMES:
+        difference = (kernel[quantity] - expected[quantity]).abs()
+        assert difference.norm() <= 3e-3 * expected[quantity].norm(), quantity
+        flipped = (difference > 1e-5 * expected[quantity].abs().amax(-1, keepdim=True)).double().mean()
+        # A flip in O moves δ, and with it a whole row of dQ.
+        assert flipped < (0.01 if quantity in ("out", "logsumexp") else 0.05), quantity
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_kernels_are_as_close_to_fp64_as_the_pytorch_attention(name: str) -> None:
+    tensors = inputs(130, 64)
+    exact = exact_attention(*(x.cpu() for x in tensors))  # type: ignore[arg-type]
+    kernel, reference_one = (run(engine, tensors, VARIANTS[name]) for engine in (launch, reference))
+    for quantity in ("out", "grad_q", "grad_k", "grad_v"):
+        errors = [(x[quantity] - exact[quantity]).norm() for x in (kernel, reference_one)]
+        assert errors[0] <= 1.1 * errors[1] + 1e-5 * exact[quantity].norm(), quantity
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 63, 64, 128])
+@pytest.mark.parametrize("size", [16, 128])
+def test_edges_of_tiles(length: int, size: int) -> None:
+    tensors = inputs(length, size)
+    variant = FROM_FILES["flash_bf16"]
+    kernel, expected = (run(engine, tensors, variant) for engine in (launch, reference))
+    for quantity in NAMES:
+        scale = max(expected[quantity].abs().max().item(), expected["grad_v"].abs().max().item())
+        assert (kernel[quantity] - expected[quantity]).abs().max() <= 2**-6 * scale, quantity
+
+
+def test_nothing_is_read_or_written_outside_the_tensors() -> None:
+    """Inputs are views into storage full of NaN: one stray read would show."""
+    views = []
+    for x in inputs(65, 32):
+        storage = torch.full((3, 4, 70, 48), math.nan, dtype=x.dtype, device=DEVICE)
+        view = storage[1:2, 1:3, 2:67, 8:40]
+        view.copy_(x)
+        views.append(view)
+    for name in ("flash_bf16", "flash_exact_rowsum", "flash_per_block"):
+        for quantity, value in run(launch, views, VARIANTS[name]).items():
+            assert value.isfinite().all(), quantity
+            assert torch.equal(value, run(launch, inputs(65, 32), VARIANTS[name])[quantity])
+
+
+def test_what_the_kernels_lack_is_left_to_the_reference() -> None:
+    q = inputs(16, 32)[0]
+    assert not launch.kernels_support(q.float(), VARIANTS["flash_bf16"])
+    assert not launch.kernels_support(q[..., :24], VARIANTS["flash_bf16"])
+    assert not launch.kernels_support(q, AttentionVariant(block_k=100))
+    assert not launch.kernels_support(q, AttentionVariant(normalizer="before_product", block_k=None))
