@@ -1,9 +1,11 @@
 """Figures in the documents are what the scripts print from the committed runs."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+from flashpoint.data.tape import Tape
 from tests.conftest import REPOSITORY, environment
 
 
@@ -16,6 +18,31 @@ def test_the_throughput_in_the_documents_is_that_of_the_committed_runs() -> None
     result = throughput(*sorted((REPOSITORY / "runs/reference/trainer-h200").iterdir()))
     assert result.returncode == 0, result.stderr
     assert f"```\n{result.stdout}```" in (REPOSITORY / "docs/measurements.md").read_text()
+
+
+def test_outcomes_in_the_documents_are_those_of_the_committed_runs() -> None:
+    document = (REPOSITORY / "docs/measurements.md").read_text()
+    runs = sorted((REPOSITORY / "runs/reference/explosion-h200").iterdir())
+    assert len(runs) == 8
+    for run in runs:
+        outcome = json.loads((run / "outcome.json").read_text())
+        onset = "none" if outcome["onset_step"] is None else outcome["onset_step"]
+        row = f"| `{run.name}` | {outcome['outcome']} | {outcome['step']:,} | {onset} | `{outcome['digest']}` |"
+        assert row in document
+
+
+def test_the_committed_tape_is_whole_and_its_run_repeats_in_the_twin() -> None:
+    original, again = (
+        REPOSITORY / "runs/reference/explosion-h200" / name for name in ("flash_bf16", "flash_bf16-again")
+    )
+    outcome = json.loads((original / "outcome.json").read_text())
+    tape = Tape.read(original / "tape.bin")
+    assert (tape.steps, tape.digest) == (outcome["tape_steps"], outcome["tape_digest"])
+    losses = [json.loads(line) for line in (original / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]
+    by_step = {record["step"]: record for record in losses}
+    thinned = [json.loads(line) for line in (again / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]
+    assert len(thinned) > 500
+    assert all(by_step[record["step"]] == record for record in thinned)
 
 
 def test_a_missing_run_is_one_line() -> None:
