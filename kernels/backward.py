@@ -6,8 +6,8 @@ Comments count lines of FlashAttention-2 (arXiv 2307.08691), Algorithm 2.
 import triton
 import triton.language as tl
 
-from flashpoint.kernels.forward import load_transposed, tile_scores
-from flashpoint.kernels.rounding import exponential, load_operand, product, round_point, to_dtype_of
+from flashpoint.kernels.forward import load_rows, load_transposed, tile_scores
+from flashpoint.kernels.rounding import exponential, product, round_point, to_dtype_of
 
 FROM_OUT = tl.constexpr(0)
 FROM_P_DP = tl.constexpr(1)
@@ -33,8 +33,8 @@ def flash_bwd_dq_kernel(
     in_rows = o_rows < T
     q_ptr += i_b * stride_qb + i_h * stride_qh
     do_ptr += i_b * stride_dob + i_h * stride_doh
-    b_q = load_operand(q_ptr + o_rows[:, None] * stride_qt + o_d[None, :], in_rows[:, None])
-    b_do = load_operand(do_ptr + o_rows[:, None] * stride_dot + o_d[None, :], in_rows[:, None])
+    b_q = load_rows(q_ptr, stride_qt, o_rows, T, D, True)
+    b_do = load_rows(do_ptr, stride_dot, o_rows, T, D, True)
     b_lse = tl.load(lse_ptr + i_bh * T + o_rows, mask=in_rows, other=0.0)
     end = tl.minimum((i_q + 1) * BQ, T)
 
@@ -45,36 +45,38 @@ def flash_bwd_dq_kernel(
     else:
         for o_k in range(0, end, BK):
             o_cols = o_k + tl.arange(0, BK)
-            b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D)
-            b_s = tile_scores(b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES)
+            b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D, True)
+            b_s = tile_scores(b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES, True)
             b_p = exponential(b_s, b_lse[:, None], FUSED)
-            b_vt = load_transposed(v_ptr, stride_vt, o_cols, T, D)
+            b_vt = load_transposed(v_ptr, stride_vt, o_cols, T, D, True)
             b_delta += tl.sum(b_p * product(b_do, b_vt, 1), 1)
     if EXACT_ROW_SUM:
         b_residual, b_mass = tl.zeros([BQ], tl.float32), tl.zeros([BQ], tl.float32)
         for o_k in range(0, end, BK):
             o_cols = o_k + tl.arange(0, BK)
-            b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D)
-            b_s = tile_scores(b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES)
+            b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D, True)
+            b_s = tile_scores(b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES, True)
             b_p = exponential(b_s, b_lse[:, None], FUSED)
-            b_vt = load_transposed(v_ptr, stride_vt, o_cols, T, D)
+            b_vt = load_transposed(v_ptr, stride_vt, o_cols, T, D, True)
             b_residual += tl.sum(b_p * (product(b_do, b_vt, 1) - b_delta[:, None]), 1)
             b_mass += tl.sum(b_p, 1)
         b_delta += b_residual / b_mass
     tl.store(delta_ptr + i_bh * T + o_rows, b_delta, mask=in_rows)
 
     b_dq = tl.zeros([BQ, D], tl.float32)
-    for o_k in range(0, end, BK):
-        o_cols = o_k + tl.arange(0, BK)
-        b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D)
-        b_s = tile_scores(b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES)
-        b_p = exponential(b_s, b_lse[:, None], FUSED)  # line 11
-        b_vt = load_transposed(v_ptr, stride_vt, o_cols, T, D)
-        b_dp = product(b_do, b_vt, 1)  # line 13
-        b_ds = b_p * (b_dp - b_delta[:, None])  # line 14
-        b_ds = round_point(b_ds, GRAD_SCORES, noise_ptr, layer | (4 << 12), 0, head_number, o_rows, o_cols)
-        b_k = load_operand(k_ptr + o_cols[:, None] * stride_kt + o_d[None, :], (o_cols < T)[:, None])
-        b_dq += product(b_ds, b_k, GRAD_SCORES)  # line 15
+    for on_diagonal in tl.static_range(2):
+        first, last = (i_q * BQ, end) if on_diagonal else (0, tl.minimum(i_q * BQ, end))
+        for o_k in range(first, last, BK):
+            o_cols = o_k + tl.arange(0, BK)
+            b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D, on_diagonal)
+            b_s = tile_scores(b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES, on_diagonal)
+            b_p = exponential(b_s, b_lse[:, None], FUSED)  # line 11
+            b_vt = load_transposed(v_ptr, stride_vt, o_cols, T, D, on_diagonal)
+            b_dp = product(b_do, b_vt, 1)  # line 13
+            b_ds = b_p * (b_dp - b_delta[:, None])  # line 14
+            b_ds = round_point(b_ds, GRAD_SCORES, noise_ptr, layer | (4 << 12), 0, head_number, o_rows, o_cols)
+            b_k = load_rows(k_ptr, stride_kt, o_cols, T, D, on_diagonal)
+            b_dq += product(b_ds, b_k, GRAD_SCORES)  # line 15
     dq_ptr += i_bh * T * D
     tl.store(
         dq_ptr + o_rows[:, None] * D + o_d[None, :],
@@ -102,24 +104,27 @@ def flash_bwd_dkdv_kernel(
     o_cols, o_d = i_k * BK + tl.arange(0, BK), tl.arange(0, D)
     in_cols = o_cols < T
     v_ptr += i_b * stride_vb + i_h * stride_vh
-    b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D)
-    b_vt = load_transposed(v_ptr, stride_vt, o_cols, T, D)
+    b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D, True)
+    b_vt = load_transposed(v_ptr, stride_vt, o_cols, T, D, True)
     b_dk, b_dv = tl.zeros([BK, D], tl.float32), tl.zeros([BK, D], tl.float32)
-    for o_q in range((i_k * BK) // BQ * BQ, T, BQ):
-        o_rows = o_q + tl.arange(0, BQ)
-        in_rows = o_rows < T
-        b_q = load_operand(q_ptr + o_rows[:, None] * stride_qt + o_d[None, :], in_rows[:, None])
-        b_do = load_operand(do_ptr + o_rows[:, None] * stride_dot + o_d[None, :], in_rows[:, None])
-        b_lse = tl.load(lse_ptr + i_bh * T + o_rows, mask=in_rows, other=float("inf"))  # P = 0 past the end
-        b_delta = tl.load(delta_ptr + i_bh * T + o_rows, mask=in_rows, other=0.0)
-        b_s = tile_scores(b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES)
-        b_p = exponential(b_s, b_lse[:, None], FUSED)  # line 11
-        b_p_operand = round_point(b_p, PROBS, noise_ptr, layer | (5 << 12), 0, head_number, o_rows, o_cols)
-        b_dv += product(tl.trans(b_p_operand), b_do, PROBS)  # line 12
-        b_dp = product(b_do, b_vt, 1)  # line 13
-        b_ds = b_p * (b_dp - b_delta[:, None])  # line 14
-        b_ds = round_point(b_ds, GRAD_SCORES, noise_ptr, layer | (4 << 12), 0, head_number, o_rows, o_cols)
-        b_dk += product(tl.trans(b_ds), b_q, GRAD_SCORES)  # line 16
+    diagonal, below = (i_k * BK) // BQ * BQ, tl.cdiv((i_k + 1) * BK, BQ) * BQ
+    for on_diagonal in tl.static_range(2):
+        first, last = (diagonal, tl.minimum(below, T)) if on_diagonal else (below, T)
+        for o_q in range(first, last, BQ):
+            o_rows = o_q + tl.arange(0, BQ)
+            in_rows = o_rows < T
+            b_q = load_rows(q_ptr, stride_qt, o_rows, T, D, True)
+            b_do = load_rows(do_ptr, stride_dot, o_rows, T, D, True)
+            b_lse = tl.load(lse_ptr + i_bh * T + o_rows, mask=in_rows, other=float("inf"))  # P = 0 past the end
+            b_delta = tl.load(delta_ptr + i_bh * T + o_rows, mask=in_rows, other=0.0)
+            b_s = tile_scores(b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES, on_diagonal)
+            b_p = exponential(b_s, b_lse[:, None], FUSED)  # line 11
+            b_p_operand = round_point(b_p, PROBS, noise_ptr, layer | (5 << 12), 0, head_number, o_rows, o_cols)
+            b_dv += product(tl.trans(b_p_operand), b_do, PROBS)  # line 12
+            b_dp = product(b_do, b_vt, 1)  # line 13
+            b_ds = b_p * (b_dp - b_delta[:, None])  # line 14
+            b_ds = round_point(b_ds, GRAD_SCORES, noise_ptr, layer | (4 << 12), 0, head_number, o_rows, o_cols)
+            b_dk += product(tl.trans(b_ds), b_q, GRAD_SCORES)  # line 16
     o_out = i_bh * T * D + o_cols[:, None] * D + o_d[None, :]
     tl.store(dk_ptr + o_out, to_dtype_of(b_dk * scale, dk_ptr), mask=in_cols[:, None])
     tl.store(dv_ptr + o_out, to_dtype_of(b_dv, dv_ptr), mask=in_cols[:, None])

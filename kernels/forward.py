@@ -15,18 +15,27 @@ DYNAMIC_MAX = tl.constexpr(2)
 
 @triton.jit
 def tile_scores(
-    b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES: tl.constexpr
+    b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
-    """S [BQ, BK] of queries [BQ, D] and keys [D, BK], rounded, −inf where the key comes after the query or the end."""
+    """S [BQ, BK] of queries [BQ, D] and keys [D, BK], rounded; MASKED: −inf where the key comes after the query."""
     b_s = round_point(product(b_q, b_kt, 1) * scale, SCORES, noise_ptr, layer, 0, head_number, o_rows, o_cols)
-    return tl.where((o_cols[None, :] <= o_rows[:, None]) & (o_cols < T)[None, :], b_s, float("-inf"))
+    if MASKED:
+        b_s = tl.where((o_cols[None, :] <= o_rows[:, None]) & (o_cols < T)[None, :], b_s, float("-inf"))
+    return b_s
 
 
 @triton.jit
-def load_transposed(ptr, stride_t, o_tokens, T, D: tl.constexpr):
-    """Tokens [D, BT] of one head as an operand; 0 past the end."""
-    o_d = tl.arange(0, D)
-    return load_operand(ptr + o_tokens[None, :] * stride_t + o_d[:, None], (o_tokens < T)[None, :])
+def load_rows(ptr, stride_t, o_tokens, T, D: tl.constexpr, MASKED: tl.constexpr):
+    """Tokens [BT, D] of one head as an operand; MASKED: 0 past the end."""
+    pointers = ptr + o_tokens[:, None] * stride_t + tl.arange(0, D)[None, :]
+    return load_operand(pointers, (o_tokens < T)[:, None], MASKED)
+
+
+@triton.jit
+def load_transposed(ptr, stride_t, o_tokens, T, D: tl.constexpr, MASKED: tl.constexpr):
+    """Tokens [D, BT] of one head as an operand; MASKED: 0 past the end."""
+    pointers = ptr + o_tokens[None, :] * stride_t + tl.arange(0, D)[:, None]
+    return load_operand(pointers, (o_tokens < T)[None, :], MASKED)
 
 
 @triton.jit
@@ -60,60 +69,73 @@ def flash_fwd_kernel(
     k_ptr += i_b * stride_kb + i_h * stride_kh
     v_ptr += i_b * stride_vb + i_h * stride_vh
     o_rows, o_d = i_q * BQ + tl.arange(0, BQ), tl.arange(0, D)
-    b_q = load_operand(q_ptr + o_rows[:, None] * stride_qt + o_d[None, :], (o_rows < T)[:, None])  # [BQ, D]
+    b_q = load_rows(q_ptr, stride_qt, o_rows, T, D, True)  # [BQ, D]
 
     b_m = tl.full([BQ], float("-inf"), tl.float32)
     b_l = tl.zeros([BQ], tl.float32)
     b_o = tl.zeros([BQ, D], tl.float32)  # Ō, rounded per block if the variant says so
     b_exact = tl.zeros([BQ, D], tl.float32)  # Ō without that
-    end = tl.minimum((i_q + 1) * BQ, T)
-    for start in range(0, end, TILES * BK):
-        b_max, b_ties = tl.full([BQ], float("-inf"), tl.float32), tl.zeros([BQ], tl.int32)
-        stop = tl.minimum(start + TILES * BK, end)
-        if TILES > 1:
-            for o_k in range(start, stop, BK):
-                o_cols = o_k + tl.arange(0, BK)
-                b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D)
-                b_s = tile_scores(b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES)
-                b_max = tl.maximum(b_max, tl.max(b_s, 1))
-            if SHIFT == DYNAMIC_MAX:
+    diagonal, end = i_q * BQ, tl.minimum((i_q + 1) * BQ, T)
+    # Tiles below the diagonal need no mask, where the first tile on it starts a block of keys.
+    SPLIT: tl.constexpr = BQ % (TILES * BK) == 0
+    for on_diagonal in tl.static_range(0 if SPLIT else 1, 2):
+        first = diagonal if SPLIT and on_diagonal else 0
+        last = end if on_diagonal else tl.minimum(diagonal, end)
+        for start in range(first, last, TILES * BK):
+            b_max, b_ties = tl.full([BQ], float("-inf"), tl.float32), tl.zeros([BQ], tl.int32)
+            stop = tl.minimum(start + TILES * BK, last)
+            if TILES > 1:
                 for o_k in range(start, stop, BK):
                     o_cols = o_k + tl.arange(0, BK)
-                    b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D)
-                    b_s = tile_scores(b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES)
-                    b_ties += tl.sum((b_s >= (b_max - tie_tolerance)[:, None]).to(tl.int32), 1)
-        else:
-            o_cols = start + tl.arange(0, BK)
-            b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D)
-            b_s = tile_scores(b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES)
-            b_max = tl.max(b_s, 1)
-            if SHIFT == DYNAMIC_MAX:
-                b_ties = tl.sum((b_s >= (b_max - tie_tolerance)[:, None]).to(tl.int32), 1)
-        # line 9: the running m, and what was summed under the old one rescaled
-        b_m_new = tl.maximum(b_m, block_shift(b_max, b_ties, beta, shift_offset, max_shift, SHIFT))
-        b_rescale = exponential(b_m, b_m_new, False)
-        b_l = b_l * b_rescale
-        b_o = b_o * b_rescale[:, None]
-        if PER_BLOCK and STORE_FP32:
-            b_exact = b_exact * b_rescale[:, None]
-        b_m = b_m_new
-        for o_k in range(start, stop, BK):
-            o_cols = o_k + tl.arange(0, BK)
-            if TILES > 1:
-                b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D)
-                b_s = tile_scores(b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES)
-            b_p = exponential(b_s, b_m[:, None], FUSED)  # line 9: P̄
-            b_p_operand = round_point(b_p, PROBS, noise_ptr, layer | (1 << 12), 0, head_number, o_rows, o_cols)
-            b_l += tl.sum(b_p_operand if ROUNDED_NORMALIZER else b_p, 1)  # line 9: ℓ
-            b_v = load_operand(v_ptr + o_cols[:, None] * stride_vt + o_d[None, :], (o_cols < T)[:, None])
-            b_pv = product(b_p_operand, b_v, PROBS)
-            b_o += b_pv  # line 10
+                    b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D, on_diagonal)
+                    b_s = tile_scores(
+                        b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES, on_diagonal
+                    )
+                    b_max = tl.maximum(b_max, tl.max(b_s, 1))
+                if SHIFT == DYNAMIC_MAX:
+                    for o_k in range(start, stop, BK):
+                        o_cols = o_k + tl.arange(0, BK)
+                        b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D, on_diagonal)
+                        b_s = tile_scores(
+                            b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES, on_diagonal
+                        )
+                        b_ties += tl.sum((b_s >= (b_max - tie_tolerance)[:, None]).to(tl.int32), 1)
+            else:
+                o_cols = start + tl.arange(0, BK)
+                b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D, on_diagonal)
+                b_s = tile_scores(
+                    b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES, on_diagonal
+                )
+                b_max = tl.max(b_s, 1)
+                if SHIFT == DYNAMIC_MAX:
+                    b_ties = tl.sum((b_s >= (b_max - tie_tolerance)[:, None]).to(tl.int32), 1)
+            # line 9: the running m, and what was summed under the old one rescaled
+            b_m_new = tl.maximum(b_m, block_shift(b_max, b_ties, beta, shift_offset, max_shift, SHIFT))
+            b_rescale = exponential(b_m, b_m_new, False)
+            b_l = b_l * b_rescale
+            b_o = b_o * b_rescale[:, None]
             if PER_BLOCK and STORE_FP32:
-                b_exact += b_pv
-        if PER_BLOCK:
-            b_o = round_point(
-                b_o, OUT_UNNORMALIZED, noise_ptr, layer | (2 << 12), start // (TILES * BK), head_number, o_rows, o_d
-            )
+                b_exact = b_exact * b_rescale[:, None]
+            b_m = b_m_new
+            for o_k in range(start, stop, BK):
+                o_cols = o_k + tl.arange(0, BK)
+                if TILES > 1:
+                    b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D, on_diagonal)
+                    b_s = tile_scores(
+                        b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES, on_diagonal
+                    )
+                b_p = exponential(b_s, b_m[:, None], FUSED)  # line 9: P̄
+                b_p_operand = round_point(b_p, PROBS, noise_ptr, layer | (1 << 12), 0, head_number, o_rows, o_cols)
+                b_l += tl.sum(b_p_operand if ROUNDED_NORMALIZER else b_p, 1)  # line 9: ℓ
+                b_v = load_rows(v_ptr, stride_vt, o_cols, T, D, on_diagonal)
+                b_pv = product(b_p_operand, b_v, PROBS)
+                b_o += b_pv  # line 10
+                if PER_BLOCK and STORE_FP32:
+                    b_exact += b_pv
+            if PER_BLOCK:
+                b_o = round_point(
+                    b_o, OUT_UNNORMALIZED, noise_ptr, layer | (2 << 12), start // (TILES * BK), head_number, o_rows, o_d
+                )
     if not PER_BLOCK:
         b_exact = b_o
         b_o = round_point(b_o, OUT_UNNORMALIZED, noise_ptr, layer | (2 << 12), 0, head_number, o_rows, o_d)

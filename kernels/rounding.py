@@ -68,9 +68,9 @@ def product(a, b, MODE: tl.constexpr):
 
 
 @triton.jit
-def load_operand(pointers, mask):
-    """BF16 from memory as an operand of the matrix units; masked elements are 0."""
-    x = tl.load(pointers, mask=mask, other=0.0)
+def load_operand(pointers, mask, MASKED: tl.constexpr):
+    """BF16 from memory as an operand of the matrix units; MASKED: 0 where ``mask`` is false."""
+    x = tl.load(pointers, mask=mask, other=0.0) if MASKED else tl.load(pointers)
     if INTERPRETED:
         x = x.to(tl.float32)
     return x

@@ -1,0 +1,65 @@
+"""Time tile sizes of each kernel on one GPU and print the fastest: what ``kernels/table.py`` is written from.
+
+``python scripts/tune_kernels.py``. One kernel at a time, the others as the table has them, with ``flash_bf16``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+
+import torch
+import triton
+
+from flashpoint.attention import launch
+from flashpoint.attention.rounding import NoiseKey
+from flashpoint.attention.variant import AttentionVariant
+from flashpoint.kernels import table
+from flashpoint.kernels.table import Tiles
+
+SHAPES = {64: (32, 12, 1024, 64), 128: (8, 16, 4096, 128)}  # B, H, T, d
+CHOICES = {
+    "FORWARD": [Tiles(bq, 64, warps, stages) for bq, warps, stages in itertools.product((64, 128), (4, 8), (2, 3, 4))],
+    "GRAD_Q": [Tiles(*sizes, w, s) for sizes, w, s in itertools.product(((64, 64), (128, 64)), (4, 8), (2, 3))],
+    "GRAD_KV": [Tiles(*sizes, w, s) for sizes, w, s in itertools.product(((64, 64), (64, 128)), (4, 8), (2, 3))],
+}
+VARIANT = AttentionVariant(scores="nearest", out_unnormalized="nearest")
+
+
+def passes(shape: tuple[int, int, int, int]) -> tuple[Callable[[], object], Callable[[], object]]:
+    """The forward and the backward pass on random tensors."""
+    q, k, v, grad_out = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    heads = torch.arange(shape[1], device="cuda")
+    noise = NoiseKey(torch.zeros(2, dtype=torch.int64, device="cuda"), 1, heads, shape[1], shape[0])
+    saved = launch.flash_forward(q, k, v, VARIANT, noise)
+    return (
+        lambda: launch.flash_forward(q, k, v, VARIANT, noise),
+        lambda: launch.flash_backward(grad_out, q, k, v, *saved, VARIANT, noise),
+    )
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        print("error: no CUDA device is visible; tuning needs one", file=sys.stderr)
+        sys.exit(2)
+    for size, shape in SHAPES.items():
+        forward, backward = passes(shape)
+        for name, choices in CHOICES.items():
+            tiles_by_size: dict[int, Tiles] = getattr(table, name)
+            times: dict[Tiles, float] = {}
+            for tiles in {tiles_by_size[size], *choices}:
+                tiles_by_size[size] = tiles
+                try:
+                    times[tiles] = triton.testing.do_bench(
+                        forward if name == "FORWARD" else backward, warmup=10, rep=40, return_mode="median"
+                    )
+                except triton.runtime.errors.OutOfResources:
+                    continue
+            tiles_by_size[size] = min(times, key=lambda tiles: times[tiles])
+            for tiles, milliseconds in sorted(times.items(), key=lambda item: item[1])[:4]:
+                print(f"{name} d={size} {tiles}: {milliseconds:.3f} ms for the pass", flush=True)
+
+
+if __name__ == "__main__":
+    main()
