@@ -6,125 +6,174 @@ Comments count lines of FlashAttention-2 (arXiv 2307.08691), Algorithm 2.
 import triton
 import triton.language as tl
 
-from flashpoint.kernels.forward import load_rows, load_transposed, tile_scores
-from flashpoint.kernels.rounding import exponential, product, round_point, to_dtype_of
-
-FROM_OUT = tl.constexpr(0)
-FROM_P_DP = tl.constexpr(1)
+from flashpoint.kernels.choices import FROM_OUT_FP32, FROM_P_DP
+from flashpoint.kernels.forward import program_tile, token_offsets
+from flashpoint.kernels.rounding import LOG2E, as_operand, load_rows, product, to_dtype_of
+from flashpoint.kernels.scores import tile_scores
 
 
 @triton.jit
-def flash_bwd_dq_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, noise_ptr, heads_ptr,
-    stride_qb, stride_qh, stride_qt, stride_kb, stride_kh, stride_kt, stride_vb, stride_vh, stride_vt,
-    stride_dob, stride_doh, stride_dot,
-    H, N_HEAD, T, layer, scale,
-    D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
-    SCORES: tl.constexpr, GRAD_SCORES: tl.constexpr, DELTA: tl.constexpr, EXACT_ROW_SUM: tl.constexpr,
-    FUSED: tl.constexpr,
+def probabilities(b_s, b_lse, C: tl.constexpr):
+    """P = exp(S − L) in FP32, line 11; L broadcasts to the tile."""
+    if C.fused_exponent:
+        FACTOR: tl.constexpr = C.unit * LOG2E
+        exponent = tl.fma(b_s, tl.full(b_s.shape, FACTOR, tl.float32), tl.zeros_like(b_s) - b_lse * LOG2E)
+    else:
+        exponent = tl.fma(b_s, tl.full(b_s.shape, C.unit, tl.float32), tl.zeros_like(b_s) - b_lse) * LOG2E
+    return tl.exp2(exponent)
+
+
+@triton.jit
+def backward_rows(
+    q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o32_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr, noise_ptr,
+    i_q, i_bh, H, T, T_ROWS, PLANE, layer,
+    D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """δ [BQ] as the variant takes it, stored for the other kernel, and dQ [BQ, D]."""
-    i_q, i_bh = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1).to(tl.int64)
+    """δ and dQ [BQ, D] of one block of queries.
+
+    For the other kernel, ``rows_ptr``, two planes [B·H, T_ROWS] of PLANE elements, takes L (+∞ past the end, so that P
+    is 0 there) and δ; ``drift_ptr`` [B·H, blocks, D] takes Σᵢ (Σⱼ dSᵢⱼ) qᵢ, which centring takes off dK.
+    """
     i_b, i_h = i_bh // H, i_bh % H
-    head_number = i_b * N_HEAD + tl.load(heads_ptr + i_h)
-    k_ptr += i_b * stride_kb + i_h * stride_kh
-    v_ptr += i_b * stride_vb + i_h * stride_vh
-    o_rows, o_d = i_q * BQ + tl.arange(0, BQ), tl.arange(0, D)
-    in_rows = o_rows < T
-    q_ptr += i_b * stride_qb + i_h * stride_qh
-    do_ptr += i_b * stride_dob + i_h * stride_doh
-    b_q = load_rows(q_ptr, stride_qt, o_rows, T, D, True)
-    b_do = load_rows(do_ptr, stride_dot, o_rows, T, D, True)
-    b_lse = tl.load(lse_ptr + i_bh * T + o_rows, mask=in_rows, other=0.0)
+    o_rows = i_q * BQ + tl.arange(0, BQ)
+    rows, in_rows = o_rows[:, None], o_rows < T
+    b_q = load_rows(q_tiles, i_b, i_h, i_q * BQ, BQ, D)
+    b_do = load_rows(do_tiles, i_b, i_h, i_q * BQ, BQ, D)
+    o_token = token_offsets(i_b, i_h, o_rows, H, T, D)
+    b_lse = tl.load(lse_ptr + i_bh.to(tl.int64) * T + o_rows, mask=in_rows, other=float("inf"))
+    rows_ptr += i_bh.to(tl.int64) * T_ROWS
+    tl.store(rows_ptr + o_rows, b_lse)
     end = tl.minimum((i_q + 1) * BQ, T)
 
-    b_delta = tl.zeros([BQ], tl.float32)
-    if DELTA == FROM_OUT:  # line 4; O in BF16 or FP32
-        b_o = tl.load(o_ptr + i_bh * T * D + o_rows[:, None] * D + o_d[None, :], mask=in_rows[:, None], other=0.0)
+    if C.delta == FROM_P_DP or C.exact_row_sum:
+        b_sum, b_mass = tl.zeros([BQ], tl.float32), tl.zeros([BQ], tl.float32)
+        for on_diagonal in tl.static_range(2):
+            first, last = (i_q * BQ, end) if on_diagonal else (0, tl.minimum(i_q * BQ, end))
+            for start in range(first, last, BK):
+                columns = (start + tl.arange(0, BK))[None, :]
+                b_k = load_rows(k_tiles, i_b, i_h, start, BK, D)
+                b_v = load_rows(v_tiles, i_b, i_h, start, BK, D)
+                b_s = tile_scores(b_q, tl.trans(b_k), rows, columns, noise_ptr, layer, i_bh, C, on_diagonal, False)
+                b_p = probabilities(b_s, b_lse[:, None], C)
+                b_dp = product(b_do, tl.trans(b_v), tl.zeros([BQ, BK], tl.float32))
+                b_sum += tl.sum(b_p * b_dp, 1)
+                if C.exact_row_sum:
+                    b_mass += tl.sum(b_p, 1)
+        b_delta = b_sum
+        if C.exact_row_sum:
+            b_delta = b_sum / tl.where(in_rows, b_mass, 1.0)
+    else:  # line 4
+        if C.delta == FROM_OUT_FP32:
+            b_o = tl.load(o32_ptr + o_token, mask=rows < T, other=0.0)
+        else:
+            b_o = tl.load(o_ptr + o_token, mask=rows < T, other=0.0)
         b_delta = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1)
-    else:
-        for o_k in range(0, end, BK):
-            o_cols = o_k + tl.arange(0, BK)
-            b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D, True)
-            b_s = tile_scores(b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES, True)
-            b_p = exponential(b_s, b_lse[:, None], FUSED)
-            b_vt = load_transposed(v_ptr, stride_vt, o_cols, T, D, True)
-            b_delta += tl.sum(b_p * product(b_do, b_vt, 1), 1)
-    if EXACT_ROW_SUM:
-        b_residual, b_mass = tl.zeros([BQ], tl.float32), tl.zeros([BQ], tl.float32)
-        for o_k in range(0, end, BK):
-            o_cols = o_k + tl.arange(0, BK)
-            b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D, True)
-            b_s = tile_scores(b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES, True)
-            b_p = exponential(b_s, b_lse[:, None], FUSED)
-            b_vt = load_transposed(v_ptr, stride_vt, o_cols, T, D, True)
-            b_residual += tl.sum(b_p * (product(b_do, b_vt, 1) - b_delta[:, None]), 1)
-            b_mass += tl.sum(b_p, 1)
-        b_delta += b_residual / b_mass
-    tl.store(delta_ptr + i_bh * T + o_rows, b_delta, mask=in_rows)
+    tl.store(rows_ptr + PLANE + o_rows, b_delta)
 
     b_dq = tl.zeros([BQ, D], tl.float32)
+    b_drift = tl.zeros([BQ, 16], tl.float32)  # Σⱼ dSᵢⱼ in every column: the matrix units' narrowest product
     for on_diagonal in tl.static_range(2):
         first, last = (i_q * BQ, end) if on_diagonal else (0, tl.minimum(i_q * BQ, end))
-        for o_k in range(first, last, BK):
-            o_cols = o_k + tl.arange(0, BK)
-            b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D, on_diagonal)
-            b_s = tile_scores(b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES, on_diagonal)
-            b_p = exponential(b_s, b_lse[:, None], FUSED)  # line 11
-            b_vt = load_transposed(v_ptr, stride_vt, o_cols, T, D, on_diagonal)
-            b_dp = product(b_do, b_vt, 1)  # line 13
+        for start in range(first, last, BK):
+            columns = (start + tl.arange(0, BK))[None, :]
+            b_k = load_rows(k_tiles, i_b, i_h, start, BK, D)
+            b_s = tile_scores(b_q, tl.trans(b_k), rows, columns, noise_ptr, layer, i_bh, C, on_diagonal, False)
+            b_p = probabilities(b_s, b_lse[:, None], C)
+            b_v = load_rows(v_tiles, i_b, i_h, start, BK, D)
+            b_dp = product(b_do, tl.trans(b_v), tl.zeros([BQ, BK], tl.float32))  # line 13
             b_ds = b_p * (b_dp - b_delta[:, None])  # line 14
-            b_ds = round_point(b_ds, GRAD_SCORES, noise_ptr, layer | (4 << 12), 0, head_number, o_rows, o_cols)
-            b_k = load_rows(k_ptr, stride_kt, o_cols, T, D, on_diagonal)
-            b_dq += product(b_ds, b_k, GRAD_SCORES)  # line 15
-    dq_ptr += i_bh * T * D
-    tl.store(
-        dq_ptr + o_rows[:, None] * D + o_d[None, :],
-        to_dtype_of(b_dq * scale, dq_ptr),
-        mask=in_rows[:, None],
-    )
+            b_ds_operand = as_operand(b_ds, C.grad_scores, noise_ptr, layer | (4 << 12), i_bh, rows, columns)
+            b_dq = product(b_ds_operand, b_k, b_dq)  # line 15
+            if C.center_keys:
+                b_drift = product(b_ds_operand, tl.full([BK, 16], 1.0, b_k.dtype), b_drift)
+    if C.center_keys:
+        b_row_sum = tl.max(b_drift, 1)
+        o_drift = (i_bh.to(tl.int64) * tl.cdiv(T, BQ) + i_q) * D + tl.arange(0, D)
+        tl.store(drift_ptr + o_drift, tl.sum(b_row_sum[:, None] * b_q.to(tl.float32), 0))
+    ALPHA: tl.constexpr = C.prescale * C.unit
+    tl.store(dq_ptr + o_token, to_dtype_of(b_dq * ALPHA, dq_ptr), mask=rows < T)
 
 
 @triton.jit
-def flash_bwd_dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, noise_ptr, heads_ptr,
-    stride_qb, stride_qh, stride_qt, stride_kb, stride_kh, stride_kt, stride_vb, stride_vh, stride_vt,
-    stride_dob, stride_doh, stride_dot,
-    H, N_HEAD, T, layer, scale,
-    D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
-    SCORES: tl.constexpr, PROBS: tl.constexpr, GRAD_SCORES: tl.constexpr, FUSED: tl.constexpr,
+def backward_keys(
+    q_tiles, k_tiles, v_tiles, do_tiles, rows_ptr, drift_ptr, dk_ptr, dv_ptr, noise_ptr,
+    i_k, i_bh, H, T, T_ROWS, PLANE, DRIFTS, layer,
+    D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV [BK, D] of one block of keys, over all queries from it on."""
-    i_k, i_bh = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    """dK and dV [BK, D] of one block of keys, over all queries from it on. Tiles are [BK, BQ]: keys by queries."""
     i_b, i_h = i_bh // H, i_bh % H
-    head_number = i_b * N_HEAD + tl.load(heads_ptr + i_h)
-    q_ptr += i_b * stride_qb + i_h * stride_qh
-    do_ptr += i_b * stride_dob + i_h * stride_doh
-    k_ptr += i_b * stride_kb + i_h * stride_kh
-    o_cols, o_d = i_k * BK + tl.arange(0, BK), tl.arange(0, D)
-    in_cols = o_cols < T
-    v_ptr += i_b * stride_vb + i_h * stride_vh
-    b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D, True)
-    b_vt = load_transposed(v_ptr, stride_vt, o_cols, T, D, True)
+    o_cols = i_k * BK + tl.arange(0, BK)
+    columns = o_cols[:, None]
+    b_k = load_rows(k_tiles, i_b, i_h, i_k * BK, BK, D)
+    b_v = load_rows(v_tiles, i_b, i_h, i_k * BK, BK, D)
+    rows_ptr += i_bh.to(tl.int64) * T_ROWS
     b_dk, b_dv = tl.zeros([BK, D], tl.float32), tl.zeros([BK, D], tl.float32)
     diagonal, below = (i_k * BK) // BQ * BQ, tl.cdiv((i_k + 1) * BK, BQ) * BQ
     for on_diagonal in tl.static_range(2):
         first, last = (diagonal, tl.minimum(below, T)) if on_diagonal else (below, T)
-        for o_q in range(first, last, BQ):
-            o_rows = o_q + tl.arange(0, BQ)
-            in_rows = o_rows < T
-            b_q = load_rows(q_ptr, stride_qt, o_rows, T, D, True)
-            b_do = load_rows(do_ptr, stride_dot, o_rows, T, D, True)
-            b_lse = tl.load(lse_ptr + i_bh * T + o_rows, mask=in_rows, other=float("inf"))  # P = 0 past the end
-            b_delta = tl.load(delta_ptr + i_bh * T + o_rows, mask=in_rows, other=0.0)
-            b_s = tile_scores(b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES, on_diagonal)
-            b_p = exponential(b_s, b_lse[:, None], FUSED)  # line 11
-            b_p_operand = round_point(b_p, PROBS, noise_ptr, layer | (5 << 12), 0, head_number, o_rows, o_cols)
-            b_dv += product(tl.trans(b_p_operand), b_do, PROBS)  # line 12
-            b_dp = product(b_do, b_vt, 1)  # line 13
-            b_ds = b_p * (b_dp - b_delta[:, None])  # line 14
-            b_ds = round_point(b_ds, GRAD_SCORES, noise_ptr, layer | (4 << 12), 0, head_number, o_rows, o_cols)
-            b_dk += product(tl.trans(b_ds), b_q, GRAD_SCORES)  # line 16
-    o_out = i_bh * T * D + o_cols[:, None] * D + o_d[None, :]
-    tl.store(dk_ptr + o_out, to_dtype_of(b_dk * scale, dk_ptr), mask=in_cols[:, None])
-    tl.store(dv_ptr + o_out, to_dtype_of(b_dv, dv_ptr), mask=in_cols[:, None])
+        for start in range(first, last, BQ):
+            o_rows = start + tl.arange(0, BQ)
+            rows = o_rows[None, :]
+            b_q = load_rows(q_tiles, i_b, i_h, start, BQ, D)
+            b_do = load_rows(do_tiles, i_b, i_h, start, BQ, D)
+            b_lse = tl.load(rows_ptr + o_rows)
+            b_delta = tl.load(rows_ptr + PLANE + o_rows)
+            b_s = tile_scores(b_k, tl.trans(b_q), rows, columns, noise_ptr, layer, i_bh, C, on_diagonal, False)
+            b_p = probabilities(b_s, b_lse[None, :], C)
+            b_p_operand = as_operand(b_p, C.probs, noise_ptr, layer | (5 << 12), i_bh, rows, columns)
+            b_dv = product(b_p_operand, b_do, b_dv)  # line 12
+            b_dp = product(b_v, tl.trans(b_do), tl.zeros([BK, BQ], tl.float32))  # line 13
+            b_ds = b_p * (b_dp - b_delta[None, :])  # line 14
+            b_ds_operand = as_operand(b_ds, C.grad_scores, noise_ptr, layer | (4 << 12), i_bh, rows, columns)
+            b_dk = product(b_ds_operand, b_q, b_dk)  # line 16
+    if C.center_keys:
+        b_drift = tl.zeros([D], tl.float32)
+        for number in range(DRIFTS):
+            b_drift += tl.load(drift_ptr + (i_bh.to(tl.int64) * DRIFTS + number) * D + tl.arange(0, D))
+        b_dk -= b_drift[None, :] / T
+    ALPHA: tl.constexpr = C.prescale * C.unit
+    o_token = token_offsets(i_b, i_h, o_cols, H, T, D)
+    tl.store(dk_ptr + o_token, to_dtype_of(b_dk * ALPHA, dk_ptr), mask=columns < T)
+    tl.store(dv_ptr + o_token, to_dtype_of(b_dv, dv_ptr), mask=columns < T)
+
+
+@triton.jit
+def flash_bwd_dq_kernel(
+    q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o32_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr, noise_ptr,
+    selected_ptr, B, H, T, T_ROWS, PLANE, layer, GROUP,
+    D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
+):  # fmt: skip
+    """C for all heads, or for the selected ones and ELSEWHERE for the others."""
+    n_blocks = tl.cdiv(T, BQ)
+    i_q, i_bh = program_tile(n_blocks, B * H, GROUP)
+    i_q = n_blocks - 1 - i_q  # the longest rows first
+    if ELSEWHERE is None or tl.load(selected_ptr + i_bh % H) != 0:
+        backward_rows(
+            q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o32_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
+            noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, C,
+        )  # fmt: skip
+    else:
+        backward_rows(
+            q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o32_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
+            noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, ELSEWHERE,
+        )  # fmt: skip
+
+
+@triton.jit
+def flash_bwd_dkdv_kernel(
+    q_tiles, k_tiles, v_tiles, do_tiles, rows_ptr, drift_ptr, dk_ptr, dv_ptr, noise_ptr, selected_ptr,
+    B, H, T, T_ROWS, PLANE, DRIFTS, layer, GROUP,
+    D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
+):  # fmt: skip
+    """C for all heads, or for the selected ones and ELSEWHERE for the others."""
+    i_k, i_bh = program_tile(tl.cdiv(T, BK), B * H, GROUP)
+    if ELSEWHERE is None or tl.load(selected_ptr + i_bh % H) != 0:
+        backward_keys(
+            q_tiles, k_tiles, v_tiles, do_tiles, rows_ptr, drift_ptr, dk_ptr, dv_ptr, noise_ptr,
+            i_k, i_bh, H, T, T_ROWS, PLANE, DRIFTS, layer, D, BQ, BK, C,
+        )  # fmt: skip
+    else:
+        backward_keys(
+            q_tiles, k_tiles, v_tiles, do_tiles, rows_ptr, drift_ptr, dk_ptr, dv_ptr, noise_ptr,
+            i_k, i_bh, H, T, T_ROWS, PLANE, DRIFTS, layer, D, BQ, BK, ELSEWHERE,
+        )  # fmt: skip

@@ -6,70 +6,125 @@ Comments count lines of FlashAttention-2 (arXiv 2307.08691), Algorithm 1.
 import triton
 import triton.language as tl
 
-from flashpoint.kernels.rounding import exponential, load_operand, product, round_point, to_dtype_of
-
-ROWMAX = tl.constexpr(0)
-OFFSET = tl.constexpr(1)
-DYNAMIC_MAX = tl.constexpr(2)
+from flashpoint.kernels.choices import DYNAMIC_MAX, FROM_OUT_FP32, NEAREST, OFFSET
+from flashpoint.kernels.rounding import (
+    as_operand,
+    divide,
+    exponential,
+    in_registers,
+    load_rows,
+    product,
+    round_point,
+    to_dtype_of,
+)
+from flashpoint.kernels.scores import exponentials, merge_two_largest, row_maxima, tile_scores, two_largest
 
 
 @triton.jit
-def tile_scores(
-    b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES: tl.constexpr, MASKED: tl.constexpr
+def program_tile(n_blocks, n_heads, GROUP):
+    """Block and head (of all sequences) of this program: heads go in groups that fit in L2, a group block by block."""
+    i = tl.program_id(0)
+    group, within = i // (GROUP * n_blocks), i % (GROUP * n_blocks)
+    heads = tl.minimum(GROUP, n_heads - group * GROUP)
+    return within // heads, group * GROUP + within % heads
+
+
+@triton.jit
+def token_offsets(i_b, i_h, o_tokens, H, T, D: tl.constexpr):
+    """Offsets [BT, D] of tokens in a tensor that lies in memory as [B, T, H, D]."""
+    return ((i_b.to(tl.int64) * T + o_tokens)[:, None] * H + i_h) * D + tl.arange(0, D)[None, :]
+
+
+@triton.jit
+def center_keys_kernel(
+    k_ptr, centered_ptr, selected_ptr, stride_b, stride_h, stride_t, H, T,
+    D: tl.constexpr, BT: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
 ):  # fmt: skip
-    """S [BQ, BK] of queries [BQ, D] and keys [D, BK], rounded; MASKED: −inf where the key comes after the query."""
-    b_s = round_point(product(b_q, b_kt, 1) * scale, SCORES, noise_ptr, layer, 0, head_number, o_rows, o_cols)
-    if MASKED:
-        b_s = tl.where((o_cols[None, :] <= o_rows[:, None]) & (o_cols < T)[None, :], b_s, float("-inf"))
-    return b_s
-
-
-@triton.jit
-def load_rows(ptr, stride_t, o_tokens, T, D: tl.constexpr, MASKED: tl.constexpr):
-    """Tokens [BT, D] of one head as an operand; MASKED: 0 past the end."""
-    pointers = ptr + o_tokens[:, None] * stride_t + tl.arange(0, D)[None, :]
-    return load_operand(pointers, (o_tokens < T)[:, None], MASKED)
-
-
-@triton.jit
-def load_transposed(ptr, stride_t, o_tokens, T, D: tl.constexpr, MASKED: tl.constexpr):
-    """Tokens [D, BT] of one head as an operand; MASKED: 0 past the end."""
-    pointers = ptr + o_tokens[None, :] * stride_t + tl.arange(0, D)[:, None]
-    return load_operand(pointers, (o_tokens < T)[None, :], MASKED)
-
-
-@triton.jit
-def block_shift(b_max, b_ties, beta, shift_offset, max_shift, SHIFT: tl.constexpr):
-    """The m [BQ] that a block of keys asks for, from its row maxima and their counts (Qiu & Yao, Algorithm 1)."""
-    if SHIFT == OFFSET:
-        return b_max + shift_offset
-    if SHIFT == DYNAMIC_MAX:
-        tied = (b_ties > 1) & (b_max > float("-inf"))
-        b_shift = tl.where(tied & (b_max > 0), beta * b_max, b_max)
-        b_shift = tl.where(tied & (b_max < 0), 0.0, b_shift)
-        return tl.minimum(b_shift, b_max + max_shift)
-    return b_max
-
-
-@triton.jit
-def flash_fwd_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, o32_ptr, lse_ptr, noise_ptr, heads_ptr,
-    stride_qb, stride_qh, stride_qt, stride_kb, stride_kh, stride_kt, stride_vb, stride_vh, stride_vt,
-    H, N_HEAD, T, layer, scale, beta, tie_tolerance, max_shift, shift_offset,
-    D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr,
-    SCORES: tl.constexpr, PROBS: tl.constexpr, OUT_UNNORMALIZED: tl.constexpr, PER_BLOCK: tl.constexpr,
-    OUT: tl.constexpr, SHIFT: tl.constexpr, ROUNDED_NORMALIZER: tl.constexpr, FUSED: tl.constexpr,
-    STORE_FP32: tl.constexpr,
-):  # fmt: skip
-    """Key blocks of TILES tiles of BK keys; shift and per-block rounding act on blocks, products on tiles."""
-    i_q, i_bh = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1).to(tl.int64)  # long rows first
+    """K − mean_T(K) of one head and sequence where its variant centres keys, K where not."""
+    i_bh = tl.program_id(0)
     i_b, i_h = i_bh // H, i_bh % H
-    head_number = i_b * N_HEAD + tl.load(heads_ptr + i_h)
-    q_ptr += i_b * stride_qb + i_h * stride_qh
-    k_ptr += i_b * stride_kb + i_h * stride_kh
-    v_ptr += i_b * stride_vb + i_h * stride_vh
-    o_rows, o_d = i_q * BQ + tl.arange(0, BQ), tl.arange(0, D)
-    b_q = load_rows(q_ptr, stride_qt, o_rows, T, D, True)  # [BQ, D]
+    k_ptr += i_b.to(tl.int64) * stride_b + i_h * stride_h
+    b_sum = tl.zeros([BT, D], tl.float32)
+    for start in range(0, T, BT):
+        b_sum += load_strided(k_ptr, stride_t, start + tl.arange(0, BT), T, D)
+    b_mean = tl.sum(b_sum, 0)[None, :] / T
+    if ELSEWHERE is not None:
+        centers = C.center_keys if tl.load(selected_ptr + i_h) != 0 else ELSEWHERE.center_keys
+        b_mean = tl.where(centers, b_mean, 0.0)
+    for start in range(0, T, BT):
+        o_tokens = start + tl.arange(0, BT)
+        b_centered = load_strided(k_ptr, stride_t, o_tokens, T, D) - b_mean
+        o_out = token_offsets(i_b, i_h, o_tokens, H, T, D)
+        tl.store(centered_ptr + o_out, to_dtype_of(b_centered, centered_ptr), mask=(o_tokens < T)[:, None])
+
+
+@triton.jit
+def load_strided(ptr, stride_t, o_tokens, T, D: tl.constexpr):
+    """Tokens [BT, D] in FP32, 0 past the last."""
+    pointers = ptr + o_tokens[:, None].to(tl.int64) * stride_t + tl.arange(0, D)[None, :]
+    return tl.load(pointers, mask=(o_tokens < T)[:, None], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def block_shift(b_max, b_second, C: tl.constexpr):
+    """The m [BQ] that a block of keys asks for, from its two largest scores a row (Qiu & Yao, Algorithm 1)."""
+    b_shift = b_max
+    if C.shift == OFFSET:
+        b_shift = b_max + C.shift_offset
+    if C.shift == DYNAMIC_MAX:
+        tied = (b_second >= b_max - C.tie_tolerance) & (b_max > float("-inf"))
+        b_shift = tl.where(tied & (b_max > 0), C.beta * b_max, b_max)
+        b_shift = tl.where(tied & (b_max < 0), 0.0, b_shift)
+        b_shift = tl.minimum(b_shift, b_max + C.max_shift)
+    return b_shift
+
+
+@triton.jit
+def scores_of_keys(
+    b_q, k_tiles, i_b, i_h, start, rows, noise_ptr, layer, i_bh,
+    D: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, MASKED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """S of a block of queries and the tile of keys from ``start`` on."""
+    b_k = load_rows(k_tiles, i_b, i_h, start, BK, D)
+    columns = (start + tl.arange(0, BK))[None, :]
+    return tile_scores(b_q, tl.trans(b_k), rows, columns, noise_ptr, layer, i_bh, C, MASKED, PACKED)
+
+
+@triton.jit
+def add_tile(
+    x, v_tiles, i_b, i_h, start, rows, b_m, b_l, b_o, b_exact, noise_ptr, layer, i_bh,
+    D: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, PACKED: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """ℓ, Ō and the Ō that is never rounded, with one more tile of keys under the shift m: lines 9 and 10."""
+    columns = (start + tl.arange(0, BK))[None, :]
+    b_p = exponentials(x, b_m, C, PACKED)
+    b_p_operand = as_operand(b_p, C.probs, noise_ptr, layer | (1 << 12), i_bh, rows, columns)
+    if C.rounded_normalizer:
+        b_p = round_point(b_p, C.probs, noise_ptr, layer | (1 << 12), 0, i_bh, rows, columns)
+    b_l += tl.sum(b_p, 1)
+    b_v = load_rows(v_tiles, i_b, i_h, start, BK, D)
+    b_o = product(b_p_operand, b_v, b_o)
+    if EXACT:
+        b_exact = product(b_p_operand, b_v, b_exact)
+    return b_l, b_o, b_exact
+
+
+@triton.jit
+def forward_rows(
+    q_tiles, k_tiles, v_tiles, o_ptr, o32_ptr, lse_ptr, noise_ptr, i_q, i_bh, H, T, layer,
+    D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """One block of queries. Shift and per-block rounding act on blocks of C.tiles tiles, products on tiles."""
+    PACKED: tl.constexpr = PAIRS and C.scores == NEAREST
+    STORE_FP32: tl.constexpr = C.delta == FROM_OUT_FP32
+    EXACT: tl.constexpr = C.per_block and STORE_FP32
+    BLOCK: tl.constexpr = C.tiles * BK
+    i_b, i_h = i_bh // H, i_bh % H
+    o_rows = i_q * BQ + tl.arange(0, BQ)
+    rows, features = o_rows[:, None], tl.arange(0, D)[None, :]
+    b_q = load_rows(q_tiles, i_b, i_h, i_q * BQ, BQ, D)
+    if C.tiles == 1 and D <= 64:
+        b_q = in_registers(b_q)
 
     b_m = tl.full([BQ], float("-inf"), tl.float32)
     b_l = tl.zeros([BQ], tl.float32)
@@ -77,75 +132,90 @@ def flash_fwd_kernel(
     b_exact = tl.zeros([BQ, D], tl.float32)  # Ō without that
     diagonal, end = i_q * BQ, tl.minimum((i_q + 1) * BQ, T)
     # Tiles below the diagonal need no mask, where the first tile on it starts a block of keys.
-    SPLIT: tl.constexpr = BQ % (TILES * BK) == 0
+    SPLIT: tl.constexpr = BQ % BLOCK == 0
     for on_diagonal in tl.static_range(0 if SPLIT else 1, 2):
         first = diagonal if SPLIT and on_diagonal else 0
         last = end if on_diagonal else tl.minimum(diagonal, end)
-        for start in range(first, last, TILES * BK):
-            b_max, b_ties = tl.full([BQ], float("-inf"), tl.float32), tl.zeros([BQ], tl.int32)
-            stop = tl.minimum(start + TILES * BK, last)
-            if TILES > 1:
-                for o_k in range(start, stop, BK):
-                    o_cols = o_k + tl.arange(0, BK)
-                    b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D, on_diagonal)
-                    b_s = tile_scores(
-                        b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES, on_diagonal
-                    )
-                    b_max = tl.maximum(b_max, tl.max(b_s, 1))
-                if SHIFT == DYNAMIC_MAX:
-                    for o_k in range(start, stop, BK):
-                        o_cols = o_k + tl.arange(0, BK)
-                        b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D, on_diagonal)
-                        b_s = tile_scores(
-                            b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES, on_diagonal
-                        )
-                        b_ties += tl.sum((b_s >= (b_max - tie_tolerance)[:, None]).to(tl.int32), 1)
-            else:
-                o_cols = start + tl.arange(0, BK)
-                b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D, on_diagonal)
-                b_s = tile_scores(
-                    b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES, on_diagonal
+        for start in range(first, last, BLOCK):
+            b_max = tl.full([BQ], float("-inf"), tl.float32)
+            b_second = b_max
+            stop = tl.minimum(start + BLOCK, last)
+            if C.tiles == 1:
+                x = scores_of_keys(
+                    b_q, k_tiles, i_b, i_h, start, rows, noise_ptr, layer, i_bh, D, BK, C, on_diagonal, PACKED
                 )
-                b_max = tl.max(b_s, 1)
-                if SHIFT == DYNAMIC_MAX:
-                    b_ties = tl.sum((b_s >= (b_max - tie_tolerance)[:, None]).to(tl.int32), 1)
+                if C.shift == DYNAMIC_MAX:
+                    b_max, b_second = two_largest(x, PACKED)
+                else:
+                    b_max = row_maxima(x, PACKED)
+            else:
+                for o_k in range(start, stop, BK):
+                    x = scores_of_keys(
+                        b_q, k_tiles, i_b, i_h, o_k, rows, noise_ptr, layer, i_bh, D, BK, C, on_diagonal,
+                        PACKED,
+                    )  # fmt: skip
+                    if C.shift == DYNAMIC_MAX:
+                        b_first_here, b_second_here = two_largest(x, PACKED)
+                        b_max, b_second = merge_two_largest(b_max, b_second, b_first_here, b_second_here)
+                    else:
+                        b_max = tl.maximum(b_max, row_maxima(x, PACKED))
             # line 9: the running m, and what was summed under the old one rescaled
-            b_m_new = tl.maximum(b_m, block_shift(b_max, b_ties, beta, shift_offset, max_shift, SHIFT))
-            b_rescale = exponential(b_m, b_m_new, False)
+            b_m_new = tl.maximum(b_m, block_shift(b_max, b_second, C))
+            b_rescale = exponential(b_m, b_m_new, C.unit, False)
             b_l = b_l * b_rescale
             b_o = b_o * b_rescale[:, None]
-            if PER_BLOCK and STORE_FP32:
+            if EXACT:
                 b_exact = b_exact * b_rescale[:, None]
             b_m = b_m_new
-            for o_k in range(start, stop, BK):
-                o_cols = o_k + tl.arange(0, BK)
-                if TILES > 1:
-                    b_kt = load_transposed(k_ptr, stride_kt, o_cols, T, D, on_diagonal)
-                    b_s = tile_scores(
-                        b_q, b_kt, o_rows, o_cols, T, scale, noise_ptr, layer, head_number, SCORES, on_diagonal
-                    )
-                b_p = exponential(b_s, b_m[:, None], FUSED)  # line 9: P̄
-                b_p_operand = round_point(b_p, PROBS, noise_ptr, layer | (1 << 12), 0, head_number, o_rows, o_cols)
-                b_l += tl.sum(b_p_operand if ROUNDED_NORMALIZER else b_p, 1)  # line 9: ℓ
-                b_v = load_rows(v_ptr, stride_vt, o_cols, T, D, on_diagonal)
-                b_pv = product(b_p_operand, b_v, PROBS)
-                b_o += b_pv  # line 10
-                if PER_BLOCK and STORE_FP32:
-                    b_exact += b_pv
-            if PER_BLOCK:
+            if C.tiles == 1:
+                b_l, b_o, b_exact = add_tile(
+                    x, v_tiles, i_b, i_h, start, rows, b_m, b_l, b_o, b_exact, noise_ptr, layer, i_bh, D, BK, C, PACKED,
+                    EXACT,
+                )  # fmt: skip
+            else:
+                for o_k in range(start, stop, BK):
+                    x = scores_of_keys(
+                        b_q, k_tiles, i_b, i_h, o_k, rows, noise_ptr, layer, i_bh, D, BK, C, on_diagonal,
+                        PACKED,
+                    )  # fmt: skip
+                    b_l, b_o, b_exact = add_tile(
+                        x, v_tiles, i_b, i_h, o_k, rows, b_m, b_l, b_o, b_exact, noise_ptr, layer, i_bh, D, BK, C,
+                        PACKED, EXACT,
+                    )  # fmt: skip
+            if C.per_block:
                 b_o = round_point(
-                    b_o, OUT_UNNORMALIZED, noise_ptr, layer | (2 << 12), start // (TILES * BK), head_number, o_rows, o_d
+                    b_o, C.out_unnormalized, noise_ptr, layer | (2 << 12), start // BLOCK, i_bh, rows, features
                 )
-    if not PER_BLOCK:
+    if not EXACT:
         b_exact = b_o
-        b_o = round_point(b_o, OUT_UNNORMALIZED, noise_ptr, layer | (2 << 12), 0, head_number, o_rows, o_d)
-    # line 12, with the division that rounds to nearest
-    b_divisor = b_l[:, None] + tl.zeros_like(b_o)
-    b_out = round_point(tl.div_rn(b_o, b_divisor), OUT, noise_ptr, layer | (3 << 12), 0, head_number, o_rows, o_d)
-    o_ptr += i_bh * T * D
-    in_rows = (o_rows < T)[:, None]
-    tl.store(o_ptr + o_rows[:, None] * D + o_d[None, :], to_dtype_of(b_out, o_ptr), mask=in_rows)
+    if not C.per_block:
+        b_o = round_point(b_o, C.out_unnormalized, noise_ptr, layer | (2 << 12), 0, i_bh, rows, features)
+    b_out = round_point(divide(b_o, b_l[:, None]), C.out, noise_ptr, layer | (3 << 12), 0, i_bh, rows, features)
+    o_out = token_offsets(i_b, i_h, o_rows, H, T, D)
+    tl.store(o_ptr + o_out, to_dtype_of(b_out, o_ptr), mask=rows < T)  # line 12
     if STORE_FP32:
-        o32_ptr += i_bh * T * D
-        tl.store(o32_ptr + o_rows[:, None] * D + o_d[None, :], tl.div_rn(b_exact, b_divisor), mask=in_rows)
-    tl.store(lse_ptr + i_bh * T + o_rows, b_m + tl.log(b_l), mask=o_rows < T)  # line 13
+        tl.store(o32_ptr + o_out, divide(b_exact, b_l[:, None]), mask=rows < T)
+    o_lse = i_bh.to(tl.int64) * T + o_rows
+    tl.store(lse_ptr + o_lse, b_m * C.unit + tl.log(b_l), mask=o_rows < T)  # line 13
+
+
+@triton.jit
+def flash_fwd_kernel(
+    q_tiles, k_tiles, v_tiles, o_ptr, o32_ptr, lse_ptr, noise_ptr, selected_ptr, B, H, T, layer, GROUP,
+    D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
+    PAIRS: tl.constexpr,
+):  # fmt: skip
+    """C for all heads, or for the selected ones and ELSEWHERE for the others."""
+    n_blocks = tl.cdiv(T, BQ)
+    i_q, i_bh = program_tile(n_blocks, B * H, GROUP)
+    i_q = n_blocks - 1 - i_q  # the longest rows first
+    if ELSEWHERE is None or tl.load(selected_ptr + i_bh % H) != 0:
+        forward_rows(
+            q_tiles, k_tiles, v_tiles, o_ptr, o32_ptr, lse_ptr, noise_ptr, i_q, i_bh, H, T, layer,
+            D, BQ, BK, C, PAIRS,
+        )  # fmt: skip
+    else:
+        forward_rows(
+            q_tiles, k_tiles, v_tiles, o_ptr, o32_ptr, lse_ptr, noise_ptr, i_q, i_bh, H, T, layer,
+            D, BQ, BK, ELSEWHERE, PAIRS,
+        )  # fmt: skip

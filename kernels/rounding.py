@@ -1,4 +1,4 @@
-"""The one way in which kernels round, and the operands they hand to the matrix units.
+"""The one way in which kernels round, exponentiate and divide, and the operands they hand to the matrix units.
 
 Triton's interpreter truncates where a GPU rounds to nearest even and computes BF16 on bit patterns, so there the
 rounding is done by bits and products take FP32 operands, which hold the same BF16 values.
@@ -9,11 +9,10 @@ import os
 import triton
 import triton.language as tl
 
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+from flashpoint.kernels.choices import NEAREST, NONE, STOCHASTIC
 
-NONE = tl.constexpr(0)
-NEAREST = tl.constexpr(1)
-STOCHASTIC = tl.constexpr(2)
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -22,8 +21,19 @@ def round_nearest(x):
     if INTERPRETED:
         bits = x.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-        return tl.where(x != x, x, bits.to(tl.uint32).to(tl.float32, bitcast=True))
-    return x.to(tl.bfloat16).to(tl.float32)
+        x = tl.where(x != x, x, bits.to(tl.uint32).to(tl.float32, bitcast=True))
+    else:
+        # Two at a time: the conversion of a single value runs on the slow unit that exponentials need.
+        x = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 pair;
+            cvt.rn.bf16x2.f32 pair, $3, $2;
+            shl.b32 $0, pair, 16;
+            and.b32 $1, pair, 0xFFFF0000;
+            }""",
+            "=r,=r,r,r", [x], dtype=tl.float32, is_pure=True, pack=2,
+        )  # fmt: skip
+    return x
 
 
 @triton.jit
@@ -36,11 +46,14 @@ def round_stochastic(x, noise):
 
 @triton.jit
 def noise_words(noise_ptr, layer_and_stream, block, head_number, rows, columns):
-    """Philox4x32-10 words of a tile [R, C]; the key is (seed, step), the counter is the position."""
+    """Philox4x32-10 words of a tile; the key is (seed, step), the counter is the position.
+
+    ``rows`` and ``columns`` broadcast to the tile: [R, 1] and [1, C], or [1, R] and [C, 1].
+    """
     seed = tl.load(noise_ptr).to(tl.uint64) | (tl.load(noise_ptr + 1).to(tl.uint64) << 32)
-    zeros = tl.zeros_like(rows)[:, None] + tl.zeros_like(columns)[None, :]
-    c0 = (rows[:, None] + zeros).to(tl.uint32)
-    c1 = (columns[None, :] + zeros).to(tl.uint32)
+    zeros = rows * 0 + columns * 0
+    c0 = (rows + zeros).to(tl.uint32)
+    c1 = (columns + zeros).to(tl.uint32)
     c2 = (head_number + zeros).to(tl.uint32)
     c3 = ((layer_and_stream | (block << 16)) + zeros).to(tl.uint32)
     word, _, _, _ = tl.philox(seed, c0, c1, c2, c3, n_rounds=10)
@@ -49,7 +62,7 @@ def noise_words(noise_ptr, layer_and_stream, block, head_number, rows, columns):
 
 @triton.jit
 def round_point(x, MODE: tl.constexpr, noise_ptr, layer_and_stream, block, head_number, rows, columns):
-    """A tile [R, C] rounded as a variant's rounding point says."""
+    """A tile rounded as a variant's rounding point says, in FP32."""
     if MODE == NEAREST:
         x = round_nearest(x)
     elif MODE == STOCHASTIC:
@@ -58,36 +71,64 @@ def round_point(x, MODE: tl.constexpr, noise_ptr, layer_and_stream, block, head_
 
 
 @triton.jit
-def product(a, b, MODE: tl.constexpr):
-    """a·b accumulated in FP32. Under a rounding ``MODE`` ``a`` holds BF16 values; ``b`` holds them always."""
-    if INTERPRETED:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
-    if MODE == NONE:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
-    return tl.dot(a.to(tl.bfloat16), b)
+def as_operand(x, MODE: tl.constexpr, noise_ptr, layer_and_stream, head_number, rows, columns):
+    """A tile rounded as a rounding point says and ready for :func:`product`: BF16, or FP32 where nothing rounds."""
+    if INTERPRETED or MODE == STOCHASTIC:
+        x = round_point(x, MODE, noise_ptr, layer_and_stream, 0, head_number, rows, columns)
+    return x if INTERPRETED or MODE == NONE else x.to(tl.bfloat16)
 
 
 @triton.jit
-def load_operand(pointers, mask, MASKED: tl.constexpr):
-    """BF16 from memory as an operand of the matrix units; MASKED: 0 where ``mask`` is false."""
-    x = tl.load(pointers, mask=mask, other=0.0) if MASKED else tl.load(pointers)
-    if INTERPRETED:
-        x = x.to(tl.float32)
+def product(a, b, acc):
+    """acc + a·b, accumulated in FP32. ``b`` holds BF16 values; ``a`` is BF16, or FP32 and then all of it counts."""
+    if a.dtype == b.dtype:
+        acc = tl.dot(a, b, acc, input_precision="ieee")
+    else:
+        acc = tl.dot(a, b.to(tl.float32), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def load_rows(tiles, i_b, i_h, first, BT: tl.constexpr, D: tl.constexpr):
+    """Tokens [BT, D] of one head as an operand; 0 past the last token."""
+    x = tl.reshape(tiles.load([i_b, i_h, first, 0]), [BT, D])
+    return x.to(tl.float32) if INTERPRETED else x
+
+
+@triton.jit
+def in_registers(x):
+    """The same BF16 tile, held in registers through a loop: the matrix units then read one operand less per step."""
+    if not INTERPRETED:
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2)
     return x
 
 
 @triton.jit
-def exponential(x, shift, FUSED: tl.constexpr):
-    """exp(x − shift) in FP32: the difference first, or one fused multiply-add as production kernels have it."""
-    LOG2E: tl.constexpr = 1.4426950408889634
+def exponential(x, shift, UNIT: tl.constexpr, FUSED: tl.constexpr):
+    """exp((x − shift)·UNIT): the difference first, or one fused multiply-add as production kernels have it."""
+    FACTOR: tl.constexpr = UNIT * LOG2E
     if FUSED:
-        return tl.exp2(tl.fma(x, tl.full(x.shape, LOG2E, tl.float32), -(shift * LOG2E) + tl.zeros_like(x)))
-    return tl.exp2((x - shift) * LOG2E)
+        exponent = tl.fma(x, tl.full(x.shape, FACTOR, tl.float32), -(shift * FACTOR) + tl.zeros_like(x))
+    else:
+        exponent = (x - shift) * FACTOR
+    return tl.exp2(exponent)
+
+
+@triton.jit
+def divide(x, divisor):
+    """x [R, C] / divisor [R, 1] to nearest even, but for subnormal intermediates.
+
+    One division a row and two multiply-adds an element (Markstein 1990): the remainder of a first quotient is exact.
+    """
+    reciprocal = tl.div_rn(tl.full(divisor.shape, 1.0, tl.float32), divisor)
+    quotient = x * reciprocal
+    remainder = tl.fma(-quotient, divisor + tl.zeros_like(x), x)
+    return tl.fma(remainder, reciprocal + tl.zeros_like(x), quotient)
 
 
 @triton.jit
 def to_dtype_of(x, ptr):
     """FP32 in the dtype that ``ptr`` points at, to nearest even."""
-    if ptr.dtype.element_ty == tl.bfloat16:
+    if INTERPRETED and ptr.dtype.element_ty == tl.bfloat16:
         x = round_nearest(x)
     return x.to(ptr.dtype.element_ty)

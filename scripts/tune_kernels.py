@@ -13,7 +13,6 @@ import torch
 import triton
 
 from flashpoint.attention import launch
-from flashpoint.attention.rounding import NoiseKey
 from flashpoint.attention.variant import AttentionVariant
 from flashpoint.kernels import table
 from flashpoint.kernels.table import Tiles
@@ -30,12 +29,12 @@ VARIANT = AttentionVariant(scores="nearest", out_unnormalized="nearest")
 def passes(shape: tuple[int, int, int, int]) -> tuple[Callable[[], object], Callable[[], object]]:
     """The forward and the backward pass on random tensors."""
     q, k, v, grad_out = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    heads = torch.arange(shape[1], device="cuda")
-    noise = NoiseKey(torch.zeros(2, dtype=torch.int64, device="cuda"), 1, heads, shape[1], shape[0])
-    saved = launch.flash_forward(q, k, v, VARIANT, noise)
+    groups = VARIANT.groups(1, shape[1])
+    seed_and_step = torch.zeros(2, dtype=torch.int64, device="cuda")
+    saved = launch.flash_forward(q, k, v, groups, seed_and_step, 1)
     return (
-        lambda: launch.flash_forward(q, k, v, VARIANT, noise),
-        lambda: launch.flash_backward(grad_out, q, k, v, *saved, VARIANT, noise),
+        lambda: launch.flash_forward(q, k, v, groups, seed_and_step, 1),
+        lambda: launch.flash_backward(grad_out, q, k, v, *saved, groups, seed_and_step, 1),
     )
 
 

@@ -112,6 +112,8 @@ class TrainConfig:
     """CPU threads; None is one per core. Part of a CPU run's identity: sums depend on it."""
     compile: bool | None = None
     """torch.compile; None compiles on CUDA, where it pays, and not on a CPU, where it does not."""
+    cuda_graph: bool | None = None
+    """Record a step once and repeat it as one launch; None does so on CUDA. Changes no bit."""
 
     @property
     def micro_batches(self) -> int:

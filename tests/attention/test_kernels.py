@@ -51,13 +51,22 @@ def inputs(length: int, size: int) -> list[Tensor]:
     return [x.bfloat16().to(DEVICE) for x in (q, k, v, grad_out)]
 
 
-def run(engine, tensors: list[Tensor], variant: AttentionVariant) -> dict[str, Tensor]:
+def run(engine: str, tensors: list[Tensor], variant: AttentionVariant) -> dict[str, Tensor]:
     q, k, v, grad_out = tensors
     seed_and_step = torch.tensor([5, 6], device=DEVICE)
-    noise = NoiseKey(seed_and_step, 2, torch.arange(2, device=DEVICE), 2, q.shape[0])
-    out, logsumexp, out_fp32 = engine.flash_forward(q, k, v, variant, noise)
-    grads = engine.flash_backward(grad_out, q, k, v, out, logsumexp, out_fp32, variant, noise)
-    return {name: x.double().cpu() for name, x in zip(NAMES, (out, logsumexp, *grads), strict=True)}
+    if engine == "kernels":
+        groups = variant.groups(2, 2)
+        saved = launch.flash_forward(q, k, v, groups, seed_and_step, 2)
+        grads = launch.flash_backward(grad_out, q, k, v, *saved, groups, seed_and_step, 2)
+    else:
+        noise = NoiseKey(seed_and_step, 2, torch.arange(2, device=DEVICE), 2, q.shape[0])
+        saved = reference.flash_forward(q, k, v, variant, noise)
+        grads = reference.flash_backward(grad_out, q, k, v, *saved, variant, noise)
+    return {name: x.double().cpu() for name, x in zip(NAMES, (*saved[:2], *grads), strict=True)}
+
+
+def kernels_and_reference(tensors: list[Tensor], variant: AttentionVariant) -> list[dict[str, Tensor]]:
+    return [run(engine, tensors, variant) for engine in ("kernels", "reference")]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -65,7 +74,7 @@ def run(engine, tensors: list[Tensor], variant: AttentionVariant) -> dict[str, T
 def test_kernels_equal_the_pytorch_attention_up_to_flips_of_a_rounding(name: str, length: int, size: int) -> None:
     tensors = inputs(length, size)
     assert launch.kernels_support(tensors[0], VARIANTS[name])
-    kernel, expected = (run(engine, tensors, VARIANTS[name]) for engine in (launch, reference))
+    kernel, expected = kernels_and_reference(tensors, VARIANTS[name])
     for quantity in NAMES:
         difference = (kernel[quantity] - expected[quantity]).abs()
         assert difference.norm() <= 3e-3 * expected[quantity].norm(), quantity
@@ -78,7 +87,7 @@ def test_kernels_equal_the_pytorch_attention_up_to_flips_of_a_rounding(name: str
 def test_kernels_are_as_close_to_fp64_as_the_pytorch_attention(name: str) -> None:
     tensors = inputs(130, 64)
     exact = exact_attention(*(x.cpu() for x in tensors))  # type: ignore[arg-type]
-    kernel, reference_one = (run(engine, tensors, VARIANTS[name]) for engine in (launch, reference))
+    kernel, reference_one = kernels_and_reference(tensors, VARIANTS[name])
     for quantity in ("out", "grad_q", "grad_k", "grad_v"):
         errors = [(x[quantity] - exact[quantity]).norm() for x in (kernel, reference_one)]
         assert errors[0] <= 1.1 * errors[1] + 1e-5 * exact[quantity].norm(), quantity
@@ -89,7 +98,7 @@ def test_kernels_are_as_close_to_fp64_as_the_pytorch_attention(name: str) -> Non
 def test_edges_of_tiles(length: int, size: int) -> None:
     tensors = inputs(length, size)
     variant = FROM_FILES["flash_bf16"]
-    kernel, expected = (run(engine, tensors, variant) for engine in (launch, reference))
+    kernel, expected = kernels_and_reference(tensors, variant)
     for quantity in NAMES:
         scale = max(expected[quantity].abs().max().item(), expected["grad_v"].abs().max().item())
         assert (kernel[quantity] - expected[quantity]).abs().max() <= 2**-6 * scale, quantity
@@ -104,9 +113,20 @@ def test_nothing_is_read_or_written_outside_the_tensors() -> None:
         view.copy_(x)
         views.append(view)
     for name in ("flash_bf16", "flash_exact_rowsum", "flash_per_block"):
-        for quantity, value in run(launch, views, VARIANTS[name]).items():
+        for quantity, value in run("kernels", views, VARIANTS[name]).items():
             assert value.isfinite().all(), quantity
-            assert torch.equal(value, run(launch, inputs(65, 32), VARIANTS[name])[quantity])
+            assert torch.equal(value, run("kernels", inputs(65, 32), VARIANTS[name])[quantity])
+
+
+@pytest.mark.parametrize("other", ["flash_fp32", "flash_per_block", "fp32", "flash_centered"])
+def test_one_launch_computes_each_head_as_if_its_variant_were_everywhere(other: str) -> None:
+    chosen = VARIANTS["flash_stochastic"]
+    mixed = AttentionVariant(**{**chosen.to_dict(), "heads": (2,), "elsewhere": VARIANTS[other]})
+    tensors = inputs(70, 32)
+    result, of_chosen, of_other = (run("kernels", tensors, x) for x in (mixed, chosen, VARIANTS[other]))
+    for quantity in NAMES:
+        assert torch.equal(result[quantity][:, 1], of_chosen[quantity][:, 1]), quantity
+        assert torch.equal(result[quantity][:, 0], of_other[quantity][:, 0]), quantity
 
 
 def test_what_the_kernels_lack_is_left_to_the_reference() -> None:

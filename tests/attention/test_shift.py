@@ -82,7 +82,7 @@ def test_the_running_maximum_keeps_the_largest_shift_of_all_blocks() -> None:
     variant = AttentionVariant(
         probs="none", out="none", out_unnormalized="nearest", shift="dynamic_max", beta=7.0, block_k=2
     )
-    out, logsumexp, _ = flash_forward(q, k, v, variant, noise_key(q))
+    out, logsumexp, *_ = flash_forward(q, k, v, variant, noise_key(q))
     # Ō = Σ exp(s − 14) v, rounded to BF16, over ℓ = Σ exp(s − 14).
     p = torch.tensor([2.0, 2.0, 3.0, 1.0]).double().sub(14).exp().float()
     unnormalized = (p @ v[0, 0]).bfloat16().float()

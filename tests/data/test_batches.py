@@ -48,9 +48,8 @@ def test_data_shorter_than_one_sequence_is_refused() -> None:
         BatchOrder(16, 16, (1, 1, 1), 0)
 
 
-def test_gathered_targets_are_the_next_tokens() -> None:
+def test_gathered_windows_overlap_by_the_target_of_the_last_token() -> None:
     tokens = np.arange(200, dtype=np.uint16)
-    inputs, targets = gather_windows(tokens, np.array([0, 3], np.uint32), 16, torch.device("cpu"))
-    assert inputs.tolist() == [list(range(16)), list(range(48, 64))]
-    assert targets.tolist() == [list(range(1, 17)), list(range(49, 65))]
-    assert inputs.dtype == torch.int64
+    batch = gather_windows(tokens, np.array([[0], [3]], np.uint32), 16)
+    assert batch.tolist() == [[list(range(17))], [list(range(48, 65))]]
+    assert batch.dtype == torch.int64

@@ -49,7 +49,7 @@ def test_every_variant_is_as_close_to_fp64_on_cuda_as_on_the_cpu(path: Path, len
     on_cpu, on_cuda = (run(variant, *tensors, device=device) for device in ("cpu", "cuda"))
     for expected, cpu, cuda in zip(reference, on_cpu, on_cuda, strict=True):
         cpu_error, cuda_error = (cpu - expected).norm(), (cuda - expected).norm()
-        assert cuda_error <= 1.2 * cpu_error + 1e-3 * expected.norm()
+        assert cuda_error <= 1.2 * cpu_error + 1e-3 * expected.norm() + 1e-6
 
 
 @pytest.mark.parametrize("path", VARIANTS, ids=lambda path: path.stem)

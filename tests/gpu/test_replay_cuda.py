@@ -23,6 +23,7 @@ def test_replay_is_bitwise_and_another_attention_keeps_the_tape(text_file: Path,
     original = outcome("original", "train.steps=40", tiny=True)
     again = outcome("again", "replay=original", tiny=False)
     other = outcome("other", "replay=original", "attn=flash_stochastic", tiny=False)
-    assert original["digest"] == again["digest"]
+    launched_singly = outcome("singly", "replay=original", "train.cuda_graph=false", tiny=False)
+    assert original["digest"] == again["digest"] == launched_singly["digest"]
     assert original["tape_digest"] == other["tape_digest"]
     assert original["digest"] != other["digest"]

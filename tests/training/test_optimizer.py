@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 from torch import nn
 
 from flashpoint.config import TrainConfig
@@ -34,7 +35,9 @@ def test_decay_steps_keep_the_schedule_of_a_shorter_run() -> None:
 def test_gains_do_not_decay() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.LayerNorm(4, bias=False))
     decay = {
-        id(p): group["weight_decay"] for group in build_optimizer(model, CONFIG).param_groups for p in group["params"]
+        id(p): group["weight_decay"]
+        for group in build_optimizer(model, CONFIG, torch.tensor(0.1)).param_groups
+        for p in group["params"]
     }
     assert decay[id(model[0].weight)] == 0.1
     assert decay[id(model[1].weight)] == 0.0

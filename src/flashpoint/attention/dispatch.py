@@ -6,8 +6,6 @@ The ops keep ``torch.compile`` from tracing into the reference, where its fusion
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -16,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashpoint.attention import reference
+from flashpoint.attention.layout import by_token
 from flashpoint.attention.rounding import NoiseKey
-from flashpoint.attention.variant import AttentionVariant, variant_from_key
+from flashpoint.attention.variant import AttentionVariant, Groups, variant_from_key
 
 
 def attention(
@@ -34,80 +33,60 @@ def attention(
     Returns:
         O [B, H, T, d]; the inputs' dtype, or float32 if a selected variant has ``out=none``.
     """
-    n_head = q.shape[1]
-    groups = variant.groups(layer, n_head)
-    if len(groups) == 1:
-        return _attention_of_heads(q, k, v, groups[0][0], layer, groups[0][1], n_head, seed_and_step)
-    outs = [
-        _attention_of_heads(
-            q[:, list(heads)],
-            k[:, list(heads)],
-            v[:, list(heads)],
-            choices,
-            layer,
-            heads,
-            n_head,
-            seed_and_step,
-        )
-        for choices, heads in groups
-    ]
-    dtype = torch.promote_types(outs[0].dtype, outs[1].dtype)
-    order = [head for _, heads in groups for head in heads]
-    return torch.cat([out.to(dtype) for out in outs], dim=1)[:, [order.index(head) for head in range(n_head)]]
-
-
-def _attention_of_heads(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    variant: AttentionVariant,
-    layer: int,
-    heads: Sequence[int],
-    n_head: int,
-    seed_and_step: Tensor,
-) -> Tensor:
-    if variant.kernel == "sdpa":
+    groups = variant.groups(layer, q.shape[1])
+    if groups[0][0].kernel == "sdpa":
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    out, _, _ = flash_forward_op(q, k, v, seed_and_step, variant.key, layer, list(heads), n_head)
+    out, *_ = flash_forward_op(q, k, v, seed_and_step, variant.key, layer)
     return out
 
 
-def _engine(q: Tensor, variant: AttentionVariant) -> ModuleType:
-    """The kernels on a GPU where they have the variant, else the PyTorch attention."""
+def _kernels(q: Tensor, groups: Groups) -> ModuleType | None:
+    """The kernels' launcher on a GPU where they have every variant at hand; else the PyTorch attention computes."""
     if q.is_cuda:
         from flashpoint.attention import launch  # a CPU need not wait for Triton
 
-        if launch.kernels_support(q, variant):
+        if all(launch.kernels_support(q, variant) for variant, _ in groups):
             return launch
-    return reference
+    return None
 
 
-def _noise_key(q: Tensor, seed_and_step: Tensor, layer: int, heads: list[int], n_head: int) -> NoiseKey:
-    return NoiseKey(seed_and_step, layer, _on_device(tuple(heads), q.device), n_head, q.shape[0])
+def _groups(q: Tensor, variant: str, layer: int) -> Groups:
+    return variant_from_key(variant).groups(layer, q.shape[1])
 
 
-@lru_cache(maxsize=256)
-def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """[n] int64; copied once, since a copy to a GPU waits for it."""
-    return torch.tensor(numbers, device=device)
+def _saved_like(q: Tensor, groups: Groups) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Uninitialised results of the forward pass: O, L, and FP32 O and centred keys or nothing."""
+    variants = [variant for variant, _ in groups]
+    out = by_token(q, torch.float32 if any(variant.out == "none" for variant in variants) else q.dtype)
+    wants_fp32 = any(variant.delta == "out_fp32" for variant in variants)
+    return (
+        out,
+        q.new_empty(q.shape[:-1], dtype=torch.float32),
+        by_token(q, torch.float32) if wants_fp32 else q.new_empty(0, dtype=torch.float32),
+        by_token(q, q.dtype) if any(variant.center_keys for variant in variants) else q.new_empty(0),
+    )
 
 
 @torch.library.custom_op("flashpoint::flash_forward", mutates_args=())
 def flash_forward_op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seed_and_step: Tensor,
-    variant: str,
-    layer: int,
-    heads: list[int],
-    n_head: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`flashpoint.attention.reference.flash_forward` as an op, on the kernels where they can; takes a key."""
+    q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """O, L, FP32 O and centred keys (:mod:`flashpoint.attention.reference`) of all heads; takes a variant's key."""
+    groups = _groups(q, variant, layer)
     with torch.autocast(q.device.type, enabled=False):
-        noise = _noise_key(q, seed_and_step, layer, heads, n_head)
-        choices = variant_from_key(variant)
-        return _engine(q, choices).flash_forward(q, k, v, choices, noise)
+        if kernels := _kernels(q, groups):
+            results: tuple[Tensor, Tensor, Tensor, Tensor] = kernels.flash_forward(
+                q, k, v, groups, seed_and_step, layer
+            )
+            return results
+        saved = _saved_like(q, groups)
+        for choices, heads in groups:
+            noise, chosen = _noise_key(q, seed_and_step, layer, heads), list(heads)
+            of_heads = reference.flash_forward(q[:, chosen], k[:, chosen], v[:, chosen], choices, noise)
+            for whole, part in zip(saved, of_heads, strict=True):
+                if part.numel():
+                    whole[:, chosen] = part.to(whole.dtype)
+        return saved
 
 
 @torch.library.custom_op("flashpoint::flash_backward", mutates_args=())
@@ -119,52 +98,54 @@ def flash_backward_op(
     out: Tensor,
     logsumexp: Tensor,
     out_fp32: Tensor,
+    centered: Tensor,
     seed_and_step: Tensor,
     variant: str,
     layer: int,
-    heads: list[int],
-    n_head: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`flashpoint.attention.reference.flash_backward` as an op."""
+    """dQ, dK and dV of :func:`flash_forward_op`."""
+    groups = _groups(q, variant, layer)
     with torch.autocast(q.device.type, enabled=False):
-        noise = _noise_key(q, seed_and_step, layer, heads, n_head)
-        choices = variant_from_key(variant)
-        engine = _engine(q, choices)
-        return engine.flash_backward(grad_out, q, k, v, out, logsumexp, out_fp32, choices, noise)
+        if kernels := _kernels(q, groups):
+            results: tuple[Tensor, Tensor, Tensor] = kernels.flash_backward(
+                grad_out, q, k, v, out, logsumexp, out_fp32, centered, groups, seed_and_step, layer
+            )
+            return results
+        grads = by_token(q, q.dtype), by_token(k, k.dtype), by_token(v, v.dtype)
+        for choices, heads in groups:
+            noise, chosen = _noise_key(q, seed_and_step, layer, heads), list(heads)
+            tensors = (grad_out, q, k, v, out, logsumexp, out_fp32, centered)
+            g, q_, k_, v_, o, lse, o32, keys = (x[:, chosen] if x.numel() else x for x in tensors)
+            parts = reference.flash_backward(g, q_, k_, v_, o, lse, o32, keys, choices, noise)
+            for whole, part in zip(grads, parts, strict=True):
+                whole[:, chosen] = part
+        return grads
+
+
+def _noise_key(q: Tensor, seed_and_step: Tensor, layer: int, heads: tuple[int, ...]) -> NoiseKey:
+    return NoiseKey(seed_and_step, layer, torch.tensor(heads, device=q.device), q.shape[1], q.shape[0])
 
 
 @flash_forward_op.register_fake
 def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seed_and_step: Tensor,
-    variant: str,
-    layer: int,
-    heads: list[int],
-    n_head: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    choices = variant_from_key(variant)
-    out = q.new_empty(q.shape, dtype=torch.float32 if choices.out == "none" else q.dtype)
-    logsumexp = q.new_empty(q.shape[:-1], dtype=torch.float32)
-    wants_fp32 = choices.delta == "out_fp32"
-    return out, logsumexp, q.new_empty(q.shape if wants_fp32 else (0,), dtype=torch.float32)
+    q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _saved_like(q, _groups(q, variant, layer))
 
 
 @flash_backward_op.register_fake
 def _(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    return by_token(q, q.dtype), by_token(k, k.dtype), by_token(v, v.dtype)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, seed_and_step, *ctx.choice = inputs
     ctx.save_for_backward(q, k, v, *output, seed_and_step)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, grad_out: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    grads = flash_backward_op(grad_out, *ctx.saved_tensors, *ctx.choice)
-    return (*grads, None, None, None, None, None)
+    return (*flash_backward_op(grad_out, *ctx.saved_tensors, *ctx.choice), None, None, None)
 
 
 flash_forward_op.register_autograd(_backward, setup_context=_setup_context)

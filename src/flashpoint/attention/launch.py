@@ -1,18 +1,28 @@
-"""Launches the Triton kernels for a variant: the same calls as :mod:`flashpoint.attention.reference`."""
+"""Launches the Triton kernels: the same numerics as :mod:`flashpoint.attention.reference`, all heads in one launch."""
 
 from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from flashpoint.attention.rounding import NoiseKey
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.attention.layout import by_token
+from flashpoint.attention.variant import AttentionVariant, Groups
 from flashpoint.kernels import backward, forward, table
+from flashpoint.kernels.choices import Choices
+from flashpoint.kernels.rounding import INTERPRETED
+from flashpoint.kernels.table import Tiles
 
 _ROUNDING = {"none": 0, "nearest": 1, "stochastic": 2}
 _SHIFT = {"rowmax": 0, "offset": 1, "dynamic_max": 2}
+_DELTA = {"out": 0, "out_fp32": 1, "p_dp": 2}
 _NO_GUARD = 3.0e38
+_TOKENS = 128
 
 
 def kernels_support(q: Tensor, variant: AttentionVariant) -> bool:
@@ -28,32 +38,46 @@ def kernels_support(q: Tensor, variant: AttentionVariant) -> bool:
 
 
 def flash_forward(
-    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, noise: NoiseKey
-) -> tuple[Tensor, Tensor, Tensor]:
-    """O, L and O of the unrounded Ō, as :func:`flashpoint.attention.reference.flash_forward` documents them."""
+    q: Tensor, k: Tensor, v: Tensor, groups: Groups, seed_and_step: Tensor, layer: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Causal attention of all heads.
+
+    Args:
+        q, k, v: [B, H, T, d] bfloat16, read in place where rows are contiguous and strides are multiples of 16 bytes.
+        groups: one variant for all heads, or two with the heads (from 0) of each.
+        seed_and_step: [2] int64, key of stochastic rounding.
+        layer: from 1.
+
+    Returns:
+        O, L, O of the unrounded Ō and the centred keys as :func:`flashpoint.attention.reference.flash_forward` has
+        them, the last two empty where no variant asks; O lies in memory as [B, T, H, d].
+    """
     B, H, T, d = q.shape
-    q, k, v = (_rows_contiguous(x) for x in (q, _keys(k, variant), v))
-    out = q.new_empty((B, H, T, d), dtype=torch.float32 if variant.out == "none" else q.dtype)
-    wants_fp32 = variant.delta == "out_fp32"
-    out_fp32 = q.new_empty((B, H, T, d) if wants_fp32 else (0,), dtype=torch.float32)
+    variants = [variant for variant, _ in groups]
+    out = by_token(q, torch.float32 if any(variant.out == "none" for variant in variants) else q.dtype)
+    wants_fp32 = any(variant.delta == "out_fp32" for variant in variants)
+    out_fp32 = by_token(q, torch.float32) if wants_fp32 else q.new_empty(0, dtype=torch.float32)
     logsumexp = q.new_empty((B, H, T), dtype=torch.float32)
     tiles = table.FORWARD[d]
-    block = variant.block_k or triton.next_power_of_2(T)
-    bk = max(16, min(tiles.bk, block))
-    forward.flash_fwd_kernel[(triton.cdiv(T, tiles.bq), B * H)](
-        q, k, v, out, out_fp32, logsumexp, noise.seed_and_step, noise.heads,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        H, noise.n_head, T, noise.layer, d**-0.5, variant.beta, variant.tie_tolerance,
-        _NO_GUARD if variant.max_shift is None else variant.max_shift, variant.shift_offset,
-        D=d, BQ=tiles.bq, BK=bk, TILES=max(1, block // bk),
-        SCORES=_ROUNDING[variant.scores], PROBS=_ROUNDING[variant.probs],
-        OUT_UNNORMALIZED=_ROUNDING[variant.out_unnormalized],
-        PER_BLOCK=variant.out_unnormalized_when == "per_block",
-        OUT=_ROUNDING[variant.out], SHIFT=_SHIFT[variant.shift],
-        ROUNDED_NORMALIZER=variant.normalizer == "rounded", FUSED=variant.fused_exponent,
-        STORE_FP32=wants_fp32, num_warps=tiles.warps, num_stages=tiles.stages,
+    blocks = [variant.block_k or triton.next_power_of_2(T) for variant in variants]
+    bk = max(16, min(tiles.bk, *blocks))
+    choices = [_choices(variant, d, max(1, block // bk)) for variant, block in zip(variants, blocks, strict=True)]
+    selected = _selected(groups, H, q.device)
+    chosen: dict[str, Any] = {"C": choices[0], "ELSEWHERE": choices[1] if len(choices) > 1 else None}
+    centered = q.new_empty(0)
+    if any(variant.center_keys for variant in variants):
+        k = _readable(k)
+        centered = by_token(k, k.dtype)
+        forward.center_keys_kernel[(B * H,)](
+            k, centered, selected, *k.stride()[:3], H, T, D=d, BT=_TOKENS, **chosen, num_warps=8
+        )
+        k = centered
+    forward.flash_fwd_kernel[(triton.cdiv(T, tiles.bq) * B * H,)](
+        _tiles(q, tiles.bq), _tiles(k, bk), _tiles(v, bk), out, out_fp32, logsumexp, seed_and_step, selected,
+        B, H, T, layer, _group(T, d),
+        D=d, BQ=tiles.bq, BK=bk, **chosen, PAIRS=_computes_on_pairs(q.device), **_options(tiles),
     )  # fmt: skip
-    return out, logsumexp, out_fp32
+    return out, logsumexp, out_fp32, centered
 
 
 def flash_backward(
@@ -64,44 +88,114 @@ def flash_backward(
     out: Tensor,
     logsumexp: Tensor,
     out_fp32: Tensor,
-    variant: AttentionVariant,
-    noise: NoiseKey,
+    centered: Tensor,
+    groups: Groups,
+    seed_and_step: Tensor,
+    layer: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ, dK and dV, as :func:`flashpoint.attention.reference.flash_backward` documents them."""
+    """dQ, dK and dV of :func:`flash_forward` from what it took and returned; each lies in memory as [B, T, H, d]."""
     B, H, T, d = q.shape
     # An FP32 O hands back a gradient that autocast made from BF16: nothing is lost here.
-    grad_out = _rows_contiguous(grad_out.to(q.dtype))
-    q, k, v = (_rows_contiguous(x) for x in (q, _keys(k, variant), v))
-    delta = torch.empty_like(logsumexp)
-    grad_q, grad_v = q.new_empty((B, H, T, d)), v.new_empty((B, H, T, d))
-    # A centred K needs its gradient centred too, before it is rounded.
-    grad_k = k.new_empty((B, H, T, d), dtype=torch.float32 if variant.center_keys else k.dtype)
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad_out.stride()[:3])
-    sizes = (H, noise.n_head, T, noise.layer, d**-0.5)
-    points = {"SCORES": _ROUNDING[variant.scores], "GRAD_SCORES": _ROUNDING[variant.grad_scores]}
+    grad_out = grad_out.to(q.dtype)
+    k = centered if centered.numel() else k
+    grad_q, grad_k, grad_v = (by_token(x, x.dtype) for x in (q, k, v))
+    choices = [_choices(variant, d, 1) for variant, _ in groups]
+    chosen: dict[str, Any] = {"C": choices[0], "ELSEWHERE": choices[1] if len(choices) > 1 else None}
+    selected, group = _selected(groups, H, q.device), _group(T, d)
     tiles = table.GRAD_Q[d]
-    backward.flash_bwd_dq_kernel[(triton.cdiv(T, tiles.bq), B * H)](
-        q, k, v, out_fp32 if variant.delta == "out_fp32" else out, grad_out, logsumexp, delta, grad_q,
-        noise.seed_and_step, noise.heads, *strides, *sizes, D=d, BQ=tiles.bq, BK=tiles.bk, **points,
-        DELTA=int(variant.delta == "p_dp"), EXACT_ROW_SUM=variant.exact_row_sum, FUSED=variant.fused_exponent,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+    blocks = triton.cdiv(T, tiles.bq)
+    rows = q.new_empty((2, B * H, blocks * tiles.bq), dtype=torch.float32)
+    drift = q.new_empty((B * H, blocks, d) if centered.numel() else (0,), dtype=torch.float32)
+    backward.flash_bwd_dq_kernel[(blocks * B * H,)](
+        _tiles(q, tiles.bq), _tiles(k, tiles.bk), _tiles(v, tiles.bk), _tiles(grad_out, tiles.bq), out, out_fp32,
+        logsumexp, rows, drift, grad_q, seed_and_step, selected,
+        B, H, T, rows.shape[-1], rows[0].numel(), layer, group,
+        D=d, BQ=tiles.bq, BK=tiles.bk, **chosen, **_options(tiles),
     )  # fmt: skip
     tiles = table.GRAD_KV[d]
-    backward.flash_bwd_dkdv_kernel[(triton.cdiv(T, tiles.bk), B * H)](
-        q, k, v, grad_out, logsumexp, delta, grad_k, grad_v,
-        noise.seed_and_step, noise.heads, *strides, *sizes, D=d, BQ=tiles.bq, BK=tiles.bk, **points,
-        PROBS=_ROUNDING[variant.probs], FUSED=variant.fused_exponent,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+    backward.flash_bwd_dkdv_kernel[(triton.cdiv(T, tiles.bk) * B * H,)](
+        _tiles(q, tiles.bq), _tiles(k, tiles.bk), _tiles(v, tiles.bk), _tiles(grad_out, tiles.bq), rows, drift,
+        grad_k, grad_v, seed_and_step, selected, B, H, T, rows.shape[-1], rows[0].numel(),
+        blocks, layer, group,
+        D=d, BQ=tiles.bq, BK=tiles.bk, **chosen, **_options(tiles),
     )  # fmt: skip
-    if variant.center_keys:
-        grad_k = (grad_k - grad_k.mean(-2, keepdim=True)).to(k.dtype)
     return grad_q, grad_k, grad_v
 
 
-def _keys(k: Tensor, variant: AttentionVariant) -> Tensor:
-    return (k.float() - k.float().mean(-2, keepdim=True)).to(k.dtype) if variant.center_keys else k
+@lru_cache(maxsize=256)
+def _choices(variant: AttentionVariant, size: int, tiles: int) -> Choices:
+    scale = size**-0.5
+    exact = math.frexp(scale)[0] == 0.5  # a power of two scales without rounding
+    unit = scale if exact else 1.0
+    return Choices(
+        scores=_ROUNDING[variant.scores],
+        probs=_ROUNDING[variant.probs],
+        out_unnormalized=_ROUNDING[variant.out_unnormalized],
+        per_block=variant.out_unnormalized_when == "per_block",
+        out=_ROUNDING[variant.out],
+        grad_scores=_ROUNDING[variant.grad_scores],
+        shift=_SHIFT[variant.shift],
+        shift_offset=variant.shift_offset / unit,
+        beta=variant.beta,
+        tie_tolerance=variant.tie_tolerance / unit,
+        max_shift=_NO_GUARD if variant.max_shift is None else variant.max_shift / unit,
+        rounded_normalizer=variant.normalizer == "rounded",
+        delta=_DELTA[variant.delta],
+        exact_row_sum=variant.exact_row_sum,
+        center_keys=variant.center_keys,
+        fused_exponent=variant.fused_exponent,
+        tiles=tiles,
+        prescale=1.0 if exact else scale,
+        unit=unit,
+    )
 
 
-def _rows_contiguous(x: Tensor) -> Tensor:
-    """The kernels take any strides but the last, which is 1."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _tiles(x: Tensor, tokens: int) -> TensorDescriptor:
+    """Tiles of ``tokens`` rows of one head, for the GPU's copy engine."""
+    x = _readable(x)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, tokens, x.shape[-1]])
+
+
+def _readable(x: Tensor) -> Tensor:
+    """``x`` itself where the copy engine takes it: rows contiguous, strides and address multiples of 16 bytes."""
+    strides = [stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
+    if x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and all(stride > 0 and stride % 8 == 0 for stride in strides):
+        return x if len(strides) == x.dim() - 1 else x.as_strided(x.shape, _without_odd_strides(x))
+    return x.contiguous()
+
+
+def _without_odd_strides(x: Tensor) -> list[int]:
+    """The strides of ``x``, those of dimensions of size 1, which mean nothing, replaced."""
+    largest = max((size * stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1), default=8)
+    rounded = -(-largest // 8) * 8
+    return [rounded if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)]
+
+
+def _options(tiles: Tiles) -> dict[str, Any]:
+    """Contraction of a product and a sum is written out where it is meant, never left to the compiler."""
+    return {
+        "num_warps": tiles.warps,
+        "num_stages": tiles.stages,
+        "maxnreg": tiles.registers,
+        "enable_fp_fusion": False,
+    }
+
+
+def _group(length: int, size: int) -> int:
+    return max(1, table.GROUP_BYTES // (4 * length * size))
+
+
+@lru_cache(maxsize=256)
+def _selection(heads: tuple[int, ...], n_head: int, device: torch.device) -> Tensor:
+    """[H] int32; copied once, since a copy to a GPU waits for it."""
+    return torch.tensor([int(head in heads) for head in range(n_head)], dtype=torch.int32, device=device)
+
+
+def _selected(groups: Groups, n_head: int, device: torch.device) -> Tensor:
+    return _selection(groups[0][1] if len(groups) > 1 else (), n_head, device)
+
+
+@lru_cache(maxsize=8)
+def _computes_on_pairs(device: torch.device) -> bool:
+    """Whether arithmetic on two BF16 values in a word exists: from compute capability 9.0 on."""
+    return device.type == "cuda" and not INTERPRETED and torch.cuda.get_device_capability(device) >= (9, 0)

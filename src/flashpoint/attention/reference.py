@@ -26,7 +26,7 @@ _TILE_WIDTH = 128
 
 def flash_forward(
     q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, noise: NoiseKey
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention.
 
     Args:
@@ -39,7 +39,11 @@ def flash_forward(
         logsumexp: L [B, H, T] float32, of the centred scores where the variant centres keys.
         out_fp32: O of the same P̄ with Ō and O unrounded, [B, H, T, d] float32; empty unless
             ``variant.delta`` asks for it.
+        centered: K − mean_T(K) in K's shape and dtype; empty unless the variant centres keys.
     """
+    centered = k.new_empty(0)
+    if variant.center_keys:
+        k = centered = (k.float() - k.float().mean(-2, keepdim=True)).to(k.dtype)
     inputs = _Inputs.of(q, k, v, variant, noise)
     out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     out_fp32 = torch.empty_like(out) if variant.delta == "out_fp32" else out.new_empty(0)
@@ -48,7 +52,7 @@ def flash_forward(
         out[..., rows, :], exact, logsumexp[..., rows] = _forward_rows(inputs, rows)
         if variant.delta == "out_fp32":
             out_fp32[..., rows, :] = exact
-    return out.to(torch.float32 if variant.out == "none" else q.dtype), logsumexp, out_fp32
+    return out.to(torch.float32 if variant.out == "none" else q.dtype), logsumexp, out_fp32, centered
 
 
 def flash_backward(
@@ -59,6 +63,7 @@ def flash_backward(
     out: Tensor,
     logsumexp: Tensor,
     out_fp32: Tensor,
+    centered: Tensor,
     variant: AttentionVariant,
     noise: NoiseKey,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,15 +72,14 @@ def flash_backward(
     Args:
         grad_out: dO [B, H, T, d], any float dtype.
         q, k, v, variant, noise: as given to the forward pass.
-        out, logsumexp, out_fp32: as returned by it.
+        out, logsumexp, out_fp32, centered: as returned by it.
 
     Returns:
         dQ, dK, dV: [B, H, T, d] in the inputs' dtype.
     """
-    inputs = _Inputs.of(q, k, v, variant, noise)
+    inputs = _Inputs.of(q, centered if variant.center_keys else k, v, variant, noise)
     grad_out = grad_out.float()
     delta = _attention_delta(inputs, grad_out, out, logsumexp, out_fp32)
-    # Contiguous whatever the inputs' strides: the op's fake promises that to torch.compile.
     grad_q, grad_k, grad_v = (inputs.q.new_zeros(q.shape) for _ in range(3))
     for rows in inputs.row_chunks():
         for tile in inputs.tiles(rows):
@@ -143,7 +147,7 @@ class _Tile:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """q, k, v in FP32 with K centred where the variant says so, and the pieces that both passes share."""
+    """q, k, v in FP32, K centred where the variant says so, and the pieces that both passes share."""
 
     q: Tensor
     k: Tensor
@@ -154,8 +158,6 @@ class _Inputs:
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, noise: NoiseKey) -> _Inputs:
-        if variant.center_keys:
-            k = (k.float() - k.float().mean(-2, keepdim=True)).to(k.dtype)
         return cls(q.float(), k.float(), v.float(), q.shape[-1] ** -0.5, variant, noise)
 
     def row_chunks(self) -> Iterator[slice]:
@@ -233,22 +235,13 @@ def _forward_rows(inputs: _Inputs, rows: slice) -> tuple[Tensor, Tensor, Tensor]
 
 def _attention_delta(inputs: _Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_fp32: Tensor) -> Tensor:
     """δ [B, H, T] float32 as the variant takes it."""
-    match inputs.variant.delta:
-        case "out":
-            delta = (grad_out * out.float()).sum(-1)
-        case "out_fp32":
-            delta = (grad_out * out_fp32).sum(-1)
-        case "p_dp":
-            delta = torch.zeros_like(logsumexp)
-            for tile, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
-                delta[..., tile.rows] += (p * grad_p).sum(-1)
-    if inputs.variant.exact_row_sum:
-        residual, mass = torch.zeros_like(delta), torch.zeros_like(delta)
-        for tile, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
-            residual[..., tile.rows] += (p * (grad_p - delta[..., tile.rows, None])).sum(-1)
-            mass[..., tile.rows] += p.sum(-1)
-        delta = delta + residual / mass
-    return delta
+    if inputs.variant.delta != "p_dp" and not inputs.variant.exact_row_sum:
+        return (grad_out * (out_fp32 if inputs.variant.delta == "out_fp32" else out.float())).sum(-1)
+    delta, mass = torch.zeros_like(logsumexp), torch.zeros_like(logsumexp)
+    for tile, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
+        delta[..., tile.rows] += (p * grad_p).sum(-1)
+        mass[..., tile.rows] += p.sum(-1)
+    return delta / mass if inputs.variant.exact_row_sum else delta
 
 
 def _probs_and_grads(inputs: _Inputs, grad_out: Tensor, logsumexp: Tensor) -> Iterator[tuple[_Tile, Tensor, Tensor]]:

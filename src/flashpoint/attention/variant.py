@@ -64,7 +64,8 @@ class AttentionVariant:
     delta: Literal["out", "out_fp32", "p_dp"] = "out"
     """δ from O as returned; from O of the same P̄ with Ō and O unrounded; or rowsum(P∘dP)."""
     exact_row_sum: bool = False
-    """δ_i += Σ_j P_ij(dP_ij − δ_i) / Σ_j P_ij, which makes every row sum of dS zero up to FP32."""
+    """δ_i += Σ_j P_ij(dP_ij − δ_i) / Σ_j P_ij, which makes every row sum of dS zero up to FP32. That is
+    Σ_j P_ij·dP_ij / Σ_j P_ij whatever δ was, so ``delta`` no longer matters."""
     center_keys: bool = False
     """K ← K − mean_T(K) per head and sequence, stored in K's dtype; softmax does not see it."""
     fused_exponent: bool = False
@@ -86,6 +87,22 @@ class AttentionVariant:
 
     def __post_init__(self) -> None:
         check_literals(self, "attn")
+        self._check_selection_fields()
+        if self.block_k is not None and self.block_k < 1:
+            raise ValueError(f"attn.block_k={self.block_k}: give at least 1, or null for no tiling")
+        if self.beta < 1:
+            raise ValueError(f"attn.beta={self.beta}: below 1 the shift falls under the row maximum")
+        if self.tie_tolerance < 0:
+            raise ValueError(f"attn.tie_tolerance={self.tie_tolerance}: give 0 or more")
+        if self.max_shift is not None and self.max_shift < 0:
+            raise ValueError(f"attn.max_shift={self.max_shift}: give 0 or more, or null for no guard")
+        if not -60 <= self.shift_offset <= 60:
+            raise ValueError(f"attn.shift_offset={self.shift_offset}: beyond ±60 nats rows over- or underflow")
+        if self.normalizer == "before_product" and self.block_k is not None:
+            raise ValueError("attn.normalizer=before_product needs the whole row: set attn.block_k=null")
+        object.__setattr__(self, "key", json.dumps(self.to_dict(), sort_keys=True))
+
+    def _check_selection_fields(self) -> None:
         for name in ("layers", "heads"):
             chosen = getattr(self, name)
             if chosen is not None:
@@ -100,21 +117,10 @@ class AttentionVariant:
             )
         if self.elsewhere is not None and not selects:
             raise ValueError("attn.elsewhere needs attn.layers or attn.heads: nothing is left for it")
+        if self.elsewhere is not None and self.heads is not None and "sdpa" in (self.kernel, self.elsewhere.kernel):
+            raise ValueError("attn.heads: kernel=sdpa computes whole layers; take flash_fp32 for single heads")
         if self.elsewhere is not None and self.elsewhere.elsewhere is not None:
             raise ValueError(f"attn.elsewhere={self.elsewhere.name}: that variant selects layers itself")
-        if self.block_k is not None and self.block_k < 1:
-            raise ValueError(f"attn.block_k={self.block_k}: give at least 1, or null for no tiling")
-        if self.beta < 1:
-            raise ValueError(f"attn.beta={self.beta}: below 1 the shift falls under the row maximum")
-        if self.tie_tolerance < 0:
-            raise ValueError(f"attn.tie_tolerance={self.tie_tolerance}: give 0 or more")
-        if self.max_shift is not None and self.max_shift < 0:
-            raise ValueError(f"attn.max_shift={self.max_shift}: give 0 or more, or null for no guard")
-        if not -60 <= self.shift_offset <= 60:
-            raise ValueError(f"attn.shift_offset={self.shift_offset}: beyond ±60 nats rows over- or underflow")
-        if self.normalizer == "before_product" and self.block_k is not None:
-            raise ValueError("attn.normalizer=before_product needs the whole row: set attn.block_k=null")
-        object.__setattr__(self, "key", json.dumps(self.to_dict(), sort_keys=True))
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> AttentionVariant:
@@ -140,7 +146,7 @@ class AttentionVariant:
             if beyond:
                 raise ValueError(f"attn.{name}={beyond}: the model has {name} 1 to {count}")
 
-    def groups(self, layer: int, n_head: int) -> tuple[tuple[AttentionVariant, tuple[int, ...]], ...]:
+    def groups(self, layer: int, n_head: int) -> Groups:
         """The variants that run in ``layer`` (from 1), each with its heads as indices from 0."""
         every_head = tuple(range(n_head))
         if self.elsewhere is None:
@@ -152,6 +158,10 @@ class AttentionVariant:
         selected = tuple(head for head in every_head if head + 1 in self.heads)
         others = tuple(head for head in every_head if head + 1 not in self.heads)
         return ((self, selected), (self.elsewhere, others)) if others else ((self, selected),)
+
+
+Groups = tuple[tuple[AttentionVariant, tuple[int, ...]], ...]
+"""The variants of one layer, at most two, each with its heads as indices from 0."""
 
 
 @lru_cache(maxsize=256)

@@ -52,12 +52,8 @@ class BatchOrder:
         return self._permutation
 
 
-def gather_windows(
-    tokens: NDArray[np.uint16], windows: NDArray[np.uint32], context: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, each [B, T] int64 on ``device``, of the windows [B]."""
-    starts = windows.astype(np.int64) * context
-    batch = torch.from_numpy(np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int64))
-    if device.type == "cuda":
-        batch = batch.pin_memory().to(device, non_blocking=True)
-    return batch[:, :-1], batch[:, 1:]
+def gather_windows(tokens: NDArray[np.uint16], windows: NDArray[np.uint32], context: int) -> Tensor:
+    """Tokens [..., T + 1] int64 of the windows [...]: inputs without the last, targets without the first."""
+    starts = windows.astype(np.int64).ravel() * context
+    batch = np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int64)
+    return torch.from_numpy(batch.reshape(*windows.shape, context + 1))

@@ -11,7 +11,6 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from flashpoint.config import Config
 from flashpoint.data.batches import gather_windows
@@ -22,7 +21,8 @@ from flashpoint.probes.spectral import w_q_metrics
 from flashpoint.progress import progress_bar
 from flashpoint.training.detector import ExplosionDetector
 from flashpoint.training.digests import TrajectoryDigest
-from flashpoint.training.optimizer import build_optimizer, learning_rate
+from flashpoint.training.optimizer import learning_rate
+from flashpoint.training.step import OptimizerStep
 
 
 class Order(Protocol):
@@ -71,11 +71,8 @@ class Trainer:
         self.config, self.model, self.tokens, self.order, self.tape = config, model, tokens, order, tape
         self.device, self._log, self._stop_requested = device, log, stop_requested
         self.detector = ExplosionDetector(config.detector)
-        compiled = config.train.compile if config.train.compile is not None else device.type == "cuda"
-        self._loss_of: nn.Module = torch.compile(model, fullgraph=True) if compiled else model  # type: ignore[assignment]
-        self._optimizer = build_optimizer(model, config.train)
+        self._optimizer_step = OptimizerStep(model, config, device)
         self._trajectory = TrajectoryDigest()
-        self._seed_and_step = torch.tensor([config.seed, 0], device=device)
         # Losses and gradient norms wait on the device, so that a step never waits for the host.
         self._pending = torch.zeros(config.train.log_interval, 2, device=device)
         self._pending_steps: list[int] = []
@@ -115,29 +112,14 @@ class Trainer:
         return LoopResult(step + 1, loss, val_loss, interrupted, self._trajectory.hexdigest())
 
     def _step(self, step: int) -> None:
-        train = self.config.train
         windows = self.order.windows(step)
         self.tape.append(windows)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(step, train)
-        total = torch.zeros((), device=self.device)
-        for micro_step, micro in enumerate(windows):
-            inputs, targets = gather_windows(self.tokens.train, micro[0], self.config.model.context, self.device)
-            self._seed_and_step[1] = step * len(windows) + micro_step
-            loss = self._loss(inputs, targets) / len(windows)
-            loss.backward()
-            total += loss.detach()
-        limit = train.grad_clip or math.inf
-        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        self._pending[len(self._pending_steps)] = torch.stack([total, grad_norm])
+        batch = gather_windows(self.tokens.train, windows[:, 0], self.config.model.context)
+        if self.device.type == "cuda":
+            batch = batch.pin_memory()
+        self._optimizer_step(batch, learning_rate(step, self.config.train))
+        self._pending[len(self._pending_steps)] = self._optimizer_step.result
         self._pending_steps.append(step)
-
-    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        with torch.autocast(self.device.type, dtype=torch.bfloat16):
-            loss: Tensor = self._loss_of(inputs, targets, self._seed_and_step)
-        return loss
 
     def _read_pending(self) -> float:
         """Log, fold and judge the steps since the last read; the latest loss."""
@@ -160,8 +142,9 @@ class Trainer:
         total = 0.0
         for start in range(0, count, batch):
             windows = np.arange(start, min(start + batch, count), dtype=np.uint32)
-            inputs, targets = gather_windows(self.tokens.val, windows, context, self.device)
+            sequences = gather_windows(self.tokens.val, windows, context).to(self.device)
             with torch.autocast(self.device.type, dtype=torch.bfloat16):
                 # Uncompiled: a short last batch would compile once more.
-                total += self.model(inputs, targets, self._seed_and_step).item() * len(windows)
+                loss = self.model(sequences[:, :-1], sequences[:, 1:], self._optimizer_step.seed_and_step)
+            total += loss.item() * len(windows)
         return total / count

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flashpoint.config import TrainConfig
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW in its fused form; weight decay on matrices only."""
+def build_optimizer(model: nn.Module, config: TrainConfig, lr: Tensor) -> torch.optim.AdamW:
+    """AdamW in its fused form; weight decay on matrices only. ``lr`` [] float32, on the parameters' device."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+    betas = (config.beta1, config.beta2)
+    # Capturable: a CUDA graph may hold the step.
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=config.eps, fused=True, capturable=lr.is_cuda)
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:

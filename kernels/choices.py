@@ -1,0 +1,48 @@
+"""A variant as the kernels take it: one compile-time value, in numbers that a kernel can branch on."""
+
+from dataclasses import dataclass
+
+import triton.language as tl
+
+NONE = tl.constexpr(0)
+NEAREST = tl.constexpr(1)
+STOCHASTIC = tl.constexpr(2)
+
+ROWMAX = tl.constexpr(0)
+OFFSET = tl.constexpr(1)
+DYNAMIC_MAX = tl.constexpr(2)
+
+FROM_OUT = tl.constexpr(0)
+FROM_OUT_FP32 = tl.constexpr(1)
+FROM_P_DP = tl.constexpr(2)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Every numerical choice of one attention; names as in ``flashpoint.attention.variant``.
+
+    Scores are kept in units of ``unit`` nats, after a factor ``prescale`` on QKᵀ, with prescale · unit = α. Where α
+    is a power of two nothing has to be multiplied: prescale is 1, and rounding commutes with the unit. The shift's
+    constants are in the same units.
+    """
+
+    scores: int
+    probs: int
+    out_unnormalized: int
+    per_block: bool
+    out: int
+    grad_scores: int
+    shift: int
+    shift_offset: float
+    beta: float
+    tie_tolerance: float
+    max_shift: float
+    rounded_normalizer: bool
+    delta: int
+    exact_row_sum: bool
+    center_keys: bool
+    fused_exponent: bool
+    tiles: int
+    """Tiles of keys in a block of the online softmax."""
+    prescale: float
+    unit: float

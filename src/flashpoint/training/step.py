@@ -1,0 +1,84 @@
+"""One optimiser step on the device, recorded as a CUDA graph where there is a GPU."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from flashpoint.config import Config
+from flashpoint.model import GPT
+from flashpoint.training.optimizer import build_optimizer
+
+_EAGER_STEPS = 3
+"""Steps before the recording: they compile, allocate the optimiser's state and choose algorithms."""
+
+
+class OptimizerStep:
+    """Forward and backward passes of all micro-batches, clipping, AdamW.
+
+    The host sets the inputs and the learning rate; what a step computes it finds in ``result``. With
+    ``train.cuda_graph`` the launches of a step are recorded once and repeated as one, which changes no bit:
+    small models are otherwise bound by the host.
+
+    Args:
+        model: on ``device``.
+    """
+
+    def __init__(self, model: GPT, config: Config, device: torch.device) -> None:
+        train = config.train
+        self._model, self._train, self._device = model, train, device
+        on_gpu = device.type == "cuda"
+        compiled = train.compile if train.compile is not None else on_gpu
+        self._loss_of: nn.Module = torch.compile(model, fullgraph=True) if compiled else model  # type: ignore[assignment]
+        self._learning_rate = torch.zeros((), device=device)
+        self._optimizer = build_optimizer(model, train, self._learning_rate)
+        sequences = train.micro_batch_size or train.batch_size
+        shape = (train.micro_batches, sequences, config.model.context + 1)
+        self._batch = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.seed_and_step = torch.tensor([config.seed, 0], device=device)
+        """[2] int64: the run's seed and the count of forward passes so far, the key of stochastic rounding."""
+        self.result = torch.zeros(2, device=device)
+        """Loss, nats, and gradient norm before clipping; on the device, and the next step's place too."""
+        self._records = on_gpu if train.cuda_graph is None else train.cuda_graph and on_gpu
+        self._stream = torch.cuda.Stream(device) if self._records else None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._steps = 0
+
+    def __call__(self, batch: Tensor, learning_rate: float) -> None:
+        """Queue one step.
+
+        Args:
+            batch: [micro-batches, sequences, T + 1] int64 in host memory, pinned if the device is a GPU.
+        """
+        self._batch.copy_(batch, non_blocking=True)
+        self._learning_rate.fill_(learning_rate)
+        if self._stream is None:
+            self._compute()
+        elif self._graph is None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                if self._steps < _EAGER_STEPS:
+                    self._compute()
+                else:
+                    self._graph = torch.cuda.CUDAGraph()
+                    with torch.cuda.graph(self._graph, stream=self._stream):
+                        self._compute()
+            torch.cuda.current_stream().wait_stream(self._stream)
+        if self._graph is not None:
+            self._graph.replay()
+        self._steps += 1
+
+    def _compute(self) -> None:
+        total = torch.zeros((), device=self._device)
+        self._optimizer.zero_grad(set_to_none=True)
+        for sequences in self._batch:
+            with torch.autocast(self._device.type, dtype=torch.bfloat16):
+                loss: Tensor = self._loss_of(sequences[:, :-1], sequences[:, 1:], self.seed_and_step)
+            (loss / len(self._batch)).backward()
+            total += loss.detach() / len(self._batch)
+            self.seed_and_step[1] += 1
+        norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._train.grad_clip or math.inf)
+        self._optimizer.step()
+        self.result.copy_(torch.stack([total, norm]))
