@@ -36,31 +36,39 @@ def token_offsets(i_b, i_h, o_tokens, H, T, D: tl.constexpr):
 
 
 @triton.jit
-def center_keys_kernel(
-    k_ptr, centered_ptr, selected_ptr, stride_b, stride_h, stride_t, H, T,
-    D: tl.constexpr, BT: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
+def key_sums_kernel(
+    k_ptr, sums_ptr, stride_b, stride_h, stride_t, H, T, CHUNKS, D: tl.constexpr, BT: tl.constexpr
 ):  # fmt: skip
-    """K − mean_T(K) of one head and sequence where its variant centres keys, K where not."""
-    i_bh = tl.program_id(0)
-    i_b, i_h = i_bh // H, i_bh % H
-    k_ptr += i_b.to(tl.int64) * stride_b + i_h * stride_h
-    b_sum = tl.zeros([BT, D], tl.float32)
-    for start in range(0, T, BT):
-        b_sum += load_strided(k_ptr, stride_t, start + tl.arange(0, BT), T, D)
-    b_mean = tl.sum(b_sum, 0)[None, :] / T
-    if ELSEWHERE is not None:
-        centers = C.center_keys if tl.load(selected_ptr + i_h) != 0 else ELSEWHERE.center_keys
-        b_mean = tl.where(centers, b_mean, 0.0)
-    for start in range(0, T, BT):
-        o_tokens = start + tl.arange(0, BT)
-        b_centered = load_strided(k_ptr, stride_t, o_tokens, T, D) - b_mean
-        o_out = token_offsets(i_b, i_h, o_tokens, H, T, D)
-        tl.store(centered_ptr + o_out, to_dtype_of(b_centered, centered_ptr), mask=(o_tokens < T)[:, None])
+    """Sum of a chunk of the keys of one head and sequence, [B·H, CHUNKS, D] FP32."""
+    i_chunk, i_bh = tl.program_id(0) % CHUNKS, tl.program_id(0) // CHUNKS
+    b_k = load_chunk(k_ptr, stride_b, stride_h, stride_t, i_bh, i_chunk, H, T, D, BT)
+    tl.store(sums_ptr + tl.program_id(0).to(tl.int64) * D + tl.arange(0, D), tl.sum(b_k, 0))
 
 
 @triton.jit
-def load_strided(ptr, stride_t, o_tokens, T, D: tl.constexpr):
-    """Tokens [BT, D] in FP32, 0 past the last."""
+def center_keys_kernel(
+    k_ptr, sums_ptr, centered_ptr, selected_ptr, stride_b, stride_h, stride_t, H, T, CHUNKS,
+    D: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
+):  # fmt: skip
+    """K − mean_T(K) of a chunk where the head's variant centres keys, K where not; BC ≥ CHUNKS."""
+    i_chunk, i_bh = tl.program_id(0) % CHUNKS, tl.program_id(0) // CHUNKS
+    b_k = load_chunk(k_ptr, stride_b, stride_h, stride_t, i_bh, i_chunk, H, T, D, BT)
+    o_chunks = tl.arange(0, BC)[:, None]
+    pointers = sums_ptr + (i_bh.to(tl.int64) * CHUNKS + o_chunks) * D + tl.arange(0, D)[None, :]
+    b_mean = tl.sum(tl.load(pointers, mask=o_chunks < CHUNKS, other=0.0), 0)[None, :] / T
+    if ELSEWHERE is not None:
+        centers = C.center_keys if tl.load(selected_ptr + i_bh % H) != 0 else ELSEWHERE.center_keys
+        b_mean = tl.where(centers, b_mean, 0.0)
+    o_tokens = i_chunk * BT + tl.arange(0, BT)
+    o_out = token_offsets(i_bh // H, i_bh % H, o_tokens, H, T, D)
+    tl.store(centered_ptr + o_out, to_dtype_of(b_k - b_mean, centered_ptr), mask=(o_tokens < T)[:, None])
+
+
+@triton.jit
+def load_chunk(ptr, stride_b, stride_h, stride_t, i_bh, i_chunk, H, T, D: tl.constexpr, BT: tl.constexpr):
+    """Tokens [BT, D] of one head in FP32, 0 past the last."""
+    o_tokens = i_chunk * BT + tl.arange(0, BT)
+    ptr += (i_bh // H).to(tl.int64) * stride_b + (i_bh % H) * stride_h
     pointers = ptr + o_tokens[:, None].to(tl.int64) * stride_t + tl.arange(0, D)[None, :]
     return tl.load(pointers, mask=(o_tokens < T)[:, None], other=0.0).to(tl.float32)
 
@@ -92,10 +100,11 @@ def scores_of_keys(
 
 @triton.jit
 def add_tile(
-    x, v_tiles, i_b, i_h, start, rows, b_m, b_l, b_o, b_exact, noise_ptr, layer, i_bh,
+    x, v_tiles, i_b, i_h, start, rows, b_m, b_l, b_o, b_exact, b_ones, noise_ptr, layer, i_bh,
     D: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, PACKED: tl.constexpr, EXACT: tl.constexpr,
+    STATISTICS: tl.constexpr,
 ):  # fmt: skip
-    """ℓ, Ō and the Ō that is never rounded, with one more tile of keys under the shift m: lines 9 and 10."""
+    """ℓ, Ō, the Ō that is never rounded and the P̄ that are 1, with one more tile under the shift m: lines 9 and 10."""
     columns = (start + tl.arange(0, BK))[None, :]
     b_p = exponentials(x, b_m, C, PACKED)
     b_p_operand = as_operand(b_p, C.probs, noise_ptr, layer | (1 << 12), i_bh, rows, columns)
@@ -106,15 +115,21 @@ def add_tile(
     b_o = product(b_p_operand, b_v, b_o)
     if EXACT:
         b_exact = product(b_p_operand, b_v, b_exact)
-    return b_l, b_o, b_exact
+    if STATISTICS:
+        b_ones += tl.sum((b_p_operand.to(tl.float32) == 1.0).to(tl.int32), 1)
+    return b_l, b_o, b_exact, b_ones
 
 
 @triton.jit
 def forward_rows(
-    q_tiles, k_tiles, v_tiles, o_ptr, o32_ptr, lse_ptr, noise_ptr, i_q, i_bh, H, T, layer,
+    q_tiles, k_tiles, v_tiles, o_ptr, o32_ptr, lse_ptr, shift_ptr, ones_ptr, noise_ptr, i_q, i_bh, H, T, layer,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, PAIRS: tl.constexpr,
+    STATISTICS: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries. Shift and per-block rounding act on blocks of C.tiles tiles, products on tiles."""
+    """One block of queries. Shift and per-block rounding act on blocks of C.tiles tiles, products on tiles.
+
+    STATISTICS: the final m in nats and the number of P̄ that entered the product as exactly 1 are stored too.
+    """
     PACKED: tl.constexpr = PAIRS and C.scores == NEAREST
     STORE_FP32: tl.constexpr = C.delta == FROM_OUT_FP32
     EXACT: tl.constexpr = C.per_block and STORE_FP32
@@ -130,6 +145,7 @@ def forward_rows(
     b_l = tl.zeros([BQ], tl.float32)
     b_o = tl.zeros([BQ, D], tl.float32)  # Ō, rounded per block if the variant says so
     b_exact = tl.zeros([BQ, D], tl.float32)  # Ō without that
+    b_ones = tl.zeros([BQ], tl.int32)
     diagonal, end = i_q * BQ, tl.minimum((i_q + 1) * BQ, T)
     # Tiles below the diagonal need no mask, where the first tile on it starts a block of keys.
     SPLIT: tl.constexpr = BQ % BLOCK == 0
@@ -168,9 +184,9 @@ def forward_rows(
                 b_exact = b_exact * b_rescale[:, None]
             b_m = b_m_new
             if C.tiles == 1:
-                b_l, b_o, b_exact = add_tile(
-                    x, v_tiles, i_b, i_h, start, rows, b_m, b_l, b_o, b_exact, noise_ptr, layer, i_bh, D, BK, C, PACKED,
-                    EXACT,
+                b_l, b_o, b_exact, b_ones = add_tile(
+                    x, v_tiles, i_b, i_h, start, rows, b_m, b_l, b_o, b_exact, b_ones, noise_ptr, layer, i_bh, D, BK, C,
+                    PACKED, EXACT, STATISTICS,
                 )  # fmt: skip
             else:
                 for o_k in range(start, stop, BK):
@@ -178,9 +194,9 @@ def forward_rows(
                         b_q, k_tiles, i_b, i_h, o_k, rows, noise_ptr, layer, i_bh, D, BK, C, on_diagonal,
                         PACKED,
                     )  # fmt: skip
-                    b_l, b_o, b_exact = add_tile(
-                        x, v_tiles, i_b, i_h, o_k, rows, b_m, b_l, b_o, b_exact, noise_ptr, layer, i_bh, D, BK, C,
-                        PACKED, EXACT,
+                    b_l, b_o, b_exact, b_ones = add_tile(
+                        x, v_tiles, i_b, i_h, o_k, rows, b_m, b_l, b_o, b_exact, b_ones, noise_ptr, layer, i_bh, D, BK,
+                        C, PACKED, EXACT, STATISTICS,
                     )  # fmt: skip
             if C.per_block:
                 b_o = round_point(
@@ -197,13 +213,17 @@ def forward_rows(
         tl.store(o32_ptr + o_out, divide(b_exact, b_l[:, None]), mask=rows < T)
     o_lse = i_bh.to(tl.int64) * T + o_rows
     tl.store(lse_ptr + o_lse, b_m * C.unit + tl.log(b_l), mask=o_rows < T)  # line 13
+    if STATISTICS:
+        tl.store(shift_ptr + o_lse, b_m * C.unit, mask=o_rows < T)
+        tl.store(ones_ptr + o_lse, b_ones, mask=o_rows < T)
 
 
 @triton.jit
 def flash_fwd_kernel(
-    q_tiles, k_tiles, v_tiles, o_ptr, o32_ptr, lse_ptr, noise_ptr, selected_ptr, B, H, T, layer, GROUP,
+    q_tiles, k_tiles, v_tiles, o_ptr, o32_ptr, lse_ptr, shift_ptr, ones_ptr, noise_ptr, selected_ptr,
+    B, H, T, layer, GROUP,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
-    PAIRS: tl.constexpr,
+    PAIRS: tl.constexpr, STATISTICS: tl.constexpr,
 ):  # fmt: skip
     """C for all heads, or for the selected ones and ELSEWHERE for the others."""
     n_blocks = tl.cdiv(T, BQ)
@@ -211,11 +231,11 @@ def flash_fwd_kernel(
     i_q = n_blocks - 1 - i_q  # the longest rows first
     if ELSEWHERE is None or tl.load(selected_ptr + i_bh % H) != 0:
         forward_rows(
-            q_tiles, k_tiles, v_tiles, o_ptr, o32_ptr, lse_ptr, noise_ptr, i_q, i_bh, H, T, layer,
-            D, BQ, BK, C, PAIRS,
+            q_tiles, k_tiles, v_tiles, o_ptr, o32_ptr, lse_ptr, shift_ptr, ones_ptr, noise_ptr, i_q, i_bh, H, T, layer,
+            D, BQ, BK, C, PAIRS, STATISTICS,
         )  # fmt: skip
     else:
         forward_rows(
-            q_tiles, k_tiles, v_tiles, o_ptr, o32_ptr, lse_ptr, noise_ptr, i_q, i_bh, H, T, layer,
-            D, BQ, BK, ELSEWHERE, PAIRS,
+            q_tiles, k_tiles, v_tiles, o_ptr, o32_ptr, lse_ptr, shift_ptr, ones_ptr, noise_ptr, i_q, i_bh, H, T, layer,
+            D, BQ, BK, ELSEWHERE, PAIRS, STATISTICS,
         )  # fmt: skip

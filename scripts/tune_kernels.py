@@ -1,10 +1,13 @@
 """Time tile sizes of each kernel on one GPU and print the fastest: what ``kernels/table.py`` is written from.
 
-``python scripts/tune_kernels.py``. One kernel at a time, the others as the table has them, with ``flash_bf16``.
+``python scripts/tune_kernels.py [SIZE …]``. One kernel at a time, the others as the table has them, with
+``flash_bf16``; each choice with registers as the compiler likes and, for 4 warps, capped at 128, which lets four
+programs share an SM.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Callable
@@ -18,10 +21,15 @@ from flashpoint.kernels import table
 from flashpoint.kernels.table import Tiles
 
 SHAPES = {64: (32, 12, 1024, 64), 128: (8, 16, 4096, 128)}  # B, H, T, d
+_BY_ROWS = [
+    Tiles(bq, bk, warps, stages)
+    for bq, bk, warps, stages in itertools.product((64, 128), (64, 128), (4, 8), (2, 3))
+    if bk <= bq
+]
 CHOICES = {
-    "FORWARD": [Tiles(bq, 64, warps, stages) for bq, warps, stages in itertools.product((64, 128), (4, 8), (2, 3, 4))],
-    "GRAD_Q": [Tiles(*sizes, w, s) for sizes, w, s in itertools.product(((64, 64), (128, 64)), (4, 8), (2, 3))],
-    "GRAD_KV": [Tiles(*sizes, w, s) for sizes, w, s in itertools.product(((64, 64), (64, 128)), (4, 8), (2, 3))],
+    "FORWARD": _BY_ROWS,
+    "GRAD_Q": _BY_ROWS,
+    "GRAD_KV": [Tiles(bq, bk, w, s) for bq, bk, w, s in itertools.product((32, 64), (64, 128), (4, 8), (2, 3))],
 }
 VARIANT = AttentionVariant(scores="nearest", out_unnormalized="nearest")
 
@@ -38,16 +46,23 @@ def passes(shape: tuple[int, int, int, int]) -> tuple[Callable[[], object], Call
     )
 
 
+def with_caps(choices: list[Tiles]) -> list[Tiles]:
+    """Each choice as it is and, for programs of 4 warps, with at most 128 registers a thread."""
+    capped = [dataclasses.replace(tiles, registers=128) for tiles in choices if tiles.warps == 4]
+    return list(dict.fromkeys([*choices, *capped]))
+
+
 def main() -> None:
     if not torch.cuda.is_available():
         print("error: no CUDA device is visible; tuning needs one", file=sys.stderr)
         sys.exit(2)
-    for size, shape in SHAPES.items():
+    for size in map(int, sys.argv[1:] or SHAPES):
+        shape = SHAPES[size]
         forward, backward = passes(shape)
         for name, choices in CHOICES.items():
             tiles_by_size: dict[int, Tiles] = getattr(table, name)
             times: dict[Tiles, float] = {}
-            for tiles in {tiles_by_size[size], *choices}:
+            for tiles in with_caps([tiles_by_size[size], *choices]):
                 tiles_by_size[size] = tiles
                 try:
                     times[tiles] = triton.testing.do_bench(

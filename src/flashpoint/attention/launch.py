@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -22,7 +23,8 @@ _ROUNDING = {"none": 0, "nearest": 1, "stochastic": 2}
 _SHIFT = {"rowmax": 0, "offset": 1, "dynamic_max": 2}
 _DELTA = {"out": 0, "out_fp32": 1, "p_dp": 2}
 _NO_GUARD = 3.0e38
-_TOKENS = 128
+_CHUNK = 128
+"""Keys that one program of the centring pass sums."""
 
 
 def kernels_support(q: Tensor, variant: AttentionVariant) -> bool:
@@ -52,6 +54,28 @@ def flash_forward(
         O, L, O of the unrounded Ō and the centred keys as :func:`flashpoint.attention.reference.flash_forward` has
         them, the last two empty where no variant asks; O lies in memory as [B, T, H, d].
     """
+    nothing = q.new_empty(0, dtype=torch.int32)
+    return _forward(q, k, v, groups, seed_and_step, layer, nothing, nothing)
+
+
+def row_statistics(
+    q: Tensor, k: Tensor, v: Tensor, groups: Groups, seed_and_step: Tensor, layer: int
+) -> tuple[Tensor, Tensor]:
+    """What decides the rounding of a row, from a forward pass of its own (:func:`flash_forward`).
+
+    Returns:
+        shift: the final m [B, H, T] float32, nats.
+        ones: [B, H, T] int32: the P̄ that entered P̄V as exactly 1.
+    """
+    shift = q.new_empty(q.shape[:-1], dtype=torch.float32)
+    ones = torch.empty_like(shift, dtype=torch.int32)
+    _forward(q, k, v, groups, seed_and_step, layer, shift, ones)
+    return shift, ones
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, groups: Groups, seed_and_step: Tensor, layer: int, shift: Tensor, ones: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     B, H, T, d = q.shape
     variants = [variant for variant, _ in groups]
     out = by_token(q, torch.float32 if any(variant.out == "none" for variant in variants) else q.dtype)
@@ -61,21 +85,16 @@ def flash_forward(
     tiles = table.FORWARD[d]
     blocks = [variant.block_k or triton.next_power_of_2(T) for variant in variants]
     bk = max(16, min(tiles.bk, *blocks))
-    choices = [_choices(variant, d, max(1, block // bk)) for variant, block in zip(variants, blocks, strict=True)]
     selected = _selected(groups, H, q.device)
-    chosen: dict[str, Any] = {"C": choices[0], "ELSEWHERE": choices[1] if len(choices) > 1 else None}
+    chosen = _chosen(groups, d, [max(1, block // bk) for block in blocks])
     centered = q.new_empty(0)
     if any(variant.center_keys for variant in variants):
-        k = _readable(k)
-        centered = by_token(k, k.dtype)
-        forward.center_keys_kernel[(B * H,)](
-            k, centered, selected, *k.stride()[:3], H, T, D=d, BT=_TOKENS, **chosen, num_warps=8
-        )
-        k = centered
+        k = centered = _center_keys(k, selected, chosen)
     forward.flash_fwd_kernel[(triton.cdiv(T, tiles.bq) * B * H,)](
-        _tiles(q, tiles.bq), _tiles(k, bk), _tiles(v, bk), out, out_fp32, logsumexp, seed_and_step, selected,
-        B, H, T, layer, _group(T, d),
-        D=d, BQ=tiles.bq, BK=bk, **chosen, PAIRS=_computes_on_pairs(q.device), **_options(tiles),
+        _tiles(q, tiles.bq), _tiles(k, bk), _tiles(v, bk), out, out_fp32, logsumexp, shift, ones, seed_and_step,
+        selected, B, H, T, layer, _group(T, d),
+        D=d, BQ=tiles.bq, BK=bk, **chosen, PAIRS=_computes_on_pairs(q.device), STATISTICS=ones.numel() > 0,
+        **_options(tiles),
     )  # fmt: skip
     return out, logsumexp, out_fp32, centered
 
@@ -95,31 +114,77 @@ def flash_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK and dV of :func:`flash_forward` from what it took and returned; each lies in memory as [B, T, H, d]."""
     B, H, T, d = q.shape
+    k = centered if centered.numel() else k
     # An FP32 O hands back a gradient that autocast made from BF16: nothing is lost here.
     grad_out = grad_out.to(q.dtype)
-    k = centered if centered.numel() else k
-    grad_q, grad_k, grad_v = (by_token(x, x.dtype) for x in (q, k, v))
-    choices = [_choices(variant, d, 1) for variant, _ in groups]
-    chosen: dict[str, Any] = {"C": choices[0], "ELSEWHERE": choices[1] if len(choices) > 1 else None}
-    selected, group = _selected(groups, H, q.device), _group(T, d)
-    tiles = table.GRAD_Q[d]
-    blocks = triton.cdiv(T, tiles.bq)
-    rows = q.new_empty((2, B * H, blocks * tiles.bq), dtype=torch.float32)
-    drift = q.new_empty((B * H, blocks, d) if centered.numel() else (0,), dtype=torch.float32)
-    backward.flash_bwd_dq_kernel[(blocks * B * H,)](
-        _tiles(q, tiles.bq), _tiles(k, tiles.bk), _tiles(v, tiles.bk), _tiles(grad_out, tiles.bq), out, out_fp32,
-        logsumexp, rows, drift, grad_q, seed_and_step, selected,
-        B, H, T, rows.shape[-1], rows[0].numel(), layer, group,
-        D=d, BQ=tiles.bq, BK=tiles.bk, **chosen, **_options(tiles),
-    )  # fmt: skip
+    grad_q, rows, drift = row_pass(grad_out, q, k, v, out, logsumexp, out_fp32, groups, seed_and_step, layer)
+    grad_k, grad_v = by_token(k, k.dtype), by_token(v, v.dtype)
     tiles = table.GRAD_KV[d]
     backward.flash_bwd_dkdv_kernel[(triton.cdiv(T, tiles.bk) * B * H,)](
         _tiles(q, tiles.bq), _tiles(k, tiles.bk), _tiles(v, tiles.bk), _tiles(grad_out, tiles.bq), rows, drift,
-        grad_k, grad_v, seed_and_step, selected, B, H, T, rows.shape[-1], rows[0].numel(),
-        blocks, layer, group,
-        D=d, BQ=tiles.bq, BK=tiles.bk, **chosen, **_options(tiles),
+        grad_k, grad_v, seed_and_step, _selected(groups, H, q.device), B, H, T, rows.shape[-1], rows[0].numel(),
+        triton.cdiv(T, table.GRAD_Q[d].bq), layer, _group(T, d),
+        D=d, BQ=tiles.bq, BK=tiles.bk, **_chosen(groups, d), **_options(tiles),
     )  # fmt: skip
     return grad_q, grad_k, grad_v
+
+
+def _center_keys(k: Tensor, selected: Tensor, chosen: dict[str, Any]) -> Tensor:
+    """K − mean_T(K) of the heads that centre keys, the others' K: a pass of its own over K, in two launches."""
+    B, H, T, d = k.shape
+    k = _readable(k)
+    centered = by_token(k, k.dtype)
+    chunks = triton.cdiv(T, _CHUNK)
+    sums = k.new_empty((B * H, chunks, d), dtype=torch.float32)
+    grid = (B * H * chunks,)
+    sizes = (*k.stride()[:3], H, T, chunks)
+    forward.key_sums_kernel[grid](k, sums, *sizes, D=d, BT=_CHUNK)
+    forward.center_keys_kernel[grid](
+        k, sums, centered, selected, *sizes, D=d, BT=_CHUNK, BC=triton.next_power_of_2(chunks), **chosen
+    )
+    return centered
+
+
+def row_pass(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    out_fp32: Tensor,
+    groups: Groups,
+    seed_and_step: Tensor,
+    layer: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The first half of :func:`flash_backward`; ``k`` centred where a variant centres keys.
+
+    Returns:
+        grad_q: dQ [B, H, T, d].
+        rows: L and δ, [2, B·H, T'] float32, with T' the next multiple of a block of queries.
+        drift: Σᵢ (Σⱼ dSᵢⱼ) qᵢ over each block of queries, [B·H, blocks, d] float32, α left out; empty unless K is
+            centred.
+    """
+    B, H, T, d = q.shape
+    tiles = table.GRAD_Q[d]
+    blocks = triton.cdiv(T, tiles.bq)
+    grad_q = by_token(q, q.dtype)
+    rows = q.new_empty((2, B * H, blocks * tiles.bq), dtype=torch.float32)
+    centers = any(variant.center_keys for variant, _ in groups)
+    drift = q.new_empty((B * H, blocks, d) if centers else (0,), dtype=torch.float32)
+    backward.flash_bwd_dq_kernel[(blocks * B * H,)](
+        _tiles(q, tiles.bq), _tiles(k, tiles.bk), _tiles(v, tiles.bk), _tiles(grad_out, tiles.bq), out, out_fp32,
+        logsumexp, rows, drift, grad_q, seed_and_step, _selected(groups, H, q.device),
+        B, H, T, rows.shape[-1], rows[0].numel(), layer, _group(T, d),
+        D=d, BQ=tiles.bq, BK=tiles.bk, **_chosen(groups, d), **_options(tiles),
+    )  # fmt: skip
+    return grad_q, rows, drift
+
+
+def _chosen(groups: Groups, size: int, tiles: Sequence[int] = (1, 1)) -> dict[str, Any]:
+    """The compile-time choices of a launch; ``tiles`` in a block of keys, of each variant."""
+    choices = [_choices(variant, size, count) for (variant, _), count in zip(groups, tiles, strict=False)]
+    return {"C": choices[0], "ELSEWHERE": choices[1] if len(choices) > 1 else None}
 
 
 @lru_cache(maxsize=256)

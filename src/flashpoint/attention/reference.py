@@ -43,16 +43,33 @@ def flash_forward(
     """
     centered = k.new_empty(0)
     if variant.center_keys:
-        k = centered = (k.float() - k.float().mean(-2, keepdim=True)).to(k.dtype)
+        k = centered = _centered(k)
     inputs = _Inputs.of(q, k, v, variant, noise)
     out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     out_fp32 = torch.empty_like(out) if variant.delta == "out_fp32" else out.new_empty(0)
     logsumexp = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     for rows in inputs.row_chunks():
-        out[..., rows, :], exact, logsumexp[..., rows] = _forward_rows(inputs, rows)
+        result = _forward_rows(inputs, rows)
+        out[..., rows, :], logsumexp[..., rows] = result.out, result.logsumexp
         if variant.delta == "out_fp32":
-            out_fp32[..., rows, :] = exact
+            out_fp32[..., rows, :] = result.exact
     return out.to(torch.float32 if variant.out == "none" else q.dtype), logsumexp, out_fp32, centered
+
+
+def row_statistics(
+    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, noise: NoiseKey
+) -> tuple[Tensor, Tensor]:
+    """What decides the rounding of a row, from a forward pass of its own; arguments of :func:`flash_forward`.
+
+    Returns:
+        shift: the final m [B, H, T] float32, nats.
+        ones: [B, H, T] int32: the P̄ that entered P̄V as exactly 1.
+    """
+    if variant.center_keys:
+        k = _centered(k)
+    inputs = _Inputs.of(q, k, v, variant, noise)
+    results = [_forward_rows(inputs, rows) for rows in inputs.row_chunks()]
+    return torch.cat([result.shift for result in results], -1), torch.cat([result.ones for result in results], -1)
 
 
 def flash_backward(
@@ -196,12 +213,23 @@ class _Inputs:
         return self.round("probs_backward", p, tile), p
 
 
-def _forward_rows(inputs: _Inputs, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-    """O, O of the unrounded Ō (both [B, H, R, d]) and L [B, H, R] of one chunk of rows."""
+@dataclass(frozen=True)
+class _RowResults:
+    """One chunk of rows of the forward pass."""
+
+    out: Tensor  # O [B, H, R, d]
+    exact: Tensor  # O of the unrounded Ō
+    logsumexp: Tensor  # L [B, H, R]
+    shift: Tensor  # m
+    ones: Tensor  # P̄ equal to 1 as operands, int32
+
+
+def _forward_rows(inputs: _Inputs, rows: slice) -> _RowResults:
     variant = inputs.variant
     q = inputs.q[..., rows, :]
     shift = q.new_full(q.shape[:-1], -math.inf)  # m
     normalizer = torch.zeros_like(shift)  # ℓ
+    ones = torch.zeros_like(shift, dtype=torch.int32)
     out_unnormalized, exact = torch.zeros_like(q), torch.zeros_like(q)  # Ō, rounded and not
     per_block = variant.out_unnormalized_when == "per_block"
     before_product = variant.normalizer == "before_product"
@@ -216,6 +244,7 @@ def _forward_rows(inputs: _Inputs, rows: slice) -> tuple[Tensor, Tensor, Tensor]
         p_fp32 = exponential(s, shift[..., live, None], variant.fused_exponent)
         mass = p_fp32.sum(-1)
         p = inputs.round("probs", p_fp32 / mass[..., None] if before_product else p_fp32, tile)
+        ones[..., live] += (p == 1).sum(-1, dtype=torch.int32)
         if variant.normalizer == "rounded":
             mass = p.sum(-1)
         rescale = exponential(old_shift[..., None], shift[..., live, None], fused=False)
@@ -230,7 +259,12 @@ def _forward_rows(inputs: _Inputs, rows: slice) -> tuple[Tensor, Tensor, Tensor]
         out_unnormalized = inputs.round("out_unnormalized", exact, last, features=True)
     logsumexp = shift + normalizer.log()
     divisor = torch.ones_like(normalizer[..., None]) if before_product else normalizer[..., None]
-    return inputs.round("out", out_unnormalized / divisor, last, features=True), exact / divisor, logsumexp
+    out = inputs.round("out", out_unnormalized / divisor, last, features=True)
+    return _RowResults(out, exact / divisor, logsumexp, shift, ones)
+
+
+def _centered(k: Tensor) -> Tensor:
+    return (k.float() - k.float().mean(-2, keepdim=True)).to(k.dtype)
 
 
 def _attention_delta(inputs: _Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_fp32: Tensor) -> Tensor:

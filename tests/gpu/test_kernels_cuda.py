@@ -1,0 +1,76 @@
+"""What only a GPU can show of the kernels: repeats, indices beyond 2³¹, PyTorch's own checks of the op."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from flashpoint.attention.dispatch import attention, flash_forward_op
+from flashpoint.attention.variant import AttentionVariant
+from tests.attention.test_kernels import FROM_FILES
+
+pytestmark = pytest.mark.gpu
+
+
+def tensors(*shape: int) -> list[Tensor]:
+    generator = torch.Generator("cuda").manual_seed(0)
+    return [torch.randn(shape, device="cuda", generator=generator, dtype=torch.bfloat16) for _ in range(4)]
+
+
+def out_and_grads(inputs: list[Tensor], variant: AttentionVariant) -> list[Tensor]:
+    q, k, v = (x.detach().requires_grad_() for x in inputs[:3])
+    seed_and_step = torch.tensor([1, 2], device="cuda")
+    out = attention(q, k, v, variant, layer=2, seed_and_step=seed_and_step)
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), inputs[3].to(out.dtype))]
+
+
+@pytest.mark.parametrize("name", FROM_FILES)
+def test_fifty_launches_give_the_same_bits(name: str) -> None:
+    inputs = tensors(4, 12, 700, 64)
+    first = out_and_grads(inputs, FROM_FILES[name])
+    for _ in range(49):
+        for one, other in zip(first, out_and_grads(inputs, FROM_FILES[name]), strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[1] < 80e9, reason="takes 45 GB")
+def test_more_than_2_to_the_31_elements() -> None:
+    inputs = tensors(65, 64, 4096, 128)
+    assert inputs[0].numel() > 2**31
+    variant = FROM_FILES["flash_bf16"]
+    whole = [x[-1:].clone() for x in out_and_grads(inputs, variant)]
+    alone = out_and_grads([x[-1:].clone() for x in inputs], variant)
+    for one, other in zip(whole, alone, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["flash_bf16", "flash_centered", "flash_delta_fp32"])
+def test_the_op_passes_pytorchs_own_checks(name: str) -> None:
+    q, k, v = (x.requires_grad_() for x in tensors(2, 3, 100, 64)[:3])
+    torch.library.opcheck(flash_forward_op, (q, k, v, torch.tensor([1, 2], device="cuda"), FROM_FILES[name].key, 2))
+
+
+def test_activation_checkpointing_changes_no_bit() -> None:
+    inputs, variant = tensors(2, 3, 100, 64), FROM_FILES["flash_stochastic"]
+    q, k, v = (x.detach().requires_grad_() for x in inputs[:3])
+    seed_and_step = torch.tensor([1, 2], device="cuda")
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, variant, layer=2, seed_and_step=seed_and_step)
+
+    out = checkpoint(call, q, k, v, use_reentrant=False)
+    again = [out.detach(), *torch.autograd.grad(out, (q, k, v), inputs[3])]
+    for one, other in zip(out_and_grads(inputs, variant), again, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_strides_of_a_packed_projection_change_no_bit() -> None:
+    """q, k, v as the model makes them: slices of one tensor, read in place."""
+    packed = torch.randn(2, 200, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
+    views = list(packed.permute(2, 0, 3, 1, 4).unbind(0))
+    grad_out = torch.randn(2, 4, 200, 64, device="cuda", dtype=torch.bfloat16)
+    for name in ("flash_bf16", "flash_centered"):
+        strided = out_and_grads([*views, grad_out], FROM_FILES[name])
+        copied = out_and_grads([*(x.contiguous() for x in views), grad_out], FROM_FILES[name])
+        for one, other in zip(strided, copied, strict=True):
+            assert torch.equal(one, other)
