@@ -7,13 +7,15 @@ python=${1:-python3}
 train() { "$python" train.py tracking=disabled "$@"; }
 
 SECONDS=0
-train attn=flash_bf16 train.steps=300 run_name=ignite
+train attn=flash_bf16 train.steps=600 run_name=ignite
 echo "ignite, first run with preparation and compilation: $SECONDS s"
 train replay=ignite run_name=ignite-again
+train replay=ignite train.cuda_graph=false run_name=ignite-single
 train replay=ignite attn=sdpa run_name=ignite-sdpa
+train replay=ignite attn=flash_centered run_name=ignite-centered
 gpt2=(experiment=gpt2_124m data=python_corpus data.vocab_size=8192 train.batch_size=32 train.eval_sequences=32)
-train "${gpt2[@]}" train.steps=60 run_name=gpt2
-train "${gpt2[@]}" train.steps=60 attn=sdpa run_name=gpt2-sdpa
+train "${gpt2[@]}" train.steps=100 run_name=gpt2
+train "${gpt2[@]}" train.steps=100 attn=sdpa run_name=gpt2-sdpa
 "$python" -m pytest -m gpu || true
-"$python" scripts/throughput.py ignite ignite-again ignite-sdpa gpt2 gpt2-sdpa
-grep -H '"digest"' runs/{ignite,ignite-again,ignite-sdpa}/outcome.json
+"$python" scripts/throughput.py ignite ignite-again ignite-single ignite-sdpa ignite-centered gpt2 gpt2-sdpa
+grep -H '"digest"' runs/{ignite,ignite-again,ignite-single}/outcome.json

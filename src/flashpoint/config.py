@@ -109,7 +109,7 @@ class TrainConfig:
     """Validation sequences, taken in order from the start of the validation tokens."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = None
-    """CPU threads; None is one per core. Part of a CPU run's identity: sums depend on it."""
+    """CPU threads; None is one per core, and one with a GPU. Part of a CPU run's identity: sums depend on it."""
     compile: bool | None = None
     """torch.compile; None compiles on CUDA, where it pays, and not on a CPU, where it does not."""
     cuda_graph: bool | None = None

@@ -87,7 +87,7 @@ def run(config: Config) -> Outcome:
             "no GPU: this run shows the whole pipeline on a small model; "
             "the explosion takes thousands of steps of experiment=ignite, which needs one"
         )
-    config = _with_defaults(config)
+    config = _with_defaults(config, device)
     make_deterministic(config.train.threads or 1)
     environment = describe_environment(device)
     if original and (difference := environment_difference(read_json(original.manifest)["environment"], environment)):
@@ -181,16 +181,18 @@ def _device(config: Config) -> torch.device:
     return torch.device("cuda" if available and config.train.device != "cpu" else "cpu")
 
 
-def _with_defaults(config: Config) -> Config:
+def _with_defaults(config: Config, device: torch.device) -> Config:
     """Write out the defaults that depend on the machine, so that a replay elsewhere keeps them."""
     train = config.train
+    # With a GPU more threads gain nothing, and runs side by side keep each other waiting.
+    threads = 1 if device.type == "cuda" else len(os.sched_getaffinity(0))
     return dataclasses.replace(
         config,
         train=dataclasses.replace(
             train,
             decay_steps=train.decay_steps or train.steps,
             micro_batch_size=train.micro_batch_size or train.batch_size,
-            threads=train.threads or len(os.sched_getaffinity(0)),
+            threads=train.threads or threads,
         ),
     )
 
