@@ -1,63 +1,28 @@
 """Preparation gives the same bytes however it came about, and never something half written."""
 
-import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from flashpoint.config import DataConfig
-from flashpoint.data import corpus
 from flashpoint.data import prepare as preparation
 from flashpoint.data.prepare import prepare
-from flashpoint.data.tokenizer import Tokenizer, gpt2_tokenizer, load_bpe, train_bpe
-from flashpoint.data.tokens import open_tokens
-from flashpoint.errors import UserError
+from flashpoint.data.shards import Job
+from flashpoint.data.tokenizer import Tokenizer, load_bpe, train_bpe
+from flashpoint.data.tokens import TokenDataset, open_tokens
 from tests.conftest import environment
-
-DOCUMENTS = [
-    f"document {n}: " + "the second layer explodes, " * (n % 7 + 1) + "naïve Ω <|endoftext|>" for n in range(300)
-]
+from tests.data.texts import DOCUMENTS, assert_refused, bytes_of, config, decoded, write_jsonl
 
 
 @pytest.fixture
 def jsonl(tmp_path: Path) -> Path:
-    """Three files of 100 documents, so that there are three shards."""
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for part in range(3):
-        lines = [json.dumps({"text": text}) for text in DOCUMENTS[100 * part : 100 * part + 100]]
-        (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
-    return folder
-
-
-def config(path: Path, root: Path, **changes: object) -> DataConfig:
-    settings = {
-        "source": "text",
-        "path": str(path),
-        "root": str(root),
-        "vocab_size": 300,
-        "val_fraction": 0.1,
-    }
-    return DataConfig(**{**settings, "workers": 1, **changes})  # type: ignore[arg-type]
-
-
-def decoded(tokens: np.ndarray, tokenizer: Tokenizer) -> list[str]:
-    ends = np.flatnonzero(tokens == tokenizer.end_of_text)
-    return [tokenizer.decode(piece[piece != tokenizer.end_of_text].tolist()) for piece in np.split(tokens, ends + 1)][
-        :-1
-    ]
-
-
-def bytes_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return write_jsonl(tmp_path / "text")
 
 
 def test_tokens_decode_to_the_documents_in_order(jsonl: Path, tmp_path: Path) -> None:
@@ -68,12 +33,6 @@ def test_tokens_decode_to_the_documents_in_order(jsonl: Path, tmp_path: Path) ->
     assert len(dataset.val) == round(0.1 * len(tokens))
 
 
-def test_the_fingerprint_is_the_documented_one(jsonl: Path, tmp_path: Path) -> None:
-    dataset = prepare(config(jsonl, tmp_path / "data"))
-    digests = [hashlib.sha256((dataset.path / f"{split}.bin").read_bytes()).digest() for split in ("train", "val")]
-    assert dataset.fingerprint == hashlib.sha256(b"".join(digests)).hexdigest()
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_preparing_again_gives_the_same_bytes_with_any_number_of_workers(
     jsonl: Path, tmp_path: Path, workers: int
@@ -81,18 +40,6 @@ def test_preparing_again_gives_the_same_bytes_with_any_number_of_workers(
     first = prepare(config(jsonl, tmp_path / "a"))
     again = prepare(config(jsonl, tmp_path / "b", workers=workers))
     assert bytes_of(first.path) == bytes_of(again.path)
-
-
-def test_a_trained_tokenizer_is_the_same_in_every_process(tmp_path: Path) -> None:
-    """Hash maps are seeded per process, so only separate processes can show an order that leaks."""
-    script = (
-        "import sys; from pathlib import Path; from flashpoint.data.tokenizer import train_bpe;"
-        "train_bpe([p.read_text() for p in sorted(Path(sys.argv[1]).glob('*.py'))], 600, Path(sys.argv[2]))"
-    )
-    source = Path(preparation.__file__).parent.parent / "attention"
-    for name in "abc":
-        subprocess.run([sys.executable, "-c", script, str(source), str(tmp_path / name)], env=environment(), check=True)
-    assert len({(tmp_path / name).read_bytes() for name in "abc"}) == 1
 
 
 def test_prepared_data_are_not_prepared_again(jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,15 +70,15 @@ def test_an_interrupted_preparation_is_not_trusted_and_ends_the_same(
 
     with monkeypatch.context() as patch:
         if stage == "second shard":
-            run, calls = preparation._Job.run, []
+            run, calls = Job.run, []
 
-            def second_fails(job: object, tokenizer: Tokenizer) -> dict:
+            def second_fails(job: Job, tokenizer: Tokenizer) -> dict:
                 calls.append(job)
                 if len(calls) == 2:
                     raise PowerLoss
-                return run(job, tokenizer)  # type: ignore[arg-type]
+                return run(job, tokenizer)
 
-            patch.setattr(preparation._Job, "run", second_fails)
+            patch.setattr(Job, "run", second_fails)
         else:
             name = {"tokenizer": "train_bpe", "joining": "_join", "sidecar": "write_json"}[stage]
             original = preparation.write_json
@@ -146,276 +93,167 @@ def test_an_interrupted_preparation_is_not_trusted_and_ends_the_same(
     assert bytes_of(prepare(config(jsonl, tmp_path / "broken")).path) == bytes_of(whole.path)
 
 
+def interrupted_before_joining(jsonl: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that an interruption leaves when all shards are finished."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "_join", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config(jsonl, root))
+    (partial,) = root.glob(".*.partial")
+    return partial
+
+
+@pytest.fixture
+def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of the shards that are tokenised from here on."""
+    run, numbers = Job.run, []
+
+    def counted(job: Job, tokenizer: Tokenizer) -> dict:
+        numbers.append(job.number)
+        return run(job, tokenizer)
+
+    monkeypatch.setattr(Job, "run", counted)
+    return numbers
+
+
 def test_finished_shards_are_kept_and_damaged_ones_are_not(
-    jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenized: list[int]
 ) -> None:
     whole = prepare(config(jsonl, tmp_path / "whole"))
-    with monkeypatch.context() as patch:
-        patch.setattr(preparation, "_join", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            prepare(config(jsonl, tmp_path / "broken"))
-    (partial,) = (tmp_path / "broken").glob(".*.partial")
-    damaged = partial / "shard-000001.bin"
+    partial = interrupted_before_joining(jsonl, tmp_path / "broken", monkeypatch)
+    (damaged,) = partial.glob("shard-000001-*.bin")
     damaged.write_bytes(damaged.read_bytes()[:-2])
-    run, done = preparation._Job.run, []
-    monkeypatch.setattr(
-        preparation._Job, "run", lambda job, tokenizer: done.append(job.path.name) or run(job, tokenizer)
-    )
+    (record,) = partial.glob("shard-000002-*.json")
+    record.write_text("{")
+    tokenized.clear()
     assert bytes_of(prepare(config(jsonl, tmp_path / "broken")).path) == bytes_of(whole.path)
-    assert done == ["shard-000001.bin"]
+    assert tokenized == [1, 2]
 
 
-def test_killed_at_any_moment_the_next_preparation_ends_the_same(jsonl: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["empty", "of other text"])
+def test_a_tokenizer_that_is_not_this_corpus_s_is_trained_again(
+    jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
     whole = prepare(config(jsonl, tmp_path / "whole"))
-    script = (
-        "import sys; from tests.data.test_prepare import config, prepare; from pathlib import Path;"
-        "print('started', flush=True); prepare(config(Path(sys.argv[1]), Path(sys.argv[2])))"
-    )
-    for attempt in range(6):
-        command = [sys.executable, "-c", script, str(jsonl), str(tmp_path / "killed")]
-        process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        assert process.stdout
-        process.stdout.readline()
-        time.sleep(0.01 + 0.03 * attempt)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert bytes_of(prepare(config(jsonl, tmp_path / "killed")).path) == bytes_of(whole.path)
+    partial = interrupted_before_joining(jsonl, tmp_path / "broken", monkeypatch)
+    if damage == "empty":
+        (partial / "tokenizer.json").write_text("")
+    else:
+        train_bpe(["xyz " * 100], 300, partial / "tokenizer.json")
+    assert bytes_of(prepare(config(jsonl, tmp_path / "broken")).path) == bytes_of(whole.path)
 
 
-@pytest.mark.parametrize("split", ["train", "val"])
-@pytest.mark.parametrize("damage", ["missing", "empty", "short", "odd", "flipped"])
-def test_a_damaged_token_file_is_refused_in_one_line(jsonl: Path, tmp_path: Path, split: str, damage: str) -> None:
+def test_leftovers_of_a_killed_process_never_reach_the_prepared_folder(
+    jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial = interrupted_before_joining(jsonl, tmp_path / "data", monkeypatch)
+    for name in (".shard-000000.json.partial", ".shard-000001-abc.bin.123", "shard-000099-abc.bin", "other"):
+        (partial / name).write_text("half")
     dataset = prepare(config(jsonl, tmp_path / "data"))
-    file = dataset.path / f"{split}.bin"
-    good = file.read_bytes()
-    file.unlink()
-    changed = {
-        "empty": b"",
-        "short": good[:-2],
-        "odd": good[:-1],
-        "flipped": good[:100] + bytes([good[100] ^ 1]) + good[101:],
-    }
-    if damage != "missing":
-        file.write_bytes(changed[damage])
-    assert_refused(config(jsonl, tmp_path / "data"), f"{split}.bin", f"delete {dataset.path}")
+    assert {path.name for path in dataset.path.iterdir()} == {"meta.json", "tokenizer.json", "train.bin", "val.bin"}
+    assert not list((tmp_path / "data").glob(".*.partial"))
 
 
-@pytest.mark.parametrize("damage", ["missing", "{", "{}", '{"format_version": 99}'])
-def test_a_damaged_sidecar_is_refused_in_one_line(jsonl: Path, tmp_path: Path, damage: str) -> None:
-    dataset = prepare(config(jsonl, tmp_path / "data"))
-    sidecar = dataset.path / "meta.json"
-    sidecar.unlink()
-    if damage != "missing":
-        sidecar.write_text(damage)
-    assert_refused(config(jsonl, tmp_path / "data"), "meta.json", "delete")
-
-
-def test_a_sidecar_of_other_files_is_refused(jsonl: Path, tmp_path: Path) -> None:
-    dataset = prepare(config(jsonl, tmp_path / "data"))
-    sidecar = json.loads((dataset.path / "meta.json").read_text())
-    for change in ({"fingerprint": "0" * 64}, {"format_version": 2}, {"tokenizer": {"vocab_size": 5}}):
-        (dataset.path / "meta.json").write_text(json.dumps({**sidecar, **change}))
-        assert_refused(config(jsonl, tmp_path / "data"), "meta.json")
-
-
-def assert_refused(settings: DataConfig, *fragments: str) -> None:
-    with pytest.raises(UserError) as caught:
-        prepare(settings)
-    assert "\n" not in str(caught.value)
-    for fragment in fragments:
-        assert fragment in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "fragments"),
-    [
-        ("a.jsonl", b'{"text": "fine"}\n{"text": \n', ["a.jsonl:2", "data.text_field"]),
-        ("a.jsonl", b'{"body": "x"}\n', ["a.jsonl:1", "'text'"]),
-        ("a.jsonl", b'{"text": 5}\n', ["a.jsonl:1", "no text"]),
-        ("a.jsonl", b"[1]\n", ["a.jsonl:1"]),
-        ("a.txt", b"\xff\xfe\x00broken", ["a.txt", "UTF-8"]),
-        ("a.parquet", b"no parquet", ["a.parquet"]),
-        ("a.txt", b"", ["too few", "data.val_fraction"]),
-        ("a.pdf", b"x", ["data.path=", ".parquet"]),
-    ],
+SCRIPT = (
+    "import sys; from pathlib import Path; from flashpoint.config import DataConfig;"
+    "from flashpoint.data.prepare import prepare;"
+    "print(prepare(DataConfig(source='text', path=sys.argv[1], root=sys.argv[2], vocab_size=300, val_fraction=0.1,"
+    "workers=int(sys.argv[3]))).fingerprint)"
 )
-def test_bad_text_is_refused_by_file_and_line(tmp_path: Path, name: str, content: bytes, fragments: list[str]) -> None:
-    (tmp_path / name).write_bytes(content)
-    assert_refused(config(tmp_path / name, tmp_path / "data"), *fragments)
 
 
-def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    assert_refused(config(tmp_path / "empty", tmp_path / "data"), "empty", ".jsonl")
-    assert_refused(config(tmp_path / "none", tmp_path / "data"), "none", "no such")
+def preparing(jsonl: Path, root: Path, workers: int = 1) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SCRIPT, str(jsonl), str(root), str(workers)]
+    return subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve files that take a second or so, so that there is a middle to be killed in."""
+    folder = tmp_path_factory.mktemp("large")
+    for part in range(12):
+        (folder / f"{part:02}.txt").write_text("".join(f"{part * n % 9973} {DOCUMENTS[n % 300]}" for n in range(1500)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(large: Path, tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
+    """``large``, prepared without an interruption."""
+    return prepare(config(large, tmp_path_factory.mktemp("whole")))
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [pid for pid in map(int, children) if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: object) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the workers in /proc")
+@pytest.mark.parametrize("pattern", ["tokenizer.json", "shard-*.bin", "train.bin"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_in_the_middle_the_next_preparation_ends_the_same(
+    large: Path, whole: TokenDataset, tmp_path: Path, pattern: str, workers: int
+) -> None:
+    root = tmp_path / "killed"
+    process = preparing(large, root, workers)
+    wait_until(lambda: list(root.glob(f".*.partial/{pattern}")))
+    orphans = workers_of(process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not [path for path in root.iterdir() if not path.name.startswith(".")]
+    assert bytes_of(prepare(config(large, root)).path) == bytes_of(whole.path)
+    wait_until(lambda: not any(map(is_running, orphans)))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the workers in /proc")
+def test_a_killed_worker_ends_the_preparation_in_one_line(large: Path, tmp_path: Path) -> None:
+    process = preparing(large, tmp_path / "data", workers=2)
+    wait_until(lambda: workers_of(process))
+    os.kill(workers_of(process)[0], signal.SIGKILL)
+    _, stderr = process.communicate(timeout=60)
+    last = stderr.splitlines()[-1]
+    assert process.returncode == 1
+    assert last.startswith("flashpoint.errors.UserError: data.workers=2: a tokenising process died")
+
+
+def test_two_processes_prepare_the_same_data_once(large: Path, whole: TokenDataset, tmp_path: Path) -> None:
+    processes = [preparing(large, tmp_path / "data") for _ in range(2)]
+    results = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert results[0][0] == results[1][0] == f"{whole.fingerprint}\n"
+    assert sum("tokenising" in stderr for _, stderr in results) == 1  # the other one waited
+
+
+def test_a_full_disk_is_told_in_one_line(large: Path, whole: TokenDataset, tmp_path: Path) -> None:
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)); {SCRIPT}"
+    command = [sys.executable, "-c", limited, str(large), str(tmp_path / "data"), "1"]
+    process = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    last = process.stderr.splitlines()[-1]
+    assert last.startswith("flashpoint.errors.UserError: ")
+    assert str(tmp_path / "data") in last
+    assert last.endswith("free space or choose another data.root")
+    assert bytes_of(prepare(config(large, tmp_path / "data")).path) == bytes_of(whole.path)
 
 
 def test_an_unwritable_root_is_refused(jsonl: Path) -> None:
     assert_refused(config(jsonl, Path("/proc/data")), "/proc/data", "data.root")
-
-
-def test_parquet_and_plain_text_hold_the_same_documents(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    texts = DOCUMENTS[:50]
-    pyarrow.parquet.write_table(pyarrow.table({"body": texts, "n": range(50)}), tmp_path / "a.parquet")
-    (tmp_path / "folder").mkdir()
-    for n, text in enumerate(texts):
-        (tmp_path / f"folder/{n:03}.txt").write_text(text)
-    parquet = prepare(config(tmp_path / "a.parquet", tmp_path / "data", text_field="body"))
-    plain = prepare(config(tmp_path / "folder", tmp_path / "data"))
-    assert parquet.fingerprint == plain.fingerprint
-    assert_refused(config(tmp_path / "a.parquet", tmp_path / "data"), "body", "data.text_field")
-
-
-def test_max_bytes_is_the_size_of_the_text_over_all_files(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    for n in range(4):
-        (tmp_path / f"folder/{n}.txt").write_text("".join(DOCUMENTS[10 * n : 10 * n + 10]))
-    whole = "".join(DOCUMENTS[:40]).encode()
-    for limit in (1001, 3000):
-        dataset = prepare(config(tmp_path / "folder", tmp_path / "data", max_bytes=limit))
-        tokenizer = load_bpe(dataset.path / "tokenizer.json")
-        taken = "".join(decoded(np.concatenate([dataset.train, dataset.val]), tokenizer)).encode()
-        assert limit - 4 < len(taken) <= limit  # a character cut in half is left out
-        assert whole.startswith(taken)
-
-
-# The Python corpus
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> list[Path]:
-    roots = [tmp_path / "lib", tmp_path / "lib/site-packages"]
-    files = {
-        "lib/a.py": "print(1)\n",
-        "lib/copy_of_a.py": "print(1)\n",
-        "lib/__pycache__/a.cpython-311.pyc": "x",
-        "lib/__pycache__/cached.py": "cached",
-        "lib/binary.so": "x",
-        "lib/empty.py": "\n",
-        "lib/large.py": "#" * 1_000_001,
-        "lib/site-packages/b.md": "# b\n",
-        "lib/site-packages/c/c.pyi": "c: int\n",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    (tmp_path / "lib/latin.py").write_bytes(b"# \xe9\n")
-    return roots
-
-
-def texts(roots: list[Path], max_bytes: int = 10**9) -> list[str]:
-    return [text for shard in corpus._python_corpus(roots, max_bytes) for text in shard.documents()]
-
-
-def test_the_python_corpus_takes_each_text_once(site: list[Path]) -> None:
-    assert sorted(texts(site)) == ["# b\n", "c: int\n", "print(1)\n"]
-
-
-def test_the_python_corpus_is_ordered_by_the_hash_of_relative_names(
-    site: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = {"a.py": "print(1)\n", "copy_of_a.py": "print(1)\n", "b.md": "# b\n", "c/c.pyi": "c: int\n"}
-    by_hash = [names[name] for name in sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())]
-    expected = list(dict.fromkeys(by_hash))
-    assert texts(site) == expected
-    walk = os.walk
-    monkeypatch.setattr(corpus.os, "walk", lambda root: reversed(list(walk(root))))
-    assert [text for text in texts(site) if text != "cached"] == expected
-
-
-def test_max_bytes_is_the_size_of_the_python_corpus(site: list[Path]) -> None:
-    whole = "".join(texts(site))
-    for limit in range(1, len(whole) + 1):
-        assert "".join(texts(site, limit)) == whole[:limit]
-
-
-# OpenWebText
-
-
-@pytest.fixture(autouse=True)
-def _forget_openwebtext() -> Iterator[None]:
-    yield
-    corpus._load_openwebtext.cache_clear()
-
-
-@pytest.mark.parametrize("script_on_main", [False, True])
-def test_openwebtext_is_taken_in_ranges_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script_on_main: bool
-) -> None:
-    import datasets
-
-    loaded = datasets.Dataset.from_dict({"text": DOCUMENTS})
-
-    def load_dataset(name: str, split: str, revision: str = "main") -> datasets.Dataset:
-        assert (name, split) == ("Skylion007/openwebtext", "train")
-        if script_on_main and revision == "main":
-            raise RuntimeError("Dataset scripts are no longer supported, but found openwebtext.py")
-        return loaded
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(corpus, "_OPENWEBTEXT_SHARD", 70)
-    settings = DataConfig(source="openwebtext", vocab_size=300, val_fraction=0.1, root=str(tmp_path), workers=1)
-    dataset = prepare(settings)
-    tokens = np.concatenate([dataset.train, dataset.val])
-    assert decoded(tokens, load_bpe(dataset.path / "tokenizer.json")) == DOCUMENTS
-
-
-def test_openwebtext_without_a_network_names_the_alternatives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    def offline(*_: object, **__: object) -> None:
-        raise ConnectionError("no route to host\nat all")
-
-    monkeypatch.setattr(datasets, "load_dataset", offline)
-    assert_refused(DataConfig(source="openwebtext", root=str(tmp_path)), "data=openwebtext", "data=python_corpus")
-
-
-# Tokenisers
-
-
-def test_byte_level_bpe_round_trips_any_text(tmp_path: Path) -> None:
-    train_bpe(DOCUMENTS, 300, tmp_path / "tokenizer.json")
-    tokenizer = load_bpe(tmp_path / "tokenizer.json")
-    assert tokenizer.vocab_size == 300
-    samples = [
-        "",
-        " leading",
-        "tabs\t\r\n",
-        "emoji 🧨 漢字 \u0000\u007f\u0080",
-        "<|endoftext|>",
-        *DOCUMENTS[:5],
-    ]
-    for text, ids in zip(samples, tokenizer.encode_documents(samples), strict=True):
-        assert ids[-1] == tokenizer.end_of_text == 299
-        assert (ids[:-1] < 299).all()
-        assert tokenizer.decode(ids.tolist()) == text
-
-
-def test_a_small_corpus_gives_a_small_vocabulary(tmp_path: Path) -> None:
-    train_bpe(["ab ab ab"], 5000, tmp_path / "tokenizer.json")
-    tokenizer = load_bpe(tmp_path / "tokenizer.json")
-    assert 257 <= tokenizer.vocab_size < 270
-
-
-def test_gpt2_tokens_are_the_published_ones(tmp_path: Path) -> None:
-    try:
-        tokenizer = gpt2_tokenizer()
-    except UserError:
-        pytest.skip("tiktoken has not cached GPT-2's encoding and cannot fetch it")
-    hello, special = tokenizer.encode_documents(["Hello world", "<|endoftext|>"])
-    assert hello.tolist() == [15496, 995, 50256]
-    assert 50256 not in special[:-1]
-
-
-def test_gpt2_without_a_network_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tiktoken
-
-    def offline(_: str) -> None:
-        raise ConnectionError("no route to host")
-
-    monkeypatch.setattr(tiktoken, "get_encoding", offline)
-    with pytest.raises(UserError, match=r"data\.tokenizer=gpt2.*TIKTOKEN_CACHE_DIR.*data\.tokenizer=bpe"):
-        gpt2_tokenizer()

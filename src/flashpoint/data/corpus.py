@@ -19,6 +19,7 @@ from flashpoint.errors import UserError
 SHARD_BYTES = 4_000_000
 _CODE_SUFFIXES = frozenset((".py", ".pyi", ".pyx", ".pxd", ".txt", ".md", ".rst", ".c", ".cc", ".cpp", ".h", ".hpp"))
 _LARGEST_CODE_FILE = 1_000_000  # beyond it files are tables and generated code
+_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 _TEXT_SUFFIXES = frozenset((".txt", ".jsonl", ".parquet"))
 _OPENWEBTEXT = "Skylion007/openwebtext"
 _OPENWEBTEXT_SHARD = 20_000
@@ -37,13 +38,18 @@ def source_identity(config: DataConfig) -> dict[str, Any]:
 
     For ``python_corpus`` the installed packages are no part of it: what was prepared once stays, so that replays
     keep their data until the folder is deleted.
+
+    Raises:
+        UserError: ``data.path`` holds no text that can be read.
     """
     identity: dict[str, Any] = {"source": config.source, "max_bytes": config.max_bytes}
     if config.source == "python_corpus":
         identity["python"] = f"{sys.version_info.major}.{sys.version_info.minor}"
     if config.source == "text":
-        root = _text_root(config)
-        files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in _text_files(root)]
+        try:
+            files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in _text_files(config)]
+        except OSError as error:
+            raise _unreadable(error) from error
         identity |= {"files": files, "text_field": config.text_field}
     return identity
 
@@ -60,7 +66,7 @@ def source_shards(config: DataConfig) -> list[Shard]:
         case "openwebtext":
             return list(_openwebtext(config.max_bytes))
         case "text":
-            return list(_text_shards(_text_files(_text_root(config)), config))
+            return list(_text_shards(_text_files(config), config))
 
 
 @dataclass(frozen=True)
@@ -69,10 +75,16 @@ class CodeShard:
 
     paths: tuple[Path, ...]
     limits: tuple[int, ...]
+    sha256: tuple[str, ...]
+    """Of the whole files, when they were chosen."""
 
     def documents(self) -> Iterator[str]:
-        for path, limit in zip(self.paths, self.limits, strict=True):
-            yield path.read_bytes()[:limit].decode(errors="ignore")
+        """Raises ``UserError`` at a file that is no longer the one that was chosen."""
+        for path, limit, sha256 in zip(self.paths, self.limits, self.sha256, strict=True):
+            content = path.read_bytes() if path.is_file() else b""
+            if hashlib.sha256(content).hexdigest() != sha256:
+                raise UserError(f"{path}: changed while the corpus was prepared; run again, installing nothing")
+            yield content[:limit].decode(errors="ignore")
 
 
 @dataclass(frozen=True)
@@ -96,14 +108,19 @@ class TextShard:
     max_bytes: int | None
 
     def documents(self) -> Iterator[str]:
+        """Raises ``UserError`` naming the file, and the line if it has lines, that cannot be read."""
         left = self.max_bytes if self.max_bytes is not None else sys.maxsize
-        for document in self._all_documents():
-            text = document.encode()[:left].decode(errors="ignore")
-            left -= len(document.encode())
-            if text:
-                yield text
-            if left <= 0:
-                return
+        try:
+            for document in self._all_documents():
+                encoded = document.encode()
+                text = encoded[:left].decode(errors="ignore")
+                left -= len(encoded)
+                if text:
+                    yield text
+                if left <= 0:
+                    return
+        except OSError as error:
+            raise UserError(f"{self.path}: {error.strerror or _brief(error)}; make it readable or move it") from error
 
     def _all_documents(self) -> Iterator[str]:
         match self.path.suffix:
@@ -113,25 +130,28 @@ class TextShard:
                 except UnicodeDecodeError as error:
                     raise UserError(f"{self.path}: no UTF-8 at byte {error.start:,}; convert the file") from error
             case ".jsonl":
-                yield from self._jsonl()
+                with self.path.open("rb") as file:
+                    for number, line in enumerate(file, 1):
+                        if line.strip():
+                            yield self._record_text(line, number)
             case _:
                 yield from self._parquet()
 
-    def _jsonl(self) -> Iterator[str]:
-        with self.path.open(encoding="utf-8", errors="strict") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    text = json.loads(line)[self.field]
-                except (ValueError, KeyError, TypeError) as error:
-                    raise UserError(
-                        f"{self.path}:{number}: no JSON object with a field {self.field!r}; "
-                        "mend the line or set data.text_field"
-                    ) from error
-                if not isinstance(text, str):
-                    raise UserError(f"{self.path}:{number}: {self.field!r} holds no text; set data.text_field")
-                yield text
+    def _record_text(self, line: bytes, number: int) -> str:
+        try:
+            text = json.loads(line.decode())[self.field]
+            if isinstance(text, str):
+                text.encode()  # JSON can spell half of a surrogate pair, which is no character
+        except (UnicodeDecodeError, UnicodeEncodeError) as error:
+            raise UserError(f"{self.path}:{number}: no UTF-8 text ({error.reason}); mend the line") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UserError(
+                f"{self.path}:{number}: no JSON object with a field {self.field!r}; "
+                "mend the line or set data.text_field"
+            ) from error
+        if not isinstance(text, str):
+            raise UserError(f"{self.path}:{number}: {self.field!r} holds no text; set data.text_field")
+        return text
 
     def _parquet(self) -> Iterator[str]:
         import pyarrow
@@ -139,16 +159,16 @@ class TextShard:
 
         try:
             table = pyarrow.parquet.ParquetFile(self.path)
-        except (OSError, pyarrow.ArrowException) as error:
-            raise UserError(f"{self.path}: no parquet file ({str(error).splitlines()[0]}); restore it") from error
-        if self.field not in table.schema_arrow.names:
-            columns = ", ".join(table.schema_arrow.names)
-            raise UserError(f"{self.path}: no column {self.field!r} among {columns}; set data.text_field")
-        for batch in table.iter_batches(columns=[self.field]):
-            for text in batch.column(0).to_pylist():
-                if text is not None and not isinstance(text, str):
-                    raise UserError(f"{self.path}: column {self.field!r} holds no text; set data.text_field")
-                yield text or ""
+            if self.field not in table.schema_arrow.names:
+                columns = ", ".join(table.schema_arrow.names)
+                raise UserError(f"{self.path}: no column {self.field!r} among {columns}; set data.text_field")
+            for batch in table.iter_batches(columns=[self.field]):
+                for text in batch.column(0).to_pylist():
+                    if text is not None and not isinstance(text, str):
+                        raise UserError(f"{self.path}: column {self.field!r} holds no text; set data.text_field")
+                    yield text or ""
+        except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+            raise UserError(f"{self.path}: no parquet file or a damaged one ({_brief(error)}); restore it") from error
 
 
 def _python_roots() -> list[Path]:
@@ -159,7 +179,8 @@ def _python_corpus(roots: list[Path], max_bytes: int) -> Iterator[CodeShard]:
     """Files in the order of the hash of their names, which mixes packages and needs no reading; no text twice."""
     paths: list[Path] = []
     limits: list[int] = []
-    seen: set[bytes] = set()
+    digests: list[str] = []
+    seen: set[str] = set()
     left = max_bytes
     for path in _code_files(roots):
         try:
@@ -167,20 +188,21 @@ def _python_corpus(roots: list[Path], max_bytes: int) -> Iterator[CodeShard]:
             content.decode()
         except (OSError, UnicodeDecodeError):
             continue
-        digest = hashlib.sha256(content).digest()
+        digest = hashlib.sha256(content).hexdigest()
         if not content.strip() or digest in seen:
             continue
         seen.add(digest)
         paths.append(path)
+        digests.append(digest)
         limits.append(min(len(content), left))
         left -= limits[-1]
         if sum(limits) >= SHARD_BYTES or left <= 0:
-            yield CodeShard(tuple(paths), tuple(limits))
-            paths, limits = [], []
+            yield CodeShard(tuple(paths), tuple(limits), tuple(digests))
+            paths, limits, digests = [], [], []
         if left <= 0:
             return
     if paths:
-        yield CodeShard(tuple(paths), tuple(limits))
+        yield CodeShard(tuple(paths), tuple(limits), tuple(digests))
 
 
 def _code_files(roots: list[Path]) -> list[Path]:
@@ -188,8 +210,10 @@ def _code_files(roots: list[Path]) -> list[Path]:
     for root in roots:
         for name_of_folder, folders, files in os.walk(root):
             folder = Path(name_of_folder)
-            # A root inside another is walked as a root of its own.
-            folders[:] = [name for name in folders if name != "__pycache__" and folder / name not in roots]
+            # A root inside another is walked as a root of its own. In a virtual environment the standard library
+            # is the base interpreter's, and the packages beside it are not installed here.
+            skipped = ("__pycache__", *(_PACKAGE_FOLDERS if folder == root else ()))
+            folders[:] = [name for name in folders if name not in skipped and folder / name not in roots]
             for name in files:
                 path = folder / name
                 if path.suffix in _CODE_SUFFIXES and path.is_file() and path.stat().st_size <= _LARGEST_CODE_FILE:
@@ -203,23 +227,21 @@ def _load_openwebtext() -> Any:
     from datasets import load_dataset
 
     try:
-        return load_dataset(_OPENWEBTEXT, split="train")
-    except RuntimeError:
-        # Its main branch may hold a loading script, which datasets ≥ 4 refuses to run; the hub keeps a conversion.
-        return load_dataset(_OPENWEBTEXT, split="train", revision="refs/convert/parquet")
+        try:
+            return load_dataset(_OPENWEBTEXT, split="train")
+        except RuntimeError:
+            # Its main branch may hold a loading script, which datasets ≥ 4 refuses to run; the hub keeps a conversion.
+            return load_dataset(_OPENWEBTEXT, split="train", revision="refs/convert/parquet")
+    except Exception as error:  # datasets raises its own, requests' and fsspec's
+        raise UserError(
+            f"data=openwebtext: cannot load {_OPENWEBTEXT} ({type(error).__name__}: {_brief(error)}); connect to the "
+            "network, or take data=python_corpus or data=text data.path=…"
+        ) from error
 
 
 def _openwebtext(max_bytes: int | None) -> Iterator[OpenWebTextShard]:
-    try:
-        dataset = _load_openwebtext()
-    except Exception as error:  # datasets raises its own, requests' and fsspec's
-        raise UserError(
-            f"data=openwebtext: cannot load {_OPENWEBTEXT} ({type(error).__name__}); connect to the network, "
-            "or take data=python_corpus or data=text data.path=…"
-        ) from error
-    count = len(dataset)
-    if max_bytes is not None:
-        count = _documents_within(dataset, max_bytes)
+    dataset = _load_openwebtext()
+    count = len(dataset) if max_bytes is None else _documents_within(dataset, max_bytes)
     for start in range(0, count, _OPENWEBTEXT_SHARD):
         yield OpenWebTextShard(start, min(start + _OPENWEBTEXT_SHARD, count))
 
@@ -242,17 +264,31 @@ def _text_shards(files: list[Path], config: DataConfig) -> Iterator[TextShard]:
                 return
 
 
-def _text_root(config: DataConfig) -> Path:
+def _text_files(config: DataConfig) -> list[Path]:
     root = Path(config.path or "").absolute()
-    if not root.exists():
-        raise UserError(f"data.path={config.path}: no such file or folder")
     if root.is_file() and root.suffix not in _TEXT_SUFFIXES:
         raise UserError(f"data.path={config.path}: {root.suffix or 'no'} suffix; give .txt, .jsonl or .parquet")
-    return root
-
-
-def _text_files(root: Path) -> list[Path]:
-    files = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.suffix in _TEXT_SUFFIXES)
+    files = [root] if root.is_file() else sorted(_files_below(root))
     if not files:
-        raise UserError(f"data.path={root}: no .txt, .jsonl or .parquet file in it")
+        raise UserError(f"data.path={config.path}: no .txt, .jsonl or .parquet file in it; give a folder of them")
+    for path in files:
+        if not path.is_file():
+            raise UserError(f"{path}: no file, or a link to none; mend or delete it")
     return files
+
+
+def _files_below(root: Path) -> Iterator[Path]:
+    def refuse(error: OSError) -> None:
+        raise _unreadable(error) from error
+
+    for folder, _, names in os.walk(root, onerror=refuse):
+        yield from (Path(folder) / name for name in names if Path(name).suffix in _TEXT_SUFFIXES)
+
+
+def _unreadable(error: OSError) -> UserError:
+    return UserError(f"data.path={error.filename}: {error.strerror}; give a file or folder that can be read")
+
+
+def _brief(error: BaseException) -> str:
+    """Its message as one short line."""
+    return " ".join(str(error).split())[:200]

@@ -1,7 +1,6 @@
 """Prepare a corpus once: tokenise its shards in parallel, join them, and put the result in place whole.
 
 Everything is written into a folder beside the final one, which a rename makes visible only when complete.
-Finished shards carry their SHA-256, so that an interrupted preparation goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -9,12 +8,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
-import multiprocessing
 import os
-import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +17,22 @@ import numpy as np
 
 from flashpoint.config import DataConfig
 from flashpoint.data.corpus import Shard, source_identity, source_shards
-from flashpoint.data.tokenizer import Tokenizer, gpt2_tokenizer, load_bpe, train_bpe
+from flashpoint.data.shards import Job, digest, is_whole, load_tokenizer, read_record, tokenize
+from flashpoint.data.tokenizer import train_bpe
 from flashpoint.data.tokens import (
     FORMAT_VERSION,
     SIDECAR,
     SPLITS,
+    TRAINED_TOKENIZER,
     TokenDataset,
     file_sha256,
     fingerprint,
     open_tokens,
 )
 from flashpoint.errors import UserError
-from flashpoint.progress import progress_bar
 from flashpoint.run_folder import write_json
 
-_TRAINED = "tokenizer.json"
+_PIECE = 1 << 22  # tokens held in memory at once while joining
 
 
 def prepare(config: DataConfig) -> TokenDataset:
@@ -46,8 +42,7 @@ def prepare(config: DataConfig) -> TokenDataset:
         UserError: the source cannot be read, the folder cannot be written, or prepared files are damaged.
     """
     request = _request(config)
-    key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:12]
-    final = Path(config.root) / f"{config.source}-{config.tokenizer}-{key}"
+    final = Path(config.root) / f"{config.source}-{config.tokenizer}-{digest(request)[:12]}"
     if final.exists():
         return open_tokens(final)
     try:
@@ -76,118 +71,50 @@ def _request(config: DataConfig) -> dict[str, Any]:
 def _prepare(config: DataConfig, request: dict[str, Any], final: Path) -> None:
     partial = final.with_name(f".{final.name}.partial")
     partial.mkdir(exist_ok=True)
+    for stale in partial.glob(".*"):  # half-written files of an earlier attempt
+        stale.unlink(missing_ok=True)
     shards = source_shards(config)
-    tokenizer_file = partial / _TRAINED if config.tokenizer == "bpe" else None
-    if tokenizer_file and not tokenizer_file.is_file():
-        draft = partial / f"{_TRAINED}.draft"
-        train_bpe((text for shard in shards for text in shard.documents()), config.vocab_size, draft)
-        draft.replace(tokenizer_file)
-    tokenizer = _load(tokenizer_file)
-    jobs = [_Job(shard, partial / f"shard-{number:06}.bin", tokenizer_file) for number, shard in enumerate(shards)]
-    records = list(_tokenize(jobs, config.workers or len(os.sched_getaffinity(0)), tokenizer, final.name))
+    tokenizer_file = _trained(shards, config.vocab_size, partial) if config.tokenizer == "bpe" else None
+    tokenizer_sha256 = file_sha256(tokenizer_file) if tokenizer_file else None
+    tokenizer = load_tokenizer(tokenizer_file)
+    jobs = [
+        Job(shard, number, partial, tokenizer_file, digest([repr(shard), tokenizer_sha256]))
+        for number, shard in enumerate(shards)
+    ]
+    records = list(tokenize(jobs, config.workers or len(os.sched_getaffinity(0)), tokenizer, final.name))
     files = _join([job.path for job in jobs], sum(record["tokens"] for record in records), config, partial)
-    for leftover in partial.glob("shard-*"):
-        leftover.unlink()
     sidecar = {
         "format_version": FORMAT_VERSION,
         "fingerprint": fingerprint(*(files[split]["sha256"] for split in SPLITS)),
         "source": config.source,
         "documents": sum(record["documents"] for record in records),
         "characters": sum(record["characters"] for record in records),
+        "bytes": sum(record["bytes"] for record in records),
         "tokenizer": {
             "name": config.tokenizer,
             "vocab_size": tokenizer.vocab_size,
-            "sha256": file_sha256(tokenizer_file) if tokenizer_file else None,
+            "sha256": tokenizer_sha256,
         },
         "dtype": "uint16, little-endian",
         "files": files,
         "request": request,
     }
     write_json(partial / SIDECAR, sidecar)
+    kept = {SIDECAR, *(f"{split}.bin" for split in SPLITS), *([TRAINED_TOKENIZER] if tokenizer_file else [])}
+    for leftover in partial.iterdir():
+        if leftover.name not in kept:
+            leftover.unlink(missing_ok=True)
     partial.replace(final)
 
 
-def _load(trained: Path | None) -> Tokenizer:
-    return load_bpe(trained) if trained else gpt2_tokenizer()
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One shard to tokenise into ``path``."""
-
-    shard: Shard
-    path: Path
-    tokenizer_file: Path | None
-
-    @property
-    def record_path(self) -> Path:
-        return self.path.with_suffix(".json")
-
-    def finished(self) -> dict[str, Any] | None:
-        """The record of an earlier, complete attempt at the same shard."""
-        try:
-            record: dict[str, Any] = json.loads(self.record_path.read_text())
-            valid = record["shard"] == repr(self.shard) and record["sha256"] == file_sha256(self.path)
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return record if valid else None
-
-    def run(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        tokens, documents, characters = 0, 0, 0
-
-        def counted() -> Iterator[str]:
-            nonlocal documents, characters
-            for text in self.shard.documents():
-                documents, characters = documents + 1, characters + len(text)
-                yield text
-
-        with self.path.open("wb") as file:
-            for ids in tokenizer.encode_documents(counted()):
-                tokens += len(ids)
-                file.write(ids.astype("<u2").tobytes())
-        record = {
-            "shard": repr(self.shard),
-            "sha256": file_sha256(self.path),
-            "tokens": tokens,
-            "documents": documents,
-            "characters": characters,
-        }
-        write_json(self.record_path, record)
-        return record
-
-
-_worker_tokenizer: Tokenizer | None = None
-
-
-def _start_worker(tokenizer_file: Path | None) -> None:
-    global _worker_tokenizer  # noqa: PLW0603 - a tokeniser cannot be pickled: each process loads its own
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the workers
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker_tokenizer = _load(tokenizer_file)
-
-
-def _run_in_worker(job: _Job) -> dict[str, Any]:
-    assert _worker_tokenizer is not None
-    return job.run(_worker_tokenizer)
-
-
-def _tokenize(jobs: list[_Job], workers: int, tokenizer: Tokenizer, name: str) -> Iterator[dict[str, Any]]:
-    """Records of all jobs, in order."""
-    records = [job.finished() for job in jobs]
-    missing = [job for job, record in zip(jobs, records, strict=True) if record is None]
-    with contextlib.ExitStack() as stack:
-        if min(workers, len(missing)) > 1:
-            # spawn: a forked copy of tokenizers' or Arrow's threads can deadlock.
-            pool = multiprocessing.get_context("spawn").Pool(
-                min(workers, len(missing)), _start_worker, (missing[0].tokenizer_file,)
-            )
-            done: Iterator[dict[str, Any]] = stack.enter_context(pool).imap(_run_in_worker, missing)
-        else:
-            done = (job.run(tokenizer) for job in missing)
-        bar = stack.enter_context(progress_bar(len(jobs), "shard", f"tokenising {name}"))
-        for record in records:
-            yield record if record is not None else next(done)
-            bar.update()
+def _trained(shards: list[Shard], vocab_size: int, folder: Path) -> Path:
+    """The tokeniser of these very shards: an earlier attempt's if it is whole, else a new one."""
+    path, record_path = folder / TRAINED_TOKENIZER, folder / f"{TRAINED_TOKENIZER}.record"
+    record, corpus = read_record(record_path), digest([repr(shard) for shard in shards])
+    if record.get("corpus") != corpus or not is_whole(path, record):
+        train_bpe((text for shard in shards for text in shard.documents()), vocab_size, path)
+        write_json(record_path, {"corpus": corpus, "sha256": file_sha256(path)})
+    return path
 
 
 def _join(shards: list[Path], total: int, config: DataConfig, folder: Path) -> dict[str, dict[str, Any]]:
@@ -202,15 +129,15 @@ def _join(shards: list[Path], total: int, config: DataConfig, folder: Path) -> d
     files: dict[str, dict[str, Any]] = {}
     stream = _Stream(shards)
     for split in SPLITS:
-        digest, largest = hashlib.sha256(), 0
+        sha256, largest = hashlib.sha256(), 0
         with (folder / f"{split}.bin").open("wb") as file:
             for tokens in stream.take(left[split]):
-                digest.update(tokens.tobytes())
+                sha256.update(tokens.tobytes())
                 largest = max(largest, int(tokens.max()))
                 file.write(tokens.tobytes())
             file.flush()
             os.fsync(file.fileno())
-        files[split] = {"tokens": left[split], "sha256": digest.hexdigest(), "largest": largest}
+        files[split] = {"tokens": left[split], "sha256": sha256.hexdigest(), "largest": largest}
     return files
 
 
@@ -218,7 +145,7 @@ class _Stream:
     """The shards' tokens end to end, in pieces."""
 
     def __init__(self, shards: list[Path]) -> None:
-        self._pieces = (np.fromfile(path, "<u2") for path in shards)
+        self._pieces = (piece for path in shards for piece in _pieces(path))
         self._rest = np.empty(0, "<u2")
 
     def take(self, count: int) -> Iterator[np.ndarray]:
@@ -229,6 +156,12 @@ class _Stream:
             count -= len(piece)
             if len(piece):
                 yield piece
+
+
+def _pieces(path: Path) -> Iterator[np.ndarray]:
+    with path.open("rb") as file:
+        while len(piece := np.fromfile(file, "<u2", _PIECE)):
+            yield piece
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,10 @@ def gpt2_tokenizer() -> Tokenizer:
 def train_bpe(documents: Iterable[str], vocab_size: int, path: Path) -> None:
     """Train a byte-level BPE on the first 32 million characters of the documents and write it to ``path``.
 
-    A corpus that is too small for ``vocab_size`` tokens gives fewer.
+    A corpus that is too small for ``vocab_size`` tokens gives fewer. The same documents give the same bytes.
+
+    Raises:
+        OSError: ``path`` cannot be written.
     """
     from tokenizers import Tokenizer as BPETokenizer
     from tokenizers import models, trainers
@@ -79,7 +83,10 @@ def train_bpe(documents: Iterable[str], vocab_size: int, path: Path) -> None:
     # End-of-text is the last id and no special token of the library, whose encoder would look for it in text.
     trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=ByteLevel.alphabet(), show_progress=False)
     bpe.train_from_iterator(_first_characters(documents, TRAINING_CHARACTERS), trainer)
-    bpe.save(str(path))
+    with path.open("w", encoding="utf-8") as file:  # the library's own save hides why it failed
+        file.write(bpe.to_str(pretty=True))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def load_bpe(path: Path) -> Tokenizer:

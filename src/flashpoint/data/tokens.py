@@ -1,7 +1,7 @@
 """Prepared tokens on disk: memory-mapped uint16 with a sidecar that says what they are.
 
 A folder holds ``train.bin`` and ``val.bin`` (little-endian uint16), ``tokenizer.json`` if one was trained, and
-``meta.json``, the sidecar.
+``meta.json``, the sidecar, which holds their sizes and SHA-256 digests, the request and the source's description.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from flashpoint.errors import UserError
 FORMAT_VERSION = 1
 SPLITS = ("train", "val")
 SIDECAR = "meta.json"
+TRAINED_TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,12 @@ def open_tokens(path: Path) -> TokenDataset:
     Raises:
         UserError: a file is missing, cut short, changed, or of another version.
     """
+    if not path.is_dir():
+        raise UserError(f"{path}: no folder of prepared tokens; give the folder that holds {SIDECAR}")
     sidecar = _read_sidecar(path)
     for split in SPLITS:
         _verify(path / f"{split}.bin", sidecar["files"][split], path)
+    _verify_tokenizer(path, sidecar["tokenizer"].get("sha256"))
     if sidecar["fingerprint"] != fingerprint(*(sidecar["files"][split]["sha256"] for split in SPLITS)):
         raise UserError(f"{path / SIDECAR}: its fingerprint is not that of its files; {_remedy(path)}")
     if max(sidecar["files"][split]["largest"] for split in SPLITS) >= sidecar["tokenizer"]["vocab_size"]:
@@ -73,17 +77,21 @@ def open_tokens(path: Path) -> TokenDataset:
 
 
 def _read_sidecar(path: Path) -> dict[str, Any]:
+    damaged = f"{path / SIDECAR}: damaged; {_remedy(path)}"
     try:
-        sidecar: dict[str, Any] = json.loads((path / SIDECAR).read_text())
+        sidecar: dict[str, Any] = json.loads((path / SIDECAR).read_text(encoding="utf-8"))
         version = sidecar["format_version"]
-        _ = sidecar["tokenizer"]["vocab_size"], sidecar["fingerprint"]
-        _ = [sidecar["files"][split][field] for split in SPLITS for field in ("tokens", "sha256", "largest")]
+        if version != FORMAT_VERSION:
+            raise UserError(f"{path / SIDECAR}: format {version}, this version reads {FORMAT_VERSION}; {_remedy(path)}")
+        files = [sidecar["files"][split] for split in SPLITS]
+        counts = [sidecar["tokenizer"]["vocab_size"], *(file[name] for file in files for name in ("tokens", "largest"))]
+        texts = [sidecar["fingerprint"], *(file["sha256"] for file in files)]
     except OSError as error:
         raise UserError(f"{path / SIDECAR}: {error.strerror}; {_remedy(path)}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path / SIDECAR}: damaged ({type(error).__name__}: {error}); {_remedy(path)}") from error
-    if version != FORMAT_VERSION:
-        raise UserError(f"{path / SIDECAR}: format {version}, this version reads {FORMAT_VERSION}; {_remedy(path)}")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(damaged) from error
+    if not all(type(count) is int for count in counts) or not all(isinstance(text, str) for text in texts):
+        raise UserError(damaged)
     return sidecar
 
 
@@ -97,6 +105,18 @@ def _verify(file: Path, record: dict[str, Any], path: Path) -> None:
             f"{file}: {size:,} bytes, the sidecar says {2 * record['tokens']:,}: cut short or empty; {_remedy(path)}"
         )
     if digest != record["sha256"]:
+        raise UserError(f"{file}: its bytes differ from the sidecar's SHA-256: damaged; {_remedy(path)}")
+
+
+def _verify_tokenizer(path: Path, sha256: str | None) -> None:
+    if sha256 is None:
+        return  # GPT-2's encoding is not stored
+    file = path / TRAINED_TOKENIZER
+    try:
+        digest = file_sha256(file)
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}; {_remedy(path)}") from error
+    if digest != sha256:
         raise UserError(f"{file}: its bytes differ from the sidecar's SHA-256: damaged; {_remedy(path)}")
 
 
