@@ -28,6 +28,7 @@ TINY = (
     "train.batch_size=4",
     "train.log_interval=5",
     "train.eval_interval=6",
+    "train.checksum_interval=4",
     "train.eval_sequences=8",
     "train.threads=2",
     "probes.w_q_interval=4",

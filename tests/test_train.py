@@ -1,6 +1,5 @@
 """``train.py`` end to end: record, replay, refuse, and end cleanly. Each run is a process of its own."""
 
-import hashlib
 import json
 import os
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flashpoint.training.chain import Chain
 from tests.conftest import Command, environment, train_command
 
 OUTCOME = re.compile(
@@ -61,19 +61,21 @@ def test_a_run_leaves_every_record_and_its_outcome_line(recorded: Path) -> None:
     assert json.loads((run / "config.json").read_text())["attn"]["name"] == "flash_bf16"
 
 
-def test_the_trajectory_digest_is_that_of_the_losses_and_gradient_norms_on_file(recorded: Path) -> None:
+def test_the_chain_holds_the_losses_and_gradient_norms_on_file(recorded: Path) -> None:
     run = recorded / "runs/original"
-    bits = b"".join(
-        np.array([line["loss"], line["grad_norm"]], "<f4").tobytes() for line in metrics_of(run) if "loss" in line
-    )
-    assert json.loads((run / "outcome.json").read_text())["trajectory_digest"] == hashlib.sha256(bits).hexdigest()
+    chain = Chain.read(run / "chain.bin")
+    logged = [(line["loss"], line["grad_norm"]) for line in metrics_of(run) if "loss" in line]
+    taken = np.stack([chain.records["loss"], chain.records["grad_norm"]], 1).view("<f4")
+    assert np.array_equal(taken, np.array(logged, "<f4"))
+    assert (chain.records["state"] != 0).tolist() == [(step + 1) % 4 == 0 for step in range(len(logged))]
+    assert json.loads((run / "outcome.json").read_text())["chain_digest"] == chain.digests[-1].hex()
 
 
 def test_replay_is_bitwise(recorded: Path, train: Command) -> None:
     result = train("replay=runs/original", "run_name=again", tiny=False, cwd=recorded)
     outcome_of(result)
     first, second = (json.loads((recorded / f"runs/{name}/outcome.json").read_text()) for name in ("original", "again"))
-    for name in ("digest", "trajectory_digest", "weights_digest", "tape_digest", "loss"):
+    for name in ("digest", "chain_digest", "weights_digest", "tape_digest", "loss"):
         assert first[name] == second[name]
     assert losses_of(recorded / "runs/original") == losses_of(recorded / "runs/again")
 

@@ -103,6 +103,8 @@ class TrainConfig:
     """Largest global gradient norm; 0 turns clipping off."""
     log_interval: int = 10
     """Steps between reads of the losses from the device, and so the detector's latency."""
+    checksum_interval: int = 100
+    """Steps between checksums of weights and optimiser state in the digest chain; 0 turns them off."""
     eval_interval: int = 1000
     """Steps between validations; one more follows the last step."""
     eval_sequences: int = 256
@@ -130,7 +132,7 @@ class TrainConfig:
         for name in ("decay_steps", "micro_batch_size", "threads"):
             if getattr(self, name) is not None:
                 _require_positive(self, "train", (name,))
-        for name in ("warmup_steps", "weight_decay", "grad_clip"):
+        for name in ("warmup_steps", "weight_decay", "grad_clip", "checksum_interval"):
             if getattr(self, name) < 0:
                 raise ValueError(f"train.{name}={getattr(self, name)}: give 0 or more")
         for name in ("beta1", "beta2"):

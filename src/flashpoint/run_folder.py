@@ -33,6 +33,11 @@ class RunFolder:
         return self.path / "tape.bin"
 
     @property
+    def chain(self) -> Path:
+        """What every step computed (:mod:`flashpoint.training.chain`)."""
+        return self.path / "chain.bin"
+
+    @property
     def metrics(self) -> Path:
         """One JSON object per line, each with its ``step``."""
         return self.path / "metrics.jsonl"

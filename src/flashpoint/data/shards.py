@@ -129,7 +129,10 @@ def _in_workers(jobs: list[Job], workers: int) -> Iterator[Iterator[dict[str, An
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(workers, spawn, _start_worker, (jobs[0].tokenizer_file,)) as pool:
         try:
-            yield pool.map(_run_in_worker, jobs)
+            # Not pool.map: it cancels what is left when abandoned, and a pool whose processes then end hangs on a
+            # cancelled future (CPython 3.11).
+            futures = [pool.submit(_run_in_worker, job) for job in jobs]
+            yield (future.result() for future in futures)
         except BaseException as error:
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()

@@ -3,23 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 
 import torch
 from torch import nn
-
-
-class TrajectoryDigest:
-    """SHA-256 over the FP32 bits of loss and gradient norm of every step, in order."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-
-    def update(self, loss: float, grad_norm: float) -> None:
-        self._hash.update(struct.pack("<ff", loss, grad_norm))
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
 
 
 @torch.no_grad()
@@ -32,6 +18,6 @@ def weights_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def run_digest(trajectory: str, weights: str) -> str:
-    """The short digest of a whole run: equal if losses, gradient norms and final weights are."""
-    return hashlib.sha256(f"{trajectory} {weights}".encode()).hexdigest()[:16]
+def run_digest(chain: str, weights: str) -> str:
+    """The short digest of a whole run: equal if losses, gradient norms, checksums and final weights are."""
+    return hashlib.sha256(f"{chain} {weights}".encode()).hexdigest()[:16]

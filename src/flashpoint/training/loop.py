@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from flashpoint.config import Config
 from flashpoint.data.batches import gather_windows
@@ -19,8 +20,8 @@ from flashpoint.data.tokens import TokenDataset
 from flashpoint.model import GPT
 from flashpoint.probes.spectral import w_q_metrics
 from flashpoint.progress import progress_bar
+from flashpoint.training.chain import ChainWriter
 from flashpoint.training.detector import ExplosionDetector
-from flashpoint.training.digests import TrajectoryDigest
 from flashpoint.training.optimizer import learning_rate
 from flashpoint.training.step import OptimizerStep
 
@@ -43,8 +44,6 @@ class LoopResult:
     """Training loss of the last of them, nats."""
     val_loss: float | None
     interrupted: bool
-    trajectory: str
-    """:class:`TrajectoryDigest` of all steps."""
 
 
 class Trainer:
@@ -63,19 +62,21 @@ class Trainer:
         tokens: TokenDataset,
         order: Order,
         tape: TapeWriter,
+        chain: ChainWriter,
         device: torch.device,
         *,
         log: Callable[[int, Mapping[str, float]], None],
         stop_requested: Callable[[], bool],
     ) -> None:
-        self.config, self.model, self.tokens, self.order, self.tape = config, model, tokens, order, tape
+        self.config, self.model, self.tokens, self.order = config, model, tokens, order
+        self.tape, self.chain = tape, chain
         self.device, self._log, self._stop_requested = device, log, stop_requested
         self.detector = ExplosionDetector(config.detector)
         self._optimizer_step = OptimizerStep(model, config, device)
-        self._trajectory = TrajectoryDigest()
         # Losses and gradient norms wait on the device, so that a step never waits for the host.
         self._pending = torch.zeros(config.train.log_interval, 2, device=device)
         self._pending_steps: list[int] = []
+        self._pending_checksums: dict[int, Tensor] = {}
 
     def run(self) -> LoopResult:
         """Train until ``train.steps``, the detector's last step, or a request to stop.
@@ -109,7 +110,7 @@ class Trainer:
                     started = time.perf_counter()
                 if last or interrupted:
                     break
-        return LoopResult(step + 1, loss, val_loss, interrupted, self._trajectory.hexdigest())
+        return LoopResult(step + 1, loss, val_loss, interrupted)
 
     def _step(self, step: int) -> None:
         windows = self.order.windows(step)
@@ -120,12 +121,16 @@ class Trainer:
         self._optimizer_step(batch, learning_rate(step, self.config.train))
         self._pending[len(self._pending_steps)] = self._optimizer_step.result
         self._pending_steps.append(step)
+        interval = self.config.train.checksum_interval
+        if interval and (step + 1) % interval == 0:
+            self._pending_checksums[step] = self._optimizer_step.checksum()
 
     def _read_pending(self) -> float:
-        """Log, fold and judge the steps since the last read; the latest loss."""
+        """Log, chain and judge the steps since the last read; the latest loss."""
         values = self._pending.tolist()  # waits for the device
         for step, (loss, grad_norm) in zip(self._pending_steps, values, strict=False):
-            self._trajectory.update(loss, grad_norm)
+            checksum = self._pending_checksums.pop(step, None)
+            self.chain.append(loss, grad_norm, int(checksum) % 2**64 if checksum is not None else 0)
             self.detector.update(step, loss, grad_norm)
             self._log(step, {"loss": loss, "grad_norm": grad_norm, "lr": learning_rate(step, self.config.train)})
         latest: float = values[len(self._pending_steps) - 1][0]

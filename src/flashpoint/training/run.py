@@ -26,6 +26,7 @@ from flashpoint.model import GPT
 from flashpoint.report.curves import draw_curves
 from flashpoint.run_folder import RunFolder, read_json, write_json
 from flashpoint.tracking import Tracker
+from flashpoint.training.chain import ChainWriter
 from flashpoint.training.determinism import describe_environment, environment_difference, make_deterministic
 from flashpoint.training.digests import run_digest, weights_digest
 from flashpoint.training.loop import LoopResult, Trainer
@@ -43,7 +44,7 @@ class Outcome:
     """Last training loss, nats."""
     val_loss: float | None
     digest: str
-    trajectory_digest: str
+    chain_digest: str
     weights_digest: str
     tape_digest: str
     tape_steps: int
@@ -146,6 +147,7 @@ def _record(
         },
     )
     writer = TapeWriter(folder.tape, header)
+    chain = ChainWriter(folder.chain)
     tracker = Tracker(folder, config.tracking, run_config=config.to_dict(), notify=notify)
     stop = _StopRequest()
     trainer = Trainer(
@@ -154,6 +156,7 @@ def _record(
         tokens,
         _ReplayedOrder(tape, order) if tape else order,
         writer,
+        chain,
         device,
         log=tracker.log,
         stop_requested=lambda: stop.signal_name is not None,
@@ -162,6 +165,7 @@ def _record(
     with stop:
         result = trainer.run()
     writer.close()
+    chain.close()
     outcome = _outcome(trainer, result, writer, stop.signal_name, time.perf_counter() - started, folder)
     write_json(folder.outcome, outcome.to_dict())
     tracker.close(outcome.to_dict())
@@ -235,8 +239,8 @@ def _outcome(
         onset_step=trainer.detector.onset_step,
         loss=result.loss,
         val_loss=result.val_loss,
-        digest=run_digest(result.trajectory, weights),
-        trajectory_digest=result.trajectory,
+        digest=run_digest(trainer.chain.digest, weights),
+        chain_digest=trainer.chain.digest,
         weights_digest=weights,
         tape_digest=writer.digest,
         tape_steps=writer.steps,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from flashpoint.config import Config
 from flashpoint.model import GPT
+from flashpoint.training.chain import state_checksum
 from flashpoint.training.optimizer import build_optimizer
 
 _EAGER_STEPS = 3
@@ -69,6 +71,16 @@ class OptimizerStep:
         if self._graph is not None:
             self._graph.replay()
         self._steps += 1
+
+    def checksum(self) -> Tensor:
+        """[] int64 on the device, of weights and optimiser state (:func:`flashpoint.training.chain.state_checksum`)."""
+        return state_checksum(self._state_tensors())
+
+    def _state_tensors(self) -> Iterator[Tensor]:
+        for parameter in self._model.parameters():
+            yield parameter
+            for name in ("exp_avg", "exp_avg_sq"):
+                yield self._optimizer.state[parameter][name]
 
     def _compute(self) -> None:
         total = torch.zeros((), device=self._device)

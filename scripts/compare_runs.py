@@ -1,0 +1,37 @@
+"""Say where two runs part: ``python scripts/compare_runs.py RUN RUN``. Status 0 if equal, 1 if not, 2 on bad input."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from flashpoint.errors import UserError
+from flashpoint.run_folder import RunFolder
+from flashpoint.training.chain import Chain, first_difference
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs=2, metavar="RUN")
+    arguments = parser.parse_args()
+    try:
+        one, other = (Chain.read(RunFolder.open(name).chain) for name in arguments.runs)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    difference = first_difference(one, other)
+    shared = min(one.steps, other.steps)
+    if difference:
+        values = " against ".join(
+            f"{value:016x}" if difference.quantity == "state" else f"{value!r}" for value in difference.values
+        )
+        print(f"first difference at step {difference.step:,}: {difference.quantity} {values}")
+        sys.exit(1)
+    if one.steps != other.steps:
+        print(f"equal for the {shared:,} steps that both have; one has {max(one.steps, other.steps):,}")
+    else:
+        print(f"equal: {shared:,} steps")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The digest chain: what every step computed, in 24 bytes, so that two runs compare in a second.
+
+Layout, little-endian: 8 bytes of magic and version, b"FPCHAIN1", then one record per optimiser step: the FP32 bits of
+loss and gradient norm, a checksum of weights and optimiser state (uint64; 0 where none was taken), and a digest,
+BLAKE2b of the previous digest and the 16 bytes before it. Equal digests mean equal steps up to there. A record cut
+short at the end is what a killed run leaves.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flashpoint.errors import UserError
+
+MAGIC = b"FPCHAIN1"
+_VALUES = struct.Struct("<ffQ")
+_RECORD = np.dtype([("loss", "<u4"), ("grad_norm", "<u4"), ("state", "<u8"), ("digest", "V8")])
+_START = blake2b(MAGIC, digest_size=8).digest()
+
+
+class ChainWriter:
+    """Appends one record a step.
+
+    Args:
+        path: of a new file, or of one whose first ``steps`` records to go on from; later ones are dropped.
+
+    Raises:
+        UserError: the existing file is damaged or has fewer records.
+    """
+
+    def __init__(self, path: Path, steps: int = 0) -> None:
+        chain = Chain.read(path) if path.exists() else None
+        if steps > (chain.steps if chain else 0):
+            raise UserError(f"{path}: holds {chain.steps if chain else 0} steps, {steps} are needed; restore the file")
+        self._file = path.open("r+b" if chain else "xb", buffering=0)
+        if not chain:
+            self._file.write(MAGIC)
+        self._file.truncate(len(MAGIC) + steps * _RECORD.itemsize)
+        self._file.seek(0, os.SEEK_END)
+        self._digest = chain.digests[steps - 1] if chain and steps else _START
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of all steps so far."""
+        return self._digest.hex()
+
+    def append(self, loss: float, grad_norm: float, state: int = 0) -> None:
+        """Fold in the next step.
+
+        Raises:
+            OSError: the record could not be written.
+        """
+        values = _VALUES.pack(loss, grad_norm, state)
+        self._digest = blake2b(self._digest + values, digest_size=8).digest()
+        self._file.write(values + self._digest)
+
+    def sync(self) -> None:
+        """Wait until the records are on the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A recorded chain, verified when read."""
+
+    records: NDArray[np.void]
+
+    @property
+    def steps(self) -> int:
+        return len(self.records)
+
+    @property
+    def digests(self) -> list[bytes]:
+        """After each step."""
+        return [bytes(digest) for digest in self.records["digest"]]
+
+    @classmethod
+    def read(cls, path: Path) -> Chain:
+        """Read and verify; an incomplete last record is left out.
+
+        Raises:
+            UserError: no chain, or a broken one, with the step at which it breaks.
+        """
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}; give a run that recorded its digest chain") from error
+        if data[: len(MAGIC)] != MAGIC:
+            raise UserError(f"{path}: no digest chain of this version; give a run that recorded one")
+        count = (len(data) - len(MAGIC)) // _RECORD.itemsize
+        records = np.frombuffer(data, _RECORD, count=count, offset=len(MAGIC))
+        digest = _START
+        for step, record in enumerate(records):
+            digest = blake2b(digest + record.tobytes()[: _VALUES.size], digest_size=8).digest()
+            if digest != bytes(record["digest"]):
+                raise UserError(f"{path}: edited or damaged at step {step}; restore the file")
+        return cls(records)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first step at which two runs computed different bits, and what."""
+
+    step: int
+    quantity: str
+    values: tuple[float | int, float | int]
+
+
+def first_difference(one: Chain, other: Chain) -> Difference | None:
+    """None where the steps that both have are equal. Checksums count where both runs took one."""
+    steps = min(one.steps, other.steps)
+    a, b = one.records[:steps], other.records[:steps]
+    differs = {
+        "loss": a["loss"] != b["loss"],
+        "gradient norm": a["grad_norm"] != b["grad_norm"],
+        "state": (a["state"] != b["state"]) & (a["state"] != 0) & (b["state"] != 0),
+    }
+    firsts = {quantity: int(where.argmax()) for quantity, where in differs.items() if where.any()}
+    if not firsts:
+        return None
+    quantity = min(firsts, key=lambda name: firsts[name])
+    step, column = firsts[quantity], {"gradient norm": "grad_norm"}.get(quantity, quantity)
+    pair = np.array([a[column][step], b[column][step]])
+    return Difference(step, quantity, tuple((pair if quantity == "state" else pair.view("<f4")).tolist()))
+
+
+@torch.no_grad()
+def state_checksum(tensors: Iterable[Tensor]) -> Tensor:
+    """[] int64 on the tensors' device: sums over all bits, which no order of summation changes.
+
+    Each tensor (float32) adds Σ x + Σ x² over its values as int32, times an odd number of its own, modulo 2⁶⁴: a
+    changed bit changes it, and so does a swap of two tensors.
+    """
+    total: Tensor | None = None
+    for number, tensor in enumerate(tensors):
+        bits = tensor.detach().contiguous().view(torch.int32).to(torch.int64)
+        part = (bits.sum() + (bits * bits).sum()) * (2 * number + 1)
+        total = part if total is None else total + part
+    assert total is not None, "no tensors"
+    return total

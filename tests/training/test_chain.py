@@ -1,0 +1,107 @@
+"""The digest chain on disk, hand-computed; where it says two runs part; what damage it names."""
+
+import struct
+import subprocess
+import sys
+from hashlib import blake2b
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashpoint.errors import UserError
+from flashpoint.training.chain import Chain, ChainWriter, Difference, first_difference, state_checksum
+from tests.conftest import REPOSITORY, environment
+
+STEPS = [(2.5, 0.5, 0), (2.25, 0.75, 2**64 - 1), (float("nan"), float("inf"), 7)]
+
+
+def write(path: Path, steps: list[tuple[float, float, int]]) -> str:
+    writer = ChainWriter(path)
+    for step in steps:
+        writer.append(*step)
+    writer.sync()
+    writer.close()
+    return writer.digest
+
+
+def test_the_file_is_what_its_description_says(tmp_path: Path) -> None:
+    expected, digest = b"FPCHAIN1", blake2b(b"FPCHAIN1", digest_size=8).digest()
+    for loss, norm, state in STEPS:
+        values = struct.pack("<ffQ", loss, norm, state)
+        digest = blake2b(digest + values, digest_size=8).digest()
+        expected += values + digest
+    assert write(tmp_path / "chain", STEPS) == digest.hex()
+    assert (tmp_path / "chain").read_bytes() == expected
+
+
+def test_going_on_from_a_step_drops_what_came_after(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole", STEPS)
+    write(tmp_path / "again", [*STEPS[:1], (9.0, 9.0, 9), (8.0, 8.0, 8)])
+    with (tmp_path / "again").open("ab") as file:
+        file.write(b"half a record")
+    writer = ChainWriter(tmp_path / "again", steps=1)
+    for step in STEPS[1:]:
+        writer.append(*step)
+    writer.close()
+    assert writer.digest == whole
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "whole").read_bytes()
+    with pytest.raises(UserError, match="holds 3 steps, 4 are needed"):
+        ChainWriter(tmp_path / "again", steps=4)
+
+
+@pytest.mark.parametrize("byte", [0, 8, 12, 20, 31, 40, 79])
+def test_every_changed_byte_is_found(tmp_path: Path, byte: int) -> None:
+    write(tmp_path / "chain", STEPS)
+    data = bytearray((tmp_path / "chain").read_bytes())
+    data[byte] ^= 1
+    (tmp_path / "chain").write_bytes(data)
+    expected = "no digest chain" if byte < 8 else f"edited or damaged at step {(byte - 8) // 24}"
+    with pytest.raises(UserError, match=expected):
+        Chain.read(tmp_path / "chain")
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (STEPS, None),
+        (STEPS[:2], None),
+        ([(2.5, 0.5, 5), *STEPS[1:]], None),  # a checksum that only one run took
+        ([STEPS[0], (2.25, 0.75, 1), STEPS[2]], Difference(1, "state", (2**64 - 1, 1))),
+        ([STEPS[0], (2.25, 1.0, 1), STEPS[2]], Difference(1, "gradient norm", (0.75, 1.0))),
+        ([(-2.5, 1.0, 0), *STEPS[1:]], Difference(0, "loss", (2.5, -2.5))),
+        ([(0.0, 0.5, 0)], Difference(0, "loss", (2.5, 0.0))),
+    ],
+)
+def test_the_first_difference_and_its_quantity(tmp_path: Path, changed: list, expected: Difference | None) -> None:
+    write(tmp_path / "one", STEPS)
+    write(tmp_path / "other", changed)
+    assert first_difference(Chain.read(tmp_path / "one"), Chain.read(tmp_path / "other")) == expected
+
+
+def test_the_checksum_is_that_of_the_bits() -> None:
+    tensors = [torch.tensor([1.0, -0.0]), torch.tensor([[2.0]])]
+    bits = [[0x3F800000, -(2**31)], [0x40000000]]
+    sums = [sum(x + x * x for x in values) * odd for values, odd in zip(bits, (1, 3), strict=True)]
+    assert int(state_checksum(tensors)) % 2**64 == sum(sums) % 2**64
+    assert state_checksum(tensors) != state_checksum(tensors[::-1])
+    assert state_checksum([torch.tensor([1.0, 0.0]), tensors[1]]) != state_checksum(tensors)
+
+
+def test_the_script_says_where_two_runs_part(tmp_path: Path) -> None:
+    for name, steps in (("one", STEPS), ("same", STEPS), ("longer", [*STEPS, STEPS[0]]), ("other", [(1.0, 0.5, 0)])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        write(tmp_path / name / "chain.bin", steps)
+
+    def compare(*names: str) -> tuple[int, str]:
+        command = [sys.executable, str(REPOSITORY / "scripts/compare_runs.py"), *names]
+        result = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+        return result.returncode, result.stdout + result.stderr
+
+    assert compare("one", "same") == (0, "equal: 3 steps\n")
+    assert compare("one", "longer") == (0, "equal for the 3 steps that both have; one has 4\n")
+    assert compare("one", "other") == (1, "first difference at step 0: loss 2.5 against 1.0\n")
+    status, line = compare("one", "nowhere")
+    assert status == 2
+    assert line.startswith("error: nowhere: no run there")
