@@ -34,6 +34,10 @@ def train(composed: DictConfig) -> None:
             from flashpoint.replay import replayed_values
 
             values = replayed_values(values, list(HydraConfig.get().overrides.task))
+        elif values["resume"] is not None:
+            from flashpoint.replay import resumed_values
+
+            values = resumed_values(values, list(HydraConfig.get().overrides.task))
         config = build_config(values, CONFIGS / "attn")
         from flashpoint.training.run import run
 
@@ -58,7 +62,7 @@ def errors_as_one_line() -> Iterator[None]:
 def main() -> None:
     """Run ``train`` with the preset for this hardware."""
     ConfigStore.instance().store(name="schema", node=hydra_schema())
-    if not any(argument.split("=")[0] in ("experiment", "replay") for argument in sys.argv[1:]):
+    if not any(argument.split("=")[0] in ("experiment", "replay", "resume") for argument in sys.argv[1:]):
         # Beside the first override: argparse takes overrides in one run only, before or after the flags.
         first = (i for i, argument in enumerate(sys.argv[1:], 1) if "=" in argument and argument[0] != "-")
         sys.argv.insert(next(first, len(sys.argv)), f"experiment={default_experiment()}")

@@ -269,7 +269,6 @@ def assert_one_line(result: "subprocess.CompletedProcess[str]", *fragments: str)
         (["data=text", "data.path=missing.txt"], ["missing.txt"]),
         (["replay=missing"], ["missing", "runs/NAME"]),
         (["train.device=cuda"], ["train.device=cuda", "cpu"]),
-        (["resume=x"], ["resume"]),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_that_names_field_and_remedy(

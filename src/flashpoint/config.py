@@ -179,6 +179,24 @@ class ProbesConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointsConfig:
+    """The flight recorder."""
+
+    interval: int = 500
+    """Steps between checkpoints; 0 keeps none."""
+    budget_gib: float = 4.0
+    """Disk that a run's checkpoints may take, all together; old ones are thinned to keep it."""
+    precursor_steps: int = 1000
+    """When a run explodes, one checkpoint at least this long before the onset is kept for good, and one just before."""
+
+    def __post_init__(self) -> None:
+        for name in ("interval", "precursor_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"checkpoints.{name}={getattr(self, name)}: give 0 or more")
+        _require_positive(self, "checkpoints", ("budget_gib",))
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
     """Weights & Biases. The local metrics file is always written."""
 
@@ -215,6 +233,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     detector: DetectorConfig = field(default_factory=DetectorConfig)
     probes: ProbesConfig = field(default_factory=ProbesConfig)
+    checkpoints: CheckpointsConfig = field(default_factory=CheckpointsConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
@@ -238,6 +257,7 @@ _SECTIONS = {
     "train": TrainConfig,
     "detector": DetectorConfig,
     "probes": ProbesConfig,
+    "checkpoints": CheckpointsConfig,
     "tracking": TrackingConfig,
 }
 

@@ -53,6 +53,40 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
     return values
 
 
+def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """The interrupted run's own configuration.
+
+    Args:
+        composed: what Hydra composed, of the shape of ``Config``; its ``resume`` names the run.
+        overrides: the command line's; more ``train.steps``, tracking and checkpoints may change.
+
+    Raises:
+        UserError: no run is there, it is complete, or an override would make it another run.
+    """
+    folder = RunFolder.open(composed["resume"], composed["runs_dir"])
+    values = read_json(folder.config)
+    keys = [override.lstrip("+~").split("=", 1)[0] for override in overrides]
+    for key in keys:
+        if key not in ("resume", "runs_dir", "train.steps") and key.split(".")[0] not in ("tracking", "checkpoints"):
+            raise UserError(
+                f"{key} contradicts resume={composed['resume']}: a resumed run keeps its settings; "
+                f"branch with replay={composed['resume']} from_step=STEP {key}=…"
+            )
+    if "train.steps" in keys:
+        values["train"]["steps"] = composed["train"]["steps"]
+    for section in {key.split(".")[0] for key in keys} & {"tracking", "checkpoints"}:
+        values[section] = composed[section]
+    if folder.outcome.is_file():
+        outcome = read_json(folder.outcome)
+        ended = outcome["outcome"] != "stable" or outcome["step"] >= values["train"]["steps"]
+        if ended and not outcome["interrupted"]:
+            raise UserError(
+                f"resume={composed['resume']}: the run is complete ({outcome['outcome']} at step {outcome['step']:,}); "
+                "replay=RUN repeats it, train.steps=N goes on with a stable one"
+            )
+    return {**values, "resume": str(folder.path), "runs_dir": composed["runs_dir"], "from_step": None}
+
+
 def _recorded_steps(original: RunFolder) -> int:
     tape = Tape.read(original.tape)
     # A killed run has no outcome, and its tape is what it is; a finished run's tape has a known length.

@@ -43,6 +43,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def checkpoints(self) -> Path:
+        """Folder of the flight recorder (:mod:`flashpoint.training.checkpoints`)."""
+        return self.path / "checkpoints"
+
+    @property
     def outcome(self) -> Path:
         """The verdict, JSON; absent while the run goes on or if it was killed."""
         return self.path / "outcome.json"

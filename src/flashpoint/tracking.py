@@ -29,6 +29,7 @@ class Tracker:
     Args:
         run_config: what W&B shows as the run's configuration.
         notify: takes the lines for the person at the terminal.
+        first_step: of a run that goes on: what its file says of this step and later ones is dropped.
 
     Raises:
         OSError: the local file cannot be written, here and from :meth:`log`.
@@ -41,8 +42,11 @@ class Tracker:
         *,
         run_config: Mapping[str, Any],
         notify: Callable[[str], None],
+        first_step: int = 0,
     ) -> None:
-        self._file = run.metrics.open("x", buffering=1)
+        if run.metrics.exists():
+            _drop_steps_from(run.metrics, first_step)
+        self._file = run.metrics.open("a", buffering=1)
         self._notify = notify
         self._wandb: Any = None
         mode = _wandb_mode(config, notify)
@@ -55,6 +59,10 @@ class Tracker:
         self._file.write(json.dumps(line) + "\n")
         if self._wandb is not None:
             self._guarded(lambda: self._wandb.log({"step": step, **metrics}))
+
+    def sync(self) -> None:
+        """Wait until the metrics are on the disk."""
+        os.fsync(self._file.fileno())
 
     def close(self, summary: Mapping[str, Any]) -> None:
         """End the record; ``summary`` becomes the W&B run's."""
@@ -117,6 +125,13 @@ def read_metrics(path: Path) -> dict[str, tuple[NDArray[np.int64], NDArray[np.fl
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}:{number}: damaged line; restore the file") from error
     return {name: (np.array(steps), np.array(values)) for name, (steps, values) in columns.items()}
+
+
+def _drop_steps_from(path: Path, step: int) -> None:
+    *lines, _unfinished = path.read_text().split("\n")
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text("".join(f"{line}\n" for line in lines if json.loads(line)["step"] < step))
+    partial.replace(path)
 
 
 def _to_json(value: float) -> float | str:

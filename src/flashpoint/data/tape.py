@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import struct
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -56,16 +57,34 @@ class TapeHeader:
 
 
 class TapeWriter:
-    """Appends one record a step. Each record reaches the operating system whole before the step runs."""
+    """Appends one record a step. Each record reaches the operating system whole before the step runs.
 
-    def __init__(self, path: Path, header: TapeHeader) -> None:
+    Args:
+        path: of a new file, or with ``steps`` of a tape with this header, to go on from its first ``steps`` records;
+            later ones are dropped.
+
+    Raises:
+        UserError: the existing tape is damaged, of another header, or shorter.
+    """
+
+    def __init__(self, path: Path, header: TapeHeader, steps: int | None = None) -> None:
         text = json.dumps(dataclasses.asdict(header), sort_keys=True).encode()
         head = MAGIC + struct.pack("<I", len(text)) + text
-        self._file = path.open("xb", buffering=0)
         self._shape = header.shape
         self._digest = _chain(b"", head)
-        self.steps = 0
-        self._append(head + self._digest)
+        self.steps = steps or 0
+        if steps is None:
+            self._file = path.open("xb", buffering=0)
+            self._append(head + self._digest)
+            return
+        tape = Tape.read(path)
+        if tape.header != header or tape.steps < steps:
+            raise UserError(f"{path}: another run's tape, or fewer than {steps:,} steps of it; restore the file")
+        self._file = path.open("r+b", buffering=0)
+        end = len(head) + _DIGEST_BYTES + steps * _record_bytes(header)
+        self._file.truncate(end)
+        self._file.seek(end - _DIGEST_BYTES)
+        self._digest = self._file.read(_DIGEST_BYTES)
 
     @property
     def digest(self) -> str:
@@ -84,6 +103,10 @@ class TapeWriter:
         self._append(record + digest)
         self._digest = digest
         self.steps += 1
+
+    def sync(self) -> None:
+        """Wait until the records are on the disk."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
@@ -126,7 +149,7 @@ class Tape:
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; a replay needs the run's tape") from error
         header, digest, start = _read_head(path, data)
-        size = 4 * int(np.prod(header.shape)) + _DIGEST_BYTES
+        size = _record_bytes(header)
         steps = (len(data) - start) // size
         for step in range(steps):
             record = data[start + step * size : start + (step + 1) * size]
@@ -138,6 +161,10 @@ class Tape:
         if records.size and int(records.max()) >= header.n_windows:
             raise UserError(f"{path}: points past the data's {header.n_windows:,} windows; restore the file")
         return cls(path, header, records, digest.hex())
+
+
+def _record_bytes(header: TapeHeader) -> int:
+    return 4 * int(np.prod(header.shape)) + _DIGEST_BYTES
 
 
 def _read_head(path: Path, data: bytes) -> tuple[TapeHeader, bytes, int]:

@@ -32,22 +32,25 @@ class ChainWriter:
     """Appends one record a step.
 
     Args:
-        path: of a new file, or of one whose first ``steps`` records to go on from; later ones are dropped.
+        path: of a new file, or with ``steps`` of one to go on from its first ``steps`` records; later ones are dropped.
 
     Raises:
         UserError: the existing file is damaged or has fewer records.
     """
 
-    def __init__(self, path: Path, steps: int = 0) -> None:
-        chain = Chain.read(path) if path.exists() else None
-        if steps > (chain.steps if chain else 0):
-            raise UserError(f"{path}: holds {chain.steps if chain else 0} steps, {steps} are needed; restore the file")
-        self._file = path.open("r+b" if chain else "xb", buffering=0)
-        if not chain:
+    def __init__(self, path: Path, steps: int | None = None) -> None:
+        if steps is None:
+            self._file = path.open("xb", buffering=0)
             self._file.write(MAGIC)
+            self._digest = _START
+            return
+        chain = Chain.read(path)
+        if steps > chain.steps:
+            raise UserError(f"{path}: holds {chain.steps} steps, {steps} are needed; restore the file")
+        self._file = path.open("r+b", buffering=0)
         self._file.truncate(len(MAGIC) + steps * _RECORD.itemsize)
         self._file.seek(0, os.SEEK_END)
-        self._digest = chain.digests[steps - 1] if chain and steps else _START
+        self._digest = chain.digests[steps - 1] if steps else _START
 
     @property
     def digest(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Literal
+from typing import Any, Literal
 
 from flashpoint.config import DetectorConfig
 
@@ -32,6 +32,23 @@ class ExplosionDetector:
         self.verdict: Verdict = "stable"
         self.onset_step: int | None = None
         self.last_step: int | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Plain values that :meth:`load_state` takes back."""
+        return {
+            "losses": list(self._losses),
+            "minimum": self._minimum,
+            "above": self._above,
+            "verdict": self.verdict,
+            "onset_step": self.onset_step,
+            "last_step": self.last_step,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from :meth:`state`; the window may be another."""
+        self._losses.extend(state["losses"])
+        self._minimum, self._above = state["minimum"], state["above"]
+        self.verdict, self.onset_step, self.last_step = state["verdict"], state["onset_step"], state["last_step"]
 
     def update(self, step: int, loss: float, grad_norm: float) -> None:
         """Take in one step; steps come in order, none left out."""

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from flashpoint.model import GPT
 from flashpoint.probes.spectral import w_q_metrics
 from flashpoint.progress import progress_bar
 from flashpoint.training.chain import ChainWriter
+from flashpoint.training.checkpoints import FlightRecorder
 from flashpoint.training.detector import ExplosionDetector
 from flashpoint.training.optimizer import learning_rate
 from flashpoint.training.step import OptimizerStep
@@ -51,7 +52,9 @@ class Trainer:
 
     Args:
         model: on ``device``.
+        recorder: keeps checkpoints, or None.
         log: takes a step and its metrics.
+        sync: brings all records to the disk; called before a checkpoint that counts on them.
         stop_requested: asked once a step; a True ends the run cleanly after that step.
     """
 
@@ -64,13 +67,17 @@ class Trainer:
         tape: TapeWriter,
         chain: ChainWriter,
         device: torch.device,
+        recorder: FlightRecorder | None,
         *,
         log: Callable[[int, Mapping[str, float]], None],
+        sync: Callable[[], None],
         stop_requested: Callable[[], bool],
     ) -> None:
         self.config, self.model, self.tokens, self.order = config, model, tokens, order
         self.tape, self.chain = tape, chain
-        self.device, self._log, self._stop_requested = device, log, stop_requested
+        self.device, self._recorder = device, recorder
+        self._log, self._sync, self._stop_requested = log, sync, stop_requested
+        self._first_step, self._last_loss = 0, math.nan
         self.detector = ExplosionDetector(config.detector)
         self._optimizer_step = OptimizerStep(model, config, device)
         # Losses and gradient norms wait on the device, so that a step never waits for the host.
@@ -85,21 +92,21 @@ class Trainer:
             OSError: a record could not be written.
         """
         train, probes = self.config.train, self.config.probes
-        loss, val_loss, interrupted, step = math.nan, None, False, -1
-        with progress_bar(train.steps, "step") as bar:
-            started = time.perf_counter()
-            for step in range(train.steps):
+        val_loss, interrupted, step = None, False, self._first_step - 1
+        with progress_bar(train.steps - self._first_step, "step") as bar:
+            started, logged = time.perf_counter(), self._first_step
+            for step in range(self._first_step, train.steps):
                 self._step(step)
                 last = step + 1 == train.steps
                 interrupted = self._stop_requested()
                 if (step + 1) % train.log_interval == 0 or last or interrupted:
-                    steps = len(self._pending_steps)
-                    loss = self._read_pending()
-                    now = time.perf_counter()
+                    if self._pending_steps:
+                        self._read_pending()
+                    now, steps = time.perf_counter(), step + 1 - logged
                     rate = steps * train.batch_size * self.config.model.context / (now - started)
-                    started = now
+                    started, logged = now, step + 1
                     self._log(step, {"tokens_per_second": rate})
-                    bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
+                    bar.set_postfix_str(f"loss {self._last_loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
                     bar.update(steps)
                     last = last or (self.detector.last_step is not None and step >= self.detector.last_step)
                 if probes.w_q_interval and ((step + 1) % probes.w_q_interval == 0 or last):
@@ -108,9 +115,33 @@ class Trainer:
                     val_loss = self.validate()
                     self._log(step, {"val_loss": val_loss})
                     started = time.perf_counter()
+                if self._recorder and (self._recorder.due(step + 1) or interrupted):
+                    self._checkpoint(self._recorder, step + 1)
                 if last or interrupted:
                     break
-        return LoopResult(step + 1, loss, val_loss, interrupted)
+        if self._recorder:
+            self._recorder.wait()
+        return LoopResult(step + 1, self._last_loss, val_loss, interrupted)
+
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint; before :meth:`run`."""
+        self._optimizer_step.load_state(tensors)
+        self.detector.load_state(state["detector"])
+        self._first_step, self._last_loss = state["step"], state["loss"]
+        if self._recorder and self.detector.onset_step is not None:
+            self._recorder.pin(self.detector.onset_step)
+
+    def _checkpoint(self, recorder: FlightRecorder, steps: int) -> None:
+        if self._pending_steps:
+            self._read_pending()
+        self._sync()
+        state = {
+            "step": steps,
+            "loss": self._last_loss,
+            "chain": self.chain.digest,
+            "detector": self.detector.state(),
+        }
+        recorder.save(self._optimizer_step.state(), state)
 
     def _step(self, step: int) -> None:
         windows = self.order.windows(step)
@@ -125,17 +156,20 @@ class Trainer:
         if interval and (step + 1) % interval == 0:
             self._pending_checksums[step] = self._optimizer_step.checksum()
 
-    def _read_pending(self) -> float:
-        """Log, chain and judge the steps since the last read; the latest loss."""
+    def _read_pending(self) -> None:
+        """Log, chain and judge the steps since the last read."""
         values = self._pending.tolist()  # waits for the device
         for step, (loss, grad_norm) in zip(self._pending_steps, values, strict=False):
             checksum = self._pending_checksums.pop(step, None)
             self.chain.append(loss, grad_norm, int(checksum) % 2**64 if checksum is not None else 0)
+            stable = self.detector.onset_step is None
             self.detector.update(step, loss, grad_norm)
+            if self._recorder and stable and self.detector.onset_step is not None:
+                self._recorder.wait()
+                self._recorder.pin(self.detector.onset_step)
             self._log(step, {"loss": loss, "grad_norm": grad_norm, "lr": learning_rate(step, self.config.train)})
-        latest: float = values[len(self._pending_steps) - 1][0]
+        self._last_loss = values[len(self._pending_steps) - 1][0]
         self._pending_steps.clear()
-        return latest
 
     @torch.no_grad()
     def validate(self) -> float:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import shutil
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from flashpoint.config import Config
 from flashpoint.data.batches import BatchOrder
@@ -26,10 +28,12 @@ from flashpoint.model import GPT
 from flashpoint.report.curves import draw_curves
 from flashpoint.run_folder import RunFolder, read_json, write_json
 from flashpoint.tracking import Tracker
-from flashpoint.training.chain import ChainWriter
+from flashpoint.training.chain import Chain, ChainWriter
+from flashpoint.training.checkpoints import FlightRecorder, capacity, verified
 from flashpoint.training.determinism import describe_environment, environment_difference, make_deterministic
 from flashpoint.training.digests import run_digest, weights_digest
 from flashpoint.training.loop import LoopResult, Trainer
+from flashpoint.training.step import state_bytes
 
 
 @dataclass(frozen=True)
@@ -70,18 +74,29 @@ class Outcome:
         return values
 
 
+@dataclass(frozen=True)
+class _Start:
+    """Where a run's steps begin: at step 0, or at a checkpoint of this run or of the one it branches from."""
+
+    step: int = 0
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+
+
 def run(config: Config) -> Outcome:
-    """Train, or replay, one run.
+    """Train, replay, resume or branch off one run.
 
     Raises:
-        UserError: data, tape, folder or device are not what the configuration needs.
+        UserError: data, tape, checkpoints, folder or device are not what the configuration needs.
     """
-    if config.resume is not None or config.from_step is not None:
-        raise UserError("resume and from_step need checkpoints, which runs do not keep yet; use replay=RUN")
+    if config.from_step is not None and config.replay is None:
+        raise UserError(f"from_step={config.from_step} needs replay=RUN: the run to start from")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("WORLD_SIZE is above 1: training on several processes is not supported yet; use one")
-    original = RunFolder.open(config.replay, config.runs_dir) if config.replay else None
-    tape = Tape.read(original.tape) if original else None
+    resumed = RunFolder.open(config.resume, config.runs_dir) if config.resume else None
+    original = RunFolder.open(config.replay, config.runs_dir) if config.replay and not resumed else None
+    recorded = resumed or original
+    tape = Tape.read(recorded.tape) if recorded else None
     device = _device(config)
     if device.type == "cpu":
         notify(
@@ -91,7 +106,7 @@ def run(config: Config) -> Outcome:
     config = _with_defaults(config, device)
     make_deterministic(config.train.threads or 1)
     environment = describe_environment(device)
-    if original and (difference := environment_difference(read_json(original.manifest)["environment"], environment)):
+    if recorded and (difference := environment_difference(read_json(recorded.manifest)["environment"], environment)):
         notify(difference)
     tokens = prepare(config.data)
     if tokens.vocab_size > config.model.vocab_size:
@@ -113,14 +128,83 @@ def run(config: Config) -> Outcome:
     )
     if tape:
         _check_replay(tape.header, header, tokens)
-    folder = RunFolder.create(config.runs_dir, config.run_name or _run_name(config))
+    if config.checkpoints.interval:
+        capacity(config.checkpoints, state_bytes(model))  # refused before there is a folder
+    start = _start(config, resumed, original)
+    folder = resumed or RunFolder.create(config.runs_dir, config.run_name or _run_name(config))
     try:
-        return _record(config, folder, tokens, model.to(device), order, tape, header, environment, device)
+        if resumed:
+            _note_resumption(folder, config, start.step, environment)
+        else:
+            _describe(folder, config, tokens, model, header, environment, original, start.step)
+        if original and start.step:
+            shutil.copyfile(original.chain, folder.chain)
+        return _record(config, folder, tokens, model.to(device), order, tape, header, device, start)
     except OSError as error:
         raise UserError(
             f"{folder.path}: {error.strerror or error}; the run stops here, its records so far stay; "
-            "free space or choose another runs_dir, then replay it"
+            f"free space, then resume={folder.path}"
         ) from error
+
+
+def _start(config: Config, resumed: RunFolder | None, original: RunFolder | None) -> _Start:
+    if resumed:
+        for checkpoint in verified(resumed.checkpoints, notify):
+            tensors, state = checkpoint.load()
+            digests = Chain.read(resumed.chain).digests
+            if len(digests) >= checkpoint.step and digests[checkpoint.step - 1].hex() == state["chain"]:
+                return _Start(checkpoint.step, tensors, state)
+            notify(f"{checkpoint.path}: not of this run's digest chain; using the checkpoint before it")
+        notify(f"{resumed.path}: no checkpoint to go on from; starting over at step 0")
+    elif original and config.from_step is not None:
+        steps = []
+        for checkpoint in verified(original.checkpoints, notify):
+            if checkpoint.step <= config.from_step:
+                if checkpoint.step < config.from_step:
+                    notify(f"from_step={config.from_step}: starting from the checkpoint before it, {checkpoint.step}")
+                return _Start(checkpoint.step, *checkpoint.load())
+            steps.append(checkpoint.step)
+        if config.from_step > 0:
+            known = ", ".join(map(str, sorted(steps))) or "none"
+            raise UserError(
+                f"from_step={config.from_step}: {original.path} has no checkpoint that early (it has {known}); choose "
+                "a later step, or replay it from the start"
+            )
+    return _Start()
+
+
+def _describe(
+    folder: RunFolder,
+    config: Config,
+    tokens: TokenDataset,
+    model: GPT,
+    header: TapeHeader,
+    environment: dict[str, Any],
+    original: RunFolder | None,
+    first_step: int,
+) -> None:
+    """What a new run is made of."""
+    write_json(folder.config, config.to_dict())
+    write_json(
+        folder.manifest,
+        {
+            "started": _now(),
+            "hardware": environment["hardware"],
+            "environment": environment,
+            "data": {"path": str(tokens.path), **tokens.sidecar},
+            "initial_weights": header.initial_weights,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "parent": {"run": str(original.path), "from_step": first_step} if original else None,
+        },
+    )
+
+
+def _note_resumption(folder: RunFolder, config: Config, step: int, environment: dict[str, Any]) -> None:
+    write_json(folder.config, {**config.to_dict(), "resume": None})
+    manifest = read_json(folder.manifest)
+    resumptions = [*manifest.get("resumed", []), {"time": _now(), "step": step, "environment": environment}]
+    write_json(folder.manifest, {**manifest, "resumed": resumptions})
+    folder.outcome.unlink(missing_ok=True)
 
 
 def _record(
@@ -131,25 +215,25 @@ def _record(
     order: BatchOrder,
     tape: Tape | None,
     header: TapeHeader,
-    environment: dict[str, Any],
     device: torch.device,
+    start: _Start,
 ) -> Outcome:
-    write_json(folder.config, config.to_dict())
-    write_json(
-        folder.manifest,
-        {
-            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "hardware": environment["hardware"],
-            "environment": environment,
-            "data": {"path": str(tokens.path), **tokens.sidecar},
-            "initial_weights": header.initial_weights,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        },
-    )
-    writer = TapeWriter(folder.tape, header)
-    chain = ChainWriter(folder.chain)
-    tracker = Tracker(folder, config.tracking, run_config=config.to_dict(), notify=notify)
+    goes_on = folder.tape.exists()
+    writer = TapeWriter(folder.tape, header, steps=start.step if goes_on else None)
+    if tape and not goes_on:
+        for windows in tape.records[: start.step]:
+            writer.append(windows)
+    chain = ChainWriter(folder.chain, steps=start.step if folder.chain.exists() else None)
+    tracker = Tracker(folder, config.tracking, run_config=config.to_dict(), notify=notify, first_step=start.step)
     stop = _StopRequest()
+    recorder = None
+    if config.checkpoints.interval:
+        recorder = FlightRecorder(folder.checkpoints, config.checkpoints, state_bytes(model), notify)
+
+    def sync() -> None:
+        for record in (writer, chain, tracker):
+            record.sync()
+
     trainer = Trainer(
         config,
         model,
@@ -158,9 +242,13 @@ def _record(
         writer,
         chain,
         device,
+        recorder,
         log=tracker.log,
+        sync=sync,
         stop_requested=lambda: stop.signal_name is not None,
     )
+    if start.state:
+        trainer.load(start.tensors, start.state)
     started = time.perf_counter()
     with stop:
         result = trainer.run()
@@ -171,6 +259,10 @@ def _record(
     tracker.close(outcome.to_dict())
     draw_curves(folder)
     return outcome
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def notify(line: str) -> None:
@@ -211,11 +303,11 @@ def _check_replay(taped: TapeHeader, here: TapeHeader, tokens: TokenDataset) -> 
             f"data differ from the tape's: fingerprint {here.data_fingerprint} in {tokens.path}, "
             f"{taped.data_fingerprint} on the tape; restore the tape's data or start a new run"
         )
-    for field in dataclasses.fields(TapeHeader):
-        recorded, current = getattr(taped, field.name), getattr(here, field.name)
+    for item in dataclasses.fields(TapeHeader):
+        recorded, current = getattr(taped, item.name), getattr(here, item.name)
         if recorded != current:
             raise UserError(
-                f"{field.name} differs from the tape's: {current} here, {recorded} on the tape; "
+                f"{item.name} differs from the tape's: {current} here, {recorded} on the tape; "
                 "replay with the versions that recorded it (manifest.json)"
             )
 

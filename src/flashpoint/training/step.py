@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,28 @@ class OptimizerStep:
         """[] int64 on the device, of weights and optimiser state (:func:`flashpoint.training.chain.state_checksum`)."""
         return state_checksum(self._state_tensors())
 
+    def state(self) -> dict[str, Tensor]:
+        """What the next step depends on, by name; the tensors themselves."""
+        named = {"seed_and_step": self.seed_and_step}
+        for name, parameter in self._model.named_parameters():
+            named[f"model/{name}"] = parameter
+            named |= {f"{key}/{name}": value for key, value in self._optimizer.state[parameter].items()}
+        return named
+
+    def load_state(self, named: Mapping[str, Tensor]) -> None:
+        """Take on a state; before the first step.
+
+        Raises:
+            KeyError: a tensor is missing.
+        """
+        self.seed_and_step.copy_(named["seed_and_step"])
+        with torch.no_grad():
+            for name, parameter in self._model.named_parameters():
+                parameter.copy_(named[f"model/{name}"])
+                self._optimizer.state[parameter] = {
+                    key: named[f"{key}/{name}"].to(self._device) for key in ("step", "exp_avg", "exp_avg_sq")
+                }
+
     def _state_tensors(self) -> Iterator[Tensor]:
         for parameter in self._model.parameters():
             yield parameter
@@ -94,3 +116,8 @@ class OptimizerStep:
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._train.grad_clip or math.inf)
         self._optimizer.step()
         self.result.copy_(torch.stack([total, norm]))
+
+
+def state_bytes(model: nn.Module) -> int:
+    """Size of :meth:`OptimizerStep.state`: each parameter with AdamW's two moments and its step."""
+    return sum(3 * parameter.numel() * parameter.element_size() + 4 for parameter in model.parameters()) + 16

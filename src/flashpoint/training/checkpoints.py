@@ -1,0 +1,188 @@
+"""The flight recorder: full checkpoints, dense near the present, written while training goes on.
+
+A checkpoint is a safetensors file with the loop's state as JSON in its metadata, and a record beside it that names
+its size and SHA-256. The record is written last, atomically: without a matching one a file does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from flashpoint.config import CheckpointsConfig
+from flashpoint.data.tokens import file_sha256
+from flashpoint.errors import UserError
+from flashpoint.run_folder import write_json
+
+_OVERHEAD_BYTES = 1 << 16  # names, metadata and the record
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint on disk, of the state after ``step`` steps."""
+
+    path: Path
+    step: int
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors in host memory, and the loop's state."""
+        with safe_open(self.path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            state: dict[str, Any] = json.loads(file.metadata()["state"])
+        return tensors, state
+
+
+def verified(folder: Path, notify: Callable[[str], None]) -> Iterator[Checkpoint]:
+    """The checkpoints of a run that are whole, newest first; each damaged one that is passed over is told."""
+    for record in sorted(folder.glob("step-*.json"), reverse=True):
+        path = record.with_suffix(".safetensors")
+        try:
+            expected = json.loads(record.read_text())
+            with safe_open(path, "pt") as file:
+                step = json.loads(file.metadata()["state"])["step"]
+            whole = path.stat().st_size == expected["size"] and file_sha256(path) == expected["sha256"]
+            if whole and record == _record_path(folder, step):
+                yield Checkpoint(path, step)
+                continue
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+            pass
+        notify(f"{path}: damaged or cut short; using the checkpoint before it")
+
+
+def retained(steps: Sequence[int], interval: int, capacity: int, pinned: set[int]) -> set[int]:
+    """Which checkpoints stay: the pinned ones, and of every 2ʲ-th the two newest, newest first up to ``capacity``.
+
+    For any age there is then one between it and some four times it.
+    """
+    chosen: set[int] = set()
+    spacing = interval
+    while spacing <= max(steps, default=0):
+        chosen.update(sorted(step for step in steps if step % spacing == 0)[-2:])
+        spacing *= 2
+    kept = pinned & set(steps)
+    for step in sorted(chosen | {max(steps)} if steps else chosen, reverse=True):
+        if len(kept) < capacity:
+            kept.add(step)
+    return kept
+
+
+def capacity(config: CheckpointsConfig, state_bytes: int) -> int:
+    """How many checkpoints the budget holds.
+
+    Raises:
+        UserError: fewer than three.
+    """
+    size = state_bytes + _OVERHEAD_BYTES
+    count = int(config.budget_gib * 2**30 // size)
+    if count < 3:
+        raise UserError(
+            f"checkpoints.budget_gib={config.budget_gib:g}: a checkpoint takes {size / 2**30:.3g} GiB and three are "
+            f"needed; give at least {3 * size / 2**30:.3g}, or checkpoints.interval=0 for none"
+        )
+    return count
+
+
+class FlightRecorder:
+    """Writes checkpoints into ``folder`` within a disk budget.
+
+    Args:
+        state_bytes: bytes of the tensors of one checkpoint.
+        notify: takes a line when a checkpoint could not be written; training goes on.
+    """
+
+    def __init__(
+        self, folder: Path, config: CheckpointsConfig, state_bytes: int, notify: Callable[[str], None]
+    ) -> None:
+        self._folder, self._config, self._notify = folder, config, notify
+        self._capacity = capacity(config, state_bytes)
+        folder.mkdir(exist_ok=True)
+        self._pinned: set[int] = set()
+        self._writer: threading.Thread | None = None
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint follows the step that makes it ``step`` steps."""
+        return step % self._config.interval == 0
+
+    def pin(self, onset: int) -> None:
+        """Keep the newest checkpoint before ``onset`` and the newest before its precursors."""
+        for limit in (onset, onset - self._config.precursor_steps):
+            before = [step for step in self._steps() if step <= limit]
+            self._pinned |= {max(before)} if before else set()
+
+    def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Copy the tensors and write them in the background; ``state["step"]`` is the number of steps done."""
+        self.wait()
+        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        copied = torch.cuda.Event() if any(tensor.is_cuda for tensor in copies.values()) else None
+        if copied:
+            copied.record()
+        self._writer = threading.Thread(target=self._write, args=(copies, copied, dict(state)))
+        self._writer.start()
+
+    def wait(self) -> None:
+        """Until the checkpoint under way is on the disk."""
+        if self._writer:
+            self._writer.join()
+
+    def _write(self, copies: dict[str, Tensor], copied: torch.cuda.Event | None, state: dict[str, Any]) -> None:
+        step = state["step"]
+        path = _record_path(self._folder, step).with_suffix(".safetensors")
+        partial = path.with_name(f".{path.name}.partial")
+        try:
+            self._make_room(step)
+            save_file(_to_host(copies, copied), partial, metadata={"state": json.dumps(state)})
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            record = {"step": step, "size": partial.stat().st_size, "sha256": file_sha256(partial)}
+            partial.replace(path)
+            write_json(path.with_suffix(".json"), record)
+            _sync_folder(self._folder)
+        except (OSError, SafetensorError) as error:
+            partial.unlink(missing_ok=True)
+            self._notify(f"{path}: checkpoint not written ({error}); the run goes on without it")
+
+    def _make_room(self, step: int) -> None:
+        """Delete before writing, so that the budget holds all the time; the record goes first."""
+        steps = self._steps()
+        for old in set(steps) - retained([*steps, step], self._config.interval, self._capacity, self._pinned):
+            record = _record_path(self._folder, old)
+            record.unlink()
+            record.with_suffix(".safetensors").unlink()
+        for leftover in self._folder.glob(".step-*.partial"):
+            leftover.unlink()
+
+    def _steps(self) -> list[int]:
+        return [int(record.stem.removeprefix("step-")) for record in self._folder.glob("step-*.json")]
+
+
+def _record_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:09}.json"
+
+
+def _to_host(tensors: dict[str, Tensor], ready: torch.cuda.Event | None) -> dict[str, Tensor]:
+    if ready is None:
+        return tensors
+    stream = torch.cuda.Stream()  # beside the training, not behind it
+    with torch.cuda.stream(stream):
+        stream.wait_event(ready)
+        on_host = {name: tensor.to("cpu", non_blocking=True) for name, tensor in tensors.items()}
+    stream.synchronize()
+    return on_host
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,157 @@
+"""Kill, resume, rewind and branch, through the command line; the measure is the digest of an undisturbed run."""
+
+import json
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Command, environment, train_command
+
+LONG = ("train.steps=300", "checkpoints.interval=20", "train.checksum_interval=50", "train.eval_interval=150")
+
+
+def outcome(run: Path) -> dict:
+    value: dict = json.loads((run / "outcome.json").read_text())
+    return value
+
+
+@pytest.fixture(scope="module")
+def undisturbed(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("resume")
+    command = train_command(*LONG, "run_name=whole", tiny=True, text_file=text_file)
+    subprocess.run(command, cwd=folder, env=environment(), check=True, capture_output=True, timeout=120)
+    return folder
+
+
+def test_killed_at_twenty_random_instants_it_ends_with_the_same_digest(
+    undisturbed: Path, text_file: Path, train: Command
+) -> None:
+    rng = random.Random(0)
+    command = train_command(*LONG, "run_name=killed", tiny=True, text_file=text_file)
+    tape = undisturbed / "runs/killed/tape.bin"
+    kills = 0
+    while kills < 20:
+        process = subprocess.Popen(
+            command, cwd=undisturbed, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        before = tape.stat().st_size if tape.exists() else 0
+        while process.poll() is None and not (tape.exists() and tape.stat().st_size != before):
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.12))
+        process.send_signal(signal.SIGKILL)
+        _, stderr = process.communicate()
+        if process.returncode != -signal.SIGKILL:
+            assert process.returncode == 0, stderr
+            break
+        kills += 1
+        command = train_command("resume=killed", tiny=False, text_file=text_file)
+    else:
+        result = train("resume=killed", tiny=False, cwd=undisturbed)
+        assert result.returncode == 0, result.stderr
+    assert kills == 20
+    whole, killed = (outcome(undisturbed / "runs" / name) for name in ("whole", "killed"))
+    for name in ("digest", "chain_digest", "weights_digest", "tape_digest", "step"):
+        assert whole[name] == killed[name], name
+    manifest = json.loads((undisturbed / "runs/killed/manifest.json").read_text())
+    assert 0 < len(manifest["resumed"]) <= kills
+    losses = [
+        [json.loads(line) for line in (undisturbed / f"runs/{name}/metrics.jsonl").open() if '"loss"' in line]
+        for name in ("whole", "killed")
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_a_signal_leaves_a_checkpoint_of_its_step(undisturbed: Path, text_file: Path, train: Command) -> None:
+    command = train_command(*LONG, "run_name=stopped", tiny=True, text_file=text_file)
+    process = subprocess.Popen(command, cwd=undisturbed, env=environment(), stderr=subprocess.PIPE)
+    while not list((undisturbed / "runs/stopped/checkpoints").glob("*.json")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    stopped = outcome(undisturbed / "runs/stopped")
+    assert stopped["interrupted"] == "SIGTERM"
+    assert (undisturbed / f"runs/stopped/checkpoints/step-{stopped['step']:09}.safetensors").exists()
+    result = train("resume=stopped", tiny=False, cwd=undisturbed)
+    assert result.returncode == 0, result.stderr
+    assert outcome(undisturbed / "runs/stopped")["digest"] == outcome(undisturbed / "runs/whole")["digest"]
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(undisturbed: Path, train: Command) -> None:
+    shutil.copytree(undisturbed / "runs/whole", undisturbed / "runs/damaged")
+    run = undisturbed / "runs/damaged"
+    (run / "outcome.json").unlink()
+    newest = sorted((run / "checkpoints").glob("*.safetensors"))[-1]
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 4
+    newest.write_bytes(data)
+    result = train("resume=damaged", tiny=False, cwd=undisturbed)
+    assert result.returncode == 0, result.stderr
+    assert f"{newest.name}: damaged or cut short; using the checkpoint before it" in result.stderr
+    assert outcome(run)["digest"] == outcome(undisturbed / "runs/whole")["digest"]
+
+
+def test_from_step_goes_on_bit_for_bit_and_another_attention_branches(undisturbed: Path, train: Command) -> None:
+    again = train("replay=whole", "from_step=205", "run_name=rewound", tiny=False, cwd=undisturbed)
+    assert again.returncode == 0, again.stderr
+    (line,) = [line for line in again.stderr.splitlines() if line.startswith("from_step=205")]
+    step = int(re.findall(r"\d+", line)[-1])
+    assert step <= 205
+    whole, rewound = (outcome(undisturbed / "runs" / name) for name in ("whole", "rewound"))
+    for name in ("digest", "chain_digest", "tape_digest", "step"):
+        assert whole[name] == rewound[name], name
+    branch = train(
+        "replay=whole", f"from_step={step}", "attn=flash_stochastic", "run_name=branch", tiny=False, cwd=undisturbed
+    )
+    assert branch.returncode == 0, branch.stderr
+    manifest = json.loads((undisturbed / "runs/branch/manifest.json").read_text())
+    assert manifest["parent"] == {"run": "runs/whole", "from_step": step}
+    assert outcome(undisturbed / "runs/branch")["tape_digest"] == whole["tape_digest"]
+    assert outcome(undisturbed / "runs/branch")["digest"] != whole["digest"]
+    chains = [(undisturbed / f"runs/{name}/chain.bin").read_bytes() for name in ("whole", "branch")]
+    shared = 8 + 24 * step
+    assert chains[0][:shared] == chains[1][:shared]
+    assert chains[0][shared:] != chains[1][shared:]
+
+
+def test_a_complete_run_goes_on_with_more_steps(undisturbed: Path, train: Command) -> None:
+    shutil.copytree(undisturbed / "runs/whole", undisturbed / "runs/longer")
+    refused = train("resume=longer", tiny=False, cwd=undisturbed)
+    assert refused.returncode == 2
+    assert "the run is complete (stable at step 300)" in refused.stderr
+    longer = train("resume=longer", "train.steps=320", tiny=False, cwd=undisturbed)
+    assert longer.returncode == 0, longer.stderr
+    in_one_go = train(*LONG, "train.steps=320", "train.decay_steps=300", "run_name=long", cwd=undisturbed)
+    assert in_one_go.returncode == 0, in_one_go.stderr
+    digests = [outcome(undisturbed / "runs" / name)["digest"] for name in ("longer", "long")]
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["resume=nowhere"], "nowhere: no run there"),
+        (["resume=whole", "attn=flash_fp32"], "attn contradicts resume=whole"),
+        (["resume=whole", "seed=3"], "seed contradicts resume=whole"),
+        (["from_step=20"], "from_step=20 needs replay=RUN"),
+        (["replay=whole", "from_step=3"], "has no checkpoint that early"),
+    ],
+)
+def test_what_cannot_be_resumed_is_one_line(
+    undisturbed: Path, train: Command, arguments: list[str], named: str
+) -> None:
+    result = train(*arguments, tiny=arguments == ["from_step=20"], cwd=undisturbed)
+    assert result.returncode == 2
+    assert named in result.stderr.splitlines()[-1]
+
+
+def test_a_budget_too_small_is_one_line(train: Command, tmp_path: Path) -> None:
+    result = train("checkpoints.budget_gib=0.0001", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "checkpoints.budget_gib=0.0001: a checkpoint takes" in result.stderr
+    assert not (tmp_path / "runs").exists()

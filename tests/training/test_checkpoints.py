@@ -1,0 +1,117 @@
+"""Checkpoints on disk: what damage is found, what is kept, and that the budget holds."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashpoint.config import CheckpointsConfig
+from flashpoint.training.checkpoints import FlightRecorder, retained, verified
+
+TENSORS = {"a": torch.arange(1000, dtype=torch.float32), "b": torch.tensor(3.0)}
+
+
+def record(folder: Path, steps: range) -> list[str]:
+    """Save at every tenth step; the lines told."""
+    lines: list[str] = []
+    recorder = FlightRecorder(folder, CheckpointsConfig(interval=10), 4004, lines.append)
+    for step in steps:
+        if recorder.due(step):
+            recorder.save(TENSORS, {"step": step, "detector": {"minimum": float("inf")}})
+    recorder.wait()
+    return lines
+
+
+def steps_of(folder: Path) -> list[int]:
+    lines: list[str] = []
+    found = [checkpoint.step for checkpoint in verified(folder, lines.append)]
+    assert lines == []
+    return found
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    assert record(tmp_path / "c", range(1, 11)) == []
+    (checkpoint,) = verified(tmp_path / "c", print)
+    tensors, state = checkpoint.load()
+    assert state == {"step": 10, "detector": {"minimum": float("inf")}}
+    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+
+
+def test_saving_copies_before_it_returns(tmp_path: Path) -> None:
+    recorder = FlightRecorder(tmp_path / "c", CheckpointsConfig(interval=1), 400_000, print)
+    changing = torch.zeros(100_000)
+    recorder.save({"x": changing}, {"step": 1})
+    changing.fill_(1.0)
+    recorder.wait()
+    (checkpoint,) = verified(tmp_path / "c", print)
+    assert not checkpoint.load()[0]["x"].any()
+
+
+@pytest.mark.parametrize("file", ["step-000000020.safetensors", "step-000000020.json"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "missing", "flip first", "flip middle", "flip last"])
+def test_every_kind_of_damage_leaves_the_one_before(tmp_path: Path, file: str, damage: str) -> None:
+    record(tmp_path / "c", range(1, 21))
+    path = tmp_path / "c" / file
+    data = bytearray(path.read_bytes())
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(data[: len(data) * 2 // 3])
+    elif damage == "empty":
+        path.write_bytes(b"")
+    else:
+        data[{"first": 0, "middle": len(data) // 2, "last": -3}[damage.split()[1]]] ^= 1
+        path.write_bytes(data)
+    lines: list[str] = []
+    assert [checkpoint.step for checkpoint in verified(tmp_path / "c", lines.append)] == [10]
+    without_record = file.endswith("json") and damage == "missing"  # then the file does not count, and is no news
+    assert len(lines) == (0 if without_record else 1)
+
+
+def test_a_full_disk_is_one_line_and_no_rest_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_tensors: object, path: Path, **_: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("flashpoint.training.checkpoints.save_file", full)
+    (line,) = record(tmp_path / "c", range(1, 11))
+    assert "checkpoint not written" in line
+    assert "No space left" in line
+    assert list((tmp_path / "c").iterdir()) == []
+
+
+def test_the_budget_holds_and_recent_steps_are_dense(tmp_path: Path) -> None:
+    config = CheckpointsConfig(interval=10, budget_gib=8.5 * (4004 + 2**16) / 2**30)
+    folder = tmp_path / "c"
+    recorder = FlightRecorder(folder, config, 4004, print)
+    for step in range(10, 1010, 10):
+        recorder.save(TENSORS, {"step": step})
+        recorder.wait()
+        assert sum(path.stat().st_size for path in folder.iterdir()) <= config.budget_gib * 2**30
+        assert len(list(folder.iterdir())) <= 2 * 8
+    assert steps_of(folder)[:2] == [1000, 990]
+
+
+def test_for_any_age_there_is_a_checkpoint_not_much_older() -> None:
+    steps: set[int] = set()
+    for newest in range(1, 400):
+        steps = retained([*steps, newest], 1, 100, set())
+        for age in range(1, newest // 4):
+            assert any(age <= newest - step <= 4 * age for step in steps), (newest, age, steps)
+    assert len(steps) < 20
+
+
+def test_an_explosion_keeps_what_precedes_it(tmp_path: Path) -> None:
+    config = CheckpointsConfig(interval=10, budget_gib=8.5 * (4004 + 2**16) / 2**30, precursor_steps=100)
+    recorder = FlightRecorder(tmp_path / "c", config, 4004, print)
+    before: list[int] = []
+    for step in range(10, 1010, 10):
+        recorder.save(TENSORS, {"step": step})
+        recorder.wait()
+        if step == 500:
+            before = steps_of(tmp_path / "c")
+            recorder.pin(481)
+    kept = steps_of(tmp_path / "c")
+    assert max(step for step in before if step <= 481) in kept
+    assert max(step for step in before if step <= 381) in kept
+    assert 1000 in kept
