@@ -114,6 +114,8 @@ class TrainConfig:
     """CPU threads; None is one per core, and one with a GPU. Part of a CPU run's identity: sums depend on it."""
     compile: bool | None = None
     """torch.compile; None compiles on CUDA, where it pays, and not on a CPU, where it does not."""
+    deterministic: bool = True
+    """The same bits on every run; off only to measure what that costs."""
     cuda_graph: bool | None = None
     """Record a step once and repeat it as one launch; None does so on CUDA. Changes no bit."""
 

@@ -15,15 +15,17 @@ import torch
 import flashpoint
 
 
-def make_deterministic(threads: int) -> None:
+def fix_numerics(threads: int, deterministic: bool) -> None:
     """Fix what changes bits between two runs on one machine. Call before the first CUDA operation.
 
     Args:
         threads: of CPU operations; sums depend on their number.
+        deterministic: False lets PyTorch choose faster operations whose bits differ from run to run.
     """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.use_deterministic_algorithms(deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     # TF32 would cut the FP32 operands of the reference attention to 10 bits.
     torch.set_float32_matmul_precision("highest")

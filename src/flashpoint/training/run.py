@@ -30,7 +30,7 @@ from flashpoint.run_folder import RunFolder, read_json, write_json
 from flashpoint.tracking import Tracker
 from flashpoint.training.chain import Chain, ChainWriter
 from flashpoint.training.checkpoints import FlightRecorder, capacity, verified
-from flashpoint.training.determinism import describe_environment, environment_difference, make_deterministic
+from flashpoint.training.determinism import describe_environment, environment_difference, fix_numerics
 from flashpoint.training.digests import run_digest, weights_digest
 from flashpoint.training.loop import LoopResult, Trainer
 from flashpoint.training.step import state_bytes
@@ -104,7 +104,7 @@ def run(config: Config) -> Outcome:
             "the explosion takes thousands of steps of experiment=ignite, which needs one"
         )
     config = _with_defaults(config, device)
-    make_deterministic(config.train.threads or 1)
+    fix_numerics(config.train.threads or 1, config.train.deterministic)
     environment = describe_environment(device)
     if recorded and (difference := environment_difference(read_json(recorded.manifest)["environment"], environment)):
         notify(difference)
