@@ -1,8 +1,9 @@
-"""Errors that reach the user as one line."""
+"""Errors and notices that reach the user as one line."""
 
 from __future__ import annotations
 
 import re
+import sys
 
 
 class UserError(Exception):
@@ -25,3 +26,8 @@ def one_line(error: Exception) -> str:
     if merging := re.match(r"Error merging override (\S+)", text):
         return f"{merging[1]}: {str(error.__cause__).splitlines()[0]}"
     return " ".join(text.split())
+
+
+def notify(line: str) -> None:
+    """One line for the person at the terminal; stdout is kept for the outcome."""
+    print(line, file=sys.stderr, flush=True)

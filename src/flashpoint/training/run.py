@@ -3,84 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import shutil
-import signal
-import sys
 import time
-from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from flashpoint.config import Config
 from flashpoint.data.batches import BatchOrder
 from flashpoint.data.prepare import prepare
+from flashpoint.data.replayed import ReplayedOrder, check_replay
 from flashpoint.data.tape import Tape, TapeHeader, TapeWriter
 from flashpoint.data.tokens import TokenDataset
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, notify
 from flashpoint.model import GPT
 from flashpoint.report.curves import draw_curves
 from flashpoint.run_folder import RunFolder, read_json, write_json
 from flashpoint.tracking import Tracker
-from flashpoint.training.chain import Chain, ChainWriter
-from flashpoint.training.checkpoints import FlightRecorder, capacity, verified
+from flashpoint.training.chain import ChainWriter
+from flashpoint.training.checkpoints import FlightRecorder, capacity
 from flashpoint.training.determinism import describe_environment, environment_difference, fix_numerics
 from flashpoint.training.digests import run_digest, weights_digest
+from flashpoint.training.interrupt import StopRequest
 from flashpoint.training.loop import LoopResult, Trainer
+from flashpoint.training.outcome import Outcome
+from flashpoint.training.start import Start, starting_point
 from flashpoint.training.step import state_bytes
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A run's verdict: the last line on stdout and ``outcome.json``."""
-
-    outcome: str
-    step: int
-    """Optimiser steps done."""
-    onset_step: int | None
-    loss: float
-    """Last training loss, nats."""
-    val_loss: float | None
-    digest: str
-    chain_digest: str
-    weights_digest: str
-    tape_digest: str
-    tape_steps: int
-    interrupted: str | None
-    """Name of the signal that ended the run early."""
-    seconds: float
-    """Wall-clock time of the loop."""
-    run: str
-
-    def line(self) -> str:
-        onset = "none" if self.onset_step is None else self.onset_step
-        return (
-            f"outcome={self.outcome} step={self.step} onset={onset} loss={self.loss:.4f} "
-            f"digest={self.digest} run={self.run}"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; a loss that JSON has no number for is a string."""
-        values = dataclasses.asdict(self)
-        for name in ("loss", "val_loss"):
-            if values[name] is not None and not math.isfinite(values[name]):
-                values[name] = str(values[name])
-        return values
-
-
-@dataclass(frozen=True)
-class _Start:
-    """Where a run's steps begin: at step 0, or at a checkpoint of this run or of the one it branches from."""
-
-    step: int = 0
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    state: dict[str, Any] = field(default_factory=dict)
 
 
 def run(config: Config) -> Outcome:
@@ -127,10 +76,10 @@ def run(config: Config) -> Outcome:
         initial_weights=weights_digest(model),
     )
     if tape:
-        _check_replay(tape.header, header, tokens)
+        check_replay(tape.header, header, tokens)
     if config.checkpoints.interval:
         capacity(config.checkpoints, state_bytes(model))  # refused before there is a folder
-    start = _start(config, resumed, original)
+    start = starting_point(config, resumed, original)
     folder = resumed or RunFolder.create(config.runs_dir, config.run_name or _run_name(config))
     try:
         if resumed:
@@ -145,32 +94,6 @@ def run(config: Config) -> Outcome:
             f"{folder.path}: {error.strerror or error}; the run stops here, its records so far stay; "
             f"free space, then resume={folder.path}"
         ) from error
-
-
-def _start(config: Config, resumed: RunFolder | None, original: RunFolder | None) -> _Start:
-    if resumed:
-        for checkpoint in verified(resumed.checkpoints, notify):
-            tensors, state = checkpoint.load()
-            digests = Chain.read(resumed.chain).digests
-            if len(digests) >= checkpoint.step and digests[checkpoint.step - 1].hex() == state["chain"]:
-                return _Start(checkpoint.step, tensors, state)
-            notify(f"{checkpoint.path}: not of this run's digest chain; using the checkpoint before it")
-        notify(f"{resumed.path}: no checkpoint to go on from; starting over at step 0")
-    elif original and config.from_step is not None:
-        steps = []
-        for checkpoint in verified(original.checkpoints, notify):
-            if checkpoint.step <= config.from_step:
-                if checkpoint.step < config.from_step:
-                    notify(f"from_step={config.from_step}: starting from the checkpoint before it, {checkpoint.step}")
-                return _Start(checkpoint.step, *checkpoint.load())
-            steps.append(checkpoint.step)
-        if config.from_step > 0:
-            known = ", ".join(map(str, sorted(steps))) or "none"
-            raise UserError(
-                f"from_step={config.from_step}: {original.path} has no checkpoint that early (it has {known}); choose "
-                "a later step, or replay it from the start"
-            )
-    return _Start()
 
 
 def _describe(
@@ -216,7 +139,7 @@ def _record(
     tape: Tape | None,
     header: TapeHeader,
     device: torch.device,
-    start: _Start,
+    start: Start,
 ) -> Outcome:
     goes_on = folder.tape.exists()
     writer = TapeWriter(folder.tape, header, steps=start.step if goes_on else None)
@@ -225,7 +148,7 @@ def _record(
             writer.append(windows)
     chain = ChainWriter(folder.chain, steps=start.step if folder.chain.exists() else None)
     tracker = Tracker(folder, config.tracking, run_config=config.to_dict(), notify=notify, first_step=start.step)
-    stop = _StopRequest()
+    stop = StopRequest()
     recorder = None
     if config.checkpoints.interval:
         recorder = FlightRecorder(folder.checkpoints, config.checkpoints, state_bytes(model), notify)
@@ -238,7 +161,7 @@ def _record(
         config,
         model,
         tokens,
-        _ReplayedOrder(tape, order) if tape else order,
+        ReplayedOrder(tape, order) if tape else order,
         writer,
         chain,
         device,
@@ -263,11 +186,6 @@ def _record(
 
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def notify(line: str) -> None:
-    """One line for the person at the terminal; stdout is kept for the outcome."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def _device(config: Config) -> torch.device:
@@ -295,21 +213,6 @@ def _with_defaults(config: Config, device: torch.device) -> Config:
 
 def _batch_shape(config: Config) -> tuple[int, int, int]:
     return config.train.micro_batches, 1, config.train.micro_batch_size or config.train.batch_size
-
-
-def _check_replay(taped: TapeHeader, here: TapeHeader, tokens: TokenDataset) -> None:
-    if taped.data_fingerprint != here.data_fingerprint:
-        raise UserError(
-            f"data differ from the tape's: fingerprint {here.data_fingerprint} in {tokens.path}, "
-            f"{taped.data_fingerprint} on the tape; restore the tape's data or start a new run"
-        )
-    for item in dataclasses.fields(TapeHeader):
-        recorded, current = getattr(taped, item.name), getattr(here, item.name)
-        if recorded != current:
-            raise UserError(
-                f"{item.name} differs from the tape's: {current} here, {recorded} on the tape; "
-                "replay with the versions that recorded it (manifest.json)"
-            )
 
 
 def _run_name(config: Config) -> str:
@@ -340,35 +243,3 @@ def _outcome(
         seconds=round(seconds, 3),
         run=str(folder.path),
     )
-
-
-@dataclass(frozen=True)
-class _ReplayedOrder:
-    """The tape's order, and past its end the order that the original would have gone on with."""
-
-    tape: Tape
-    beyond: BatchOrder
-
-    def windows(self, step: int) -> NDArray[np.uint32]:
-        return self.tape.records[step] if step < self.tape.steps else self.beyond.windows(step)
-
-
-class _StopRequest:
-    """Turns the first SIGINT or SIGTERM into a clean end; a second one ends the process at once."""
-
-    def __init__(self) -> None:
-        self.signal_name: str | None = None
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._request)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _request(self, number: int, _frame: FrameType | None) -> None:
-        self.signal_name = signal.Signals(number).name
-        signal.signal(number, self._previous[number])
-        notify(f"{self.signal_name}: ending after this step; once more to quit at once")
