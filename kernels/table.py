@@ -1,6 +1,7 @@
 """Tile sizes by head size: part of a run's identity, since sums depend on them. Never tuned inside a run."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -25,3 +26,9 @@ _GRAD_KV = Tiles(32, 64, 4, 3)
 FORWARD = {16: _FORWARD, 32: _FORWARD, 64: _FORWARD, 128: Tiles(64, 64, 4, 3)}
 GRAD_Q = {16: _GRAD_Q, 32: _GRAD_Q, 64: _GRAD_Q, 128: Tiles(64, 64, 4, 2)}
 GRAD_KV = {16: _GRAD_KV, 32: _GRAD_KV, 64: _GRAD_KV, 128: Tiles(64, 64, 4, 2)}
+
+
+def tiles_of(size: int) -> dict[str, Any]:
+    """The table's row for a head size, as plain values; empty where the kernels do not take the size."""
+    tables = {"forward": FORWARD, "grad_q": GRAD_Q, "grad_kv": GRAD_KV}
+    return {name: asdict(table[size]) for name, table in tables.items() if size in table}

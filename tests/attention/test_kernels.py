@@ -4,6 +4,7 @@ Runs under Triton's interpreter without a GPU and compiled with one. Outputs may
 which flips a rounding to BF16 now and then: by one ulp of BF16, on few elements.
 """
 
+import json
 import math
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 from flashpoint.attention import launch, reference
 from flashpoint.attention.rounding import NoiseKey
 from flashpoint.attention.variant import AttentionVariant
+from flashpoint.kernels import table
 from tests.attention.oracle import exact_attention
 from tests.conftest import REPOSITORY
 
@@ -208,3 +210,11 @@ def test_what_the_kernels_lack_is_left_to_the_reference() -> None:
     assert not launch.kernels_support(q[..., :24], VARIANTS["flash_bf16"])
     assert not launch.kernels_support(q, AttentionVariant(block_k=100))
     assert not launch.kernels_support(q, AttentionVariant(normalizer="before_product", block_k=None))
+
+
+def test_the_table_suits_both_backward_kernels_and_travels_as_plain_values() -> None:
+    for size in table.FORWARD:
+        assert table.GRAD_KV[size].bq <= table.GRAD_Q[size].bq  # L and δ are written in whole blocks of the latter
+        assert json.loads(json.dumps(table.tiles_of(size))) == table.tiles_of(size)
+        assert table.tiles_of(size)["grad_kv"]["bk"] == table.GRAD_KV[size].bk
+    assert table.tiles_of(24) == {}

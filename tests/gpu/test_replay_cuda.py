@@ -1,7 +1,9 @@
 """Record and replay on a CUDA device, compiled, through the command line."""
 
 import json
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,29 @@ def test_replay_is_bitwise_and_another_attention_keeps_the_tape(text_file: Path,
     assert original["digest"] == again["digest"] == launched_singly["digest"]
     assert original["tape_digest"] == other["tape_digest"]
     assert original["digest"] != other["digest"]
+
+
+def test_a_killed_run_resumes_to_the_same_digest_and_rewinds(text_file: Path, tmp_path: Path) -> None:
+    env = {name: value for name, value in environment().items() if name != "CUDA_VISIBLE_DEVICES"}
+    options = ("train.steps=400", "checkpoints.interval=20", "train.checksum_interval=50")
+
+    def command(*arguments: str, tiny: bool) -> list[str]:
+        return train_command(*arguments, tiny=tiny, text_file=text_file)
+
+    def finish(*arguments: str, tiny: bool = False) -> None:
+        subprocess.run(command(*arguments, tiny=tiny), cwd=tmp_path, env=env, check=True, timeout=300)
+
+    finish(*options, "run_name=whole", tiny=True)
+    process = subprocess.Popen(command(*options, "run_name=killed", tiny=True), cwd=tmp_path, env=env)
+    while len(list((tmp_path / "runs/killed/checkpoints").glob("*.json"))) < 3:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "runs/killed/outcome.json").exists()
+    finish("resume=killed")
+    finish("replay=whole", "from_step=215", "run_name=rewound")
+    outcomes = [
+        json.loads((tmp_path / f"runs/{name}/outcome.json").read_text()) for name in ("whole", "killed", "rewound")
+    ]
+    assert len({outcome["digest"] for outcome in outcomes}) == 1

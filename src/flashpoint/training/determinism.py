@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 import flashpoint
+from flashpoint.kernels.table import tiles_of
 
 
 def fix_numerics(threads: int, deterministic: bool) -> None:
@@ -31,8 +33,8 @@ def fix_numerics(threads: int, deterministic: bool) -> None:
     torch.set_float32_matmul_precision("highest")
 
 
-def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Versions and hardware, as plain values for the manifest."""
+def describe_environment(device: torch.device, head_size: int) -> dict[str, Any]:
+    """Versions, hardware and the kernels' tiles, as plain values for the manifest."""
     on_gpu = device.type == "cuda"
     hardware = torch.cuda.get_device_name(device) if on_gpu else _cpu_name()
     return {
@@ -41,6 +43,8 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda if on_gpu else None,
+        "triton": version("triton") if on_gpu else None,
+        "tiles": tiles_of(head_size) if on_gpu else None,
         "numpy": np.__version__,
         "platform": platform.platform(),
         "hardware": hardware if on_gpu else f"{hardware}, {torch.get_num_threads()} threads",
@@ -50,7 +54,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 def environment_difference(recorded: dict[str, Any], here: dict[str, Any]) -> str | None:
     """One line naming what makes bitwise equality unlikely, or None."""
-    names = [name for name in ("torch", "cuda", "hardware") if recorded.get(name) != here.get(name)]
+    names = [name for name in ("torch", "cuda", "triton", "hardware", "tiles") if recorded.get(name) != here.get(name)]
     if not names:
         return None
     changes = ", ".join(f"{name} {recorded.get(name)} → {here.get(name)}" for name in names)

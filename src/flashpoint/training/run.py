@@ -54,7 +54,7 @@ def run(config: Config) -> Outcome:
         )
     config = _with_defaults(config, device)
     fix_numerics(config.train.threads or 1, config.train.deterministic)
-    environment = describe_environment(device)
+    environment = describe_environment(device, config.model.d_model // config.model.n_head)
     if recorded and (difference := environment_difference(read_json(recorded.manifest)["environment"], environment)):
         notify(difference)
     tokens = prepare(config.data)
