@@ -17,6 +17,7 @@ from flashpoint.config import (
     hydra_schema,
 )
 from flashpoint.errors import UserError
+from flashpoint.training.checkpoints import capacity
 from tests.conftest import REPOSITORY
 
 CONFIGS = REPOSITORY / "configs"
@@ -44,6 +45,14 @@ def test_every_option_composes(path: Path) -> None:
 def test_data_options_compose() -> None:
     assert composed("data=text", "data.path=x.txt").data.source == "text"
     assert composed("data=openwebtext", "model=gpt2_124m").data.tokenizer == "gpt2"
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_experiment_has_room_for_its_checkpoints(path: Path) -> None:
+    config = composed(f"experiment={path.stem}")
+    shape = config.model
+    parameters = (shape.vocab_size + shape.context + 12 * shape.n_layer * shape.d_model) * shape.d_model
+    assert capacity(config.checkpoints, 12 * parameters) >= 8
 
 
 def test_the_gpu_default_is_the_setting_in_which_the_explosion_was_seen() -> None:
