@@ -138,6 +138,7 @@ def test_a_complete_run_goes_on_with_more_steps(undisturbed: Path, train: Comman
         (["resume=nowhere"], "nowhere: no run there"),
         (["resume=whole", "attn=flash_fp32"], "attn contradicts resume=whole"),
         (["resume=whole", "seed=3"], "seed contradicts resume=whole"),
+        (["resume=whole", "replay=whole"], "give one of the two"),
         (["from_step=20"], "from_step=20 needs replay=RUN"),
         (["replay=whole", "from_step=3"], "has no checkpoint that early"),
     ],

@@ -75,13 +75,16 @@ def test_replay_is_bitwise(recorded: Path, train: Command) -> None:
     result = train("replay=runs/original", "run_name=again", tiny=False, cwd=recorded)
     outcome_of(result)
     first, second = (json.loads((recorded / f"runs/{name}/outcome.json").read_text()) for name in ("original", "again"))
+    assert "equal to runs/original, bit for bit, over 12 steps" in result.stderr
     for name in ("digest", "chain_digest", "weights_digest", "tape_digest", "loss"):
         assert first[name] == second[name]
     assert losses_of(recorded / "runs/original") == losses_of(recorded / "runs/again")
 
 
 def test_replay_with_another_attention_keeps_the_tape_and_changes_the_losses(recorded: Path, train: Command) -> None:
-    outcome_of(train("replay=original", "attn=flash_fixed", "run_name=fixed", tiny=False, cwd=recorded))
+    result = train("replay=original", "attn=flash_fixed", "run_name=fixed", tiny=False, cwd=recorded)
+    outcome_of(result)
+    assert re.search(r"differs from runs/original from step \d+ on, first in its (loss|gradient norm)", result.stderr)
     original, fixed = recorded / "runs/original", recorded / "runs/fixed"
     assert (original / "tape.bin").read_bytes() == (fixed / "tape.bin").read_bytes()
     assert losses_of(original)[0] == pytest.approx(losses_of(fixed)[0], abs=1e-2)

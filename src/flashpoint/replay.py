@@ -33,6 +33,8 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
     Raises:
         UserError: no run or tape is there, or an override contradicts the replay.
     """
+    if composed["resume"] is not None:
+        raise UserError(f"resume={composed['resume']} and replay={composed['replay']}: give one of the two")
     original = RunFolder.open(composed["replay"], composed["runs_dir"])
     values = read_json(original.config)
     keys = [override.lstrip("+~").split("=", 1)[0] for override in overrides]

@@ -21,7 +21,7 @@ from flashpoint.model import GPT
 from flashpoint.report.curves import draw_curves
 from flashpoint.run_folder import RunFolder, read_json, write_json
 from flashpoint.tracking import Tracker
-from flashpoint.training.chain import ChainWriter
+from flashpoint.training.chain import Chain, ChainWriter, first_difference
 from flashpoint.training.checkpoints import FlightRecorder, capacity
 from flashpoint.training.determinism import describe_environment, environment_difference, fix_numerics
 from flashpoint.training.digests import run_digest, weights_digest
@@ -88,12 +88,28 @@ def run(config: Config) -> Outcome:
             _describe(folder, config, tokens, model, header, environment, original, start.step)
         if original and start.step:
             shutil.copyfile(original.chain, folder.chain)
-        return _record(config, folder, tokens, model.to(device), order, tape, header, device, start)
+        outcome = _record(config, folder, tokens, model.to(device), order, tape, header, device, start)
     except OSError as error:
         raise UserError(
             f"{folder.path}: {error.strerror or error}; the run stops here, its records so far stay; "
             f"free space, then resume={folder.path}"
         ) from error
+    if original and original.chain.is_file():
+        _compare_with(original, folder)
+    return outcome
+
+
+def _compare_with(original: RunFolder, folder: RunFolder) -> None:
+    """One line: whether the replay computed the original's bits, and if not, since when."""
+    try:
+        one, other = Chain.read(original.chain), Chain.read(folder.chain)
+    except UserError as error:  # this run is done and whole
+        notify(str(error))
+        return
+    if difference := first_difference(one, other):
+        notify(f"differs from {original.path} from step {difference.step:,} on, first in its {difference.quantity}")
+    else:
+        notify(f"equal to {original.path}, bit for bit, over {min(one.steps, other.steps):,} steps")
 
 
 def _describe(
