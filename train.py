@@ -42,7 +42,8 @@ def train(composed: DictConfig) -> None:
         from flashpoint.training.run import run
 
         outcome = run(config)
-    print(outcome.line(), flush=True)
+    if os.environ.get("RANK", "0") == "0":
+        print(outcome.line(), flush=True)
     if outcome.interrupted:
         sys.exit(128 + signal.Signals[outcome.interrupted])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 
@@ -29,5 +30,6 @@ def one_line(error: Exception) -> str:
 
 
 def notify(line: str) -> None:
-    """One line for the person at the terminal; stdout is kept for the outcome."""
-    print(line, file=sys.stderr, flush=True)
+    """One line for the person at the terminal, from the first of several processes; stdout is the outcome's."""
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr, flush=True)

@@ -24,6 +24,7 @@ from flashpoint.training.chain import ChainWriter
 from flashpoint.training.checkpoints import FlightRecorder
 from flashpoint.training.detector import ExplosionDetector
 from flashpoint.training.optimizer import learning_rate
+from flashpoint.training.parallel import Ranks
 from flashpoint.training.step import OptimizerStep
 
 
@@ -53,6 +54,7 @@ class Trainer:
     Args:
         model: on ``device``.
         recorder: keeps checkpoints, or None.
+        ranks: this process among those that share each batch.
         log: takes a step and its metrics.
         sync: brings all records to the disk; called before a checkpoint that counts on them.
         stop_requested: asked once a step; a True ends the run cleanly after that step.
@@ -68,6 +70,7 @@ class Trainer:
         chain: ChainWriter,
         device: torch.device,
         recorder: FlightRecorder | None,
+        ranks: Ranks,
         *,
         log: Callable[[int, Mapping[str, float]], None],
         sync: Callable[[], None],
@@ -75,11 +78,11 @@ class Trainer:
     ) -> None:
         self.config, self.model, self.tokens, self.order = config, model, tokens, order
         self.tape, self.chain = tape, chain
-        self.device, self._recorder = device, recorder
+        self.device, self._recorder, self._ranks = device, recorder, ranks
         self._log, self._sync, self._stop_requested = log, sync, stop_requested
         self._first_step, self._last_loss = 0, math.nan
         self.detector = ExplosionDetector(config.detector)
-        self._optimizer_step = OptimizerStep(model, config, device)
+        self._optimizer_step = OptimizerStep(model, config, device, ranks)
         # Losses and gradient norms wait on the device, so that a step never waits for the host.
         self._pending = torch.zeros(config.train.log_interval, 2, device=device)
         self._pending_steps: list[int] = []
@@ -98,8 +101,10 @@ class Trainer:
             for step in range(self._first_step, train.steps):
                 self._step(step)
                 last = step + 1 == train.steps
-                interrupted = self._stop_requested()
-                if (step + 1) % train.log_interval == 0 or last or interrupted:
+                due = (step + 1) % train.log_interval == 0
+                if self._ranks.world == 1 or due:  # several processes must stop at the same step
+                    interrupted = self._ranks.any(self._stop_requested(), self.device)
+                if due or last or interrupted:
                     if self._pending_steps:
                         self._read_pending()
                     now, steps = time.perf_counter(), step + 1 - logged
@@ -146,7 +151,7 @@ class Trainer:
     def _step(self, step: int) -> None:
         windows = self.order.windows(step)
         self.tape.append(windows)
-        batch = gather_windows(self.tokens.train, windows[:, 0], self.config.model.context)
+        batch = gather_windows(self.tokens.train, windows[:, self._ranks.rank], self.config.model.context)
         if self.device.type == "cuda":
             batch = batch.pin_memory()
         self._optimizer_step(batch, learning_rate(step, self.config.train))

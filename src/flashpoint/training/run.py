@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from flashpoint.config import Config
+from flashpoint.config import Config, TrackingConfig
 from flashpoint.data.batches import BatchOrder
 from flashpoint.data.prepare import prepare
 from flashpoint.data.replayed import ReplayedOrder, check_replay
@@ -28,43 +31,46 @@ from flashpoint.training.digests import run_digest, weights_digest
 from flashpoint.training.interrupt import StopRequest
 from flashpoint.training.loop import LoopResult, Trainer
 from flashpoint.training.outcome import Outcome
+from flashpoint.training.parallel import Ranks, join, leave
 from flashpoint.training.start import Start, starting_point
 from flashpoint.training.step import state_bytes
 
 
 def run(config: Config) -> Outcome:
-    """Train, replay, resume or branch off one run.
+    """Train, replay, resume or branch off one run; every process of it calls this.
 
     Raises:
         UserError: data, tape, checkpoints, folder or device are not what the configuration needs.
     """
     if config.from_step is not None and config.replay is None:
         raise UserError(f"from_step={config.from_step} needs replay=RUN: the run to start from")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("WORLD_SIZE is above 1: training on several processes is not supported yet; use one")
     resumed = RunFolder.open(config.resume, config.runs_dir) if config.resume else None
     original = RunFolder.open(config.replay, config.runs_dir) if config.replay and not resumed else None
+    ranks, device = join(_device(config))
+    try:
+        return _run(config, resumed, original, ranks, device)
+    finally:
+        leave()
+
+
+def _run(
+    config: Config, resumed: RunFolder | None, original: RunFolder | None, ranks: Ranks, device: torch.device
+) -> Outcome:
     recorded = resumed or original
-    tape = Tape.read(recorded.tape) if recorded else None
-    device = _device(config)
+    tape = _tape(recorded, ranks) if recorded else None
     if device.type == "cpu":
         notify(
             "no GPU: this run shows the whole pipeline on a small model; "
             "the explosion takes thousands of steps of experiment=ignite, which needs one"
         )
-    config = _with_defaults(config, device)
+    config = _with_defaults(config, device, ranks.world)
     fix_numerics(config.train.threads or 1, config.train.deterministic)
     environment = describe_environment(device, config.model.d_model // config.model.n_head)
     if recorded and (difference := environment_difference(read_json(recorded.manifest)["environment"], environment)):
         notify(difference)
-    tokens = prepare(config.data)
-    if tokens.vocab_size > config.model.vocab_size:
-        raise UserError(
-            f"model.vocab_size={config.model.vocab_size} is below the {tokens.vocab_size:,} tokens of "
-            f"{tokens.path}: raise it, or choose data.tokenizer=bpe"
-        )
+    tokens = _tokens(config, ranks)
     model = GPT(config.model, config.attn, config.seed)
-    order = BatchOrder(len(tokens.train), config.model.context, _batch_shape(config), config.seed)
+    order = BatchOrder(len(tokens.train), config.model.context, _batch_shape(config, ranks.world), config.seed)
     header = TapeHeader(
         data_fingerprint=tokens.fingerprint,
         context=config.model.context,
@@ -80,23 +86,52 @@ def run(config: Config) -> Outcome:
     if config.checkpoints.interval:
         capacity(config.checkpoints, state_bytes(model))  # refused before there is a folder
     start = starting_point(config, resumed, original)
-    folder = resumed or RunFolder.create(config.runs_dir, config.run_name or _run_name(config))
-    try:
-        if resumed:
-            _note_resumption(folder, config, start.step, environment)
+    ranks.wait()  # until all have read what the first will now write to
+    with contextlib.ExitStack() as stack:
+        if not ranks.first:  # the others' records are the first's once more
+            folder = RunFolder(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         else:
-            _describe(folder, config, tokens, model, header, environment, original, start.step)
-        if original and start.step:
-            shutil.copyfile(original.chain, folder.chain)
-        outcome = _record(config, folder, tokens, model.to(device), order, tape, header, device, start)
-    except OSError as error:
-        raise UserError(
-            f"{folder.path}: {error.strerror or error}; the run stops here, its records so far stay; "
-            f"free space, then resume={folder.path}"
-        ) from error
-    if original and original.chain.is_file():
-        _compare_with(original, folder)
+            folder = resumed or RunFolder.create(config.runs_dir, config.run_name or _run_name(config))
+        try:
+            if folder is resumed:
+                _note_resumption(folder, config, start.step, environment)
+            else:
+                _describe(folder, config, tokens, model, header, environment, original, start.step)
+            if original and start.step:
+                shutil.copyfile(original.chain, folder.chain)
+            outcome = _record(config, folder, tokens, model.to(device), order, tape, header, device, start, ranks)
+        except OSError as error:
+            raise UserError(
+                f"{folder.path}: {error.strerror or error}; the run stops here, its records so far stay; "
+                f"free space, then resume={folder.path}"
+            ) from error
+        if original and original.chain.is_file():
+            _compare_with(original, folder)
     return outcome
+
+
+def _tape(recorded: RunFolder, ranks: Ranks) -> Tape:
+    tape = Tape.read(recorded.tape)
+    if tape.header.ranks != ranks.world:
+        raise UserError(
+            f"{tape.path}: recorded by {tape.header.ranks} processes, here are {ranks.world}; start as many (torchrun)"
+        )
+    return tape
+
+
+def _tokens(config: Config, ranks: Ranks) -> TokenDataset:
+    """The data, prepared by the first process while the others wait."""
+    if not ranks.first:
+        ranks.wait()
+    tokens = prepare(config.data)
+    if ranks.first:
+        ranks.wait()
+    if tokens.vocab_size > config.model.vocab_size:
+        raise UserError(
+            f"model.vocab_size={config.model.vocab_size} is below the {tokens.vocab_size:,} tokens of "
+            f"{tokens.path}: raise it, or choose data.tokenizer=bpe"
+        )
+    return tokens
 
 
 def _compare_with(original: RunFolder, folder: RunFolder) -> None:
@@ -156,6 +191,7 @@ def _record(
     header: TapeHeader,
     device: torch.device,
     start: Start,
+    ranks: Ranks,
 ) -> Outcome:
     goes_on = folder.tape.exists()
     writer = TapeWriter(folder.tape, header, steps=start.step if goes_on else None)
@@ -163,10 +199,11 @@ def _record(
         for windows in tape.records[: start.step]:
             writer.append(windows)
     chain = ChainWriter(folder.chain, steps=start.step if folder.chain.exists() else None)
-    tracker = Tracker(folder, config.tracking, run_config=config.to_dict(), notify=notify, first_step=start.step)
+    tracking = config.tracking if ranks.first else TrackingConfig(wandb="disabled")
+    tracker = Tracker(folder, tracking, run_config=config.to_dict(), notify=notify, first_step=start.step)
     stop = StopRequest()
     recorder = None
-    if config.checkpoints.interval:
+    if config.checkpoints.interval and ranks.first:
         recorder = FlightRecorder(folder.checkpoints, config.checkpoints, state_bytes(model), notify)
 
     def sync() -> None:
@@ -182,6 +219,7 @@ def _record(
         chain,
         device,
         recorder,
+        ranks,
         log=tracker.log,
         sync=sync,
         stop_requested=lambda: stop.signal_name is not None,
@@ -196,7 +234,8 @@ def _record(
     outcome = _outcome(trainer, result, writer, stop.signal_name, time.perf_counter() - started, folder)
     write_json(folder.outcome, outcome.to_dict())
     tracker.close(outcome.to_dict())
-    draw_curves(folder)
+    if ranks.first:
+        draw_curves(folder)
     return outcome
 
 
@@ -211,9 +250,15 @@ def _device(config: Config) -> torch.device:
     return torch.device("cuda" if available and config.train.device != "cpu" else "cpu")
 
 
-def _with_defaults(config: Config, device: torch.device) -> Config:
+def _with_defaults(config: Config, device: torch.device, world: int) -> Config:
     """Write out the defaults that depend on the machine, so that a replay elsewhere keeps them."""
     train = config.train
+    micro_batch_size = train.micro_batch_size or max(1, train.batch_size // world)
+    if train.batch_size % (micro_batch_size * world):
+        raise UserError(
+            f"train.batch_size={train.batch_size} is no multiple of {world} processes times "
+            f"train.micro_batch_size={micro_batch_size}: change one of them"
+        )
     # With a GPU more threads gain nothing, and runs side by side keep each other waiting.
     threads = 1 if device.type == "cuda" else len(os.sched_getaffinity(0))
     return dataclasses.replace(
@@ -221,14 +266,15 @@ def _with_defaults(config: Config, device: torch.device) -> Config:
         train=dataclasses.replace(
             train,
             decay_steps=train.decay_steps or train.steps,
-            micro_batch_size=train.micro_batch_size or train.batch_size,
+            micro_batch_size=micro_batch_size,
             threads=train.threads or threads,
         ),
     )
 
 
-def _batch_shape(config: Config) -> tuple[int, int, int]:
-    return config.train.micro_batches, 1, config.train.micro_batch_size or config.train.batch_size
+def _batch_shape(config: Config, world: int) -> tuple[int, int, int]:
+    sequences = config.train.micro_batch_size or config.train.batch_size
+    return config.train.micro_batches // world, world, sequences
 
 
 def _run_name(config: Config) -> str:

@@ -12,6 +12,7 @@ from flashpoint.config import Config
 from flashpoint.model import GPT
 from flashpoint.training.chain import state_checksum
 from flashpoint.training.optimizer import build_optimizer
+from flashpoint.training.parallel import Ranks
 
 _EAGER_STEPS = 3
 """Steps before the recording: they compile, allocate the optimiser's state and choose algorithms."""
@@ -26,10 +27,11 @@ class OptimizerStep:
 
     Args:
         model: on ``device``.
+        ranks: the processes that share each batch; their gradients are averaged.
     """
 
-    def __init__(self, model: GPT, config: Config, device: torch.device) -> None:
-        train = config.train
+    def __init__(self, model: GPT, config: Config, device: torch.device, ranks: Ranks) -> None:
+        train, self._ranks = config.train, ranks
         self._model, self._train, self._device = model, train, device
         on_gpu = device.type == "cuda"
         compiled = train.compile if train.compile is not None else on_gpu
@@ -37,13 +39,14 @@ class OptimizerStep:
         self._learning_rate = torch.zeros((), device=device)
         self._optimizer = build_optimizer(model, train, self._learning_rate)
         sequences = train.micro_batch_size or train.batch_size
-        shape = (train.micro_batches, sequences, config.model.context + 1)
+        shape = (train.micro_batches // ranks.world, sequences, config.model.context + 1)
         self._batch = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.seed_and_step = torch.tensor([config.seed, 0], device=device)
+        noise_seed = (config.seed + ranks.rank * 0x9E3779B9) % 2**32  # other sequences, other noise
+        self.seed_and_step = torch.tensor([noise_seed, 0], device=device)
         """[2] int64: the run's seed and the count of forward passes so far, the key of stochastic rounding."""
         self.result = torch.zeros(2, device=device)
         """Loss, nats, and gradient norm before clipping; on the device, and the next step's place too."""
-        self._records = on_gpu if train.cuda_graph is None else train.cuda_graph and on_gpu
+        self._records = on_gpu and ranks.world == 1 and train.cuda_graph is not False
         self._stream = torch.cuda.Stream(device) if self._records else None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._steps = 0
@@ -90,7 +93,7 @@ class OptimizerStep:
         Raises:
             KeyError: a tensor is missing.
         """
-        self.seed_and_step.copy_(named["seed_and_step"])
+        self.seed_and_step[1] = named["seed_and_step"][1]  # the seed is this process's own
         with torch.no_grad():
             for name, parameter in self._model.named_parameters():
                 parameter.copy_(named[f"model/{name}"])
@@ -113,6 +116,7 @@ class OptimizerStep:
             (loss / len(self._batch)).backward()
             total += loss.detach() / len(self._batch)
             self.seed_and_step[1] += 1
+        self._ranks.average([total, *(p.grad for p in self._model.parameters() if p.grad is not None)])
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._train.grad_clip or math.inf)
         self._optimizer.step()
         self.result.copy_(torch.stack([total, norm]))

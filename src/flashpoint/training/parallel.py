@@ -1,0 +1,76 @@
+"""The processes of one run, as ``torchrun`` starts them: each takes its share of every batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the run's ``world`` processes; every method is called by all of them."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process keeps the run's records."""
+        return self.rank == 0
+
+    @torch.no_grad()
+    def average(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by its mean over the processes; in one reduction, whose order is fixed by ``world``."""
+        if self.world == 1:
+            return
+        listed = list(tensors)
+        flat = torch.cat([tensor.flatten() for tensor in listed])
+        dist.all_reduce(flat)
+        flat /= self.world
+        for tensor, mean in zip(listed, flat.split([tensor.numel() for tensor in listed]), strict=True):
+            tensor.copy_(mean.view_as(tensor))
+
+    def any(self, here: bool, device: torch.device) -> bool:
+        """Whether it holds in one of the processes."""
+        if self.world == 1:
+            return here
+        flag = torch.tensor(int(here), device=device)
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return bool(flag.item())
+
+    def text_of_first(self, text: str) -> str:
+        """The first process's text."""
+        if self.world == 1:
+            return text
+        shared = [text]
+        dist.broadcast_object_list(shared, src=0)
+        return shared[0]
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.world > 1:
+            dist.barrier()
+
+
+def join(device: torch.device) -> tuple[Ranks, torch.device]:
+    """Join the processes that ``torchrun`` started, or be the only one; with the GPU of this process."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        return Ranks(), device
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return Ranks(dist.get_rank(), world), device
+
+
+def leave() -> None:
+    """End what :func:`join` began."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
