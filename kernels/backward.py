@@ -128,8 +128,10 @@ def backward_keys(
             b_dk = product(b_ds_operand, b_q, b_dk)  # line 16
     if C.center_keys:
         b_drift = tl.zeros([D], tl.float32)
-        for number in range(DRIFTS):
-            b_drift += tl.load(drift_ptr + (i_bh.to(tl.int64) * DRIFTS + number) * D + tl.arange(0, D))
+        for first_drift in range(0, DRIFTS, 16):
+            numbers = (first_drift + tl.arange(0, 16))[:, None]
+            pointers = drift_ptr + (i_bh.to(tl.int64) * DRIFTS + numbers) * D + tl.arange(0, D)[None, :]
+            b_drift += tl.sum(tl.load(pointers, mask=numbers < DRIFTS, other=0.0), 0)
         b_dk -= b_drift[None, :] / T
     ALPHA: tl.constexpr = C.prescale * C.unit
     o_token = token_offsets(i_b, i_h, o_cols, H, T, D)

@@ -36,38 +36,30 @@ def token_offsets(i_b, i_h, o_tokens, H, T, D: tl.constexpr):
 
 
 @triton.jit
-def key_sums_kernel(
-    k_ptr, sums_ptr, stride_b, stride_h, stride_t, H, T, CHUNKS, D: tl.constexpr, BT: tl.constexpr
-):  # fmt: skip
-    """Sum of a chunk of the keys of one head and sequence, [B·H, CHUNKS, D] FP32."""
-    i_chunk, i_bh = tl.program_id(0) % CHUNKS, tl.program_id(0) // CHUNKS
-    b_k = load_chunk(k_ptr, stride_b, stride_h, stride_t, i_bh, i_chunk, H, T, D, BT)
-    tl.store(sums_ptr + tl.program_id(0).to(tl.int64) * D + tl.arange(0, D), tl.sum(b_k, 0))
-
-
-@triton.jit
 def center_keys_kernel(
-    k_ptr, sums_ptr, centered_ptr, selected_ptr, stride_b, stride_h, stride_t, H, T, CHUNKS,
-    D: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
+    k_ptr, centered_ptr, selected_ptr, stride_b, stride_h, stride_t, H, T,
+    D: tl.constexpr, BT: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
 ):  # fmt: skip
-    """K − mean_T(K) of a chunk where the head's variant centres keys, K where not; BC ≥ CHUNKS."""
-    i_chunk, i_bh = tl.program_id(0) % CHUNKS, tl.program_id(0) // CHUNKS
-    b_k = load_chunk(k_ptr, stride_b, stride_h, stride_t, i_bh, i_chunk, H, T, D, BT)
-    o_chunks = tl.arange(0, BC)[:, None]
-    pointers = sums_ptr + (i_bh.to(tl.int64) * CHUNKS + o_chunks) * D + tl.arange(0, D)[None, :]
-    b_mean = tl.sum(tl.load(pointers, mask=o_chunks < CHUNKS, other=0.0), 0)[None, :] / T
+    """K − mean_T(K) of one head and sequence where its variant centres keys, K where not; L2 holds the second read."""
+    i_bh = tl.program_id(0)
+    b_sum = tl.zeros([D], tl.float32)
+    for first in range(0, T, BT):
+        b_sum += tl.sum(load_chunk(k_ptr, stride_b, stride_h, stride_t, i_bh, first, H, T, D, BT), 0)
+    b_mean = b_sum[None, :] / T
     if ELSEWHERE is not None:
         centers = C.center_keys if tl.load(selected_ptr + i_bh % H) != 0 else ELSEWHERE.center_keys
         b_mean = tl.where(centers, b_mean, 0.0)
-    o_tokens = i_chunk * BT + tl.arange(0, BT)
-    o_out = token_offsets(i_bh // H, i_bh % H, o_tokens, H, T, D)
-    tl.store(centered_ptr + o_out, to_dtype_of(b_k - b_mean, centered_ptr), mask=(o_tokens < T)[:, None])
+    for first in range(0, T, BT):
+        b_k = load_chunk(k_ptr, stride_b, stride_h, stride_t, i_bh, first, H, T, D, BT)
+        o_tokens = first + tl.arange(0, BT)
+        o_out = token_offsets(i_bh // H, i_bh % H, o_tokens, H, T, D)
+        tl.store(centered_ptr + o_out, to_dtype_of(b_k - b_mean, centered_ptr), mask=(o_tokens < T)[:, None])
 
 
 @triton.jit
-def load_chunk(ptr, stride_b, stride_h, stride_t, i_bh, i_chunk, H, T, D: tl.constexpr, BT: tl.constexpr):
+def load_chunk(ptr, stride_b, stride_h, stride_t, i_bh, first, H, T, D: tl.constexpr, BT: tl.constexpr):
     """Tokens [BT, D] of one head in FP32, 0 past the last."""
-    o_tokens = i_chunk * BT + tl.arange(0, BT)
+    o_tokens = first + tl.arange(0, BT)
     ptr += (i_bh // H).to(tl.int64) * stride_b + (i_bh % H) * stride_h
     pointers = ptr + o_tokens[:, None].to(tl.int64) * stride_t + tl.arange(0, D)[None, :]
     return tl.load(pointers, mask=(o_tokens < T)[:, None], other=0.0).to(tl.float32)

@@ -7,7 +7,7 @@ import sys
 
 from flashpoint.errors import UserError
 from flashpoint.run_folder import RunFolder
-from flashpoint.training.chain import Chain, first_difference
+from flashpoint.training.chain import Chain, first_difference, loss_differences
 
 
 def main() -> None:
@@ -25,7 +25,11 @@ def main() -> None:
         values = " against ".join(
             f"{value:016x}" if difference.quantity == "state" else f"{value!r}" for value in difference.values
         )
-        print(f"first difference at step {difference.step:,}: {difference.quantity} {values}")
+        largest, at, last = loss_differences(one, other)
+        print(
+            f"first difference at step {difference.step:,}: {difference.quantity} {values}; losses differ by up to "
+            f"{largest:.2g} nats (step {at:,}), by {last:.2g} at step {shared - 1:,}"
+        )
         sys.exit(1)
     if one.steps != other.steps:
         print(f"equal for the {shared:,} steps that both have; one has {max(one.steps, other.steps):,}")

@@ -26,7 +26,7 @@ def throughput(run: RunFolder) -> str:
     model, environment = config["model"], manifest["environment"]
     shape = f"{model['n_layer']} × {model['d_model']}, T {model['context']}"
     return (
-        f"{run.path.name:16} {config['attn']['name']:12} {shape}: "
+        f"{run.path.name:23} {config['attn']['name']:14} {shape}: "
         f"{median:,.0f} tokens/s (quartiles {low:,.0f} to {high:,.0f}, {len(rates)} readings) on "
         f"{manifest['hardware']}, torch {environment['torch']}, seed {config['seed']}, {manifest['started'][:10]}"
     )

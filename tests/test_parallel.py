@@ -1,6 +1,7 @@
 """Several processes, started by ``torchrun`` as a user would: same number of processes, same bits."""
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flashpoint.data.tape import Tape
 from tests.conftest import REPOSITORY, TINY, Command, environment
 
 
@@ -62,4 +64,27 @@ def test_they_train_on_the_batches_of_one_process(two: Path, text_file: Path, tr
 def test_another_number_of_processes_is_one_line(two: Path, train: Command) -> None:
     result = train("replay=two", tiny=False, cwd=two)
     assert result.returncode == 2
-    assert "recorded by 2 processes, here are 1; start as many (torchrun)" in result.stderr
+    assert "recorded by 2 processes, here are 1; start as many (torchrun), or" in result.stderr
+
+
+def test_if_allowed_another_number_keeps_the_global_batches(two: Path, text_file: Path, train: Command) -> None:
+    change = "allow_world_size_change=true"
+    replayed = train("replay=two", change, "run_name=on_one", tiny=False, cwd=two)
+    assert replayed.returncode == 0, replayed.stderr
+    assert "recorded by 2 processes, here are 1: the same global batches in the same order" in replayed.stderr
+    shutil.copytree(two / "runs/two", two / "runs/resumed")
+    (two / "runs/resumed/outcome.json").unlink()
+    for later in (two / "runs/resumed/checkpoints").glob("step-00000001*"):
+        later.unlink()
+    resumed = train("resume=resumed", change, tiny=False, cwd=two)
+    assert resumed.returncode == 0, resumed.stderr
+    tapes = {name: Tape.read(two / f"runs/{name}/tape.bin") for name in ("two", "on_one", "resumed")}
+    for name in ("on_one", "resumed"):
+        assert tapes[name].header.shape == (2, 1, 2)
+        assert tapes[name].records.tolist() == tapes["two"].records.reshape(-1, 2, 1, 2).tolist()
+        assert outcome(two, name)["loss"] == pytest.approx(outcome(two, "two")["loss"], rel=1e-3)
+    manifest = json.loads((two / "runs/resumed/manifest.json").read_text())
+    assert [(entry["step"], entry["processes"]) for entry in manifest["resumed"]] == [(5, 1)]
+    back = torchrun(two, text_file, "replay=on_one", change, "run_name=back", tiny=False)
+    assert back.returncode == 0, back.stderr
+    assert Tape.read(two / "runs/back/tape.bin").digest == tapes["two"].digest

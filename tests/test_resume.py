@@ -119,6 +119,18 @@ def test_from_step_goes_on_bit_for_bit_and_another_attention_branches(undisturbe
     assert chains[0][shared:] != chains[1][shared:]
 
 
+def test_many_branches_leave_one_checkpoint_in_one_command(undisturbed: Path, train: Command) -> None:
+    swept = ("-m", "replay=runs/whole", "from_step=290", "attn=flash_fp32,flash_delta_pdp", "runs_dir=branches")
+    result = train(*swept, tiny=False, cwd=undisturbed)
+    assert result.returncode == 0, result.stderr
+    runs = list((undisturbed / "branches").iterdir())
+    parents = [json.loads((run / "manifest.json").read_text())["parent"] for run in runs]
+    assert len(runs) == len({outcome(run)["digest"] for run in runs}) == 2
+    assert parents[0] == parents[1]
+    assert parents[0]["run"] == "runs/whole"
+    assert 0 < parents[0]["from_step"] <= 290
+
+
 def test_a_complete_run_goes_on_with_more_steps(undisturbed: Path, train: Command) -> None:
     shutil.copytree(undisturbed / "runs/whole", undisturbed / "runs/longer")
     refused = train("resume=longer", tiny=False, cwd=undisturbed)

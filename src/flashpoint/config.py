@@ -226,6 +226,8 @@ class Config:
     """Run to go on with."""
     from_step: int | None = None
     """Step of ``replay`` to start from."""
+    allow_world_size_change: bool = False
+    """Replay or resume with another number of processes than recorded: the same global batches, other bits."""
     runs_dir: str = "runs"
     run_name: str | None = None
     """Folder under ``runs_dir``; None is the time, the attention and the seed."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flashpoint.attention.dispatch import attention
 from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import ModelConfig
+from flashpoint.embedding import token_embedding
 
 INIT_STD = 0.02
 
@@ -105,7 +106,7 @@ class GPT(nn.Module):
         T = tokens.shape[1]
         if self.config.context < T:
             raise ValueError(f"sequences of {T} tokens, but model.context={self.config.context} positions")
-        x = self.token_embedding(tokens) + self.position_embedding.weight[:T]  # [B, T, C]
+        x = token_embedding(tokens, self.token_embedding.weight) + self.position_embedding.weight[:T]  # [B, T, C]
         for block in self.blocks:
             x = block(x, seed_and_step)
         logits = F.linear(self.final_norm(x), self.token_embedding.weight)  # [B, T, V], tied

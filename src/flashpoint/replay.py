@@ -16,7 +16,8 @@ _FIXED = {
     "train.batch_size": "the batches come from the tape",
     "train.micro_batch_size": "the batches come from the tape",
 }
-_NOT_INHERITED = ("replay", "resume", "from_step", "runs_dir", "run_name")
+_NOT_INHERITED = ("replay", "resume", "from_step", "allow_world_size_change", "runs_dir", "run_name")
+_OF_A_RESUMPTION = ("resume", "runs_dir", "allow_world_size_change", "train.steps")
 
 
 def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
@@ -60,7 +61,8 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
 
     Args:
         composed: what Hydra composed, of the shape of ``Config``; its ``resume`` names the run.
-        overrides: the command line's; more ``train.steps``, tracking and checkpoints may change.
+        overrides: the command line's; more ``train.steps``, tracking, checkpoints, and the number of processes may
+            change.
 
     Raises:
         UserError: no run is there, it is complete, or an override would make it another run.
@@ -69,7 +71,7 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
     values = read_json(folder.config)
     keys = [override.lstrip("+~").split("=", 1)[0] for override in overrides]
     for key in keys:
-        if key not in ("resume", "runs_dir", "train.steps") and key.split(".")[0] not in ("tracking", "checkpoints"):
+        if key not in _OF_A_RESUMPTION and key.split(".")[0] not in ("tracking", "checkpoints"):
             raise UserError(
                 f"{key} contradicts resume={composed['resume']}: a resumed run keeps its settings; "
                 f"branch with replay={composed['resume']} from_step=STEP {key}=…"
@@ -86,7 +88,8 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
                 f"resume={composed['resume']}: the run is complete ({outcome['outcome']} at step {outcome['step']:,}); "
                 "replay=RUN repeats it, train.steps=N goes on with a stable one"
             )
-    return {**values, "resume": str(folder.path), "runs_dir": composed["runs_dir"], "from_step": None}
+    given = {name: composed[name] for name in ("runs_dir", "allow_world_size_change")}
+    return {**values, **given, "resume": str(folder.path), "from_step": None}
 
 
 def _recorded_steps(original: RunFolder) -> int:

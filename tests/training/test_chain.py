@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from flashpoint.errors import UserError
-from flashpoint.training.chain import Chain, ChainWriter, Difference, first_difference, state_checksum
+from flashpoint.training.chain import (
+    Chain,
+    ChainWriter,
+    Difference,
+    first_difference,
+    loss_differences,
+    state_checksum,
+)
 from tests.conftest import REPOSITORY, environment
 
 STEPS = [(2.5, 0.5, 0), (2.25, 0.75, 2**64 - 1), (float("nan"), float("inf"), 7)]
@@ -79,6 +86,14 @@ def test_the_first_difference_and_its_quantity(tmp_path: Path, changed: list, ex
     assert first_difference(Chain.read(tmp_path / "one"), Chain.read(tmp_path / "other")) == expected
 
 
+def test_how_far_losses_are_apart(tmp_path: Path) -> None:
+    for name, losses in (("one", (1.0, 3.0, 2.0, 9.0)), ("other", (1.0, 0.5, 2.25)), ("nan", (1.0, float("nan")))):
+        write(tmp_path / name, [(loss, 0.5, 0) for loss in losses])
+    one, other, nan = (Chain.read(tmp_path / name) for name in ("one", "other", "nan"))
+    assert loss_differences(one, other) == (2.5, 1, 0.25)
+    assert loss_differences(one, nan) == (float("inf"), 1, float("inf"))
+
+
 def test_the_checksum_is_that_of_the_bits() -> None:
     tensors = [torch.tensor([1.0, -0.0]), torch.tensor([[2.0]])]
     bits = [[0x3F800000, -(2**31)], [0x40000000]]
@@ -101,7 +116,9 @@ def test_the_script_says_where_two_runs_part(tmp_path: Path) -> None:
 
     assert compare("one", "same") == (0, "equal: 3 steps\n")
     assert compare("one", "longer") == (0, "equal for the 3 steps that both have; one has 4\n")
-    assert compare("one", "other") == (1, "first difference at step 0: loss 2.5 against 1.0\n")
+    difference = "first difference at step 0: loss 2.5 against 1.0"
+    apart = "losses differ by up to 1.5 nats (step 0), by 1.5 at step 0"
+    assert compare("one", "other") == (1, f"{difference}; {apart}\n")
     status, line = compare("one", "nowhere")
     assert status == 2
     assert line.startswith("error: nowhere: no run there")

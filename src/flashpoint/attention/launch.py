@@ -23,8 +23,8 @@ _ROUNDING = {"none": 0, "nearest": 1, "stochastic": 2}
 _SHIFT = {"rowmax": 0, "offset": 1, "dynamic_max": 2}
 _DELTA = {"out": 0, "out_fp32": 1, "p_dp": 2}
 _NO_GUARD = 3.0e38
-_CHUNK = 128
-"""Keys that one program of the centring pass sums."""
+_CHUNK_ELEMENTS = 16_384
+"""Elements of K that the centring pass reads at a time."""
 
 
 def kernels_support(q: Tensor, variant: AttentionVariant) -> bool:
@@ -130,17 +130,12 @@ def flash_backward(
 
 
 def _center_keys(k: Tensor, selected: Tensor, chosen: dict[str, Any]) -> Tensor:
-    """K − mean_T(K) of the heads that centre keys, the others' K: a pass of its own over K, in two launches."""
+    """K − mean_T(K) of the heads that centre keys, the others' K: a pass of its own over K."""
     B, H, T, d = k.shape
     k = _readable(k)
     centered = by_token(k, k.dtype)
-    chunks = triton.cdiv(T, _CHUNK)
-    sums = k.new_empty((B * H, chunks, d), dtype=torch.float32)
-    grid = (B * H * chunks,)
-    sizes = (*k.stride()[:3], H, T, chunks)
-    forward.key_sums_kernel[grid](k, sums, *sizes, D=d, BT=_CHUNK)
-    forward.center_keys_kernel[grid](
-        k, sums, centered, selected, *sizes, D=d, BT=_CHUNK, BC=triton.next_power_of_2(chunks), **chosen
+    forward.center_keys_kernel[(B * H,)](
+        k, centered, selected, *k.stride()[:3], H, T, D=d, BT=_CHUNK_ELEMENTS // d, **chosen, enable_fp_fusion=False
     )
     return centered
 

@@ -140,6 +140,14 @@ def first_difference(one: Chain, other: Chain) -> Difference | None:
     return Difference(step, quantity, tuple((pair if quantity == "state" else pair.view("<f4")).tolist()))
 
 
+def loss_differences(one: Chain, other: Chain) -> tuple[float, int, float]:
+    """How far the losses of two runs are apart, nats: the largest difference, its step, and the last one; ∞ by NaN."""
+    steps = min(one.steps, other.steps)
+    a, b = (chain.records["loss"][:steps].view("<f4").astype(np.float64) for chain in (one, other))
+    apart = np.where(a == b, 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf))
+    return float(apart.max()), int(apart.argmax()), float(apart[-1])
+
+
 @torch.no_grad()
 def state_checksum(tensors: Iterable[Tensor]) -> Tensor:
     """[] int64 on the tensors' device: sums over all bits, which no order of summation changes.

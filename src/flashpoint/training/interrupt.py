@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -28,3 +30,22 @@ class StopRequest:
         self.signal_name = signal.Signals(number).name
         signal.signal(number, self._previous[number])
         notify(f"{self.signal_name}: ending after this step; once more to quit at once")
+
+
+@contextlib.contextmanager
+def surely_interrupted() -> Iterator[None]:
+    """Ctrl-C raises ``KeyboardInterrupt`` in the block, or at its end where a destructor or a callback dropped it."""
+    received = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal received
+        received = True
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if received:
+        raise KeyboardInterrupt

@@ -28,7 +28,7 @@ from flashpoint.training.chain import Chain, ChainWriter, first_difference
 from flashpoint.training.checkpoints import FlightRecorder, capacity
 from flashpoint.training.determinism import describe_environment, environment_difference, fix_numerics
 from flashpoint.training.digests import run_digest, weights_digest
-from flashpoint.training.interrupt import StopRequest
+from flashpoint.training.interrupt import StopRequest, surely_interrupted
 from flashpoint.training.loop import LoopResult, Trainer
 from flashpoint.training.outcome import Outcome
 from flashpoint.training.parallel import Ranks, join, leave
@@ -57,13 +57,13 @@ def _run(
     config: Config, resumed: RunFolder | None, original: RunFolder | None, ranks: Ranks, device: torch.device
 ) -> Outcome:
     recorded = resumed or original
-    tape = _tape(recorded, ranks) if recorded else None
+    tape = _tape(recorded, ranks, config.allow_world_size_change) if recorded else None
     if device.type == "cpu":
         notify(
             "no GPU: this run shows the whole pipeline on a small model; "
             "the explosion takes thousands of steps of experiment=ignite, which needs one"
         )
-    config = _with_defaults(config, device, ranks.world)
+    config = _with_defaults(config, device, ranks.world, tape)
     fix_numerics(config.train.threads or 1, config.train.deterministic)
     environment = describe_environment(device, config.model.d_model // config.model.n_head)
     if recorded and (difference := environment_difference(read_json(recorded.manifest)["environment"], environment)):
@@ -82,6 +82,8 @@ def _run(
         initial_weights=weights_digest(model),
     )
     if tape:
+        if tape.header.ranks != ranks.world:
+            tape = tape.shared_among(header.shape)
         check_replay(tape.header, header, tokens)
     if config.checkpoints.interval:
         capacity(config.checkpoints, state_bytes(model))  # refused before there is a folder
@@ -94,7 +96,7 @@ def _run(
             folder = resumed or RunFolder.create(config.runs_dir, config.run_name or _run_name(config))
         try:
             if folder is resumed:
-                _note_resumption(folder, config, start.step, environment)
+                _note_resumption(folder, config, start.step, ranks.world, environment)
             else:
                 _describe(folder, config, tokens, model, header, environment, original, start.step)
             if original and start.step:
@@ -110,12 +112,16 @@ def _run(
     return outcome
 
 
-def _tape(recorded: RunFolder, ranks: Ranks) -> Tape:
+def _tape(recorded: RunFolder, ranks: Ranks, may_change_world: bool) -> Tape:
     tape = Tape.read(recorded.tape)
     if tape.header.ranks != ranks.world:
-        raise UserError(
-            f"{tape.path}: recorded by {tape.header.ranks} processes, here are {ranks.world}; start as many (torchrun)"
-        )
+        counts = f"{tape.path}: recorded by {tape.header.ranks} processes, here are {ranks.world}"
+        if not may_change_world:
+            raise UserError(
+                f"{counts}; start as many (torchrun), or take the same batches and other bits with "
+                "allow_world_size_change=true"
+            )
+        notify(f"{counts}: the same global batches in the same order; sums have another order, so bits may differ")
     return tape
 
 
@@ -123,7 +129,8 @@ def _tokens(config: Config, ranks: Ranks) -> TokenDataset:
     """The data, prepared by the first process while the others wait."""
     if not ranks.first:
         ranks.wait()
-    tokens = prepare(config.data)
+    with surely_interrupted():
+        tokens = prepare(config.data)
     if ranks.first:
         ranks.wait()
     if tokens.vocab_size > config.model.vocab_size:
@@ -173,10 +180,13 @@ def _describe(
     )
 
 
-def _note_resumption(folder: RunFolder, config: Config, step: int, environment: dict[str, Any]) -> None:
-    write_json(folder.config, {**config.to_dict(), "resume": None})
+def _note_resumption(folder: RunFolder, config: Config, step: int, world: int, environment: dict[str, Any]) -> None:
+    write_json(folder.config, {**config.to_dict(), "resume": None, "allow_world_size_change": False})
     manifest = read_json(folder.manifest)
-    resumptions = [*manifest.get("resumed", []), {"time": _now(), "step": step, "environment": environment}]
+    resumptions = [
+        *manifest.get("resumed", []),
+        {"time": _now(), "step": step, "processes": world, "environment": environment},
+    ]
     write_json(folder.manifest, {**manifest, "resumed": resumptions})
     folder.outcome.unlink(missing_ok=True)
 
@@ -193,11 +203,7 @@ def _record(
     start: Start,
     ranks: Ranks,
 ) -> Outcome:
-    goes_on = folder.tape.exists()
-    writer = TapeWriter(folder.tape, header, steps=start.step if goes_on else None)
-    if tape and not goes_on:
-        for windows in tape.records[: start.step]:
-            writer.append(windows)
+    writer = _tape_writer(folder, header, tape, start.step)
     chain = ChainWriter(folder.chain, steps=start.step if folder.chain.exists() else None)
     tracking = config.tracking if ranks.first else TrackingConfig(wandb="disabled")
     tracker = Tracker(folder, tracking, run_config=config.to_dict(), notify=notify, first_step=start.step)
@@ -239,6 +245,20 @@ def _record(
     return outcome
 
 
+def _tape_writer(folder: RunFolder, header: TapeHeader, tape: Tape | None, step: int) -> TapeWriter:
+    """Goes on with the folder's tape, or writes a new one: for a branch, or for another number of processes."""
+    if folder.tape.exists() and Tape.read(folder.tape).header == header:
+        return TapeWriter(folder.tape, header, steps=step)
+    partial = folder.tape.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    writer = TapeWriter(partial, header)
+    for windows in tape.records[:step] if tape else ():
+        writer.append(windows)
+    writer.sync()
+    partial.replace(folder.tape)
+    return writer
+
+
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
@@ -250,10 +270,13 @@ def _device(config: Config) -> torch.device:
     return torch.device("cuda" if available and config.train.device != "cpu" else "cpu")
 
 
-def _with_defaults(config: Config, device: torch.device, world: int) -> Config:
+def _with_defaults(config: Config, device: torch.device, world: int, tape: Tape | None) -> Config:
     """Write out the defaults that depend on the machine, so that a replay elsewhere keeps them."""
     train = config.train
-    micro_batch_size = train.micro_batch_size or max(1, train.batch_size // world)
+    share = max(1, train.batch_size // world)
+    micro_batch_size = train.micro_batch_size or share
+    if tape and tape.header.ranks != world:  # the recorded size was for another number of processes
+        micro_batch_size = min(micro_batch_size, share)
     if train.batch_size % (micro_batch_size * world):
         raise UserError(
             f"train.batch_size={train.batch_size} is no multiple of {world} processes times "
