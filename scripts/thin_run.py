@@ -1,4 +1,4 @@
-"""Copy a run without most of its metrics, small enough to commit: ``python scripts/thin_run.py RUN TARGET``."""
+"""Copy a run without most of its per-step metrics, small enough to commit: ``scripts/thin_run.py RUN TARGET``."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from flashpoint.run_folder import RunFolder
 
 
 def thin(run: RunFolder, target: Path, every: int) -> None:
-    """Keep configuration, manifest and outcome, and of each metric every ``every``-th record and the last."""
+    """Keep configuration, manifest, outcome and digest chain; of the per-step metrics every ``every``-th record and
+    the last; all that was measured at intervals."""
     target.mkdir(parents=True)
-    for path in (run.config, run.manifest, run.outcome):
+    for path in (run.config, run.manifest, run.outcome, run.chain):
         shutil.copy(path, target)
     lines = run.metrics.read_text().splitlines()
-    seen: dict[tuple[str, ...], int] = {}
-    last = {tuple(json.loads(line)): number for number, line in enumerate(lines)}
-    with RunFolder(target).metrics.open("w") as file:
-        for number, line in enumerate(lines):
-            names = tuple(json.loads(line))
-            seen[names] = seen.get(names, -1) + 1
-            if seen[names] % every == 0 or last[names] == number or "val_loss" in names:
-                file.write(line + "\n")
+    per_step = [number for number, line in enumerate(lines) if "loss" in json.loads(line)]
+    dropped = set(per_step) - set(per_step[::every]) - set(per_step[-1:])
+    RunFolder(target).metrics.write_text(
+        "".join(f"{line}\n" for number, line in enumerate(lines) if number not in dropped)
+    )
 
 
 def main() -> None:

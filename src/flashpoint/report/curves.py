@@ -54,9 +54,10 @@ def _draw_loss(panel: Axes, columns: Columns) -> None:
     if "loss" in columns:
         steps, losses = columns["loss"]
         panel.plot(steps, losses, color="0.75", linewidth=0.8, label="training")
-        window = min(_SMOOTHING_STEPS, max(1, len(losses) // 10))
+        spacing = max(1, int(np.median(np.diff(steps)))) if len(steps) > 1 else 1  # a thinned run has not every step
+        window = max(1, min(_SMOOTHING_STEPS // spacing, len(losses) // 10))
         smoothed = np.convolve(losses, np.ones(window) / window, mode="valid")
-        panel.plot(steps[window - 1 :], smoothed, color="C0", label=f"training, mean of {window} steps")
+        panel.plot(steps[window - 1 :], smoothed, color="C0", label=f"training, mean over {window * spacing} steps")
     if "val_loss" in columns:
         panel.plot(*columns["val_loss"], "o", color="C1", markersize=4, label="validation")
     panel.set_ylabel("loss (nats per token)")

@@ -60,7 +60,7 @@ def verified(folder: Path, notify: Callable[[str], None]) -> Iterator[Checkpoint
 
 
 def retained(steps: Sequence[int], interval: int, capacity: int, pinned: set[int]) -> set[int]:
-    """Which checkpoints stay: the pinned ones, and of every 2ʲ-th the two newest, newest first up to ``capacity``.
+    """Which ``capacity`` checkpoints stay: the pinned ones, of every 2ʲ-th the two newest, and the newest of the others.
 
     For any age there is then one between it and some four times it.
     """
@@ -70,7 +70,7 @@ def retained(steps: Sequence[int], interval: int, capacity: int, pinned: set[int
         chosen.update(sorted(step for step in steps if step % spacing == 0)[-2:])
         spacing *= 2
     kept = pinned & set(steps)
-    for step in sorted(chosen | {max(steps)} if steps else chosen, reverse=True):
+    for step in [*sorted(steps, reverse=True)[:1], *sorted(chosen, reverse=True), *sorted(steps, reverse=True)]:
         if len(kept) < capacity:
             kept.add(step)
     return kept

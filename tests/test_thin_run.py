@@ -1,0 +1,28 @@
+"""A thinned run keeps its verdict, its chain and what was measured at intervals."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import REPOSITORY, environment
+
+
+def test_only_the_per_step_metrics_are_thinned(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("config.json", "manifest.json", "outcome.json", "chain.bin"):
+        (run / name).write_text(name)
+    records: list[dict] = []
+    for step in range(25):
+        records.append({"step": step, "loss": 1.0, "grad_norm": 0.5})
+        if step % 5 == 4:
+            records.append({"step": step, "tokens_per_second": 10.0 * step})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    command = [sys.executable, str(REPOSITORY / "scripts/thin_run.py"), str(run), str(tmp_path / "thin")]
+    subprocess.run(command, check=True, env=environment(), timeout=60)
+    thin = [json.loads(line) for line in (tmp_path / "thin/metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in thin if "loss" in record] == [0, 10, 20, 24]
+    assert [record for record in thin if "loss" not in record] == [r for r in records if "loss" not in r]
+    for name in ("config.json", "manifest.json", "outcome.json", "chain.bin"):
+        assert (tmp_path / "thin" / name).read_text() == name
