@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flashpoint.data.tape import Tape
 from tests.conftest import Command, environment, train_command
 
 LONG = ("train.steps=300", "checkpoints.interval=20", "train.checksum_interval=50", "train.eval_interval=150")
@@ -64,6 +65,39 @@ def test_killed_at_twenty_random_instants_it_ends_with_the_same_digest(
         [json.loads(line) for line in (undisturbed / f"runs/{name}/metrics.jsonl").open() if '"loss"' in line]
         for name in ("whole", "killed")
     ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_a_power_loss_it_ends_with_the_same_digest(undisturbed: Path, train: Command, seed: int) -> None:
+    """What was not synchronised is lost or garbled: of the records all that came after a checkpoint's."""
+    rng, run = random.Random(seed), undisturbed / f"runs/powerless{seed}"
+    shutil.copytree(undisturbed / "runs/whole", run)
+    (run / "outcome.json").unlink()
+    checkpoints = sorted((run / "checkpoints").glob("*.json"))
+    last = rng.randrange(len(checkpoints) - 1)
+    for lost in checkpoints[last + 1 :]:
+        lost.unlink()
+        lost.with_suffix(".safetensors").unlink()
+    kept = int(re.findall(r"\d+", checkpoints[last].name)[0])
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    tape, steps = Tape.read(run / "tape.bin"), 300
+    record = 4 * tape.records[0].size + 8
+    synchronised = {
+        "chain.bin": 8 + 24 * kept,
+        "tape.bin": (run / "tape.bin").stat().st_size - record * (steps - kept),
+        "metrics.jsonl": sum(len(line) for line in lines if json.loads(line)["step"] < kept),
+    }
+    for name, size in synchronised.items():
+        data = (run / name).read_bytes()
+        cut = rng.randrange(size, len(data))
+        (run / name).write_bytes(data[:cut] + (b"", bytes(2 * record), rng.randbytes(2 * record))[seed])
+    result = train(f"resume=powerless{seed}", tiny=False, cwd=undisturbed)
+    assert result.returncode == 0, result.stderr
+    whole, resumed = (undisturbed / "runs" / name for name in ("whole", run.name))
+    for name in ("digest", "chain_digest", "weights_digest", "tape_digest", "step"):
+        assert outcome(whole)[name] == outcome(resumed)[name], name
+    losses = [[line for line in (one / "metrics.jsonl").open() if '"loss"' in line] for one in (whole, resumed)]
     assert losses[0] == losses[1]
 
 

@@ -128,10 +128,17 @@ def read_metrics(path: Path) -> dict[str, tuple[NDArray[np.int64], NDArray[np.fl
 
 
 def _drop_steps_from(path: Path, step: int) -> None:
-    *lines, _unfinished = path.read_text().split("\n")
+    *lines, _unfinished = path.read_text(errors="replace").split("\n")
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text("".join(f"{line}\n" for line in lines if json.loads(line)["step"] < step))
+    partial.write_text("".join(f"{line}\n" for line in lines if _is_before(line, step)))
     partial.replace(path)
+
+
+def _is_before(line: str, step: int) -> bool:
+    try:
+        return bool(json.loads(line)["step"] < step)
+    except ValueError:  # garbled by a power loss: later than anything that a checkpoint counts on
+        return False
 
 
 def _to_json(value: float) -> float | str:

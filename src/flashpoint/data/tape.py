@@ -64,7 +64,7 @@ class TapeWriter:
             later ones are dropped.
 
     Raises:
-        UserError: the existing tape is damaged, of another header, or shorter.
+        UserError: the existing tape is damaged within those steps, of another header, or shorter.
     """
 
     def __init__(self, path: Path, header: TapeHeader, steps: int | None = None) -> None:
@@ -77,7 +77,7 @@ class TapeWriter:
             self._file = path.open("xb", buffering=0)
             self._append(head + self._digest)
             return
-        tape = Tape.read(path)
+        tape = Tape.read(path, until_broken=True)
         if tape.header != header or tape.steps < steps:
             raise UserError(f"{path}: another run's tape, or fewer than {steps:,} steps of it; restore the file")
         self._file = path.open("r+b", buffering=0)
@@ -145,8 +145,12 @@ class Tape:
         return dataclasses.replace(self, header=header, records=self.records.reshape(-1, *shape))
 
     @classmethod
-    def read(cls, path: Path) -> Tape:
+    def read(cls, path: Path, *, until_broken: bool = False) -> Tape:
         """Read and verify a tape; an incomplete last record is left out.
+
+        Args:
+            until_broken: leave out the first broken record and all after it: a power loss can garble an end that was
+                not on the disk yet.
 
         Raises:
             UserError: no tape, another version, or a broken digest, with the step at which it breaks.
@@ -161,6 +165,9 @@ class Tape:
         for step in range(steps):
             record = data[start + step * size : start + (step + 1) * size]
             digest = _chain(digest, record[:-_DIGEST_BYTES])
+            if digest != record[-_DIGEST_BYTES:] and until_broken:
+                steps, digest = step, data[start + step * size - _DIGEST_BYTES : start + step * size]
+                break
             if digest != record[-_DIGEST_BYTES:]:
                 raise UserError(f"{path}: edited or damaged at step {step}; restore the file or replay another run")
         body = np.frombuffer(data, np.uint8, count=steps * size, offset=start).reshape(steps, size)

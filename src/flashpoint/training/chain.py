@@ -35,7 +35,7 @@ class ChainWriter:
         path: of a new file, or with ``steps`` of one to go on from its first ``steps`` records; later ones are dropped.
 
     Raises:
-        UserError: the existing file is damaged or has fewer records.
+        UserError: the existing file is damaged within those steps or has fewer.
     """
 
     def __init__(self, path: Path, steps: int | None = None) -> None:
@@ -44,7 +44,7 @@ class ChainWriter:
             self._file.write(MAGIC)
             self._digest = _START
             return
-        chain = Chain.read(path)
+        chain = Chain.read(path, until_broken=True)
         if steps > chain.steps:
             raise UserError(f"{path}: holds {chain.steps} steps, {steps} are needed; restore the file")
         self._file = path.open("r+b", buffering=0)
@@ -91,8 +91,12 @@ class Chain:
         return [bytes(digest) for digest in self.records["digest"]]
 
     @classmethod
-    def read(cls, path: Path) -> Chain:
+    def read(cls, path: Path, *, until_broken: bool = False) -> Chain:
         """Read and verify; an incomplete last record is left out.
+
+        Args:
+            until_broken: leave out the first broken record and all after it: a power loss can garble an end that was
+                not on the disk yet.
 
         Raises:
             UserError: no chain, or a broken one, with the step at which it breaks.
@@ -108,6 +112,8 @@ class Chain:
         digest = _START
         for step, record in enumerate(records):
             digest = blake2b(digest + record.tobytes()[: _VALUES.size], digest_size=8).digest()
+            if digest != bytes(record["digest"]) and until_broken:
+                return cls(records[:step])
             if digest != bytes(record["digest"]):
                 raise UserError(f"{path}: edited or damaged at step {step}; restore the file")
         return cls(records)

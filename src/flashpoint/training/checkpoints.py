@@ -60,7 +60,7 @@ def verified(folder: Path, notify: Callable[[str], None]) -> Iterator[Checkpoint
 
 
 def retained(steps: Sequence[int], interval: int, capacity: int, pinned: set[int]) -> set[int]:
-    """Which ``capacity`` checkpoints stay: the pinned ones, of every 2ʲ-th the two newest, and the newest of the others.
+    """Which ``capacity`` checkpoints stay: the pinned, of every 2ʲ-th the two newest, and the newest of the others.
 
     For any age there is then one between it and some four times it.
     """

@@ -57,7 +57,7 @@ def _run(
     config: Config, resumed: RunFolder | None, original: RunFolder | None, ranks: Ranks, device: torch.device
 ) -> Outcome:
     recorded = resumed or original
-    tape = _tape(recorded, ranks, config.allow_world_size_change) if recorded else None
+    tape = _tape(config, recorded, ranks) if recorded else None
     if device.type == "cpu":
         notify(
             "no GPU: this run shows the whole pipeline on a small model; "
@@ -112,11 +112,11 @@ def _run(
     return outcome
 
 
-def _tape(recorded: RunFolder, ranks: Ranks, may_change_world: bool) -> Tape:
-    tape = Tape.read(recorded.tape)
+def _tape(config: Config, recorded: RunFolder, ranks: Ranks) -> Tape:
+    tape = Tape.read(recorded.tape, until_broken=config.resume is not None)
     if tape.header.ranks != ranks.world:
         counts = f"{tape.path}: recorded by {tape.header.ranks} processes, here are {ranks.world}"
-        if not may_change_world:
+        if not config.allow_world_size_change:
             raise UserError(
                 f"{counts}; start as many (torchrun), or take the same batches and other bits with "
                 "allow_world_size_change=true"
@@ -247,7 +247,7 @@ def _record(
 
 def _tape_writer(folder: RunFolder, header: TapeHeader, tape: Tape | None, step: int) -> TapeWriter:
     """Goes on with the folder's tape, or writes a new one: for a branch, or for another number of processes."""
-    if folder.tape.exists() and Tape.read(folder.tape).header == header:
+    if folder.tape.exists() and Tape.read(folder.tape, until_broken=True).header == header:
         return TapeWriter(folder.tape, header, steps=step)
     partial = folder.tape.with_suffix(".partial")
     partial.unlink(missing_ok=True)

@@ -33,7 +33,7 @@ def starting_point(config: Config, resumed: RunFolder | None, original: RunFolde
     if resumed:
         for checkpoint in verified(resumed.checkpoints, notify):
             tensors, state = checkpoint.load()
-            digests = Chain.read(resumed.chain).digests
+            digests = Chain.read(resumed.chain, until_broken=True).digests
             if len(digests) >= checkpoint.step and digests[checkpoint.step - 1].hex() == state["chain"]:
                 return Start(checkpoint.step, tensors, state)
             notify(f"{checkpoint.path}: not of this run's digest chain; using the checkpoint before it")
