@@ -31,7 +31,8 @@ TINY = (
     "train.checksum_interval=4",
     "train.eval_sequences=8",
     "train.threads=2",
-    "probes.w_q_interval=4",
+    "probes.weights_interval=4",
+    "probes.attention_interval=5",
     "tracking=disabled",
 )
 

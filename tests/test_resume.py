@@ -147,6 +147,17 @@ def test_from_step_goes_on_bit_for_bit_and_another_attention_branches(undisturbe
     assert manifest["parent"] == {"run": "runs/whole", "from_step": step}
     assert outcome(undisturbed / "runs/branch")["tape_digest"] == whole["tape_digest"]
     assert outcome(undisturbed / "runs/branch")["digest"] != whole["digest"]
+    cumulative = [
+        [
+            record[name]
+            for record in map(json.loads, (undisturbed / f"runs/{run}/metrics.jsonl").open())
+            if name in record
+        ]
+        for run in ("whole", "rewound")
+        for name in ("layer/2/head/1/delta_error_cumulative",)
+    ]
+    assert 0 < len(cumulative[1]) < len(cumulative[0])
+    assert cumulative[1] == cumulative[0][-len(cumulative[1]) :]
     chains = [(undisturbed / f"runs/{name}/chain.bin").read_bytes() for name in ("whole", "branch")]
     shared = 8 + 24 * step
     assert chains[0][:shared] == chains[1][:shared]

@@ -53,8 +53,9 @@ def test_a_run_leaves_every_record_and_its_outcome_line(recorded: Path) -> None:
     assert losses[-1] == pytest.approx(outcome["loss"])
     assert losses[-1] < losses[0] - 0.2
     logged = {name for line in metrics_of(run) for name in line}
-    assert {"grad_norm", "lr", "tokens_per_second", "val_loss"} <= logged
-    assert {f"layer/{layer}/head/{head}/w_q_spectral_norm" for layer in (1, 2) for head in (1, 2)} <= logged
+    assert {"grad_norm", "update_norm", "clip_factor", "lr", "tokens_per_second", "val_loss"} <= logged
+    for name in ("w_q_spectral_norm", "qk_spectral_norm", "delta_error_sum", "tied_rows", "entropy"):
+        assert {f"layer/{layer}/head/{head}/{name}" for layer in (1, 2) for head in (1, 2)} <= logged
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["environment"]["torch"]

@@ -172,12 +172,21 @@ class DetectorConfig:
 class ProbesConfig:
     """What is measured beside the loss."""
 
-    w_q_interval: int = 50
-    """Steps between spectral norms of every head's W_Q; 0 turns them off."""
+    weights_interval: int = 50
+    """Steps between spectral norms of every head's W_Q, W_K, W_V and QKᵀ; 0 turns them off."""
+    attention_interval: int = 200
+    """Steps between observations of the attention on a few sequences of the step's batch; 0 turns them off."""
+    sequences: int = 4
+    """Sequences that are observed; of each head T² scores are held for them."""
+    attention: tuple[str, ...] = ("delta_error", "ties", "scores", "out_bias", "null_direction", "similarity")
+    """Probes of the attention (:mod:`flashpoint.probes.attention`), or FILE.py:CLASS for one of your own."""
 
     def __post_init__(self) -> None:
-        if self.w_q_interval < 0:
-            raise ValueError(f"probes.w_q_interval={self.w_q_interval}: give 0 (off) or more")
+        object.__setattr__(self, "attention", tuple(self.attention))
+        _require_positive(self, "probes", ("sequences",))
+        for name in ("weights_interval", "attention_interval"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"probes.{name}={getattr(self, name)}: give 0 (off) or more")
 
 
 @dataclass(frozen=True, kw_only=True)

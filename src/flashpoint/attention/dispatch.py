@@ -67,6 +67,38 @@ def _saved_like(q: Tensor, groups: Groups) -> tuple[Tensor, Tensor, Tensor, Tens
     )
 
 
+def row_statistics(
+    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, *, layer: int, seed_and_step: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What decides the rounding of each row, from a forward pass of its own; arguments of :func:`attention`.
+
+    Returns:
+        shift: the final m [B, H, T] float32, nats.
+        ones: [B, H, T] int32: the P̄ that entered P̄V as exactly 1.
+    """
+    groups = variant.groups(layer, q.shape[1])
+    if kernels := _kernels(q, groups):
+        statistics: tuple[Tensor, Tensor] = kernels.row_statistics(q, k, v, groups, seed_and_step, layer)
+        return statistics
+    shift = q.new_empty(q.shape[:-1], dtype=torch.float32)
+    ones = torch.empty_like(shift, dtype=torch.int32)
+    for choices, heads in groups:
+        noise, chosen = _noise_key(q, seed_and_step, layer, heads), list(heads)
+        shift[:, chosen], ones[:, chosen] = reference.row_statistics(
+            q[:, chosen], k[:, chosen], v[:, chosen], choices, noise
+        )
+    return shift, ones
+
+
+def whole_scores(q: Tensor, k: Tensor, variant: AttentionVariant, *, layer: int, seed_and_step: Tensor) -> Tensor:
+    """S [B, H, T, T] float32 as rounded, −∞ above the diagonal: T² of memory, for looking at a few sequences."""
+    scores = q.new_empty((*q.shape[:-1], q.shape[-2]), dtype=torch.float32)
+    for choices, heads in variant.groups(layer, q.shape[1]):
+        noise, chosen = _noise_key(q, seed_and_step, layer, heads), list(heads)
+        scores[:, chosen] = reference.whole_scores(q[:, chosen], k[:, chosen], choices, noise)
+    return scores
+
+
 @torch.library.custom_op("flashpoint::flash_forward", mutates_args=())
 def flash_forward_op(
     q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int

@@ -72,6 +72,13 @@ def row_statistics(
     return torch.cat([result.shift for result in results], -1), torch.cat([result.ones for result in results], -1)
 
 
+def whole_scores(q: Tensor, k: Tensor, variant: AttentionVariant, noise: NoiseKey) -> Tensor:
+    """S [B, H, T, T] float32 as the forward pass rounds it, −∞ above the diagonal; for looking at, not for training."""
+    inputs = _Inputs.of(q, _centered(k) if variant.center_keys else k, k, variant, noise)
+    every = slice(0, q.shape[-2])
+    return inputs.scores(_Tile(every, every, 0))
+
+
 def flash_backward(
     grad_out: Tensor,
     q: Tensor,

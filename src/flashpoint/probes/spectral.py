@@ -1,4 +1,4 @@
-"""Spectral norms of the query projection, by layer and head."""
+"""Spectral norms of the attention's weights, by layer and head."""
 
 from __future__ import annotations
 
@@ -9,22 +9,45 @@ from torch import Tensor
 
 from flashpoint.model import GPT, Block
 
+_SQUARINGS = 12
+
 
 @torch.no_grad()
-def w_q_spectral_norms(model: GPT) -> Tensor:
-    """Largest singular value of each head's W_Q.
+def weight_norms(model: GPT) -> dict[str, Tensor]:
+    """Largest singular values of W_Q, W_K, W_V and of the bilinear form W_Qᵀ W_K of each head.
 
     Returns:
-        [n_layer, n_head] float32: the square root of the largest eigenvalue of W_Q W_Qᵀ, in FP64.
+        ``w_q_spectral_norm``, ``w_k_…``, ``w_v_…`` and ``qk_spectral_norm`` (of QKᵀ as a form on the inputs, without
+        α): [n_layer, n_head] float32, relative error below 1e-3.
     """
-    w_q = torch.stack([cast(Block, block).attention.w_q for block in model.blocks]).double()
-    return torch.linalg.eigvalsh(w_q @ w_q.mT)[..., -1].sqrt().float()  # [L, H, d, d] → [L, H]
-
-
-def w_q_metrics(model: GPT) -> dict[str, float]:
-    """:func:`w_q_spectral_norms` under the names of the metrics file; layers and heads from 1."""
+    H, C = model.config.n_head, model.config.d_model
+    packed = torch.stack([cast(Block, block).attention.qkv.weight for block in model.blocks])
+    weights = packed.view(-1, 3, H, C // H, C).transpose(0, 1)  # [3, L, H, d, C]
+    grams = weights.double() @ weights.double().mT  # W Wᵀ
+    norms = largest_eigenvalue(grams).sqrt().float()
+    form = largest_eigenvalue(grams[0], grams[1]).sqrt().float()  # σ² of W_Qᵀ W_K
     return {
-        f"layer/{layer}/head/{head}/w_q_spectral_norm": norm
-        for layer, norms in enumerate(w_q_spectral_norms(model).tolist(), 1)
-        for head, norm in enumerate(norms, 1)
+        "w_q_spectral_norm": norms[0],
+        "w_k_spectral_norm": norms[1],
+        "w_v_spectral_norm": norms[2],
+        "qk_spectral_norm": form,
     }
+
+
+def largest_eigenvalue(matrices: Tensor, others: Tensor | None = None) -> Tensor:
+    """Largest eigenvalue of symmetric positive semidefinite matrices A [..., d, d], or of the products A·B: [...].
+
+    The power method by repeated squaring: after 12 squarings a column is the 4,096-th power times a unit vector. Its
+    Rayleigh quotient (under the inner product uᵀBv for A·B, which is symmetric there) is off by some ln(d) / 4,096 at
+    most, however close the eigenvalues are.
+    """
+    product = matrices if others is None else matrices @ others
+    power = product
+    for _ in range(_SQUARINGS):
+        power = power / power.abs().amax((-2, -1), keepdim=True).clamp_min(1e-300)
+        power = power @ power
+    column = power.square().sum(-2).argmax(-1)  # of the largest
+    vector = power.gather(-1, column[..., None, None].expand(*power.shape[:-1], 1))
+    vector = vector / vector.abs().amax((-2, -1), keepdim=True).clamp_min(1e-300)
+    weighted = vector if others is None else others @ vector
+    return (weighted * (product @ vector)).sum((-2, -1)) / (weighted * vector).sum((-2, -1)).clamp_min(1e-300)

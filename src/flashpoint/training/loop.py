@@ -18,7 +18,7 @@ from flashpoint.data.batches import gather_windows
 from flashpoint.data.tape import TapeWriter
 from flashpoint.data.tokens import TokenDataset
 from flashpoint.model import GPT
-from flashpoint.probes.spectral import w_q_metrics
+from flashpoint.probes.observer import Observer
 from flashpoint.progress import progress_bar
 from flashpoint.training.chain import ChainWriter
 from flashpoint.training.checkpoints import FlightRecorder
@@ -26,6 +26,9 @@ from flashpoint.training.detector import ExplosionDetector
 from flashpoint.training.optimizer import learning_rate
 from flashpoint.training.parallel import Ranks
 from flashpoint.training.step import OptimizerStep
+
+_HOTTEST = 3
+"""Heads that the terminal shows."""
 
 
 class Order(Protocol):
@@ -54,6 +57,7 @@ class Trainer:
     Args:
         model: on ``device``.
         recorder: keeps checkpoints, or None.
+        observer: runs the probes, or None.
         ranks: this process among those that share each batch.
         log: takes a step and its metrics.
         sync: brings all records to the disk; called before a checkpoint that counts on them.
@@ -70,6 +74,7 @@ class Trainer:
         chain: ChainWriter,
         device: torch.device,
         recorder: FlightRecorder | None,
+        observer: Observer | None,
         ranks: Ranks,
         *,
         log: Callable[[int, Mapping[str, float]], None],
@@ -83,8 +88,9 @@ class Trainer:
         self._first_step, self._last_loss = 0, math.nan
         self.detector = ExplosionDetector(config.detector)
         self._optimizer_step = OptimizerStep(model, config, device, ranks)
+        self._observer = observer
         # Losses and gradient norms wait on the device, so that a step never waits for the host.
-        self._pending = torch.zeros(config.train.log_interval, 2, device=device)
+        self._pending = torch.zeros(config.train.log_interval, len(self._optimizer_step.result), device=device)
         self._pending_steps: list[int] = []
         self._pending_checksums: dict[int, Tensor] = {}
 
@@ -94,7 +100,7 @@ class Trainer:
         Raises:
             OSError: a record could not be written.
         """
-        train, probes = self.config.train, self.config.probes
+        train = self.config.train
         val_loss, interrupted, step = None, False, self._first_step - 1
         with progress_bar(train.steps - self._first_step, "step") as bar:
             started, logged = time.perf_counter(), self._first_step
@@ -110,12 +116,12 @@ class Trainer:
                     now, steps = time.perf_counter(), step + 1 - logged
                     rate = steps * train.batch_size * self.config.model.context / (now - started)
                     started, logged = now, step + 1
-                    self._log(step, {"tokens_per_second": rate})
-                    bar.set_postfix_str(f"loss {self._last_loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
+                    self._log(step, {"tokens_per_second": rate, **self._memory()})
+                    bar.set_postfix_str(self._status(rate), refresh=False)
                     bar.update(steps)
                     last = last or (self.detector.last_step is not None and step >= self.detector.last_step)
-                if probes.w_q_interval and ((step + 1) % probes.w_q_interval == 0 or last):
-                    self._log(step, w_q_metrics(self.model))
+                if self._observer and (metrics := self._observer.after_step(step, last=last)):
+                    self._log(step, metrics)
                 if (step + 1) % train.eval_interval == 0 or last:
                     val_loss = self.validate()
                     self._log(step, {"val_loss": val_loss})
@@ -132,6 +138,8 @@ class Trainer:
         """Go on from a checkpoint; before :meth:`run`."""
         self._optimizer_step.load_state(tensors)
         self.detector.load_state(state["detector"])
+        if self._observer:
+            self._observer.load_state(state["probes"])
         self._first_step, self._last_loss = state["step"], state["loss"]
         if self._recorder and self.detector.onset_step is not None:
             self._recorder.pin(self.detector.onset_step)
@@ -145,6 +153,7 @@ class Trainer:
             "loss": self._last_loss,
             "chain": self.chain.digest,
             "detector": self.detector.state(),
+            "probes": self._observer.state() if self._observer else {},
         }
         recorder.save(self._optimizer_step.state(), state)
 
@@ -152,6 +161,8 @@ class Trainer:
         windows = self.order.windows(step)
         self.tape.append(windows)
         batch = gather_windows(self.tokens.train, windows[:, self._ranks.rank], self.config.model.context)
+        if self._observer:
+            self._observer.before_step(step, batch, self._optimizer_step.seed_and_step)
         if self.device.type == "cuda":
             batch = batch.pin_memory()
         self._optimizer_step(batch, learning_rate(step, self.config.train))
@@ -164,7 +175,7 @@ class Trainer:
     def _read_pending(self) -> None:
         """Log, chain and judge the steps since the last read."""
         values = self._pending.tolist()  # waits for the device
-        for step, (loss, grad_norm) in zip(self._pending_steps, values, strict=False):
+        for step, (loss, grad_norm, update_norm) in zip(self._pending_steps, values, strict=False):
             checksum = self._pending_checksums.pop(step, None)
             self.chain.append(loss, grad_norm, int(checksum) % 2**64 if checksum is not None else 0)
             stable = self.detector.onset_step is None
@@ -172,9 +183,29 @@ class Trainer:
             if self._recorder and stable and self.detector.onset_step is not None:
                 self._recorder.wait()
                 self._recorder.pin(self.detector.onset_step)
-            self._log(step, {"loss": loss, "grad_norm": grad_norm, "lr": learning_rate(step, self.config.train)})
+            clip = self.config.train.grad_clip
+            self._log(
+                step,
+                {
+                    "loss": loss,
+                    "grad_norm": grad_norm,
+                    "update_norm": update_norm,
+                    "clip_factor": min(1.0, clip / (grad_norm + 1e-6)) if clip else 1.0,
+                    "lr": learning_rate(step, self.config.train),
+                },
+            )
         self._last_loss = values[len(self._pending_steps) - 1][0]
         self._pending_steps.clear()
+
+    def _status(self, rate: float) -> str:
+        """Loss, rate and the heads whose W_Q grows fastest, for the terminal."""
+        hottest = self._observer.sentinel.hottest(_HOTTEST) if self._observer else []
+        return ", ".join([f"loss {self._last_loss:.3f}", f"{rate:,.0f} tokens/s", *map(str, hottest)])
+
+    def _memory(self) -> dict[str, float]:
+        if self.device.type != "cuda":
+            return {}
+        return {"memory_gib": torch.cuda.max_memory_reserved(self.device) / 2**30}
 
     @torch.no_grad()
     def validate(self) -> float:

@@ -21,6 +21,7 @@ from flashpoint.data.tape import Tape, TapeHeader, TapeWriter
 from flashpoint.data.tokens import TokenDataset
 from flashpoint.errors import UserError, notify
 from flashpoint.model import GPT
+from flashpoint.probes.observer import Observer
 from flashpoint.report.curves import draw_curves
 from flashpoint.run_folder import RunFolder, read_json, write_json
 from flashpoint.tracking import Tracker
@@ -87,6 +88,7 @@ def _run(
         check_replay(tape.header, header, tokens)
     if config.checkpoints.interval:
         capacity(config.checkpoints, state_bytes(model))  # refused before there is a folder
+    observer = Observer(config.probes, model, config.train.batch_size, notify) if ranks.first else None
     start = starting_point(config, resumed, original)
     ranks.wait()  # until all have read what the first will now write to
     with contextlib.ExitStack() as stack:
@@ -101,7 +103,9 @@ def _run(
                 _describe(folder, config, tokens, model, header, environment, original, start.step)
             if original and start.step:
                 shutil.copyfile(original.chain, folder.chain)
-            outcome = _record(config, folder, tokens, model.to(device), order, tape, header, device, start, ranks)
+            outcome = _record(
+                config, folder, tokens, model.to(device), order, tape, header, device, start, observer, ranks
+            )
         except OSError as error:
             raise UserError(
                 f"{folder.path}: {error.strerror or error}; the run stops here, its records so far stay; "
@@ -201,6 +205,7 @@ def _record(
     header: TapeHeader,
     device: torch.device,
     start: Start,
+    observer: Observer | None,
     ranks: Ranks,
 ) -> Outcome:
     writer = _tape_writer(folder, header, tape, start.step)
@@ -225,6 +230,7 @@ def _record(
         chain,
         device,
         recorder,
+        observer,
         ranks,
         log=tracker.log,
         sync=sync,

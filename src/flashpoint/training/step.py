@@ -45,8 +45,9 @@ class OptimizerStep:
         noise_seed = (config.seed + ranks.rank * 0x9E3779B9) % 2**32  # other sequences, other noise
         self.seed_and_step = torch.tensor([noise_seed, 0], device=device)
         """[2] int64: the run's seed and the count of forward passes so far, the key of stochastic rounding."""
-        self.result = torch.zeros(2, device=device)
-        """Loss, nats, and gradient norm before clipping; on the device, and the next step's place too."""
+        self.result = torch.zeros(3, device=device)
+        """Loss, nats, gradient norm before clipping, and norm of what the step added to the weights; on the device, and
+        the next step's place too."""
         self._records = on_gpu and ranks.world == 1 and train.cuda_graph is not False
         self._stream = torch.cuda.Stream(device) if self._records else None
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -119,8 +120,11 @@ class OptimizerStep:
             self.seed_and_step[1] += 1
         self._ranks.average([total, *(p.grad for p in self._model.parameters() if p.grad is not None)])
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._train.grad_clip or math.inf)
+        weights = [parameter.detach() for parameter in self._model.parameters()]
+        before = [weight.clone() for weight in weights]
         self._optimizer.step()
-        self.result.copy_(torch.stack([total, norm]))
+        update = nn.utils.get_total_norm(torch._foreach_sub(weights, before))
+        self.result.copy_(torch.stack([total, norm, update]))
 
 
 def state_bytes(model: nn.Module) -> int:

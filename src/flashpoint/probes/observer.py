@@ -1,0 +1,122 @@
+"""Runs the probes beside the training and names what they measure."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashpoint.config import ProbesConfig
+from flashpoint.errors import UserError
+from flashpoint.model import GPT
+from flashpoint.probes.attention import BUILT_IN, Probe
+from flashpoint.probes.observation import LayerObservation, observe, with_updates
+from flashpoint.probes.sentinel import LOOKBACK, Sentinel
+from flashpoint.probes.spectral import weight_norms
+
+
+class Observer:
+    """The probes of one run. They read weights and batches and change nothing: digests are the same without them.
+
+    Args:
+        batch_size: sequences of a whole step.
+        notify: takes the sentinel's warning.
+
+    Raises:
+        UserError: a probe that is named is not there.
+    """
+
+    def __init__(self, config: ProbesConfig, model: GPT, batch_size: int, notify: Callable[[str], None]) -> None:
+        self._config, self._model, self._batch_size, self._notify = config, model, batch_size, notify
+        self._probes = {name: load_probe(name) for name in config.attention}
+        self._seen: list[LayerObservation] = []
+        self.sentinel = Sentinel()
+
+    def before_step(self, step: int, batch: Tensor, seed_and_step: Tensor) -> None:
+        """Observe the attention, if it is due, on the first sequences of the batch [..., sequences, T + 1]."""
+        if self._probes and _is_due(step, self._config.attention_interval):
+            sequences = batch.flatten(0, -2)[: self._config.sequences].to(seed_and_step.device)
+            self._seen = observe(self._model, sequences, seed_and_step, len(sequences) / self._batch_size)
+
+    def after_step(self, step: int, *, last: bool) -> dict[str, float]:
+        """What was due at this step, under the names of the metrics file."""
+        metrics: dict[str, Tensor] = {}
+        if self._config.weights_interval and (last or _is_due(step, self._config.weights_interval)):
+            norms = weight_norms(self._model)
+            metrics |= _named(norms)
+            if warning := self.sentinel.update(step, norms["w_q_spectral_norm"].tolist()):
+                self._notify(
+                    f"step {step:,}: W_Q of layer {warning.layer}, head {warning.head} has grown ×{warning.growth:.1f} "
+                    f"in {LOOKBACK} steps, to {warning.norm:.1f}: an explosion may follow"
+                )
+        if self._seen:
+            for seen in with_updates(self._seen, self._model):
+                with torch.no_grad():
+                    for probe in self._probes.values():
+                        by_head = probe.measure(seen)
+                        metrics |= {name: value for key, row in by_head.items() for name, value in _of(seen, key, row)}
+            self._seen = []
+        if not metrics:
+            return {}
+        values = torch.stack([value.double() for value in metrics.values()]).tolist()  # one copy from the device
+        return dict(zip(metrics, values, strict=True))
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs to go on, as plain values."""
+        probes = {name: state for name, probe in self._probes.items() if (state := probe.state())}
+        return {"attention": probes, "sentinel": self.sentinel.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Inverse of :meth:`state`; what a probe that is not here any more left is passed over."""
+        self.sentinel.load_state(state["sentinel"])
+        for name, probe in self._probes.items():
+            if name in state["attention"]:
+                probe.load_state(state["attention"][name])
+
+
+def load_probe(name: str) -> Probe:
+    """A built-in probe, or ``FILE.py:CLASS``.
+
+    Raises:
+        UserError: neither is there, or the class is no probe.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]()
+    file, _, class_name = name.rpartition(":")
+    if not file:
+        raise UserError(f"probes.attention: no probe named {name}; choose of {', '.join(BUILT_IN)}, or FILE.py:CLASS")
+    if not Path(file).is_file():
+        raise UserError(f"probes.attention={name}: {file} is no file")
+    spec = importlib.util.spec_from_file_location(f"flashpoint_probe_{Path(file).stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        probe = getattr(module, class_name)()
+    except Exception as error:
+        raise UserError(f"probes.attention={name}: {type(error).__name__}: {error}") from error
+    if not isinstance(probe, Probe):
+        raise UserError(f"probes.attention={name}: no subclass of flashpoint.probes.attention.Probe")
+    return probe
+
+
+def _is_due(step: int, interval: int) -> bool:
+    return interval > 0 and (step + 1) % interval == 0
+
+
+def _named(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        f"layer/{layer}/head/{head}/{name}": value
+        for name, norms in rows.items()
+        for layer, of_layer in enumerate(norms, 1)
+        for head, value in enumerate(of_layer, 1)
+    }
+
+
+def _of(seen: LayerObservation, name: str, by_head: Tensor) -> Sequence[tuple[str, Tensor]]:
+    return [(f"layer/{seen.layer}/head/{head}/{name}", value) for head, value in enumerate(by_head, 1)]

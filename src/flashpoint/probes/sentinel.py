@@ -1,0 +1,73 @@
+"""An early warning from W_Q's spectral norms, and the heads that grow fastest."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+GROWTH, LOOKBACK, ABOVE_MEDIAN = 2.0, 500, 2.0
+"""The rule: a head's W_Q spectral norm has doubled within 500 steps and is twice the median of all heads."""
+
+
+@dataclass(frozen=True)
+class HeadGrowth:
+    """One head at one step; layer and head from 1."""
+
+    step: int
+    layer: int
+    head: int
+    norm: float
+    """Spectral norm of W_Q."""
+    growth: float
+    """Over what it was :data:`LOOKBACK` steps before."""
+
+    def __str__(self) -> str:
+        return f"L{self.layer}H{self.head} {self.norm:.1f} (×{self.growth:.2f})"
+
+
+class Sentinel:
+    """Takes the norms of all heads at intervals; warns once, at the first head that breaks the rule."""
+
+    def __init__(self) -> None:
+        self._history: deque[tuple[int, NDArray[np.float64]]] = deque()
+        self.warning: HeadGrowth | None = None
+        """The first head that broke the rule, and when."""
+
+    def update(self, step: int, norms: ArrayLike) -> HeadGrowth | None:
+        """Take the norms [n_layer, n_head] at ``step``; the warning, at the step at which it is raised."""
+        latest = np.asarray(norms, np.float64)
+        self._history.append((step, latest))
+        while len(self._history) > 1 and self._history[1][0] <= step - LOOKBACK:
+            self._history.popleft()
+        broken = [head for head in self.hottest(latest.size) if head.norm >= ABOVE_MEDIAN * np.median(latest)]
+        if self.warning or not broken or broken[0].growth < GROWTH:
+            return None
+        self.warning = broken[0]
+        return self.warning
+
+    def hottest(self, count: int) -> list[HeadGrowth]:
+        """The heads that grew most over :data:`LOOKBACK` steps, largest growth first; none before there are as many."""
+        if not self._history or self._history[0][0] > self._history[-1][0] - LOOKBACK:
+            return []
+        (_, before), (step, latest) = self._history[0], self._history[-1]
+        growth = latest / np.maximum(before, 1e-30)
+        order = np.argsort(growth, axis=None)[::-1][:count]
+        places = zip(*np.unravel_index(order, growth.shape), strict=True)
+        return [HeadGrowth(step, int(i) + 1, int(j) + 1, float(latest[i, j]), float(growth[i, j])) for i, j in places]
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs to go on, as plain values."""
+        return {
+            "history": [(step, norms.tolist()) for step, norms in self._history],
+            "warning": self.warning and vars(self.warning),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Inverse of :meth:`state`."""
+        self._history = deque((step, np.array(norms)) for step, norms in state["history"])
+        self.warning = HeadGrowth(**state["warning"]) if state["warning"] else None

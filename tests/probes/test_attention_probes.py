@@ -1,0 +1,210 @@
+"""Probes on tensors whose answer is known by hand, and the paper's identity on a captured batch."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from flashpoint.attention import reference
+from flashpoint.attention.rounding import NoiseKey
+from flashpoint.attention.variant import AttentionVariant
+from flashpoint.config import ModelConfig
+from flashpoint.model import GPT
+from flashpoint.probes import attention as probes
+from flashpoint.probes.observation import LayerObservation, observe, with_updates
+
+BF16 = AttentionVariant(name="flash_bf16", scores="nearest", out_unnormalized="nearest")
+T, D, C = 4, 16, 3
+
+
+def observation(**given: Any) -> LayerObservation:
+    """One sequence, one head; nothing but zeros where nothing is given. Zero queries attend evenly."""
+    zeros = torch.zeros(1, 1, T, D)
+    fields: dict[str, Any] = {
+        "layer": 2, "variant": BF16, "x": torch.zeros(1, T, C), "q": zeros, "k": zeros, "v": zeros, "out": zeros,
+        "grad_out": zeros, "seed_and_step": torch.zeros(2, dtype=torch.int64), "w_q": torch.zeros(1, D, C),
+        "update": torch.zeros(1, D, C),
+    }  # fmt: skip
+    return LayerObservation(**{**fields, **given})
+
+
+def values(probe: probes.Probe, seen: LayerObservation) -> dict[str, float]:
+    return {name: value.item() for name, value in probe.measure(seen).items()}
+
+
+def test_delta_error_of_a_known_error_of_o() -> None:
+    v = torch.full((1, 1, T, D), 2.0)  # so O is 2 in FP32, whatever is attended to
+    error = torch.tensor([0.5, -0.25, 0.0, 1.0])[None, None, :, None].expand(1, 1, T, D)
+    grad_out = torch.full((1, 1, T, D), 0.125)
+    seen = observation(v=v, out=v + error, grad_out=grad_out)
+    per_token = 0.125 * D * np.array([0.5, -0.25, 0.0, 1.0])  # Σ_d dO·(O_lp − O_hp)
+    probe = probes.DeltaError()
+    found = values(probe, seen)
+    assert found["delta_error_sum"] == pytest.approx(per_token.sum())
+    assert found["delta_error_abs_sum"] == pytest.approx(np.abs(per_token).sum())
+    assert found["delta_error_mean"] == pytest.approx(per_token.mean())
+    assert found["delta_error_variance"] == pytest.approx(per_token.var(ddof=1))
+    assert found["delta_abs_mean"] == pytest.approx(0.125 * 2 * D)
+    assert found["row_sum_mean"] == pytest.approx(-per_token.mean())  # Σ_j P(dP − δ) = rowsum(dO∘O_hp) − δ
+    assert found["row_sum_abs_mean"] == pytest.approx(np.abs(per_token).mean())
+    assert found["grad_out_error_sign_agreement"] == pytest.approx((1 - 1 + 1) / 3)
+    again = values(probe, seen)
+    assert again["delta_error_cumulative"] == pytest.approx(2 * per_token.sum())
+    resumed = probes.DeltaError()
+    resumed.load_state(probe.state())
+    assert values(resumed, seen)["delta_error_cumulative"] == pytest.approx(3 * per_token.sum())
+
+
+@pytest.mark.parametrize(
+    ("choice", "error"),
+    [({"delta": "out_fp32"}, 0.0), ({"delta": "p_dp"}, 0.0), ({"exact_row_sum": True}, 0.0), ({}, 0.125 * D * T)],
+)
+def test_the_variants_own_delta_counts(choice: dict, error: float) -> None:
+    v = torch.full((1, 1, T, D), 2.0)
+    seen = observation(
+        variant=dataclasses.replace(BF16, **choice), v=v, out=v + 1, grad_out=torch.full((1, 1, T, D), 0.125)
+    )
+    assert values(probes.DeltaError(), seen)["delta_error_sum"] == pytest.approx(error, abs=1e-6)
+
+
+def test_ties_of_even_attention() -> None:
+    found = values(probes.Ties(), observation())  # row t has t + 1 equal scores
+    assert found["tied_rows"] == 3 / 4
+    assert found["tie_multiplicity"] == (2 + 3 + 4) / 3
+    assert found["ties_on_first_keys"] == 1.0
+
+
+def test_ties_are_placed_where_they_are() -> None:
+    k = torch.zeros(1, 1, 8, D)
+    k[0, 0, [1, 6], 0] = 8.0  # the keys at 1 and 6 tie from row 6 on
+    q = torch.zeros(1, 1, 8, D)
+    q[..., 0] = 4.0
+    q[0, 0, 0] = q[0, 0, 1] = 0
+    out = torch.zeros(1, 1, 8, D)
+    seen = observation(q=q, k=k, v=out, out=out, grad_out=out)
+    found = values(probes.Ties(), seen)
+    # Row 1 ties its two keys of score 0, rows 6 and 7 the keys 1 and 6: six ones, four of them on the first four keys.
+    assert found["tied_rows"] == 3 / 8
+    assert found["tie_multiplicity"] == 2
+    assert found["ties_on_first_keys"] == 4 / 6
+
+
+def test_scores_and_entropy() -> None:
+    found = values(probes.Scores(), observation())
+    assert found["entropy"] == pytest.approx(sum(math.log(n) for n in (1, 2, 3, 4)) / 4, rel=1e-6)
+    assert found["score_max"] == found["score_mean"] == 0
+    q, k = torch.zeros(1, 1, T, D), torch.zeros(1, 1, T, D)
+    q[0, 0, 3, 0], k[0, 0, 1, 0] = -8.0, 2.0  # one score of −8·2·α = −4
+    found = values(probes.Scores(), observation(q=q, k=k))
+    assert found["score_max"] == 4
+    assert found["score_mean"] == pytest.approx(4 / 10)  # of the ten scores that are not masked
+
+
+def test_one_signed_values_and_errors() -> None:
+    v = torch.ones(1, 1, T, D)
+    v[0, 0, 0] = -1
+    v[0, 0, :2, 1] = -1
+    exact = v.cumsum(2) / torch.arange(1, T + 1)[:, None]
+    error = torch.full((1, 1, T, D), 0.25)
+    error[0, 0, ::2] = -0.25  # no bias
+    error[..., 5] = 0.25  # but here
+    found = values(probes.OutBias(), observation(v=v, out=exact + error))
+    assert found["v_sign_max"] == 3 / 4
+    assert found["out_error_bias_max"] == pytest.approx(1, rel=1e-5)
+    assert found["out_error_bias_mean"] == pytest.approx(1 / D, rel=1e-4)
+
+
+def test_shares_along_the_mean_key_and_the_first() -> None:
+    k = torch.zeros(1, 1, T, D)
+    k[0, 0, :, 0] = 1.0  # the mean key is e₀ + e₁/4
+    k[0, 0, 0, 1] = 1.0  # the first key is e₀ + e₁
+    w_q, update = torch.zeros(1, D, C), torch.zeros(1, D, C)
+    w_q[0, 0] = torch.tensor([3.0, 0.0, 4.0])
+    update[0, 2, 1] = 7.0
+    found = values(probes.NullDirection(), observation(k=k, w_q=w_q, update=update))
+    assert found["w_q_mean_key_share"] == pytest.approx(1 / (1 + 1 / 16))
+    assert found["w_q_first_key_share"] == pytest.approx(1 / 2)
+    assert found["w_q_update_mean_key_share"] == found["w_q_update_first_key_share"] == 0
+
+
+def test_similarity_of_tokens_and_steps() -> None:
+    k = torch.zeros(1, 1, T, D)
+    k[..., 0] = 1.0
+    x = torch.zeros(1, T, C)
+    x[0, :2, 0], x[0, 2:, 1] = 1.0, -2.0  # two tokens one way, two at right angles
+    probe = probes.Similarity()
+    found = values(probe, observation(k=k, x=x))
+    assert found["token_similarity"] == pytest.approx(4 / 12)  # of the twelve pairs, four are alike
+    assert "step_similarity" not in found
+    assert values(probe, observation(k=k, x=x))["step_similarity"] == pytest.approx(8 / 16)
+    assert values(probe, observation(k=-k, x=x))["step_similarity"] == pytest.approx(-8 / 16)
+
+
+def test_effective_rank_counts_equal_directions() -> None:
+    k, x = torch.zeros(1, 1, T, D), torch.zeros(1, T, C)
+    k[..., 0] = 1.0
+    x[0, 0, 0], x[0, 1, 1] = 1.0, 1.0
+    v = torch.zeros(1, 1, T, D)
+    error = torch.zeros(1, 1, T, D)
+    error[0, 0, 0, 0] = 1.0
+    one = observation(k=k, x=x, v=v, out=error, grad_out=torch.ones(1, 1, T, D))
+    assert values(probes.Similarity(), one)["w_q_error_effective_rank"] == pytest.approx(1)
+    # With keys that no longer agree the second error points elsewhere.
+    k[0, 0, 0], k[0, 0, 1] = 0, 0
+    k[0, 0, 0, 1], k[0, 0, 1, 1], k[0, 0, 1, 2] = 1.0, -1.0, 2.0
+    error[0, 0, 1, 0] = 1.0  # PK of row 1 is the mean of the keys 0 and 1: e₂
+    two = observation(k=k, x=x, v=v, out=error, grad_out=torch.ones(1, 1, T, D))
+    assert values(probes.Similarity(), two)["w_q_error_effective_rank"] == pytest.approx(2)
+    assert values(probes.Similarity(), observation())["w_q_error_effective_rank"] == 0
+
+
+@pytest.fixture(scope="module")
+def captured() -> list[LayerObservation]:
+    """Two layers of a small model on two sequences, after one made-up step."""
+    model = GPT(ModelConfig(n_layer=2, n_head=2, d_model=64, context=40, vocab_size=50), BF16, 0)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.qkv.weight *= 8
+    tokens = torch.randint(0, 50, (2, 41), generator=torch.Generator().manual_seed(0))
+    observations = observe(model, tokens, torch.tensor([1, 2]), share=0.5)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    with torch.no_grad():
+        model.blocks[1].attention.qkv.weight[:64] += 1.0
+    return list(with_updates(observations, model))
+
+
+def test_a_captured_batch_is_the_models(captured: list[LayerObservation]) -> None:
+    assert [seen.layer for seen in captured] == [1, 2]
+    assert not captured[0].update.any()
+    assert torch.equal(captured[1].update, (captured[1].w_q + 1.0) - captured[1].w_q)
+    for seen in captured:
+        assert seen.q.dtype == seen.out.dtype == torch.bfloat16
+        assert seen.q.shape == (2, 2, 40, 32)
+        q = torch.einsum("ntc,hdc->nhtd", seen.x.bfloat16().float(), seen.w_q.bfloat16().float())
+        torch.testing.assert_close(seen.q.float(), q, rtol=1e-2, atol=1e-2)
+        assert seen.grad_out.abs().sum() > 0
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_the_papers_identity_holds_on_it(captured: list[LayerObservation], layer: int) -> None:
+    """dW_Q,hp − dW_Q,lp = α Σ_T (δ_lp − δ_hp)[T]·(PK)[T]ᵀX[T], both sides from backward passes in FP32."""
+    seen = captured[layer]
+    noise = NoiseKey(seen.seed_and_step, seen.layer, torch.arange(2), 2, 2)
+    variant = dataclasses.replace(BF16, delta="out_fp32", grad_scores="none")
+    q, k, v = seen.q.float(), seen.k.float(), seen.v.float()
+    _, logsumexp, out_fp32, centered = reference.flash_forward(q, k, v, variant, noise)
+
+    def weight_gradient(out: Tensor) -> Tensor:
+        grad_q, *_ = reference.flash_backward(
+            seen.grad_out, q, k, v, out, logsumexp, out, centered, variant, noise
+        )  # fmt: skip
+        return torch.einsum("nhtd,ntc->hdc", grad_q.double(), seen.x.double())
+
+    difference = weight_gradient(out_fp32) - weight_gradient(seen.out.float())
+    found = probes.weight_gradient_error(seen).double()
+    assert difference.norm() > 0
+    assert (found - difference).norm() <= 1e-3 * difference.norm()

@@ -1,0 +1,60 @@
+"""Probes beside a run: they change nothing, and a user adds one by naming it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flashpoint.probes.attention import BUILT_IN
+from tests.conftest import Command
+
+OWN = """
+import torch
+from flashpoint.probes.attention import Probe
+
+class Longest(Probe):
+    def measure(self, seen):
+        return {"longest_query": seen.q.float().norm(dim=-1).amax((0, 2))}
+
+class NoProbe:
+    pass
+"""
+
+
+def records(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_without_probes_has_the_same_digest(train: Command, tmp_path: Path) -> None:
+    without = train("probes.weights_interval=0", "probes.attention_interval=0", "run_name=without")
+    (tmp_path / "own.py").write_text(OWN)
+    names = ",".join([*BUILT_IN, f"{tmp_path}/own.py:Longest"])
+    observed = train("probes.attention_interval=1", f"probes.attention=[{names}]", "run_name=with")
+    for result in (without, observed):
+        assert result.returncode == 0, result.stderr
+    outcomes = [json.loads((tmp_path / f"runs/{name}/outcome.json").read_text()) for name in ("without", "with")]
+    assert outcomes[0]["digest"] == outcomes[1]["digest"]
+    assert not any("layer/" in key for record in records(tmp_path / "runs/without") for key in record)
+    steps = [record["step"] for record in records(tmp_path / "runs/with") if "layer/2/head/1/longest_query" in record]
+    assert steps == list(range(12))
+    last = next(record for record in records(tmp_path / "runs/with")[::-1] if "layer/1/head/2/entropy" in record)
+    assert last["layer/1/head/2/w_q_update_mean_key_share"] > 0
+    assert abs(last["layer/1/head/2/delta_error_cumulative"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("entropie", "no probe named entropie; choose of delta_error, ties"),
+        ("nowhere.py:Longest", "nowhere.py is no file"),
+        ("own.py:Shortest", "AttributeError"),
+        ("own.py:NoProbe", "no subclass of"),
+    ],
+)
+def test_a_probe_that_is_not_there_is_one_line(train: Command, tmp_path: Path, name: str, told: str) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    result = train(f"probes.attention=[{name}]")
+    assert result.returncode == 2
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert told in line
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,34 @@
+"""What a step says it did is what it did."""
+
+import numpy as np
+import pytest
+import torch
+
+from flashpoint.attention.variant import AttentionVariant
+from flashpoint.config import Config, DataConfig, ModelConfig, TrainConfig
+from flashpoint.model import GPT
+from flashpoint.training.parallel import Ranks
+from flashpoint.training.step import OptimizerStep
+
+MODEL = ModelConfig(n_layer=1, n_head=1, d_model=16, context=8, vocab_size=300)
+
+
+def test_loss_gradient_norm_and_update_norm() -> None:
+    train = TrainConfig(batch_size=4, micro_batch_size=2, grad_clip=0.5)
+    config = Config(model=MODEL, data=DataConfig(vocab_size=300), train=train)
+    model = GPT(MODEL, AttentionVariant(), 0)
+    step = OptimizerStep(model, config, torch.device("cpu"), Ranks())
+    batch = torch.randint(0, 300, (2, 2, 9), generator=torch.Generator().manual_seed(0))
+    before = [parameter.detach().double().numpy().copy() for parameter in model.parameters()]
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        losses = [model(part[:, :-1], part[:, 1:], step.seed_and_step).item() for part in batch]
+    step(batch, 1e-2)
+    loss, grad_norm, update_norm = step.result.tolist()
+    moved = [
+        parameter.detach().double().numpy() - old for parameter, old in zip(model.parameters(), before, strict=True)
+    ]
+    assert loss == pytest.approx(np.mean(losses), rel=1e-6)
+    assert update_norm == pytest.approx(np.sqrt(sum((part**2).sum() for part in moved)), rel=1e-4)
+    clipped = [parameter.grad.double().norm().item() for parameter in model.parameters() if parameter.grad is not None]
+    assert grad_norm > 0.5
+    assert np.sqrt(np.square(clipped).sum()) == pytest.approx(0.5, rel=1e-4)
