@@ -1,0 +1,259 @@
+"""Figures of the report: each answers one question, for one run or for several side by side.
+
+The counterparts of figures of Qiu & Yao (arXiv 2510.04212) are measured in the runs themselves. One variant has one
+colour everywhere. Layers and heads count from 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flashpoint.report.series import RecordedRun, Series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_VARIANTS = (
+    "flash_bf16", "flash_fp32", "flash_fixed", "flash_centered", "flash_stochastic", "flash_exact_rowsum",
+    "flash_delta_pdp", "flash_delta_fp32", "flash_fp32_out", "flash_untiled", "flash_per_block", "standard", "sdpa",
+)  # fmt: skip
+_COLOURS = (
+    "#d62728", "#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22",
+    "#aec7e8", "#98df8a", "#c49c94",
+)  # fmt: skip
+_SMOOTHING_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One figure of the report."""
+
+    key: str
+    """Part of the file's name."""
+    question: str
+    paper: str
+    """What it is the counterpart of."""
+    draw: Callable[[Sequence[RecordedRun]], Figure | None]
+    """None where no run has measured it."""
+
+
+def colour(variant: str) -> str:
+    """The variant's, black for one of the user's own."""
+    return dict(zip(_VARIANTS, _COLOURS, strict=True)).get(variant, "black")
+
+
+def draw_losses(runs: Sequence[RecordedRun]) -> Figure | None:
+    """Training loss and gradient norm of all runs over one another."""
+    figure, axes = _panels(2, 1, sharex=True)
+    for run in runs:
+        losses, norms = run.smoothed("loss", _SMOOTHING_STEPS), run.smoothed("grad_norm", 1)
+        if losses:
+            axes[0, 0].plot(*losses, color=colour(run.variant), label=run.label)
+        if norms:
+            axes[1, 0].plot(*norms, color=colour(run.variant), linewidth=0.7, alpha=0.8)
+        for panel in axes[:, 0]:
+            _mark_onset(panel, run, colour(run.variant))
+    axes[0, 0].set_ylabel(f"loss, mean of {_SMOOTHING_STEPS} steps\n(nats per token)")
+    axes[1, 0].set_ylabel("gradient norm")
+    axes[1, 0].set_yscale("log")
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    return _finished(figure, axes)
+
+
+def draw_layers(runs: Sequence[RecordedRun]) -> Figure | None:
+    """Largest W_Q spectral norm of each layer."""
+
+    def draw(panel: Axes, run: RecordedRun, series: Series) -> None:
+        steps, norms = series
+        for layer, of_layer in enumerate(norms.max(1), 1):
+            hot = layer == run.hottest_layer
+            shade = "#d62728" if hot else str(0.2 + 0.6 * layer / (len(norms) + 1))
+            panel.plot(steps, of_layer, color=shade, linewidth=2 if hot else 1, label=f"layer {layer}", zorder=2 + hot)
+        panel.legend(frameon=False, fontsize=7, ncols=2)
+
+    return _side_by_side(runs, "w_q_spectral_norm", "W_Q spectral norm, largest head", draw, log=True)
+
+
+def draw_heads(runs: Sequence[RecordedRun]) -> Figure | None:
+    """W_Q spectral norm of each head of the hottest layer."""
+    return _heads_of_hottest(runs, "w_q_spectral_norm", "W_Q spectral norm", log=True)
+
+
+def draw_cumulative(runs: Sequence[RecordedRun]) -> Figure | None:
+    """Σ (δ_lp − δ_hp), summed over the observed steps."""
+    return _heads_of_hottest(runs, "delta_error_cumulative", "cumulative Σ (δ_lp − δ_hp)")
+
+
+def draw_similarity(runs: Sequence[RecordedRun]) -> Figure | None:
+    """Do the tokens' (PK)ᵀX point one way, and the same way from step to step?"""
+    return _several(
+        runs, {"token_similarity": "among tokens of a step", "step_similarity": "with the step observed before"},
+        "mean cosine of (PK)[T]ᵀX[T]",
+    )  # fmt: skip
+
+
+def draw_signs(runs: Sequence[RecordedRun]) -> Figure | None:
+    """Where the sign of δ_lp − δ_hp comes from."""
+    return _several(
+        runs,
+        {
+            "grad_out_error_sign_agreement": "dO with O_lp − O_hp: mean product of signs",
+            "out_error_bias_max": "O_lp − O_hp: |mean| / mean |·|, most biased feature",
+            "v_sign_max": "V: share of one sign, most one-sided feature",
+        },
+        "by head of the hottest layer",
+    )
+
+
+def draw_ties(runs: Sequence[RecordedRun]) -> Figure | None:
+    """How often are several P̄ exactly 1, and where?"""
+    return _several(
+        runs,
+        {
+            "tied_rows": "share of rows with two or more P̄ = 1",
+            "tie_multiplicity": "P̄ = 1 in such a row",
+            "ties_on_first_keys": "share of them on the first four keys",
+        },
+        "by head of the hottest layer",
+    )
+
+
+def draw_null_direction(runs: Sequence[RecordedRun]) -> Figure | None:
+    """Does W_Q grow along what all keys share?"""
+    return _several(
+        runs,
+        {
+            "w_q_mean_key_share": "share of ‖W_Q‖² along the mean key",
+            "w_q_update_mean_key_share": "share of its last update along it",
+            "row_sum_abs_mean": "mean |Σⱼ dSᵢⱼ| / α",
+        },
+        "by head of the hottest layer",
+        log={"row_sum_abs_mean"},
+    )
+
+
+def draw_heat_map(runs: Sequence[RecordedRun]) -> Figure | None:
+    """W_Q spectral norm of every head over steps."""
+    from matplotlib.colors import LogNorm
+
+    measured = [(run, series) for run in runs if (series := run.by_head("w_q_spectral_norm"))]
+    if not measured:
+        return None
+    figure, axes = _panels(1, len(measured))
+    largest = max(float(norms.max()) for _, (_, norms) in measured)
+    for panel, (run, (steps, norms)) in zip(axes[0], measured, strict=True):
+        rows = norms.reshape(-1, norms.shape[-1])
+        image = panel.pcolormesh(
+            steps, np.arange(1, len(rows) + 1), np.maximum(rows, 0.1), norm=LogNorm(0.3, max(1.0, largest)),
+            cmap="magma", shading="nearest", rasterized=True,
+        )  # fmt: skip
+        heads = norms.shape[1]
+        panel.set_yticks(np.arange(len(norms)) * heads + (heads + 1) / 2, [f"layer {i + 1}" for i in range(len(norms))])
+        panel.invert_yaxis()
+        panel.set_title(run.label, fontsize=9)
+        panel.set_xlabel("optimiser step")
+        _mark_onset(panel, run, "white")
+    figure.colorbar(image, ax=axes[0].tolist(), label="W_Q spectral norm")
+    return figure
+
+
+PANELS = (
+    Panel("loss", "Does the loss explode, and when?", "Figs. 2 and 7", draw_losses),
+    Panel("layers", "Which layer's W_Q takes off?", "Fig. 3", draw_layers),
+    Panel("heads", "Which of its heads?", "Fig. 3", draw_heads),
+    Panel("heat_map", "When does each head take off?", "Fig. 3", draw_heat_map),
+    Panel("similarity", "Do all tokens and steps push W_Q the same way?", "Fig. 4", draw_similarity),
+    Panel("cumulative", "Does the error of δ keep its sign?", "Fig. 5", draw_cumulative),
+    Panel("signs", "Where does that sign come from?", "Fig. 6", draw_signs),
+    Panel("ties", "How often is P̄ exactly 1 more than once in a row?", "Fig. 9", draw_ties),
+    Panel(
+        "null_direction",
+        "Does W_Q grow along what all keys share?",
+        "nothing there: our hypothesis",
+        draw_null_direction,
+    ),
+)
+
+
+def _panels(rows: int, columns: int, **options: Any) -> tuple[Figure, np.ndarray]:
+    from matplotlib.figure import Figure  # matplotlib takes half a second to import
+
+    figure = Figure(figsize=(max(7.0, 4.2 * columns), max(4.0, 2.7 * rows)), dpi=110, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def _finished(figure: Figure, axes: np.ndarray) -> Figure:
+    for panel in axes.flat:
+        panel.grid(alpha=0.25)
+        panel.spines[["top", "right"]].set_visible(False)
+    for panel in axes[-1]:
+        panel.set_xlabel("optimiser step")
+    return figure
+
+
+def _mark_onset(panel: Axes, run: RecordedRun, line_colour: str) -> None:
+    if run.onset is not None:
+        panel.axvline(run.onset, color=line_colour, linestyle="--", linewidth=1)
+
+
+def _side_by_side(
+    runs: Sequence[RecordedRun],
+    name: str,
+    axis: str,
+    draw: Callable[[Axes, RecordedRun, Series], None],
+    *,
+    log: bool = False,
+) -> Figure | None:
+    measured = [(run, series) for run in runs if (series := run.by_head(name))]
+    if not measured:
+        return None
+    figure, axes = _panels(1, len(measured), sharey=True)
+    for panel, (run, series) in zip(axes[0], measured, strict=True):
+        draw(panel, run, series)
+        panel.set_title(run.label, fontsize=9)
+        _mark_onset(panel, run, "black")
+        if log:
+            panel.set_yscale("log")
+    axes[0, 0].set_ylabel(axis)
+    return _finished(figure, axes)
+
+
+def _draw_heads(panel: Axes, series: Series, layer: int) -> None:
+    steps, values = series
+    for head, of_head in enumerate(values[layer - 1] if layer <= len(values) else (), 1):
+        panel.plot(steps, of_head, linewidth=1.2, label=f"layer {layer}, head {head}")
+
+
+def _heads_of_hottest(runs: Sequence[RecordedRun], name: str, axis: str, *, log: bool = False) -> Figure | None:
+    def draw(panel: Axes, _run: RecordedRun, series: Series) -> None:
+        _draw_heads(panel, series, runs[0].hottest_layer)
+        if series[1].shape[1] <= 8:
+            panel.legend(frameon=False, fontsize=7)
+
+    return _side_by_side(runs, name, axis, draw, log=log)
+
+
+def _several(
+    runs: Sequence[RecordedRun], names: dict[str, str], axis: str, log: set[str] | None = None
+) -> Figure | None:
+    """A row of panels for each metric, a column for each run."""
+    measured = [run for run in runs if any(run.by_head(name) for name in names)]
+    if not measured:
+        return None
+    figure, axes = _panels(len(names), len(measured), sharex="col", sharey="row")
+    for column, run in enumerate(measured):
+        for row, (name, title) in enumerate(names.items()):
+            panel = axes[row, column]
+            if series := run.by_head(name):
+                _draw_heads(panel, series, runs[0].hottest_layer)
+            if name in (log or ()):
+                panel.set_yscale("log")
+            _mark_onset(panel, run, "black")
+            panel.set_title(f"{run.label}\n{title}" if row == 0 else title, fontsize=8)
+    figure.supylabel(axis, fontsize=9)
+    return _finished(figure, axes)

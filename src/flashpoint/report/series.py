@@ -1,0 +1,95 @@
+"""A recorded run as the figures read it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.run_folder import RunFolder, read_json
+from flashpoint.tracking import read_metrics
+
+_BY_HEAD = re.compile(r"layer/(\d+)/head/(\d+)/(\w+)")
+Series = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """Settings, verdict and metrics of one run.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+
+    folder: RunFolder
+
+    @property
+    def name(self) -> str:
+        return self.folder.path.name
+
+    @property
+    def variant(self) -> str:
+        return str(self.config["attn"]["name"])
+
+    @property
+    def label(self) -> str:
+        """What legends say: the variant, and the run's name where it says more."""
+        return self.variant if self.name == self.variant else f"{self.name} ({self.variant})"
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return read_json(self.folder.config)
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        return read_json(self.folder.manifest)
+
+    @cached_property
+    def outcome(self) -> dict[str, Any]:
+        return read_json(self.folder.outcome)
+
+    @property
+    def onset(self) -> int | None:
+        onset: int | None = self.outcome["onset_step"]
+        return onset
+
+    @cached_property
+    def columns(self) -> dict[str, Series]:
+        """Every metric: steps [n] and values [n]."""
+        return read_metrics(self.folder.metrics)
+
+    def by_head(self, name: str) -> Series | None:
+        """Steps [n] and values [n_layer, n_head, n] of a metric of heads; None where the run has not measured it."""
+        return self._by_head.get(name)
+
+    def smoothed(self, name: str, steps: int) -> Series | None:
+        """A per-step metric as a mean over ``steps`` steps; a thinned run has not every step."""
+        if name not in self.columns:
+            return None
+        at, values = self.columns[name]
+        spacing = max(1, int(np.median(np.diff(at)))) if len(at) > 1 else 1
+        window = max(1, min(steps // spacing, len(values) // 10))
+        return at[window - 1 :], np.convolve(values, np.ones(window) / window, mode="valid")
+
+    @cached_property
+    def hottest_layer(self) -> int:
+        """The layer, from 1, whose largest W_Q norm ends highest; 2, the paper's, where nothing was measured."""
+        norms = self.by_head("w_q_spectral_norm")
+        return 2 if norms is None else int(norms[1][..., -1].max(1).argmax()) + 1
+
+    @cached_property
+    def _by_head(self) -> dict[str, Series]:
+        found: dict[str, dict[tuple[int, int], Series]] = {}
+        for column, series in self.columns.items():
+            if match := _BY_HEAD.fullmatch(column):
+                found.setdefault(match[3], {})[int(match[1]), int(match[2])] = series
+        tables = {}
+        for name, heads in found.items():
+            layers, count = (max(place) for place in zip(*heads, strict=True))
+            steps = heads[1, 1][0]
+            tables[name] = steps, np.array([[heads[i + 1, j + 1][1] for j in range(count)] for i in range(layers)])
+        return tables

@@ -1,0 +1,126 @@
+"""The report of made-up runs: what it shows, that it needs nothing else, and how a browser draws it."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from flashpoint.report.figures import PANELS
+from flashpoint.report.page import write_report
+from flashpoint.report.series import RecordedRun
+from flashpoint.run_folder import RunFolder, write_json
+from tests.conftest import REPOSITORY, environment
+
+BY_HEAD = (
+    "w_q_spectral_norm", "token_similarity", "step_similarity", "delta_error_cumulative",
+    "grad_out_error_sign_agreement", "out_error_bias_max", "v_sign_max", "tied_rows", "tie_multiplicity", "ties_on_first_keys", "w_q_mean_key_share",
+    "w_q_update_mean_key_share", "row_sum_abs_mean",
+)  # fmt: skip
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def record(
+    folder: Path, name: str, *, onset: int | None = None, probes: bool = True, attention: str = ""
+) -> RecordedRun:
+    run = RunFolder.create(folder, name)
+    model = {"n_layer": 3, "n_head": 2, "d_model": 64, "context": 32}
+    write_json(run.config, {"attn": {"name": attention or name}, "model": model, "seed": 4})
+    environment = {"torch": "2.99"}
+    write_json(
+        run.manifest,
+        {"hardware": "a <GPU>", "environment": environment, "started": "2026-11-21T", "initial_weights": "w"},
+    )
+    verdict = {"outcome": "exploded" if onset else "stable", "step": 400, "onset_step": onset}
+    write_json(run.outcome, {**verdict, "digest": f"d-{name}", "tape_digest": "t"})
+    with run.metrics.open("w") as file:
+        for step in range(400):
+            file.write(json.dumps({"step": step, "loss": 3 + math.sin(step / 20), "grad_norm": 1.0 + step % 3}) + "\n")
+            if probes and step % 20 == 19:
+                values = {
+                    f"layer/{layer}/head/{head}/{metric}": step / 100 * (5 if layer == 2 else 1) + head
+                    for layer in (1, 2, 3)
+                    for head in (1, 2)
+                    for metric in BY_HEAD
+                }
+                file.write(json.dumps({"step": step, **values}) + "\n")
+    return RecordedRun(run)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    runs = [record(folder, "flash_bf16", onset=300), record(folder, "flash_centered")]
+    return write_report(runs, folder / "out")
+
+
+def test_it_needs_no_other_file_and_shows_every_figure(report: Path) -> None:
+    html = report.read_text()
+    assert re.findall(r'(?:src|href)="(?!data:image/png;base64,)', html) == []
+    assert not re.search(r"https?://|@import|<script", html)
+    assert html.count("<img ") == len(PANELS)
+    for panel in PANELS:
+        image = matplotlib.image.imread(report.parent / f"figures/{panel.key}.png")[..., :3]
+        assert (np.ptp(image, axis=-1) > 0.3).mean() > 1e-3, f"{panel.key} is blank"
+
+
+def test_it_says_what_happened_and_where(report: Path) -> None:
+    html = report.read_text()
+    for text in (
+        "flash_bf16 exploded at step 300; flash_centered stable",
+        "exploded, onset 300",
+        "a &lt;GPU&gt;, torch 2.99",
+    ):
+        assert text in html
+    assert "<code>d-flash_centered</code>" in html
+    assert "2 run(s) with the same initial weights; 1 tape(s)" in html
+    assert "those of layer 2\nare shown" in html
+    assert "Not measured" not in html
+
+
+def test_a_run_without_probes_names_what_is_missing(tmp_path: Path) -> None:
+    html = write_report([record(tmp_path, "plain", probes=False, attention="<mine>")], tmp_path / "out").read_text()
+    assert html.count("<img ") == 1
+    assert "Not measured by these runs: Which layer&#x27;s W_Q takes off?" in html
+    assert "<mine>" not in html
+    assert "&lt;mine&gt;" in html
+
+
+def test_the_script_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) -> None:
+    record(tmp_path / "runs", "plain", probes=False)
+
+    def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, str(REPOSITORY / "scripts/report.py"), *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+
+    result = call("plain")
+    assert result.stdout == "runs/plain/report/report.html\n", result.stderr
+    assert (tmp_path / "runs/plain/report/figures/loss.png").is_file()
+    refused = call("nowhere")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: nowhere: no run there")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_draws_it(report: Path, tmp_path: Path, width: int) -> None:
+    assert BROWSER
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},4000",
+        f"--screenshot={tmp_path / 'page.png'}", report.as_uri(),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=90)
+    image = matplotlib.image.imread(tmp_path / "page.png")[..., :3]
+    assert image.shape[1] == width
+    # Text is grey or black; figures have colour. A broken page or picture would show none.
+    bands = [(np.ptp(band, axis=-1) > 0.3).mean() for band in np.array_split(image[:2400], 4)]
+    assert min(bands) > 1e-3, bands
+    assert (image[:2400, -3:] > 0.99).all(), "something runs over the right edge"
