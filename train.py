@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -22,6 +24,8 @@ from flashpoint.errors import UserError, one_line
 from flashpoint.hardware import default_experiment
 
 CONFIGS = Path(__file__).parent / "configs"
+SWEEP = os.environ.setdefault("FLASHPOINT_SWEEP", time.strftime("sweep_%Y-%m-%d_%H-%M-%S"))
+"""Group of the runs of one multirun in W&B; processes that it starts inherit it."""
 WANTS_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
@@ -38,6 +42,8 @@ def train(composed: DictConfig) -> None:
             from flashpoint.replay import resumed_values
 
             values = resumed_values(values, list(HydraConfig.get().overrides.task))
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            values["tracking"]["group"] = values["tracking"]["group"] or SWEEP
         config = build_config(values, CONFIGS / "attn")
         from flashpoint.training.run import run
 

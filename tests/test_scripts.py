@@ -85,6 +85,15 @@ def test_the_committed_tape_is_whole_and_its_run_repeats_from_its_checkpoint() -
     assert all(by_step[step] == record for step, record in again.items())
 
 
+def test_the_early_warnings_in_the_documents_are_those_of_the_committed_runs() -> None:
+    reference = REPOSITORY / "runs/reference"
+    branches = sorted((reference / "replay-h200").glob("branch-*"))
+    runs = [*sorted((reference / "explosion-h200").iterdir()), reference / "replay-h200/explosion", *branches]
+    command = [sys.executable, str(REPOSITORY / "scripts/sentinel.py"), *map(str, runs)]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    assert f"```\n{result.stdout}```" in (REPOSITORY / "docs/measurements.md").read_text(), result.stderr
+
+
 def test_a_missing_run_is_one_line() -> None:
     result = throughput("nowhere")
     assert result.returncode == 2

@@ -11,13 +11,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.image import imsave
 
 from flashpoint.config import TrackingConfig
 from flashpoint.errors import UserError
 from flashpoint.run_folder import RunFolder
 from flashpoint.tracking import Tracker, read_metrics
 from tests.conftest import environment
+
+LEET = (
+    "layer/2/head/1/w_q_spectral_norm", "flashpoint", "tracked", "sweep", "stable", "heads/w_q_spectral_norm",
+    "figures/heat_map", "records-", "histogram", "image-file",
+)  # fmt: skip
+"""What W&B's own reader shows of a run that was recorded offline."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +49,10 @@ def tracked(run: RunFolder, mode: str) -> list[str]:
     for step in range(3):
         tracker.log(step, {"loss": 3.0 - step, "layer/2/head/1/w_q_spectral_norm": 0.5 * step})
         tracker.log(step, {"lr": 0.1})
-    tracker.close({"outcome": "stable", "onset_step": None})
+    picture, record = run.path.parent / "heat_map.png", run.path.parent / "tape.bin"
+    imsave(picture, np.zeros((4, 4)))
+    record.write_bytes(b"tape")
+    tracker.close({"outcome": "stable", "onset_step": None}, [picture], [record])
     return lines
 
 
@@ -62,7 +73,7 @@ def test_without_a_login_wandb_records_offline(run: RunFolder, capfd: pytest.Cap
         capture_output=True, text=True, env=environment(), timeout=60, check=False,
     )  # fmt: skip
     assert shown.returncode == 0, shown.stderr
-    for fragment in ("layer/2/head/1/w_q_spectral_norm", "flashpoint", "tracked", "sweep", "stable"):
+    for fragment in LEET:
         assert fragment in shown.stdout
     assert capfd.readouterr().out == ""
 

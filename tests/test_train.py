@@ -309,6 +309,8 @@ def test_a_sweep_records_one_run_per_choice(recorded: Path, train: Command) -> N
     result = train("attn=flash_bf16,sdpa", "seed=range(2)", "train.steps=2", "runs_dir=swept", "-m", cwd=recorded)
     assert result.returncode == 0, result.stderr
     configs = [json.loads(path.read_text()) for path in (recorded / "swept").glob("*/config.json")]
+    (group,) = {config["tracking"]["group"] for config in configs}
+    assert group.startswith("sweep_")
     assert {(config["attn"]["name"], config["seed"]) for config in configs} == {
         ("flash_bf16", 0), ("flash_bf16", 1), ("sdpa", 0), ("sdpa", 1),
     }  # fmt: skip

@@ -6,7 +6,7 @@ import json
 import math
 import netrc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +58,28 @@ class Tracker:
         line = {"step": step, **{name: _to_json(value) for name, value in metrics.items()}}
         self._file.write(json.dumps(line) + "\n")
         if self._wandb is not None:
-            self._guarded(lambda: self._wandb.log({"step": step, **metrics}))
+            self._guarded(lambda: self._wandb.log({"step": step, **metrics, **self._histograms(metrics)}))
 
     def sync(self) -> None:
         """Wait until the metrics are on the disk."""
         os.fsync(self._file.fileno())
 
-    def close(self, summary: Mapping[str, Any]) -> None:
-        """End the record; ``summary`` becomes the W&B run's."""
+    @property
+    def active(self) -> bool:
+        """Whether W&B takes a record, too."""
+        return self._wandb is not None
+
+    def close(self, summary: Mapping[str, Any], pictures: Sequence[Path] = (), files: Sequence[Path] = ()) -> None:
+        """End the record.
+
+        Args:
+            summary: becomes the W&B run's.
+            pictures: PNG files to show there, under their names.
+            files: go into an artifact of the run.
+        """
         self._file.close()
         if self._wandb is not None:
-            self._guarded(lambda: self._finish(summary))
+            self._guarded(lambda: self._finish(summary, pictures, files))
 
     def _start(self, run: RunFolder, config: TrackingConfig, run_config: Mapping[str, Any], mode: str) -> None:
         import wandb
@@ -87,7 +98,28 @@ class Tracker:
         self._wandb.define_metric("step")
         self._wandb.define_metric("*", step_metric="step")
 
-    def _finish(self, summary: Mapping[str, Any]) -> None:
+    def _histograms(self, metrics: Mapping[str, float]) -> dict[str, Any]:
+        """Over all layers and heads, of every metric that each head has."""
+        by_name: dict[str, list[float]] = {}
+        for name, value in metrics.items():
+            if name.startswith("layer/") and math.isfinite(value):
+                by_name.setdefault(name.rpartition("/")[2], []).append(value)
+        if not by_name:
+            return {}
+        import wandb
+
+        return {f"heads/{name}": wandb.Histogram(values) for name, values in by_name.items()}
+
+    def _finish(self, summary: Mapping[str, Any], pictures: Sequence[Path], files: Sequence[Path]) -> None:
+        import wandb
+
+        if pictures:
+            self._wandb.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in pictures})
+        if files:
+            artifact = wandb.Artifact(f"records-{self._wandb.id}", type="records")
+            for path in files:
+                artifact.add_file(str(path))
+            self._wandb.log_artifact(artifact)
         self._wandb.summary.update(dict(summary))
         self._wandb.finish()
 

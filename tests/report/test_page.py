@@ -19,10 +19,20 @@ from flashpoint.run_folder import RunFolder, write_json
 from tests.conftest import REPOSITORY, environment
 
 BY_HEAD = (
-    "w_q_spectral_norm", "token_similarity", "step_similarity", "delta_error_cumulative",
-    "grad_out_error_sign_agreement", "out_error_bias_max", "v_sign_max", "tied_rows", "tie_multiplicity", "ties_on_first_keys", "w_q_mean_key_share",
-    "w_q_update_mean_key_share", "row_sum_abs_mean",
-)  # fmt: skip
+    "w_q_spectral_norm",
+    "token_similarity",
+    "step_similarity",
+    "delta_error_cumulative",
+    "grad_out_error_sign_agreement",
+    "out_error_bias_max",
+    "v_sign_max",
+    "tied_rows",
+    "tie_multiplicity",
+    "ties_on_first_keys",
+    "w_q_mean_key_share",
+    "w_q_update_mean_key_share",
+    "row_sum_abs_mean",
+)
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 

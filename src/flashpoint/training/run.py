@@ -23,6 +23,8 @@ from flashpoint.errors import UserError, notify
 from flashpoint.model import GPT
 from flashpoint.probes.observer import Observer
 from flashpoint.report.curves import draw_curves
+from flashpoint.report.page import write_report
+from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder, read_json, write_json
 from flashpoint.tracking import Tracker
 from flashpoint.training.chain import Chain, ChainWriter, first_difference
@@ -245,10 +247,20 @@ def _record(
     chain.close()
     outcome = _outcome(trainer, result, writer, stop.signal_name, time.perf_counter() - started, folder)
     write_json(folder.outcome, outcome.to_dict())
-    tracker.close(outcome.to_dict())
     if ranks.first:
         draw_curves(folder)
+    _close(tracker, folder, outcome)
     return outcome
+
+
+def _close(tracker: Tracker, folder: RunFolder, outcome: Outcome) -> None:
+    """With all that W&B is to hold of the run."""
+    if not tracker.active:
+        tracker.close(outcome.to_dict())
+        return
+    page = write_report([RecordedRun(folder)], folder.path / "report")
+    figures = sorted((page.parent / "figures").glob("*.png"))
+    tracker.close(outcome.to_dict(), figures, [folder.tape, folder.chain, folder.config, folder.manifest, page])
 
 
 def _tape_writer(folder: RunFolder, header: TapeHeader, tape: Tape | None, step: int) -> TapeWriter:
