@@ -26,7 +26,11 @@ def test_replay_is_bitwise_and_another_attention_keeps_the_tape(text_file: Path,
     again = outcome("again", "replay=original", tiny=False)
     other = outcome("other", "replay=original", "attn=flash_stochastic", tiny=False)
     launched_singly = outcome("singly", "replay=original", "train.cuda_graph=false", tiny=False)
-    assert original["digest"] == again["digest"] == launched_singly["digest"]
+    observed = outcome("observed", "replay=original", "probes.attention_interval=1", tiny=False)
+    unobserved = ("probes.attention_interval=0", "probes.weights_interval=0")
+    alone = outcome("alone", "replay=original", *unobserved, tiny=False)
+    digests = {run["digest"] for run in (original, again, launched_singly, observed, alone)}
+    assert len(digests) == 1
     assert original["tape_digest"] == other["tape_digest"]
     assert original["digest"] != other["digest"]
 
