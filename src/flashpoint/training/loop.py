@@ -15,16 +15,14 @@ from torch import Tensor
 
 from flashpoint.config import Config
 from flashpoint.data.batches import gather_windows
-from flashpoint.data.tape import TapeWriter
 from flashpoint.data.tokens import TokenDataset
 from flashpoint.model import GPT
 from flashpoint.probes.observer import Observer
 from flashpoint.progress import progress_bar
-from flashpoint.training.chain import ChainWriter
-from flashpoint.training.checkpoints import FlightRecorder
 from flashpoint.training.detector import ExplosionDetector
 from flashpoint.training.optimizer import learning_rate
 from flashpoint.training.parallel import Ranks
+from flashpoint.training.records import Records
 from flashpoint.training.step import OptimizerStep
 
 _HOTTEST = 3
@@ -56,11 +54,9 @@ class Trainer:
 
     Args:
         model: on ``device``.
-        recorder: keeps checkpoints, or None.
+        records: take tape, chain, metrics and checkpoints.
         observer: runs the probes, or None.
         ranks: this process among those that share each batch.
-        log: takes a step and its metrics.
-        sync: brings all records to the disk; called before a checkpoint that counts on them.
         stop_requested: asked once a step; a True ends the run cleanly after that step.
     """
 
@@ -70,25 +66,19 @@ class Trainer:
         model: GPT,
         tokens: TokenDataset,
         order: Order,
-        tape: TapeWriter,
-        chain: ChainWriter,
-        device: torch.device,
-        recorder: FlightRecorder | None,
+        records: Records,
         observer: Observer | None,
+        device: torch.device,
         ranks: Ranks,
         *,
-        log: Callable[[int, Mapping[str, float]], None],
-        sync: Callable[[], None],
         stop_requested: Callable[[], bool],
     ) -> None:
         self.config, self.model, self.tokens, self.order = config, model, tokens, order
-        self.tape, self.chain = tape, chain
-        self.device, self._recorder, self._ranks = device, recorder, ranks
-        self._log, self._sync, self._stop_requested = log, sync, stop_requested
+        self.device, self._ranks, self._stop_requested = device, ranks, stop_requested
+        self._records, self._observer = records, observer
         self._first_step, self._last_loss = 0, math.nan
         self.detector = ExplosionDetector(config.detector)
         self._optimizer_step = OptimizerStep(model, config, device, ranks)
-        self._observer = observer
         # Losses and gradient norms wait on the device, so that a step never waits for the host.
         self._pending = torch.zeros(config.train.log_interval, len(self._optimizer_step.result), device=device)
         self._pending_steps: list[int] = []
@@ -116,22 +106,21 @@ class Trainer:
                     now, steps = time.perf_counter(), step + 1 - logged
                     rate = steps * train.batch_size * self.config.model.context / (now - started)
                     started, logged = now, step + 1
-                    self._log(step, {"tokens_per_second": rate, **self._memory()})
+                    self._records.log(step, {"tokens_per_second": rate, **self._memory()})
                     bar.set_postfix_str(self._status(rate), refresh=False)
                     bar.update(steps)
                     last = last or (self.detector.last_step is not None and step >= self.detector.last_step)
                 if self._observer and (metrics := self._observer.after_step(step, last=last)):
-                    self._log(step, metrics)
+                    self._records.log(step, metrics)
                 if (step + 1) % train.eval_interval == 0 or last:
                     val_loss = self.validate()
-                    self._log(step, {"val_loss": val_loss})
+                    self._records.log(step, {"val_loss": val_loss})
                     started = time.perf_counter()
-                if self._recorder and (self._recorder.due(step + 1) or interrupted):
-                    self._checkpoint(self._recorder, step + 1)
+                if self._records.checkpoint_due(step + 1, now=interrupted):
+                    self._checkpoint(step + 1)
                 if last or interrupted:
                     break
-        if self._recorder:
-            self._recorder.wait()
+        self._records.wait()
         return LoopResult(step + 1, self._last_loss, val_loss, interrupted)
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -141,25 +130,24 @@ class Trainer:
         if self._observer:
             self._observer.load_state(state["probes"])
         self._first_step, self._last_loss = state["step"], state["loss"]
-        if self._recorder and self.detector.onset_step is not None:
-            self._recorder.pin(self.detector.onset_step)
+        if self.detector.onset_step is not None:
+            self._records.keep_before(self.detector.onset_step)
 
-    def _checkpoint(self, recorder: FlightRecorder, steps: int) -> None:
+    def _checkpoint(self, steps: int) -> None:
         if self._pending_steps:
             self._read_pending()
-        self._sync()
         state = {
             "step": steps,
             "loss": self._last_loss,
-            "chain": self.chain.digest,
+            "chain": self._records.chain.digest,
             "detector": self.detector.state(),
             "probes": self._observer.state() if self._observer else {},
         }
-        recorder.save(self._optimizer_step.state(), state)
+        self._records.save(self._optimizer_step.state(), state)
 
     def _step(self, step: int) -> None:
         windows = self.order.windows(step)
-        self.tape.append(windows)
+        self._records.tape.append(windows)
         batch = gather_windows(self.tokens.train, windows[:, self._ranks.rank], self.config.model.context)
         if self._observer:
             self._observer.before_step(step, batch, self._optimizer_step.seed_and_step)
@@ -177,14 +165,13 @@ class Trainer:
         values = self._pending.tolist()  # waits for the device
         for step, (loss, grad_norm, update_norm) in zip(self._pending_steps, values, strict=False):
             checksum = self._pending_checksums.pop(step, None)
-            self.chain.append(loss, grad_norm, int(checksum) % 2**64 if checksum is not None else 0)
+            self._records.chain.append(loss, grad_norm, int(checksum) % 2**64 if checksum is not None else 0)
             stable = self.detector.onset_step is None
             self.detector.update(step, loss, grad_norm)
-            if self._recorder and stable and self.detector.onset_step is not None:
-                self._recorder.wait()
-                self._recorder.pin(self.detector.onset_step)
+            if stable and self.detector.onset_step is not None:
+                self._records.keep_before(self.detector.onset_step)
             clip = self.config.train.grad_clip
-            self._log(
+            self._records.log(
                 step,
                 {
                     "loss": loss,

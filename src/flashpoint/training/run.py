@@ -9,32 +9,29 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from flashpoint.config import Config, TrackingConfig
+from flashpoint.config import Config
 from flashpoint.data.batches import BatchOrder
 from flashpoint.data.prepare import prepare
 from flashpoint.data.replayed import ReplayedOrder, check_replay
-from flashpoint.data.tape import Tape, TapeHeader, TapeWriter
+from flashpoint.data.tape import Tape, TapeHeader
 from flashpoint.data.tokens import TokenDataset
 from flashpoint.errors import UserError, notify
 from flashpoint.model import GPT
 from flashpoint.probes.observer import Observer
-from flashpoint.report.curves import draw_curves
-from flashpoint.report.page import write_report
-from flashpoint.report.series import RecordedRun
-from flashpoint.run_folder import RunFolder, read_json, write_json
-from flashpoint.tracking import Tracker
-from flashpoint.training.chain import Chain, ChainWriter, first_difference
-from flashpoint.training.checkpoints import FlightRecorder, capacity
+from flashpoint.run_folder import RunFolder, read_json
+from flashpoint.training.chain import Chain, first_difference
+from flashpoint.training.checkpoints import capacity
 from flashpoint.training.determinism import describe_environment, environment_difference, fix_numerics
 from flashpoint.training.digests import run_digest, weights_digest
 from flashpoint.training.interrupt import StopRequest, surely_interrupted
 from flashpoint.training.loop import LoopResult, Trainer
+from flashpoint.training.manifest import describe_run, note_resumption
 from flashpoint.training.outcome import Outcome
 from flashpoint.training.parallel import Ranks, join, leave
+from flashpoint.training.records import Records
 from flashpoint.training.start import Start, starting_point
 from flashpoint.training.step import state_bytes
 
@@ -100,9 +97,10 @@ def _run(
             folder = resumed or RunFolder.create(config.runs_dir, config.run_name or _run_name(config))
         try:
             if folder is resumed:
-                _note_resumption(folder, config, start.step, ranks.world, environment)
+                note_resumption(folder, config, start.step, ranks.world, environment)
             else:
-                _describe(folder, config, tokens, model, header, environment, original, start.step)
+                parent = {"run": str(original.path), "from_step": start.step} if original else None
+                describe_run(folder, config, tokens, model, header.initial_weights, environment, parent)
             if original and start.step:
                 shutil.copyfile(original.chain, folder.chain)
             outcome = _record(
@@ -160,43 +158,6 @@ def _compare_with(original: RunFolder, folder: RunFolder) -> None:
         notify(f"equal to {original.path}, bit for bit, over {min(one.steps, other.steps):,} steps")
 
 
-def _describe(
-    folder: RunFolder,
-    config: Config,
-    tokens: TokenDataset,
-    model: GPT,
-    header: TapeHeader,
-    environment: dict[str, Any],
-    original: RunFolder | None,
-    first_step: int,
-) -> None:
-    """What a new run is made of."""
-    write_json(folder.config, config.to_dict())
-    write_json(
-        folder.manifest,
-        {
-            "started": _now(),
-            "hardware": environment["hardware"],
-            "environment": environment,
-            "data": {"path": str(tokens.path), **tokens.sidecar},
-            "initial_weights": header.initial_weights,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "parent": {"run": str(original.path), "from_step": first_step} if original else None,
-        },
-    )
-
-
-def _note_resumption(folder: RunFolder, config: Config, step: int, world: int, environment: dict[str, Any]) -> None:
-    write_json(folder.config, {**config.to_dict(), "resume": None, "allow_world_size_change": False})
-    manifest = read_json(folder.manifest)
-    resumptions = [
-        *manifest.get("resumed", []),
-        {"time": _now(), "step": step, "processes": world, "environment": environment},
-    ]
-    write_json(folder.manifest, {**manifest, "resumed": resumptions})
-    folder.outcome.unlink(missing_ok=True)
-
-
 def _record(
     config: Config,
     folder: RunFolder,
@@ -210,32 +171,17 @@ def _record(
     observer: Observer | None,
     ranks: Ranks,
 ) -> Outcome:
-    writer = _tape_writer(folder, header, tape, start.step)
-    chain = ChainWriter(folder.chain, steps=start.step if folder.chain.exists() else None)
-    tracking = config.tracking if ranks.first else TrackingConfig(wandb="disabled")
-    tracker = Tracker(folder, tracking, run_config=config.to_dict(), notify=notify, first_step=start.step)
     stop = StopRequest()
-    recorder = None
-    if config.checkpoints.interval and ranks.first:
-        recorder = FlightRecorder(folder.checkpoints, config.checkpoints, state_bytes(model), notify)
-
-    def sync() -> None:
-        for record in (writer, chain, tracker):
-            record.sync()
-
+    records = Records(config, folder, header, tape, start.step, ranks, state_bytes(model))
     trainer = Trainer(
         config,
         model,
         tokens,
         ReplayedOrder(tape, order) if tape else order,
-        writer,
-        chain,
-        device,
-        recorder,
+        records,
         observer,
+        device,
         ranks,
-        log=tracker.log,
-        sync=sync,
         stop_requested=lambda: stop.signal_name is not None,
     )
     if start.state:
@@ -243,42 +189,9 @@ def _record(
     started = time.perf_counter()
     with stop:
         result = trainer.run()
-    writer.close()
-    chain.close()
-    outcome = _outcome(trainer, result, writer, stop.signal_name, time.perf_counter() - started, folder)
-    write_json(folder.outcome, outcome.to_dict())
-    if ranks.first:
-        draw_curves(folder)
-    _close(tracker, folder, outcome)
+    outcome = _outcome(trainer, result, records, stop.signal_name, time.perf_counter() - started, folder)
+    records.close(outcome)
     return outcome
-
-
-def _close(tracker: Tracker, folder: RunFolder, outcome: Outcome) -> None:
-    """With all that W&B is to hold of the run."""
-    if not tracker.active:
-        tracker.close(outcome.to_dict())
-        return
-    page = write_report([RecordedRun(folder)], folder.path / "report")
-    figures = sorted((page.parent / "figures").glob("*.png"))
-    tracker.close(outcome.to_dict(), figures, [folder.tape, folder.chain, folder.config, folder.manifest, page])
-
-
-def _tape_writer(folder: RunFolder, header: TapeHeader, tape: Tape | None, step: int) -> TapeWriter:
-    """Goes on with the folder's tape, or writes a new one: for a branch, or for another number of processes."""
-    if folder.tape.exists() and Tape.read(folder.tape, until_broken=True).header == header:
-        return TapeWriter(folder.tape, header, steps=step)
-    partial = folder.tape.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    writer = TapeWriter(partial, header)
-    for windows in tape.records[:step] if tape else ():
-        writer.append(windows)
-    writer.sync()
-    partial.replace(folder.tape)
-    return writer
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _device(config: Config) -> torch.device:
@@ -325,7 +238,7 @@ def _run_name(config: Config) -> str:
 def _outcome(
     trainer: Trainer,
     result: LoopResult,
-    writer: TapeWriter,
+    records: Records,
     signal_name: str | None,
     seconds: float,
     folder: RunFolder,
@@ -337,11 +250,11 @@ def _outcome(
         onset_step=trainer.detector.onset_step,
         loss=result.loss,
         val_loss=result.val_loss,
-        digest=run_digest(trainer.chain.digest, weights),
-        chain_digest=trainer.chain.digest,
+        digest=run_digest(records.chain.digest, weights),
+        chain_digest=records.chain.digest,
         weights_digest=weights,
-        tape_digest=writer.digest,
-        tape_steps=writer.steps,
+        tape_digest=records.tape.digest,
+        tape_steps=records.tape.steps,
         interrupted=signal_name,
         seconds=round(seconds, 3),
         run=str(folder.path),

@@ -1,0 +1,66 @@
+"""How long each variant lasts over seeds: ``python scripts/survival.py RUN [RUN …]``.
+
+Prints a table (exploded of n with a 95 % interval, median onset, longest stable run, log-rank test against the control)
+and, with ``--out FILE.png``, draws Kaplan–Meier curves. Runs from several machines may stand side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flashpoint.errors import UserError
+from flashpoint.report.series import RecordedRun
+from flashpoint.report.survival import Lifetimes, by_variant, draw_survival, logrank_p
+from flashpoint.run_folder import RunFolder
+
+
+def table(groups: Sequence[Lifetimes], control: str) -> list[str]:
+    """Markdown, a row a variant."""
+    controls = {group.label: group for group in groups}
+    rows = [
+        f"| attention | exploded | 95 % interval | median onset | longest stable | log-rank p against {control} |",
+        "|---|---|---|---|---|---|",
+    ]
+    for group in groups:
+        low, high = group.exploded_interval()
+        median = "not reached" if group.median_onset is None else f"{group.median_onset:,.0f}"
+        longest = f"{group.censored.max():,}" if len(group.censored) else "none"
+        p = logrank_p(group, controls[control]) if control in controls and group.label != control else None
+        test = "" if p is None else f"{p:.2g}"
+        share = f"{100 * low:.0f} to {100 * high:.0f} %"
+        exploded = f"{len(group.onsets)} of {group.count}"
+        rows.append(f"| `{group.label}` | {exploded} | {share} | {median} | {longest} | {test} |")
+    return rows
+
+
+def provenance(runs: Sequence[RecordedRun]) -> str:
+    """One line: where and when the runs were made, and on which data."""
+    hardware = {f"{run.manifest['hardware']}, torch {run.manifest['environment']['torch']}" for run in runs}
+    data = {str(run.manifest["data"].get("fingerprint", "unknown"))[:8] for run in runs}
+    days = sorted({run.manifest["started"][:10] for run in runs})
+    seeds = sorted({run.config["seed"] for run in runs})
+    return f"{'; '.join(sorted(hardware))}; corpus {', '.join(sorted(data))}; seeds {seeds}; {days[0]} to {days[-1]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", metavar="RUN")
+    parser.add_argument("--control", default="flash_fp32", help="the attention to test against (default: flash_fp32)")
+    parser.add_argument("--out", type=Path, metavar="FILE.png", help="draw the curves there")
+    arguments = parser.parse_args()
+    try:
+        runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
+        groups = by_variant(runs)
+        print("\n".join([provenance(runs), "", *table(groups, arguments.control)]))
+        if arguments.out:
+            draw_survival(groups).savefig(arguments.out)
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

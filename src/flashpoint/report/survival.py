@@ -1,0 +1,139 @@
+"""How long runs of a variant last: Kaplan–Meier curves of the onset step, their intervals, and the log-rank test.
+
+A run that ended without an explosion is censored at its length: it says only that the onset is not before.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.report.figures import colour
+from flashpoint.report.series import RecordedRun
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from scipy.stats import CensoredData
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Lifetimes:
+    """Runs of one variant."""
+
+    label: str
+    variant: str
+    onsets: NDArray[np.int64]
+    """Steps at which runs exploded, or their numbers ceased to be finite."""
+    censored: NDArray[np.int64]
+    """Lengths of the runs that did not."""
+
+    @property
+    def count(self) -> int:
+        return len(self.onsets) + len(self.censored)
+
+    @property
+    def median_onset(self) -> float | None:
+        """Step by which half of the runs have exploded by the Kaplan–Meier estimate; None where it is not reached."""
+        if not len(self.onsets):
+            return None
+        steps, survival, *_ = self.curve()
+        below = np.flatnonzero(survival <= 0.5)
+        return float(steps[below[0]]) if len(below) else None
+
+    def exploded_interval(self) -> tuple[float, float]:
+        """Clopper–Pearson interval of the share of runs that exploded within the lengths they were given."""
+        from scipy.stats import binomtest
+
+        interval = binomtest(len(self.onsets), self.count).proportion_ci(CONFIDENCE, "exact")
+        return float(interval.low), float(interval.high)
+
+    def curve(self) -> tuple[NDArray[np.float64], ...]:
+        """Steps, share of runs still stable, and the lower and upper end of its log-log interval, from step 0 on."""
+        from scipy.stats import ecdf
+
+        function = ecdf(self.data()).sf
+        with warnings.catch_warnings():  # where all runs are stable, or none, the formula has no answer
+            warnings.simplefilter("ignore", RuntimeWarning)
+            interval = function.confidence_interval(CONFIDENCE, method="log-log")
+        steps, share = np.r_[0.0, function.quantiles], np.r_[1.0, function.probabilities]
+        low, high = (np.r_[1.0, end.probabilities] for end in (interval.low, interval.high))
+        low = np.where(np.isnan(low), np.where(share == 1, 1.0, 0.0), low)
+        for at in np.flatnonzero(np.isnan(high)):
+            high[at] = high[at - 1]  # the last that is known, from 1 on
+        return steps, share, low, high
+
+    def data(self) -> CensoredData:
+        """As SciPy takes them."""
+        from scipy.stats import CensoredData
+
+        return CensoredData(uncensored=self.onsets, right=self.censored)
+
+
+def by_variant(runs: Sequence[RecordedRun]) -> list[Lifetimes]:
+    """Runs grouped by attention, in the order of the first of each; settings that differ under one name are told."""
+    groups: dict[str, list[RecordedRun]] = {}
+    for run in runs:
+        groups.setdefault(_label(run, runs), []).append(run)
+    return [_lifetimes(label, members) for label, members in groups.items()]
+
+
+def logrank_p(one: Lifetimes, other: Lifetimes) -> float | None:
+    """Two-sided p of the log-rank test; None where no run exploded."""
+    from scipy.stats import logrank
+
+    if not len(one.onsets) + len(other.onsets):
+        return None
+    return float(logrank(one.data(), other.data()).pvalue)
+
+
+def draw_survival(groups: Sequence[Lifetimes]) -> Figure:
+    """Share of runs still stable over steps, with intervals; a tick is a run that ended there without an explosion."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), dpi=110, layout="constrained")
+    panel = figure.subplots()
+    for group in groups:
+        steps, share, low, high = group.curve()
+        line = colour(group.variant)
+        label = f"{group.label}: {len(group.onsets)} of {group.count}"
+        panel.step(steps, share, where="post", color=line, label=label)
+        panel.fill_between(steps, low, high, step="post", color=line, alpha=0.12, linewidth=0)
+        at = np.clip(np.searchsorted(steps, group.censored, side="right") - 1, 0, None)
+        panel.plot(group.censored, share[at], "|", color=line, markersize=9)
+    panel.set_ylim(-0.02, 1.02)
+    panel.set_xlabel("optimiser step")
+    panel.set_ylabel("share of runs still stable (Kaplan–Meier, 95 %)")
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(frameon=False, title="exploded")
+    return figure
+
+
+def _lifetimes(label: str, runs: Sequence[RecordedRun]) -> Lifetimes:
+    # A run whose numbers ceased to be finite has no onset of the loss: its last step stands for it.
+    failed = [run.outcome["step"] if run.onset is None else run.onset for run in runs if _failed(run)]
+    held = [run.outcome["step"] for run in runs if not _failed(run)]
+    return Lifetimes(label, runs[0].variant, np.array(sorted(failed), np.int64), np.array(sorted(held), np.int64))
+
+
+def _failed(run: RecordedRun) -> bool:
+    return str(run.outcome["outcome"]) != "stable"
+
+
+def _label(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
+    """The variant's name, with each choice in which runs of that name differ."""
+
+    def choices(of: RecordedRun) -> dict[str, Any]:
+        return {name: value for name, value in of.config["attn"].items() if name != "name"}
+
+    namesakes = [choices(other) for other in runs if other.variant == run.variant]
+    own = choices(run)
+    differing = [name for name in own if any(other.get(name) != own[name] for other in namesakes)]
+    return " ".join([run.variant, *(f"{name}={own[name]}" for name in differing)])

@@ -1,0 +1,50 @@
+"""What a run folder says of where its run comes from."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torch import nn
+
+from flashpoint.config import Config
+from flashpoint.data.tokens import TokenDataset
+from flashpoint.run_folder import RunFolder, read_json, write_json
+
+
+def describe_run(
+    folder: RunFolder,
+    config: Config,
+    tokens: TokenDataset,
+    model: nn.Module,
+    initial_weights: str,
+    environment: dict[str, Any],
+    parent: dict[str, Any] | None,
+) -> None:
+    """Configuration and manifest of a new run."""
+    write_json(folder.config, config.to_dict())
+    write_json(
+        folder.manifest,
+        {
+            "started": _now(),
+            "hardware": environment["hardware"],
+            "environment": environment,
+            "data": {"path": str(tokens.path), **tokens.sidecar},
+            "initial_weights": initial_weights,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "parent": parent,
+        },
+    )
+
+
+def note_resumption(folder: RunFolder, config: Config, step: int, processes: int, environment: dict[str, Any]) -> None:
+    """That a run goes on, and its verdict no longer holds."""
+    write_json(folder.config, {**config.to_dict(), "resume": None, "allow_world_size_change": False})
+    manifest = read_json(folder.manifest)
+    resumption = {"time": _now(), "step": step, "processes": processes, "environment": environment}
+    write_json(folder.manifest, {**manifest, "resumed": [*manifest.get("resumed", []), resumption]})
+    folder.outcome.unlink(missing_ok=True)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

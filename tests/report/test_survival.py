@@ -1,0 +1,82 @@
+"""Survival statistics against a textbook: remission times of Freireich et al. (1963), as in Kleinbaum & Klein."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from flashpoint.report.survival import Lifetimes, logrank_p
+from tests.conftest import REPOSITORY, environment
+
+TREATED = Lifetimes(
+    "treated",
+    "treated",
+    np.array([6, 6, 6, 7, 10, 13, 16, 22, 23]),
+    np.array([6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35]),
+)
+PLACEBO = Lifetimes(
+    "placebo",
+    "placebo",
+    np.array([1, 1, 2, 2, 3, 4, 4, 5, 5, 8, 8, 8, 8, 11, 11, 12, 12, 15, 17, 22, 23]),
+    np.array([]),
+)
+
+
+def test_the_curve_is_the_textbooks() -> None:
+    steps, share, low, high = TREATED.curve()
+    found = dict(zip(steps.tolist(), share.tolist(), strict=True))
+    expected = {0: 1, 6: 0.8571, 7: 0.8067, 10: 0.7529, 13: 0.6902, 16: 0.6275, 22: 0.5378, 23: 0.4482}
+    assert {step: found[step] for step in expected} == pytest.approx(expected, abs=5e-5)
+    assert (low <= share).all()
+    assert (share <= high).all()
+    assert TREATED.median_onset == 23
+    assert PLACEBO.median_onset == 8
+    _, share, low, high = PLACEBO.curve()  # nobody is left at the end
+    assert (share[-1], low[-1], high[-1]) == (0, 0, high[-2])
+
+
+def test_the_test_is_the_textbooks() -> None:
+    assert logrank_p(TREATED, PLACEBO) == pytest.approx(4.17e-5, rel=1e-2)  # χ² = 16.79
+
+
+def test_without_an_explosion_nothing_is_claimed() -> None:
+    held = Lifetimes("held", "held", np.array([], np.int64), np.array([100, 100, 100, 100]))
+    assert held.median_onset is None
+    assert held.exploded_interval() == pytest.approx((0, 1 - 0.025 ** (1 / 4)))  # Clopper–Pearson at 0 of 4
+    assert logrank_p(held, held) is None
+    steps, share, *_ = held.curve()
+    assert steps.tolist() == [0, 100]
+    assert share.tolist() == [1, 1]
+
+
+def test_the_script_groups_runs_and_says_where_they_were_made(tmp_path: Path) -> None:
+    def record(name: str, attn: dict, step: int, onset: int | None, outcome: str = "") -> str:
+        run = tmp_path / name
+        run.mkdir()
+        manifest = {"hardware": "a GPU", "environment": {"torch": "2.99"}, "started": "2026-11-21T", "data": {}}
+        verdict = {"outcome": outcome or ("exploded" if onset else "stable"), "step": step, "onset_step": onset}
+        for file, value in (("config", {"attn": attn, "seed": 1}), ("manifest", manifest), ("outcome", verdict)):
+            (run / f"{file}.json").write_text(json.dumps(value))
+        return str(run)
+
+    control, bf16 = {"name": "flash_fp32", "beta": 7}, {"name": "flash_bf16", "beta": 7}
+    runs = [record(f"c{i}", control, 2000, None) for i in range(3)]
+    runs += [record(f"b{i}", bf16, 900, 500 + 100 * i) for i in range(3)]
+    runs += [record("n", bf16, 450, None, "nonfinite"), record("s", bf16, 1000, None)]
+    runs += [record("f2", {"name": "flash_fixed", "beta": 2}, 1000, None)]
+    runs += [record("f7", {"name": "flash_fixed", "beta": 7}, 1000, 700)]
+    command = [sys.executable, str(REPOSITORY / "scripts/survival.py"), *runs, "--out", str(tmp_path / "curves.png")]
+    result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    first, _, _, _, *rows = result.stdout.splitlines()
+    assert first == "a GPU, torch 2.99; corpus unknown; seeds [1]; 2026-11-21 to 2026-11-21"
+    assert rows[0] == "| `flash_fp32` | 0 of 3 | 0 to 71 % | not reached | 2,000 |  |"
+    assert rows[1].startswith("| `flash_bf16` | 4 of 5 | 28 to 99 % | 600 | 1,000 | 0.0")
+    assert rows[2].startswith("| `flash_fixed beta=2` | 0 of 1 |")
+    assert rows[3].startswith("| `flash_fixed beta=7` | 1 of 1 | 3 to 100 % | 700 | none |")
+    image = matplotlib.image.imread(tmp_path / "curves.png")[..., :3]
+    assert (np.ptp(image, axis=-1) > 0.3).mean() > 1e-3
