@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import netrc
 import os
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from flashpoint.errors import UserError
 from flashpoint.run_folder import RunFolder
 
 _INIT_TIMEOUT_SECONDS = 30
+_FINISH_TIMEOUT_SECONDS = 120.0
+"""Then the rest of the upload is given up; ``wandb sync`` brings it later."""
 
 
 class Tracker:
@@ -93,7 +95,14 @@ class Tracker:
             name=run.path.name,
             dir=run.path,
             config=dict(run_config),
-            settings=wandb.Settings(silent=True, console="off", init_timeout=_INIT_TIMEOUT_SECONDS),
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                reinit="create_new",  # one that failed before is not this one
+                init_timeout=_INIT_TIMEOUT_SECONDS,
+                finish_timeout=_FINISH_TIMEOUT_SECONDS,
+                finish_timeout_raises=True,
+            ),
         )
         self._wandb.define_metric("step")
         self._wandb.define_metric("*", step_metric="step")
@@ -128,7 +137,7 @@ class Tracker:
             call()
         except Exception as error:  # nothing that happens inside W&B may end a run
             self._wandb = None
-            reason = (str(error).splitlines() or [""])[0]
+            reason = textwrap.shorten(str(error), 200)
             self._notify(f"W&B is off for this run ({type(error).__name__}: {reason}); metrics.jsonl has everything")
 
 
@@ -142,14 +151,16 @@ def read_metrics(path: Path) -> dict[str, tuple[NDArray[np.int64], NDArray[np.fl
         UserError: the file is missing or a line is damaged, with its number.
     """
     try:
-        *lines, _unfinished = path.read_text().split("\n")
+        *lines, _unfinished = path.read_bytes().split(b"\n")
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a run that has metrics") from error
     columns: dict[str, tuple[list[int], list[float]]] = {}
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            step = int(record.pop("step"))
+            step = record.pop("step")
+            if type(step) is not int or not 0 <= step < 2**63:
+                raise ValueError("no number of a step")
             for name, value in record.items():
                 steps, values = columns.setdefault(name, ([], []))
                 steps.append(step)
@@ -180,12 +191,12 @@ def _to_json(value: float) -> float | str:
 
 def _wandb_mode(config: TrackingConfig, notify: Callable[[str], None]) -> str:
     """``online`` only with a stored login: without one W&B would prompt, or raise."""
-    wanted = config.wandb
+    wanted: str = config.wandb
     if wanted == "auto":
         chosen = os.environ.get("WANDB_MODE", "")
-        if chosen in ("online", "offline", "disabled"):
-            return chosen
-        return "online" if _has_login() else "offline"
+        if chosen not in ("online", "offline", "dryrun", "disabled"):
+            return "online" if _has_login() else "offline"
+        wanted = "offline" if chosen == "dryrun" else chosen
     if wanted == "online" and not _has_login():
         notify("tracking.wandb=online: no W&B login is stored; logging offline (wandb login, then wandb sync)")
         return "offline"
@@ -195,8 +206,10 @@ def _wandb_mode(config: TrackingConfig, notify: Callable[[str], None]) -> str:
 def _has_login() -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
-    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("//")[-1].split("/")[0]
     try:
-        return netrc.netrc().authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
+        import wandb
+        from wandb.sdk.lib.wbauth import read_netrc_auth  # its own look-up: hosts and files change with its versions
+
+        return read_netrc_auth(host=wandb.Settings().base_url) is not None
+    except Exception:  # whatever is wrong with the login, or with W&B: then there is none
         return False
