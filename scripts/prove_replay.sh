@@ -9,9 +9,11 @@ train() { "$python" train.py tracking=disabled "$@"; }
 
 train attn=flash_bf16 train.steps=2000 run_name=proof
 train attn=flash_bf16 train.steps=2000 run_name=proof-again
-# Its own process group: the shell would report the kill of a job otherwise.
 "$python" train.py tracking=disabled attn=flash_bf16 train.steps=2000 run_name=proof-killed & victim=$!
-until ls runs/proof-killed/checkpoints/*.json > /dev/null 2>&1; do sleep 0.1; done
+until ls runs/proof-killed/checkpoints/*.json > /dev/null 2>&1; do
+  kill -0 "$victim" || { echo "it ended before it could be killed" >&2; exit 1; }
+  sleep 0.1
+done
 sleep 1
 kill -KILL "$victim"
 wait "$victim" || true

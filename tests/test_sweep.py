@@ -28,6 +28,8 @@ def test_a_failed_run_stops_no_other_and_the_same_command_runs_what_is_missing(t
     assert set(done) == {"attn.layers--1-_seed-0", "attn.layers--1-_seed-1"}
     assert "the model has layers 1 to 2" in (folder / "attn.layers--9-_seed-0.log").read_text()
     assert first.stdout.count("outcome=stable step=4") == 2
+    configs = [json.loads(path.read_text()) for path in folder.glob("*/config.json")]
+    assert [config["tracking"]["group"] for config in configs] == ["s", "s"]
 
     (folder / "attn.layers--1-_seed-1/outcome.json").unlink()  # as if killed
     again = train(*command)

@@ -134,9 +134,7 @@ class TrainConfig:
         for name in ("decay_steps", "micro_batch_size", "threads"):
             if getattr(self, name) is not None:
                 _require_positive(self, "train", (name,))
-        for name in ("warmup_steps", "weight_decay", "grad_clip", "checksum_interval"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"train.{name}={getattr(self, name)}: give 0 or more")
+        _require_not_negative(self, "train", ("warmup_steps", "weight_decay", "grad_clip", "checksum_interval"))
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"train.{name}={getattr(self, name)}: give 0 or more and less than 1")
@@ -164,8 +162,7 @@ class DetectorConfig:
 
     def __post_init__(self) -> None:
         _require_positive(self, "detector", ("window", "margin", "hold_steps"))
-        if self.tail_steps < 0:
-            raise ValueError(f"detector.tail_steps={self.tail_steps}: give 0 or more")
+        _require_not_negative(self, "detector", ("tail_steps",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,9 +181,7 @@ class ProbesConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "attention", tuple(self.attention))
         _require_positive(self, "probes", ("sequences",))
-        for name in ("weights_interval", "attention_interval"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"probes.{name}={getattr(self, name)}: give 0 (off) or more")
+        _require_not_negative(self, "probes", ("weights_interval", "attention_interval"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,9 +196,7 @@ class CheckpointsConfig:
     """When a run explodes, one checkpoint at least this long before the onset is kept for good, and one just before."""
 
     def __post_init__(self) -> None:
-        for name in ("interval", "precursor_steps"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"checkpoints.{name}={getattr(self, name)}: give 0 or more")
+        _require_not_negative(self, "checkpoints", ("interval", "precursor_steps"))
         _require_positive(self, "checkpoints", ("budget_gib",))
 
 
@@ -317,3 +310,9 @@ def _require_positive(section: Any, where: str, names: tuple[str, ...]) -> None:
     for name in names:
         if getattr(section, name) <= 0:
             raise ValueError(f"{where}.{name}={getattr(section, name)}: give more than 0")
+
+
+def _require_not_negative(section: Any, where: str, names: tuple[str, ...]) -> None:
+    for name in names:
+        if getattr(section, name) < 0:
+            raise ValueError(f"{where}.{name}={getattr(section, name)}: give 0 or more")

@@ -11,7 +11,7 @@ from flashpoint.config import Config
 from flashpoint.report.curves import draw_curves
 from flashpoint.run_folder import RunFolder, write_json
 
-NORMS = [f"layer/{layer}/head/{head}/w_q_spectral_norm" for layer in (1, 2, 10) for head in (1, 2)]
+NORMS = [f"layer/{layer}/head/{head}/w_q_spectral_norm" for layer in range(1, 11) for head in (1, 2)]
 
 
 def recorded(tmp_path: Path, lines: list[dict], onset_step: int | None = None) -> RunFolder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,9 @@ class Observer:
         metrics: dict[str, Tensor] = {}
         if self._config.weights_interval and (last or _is_due(step, self._config.weights_interval)):
             norms = weight_norms(self._model)
-            metrics |= _named(norms)
+            for name, by_layer in norms.items():
+                for layer, by_head in enumerate(by_layer, 1):
+                    metrics |= _named(layer, name, by_head)
             if warning := self.sentinel.update(step, norms["w_q_spectral_norm"].tolist()):
                 self._notify(
                     f"step {step:,}: W_Q of layer {warning.layer}, head {warning.head} has grown ×{warning.growth:.1f} "
@@ -57,8 +59,8 @@ class Observer:
             for seen in with_updates(self._seen, self._model):
                 with torch.no_grad():
                     for probe in self._probes.values():
-                        by_head = probe.measure(seen)
-                        metrics |= {name: value for key, row in by_head.items() for name, value in _of(seen, key, row)}
+                        for name, by_head in probe.measure(seen).items():
+                            metrics |= _named(seen.layer, name, by_head)
             self._seen = []
         if not metrics:
             return {}
@@ -109,14 +111,5 @@ def _is_due(step: int, interval: int) -> bool:
     return interval > 0 and (step + 1) % interval == 0
 
 
-def _named(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        f"layer/{layer}/head/{head}/{name}": value
-        for name, norms in rows.items()
-        for layer, of_layer in enumerate(norms, 1)
-        for head, value in enumerate(of_layer, 1)
-    }
-
-
-def _of(seen: LayerObservation, name: str, by_head: Tensor) -> Sequence[tuple[str, Tensor]]:
-    return [(f"layer/{seen.layer}/head/{head}/{name}", value) for head, value in enumerate(by_head, 1)]
+def _named(layer: int, name: str, by_head: Tensor) -> dict[str, Tensor]:
+    return {f"layer/{layer}/head/{head}/{name}": value for head, value in enumerate(by_head, 1)}

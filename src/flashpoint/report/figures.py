@@ -1,13 +1,14 @@
 """Figures of the report: each answers one question, for one run or for several side by side.
 
-The counterparts of figures of Qiu & Yao (arXiv 2510.04212) are measured in the runs themselves. One variant has one
-colour everywhere. Layers and heads count from 1.
+What Qiu & Yao (arXiv 2510.04212) claim is measured in the runs themselves. One variant has one colour everywhere.
+Layers and heads count from 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,6 @@ _COLOURS = (
     "#d62728", "#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22",
     "#aec7e8", "#98df8a", "#c49c94",
 )  # fmt: skip
-_SMOOTHING_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Panel:
     key: str
     """Part of the file's name."""
     question: str
-    paper: str
-    """What it is the counterpart of."""
+    claim: str
+    """What the paper says."""
     draw: Callable[[Sequence[RecordedRun]], Figure | None]
     """None where no run has measured it."""
 
@@ -51,14 +51,14 @@ def draw_losses(runs: Sequence[RecordedRun]) -> Figure | None:
     """Training loss and gradient norm of all runs over one another."""
     figure, axes = _panels(2, 1, sharex=True)
     for run in runs:
-        losses, norms = run.smoothed("loss", _SMOOTHING_STEPS), run.smoothed("grad_norm", 1)
-        if losses:
-            axes[0, 0].plot(*losses, color=colour(run.variant), label=run.label)
-        if norms:
-            axes[1, 0].plot(*norms, color=colour(run.variant), linewidth=0.7, alpha=0.8)
+        if smoothed := run.smoothed("loss"):
+            label = f"{run.label}, mean over {smoothed.steps} steps"
+            axes[0, 0].plot(*smoothed.series, color=colour(run.variant), label=label)
+        if "grad_norm" in run.columns:
+            axes[1, 0].plot(*run.columns["grad_norm"], color=colour(run.variant), linewidth=0.7, alpha=0.8)
         for panel in axes[:, 0]:
             _mark_onset(panel, run, colour(run.variant))
-    axes[0, 0].set_ylabel(f"loss, mean of {_SMOOTHING_STEPS} steps\n(nats per token)")
+    axes[0, 0].set_ylabel("loss (nats per token)")
     axes[1, 0].set_ylabel("gradient norm")
     axes[1, 0].set_yscale("log")
     axes[0, 0].legend(frameon=False, fontsize=8)
@@ -89,54 +89,6 @@ def draw_cumulative(runs: Sequence[RecordedRun]) -> Figure | None:
     return _heads_of_hottest(runs, "delta_error_cumulative", "cumulative Σ (δ_lp − δ_hp)")
 
 
-def draw_similarity(runs: Sequence[RecordedRun]) -> Figure | None:
-    """Do the tokens' (PK)ᵀX point one way, and the same way from step to step?"""
-    return _several(
-        runs, {"token_similarity": "among tokens of a step", "step_similarity": "with the step observed before"},
-        "mean cosine of (PK)[T]ᵀX[T]",
-    )  # fmt: skip
-
-
-def draw_signs(runs: Sequence[RecordedRun]) -> Figure | None:
-    """Where the sign of δ_lp − δ_hp comes from."""
-    return _several(
-        runs,
-        {
-            "grad_out_error_sign_agreement": "dO with O_lp − O_hp: mean product of signs",
-            "out_error_bias_max": "O_lp − O_hp: |mean| / mean |·|, most biased feature",
-            "v_sign_max": "V: share of one sign, most one-sided feature",
-        },
-        "by head of the hottest layer",
-    )
-
-
-def draw_ties(runs: Sequence[RecordedRun]) -> Figure | None:
-    """How often are several P̄ exactly 1, and where?"""
-    return _several(
-        runs,
-        {
-            "tied_rows": "share of rows with two or more P̄ = 1",
-            "tie_multiplicity": "P̄ = 1 in such a row",
-            "ties_on_first_keys": "share of them on the first four keys",
-        },
-        "by head of the hottest layer",
-    )
-
-
-def draw_null_direction(runs: Sequence[RecordedRun]) -> Figure | None:
-    """Does W_Q grow along what all keys share?"""
-    return _several(
-        runs,
-        {
-            "w_q_mean_key_share": "share of ‖W_Q‖² along the mean key",
-            "w_q_update_mean_key_share": "share of its last update along it",
-            "row_sum_abs_mean": "mean |Σⱼ dSᵢⱼ| / α",
-        },
-        "by head of the hottest layer",
-        log={"row_sum_abs_mean"},
-    )
-
-
 def draw_heat_map(runs: Sequence[RecordedRun]) -> Figure | None:
     """W_Q spectral norm of every head over steps."""
     from matplotlib.colors import LogNorm
@@ -162,20 +114,71 @@ def draw_heat_map(runs: Sequence[RecordedRun]) -> Figure | None:
     return figure
 
 
+def draw_metrics(runs: Sequence[RecordedRun], titles: dict[str, str]) -> Figure | None:
+    """The hottest layer's heads: a row of panels for each metric, with its title, and a column for each run."""
+    measured = [run for run in runs if any(run.by_head(name) for name in titles)]
+    if not measured:
+        return None
+    figure, axes = _panels(len(titles), len(measured), sharex="col", sharey="row")
+    for column, run in enumerate(measured):
+        for row, (name, title) in enumerate(titles.items()):
+            panel = axes[row, column]
+            if series := run.by_head(name):
+                _draw_heads(panel, series, runs[0].hottest_layer)
+            _mark_onset(panel, run, "black")
+            panel.set_title(f"{run.label}\n{title}" if row == 0 else title, fontsize=8)
+    return _finished(figure, axes)
+
+
+_SIMILARITY = {
+    "token_similarity": "mean cosine of (PK)[T]ᵀX[T] among the tokens of a step",
+    "step_similarity": "the same with the step observed before",
+}
+_SIGNS = {
+    "grad_out_error_sign_agreement": "dO with O_lp − O_hp: mean product of signs",
+    "out_error_bias_max": "O_lp − O_hp: |mean| / mean |·|, most biased feature",
+    "v_sign_max": "V: share of one sign, most one-sided feature",
+}
+_TIES = {
+    "tied_rows": "share of rows with two or more P̄ = 1",
+    "tie_multiplicity": "P̄ = 1 in such a row",
+    "ties_on_first_keys": "share of them on the first four keys",
+}
+_NULL_DIRECTION = {
+    "w_q_mean_key_share": "share of ‖W_Q‖² along the mean key",
+    "w_q_update_mean_key_share": "share of its last update along it",
+    "row_sum_abs_mean": "mean |Σⱼ dSᵢⱼ| / α",
+}
+
 PANELS = (
-    Panel("loss", "Does the loss explode, and when?", "Figs. 2 and 7", draw_losses),
-    Panel("layers", "Which layer's W_Q takes off?", "Fig. 3", draw_layers),
-    Panel("heads", "Which of its heads?", "Fig. 3", draw_heads),
-    Panel("heat_map", "When does each head take off?", "Fig. 3", draw_heat_map),
-    Panel("similarity", "Do all tokens and steps push W_Q the same way?", "Fig. 4", draw_similarity),
-    Panel("cumulative", "Does the error of δ keep its sign?", "Fig. 5", draw_cumulative),
-    Panel("signs", "Where does that sign come from?", "Fig. 6", draw_signs),
-    Panel("ties", "How often is P̄ exactly 1 more than once in a row?", "Fig. 9", draw_ties),
+    Panel("loss", "Does the loss explode, and when?", "the failure, and whether a fix holds", draw_losses),
+    Panel("layers", "Which layer's W_Q takes off?", "the second layer's", draw_layers),
+    Panel("heads", "Which of its heads?", "a few of them", draw_heads),
+    Panel("heat_map", "When does each head take off?", "a few of the second layer's", draw_heat_map),
+    Panel(
+        "ties",
+        "How often is P̄ exactly 1 more than once in a row?",
+        "equal row maxima make several P̄ exactly 1",
+        partial(draw_metrics, titles=_TIES),
+    ),
+    Panel(
+        "signs",
+        "Where does the sign of δ's error come from?",
+        "P̄V rounds in a biased way, and dO has the sign of that error",
+        partial(draw_metrics, titles=_SIGNS),
+    ),
+    Panel("cumulative", "Does the error of δ keep its sign?", "Σ (δ_lp − δ_hp) is positive", draw_cumulative),
+    Panel(
+        "similarity",
+        "Do all tokens and steps push W_Q the same way?",
+        "(PK)[T]ᵀX[T] is nearly the same rank-1 matrix for all",
+        partial(draw_metrics, titles=_SIMILARITY),
+    ),
     Panel(
         "null_direction",
         "Does W_Q grow along what all keys share?",
-        "nothing there: our hypothesis",
-        draw_null_direction,
+        "nothing: it is this project's hypothesis",
+        partial(draw_metrics, titles=_NULL_DIRECTION),
     ),
 )
 
@@ -236,24 +239,3 @@ def _heads_of_hottest(runs: Sequence[RecordedRun], name: str, axis: str, *, log:
             panel.legend(frameon=False, fontsize=7)
 
     return _side_by_side(runs, name, axis, draw, log=log)
-
-
-def _several(
-    runs: Sequence[RecordedRun], names: dict[str, str], axis: str, log: set[str] | None = None
-) -> Figure | None:
-    """A row of panels for each metric, a column for each run."""
-    measured = [run for run in runs if any(run.by_head(name) for name in names)]
-    if not measured:
-        return None
-    figure, axes = _panels(len(names), len(measured), sharex="col", sharey="row")
-    for column, run in enumerate(measured):
-        for row, (name, title) in enumerate(names.items()):
-            panel = axes[row, column]
-            if series := run.by_head(name):
-                _draw_heads(panel, series, runs[0].hottest_layer)
-            if name in (log or ()):
-                panel.set_yscale("log")
-            _mark_onset(panel, run, "black")
-            panel.set_title(f"{run.label}\n{title}" if row == 0 else title, fontsize=8)
-    figure.supylabel(axis, fontsize=9)
-    return _finished(figure, axes)

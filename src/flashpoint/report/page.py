@@ -70,7 +70,7 @@ def _section(panel: Panel, image: bytes) -> str:
     return (
         f'<section id="{panel.key}"><h2>{escape(panel.question)}</h2><figure>'
         f'<img alt="{escape(panel.question)}" src="data:image/png;base64,{source}">'
-        f"<figcaption>Counterpart in the paper: {escape(panel.paper)}. File: figures/{panel.key}.png.</figcaption>"
+        f"<figcaption>The paper says: {escape(panel.claim)}. File: figures/{panel.key}.png.</figcaption>"
         "</figure></section>"
     )
 

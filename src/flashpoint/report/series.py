@@ -16,6 +16,16 @@ from flashpoint.tracking import read_metrics
 _BY_HEAD = re.compile(r"layer/(\d+)/head/(\d+)/(\w+)")
 Series = tuple[NDArray[np.int64], NDArray[np.float64]]
 
+_SMOOTHING_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Smoothed:
+    """A moving average and the steps that it is over: 100, or a tenth of a short run."""
+
+    series: Series
+    steps: int
+
 
 @dataclass(frozen=True)
 class RecordedRun:
@@ -66,14 +76,15 @@ class RecordedRun:
         """Steps [n] and values [n_layer, n_head, n] of a metric of heads; None where the run has not measured it."""
         return self._by_head.get(name)
 
-    def smoothed(self, name: str, steps: int) -> Series | None:
-        """A per-step metric as a mean over ``steps`` steps; a thinned run has not every step."""
+    def smoothed(self, name: str) -> Smoothed | None:
+        """Moving average of a per-step metric; None where the run has not measured it."""
         if name not in self.columns:
             return None
         at, values = self.columns[name]
-        spacing = max(1, int(np.median(np.diff(at)))) if len(at) > 1 else 1
-        window = max(1, min(steps // spacing, len(values) // 10))
-        return at[window - 1 :], np.convolve(values, np.ones(window) / window, mode="valid")
+        spacing = max(1, int(np.median(np.diff(at)))) if len(at) > 1 else 1  # a thinned run has not every step
+        window = max(1, min(_SMOOTHING_STEPS // spacing, len(values) // 10))
+        averages = np.convolve(values, np.ones(window) / window, mode="valid")
+        return Smoothed((at[window - 1 :], averages), window * spacing)
 
     @cached_property
     def hottest_layer(self) -> int:

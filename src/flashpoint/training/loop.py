@@ -46,7 +46,6 @@ class LoopResult:
     loss: float
     """Training loss of the last of them, nats."""
     val_loss: float | None
-    interrupted: bool
 
 
 class Trainer:
@@ -121,7 +120,7 @@ class Trainer:
                 if last or interrupted:
                     break
         self._records.wait()
-        return LoopResult(step + 1, self._last_loss, val_loss, interrupted)
+        return LoopResult(step + 1, self._last_loss, val_loss)
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint; before :meth:`run`."""

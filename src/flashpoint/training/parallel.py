@@ -43,14 +43,6 @@ class Ranks:
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         return bool(flag.item())
 
-    def text_of_first(self, text: str) -> str:
-        """The first process's text."""
-        if self.world == 1:
-            return text
-        shared = [text]
-        dist.broadcast_object_list(shared, src=0)
-        return shared[0]
-
     def wait(self) -> None:
         """Until all processes are here."""
         if self.world > 1:

@@ -65,7 +65,7 @@ def _run(
         )
     config = _with_defaults(config, device, ranks.world, tape)
     fix_numerics(config.train.threads or 1, config.train.deterministic)
-    environment = describe_environment(device, config.model.d_model // config.model.n_head)
+    environment = describe_environment(device, config.model.head_size)
     if recorded and (difference := environment_difference(read_json(recorded.manifest)["environment"], environment)):
         notify(difference)
     tokens = _tokens(config, ranks)

@@ -35,7 +35,8 @@ class OptimizerStep:
         self._model, self._train, self._device = model, train, device
         on_gpu = device.type == "cuda"
         compiled = train.compile if train.compile is not None else on_gpu
-        torch.compiler.reset()  # runs of one sweep share a process, and a function compiles so many times only
+        if compiled:
+            torch.compiler.reset()  # runs of one sweep share a process, and a function compiles so many times only
         self._loss_of: nn.Module = torch.compile(model, fullgraph=True) if compiled else model  # type: ignore[assignment]
         self._learning_rate = torch.zeros((), device=device)
         self._optimizer = build_optimizer(model, train, self._learning_rate)

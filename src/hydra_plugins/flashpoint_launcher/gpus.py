@@ -38,7 +38,6 @@ ConfigStore.instance().store(group="hydra/launcher", name="gpus", node=GpusLaunc
 class Job:
     """One run of the sweep."""
 
-    number: int
     name: str
     overrides: tuple[str, ...]
 
@@ -48,10 +47,9 @@ class GpusLauncher(Launcher):
 
     def __init__(self, sweep: str | None, runs_per_gpu: int) -> None:
         self._sweep, self._runs_per_gpu = sweep or os.environ.get("FLASHPOINT_SWEEP", "sweep"), runs_per_gpu
-        self._config: DictConfig | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self._config = config
+        """Nothing: each run composes its own configuration."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run all; returns when the last has ended.
@@ -62,10 +60,9 @@ class GpusLauncher(Launcher):
         from flashpoint.errors import UserError
         from flashpoint.progress import progress_bar
 
-        assert self._config is not None
         folder = Path(_value(job_overrides, "runs_dir") or "runs") / self._sweep
         folder.mkdir(parents=True, exist_ok=True)
-        jobs = [Job(number, *named) for number, named in enumerate(_named(job_overrides), initial_job_idx)]
+        jobs = [Job(*named) for named in _named(job_overrides)]
         waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
         for job in jobs:
             waiting.put(job)
@@ -116,6 +113,8 @@ def _run(job: Job, folder: Path, device: str | None) -> str | None:
     else:
         command += [*(o for o in job.overrides if not o.startswith(("runs_dir=", "run_name=")))]
         command += [f"runs_dir={folder}", f"run_name={job.name}"]
+        if not any(o.startswith("tracking.group=") for o in job.overrides):
+            command += [f"tracking.group={folder.name}"]
     environment = dict(os.environ)
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = device
