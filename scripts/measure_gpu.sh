@@ -13,16 +13,12 @@ train replay=ignite run_name=ignite-again
 train replay=ignite train.cuda_graph=false run_name=ignite-single
 train replay=ignite train.deterministic=false run_name=ignite-nondeterministic
 train replay=ignite checkpoints.interval=0 train.checksum_interval=0 run_name=ignite-unrecorded
-train replay=ignite probes.weights_interval=0 probes.attention_interval=0 run_name=ignite-unprobed
-train replay=ignite probes.weights_interval=1 probes.attention_interval=1 run_name=ignite-probed-every-step
 train replay=ignite attn=sdpa run_name=ignite-sdpa
 train replay=ignite attn=flash_centered run_name=ignite-centered
 gpt2=(experiment=gpt2_124m data=python_corpus data.vocab_size=8192 train.batch_size=32 train.eval_sequences=32)
 train "${gpt2[@]}" train.steps=100 run_name=gpt2
 train "${gpt2[@]}" train.steps=100 train.deterministic=false run_name=gpt2-nondeterministic
 train "${gpt2[@]}" train.steps=100 attn=sdpa run_name=gpt2-sdpa
-train "${gpt2[@]}" train.steps=100 probes.weights_interval=0 probes.attention_interval=0 run_name=gpt2-unprobed
-train "${gpt2[@]}" train.steps=100 probes.weights_interval=1 probes.attention_interval=1 run_name=gpt2-probed-every-step
 "$python" -m pytest -m gpu || true
-"$python" scripts/throughput.py ignite ignite-again ignite-single ignite-nondeterministic ignite-unrecorded ignite-unprobed ignite-probed-every-step ignite-sdpa ignite-centered gpt2 gpt2-nondeterministic gpt2-unprobed gpt2-probed-every-step gpt2-sdpa
-grep -H '"digest"' runs/{ignite,ignite-again,ignite-single,ignite-unprobed,ignite-probed-every-step}/outcome.json
+"$python" scripts/throughput.py ignite ignite-again ignite-single ignite-nondeterministic ignite-unrecorded ignite-sdpa ignite-centered gpt2 gpt2-nondeterministic gpt2-sdpa
+grep -H '"digest"' runs/{ignite,ignite-again,ignite-single}/outcome.json

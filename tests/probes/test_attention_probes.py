@@ -15,24 +15,25 @@ from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import ModelConfig
 from flashpoint.model import GPT
 from flashpoint.probes import attention as probes
-from flashpoint.probes.observation import LayerObservation, observe, with_updates
+from flashpoint.probes.observation import Observation
+from flashpoint.probes.observed_pass import ObservedPass
 
 BF16 = AttentionVariant(name="flash_bf16", scores="nearest", out_unnormalized="nearest")
 T, D, C = 4, 16, 3
 
 
-def observation(**given: Any) -> LayerObservation:
-    """One sequence, one head; nothing but zeros where nothing is given. Zero queries attend evenly."""
+def observation(variant: AttentionVariant = BF16, **given: Tensor) -> Observation:
+    """One layer, one sequence, one head; only zeros where nothing is given. Zero queries attend evenly."""
     zeros = torch.zeros(1, 1, T, D)
     fields: dict[str, Any] = {
-        "layer": 2, "variant": BF16, "x": torch.zeros(1, T, C), "q": zeros, "k": zeros, "v": zeros, "out": zeros,
-        "grad_out": zeros, "seed_and_step": torch.zeros(2, dtype=torch.int64), "w_q": torch.zeros(1, D, C),
-        "update": torch.zeros(1, D, C),
+        "x": torch.zeros(1, T, C), "q": zeros, "k": zeros, "v": zeros, "out": zeros, "grad_out": zeros,
+        "w_q": torch.zeros(1, D, C), "update": torch.zeros(1, D, C),
     }  # fmt: skip
-    return LayerObservation(**{**fields, **given})
+    fields = {name: value[None] for name, value in {**fields, **given}.items()}
+    return Observation(variant=variant, seed_and_step=torch.zeros(2, dtype=torch.int64), **fields)
 
 
-def values(probe: probes.Probe, seen: LayerObservation) -> dict[str, float]:
+def values(probe: probes.Probe, seen: Observation) -> dict[str, float]:
     return {name: value.item() for name, value in probe.measure(seen).items()}
 
 
@@ -163,48 +164,62 @@ def test_effective_rank_counts_equal_directions() -> None:
 
 
 @pytest.fixture(scope="module")
-def captured() -> list[LayerObservation]:
-    """Two layers of a small model on two sequences, after one made-up step."""
+def model() -> GPT:
     model = GPT(ModelConfig(n_layer=2, n_head=2, d_model=64, context=40, vocab_size=50), BF16, 0)
     with torch.no_grad():
         for block in model.blocks:
             block.attention.qkv.weight *= 8
+    return model
+
+
+@pytest.fixture(scope="module")
+def captured(model: GPT) -> Observation:
+    """Two layers of a small model on two sequences, after one made-up step."""
     tokens = torch.randint(0, 50, (2, 41), generator=torch.Generator().manual_seed(0))
-    observations = observe(model, tokens, torch.tensor([1, 2]), share=0.5)
+    observe = ObservedPass(model, tokens, batch_size=4, device=torch.device("cpu"))
+    seen = observe(tokens, torch.tensor([1, 2]))
     assert all(parameter.grad is None for parameter in model.parameters())
     with torch.no_grad():
         model.blocks[1].attention.qkv.weight[:64] += 1.0
-    return list(with_updates(observations, model))
+    return observe.with_update(seen)
 
 
-def test_a_captured_batch_is_the_models(captured: list[LayerObservation]) -> None:
-    assert [seen.layer for seen in captured] == [1, 2]
-    assert not captured[0].update.any()
-    assert torch.equal(captured[1].update, (captured[1].w_q + 1.0) - captured[1].w_q)
-    for seen in captured:
-        assert seen.q.dtype == seen.out.dtype == torch.bfloat16
-        assert seen.q.shape == (2, 2, 40, 32)
-        q = torch.einsum("ntc,hdc->nhtd", seen.x.bfloat16().double(), seen.w_q.bfloat16().double())
-        torch.testing.assert_close(seen.q.double(), q, rtol=2**-8, atol=1e-5)  # one rounding to BF16
-        assert seen.grad_out.abs().sum() > 0
+def test_a_captured_batch_is_the_models(captured: Observation) -> None:
+    assert not captured.update[0].any()
+    assert torch.equal(captured.update[1], (captured.w_q[1] + 1.0) - captured.w_q[1])
+    assert captured.q.dtype == captured.out.dtype == torch.bfloat16
+    assert captured.q.shape == (2, 2, 2, 40, 32)
+    q = torch.einsum("lntc,lhdc->lnhtd", captured.x.bfloat16().double(), captured.w_q.bfloat16().double())
+    torch.testing.assert_close(captured.q.double(), q, rtol=2**-8, atol=1e-5)  # one rounding to BF16
+    assert (captured.grad_out.abs().sum((1, 2, 3, 4)) > 0).all()
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-def test_the_papers_identity_holds_on_it(captured: list[LayerObservation], layer: int) -> None:
+def test_each_layer_and_head_is_seen_with_its_own_variant(captured: Observation) -> None:
+    exact = dataclasses.replace(BF16, delta="out_fp32", center_keys=True, layers=(2,), heads=(1,), elsewhere=BF16)
+    seen = dataclasses.replace(captured, variant=exact)
+    errors = probes.DeltaError().measure(seen)["delta_error_abs_sum"]
+    assert errors[1, 0] == 0
+    assert errors.count_nonzero() == 3
+    means = seen.keys.mean((1, 3)).norm(dim=-1)
+    assert means[1, 0] < 1e-2 * means[1, 1]
+    assert torch.equal(seen.keys[0], captured.k[0].float())
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_the_papers_identity_holds_on_it(captured: Observation, layer: int) -> None:
     """dW_Q,hp − dW_Q,lp = α Σ_T (δ_lp − δ_hp)[T]·(PK)[T]ᵀX[T], both sides from backward passes in FP32."""
-    seen = captured[layer]
-    noise = NoiseKey(seen.seed_and_step, seen.layer, torch.arange(2), 2, 2)
+    noise = NoiseKey(captured.seed_and_step, layer, torch.arange(2), 2, 2)
     variant = dataclasses.replace(BF16, delta="out_fp32", grad_scores="none")
-    q, k, v = seen.q.float(), seen.k.float(), seen.v.float()
+    q, k, v = (x[layer - 1].float() for x in (captured.q, captured.k, captured.v))
     _, logsumexp, out_fp32, centered = reference.flash_forward(q, k, v, variant, noise)
 
     def weight_gradient(out: Tensor) -> Tensor:
         grad_q, *_ = reference.flash_backward(
-            seen.grad_out, q, k, v, out, logsumexp, out, centered, variant, noise
+            captured.grad_out[layer - 1], q, k, v, out, logsumexp, out, centered, variant, noise
         )  # fmt: skip
-        return torch.einsum("nhtd,ntc->hdc", grad_q.double(), seen.x.double())
+        return torch.einsum("nhtd,ntc->hdc", grad_q.double(), captured.x[layer - 1].double())
 
-    difference = weight_gradient(out_fp32) - weight_gradient(seen.out.float())
-    found = probes.weight_gradient_error(seen).double()
+    difference = weight_gradient(out_fp32) - weight_gradient(captured.out[layer - 1].float())
+    found = probes.weight_gradient_error(captured)[layer - 1].double()
     assert difference.norm() > 0
     assert (found - difference).norm() <= 1e-3 * difference.norm()

@@ -14,7 +14,7 @@ from flashpoint.probes.attention import Probe
 
 class Longest(Probe):
     def measure(self, seen):
-        return {"longest_query": seen.q.float().norm(dim=-1).amax((0, 2))}
+        return {"longest_query": seen.q.float().norm(dim=-1).amax((1, 3))}
 
 class NoProbe:
     pass

@@ -32,7 +32,8 @@ def test_eigenvalues_however_close(gap: float) -> None:
     values = torch.full((64,), 1 - gap, dtype=torch.float64)
     values[17] = 1.0
     for scale in (1e-30, 1.0, 1e30):
-        found = largest_eigenvalue(scale * (basis * values) @ basis.mT).item()
+        unit = torch.eye(64, dtype=torch.float64)
+        found = largest_eigenvalue(scale * (basis * values) @ basis.mT, unit).item()
         assert found == pytest.approx(scale, rel=2e-3)  # a norm is its root: half of that
 
 

@@ -1,4 +1,4 @@
-"""Probes of the attention: each takes a layer's observation and gives numbers by head.
+"""Probes of the attention: each takes an observation and gives numbers by layer and head.
 
 Notation of Qiu & Yao (arXiv 2510.04212); lp is the variant's own precision, hp the FP32 O of the same P̄. A probe of
 your own is a subclass of :class:`Probe` in a file of yours, named in the configuration as ``FILE.py:CLASS``.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashpoint.probes.observation import LayerObservation
+from flashpoint.probes.observation import Observation
 
 SINK_POSITIONS = 4
 """Keys that count as the first positions, where attention sinks are."""
@@ -20,10 +20,10 @@ _SAMPLED_TOKENS = 256
 
 
 class Probe:
-    """Measures one thing of every layer; made once a run."""
+    """Measures one thing; made once a run."""
 
-    def measure(self, seen: LayerObservation) -> Mapping[str, Tensor]:
-        """Metrics of one layer by name, each [H] on any device; called for all layers of an observed step in turn."""
+    def measure(self, seen: Observation) -> Mapping[str, Tensor]:
+        """Metrics by name, each [L, H], of an observed step (shapes: :mod:`flashpoint.probes.observation`)."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
@@ -38,75 +38,75 @@ class DeltaError(Probe):
     """δ_lp − δ_hp, its sum over tokens and over the observed steps, and what it leaves of Σⱼ dSᵢⱼ = 0."""
 
     def __init__(self) -> None:
-        self._cumulative: dict[int, Tensor] = {}
+        self._cumulative = torch.zeros(())
 
-    def measure(self, seen: LayerObservation) -> Mapping[str, Tensor]:
-        error = (seen.delta - seen.delta_fp32).double().transpose(0, 1).flatten(1)  # [H, N·T]
+    def measure(self, seen: Observation) -> Mapping[str, Tensor]:
+        error = _by_row(seen.delta - seen.delta_fp32).double()
         total = error.sum(-1)
-        before = self._cumulative.get(seen.layer, torch.zeros_like(total))
-        self._cumulative[seen.layer] = before.to(total.device) + total
-        row_sums = ((seen.probs * seen.grad_probs).sum(-1) - seen.delta * seen.probs.sum(-1)).transpose(0, 1).flatten(1)
-        out_error = seen.out.float() - seen.out_fp32
-        agreement = (seen.grad_out.sign() * out_error.sign()).transpose(0, 1).flatten(1)
+        self._cumulative = self._cumulative.to(total) + total
+        row_sums = _by_row((seen.probs * seen.grad_probs).sum(-1) - seen.delta * seen.probs.sum(-1))
+        agreement = _by_row((seen.grad_out.sign() * (seen.out.float() - seen.out_fp32).sign()).sum(-1))
+        compared = _by_row(((seen.grad_out != 0) & (seen.out != seen.out_fp32)).sum(-1))
         return {
             "delta_error_sum": total,
-            "delta_error_cumulative": self._cumulative[seen.layer],
+            "delta_error_cumulative": self._cumulative,
             "delta_error_abs_sum": error.abs().sum(-1),
             "delta_error_mean": error.mean(-1),
             "delta_error_variance": error.var(-1),
-            "delta_abs_mean": seen.delta_fp32.abs().transpose(0, 1).flatten(1).mean(-1),
+            "delta_abs_mean": _by_row(seen.delta_fp32).abs().mean(-1),
             "row_sum_mean": row_sums.mean(-1),
             "row_sum_abs_mean": row_sums.abs().mean(-1),
-            "grad_out_error_sign_agreement": agreement.sum(-1) / agreement.abs().sum(-1).clamp_min(1),
+            "grad_out_error_sign_agreement": agreement.sum(-1) / compared.sum(-1).clamp_min(1),
         }
 
     def state(self) -> dict[str, Any]:
-        return {str(layer): total.tolist() for layer, total in self._cumulative.items()}
+        return {"cumulative": self._cumulative.tolist()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self._cumulative = {int(layer): torch.tensor(total, dtype=torch.float64) for layer, total in state.items()}
+        self._cumulative = torch.tensor(state["cumulative"], dtype=torch.float64)
 
 
 class Ties(Probe):
     """Rows in which several P̄ are exactly 1, the paper's trigger, and where those keys are."""
 
-    def measure(self, seen: LayerObservation) -> Mapping[str, Tensor]:
-        ones = seen.ones.transpose(0, 1).flatten(1)  # [H, N·T]
+    def measure(self, seen: Observation) -> Mapping[str, Tensor]:
+        ones = _by_row(seen.ones)
         tied = ones >= 2
         rows = tied.sum(-1).clamp_min(1)
         # Which they are: the keys with the row's largest scores, as many as there are ones.
         maxima = (seen.scores == seen.scores.amax(-1, keepdim=True)) & (seen.ones >= 2)[..., None]
-        by_position = maxima.sum((0, 2)).double()  # [H, T]
+        by_position = maxima.sum((1, 3)).double()  # [L, H, T]
         return {
             "tied_rows": tied.double().mean(-1),
             "tie_multiplicity": (ones * tied).sum(-1) / rows,
-            "ties_on_first_keys": by_position[:, :SINK_POSITIONS].sum(-1) / by_position.sum(-1).clamp_min(1),
+            "ties_on_first_keys": by_position[..., :SINK_POSITIONS].sum(-1) / by_position.sum(-1).clamp_min(1),
         }
 
 
 class Scores(Probe):
     """Size of the scores and entropy of the attention."""
 
-    def measure(self, seen: LayerObservation) -> Mapping[str, Tensor]:
-        seen_keys = seen.scores.isfinite()
-        size = seen.scores.abs().masked_fill(~seen_keys, 0.0)
-        # −Σ P ln P with ln P = S − L
-        log_probs = (seen.scores - seen.logsumexp[..., None]).masked_fill(~seen_keys, 0.0)
-        entropy = -(seen.probs * log_probs).sum(-1)
+    def measure(self, seen: Observation) -> Mapping[str, Tensor]:
+        masked = seen.scores.isinf()
+        scores = seen.scores.masked_fill(masked, 0.0)
+        size = scores.abs()
+        count = size.shape[1] * size.shape[-1] * (size.shape[-1] + 1) / 2  # of keys that their queries see
+        # −Σ P ln P with ln P = S − L; P is 0 where it is masked
+        entropy = -(seen.probs * (scores - seen.logsumexp[..., None])).sum(-1)
         return {
-            "score_max": size.amax((0, 2, 3)),
-            "score_mean": size.double().sum((0, 2, 3)) / seen_keys.double().sum((0, 2, 3)),
-            "entropy": entropy.mean((0, 2)),
+            "score_max": size.amax((1, 3, 4)),
+            "score_mean": size.sum((1, 3, 4), dtype=torch.float64) / count,
+            "entropy": _by_row(entropy).mean(-1),
         }
 
 
 class OutBias(Probe):
     """Signs of V, and the bias of O_lp − O_hp, by feature; of a head the most one-sided feature is told."""
 
-    def measure(self, seen: LayerObservation) -> Mapping[str, Tensor]:
-        positive = (seen.v > 0).double().mean((0, 2))  # [H, d]
+    def measure(self, seen: Observation) -> Mapping[str, Tensor]:
+        positive = (seen.v > 0).double().mean((1, 3))  # [L, H, d]
         error = (seen.out.float() - seen.out_fp32).double()
-        bias = error.mean((0, 2)).abs() / error.abs().mean((0, 2)).clamp_min(1e-300)
+        bias = error.mean((1, 3)).abs() / error.abs().mean((1, 3)).clamp_min(1e-300)
         return {
             "v_sign_max": torch.maximum(positive, 1 - positive).amax(-1),
             "out_error_bias_max": bias.amax(-1),
@@ -120,9 +120,8 @@ class NullDirection(Probe):
     Adding c·q to a row of scores changes no probability, so nothing in the loss holds W_Q along what all keys share.
     """
 
-    def measure(self, seen: LayerObservation) -> Mapping[str, Tensor]:
-        keys = seen.keys
-        directions = {"mean_key": keys.mean((0, 2)), "first_key": keys[:, :, 0].mean(0)}  # [H, d]
+    def measure(self, seen: Observation) -> Mapping[str, Tensor]:
+        directions = {"mean_key": seen.keys.mean((1, 3)), "first_key": seen.keys[..., 0, :].mean(1)}  # [L, H, d]
         return {
             f"{name}_{direction}_share": _share(matrix, along)
             for direction, along in directions.items()
@@ -137,21 +136,21 @@ class Similarity(Probe):
     """
 
     def __init__(self) -> None:
-        self._before: dict[int, tuple[Tensor, Tensor]] = {}
+        self._before: tuple[Tensor, Tensor] | None = None
 
-    def measure(self, seen: LayerObservation) -> Mapping[str, Tensor]:
-        N, H, T, d = seen.q.shape
-        chosen = torch.linspace(0, N * T - 1, min(_SAMPLED_TOKENS, N * T), device=seen.x.device).long()
-        u = _unit(seen.attended_keys.transpose(0, 1).reshape(H, N * T, d)[:, chosen])  # [H, S, d]
-        x = _unit(seen.x.flatten(0, 1)[chosen])  # [S, C]
+    def measure(self, seen: Observation) -> Mapping[str, Tensor]:
+        rows = seen.q.shape[1] * seen.q.shape[3]
+        chosen = torch.linspace(0, rows - 1, min(_SAMPLED_TOKENS, rows), device=seen.x.device).long()
+        u = _unit(_by_row(seen.attended_keys)[:, :, chosen])  # [L, H, S, d]
+        x = _unit(seen.x.flatten(1, 2)[:, None, chosen])  # [L, 1, S, C]
         cosines = (u @ u.mT) * (x @ x.mT)
         count = len(chosen)
         among = (cosines.sum((-2, -1)) - cosines.diagonal(dim1=-2, dim2=-1).sum(-1)) / max(1, count * (count - 1))
         metrics = {"token_similarity": among, "w_q_error_effective_rank": _effective_rank(weight_gradient_error(seen))}
-        if seen.layer in self._before:
-            u_before, x_before = self._before[seen.layer]
+        if self._before is not None:
+            u_before, x_before = self._before
             metrics["step_similarity"] = ((u @ u_before.mT) * (x @ x_before.mT)).mean((-2, -1))
-        self._before[seen.layer] = u, x
+        self._before = u, x
         return metrics
 
 
@@ -165,16 +164,21 @@ BUILT_IN: dict[str, type[Probe]] = {
 }
 
 
-def weight_gradient_error(seen: LayerObservation) -> Tensor:
-    """dW_Q,hp − dW_Q,lp [H, d, C] = α Σ_T (δ_lp − δ_hp)[T] · (PK)[T]ᵀX[T] (Qiu & Yao)."""
+def weight_gradient_error(seen: Observation) -> Tensor:
+    """dW_Q,hp − dW_Q,lp [L, H, d, C] = α Σ_T (δ_lp − δ_hp)[T] · (PK)[T]ᵀX[T] (Qiu & Yao)."""
     weighted = (seen.delta - seen.delta_fp32)[..., None] * seen.attended_keys
-    return seen.scale * torch.einsum("nhtd,ntc->hdc", weighted, seen.x)
+    return seen.scale * torch.einsum("lnhtd,lntc->lhdc", weighted, seen.x)
 
 
 def _share(matrix: Tensor, along: Tensor) -> Tensor:
-    """‖âᵀM‖² / ‖M‖² for [H, d, C] and [H, d]: [H]; 0 where M is."""
-    part = torch.einsum("hd,hdc->hc", _unit(along), matrix.float()).square().sum(-1)
+    """‖âᵀM‖² / ‖M‖² for [L, H, d, C] and [L, H, d]: [L, H]; 0 where M is."""
+    part = torch.einsum("lhd,lhdc->lhc", _unit(along), matrix.float()).square().sum(-1)
     return part / matrix.float().square().sum((-2, -1)).clamp_min(1e-30)
+
+
+def _by_row(x: Tensor) -> Tensor:
+    """[L, N, H, T, …] as [L, H, N·T, …]."""
+    return x.transpose(1, 2).flatten(2, 3)
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -182,6 +186,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _effective_rank(matrices: Tensor) -> Tensor:
-    """(Σσ²)² / Σσ⁴ of [H, d, C], the participation ratio of the squared singular values: [H]; 0 for no matrix."""
+    """(Σσ²)² / Σσ⁴ of [L, H, d, C], the participation ratio of the squared singular values: [L, H];
+    0 for no matrix."""
     gram = matrices.double() @ matrices.double().mT
     return gram.diagonal(dim1=-2, dim2=-1).sum(-1).square() / gram.square().sum((-2, -1)).clamp_min(1e-300)

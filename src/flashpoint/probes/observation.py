@@ -1,41 +1,37 @@
-"""What the attention of one layer computed on a few sequences: the material of the probes.
+"""What the attention computed on a few sequences, all layers side by side: the material of the probes.
 
-Shapes: N sequences, H heads, T tokens, C = d_model, d features per head. What is derived is FP32.
+Shapes: L layers, N sequences, H heads, T tokens, C = d_model, d features per head. What is derived is FP32.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from flashpoint.attention.dispatch import flash_forward_op, row_statistics, whole_scores
 from flashpoint.attention.variant import AttentionVariant
-from flashpoint.model import GPT, Block
 
 
 @dataclass(frozen=True)
-class LayerObservation:
-    """One layer's forward and backward pass.
+class Observation:
+    """One forward and backward pass of every attention.
 
     Attributes:
-        layer: number, from 1.
         variant: numerics of the attention; production kernels count as FlashAttention-2's.
-        x: [N, T, C], what W_Q, W_K and W_V take; float32.
-        q, k, v: [N, H, T, d] as the attention took them, bfloat16 or float32.
-        out: O [N, H, T, d] in the dtype in which the rest of the network saw it.
-        grad_out: dO [N, H, T, d] float32, of these sequences' part of the step's loss.
+        x: [L, N, T, C], what W_Q, W_K and W_V take; float32.
+        q, k, v: [L, N, H, T, d] as the attention took them, bfloat16 or float32.
+        out: O [L, N, H, T, d] in the dtype in which the rest of the network saw it.
+        grad_out: dO [L, N, H, T, d] float32, of these sequences' part of the step's loss.
         seed_and_step: [2] int64, key of stochastic rounding.
-        w_q: [H, d, C] before the step.
-        update: [H, d, C], what the step added to W_Q.
+        w_q: [L, H, d, C] before the step.
+        update: [L, H, d, C], what the step added to W_Q.
     """
 
-    layer: int
     variant: AttentionVariant
     x: Tensor
     q: Tensor
@@ -54,76 +50,90 @@ class LayerObservation:
 
     @cached_property
     def out_fp32(self) -> Tensor:
-        """O of the same P̄ with nothing rounded after them, [N, H, T, d]."""
+        """O of the same P̄ with nothing rounded after them, [L, N, H, T, d]."""
         return self._forward[2]
 
     @cached_property
     def logsumexp(self) -> Tensor:
-        """L [N, H, T]."""
+        """L [L, N, H, T]."""
         return self._forward[1]
 
     @cached_property
     def scores(self) -> Tensor:
-        """S [N, H, T, T] as rounded, −∞ above the diagonal."""
-        return whole_scores(self.q, self.k, self.variant, layer=self.layer, seed_and_step=self.seed_and_step)
+        """S [L, N, H, T, T] as rounded, −∞ above the diagonal."""
+        return self._by_layer(
+            lambda layer, q, k, v: whole_scores(q, k, self.variant, layer=layer, seed_and_step=self.seed_and_step)
+        )
 
     @cached_property
     def probs(self) -> Tensor:
-        """P [N, H, T, T]."""
+        """P [L, N, H, T, T]."""
         return (self.scores - self.logsumexp[..., None]).exp()
 
     @cached_property
     def grad_probs(self) -> Tensor:
-        """dP [N, H, T, T]."""
+        """dP [L, N, H, T, T]."""
         return self.grad_out @ self.v.float().mT
 
     @cached_property
     def delta(self) -> Tensor:
-        """δ [N, H, T] as the variant takes it: the paper's δ_lp."""
-        groups = self.variant.groups(self.layer, self.q.shape[1])
-        result = torch.empty_like(self.logsumexp)
-        for variant, heads in groups:
-            result[:, heads] = self._delta_of(variant)[:, heads]
-        return result
+        """δ [L, N, H, T] as the variant takes it: the paper's δ_lp."""
+        return self._where_it_runs(self._delta_of)
 
     @cached_property
     def delta_fp32(self) -> Tensor:
-        """rowsum(dO∘O) [N, H, T] of :attr:`out_fp32`: the paper's δ_hp."""
+        """rowsum(dO∘O) [L, N, H, T] of :attr:`out_fp32`: the paper's δ_hp."""
         return (self.grad_out * self.out_fp32).sum(-1)
 
     @cached_property
     def ones(self) -> Tensor:
-        """[N, H, T] int32: P̄ that entered P̄V as exactly 1."""
-        _, ones = row_statistics(
-            self.q, self.k, self.v, self.variant, layer=self.layer, seed_and_step=self.seed_and_step
-        )
-        return ones
+        """[L, N, H, T] int32: P̄ that entered P̄V as exactly 1."""
+
+        def of_layer(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return row_statistics(q, k, v, self.variant, layer=layer, seed_and_step=self.seed_and_step)[1]
+
+        return self._by_layer(of_layer)
 
     @cached_property
     def keys(self) -> Tensor:
-        """K [N, H, T, d] as QKᵀ takes it: centred where the variant centres it."""
+        """K [L, N, H, T, d] as QKᵀ takes it: centred where the variant centres it."""
         centered = self._forward[3]
-        result = self.k.float()
-        if not centered.numel():
-            return result
-        result = result.clone()
-        for variant, heads in self.variant.groups(self.layer, self.q.shape[1]):
-            if variant.center_keys:
-                result[:, heads] = centered[:, heads].float()
-        return result
+        return self._where_it_runs(lambda variant: (centered if variant.center_keys else self.k).float())
 
     @cached_property
     def attended_keys(self) -> Tensor:
-        """PK [N, H, T, d]: what an error of δ adds to dQ, by α."""
+        """PK [L, N, H, T, d]: what an error of δ adds to dQ, by α."""
         return self.probs @ self.keys
 
     @cached_property
-    def _forward(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        variant = _with_fp32_out(self.variant)
-        results: tuple[Tensor, Tensor, Tensor, Tensor] = flash_forward_op(
-            self.q, self.k, self.v, self.seed_and_step, variant.key, self.layer
-        )
-        return results
+    def _forward(self) -> tuple[Tensor, ...]:
+        key = _with_fp32_out(self.variant).key
+        results = [
+            flash_forward_op(q, k, v, self.seed_and_step, key, layer)
+            for layer, (q, k, v) in enumerate(zip(self.q, self.k, self.v, strict=True), 1)
+        ]
+        # A layer that centres nothing hands back no keys; its own stand in its place.
+        centered = [keys if keys.numel() else k for (_, _, _, keys), k in zip(results, self.k, strict=True)]
+        return *(torch.stack(part) for part in list(zip(*results, strict=True))[:3]), torch.stack(centered)
+
+    def _by_layer(self, compute: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        layers = zip(self.q, self.k, self.v, strict=True)
+        return torch.stack([compute(layer, *tensors) for layer, tensors in enumerate(layers, 1)])
+
+    def _where_it_runs(self, compute: Callable[[AttentionVariant], Tensor]) -> Tensor:
+        """What each variant computes [L, N, H, …], in the layers and heads that it runs in."""
+        L, _, H = self.q.shape[:3]
+        places: dict[AttentionVariant, list[tuple[int, int]]] = {}
+        for layer in range(L):
+            for variant, heads in self.variant.groups(layer + 1, H):
+                places.setdefault(variant, []).extend((layer, head) for head in heads)
+        (first, _), *others = places.items()
+        result = compute(first)
+        for variant, chosen in others:
+            layers, heads = zip(*chosen, strict=True)
+            result = result.clone()
+            result[list(layers), :, list(heads)] = compute(variant)[list(layers), :, list(heads)]
+        return result
 
     def _delta_of(self, variant: AttentionVariant) -> Tensor:
         if variant.exact_row_sum:
@@ -133,81 +143,6 @@ class LayerObservation:
         if variant.delta == "out_fp32":
             return self.delta_fp32
         return (self.grad_out * self.out.float()).sum(-1)
-
-
-def observe(model: GPT, sequences: Tensor, seed_and_step: Tensor, share: float) -> list[LayerObservation]:
-    """Forward and backward pass of a few sequences beside the training: no gradient of a parameter, no state changes.
-
-    Args:
-        sequences: [N, T + 1] int64 on the model's device.
-        seed_and_step: [2] int64, key of stochastic rounding.
-        share: N over the sequences of the step, so that dO is these sequences' part of the step's.
-
-    Returns:
-        An observation per layer, whose ``update`` is zero so far (:func:`with_updates`).
-    """
-    inputs: list[Tensor] = []
-    packed: list[Tensor] = []
-    outs: list[Tensor] = []
-    attentions = [cast(Block, block).attention for block in model.blocks]
-
-    def keep_projected(_module: Any, arguments: tuple[Tensor, ...], result: Tensor) -> None:
-        inputs.append(arguments[0])
-        packed.append(result)
-
-    def keep_out(_module: Any, arguments: tuple[Tensor, ...]) -> None:
-        outs.append(arguments[0])
-
-    handles = [attention.qkv.register_forward_hook(keep_projected) for attention in attentions]
-    handles += [attention.projection.register_forward_pre_hook(keep_out) for attention in attentions]
-    try:
-        with torch.enable_grad(), torch.autocast(sequences.device.type, dtype=torch.bfloat16):
-            loss = model(sequences[:, :-1], sequences[:, 1:], seed_and_step)
-    finally:
-        for handle in handles:
-            handle.remove()
-    grads = torch.autograd.grad(loss * share, outs)
-    N, T, C = inputs[0].shape
-    H = model.config.n_head
-
-    def by_head(x: Tensor) -> Tensor:
-        return x.detach().view(N, T, H, -1).transpose(1, 2)
-
-    observations = []
-    for attention, x, qkv, out, grad in zip(attentions, inputs, packed, outs, grads, strict=True):
-        q, k, v = (by_head(part) for part in qkv.split(C, dim=-1))
-        w_q = attention.w_q.detach().clone()
-        observations.append(
-            LayerObservation(
-                layer=attention.layer,
-                variant=_analysed(attention.variant),
-                x=x.detach().float(),
-                q=q,
-                k=k,
-                v=v,
-                out=by_head(out),
-                grad_out=by_head(grad).float(),
-                seed_and_step=seed_and_step.clone(),
-                w_q=w_q,
-                update=torch.zeros_like(w_q),
-            )
-        )
-    return observations
-
-
-def with_updates(observations: list[LayerObservation], model: GPT) -> Iterator[LayerObservation]:
-    """The same after the step, with what it added to W_Q; one at a time, since each may come to hold T² of memory."""
-    for seen, block in zip(observations, model.blocks, strict=True):
-        yield dataclasses.replace(seen, update=cast(Block, block).attention.w_q.detach() - seen.w_q)
-
-
-def _analysed(variant: AttentionVariant) -> AttentionVariant:
-    """PyTorch's production kernels are looked at as what they implement: FlashAttention-2's numerics."""
-    elsewhere = variant.elsewhere and _analysed(variant.elsewhere)
-    if variant.kernel == "sdpa":
-        selection = {"layers": variant.layers, "heads": variant.heads, "elsewhere": elsewhere}
-        return AttentionVariant(name="sdpa", **selection)  # type: ignore[arg-type]
-    return dataclasses.replace(variant, elsewhere=elsewhere)
 
 
 def _with_fp32_out(variant: AttentionVariant) -> AttentionVariant:

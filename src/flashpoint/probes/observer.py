@@ -14,7 +14,9 @@ from flashpoint.config import ProbesConfig
 from flashpoint.errors import UserError
 from flashpoint.model import GPT
 from flashpoint.probes.attention import BUILT_IN, Probe
-from flashpoint.probes.observation import LayerObservation, observe, with_updates
+from flashpoint.probes.observation import Observation
+from flashpoint.probes.observed_pass import ObservedPass
+from flashpoint.probes.recorded import Recorded
 from flashpoint.probes.sentinel import LOOKBACK, Sentinel
 from flashpoint.probes.spectral import weight_norms
 
@@ -24,48 +26,56 @@ class Observer:
 
     Args:
         batch_size: sequences of a whole step.
+        device: where the model is while it trains.
         notify: takes the sentinel's warning.
 
     Raises:
         UserError: a probe that is named is not there.
     """
 
-    def __init__(self, config: ProbesConfig, model: GPT, batch_size: int, notify: Callable[[str], None]) -> None:
-        self._config, self._model, self._batch_size, self._notify = config, model, batch_size, notify
+    def __init__(
+        self, config: ProbesConfig, model: GPT, batch_size: int, device: torch.device, notify: Callable[[str], None]
+    ) -> None:
+        self._config, self._notify = config, notify
+        self._model, self._batch_size, self._device = model, batch_size, device
         self._probes = {name: load_probe(name) for name in config.attention}
-        self._seen: list[LayerObservation] = []
+        self._weight_norms = Recorded(lambda: weight_norms(model), device)
+        self._pass: ObservedPass | None = None
+        self._seen: Observation | None = None
         self.sentinel = Sentinel()
 
     def before_step(self, step: int, batch: Tensor, seed_and_step: Tensor) -> None:
         """Observe the attention, if it is due, on the first sequences of the batch [..., sequences, T + 1]."""
         if self._probes and _is_due(step, self._config.attention_interval):
-            sequences = batch.flatten(0, -2)[: self._config.sequences].to(seed_and_step.device)
-            self._seen = observe(self._model, sequences, seed_and_step, len(sequences) / self._batch_size)
+            sequences = batch.flatten(0, -2)[: self._config.sequences]
+            self._pass = self._pass or ObservedPass(self._model, sequences, self._batch_size, self._device)
+            self._seen = self._pass(sequences, seed_and_step)
 
+    @torch.no_grad()
     def after_step(self, step: int, *, last: bool) -> dict[str, float]:
         """What was due at this step, under the names of the metrics file."""
-        metrics: dict[str, Tensor] = {}
+        measured: dict[str, Tensor] = {}
         if self._config.weights_interval and (last or _is_due(step, self._config.weights_interval)):
-            norms = weight_norms(self._model)
-            for name, by_layer in norms.items():
-                for layer, by_head in enumerate(by_layer, 1):
-                    metrics |= _named(layer, name, by_head)
-            if warning := self.sentinel.update(step, norms["w_q_spectral_norm"].tolist()):
-                self._notify(
-                    f"step {step:,}: W_Q of layer {warning.layer}, head {warning.head} has grown ×{warning.growth:.1f} "
-                    f"in {LOOKBACK} steps, to {warning.norm:.1f}: an explosion may follow"
-                )
-        if self._seen:
-            for seen in with_updates(self._seen, self._model):
-                with torch.no_grad():
-                    for probe in self._probes.values():
-                        for name, by_head in probe.measure(seen).items():
-                            metrics |= _named(seen.layer, name, by_head)
-            self._seen = []
-        if not metrics:
+            measured |= self._weight_norms()
+        if self._pass and self._seen:
+            seen, self._seen = self._pass.with_update(self._seen), None
+            for probe in self._probes.values():
+                measured |= probe.measure(seen)
+        if not measured:
             return {}
-        values = torch.stack([value.double() for value in metrics.values()]).tolist()  # one copy from the device
-        return dict(zip(metrics, values, strict=True))
+        stacked = torch.stack([by_head.double() for by_head in measured.values()])
+        values = dict(zip(measured, stacked.cpu().numpy(), strict=True))  # one copy from the device; each [L, H]
+        if "w_q_spectral_norm" in values and (warning := self.sentinel.update(step, values["w_q_spectral_norm"])):
+            self._notify(
+                f"step {step:,}: W_Q of layer {warning.layer}, head {warning.head} has grown ×{warning.growth:.1f} "
+                f"in {LOOKBACK} steps, to {warning.norm:.1f}: an explosion may follow"
+            )
+        return {
+            f"layer/{layer}/head/{head}/{name}": value
+            for name, by_layer in values.items()
+            for layer, by_head in enumerate(by_layer.tolist(), 1)
+            for head, value in enumerate(by_head, 1)
+        }
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs to go on, as plain values."""
@@ -109,7 +119,3 @@ def load_probe(name: str) -> Probe:
 
 def _is_due(step: int, interval: int) -> bool:
     return interval > 0 and (step + 1) % interval == 0
-
-
-def _named(layer: int, name: str, by_head: Tensor) -> dict[str, Tensor]:
-    return {f"layer/{layer}/head/{head}/{name}": value for head, value in enumerate(by_head, 1)}

@@ -24,24 +24,21 @@ def weight_norms(model: GPT) -> dict[str, Tensor]:
     packed = torch.stack([cast(Block, block).attention.qkv.weight for block in model.blocks])
     weights = packed.view(-1, 3, H, C // H, C).transpose(0, 1)  # [3, L, H, d, C]
     grams = weights.double() @ weights.double().mT  # W Wᵀ
-    norms = largest_eigenvalue(grams).sqrt().float()
-    form = largest_eigenvalue(grams[0], grams[1]).sqrt().float()  # σ² of W_Qᵀ W_K
-    return {
-        "w_q_spectral_norm": norms[0],
-        "w_k_spectral_norm": norms[1],
-        "w_v_spectral_norm": norms[2],
-        "qk_spectral_norm": form,
-    }
+    unit = torch.eye(C // H, dtype=grams.dtype, device=grams.device).expand_as(grams[0])
+    # W_Qᵀ W_K has the squared norm of W_Q W_Qᵀ · W_K W_Kᵀ.
+    eigenvalues = largest_eigenvalue(torch.stack([*grams, grams[0]]), torch.stack([unit, unit, unit, grams[1]]))
+    names = ("w_q_spectral_norm", "w_k_spectral_norm", "w_v_spectral_norm", "qk_spectral_norm")
+    return dict(zip(names, eigenvalues.sqrt().float(), strict=True))
 
 
-def largest_eigenvalue(matrices: Tensor, others: Tensor | None = None) -> Tensor:
-    """Largest eigenvalue of symmetric positive semidefinite matrices A [..., d, d], or of the products A·B: [...].
+def largest_eigenvalue(matrices: Tensor, others: Tensor) -> Tensor:
+    """Largest eigenvalue of products A·B of symmetric positive semidefinite matrices [..., d, d]: [...].
 
     The power method by repeated squaring: after 12 squarings a column is the 4,096-th power times a unit vector. Its
-    Rayleigh quotient (under the inner product uᵀBv for A·B, which is symmetric there) is off by some ln(d) / 4,096 at
-    most, however close the eigenvalues are.
+    Rayleigh quotient, under the inner product uᵀBv in which A·B is symmetric, is off by some ln(d) / 4,096 at most,
+    however close the eigenvalues are.
     """
-    product = matrices if others is None else matrices @ others
+    product = matrices @ others
     power = product
     for _ in range(_SQUARINGS):
         power = power / power.abs().amax((-2, -1), keepdim=True).clamp_min(1e-300)
@@ -49,5 +46,5 @@ def largest_eigenvalue(matrices: Tensor, others: Tensor | None = None) -> Tensor
     column = power.square().sum(-2).argmax(-1)  # of the largest
     vector = power.gather(-1, column[..., None, None].expand(*power.shape[:-1], 1))
     vector = vector / vector.abs().amax((-2, -1), keepdim=True).clamp_min(1e-300)
-    weighted = vector if others is None else others @ vector
+    weighted = others @ vector
     return (weighted * (product @ vector)).sum((-2, -1)) / (weighted * vector).sum((-2, -1)).clamp_min(1e-300)
