@@ -82,7 +82,9 @@ def backward_rows(
             b_v = load_rows(v_tiles, i_b, i_h, start, BK, D)
             b_dp = product(b_do, tl.trans(b_v), tl.zeros([BQ, BK], tl.float32))  # line 13
             b_ds = b_p * (b_dp - b_delta[:, None])  # line 14
-            b_ds_operand = as_operand(b_ds, C.grad_scores, noise_ptr, layer | (4 << 12), i_bh, rows, columns)
+            b_ds_operand = as_operand(
+                b_ds, C.grad_scores, C.grad_scores_bits, noise_ptr, layer | (4 << 12), i_bh, rows, columns
+            )
             b_dq = product(b_ds_operand, b_k, b_dq)  # line 15
             if C.center_keys:
                 b_drift = product(b_ds_operand, tl.full([BK, 16], 1.0, b_k.dtype), b_drift)
@@ -120,11 +122,13 @@ def backward_keys(
             b_delta = tl.load(rows_ptr + PLANE + o_rows)
             b_s = tile_scores(b_k, tl.trans(b_q), rows, columns, noise_ptr, layer, i_bh, C, on_diagonal, False)
             b_p = probabilities(b_s, b_lse[None, :], C)
-            b_p_operand = as_operand(b_p, C.probs, noise_ptr, layer | (5 << 12), i_bh, rows, columns)
+            b_p_operand = as_operand(b_p, C.probs, C.probs_bits, noise_ptr, layer | (5 << 12), i_bh, rows, columns)
             b_dv = product(b_p_operand, b_do, b_dv)  # line 12
             b_dp = product(b_v, tl.trans(b_do), tl.zeros([BK, BQ], tl.float32))  # line 13
             b_ds = b_p * (b_dp - b_delta[None, :])  # line 14
-            b_ds_operand = as_operand(b_ds, C.grad_scores, noise_ptr, layer | (4 << 12), i_bh, rows, columns)
+            b_ds_operand = as_operand(
+                b_ds, C.grad_scores, C.grad_scores_bits, noise_ptr, layer | (4 << 12), i_bh, rows, columns
+            )
             b_dk = product(b_ds_operand, b_q, b_dk)  # line 16
     if C.center_keys:
         b_drift = tl.zeros([D], tl.float32)

@@ -8,6 +8,8 @@ NONE = tl.constexpr(0)
 NEAREST = tl.constexpr(1)
 STOCHASTIC = tl.constexpr(2)
 
+BF16_BITS = tl.constexpr(7)
+
 ROWMAX = tl.constexpr(0)
 OFFSET = tl.constexpr(1)
 DYNAMIC_MAX = tl.constexpr(2)
@@ -27,11 +29,16 @@ class Choices:
     """
 
     scores: int
+    scores_bits: int
     probs: int
+    probs_bits: int
     out_unnormalized: int
+    out_unnormalized_bits: int
     per_block: bool
     out: int
+    out_bits: int
     grad_scores: int
+    grad_scores_bits: int
     shift: int
     shift_offset: float
     beta: float

@@ -6,7 +6,7 @@ Comments count lines of FlashAttention-2 (arXiv 2307.08691), Algorithm 1.
 import triton
 import triton.language as tl
 
-from flashpoint.kernels.choices import DYNAMIC_MAX, FROM_OUT_FP32, NEAREST, OFFSET
+from flashpoint.kernels.choices import BF16_BITS, DYNAMIC_MAX, FROM_OUT_FP32, NEAREST, OFFSET
 from flashpoint.kernels.rounding import (
     as_operand,
     divide,
@@ -99,9 +99,9 @@ def add_tile(
     """ℓ, Ō, the Ō that is never rounded and the P̄ that are 1, with one more tile under the shift m: lines 9 and 10."""
     columns = (start + tl.arange(0, BK))[None, :]
     b_p = exponentials(x, b_m, C, PACKED)
-    b_p_operand = as_operand(b_p, C.probs, noise_ptr, layer | (1 << 12), i_bh, rows, columns)
+    b_p_operand = as_operand(b_p, C.probs, C.probs_bits, noise_ptr, layer | (1 << 12), i_bh, rows, columns)
     if C.rounded_normalizer:
-        b_p = round_point(b_p, C.probs, noise_ptr, layer | (1 << 12), 0, i_bh, rows, columns)
+        b_p = round_point(b_p, C.probs, C.probs_bits, noise_ptr, layer | (1 << 12), 0, i_bh, rows, columns)
     b_l += tl.sum(b_p, 1)
     b_v = load_rows(v_tiles, i_b, i_h, start, BK, D)
     b_o = product(b_p_operand, b_v, b_o)
@@ -122,7 +122,7 @@ def forward_rows(
 
     STATISTICS: the final m in nats and the number of P̄ that entered the product as exactly 1 are stored too.
     """
-    PACKED: tl.constexpr = PAIRS and C.scores == NEAREST
+    PACKED: tl.constexpr = PAIRS and C.scores == NEAREST and C.scores_bits <= BF16_BITS
     STORE_FP32: tl.constexpr = C.delta == FROM_OUT_FP32
     EXACT: tl.constexpr = C.per_block and STORE_FP32
     BLOCK: tl.constexpr = C.tiles * BK
@@ -192,13 +192,17 @@ def forward_rows(
                     )  # fmt: skip
             if C.per_block:
                 b_o = round_point(
-                    b_o, C.out_unnormalized, noise_ptr, layer | (2 << 12), start // BLOCK, i_bh, rows, features
-                )
+                    b_o, C.out_unnormalized, C.out_unnormalized_bits, noise_ptr, layer | (2 << 12), start // BLOCK,
+                    i_bh, rows, features,
+                )  # fmt: skip
     if not EXACT:
         b_exact = b_o
     if not C.per_block:
-        b_o = round_point(b_o, C.out_unnormalized, noise_ptr, layer | (2 << 12), 0, i_bh, rows, features)
-    b_out = round_point(divide(b_o, b_l[:, None]), C.out, noise_ptr, layer | (3 << 12), 0, i_bh, rows, features)
+        b_o = round_point(
+            b_o, C.out_unnormalized, C.out_unnormalized_bits, noise_ptr, layer | (2 << 12), 0, i_bh, rows, features
+        )
+    b_out = divide(b_o, b_l[:, None])
+    b_out = round_point(b_out, C.out, C.out_bits, noise_ptr, layer | (3 << 12), 0, i_bh, rows, features)
     o_out = token_offsets(i_b, i_h, o_rows, H, T, D)
     tl.store(o_ptr + o_out, to_dtype_of(b_out, o_ptr), mask=rows < T)  # line 12
     if STORE_FP32:

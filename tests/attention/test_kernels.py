@@ -25,6 +25,15 @@ FROM_FILES = {
     for path in sorted((REPOSITORY / "configs/attn").glob("*.yaml"))
     if path.stem not in ("sdpa", "standard")
 }
+POINTS = ("scores", "probs", "out_unnormalized", "out", "grad_scores")
+
+
+def in_format(rounding: str, bits: int) -> AttentionVariant:
+    """Every rounding point alike."""
+    fields = dict.fromkeys(POINTS, rounding) | {f"{point}_bits": bits for point in POINTS}
+    return AttentionVariant(**fields)  # type: ignore[arg-type]
+
+
 VARIANTS = {
     **FROM_FILES,
     "rounded_normalizer": AttentionVariant(scores="nearest", normalizer="rounded"),
@@ -39,6 +48,10 @@ VARIANTS = {
         grad_scores="stochastic",
     ),
     "fp32": AttentionVariant(probs="none", out="none", grad_scores="none"),
+    "coarse": in_format("nearest", 4),
+    "fine": in_format("nearest", 10),
+    "coarse_stochastic": in_format("stochastic", 5),
+    "fine_stochastic": in_format("stochastic", 8),
 }  # fmt: skip
 NAMES = ("out", "logsumexp", "grad_q", "grad_k", "grad_v")
 
@@ -193,7 +206,7 @@ def test_nothing_is_read_or_written_outside_the_tensors() -> None:
             assert torch.equal(value, run("kernels", inputs(65, 32), VARIANTS[name])[quantity])
 
 
-@pytest.mark.parametrize("other", ["flash_fp32", "flash_per_block", "fp32", "flash_centered"])
+@pytest.mark.parametrize("other", ["flash_fp32", "flash_per_block", "fp32", "flash_centered", "coarse"])
 def test_one_launch_computes_each_head_as_if_its_variant_were_everywhere(other: str) -> None:
     chosen = VARIANTS["flash_stochastic"]
     mixed = AttentionVariant(**{**chosen.to_dict(), "heads": (2,), "elsewhere": VARIANTS[other]})

@@ -61,6 +61,25 @@ def test_one_head_in_fp32_makes_the_output_fp32() -> None:
     assert not torch.equal(out[:, 1], out[:, 1].bfloat16().float())
 
 
+@pytest.mark.parametrize(
+    ("fields", "dtype"),
+    [
+        ({}, torch.bfloat16),
+        ({"out_bits": 3}, torch.bfloat16),
+        ({"out_bits": 8}, torch.float32),
+        ({"out_bits": 8, "heads": (2,), "elsewhere": PLAIN}, torch.float32),
+    ],
+)
+def test_more_than_bf16s_bits_make_the_output_fp32(fields: dict, dtype: torch.dtype) -> None:
+    q, k, v = inputs()
+    out = attention(q, k, v, AttentionVariant(**fields), layer=1, seed_and_step=torch.zeros(2, dtype=torch.int64))
+    assert out.dtype == dtype
+    lower = out.float().view(torch.int32)[:, 1]
+    kept = fields.get("out_bits", 7)
+    assert not (lower & ((1 << 23 - kept) - 1)).any()
+    assert (lower & ((1 << 24 - kept) - 1)).any()
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_variant_file_builds_under_its_own_name_and_travels_as_a_key(path) -> None:
     variant = AttentionVariant.from_dict(yaml.safe_load(path.read_text()))
@@ -92,6 +111,10 @@ def test_a_selection_travels_whole() -> None:
         ({"max_shift": -1.0}, "attn.max_shift=-1.0"),
         ({"shift_offset": 100.0}, "attn.shift_offset=100.0"),
         ({"normalizer": "before_product"}, "attn.normalizer=before_product"),
+        ({"scores": "nearest", "scores_bits": 0}, "attn.scores_bits=0"),
+        ({"out_bits": 11}, "attn.out_bits=11"),
+        ({"scores_bits": 3}, "attn.scores_bits=3"),
+        ({"out": "none", "out_bits": 10}, "attn.out_bits=10"),
         ({"layers": (2,)}, "attn.elsewhere"),
         ({"elsewhere": PLAIN}, "attn.elsewhere"),
         ({"layers": (), "elsewhere": PLAIN}, "attn.layers="),

@@ -31,7 +31,7 @@ def attention(
         seed_and_step: [2] int64 on the device of ``q``: key of stochastic rounding.
 
     Returns:
-        O [B, H, T, d]; the inputs' dtype, or float32 if a selected variant has ``out=none``.
+        O [B, H, T, d]; the inputs' dtype, or float32 if a selected variant's O does not fit BF16.
     """
     groups = variant.groups(layer, q.shape[1])
     if groups[0][0].kernel == "sdpa":
@@ -57,7 +57,7 @@ def _groups(q: Tensor, variant: str, layer: int) -> Groups:
 def _saved_like(q: Tensor, groups: Groups) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Uninitialised results of the forward pass: O, L, and FP32 O and centred keys or nothing."""
     variants = [variant for variant, _ in groups]
-    out = by_token(q, torch.float32 if any(variant.out == "none" for variant in variants) else q.dtype)
+    out = by_token(q, torch.float32 if any(variant.returns_fp32 for variant in variants) else q.dtype)
     wants_fp32 = any(variant.delta == "out_fp32" for variant in variants)
     return (
         out,

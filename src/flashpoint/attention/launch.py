@@ -78,7 +78,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     B, H, T, d = q.shape
     variants = [variant for variant, _ in groups]
-    out = by_token(q, torch.float32 if any(variant.out == "none" for variant in variants) else q.dtype)
+    out = by_token(q, torch.float32 if any(variant.returns_fp32 for variant in variants) else q.dtype)
     wants_fp32 = any(variant.delta == "out_fp32" for variant in variants)
     out_fp32 = by_token(q, torch.float32) if wants_fp32 else q.new_empty(0, dtype=torch.float32)
     logsumexp = q.new_empty((B, H, T), dtype=torch.float32)
@@ -189,11 +189,16 @@ def _choices(variant: AttentionVariant, size: int, tiles: int) -> Choices:
     unit = scale if exact else 1.0
     return Choices(
         scores=_ROUNDING[variant.scores],
+        scores_bits=variant.scores_bits,
         probs=_ROUNDING[variant.probs],
+        probs_bits=variant.probs_bits,
         out_unnormalized=_ROUNDING[variant.out_unnormalized],
+        out_unnormalized_bits=variant.out_unnormalized_bits,
         per_block=variant.out_unnormalized_when == "per_block",
         out=_ROUNDING[variant.out],
+        out_bits=variant.out_bits,
         grad_scores=_ROUNDING[variant.grad_scores],
+        grad_scores_bits=variant.grad_scores_bits,
         shift=_SHIFT[variant.shift],
         shift_offset=variant.shift_offset / unit,
         beta=variant.beta,

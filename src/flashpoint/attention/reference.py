@@ -1,7 +1,7 @@
 """Attention in PyTorch with every choice of a variant: the oracle of the kernels, and a CPU's engine.
 
 Dimensions: B sequences, H heads, T tokens, d features per head, R query rows and C keys of a tile.
-All arithmetic is FP32; a rounding point rounds to BF16 values and stays in FP32. Only tiles [B, H, R, C]
+All arithmetic is FP32; a rounding point rounds to its format and stays in FP32. Only tiles [B, H, R, C]
 with R·C ≤ 128·T are materialised, never [T, T].
 
 Equations: Dao, FlashAttention-2 (arXiv 2307.08691), Algorithms 1 and 2; the shift of Qiu & Yao
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashpoint.attention.rounding import NoiseKey, RoundingPoint, round_bf16
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.attention.rounding import NoiseKey, Stream, round_mantissa
+from flashpoint.attention.variant import AttentionVariant, RoundingPoint
 
 LOG2E = math.log2(math.e)
 _TILE_WIDTH = 128
@@ -35,7 +35,7 @@ def flash_forward(
         noise: source of random bits for stochastic rounding.
 
     Returns:
-        out: O [B, H, T, d], in the inputs' dtype, or float32 where ``variant.out`` is ``none``.
+        out: O [B, H, T, d], in the inputs' dtype, or float32 where O does not fit BF16.
         logsumexp: L [B, H, T] float32, of the centred scores where the variant centres keys.
         out_fp32: O of the same P̄ with Ō and O unrounded, [B, H, T, d] float32; empty unless
             ``variant.delta`` asks for it.
@@ -53,7 +53,7 @@ def flash_forward(
         out[..., rows, :], logsumexp[..., rows] = result.out, result.logsumexp
         if variant.delta == "out_fp32":
             out_fp32[..., rows, :] = result.exact
-    return out.to(torch.float32 if variant.out == "none" else q.dtype), logsumexp, out_fp32, centered
+    return out.to(torch.float32 if variant.returns_fp32 else q.dtype), logsumexp, out_fp32, centered
 
 
 def row_statistics(
@@ -198,15 +198,21 @@ class _Inputs:
             live = slice(max(rows.start, start), rows.stop)
             yield _Tile(live, slice(start, min(start + block, rows.stop)), number)
 
-    def round(self, point: RoundingPoint, x: Tensor, tile: _Tile, *, features: bool = False) -> Tensor:
-        """Round a tile [B, H, R, C], or with ``features`` a [B, H, R, d], at a rounding point."""
-        rounding = self.variant.probs if point == "probs_backward" else getattr(self.variant, point)
+    def round(
+        self, point: RoundingPoint, x: Tensor, tile: _Tile, *, features: bool = False, stream: Stream | None = None
+    ) -> Tensor:
+        """Round a tile [B, H, R, C], or with ``features`` a [B, H, R, d], at a rounding point.
+
+        ``stream`` is where stochastic rounding takes its random bits from, if not from the rounding point's own.
+        """
+        rounding, bits = getattr(self.variant, point), getattr(self.variant, f"{point}_bits")
         if rounding != "stochastic":
-            return round_bf16(x, rounding)
+            return round_mantissa(x, rounding, bits)
         rows, columns = tile.positions(x.device)
         if features:
             columns = torch.arange(x.shape[-1], device=x.device)[None, :]
-        return round_bf16(x, rounding, self.noise.bits(point, rows, columns, tile.number if features else 0))
+        noise = self.noise.words(stream or point, rows, columns, tile.number if features else 0)
+        return round_mantissa(x, rounding, bits, noise)
 
     def scores(self, tile: _Tile) -> Tensor:
         """S [B, H, R, C], rounded, then −inf where the key comes after the query."""
@@ -217,7 +223,7 @@ class _Inputs:
     def probs(self, tile: _Tile, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
         """P = exp(S − L) [B, H, R, C] as the operand of dV, and in FP32."""
         p = exponential(self.scores(tile), logsumexp[..., tile.rows, None], self.variant.fused_exponent)
-        return self.round("probs_backward", p, tile), p
+        return self.round("probs", p, tile, stream="probs_backward"), p
 
 
 @dataclass(frozen=True)

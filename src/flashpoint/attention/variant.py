@@ -6,22 +6,30 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from flashpoint.typed import check_literals
 
 Rounding = Literal["none", "nearest", "stochastic"]
+RoundingPoint = Literal["scores", "probs", "out_unnormalized", "out", "grad_scores"]
+BF16_BITS = 7
+"""Explicit mantissa bits of BF16."""
+_POINTS: tuple[RoundingPoint, ...] = get_args(RoundingPoint)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionVariant:
     """One value of every numerical choice of an attention. The defaults are FlashAttention-2's.
 
-    Rounding points (``none`` keeps FP32; ``nearest`` is BF16 to nearest even; ``stochastic`` is BF16
-    with a counter-based random offset) and choices, in the notation of Qiu & Yao (arXiv 2510.04212):
+    Rounding points (``none`` keeps FP32; ``nearest`` is to nearest even; ``stochastic`` adds a counter-based
+    random offset) and choices, in the notation of Qiu & Yao (arXiv 2510.04212):
 
         S = α·QKᵀ,  m = rowmax(S) + shift,  P̄ = exp(S − m),  ℓ = rowsum(P̄),  Ō = P̄V,  O = Ō/ℓ,  L = m + ln ℓ
         δ = rowsum(dO∘O),  P = exp(S − L),  dP = dO·Vᵀ,  dS = α·P∘(dP − δ),  dQ = dS·K,  dK = dSᵀQ,  dV = PᵀdO
+
+    A rounding point's format has ``_bits`` explicit mantissa bits, 1 to 10, and BF16's and FP32's 8 bits of exponent:
+    7 is BF16, 10 is TF32, and each bit less doubles the ulp, 2^(⌊log2 |x|⌋ − bits). A value with more than 7 is
+    no BF16 number: it is held and multiplied in FP32.
 
     Layers and heads are counted from 1, as in the paper.
 
@@ -37,16 +45,21 @@ class AttentionVariant:
     # Rounding points
     scores: Rounding = "none"
     """S, forward and backward."""
+    scores_bits: int = BF16_BITS
     probs: Rounding = "nearest"
     """P̄ as the operand of P̄V, and P as the operand of PᵀdO."""
+    probs_bits: int = BF16_BITS
     out_unnormalized: Rounding = "none"
     """Ō."""
+    out_unnormalized_bits: int = BF16_BITS
     out_unnormalized_when: Literal["final", "per_block"] = "final"
     """Round Ō once after the last key block, or after every key block (the paper's released code)."""
     out: Rounding = "nearest"
-    """O. With ``none`` the attention returns FP32."""
+    """O. With ``none``, or more bits than BF16's, the attention returns FP32."""
+    out_bits: int = BF16_BITS
     grad_scores: Rounding = "nearest"
     """P∘(dP − δ) as the operand of dQ and dK, before the factor α, as FlashAttention-2 does."""
+    grad_scores_bits: int = BF16_BITS
 
     # Choices
     shift: Literal["rowmax", "offset", "dynamic_max"] = "rowmax"
@@ -88,6 +101,7 @@ class AttentionVariant:
     def __post_init__(self) -> None:
         check_literals(self, "attn")
         self._check_selection_fields()
+        self._check_formats()
         if self.block_k is not None and self.block_k < 1:
             raise ValueError(f"attn.block_k={self.block_k}: give at least 1, or null for no tiling")
         if self.beta < 1:
@@ -101,6 +115,16 @@ class AttentionVariant:
         if self.normalizer == "before_product" and self.block_k is not None:
             raise ValueError("attn.normalizer=before_product needs the whole row: set attn.block_k=null")
         object.__setattr__(self, "key", json.dumps(self.to_dict(), sort_keys=True))
+
+    def _check_formats(self) -> None:
+        for point in _POINTS:
+            rounding, bits = getattr(self, point), getattr(self, f"{point}_bits")
+            if not 1 <= bits <= 10:
+                raise ValueError(f"attn.{point}_bits={bits}: give 1 to 10 mantissa bits; {BF16_BITS} are BF16's")
+            if rounding == "none" and bits != BF16_BITS:
+                raise ValueError(
+                    f"attn.{point}_bits={bits} without rounding: set attn.{point}=nearest or stochastic as well"
+                )
 
     def _check_selection_fields(self) -> None:
         for name in ("layers", "heads"):
@@ -134,6 +158,11 @@ class AttentionVariant:
         """Plain values only: what the run folder stores."""
         values = {choice.name: getattr(self, choice.name) for choice in dataclasses.fields(self) if choice.init}
         return {**values, "elsewhere": self.elsewhere and self.elsewhere.to_dict()}
+
+    @property
+    def returns_fp32(self) -> bool:
+        """Whether O does not fit BF16."""
+        return self.out == "none" or self.out_bits > BF16_BITS
 
     def check_selection(self, n_layer: int, n_head: int) -> None:
         """Refuse layers and heads that the model does not have.

@@ -131,9 +131,9 @@ def _label(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
     """The variant's name, with each choice in which runs of that name differ."""
 
     def choices(of: RecordedRun) -> dict[str, Any]:
-        return {name: value for name, value in of.config["attn"].items() if name != "name"}
+        return {name: value for name, value in of.attention.to_dict().items() if name != "name"}
 
     namesakes = [choices(other) for other in runs if other.variant == run.variant]
     own = choices(run)
-    differing = [name for name in own if any(other.get(name) != own[name] for other in namesakes)]
+    differing = [name for name in own if any(other[name] != own[name] for other in namesakes)]
     return " ".join([run.variant, *(f"{name}={own[name]}" for name in differing)])
