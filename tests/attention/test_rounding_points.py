@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashpoint.attention import reference
+from flashpoint.attention import reference, tiles
 from flashpoint.attention.variant import AttentionVariant
 from tests.attention.oracle import UNROUNDED, exponential_fp64, numpy_attention, run_reference
 
@@ -28,7 +28,8 @@ FORMATS = [{**choices, f"{next(iter(choices))}_bits": bits} for choices in CHOIC
 
 @pytest.fixture(autouse=True)
 def _exponential_exact_to_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "exponential", exponential_fp64)
+    for module in (reference, tiles):
+        monkeypatch.setattr(module, "exponential", exponential_fp64)
 
 
 def powers(generator: np.random.Generator, shape: tuple, low: int, high: int) -> np.ndarray:

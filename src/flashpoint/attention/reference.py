@@ -17,11 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashpoint.attention.rounding import NoiseKey, Stream, round_mantissa
-from flashpoint.attention.variant import AttentionVariant, RoundingPoint
-
-LOG2E = math.log2(math.e)
-_TILE_WIDTH = 128
+from flashpoint.attention.rounding import NoiseKey
+from flashpoint.attention.tiles import Inputs, Tile, exponential
+from flashpoint.attention.variant import AttentionVariant
 
 
 def flash_forward(
@@ -44,7 +42,7 @@ def flash_forward(
     centered = k.new_empty(0)
     if variant.center_keys:
         k = centered = _centered(k)
-    inputs = _Inputs.of(q, k, v, variant, noise)
+    inputs = Inputs.of(q, k, v, variant, noise)
     out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     out_fp32 = torch.empty_like(out) if variant.delta == "out_fp32" else out.new_empty(0)
     logsumexp = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
@@ -67,16 +65,16 @@ def row_statistics(
     """
     if variant.center_keys:
         k = _centered(k)
-    inputs = _Inputs.of(q, k, v, variant, noise)
+    inputs = Inputs.of(q, k, v, variant, noise)
     results = [_forward_rows(inputs, rows) for rows in inputs.row_chunks()]
     return torch.cat([result.shift for result in results], -1), torch.cat([result.ones for result in results], -1)
 
 
 def whole_scores(q: Tensor, k: Tensor, variant: AttentionVariant, noise: NoiseKey) -> Tensor:
     """S [B, H, T, T] float32 as the forward pass rounds it, −∞ above the diagonal; for looking at, not for training."""
-    inputs = _Inputs.of(q, _centered(k) if variant.center_keys else k, k, variant, noise)
+    inputs = Inputs.of(q, _centered(k) if variant.center_keys else k, k, variant, noise)
     every = slice(0, q.shape[-2])
-    return inputs.scores(_Tile(every, every, 0))
+    return inputs.scores(Tile(every, every, 0))
 
 
 def flash_backward(
@@ -101,7 +99,7 @@ def flash_backward(
     Returns:
         dQ, dK, dV: [B, H, T, d] in the inputs' dtype.
     """
-    inputs = _Inputs.of(q, centered if variant.center_keys else k, v, variant, noise)
+    inputs = Inputs.of(q, centered if variant.center_keys else k, v, variant, noise)
     grad_out = grad_out.float()
     delta = _attention_delta(inputs, grad_out, out, logsumexp, out_fp32)
     grad_q, grad_k, grad_v = (inputs.q.new_zeros(q.shape) for _ in range(3))
@@ -141,91 +139,6 @@ def block_shift(scores: Tensor, variant: AttentionVariant) -> Tensor:
     return shift if variant.max_shift is None else torch.minimum(shift, row_max + variant.max_shift)
 
 
-def exponential(scores: Tensor, shift: Tensor, fused: bool) -> Tensor:
-    """exp(scores − shift) in FP32: [..., C] and [..., 1] to [..., C].
-
-    ``fused`` evaluates exp2(fma(S, log2 e, −m·log2 e)); the multiply-add runs in FP64, where the product is
-    exact and only the last step rounds. Otherwise the difference comes first, and equal maxima give exactly 1.
-    """
-    if fused:
-        shift = (shift * LOG2E).double()
-        # log2 e as the FP32 constant that a kernel holds.
-        log2e = torch.tensor(LOG2E, dtype=torch.float32, device=scores.device).double()
-        return torch.exp2((scores.double() * log2e - shift).float())
-    return torch.exp2((scores - shift) * LOG2E)
-
-
-@dataclass(frozen=True)
-class _Tile:
-    """Query rows × keys of one step, as slices of T."""
-
-    rows: slice
-    keys: slice
-    number: int  # of the key block
-
-    def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        rows = torch.arange(self.rows.start, self.rows.stop, device=device)
-        keys = torch.arange(self.keys.start, self.keys.stop, device=device)
-        return rows[:, None], keys[None, :]
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """q, k, v in FP32, K centred where the variant says so, and the pieces that both passes share."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    scale: float  # α
-    variant: AttentionVariant
-    noise: NoiseKey
-
-    @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, noise: NoiseKey) -> _Inputs:
-        return cls(q.float(), k.float(), v.float(), q.shape[-1] ** -0.5, variant, noise)
-
-    def row_chunks(self) -> Iterator[slice]:
-        length = self.q.shape[-2]
-        block = min(self.variant.block_k or length, length)
-        step = length if block <= _TILE_WIDTH else max(1, _TILE_WIDTH * length // block)
-        for start in range(0, length, step):
-            yield slice(start, min(start + step, length))
-
-    def tiles(self, rows: slice) -> Iterator[_Tile]:
-        """Key blocks that some row attends to, each with the rows from its first key on."""
-        block = self.variant.block_k or self.q.shape[-2]
-        for number, start in enumerate(range(0, rows.stop, block)):
-            live = slice(max(rows.start, start), rows.stop)
-            yield _Tile(live, slice(start, min(start + block, rows.stop)), number)
-
-    def round(
-        self, point: RoundingPoint, x: Tensor, tile: _Tile, *, features: bool = False, stream: Stream | None = None
-    ) -> Tensor:
-        """Round a tile [B, H, R, C], or with ``features`` a [B, H, R, d], at a rounding point.
-
-        ``stream`` is where stochastic rounding takes its random bits from, if not from the rounding point's own.
-        """
-        rounding, bits = getattr(self.variant, point), getattr(self.variant, f"{point}_bits")
-        if rounding != "stochastic":
-            return round_mantissa(x, rounding, bits)
-        rows, columns = tile.positions(x.device)
-        if features:
-            columns = torch.arange(x.shape[-1], device=x.device)[None, :]
-        noise = self.noise.words(stream or point, rows, columns, tile.number if features else 0)
-        return round_mantissa(x, rounding, bits, noise)
-
-    def scores(self, tile: _Tile) -> Tensor:
-        """S [B, H, R, C], rounded, then −inf where the key comes after the query."""
-        s = self.q[..., tile.rows, :] @ self.k[..., tile.keys, :].mT * self.scale
-        rows, keys = tile.positions(s.device)
-        return self.round("scores", s, tile).masked_fill(keys > rows, -math.inf)
-
-    def probs(self, tile: _Tile, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
-        """P = exp(S − L) [B, H, R, C] as the operand of dV, and in FP32."""
-        p = exponential(self.scores(tile), logsumexp[..., tile.rows, None], self.variant.fused_exponent)
-        return self.round("probs", p, tile, stream="probs_backward"), p
-
-
 @dataclass(frozen=True)
 class _RowResults:
     """One chunk of rows of the forward pass."""
@@ -237,7 +150,7 @@ class _RowResults:
     ones: Tensor  # P̄ equal to 1 as operands, int32
 
 
-def _forward_rows(inputs: _Inputs, rows: slice) -> _RowResults:
+def _forward_rows(inputs: Inputs, rows: slice) -> _RowResults:
     variant = inputs.variant
     q = inputs.q[..., rows, :]
     shift = q.new_full(q.shape[:-1], -math.inf)  # m
@@ -246,7 +159,7 @@ def _forward_rows(inputs: _Inputs, rows: slice) -> _RowResults:
     out_unnormalized, exact = torch.zeros_like(q), torch.zeros_like(q)  # Ō, rounded and not
     per_block = variant.out_unnormalized_when == "per_block"
     before_product = variant.normalizer == "before_product"
-    tile = _Tile(rows, rows, 0)
+    tile = Tile(rows, rows, 0)
     for tile in inputs.tiles(rows):
         live = slice(tile.rows.start - rows.start, None)
         s = inputs.scores(tile)
@@ -267,7 +180,7 @@ def _forward_rows(inputs: _Inputs, rows: slice) -> _RowResults:
         if per_block:
             blocked = out_unnormalized[..., live, :] * rescale + product
             out_unnormalized[..., live, :] = inputs.round("out_unnormalized", blocked, tile, features=True)
-    last = _Tile(rows, tile.keys, 0)
+    last = Tile(rows, tile.keys, 0)
     if not per_block:
         out_unnormalized = inputs.round("out_unnormalized", exact, last, features=True)
     logsumexp = shift + normalizer.log()
@@ -280,7 +193,7 @@ def _centered(k: Tensor) -> Tensor:
     return (k.float() - k.float().mean(-2, keepdim=True)).to(k.dtype)
 
 
-def _attention_delta(inputs: _Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_fp32: Tensor) -> Tensor:
+def _attention_delta(inputs: Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_fp32: Tensor) -> Tensor:
     """δ [B, H, T] float32 as the variant takes it."""
     if inputs.variant.delta != "p_dp" and not inputs.variant.exact_row_sum:
         return (grad_out * (out_fp32 if inputs.variant.delta == "out_fp32" else out.float())).sum(-1)
@@ -291,7 +204,7 @@ def _attention_delta(inputs: _Inputs, grad_out: Tensor, out: Tensor, logsumexp: 
     return delta / mass if inputs.variant.exact_row_sum else delta
 
 
-def _probs_and_grads(inputs: _Inputs, grad_out: Tensor, logsumexp: Tensor) -> Iterator[tuple[_Tile, Tensor, Tensor]]:
+def _probs_and_grads(inputs: Inputs, grad_out: Tensor, logsumexp: Tensor) -> Iterator[tuple[Tile, Tensor, Tensor]]:
     """P and dP of every tile, FP32."""
     for rows in inputs.row_chunks():
         for tile in inputs.tiles(rows):
