@@ -6,7 +6,7 @@ Comments count lines of FlashAttention-2 (arXiv 2307.08691), Algorithm 2.
 import triton
 import triton.language as tl
 
-from flashpoint.kernels.choices import FROM_OUT_FP32, FROM_P_DP
+from flashpoint.kernels.choices import FROM_OUT, FROM_P_DP
 from flashpoint.kernels.forward import program_tile, token_offsets
 from flashpoint.kernels.rounding import LOG2E, as_operand, load_rows, product, to_dtype_of
 from flashpoint.kernels.scores import tile_scores
@@ -25,7 +25,7 @@ def probabilities(b_s, b_lse, C: tl.constexpr):
 
 @triton.jit
 def backward_rows(
-    q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o32_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr, noise_ptr,
+    q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr, noise_ptr,
     i_q, i_bh, H, T, T_ROWS, PLANE, layer,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
@@ -63,10 +63,10 @@ def backward_rows(
         if C.exact_row_sum:
             b_delta = b_sum / tl.where(in_rows, b_mass, 1.0)
     else:  # line 4
-        if C.delta == FROM_OUT_FP32:
-            b_o = tl.load(o32_ptr + o_token, mask=rows < T, other=0.0)
-        else:
+        if C.delta == FROM_OUT:
             b_o = tl.load(o_ptr + o_token, mask=rows < T, other=0.0)
+        else:
+            b_o = tl.load(o_delta_ptr + o_token, mask=rows < T, other=0.0)
         b_delta = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1)
     tl.store(rows_ptr + PLANE + o_rows, b_delta)
 
@@ -145,7 +145,7 @@ def backward_keys(
 
 @triton.jit
 def flash_bwd_dq_kernel(
-    q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o32_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr, noise_ptr,
+    q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr, noise_ptr,
     selected_ptr, B, H, T, T_ROWS, PLANE, layer, GROUP,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
 ):  # fmt: skip
@@ -155,12 +155,12 @@ def flash_bwd_dq_kernel(
     i_q = n_blocks - 1 - i_q  # the longest rows first
     if ELSEWHERE is None or tl.load(selected_ptr + i_bh % H) != 0:
         backward_rows(
-            q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o32_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
+            q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
             noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, C,
         )  # fmt: skip
     else:
         backward_rows(
-            q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o32_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
+            q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
             noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, ELSEWHERE,
         )  # fmt: skip
 

@@ -17,6 +17,7 @@ DYNAMIC_MAX = tl.constexpr(2)
 FROM_OUT = tl.constexpr(0)
 FROM_OUT_FP32 = tl.constexpr(1)
 FROM_P_DP = tl.constexpr(2)
+FROM_OUT_INDEPENDENT = tl.constexpr(3)
 
 
 @dataclass(frozen=True)

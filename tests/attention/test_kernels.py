@@ -48,6 +48,10 @@ VARIANTS = {
         grad_scores="stochastic",
     ),
     "fp32": AttentionVariant(probs="none", out="none", grad_scores="none"),
+    "independent_per_block": AttentionVariant(
+        scores="nearest", out_unnormalized="stochastic", out_unnormalized_when="per_block", out="stochastic",
+        delta="out_independent", block_k=16,
+    ),
     "coarse": in_format("nearest", 4),
     "fine": in_format("nearest", 10),
     "coarse_stochastic": in_format("stochastic", 5),

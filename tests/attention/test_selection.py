@@ -111,6 +111,7 @@ def test_a_selection_travels_whole() -> None:
         ({"max_shift": -1.0}, "attn.max_shift=-1.0"),
         ({"shift_offset": 100.0}, "attn.shift_offset=100.0"),
         ({"normalizer": "before_product"}, "attn.normalizer=before_product"),
+        ({"delta": "out_independent", "out_unnormalized": "nearest"}, "attn.delta=out_independent"),
         ({"scores": "nearest", "scores_bits": 0}, "attn.scores_bits=0"),
         ({"out_bits": 11}, "attn.out_bits=11"),
         ({"scores_bits": 3}, "attn.scores_bits=3"),

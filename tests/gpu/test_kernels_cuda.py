@@ -44,7 +44,7 @@ def test_more_than_2_to_the_31_elements() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["flash_bf16", "flash_centered", "flash_delta_fp32"])
+@pytest.mark.parametrize("name", ["flash_bf16", "flash_centered", "flash_delta_fp32", "flash_independent_delta"])
 def test_the_op_passes_pytorchs_own_checks(name: str) -> None:
     q, k, v = (x.requires_grad_() for x in tensors(2, 3, 100, 64)[:3])
     torch.library.opcheck(flash_forward_op, (q, k, v, torch.tensor([1, 2], device="cuda"), FROM_FILES[name].key, 2))

@@ -208,3 +208,26 @@ def test_the_papers_identity_holds_on_it(captured: list[LayerObservation], layer
     found = probes.weight_gradient_error(seen).double()
     assert difference.norm() > 0
     assert (found - difference).norm() <= 1e-3 * difference.norm()
+
+
+def drawn(variant: AttentionVariant) -> tuple[LayerObservation, NoiseKey]:
+    """Noise through a whole forward pass of the variant."""
+    generator = torch.Generator().manual_seed(3)
+    q, k, v, grad_out = (torch.randn(2, 2, 40, D, generator=generator) for _ in range(4))
+    q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+    noise = NoiseKey(torch.tensor([1, 2]), 2, torch.arange(2), 2, 2)
+    out = reference.flash_forward(q, k, v, variant, noise)[0]
+    fields: dict[str, Any] = {"q": q, "k": k, "v": v, "out": out, "grad_out": grad_out}
+    return observation(**fields, variant=variant, seed_and_step=noise.seed_and_step), noise
+
+
+def test_an_independent_delta_is_of_the_other_output_and_its_error_against_the_unrounded_one() -> None:
+    variant = dataclasses.replace(BF16, out_unnormalized="stochastic", delta="out_independent")
+    seen, noise = drawn(variant)
+    _, _, other, _ = reference.flash_forward(seen.q, seen.k, seen.v, variant, noise)
+    unrounded = dataclasses.replace(variant, delta="out_fp32")
+    _, _, exact, _ = reference.flash_forward(seen.q, seen.k, seen.v, unrounded, noise)
+    assert torch.equal(seen.out_fp32, exact)
+    assert torch.equal(seen.delta_fp32, (seen.grad_out * exact).sum(-1))
+    assert torch.equal(seen.delta, (seen.grad_out * other).sum(-1))
+    assert not torch.equal(seen.delta, (seen.grad_out * seen.out.float()).sum(-1))

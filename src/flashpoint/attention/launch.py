@@ -21,7 +21,7 @@ from flashpoint.kernels.table import Tiles
 
 _ROUNDING = {"none": 0, "nearest": 1, "stochastic": 2}
 _SHIFT = {"rowmax": 0, "offset": 1, "dynamic_max": 2}
-_DELTA = {"out": 0, "out_fp32": 1, "p_dp": 2}
+_DELTA = {"out": 0, "out_fp32": 1, "p_dp": 2, "out_independent": 3}
 _NO_GUARD = 3.0e38
 _CHUNK_ELEMENTS = 16_384
 """Elements of K that the centring pass reads at a time."""
@@ -51,8 +51,8 @@ def flash_forward(
         layer: from 1.
 
     Returns:
-        O, L, O of the unrounded Ō and the centred keys as :func:`flashpoint.attention.reference.flash_forward` has
-        them, the last two empty where no variant asks; O lies in memory as [B, T, H, d].
+        O, L, the O of δ and the centred keys as :func:`flashpoint.attention.reference.flash_forward` has them, the
+        last two empty where no variant asks; O lies in memory as [B, T, H, d].
     """
     nothing = q.new_empty(0, dtype=torch.int32)
     return _forward(q, k, v, groups, seed_and_step, layer, nothing, nothing)
@@ -79,8 +79,8 @@ def _forward(
     B, H, T, d = q.shape
     variants = [variant for variant, _ in groups]
     out = by_token(q, torch.float32 if any(variant.returns_fp32 for variant in variants) else q.dtype)
-    wants_fp32 = any(variant.delta == "out_fp32" for variant in variants)
-    out_fp32 = by_token(q, torch.float32) if wants_fp32 else q.new_empty(0, dtype=torch.float32)
+    saves_another = any(variant.saves_out_for_delta for variant in variants)
+    out_for_delta = by_token(q, torch.float32) if saves_another else q.new_empty(0, dtype=torch.float32)
     logsumexp = q.new_empty((B, H, T), dtype=torch.float32)
     tiles = table.FORWARD[d]
     blocks = [variant.block_k or triton.next_power_of_2(T) for variant in variants]
@@ -91,12 +91,12 @@ def _forward(
     if any(variant.center_keys for variant in variants):
         k = centered = _center_keys(k, selected, chosen)
     forward.flash_fwd_kernel[(triton.cdiv(T, tiles.bq) * B * H,)](
-        _tiles(q, tiles.bq), _tiles(k, bk), _tiles(v, bk), out, out_fp32, logsumexp, shift, ones, seed_and_step,
+        _tiles(q, tiles.bq), _tiles(k, bk), _tiles(v, bk), out, out_for_delta, logsumexp, shift, ones, seed_and_step,
         selected, B, H, T, layer, _group(T, d),
         D=d, BQ=tiles.bq, BK=bk, **chosen, PAIRS=_computes_on_pairs(q.device), STATISTICS=ones.numel() > 0,
         **_options(tiles),
     )  # fmt: skip
-    return out, logsumexp, out_fp32, centered
+    return out, logsumexp, out_for_delta, centered
 
 
 def flash_backward(
@@ -106,7 +106,7 @@ def flash_backward(
     v: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    out_fp32: Tensor,
+    out_for_delta: Tensor,
     centered: Tensor,
     groups: Groups,
     seed_and_step: Tensor,
@@ -117,7 +117,7 @@ def flash_backward(
     k = centered if centered.numel() else k
     # An FP32 O hands back a gradient that autocast made from BF16: nothing is lost here.
     grad_out = grad_out.to(q.dtype)
-    grad_q, rows, drift = row_pass(grad_out, q, k, v, out, logsumexp, out_fp32, groups, seed_and_step, layer)
+    grad_q, rows, drift = row_pass(grad_out, q, k, v, out, logsumexp, out_for_delta, groups, seed_and_step, layer)
     grad_k, grad_v = by_token(k, k.dtype), by_token(v, v.dtype)
     tiles = table.GRAD_KV[d]
     backward.flash_bwd_dkdv_kernel[(triton.cdiv(T, tiles.bk) * B * H,)](
@@ -147,7 +147,7 @@ def row_pass(
     v: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    out_fp32: Tensor,
+    out_for_delta: Tensor,
     groups: Groups,
     seed_and_step: Tensor,
     layer: int,
@@ -168,7 +168,7 @@ def row_pass(
     centers = any(variant.center_keys for variant, _ in groups)
     drift = q.new_empty((B * H, blocks, d) if centers else (0,), dtype=torch.float32)
     backward.flash_bwd_dq_kernel[(blocks * B * H,)](
-        _tiles(q, tiles.bq), _tiles(k, tiles.bk), _tiles(v, tiles.bk), _tiles(grad_out, tiles.bq), out, out_fp32,
+        _tiles(q, tiles.bq), _tiles(k, tiles.bk), _tiles(v, tiles.bk), _tiles(grad_out, tiles.bq), out, out_for_delta,
         logsumexp, rows, drift, grad_q, seed_and_step, _selected(groups, H, q.device),
         B, H, T, rows.shape[-1], rows[0].numel(), layer, _group(T, d),
         D=d, BQ=tiles.bq, BK=tiles.bk, **_chosen(groups, d), **_options(tiles),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashpoint.attention.rounding import NoiseKey
+from flashpoint.attention.rounding import NoiseKey, Stream
 from flashpoint.attention.tiles import Inputs, Tile, exponential
 from flashpoint.attention.variant import AttentionVariant
 
@@ -35,8 +35,8 @@ def flash_forward(
     Returns:
         out: O [B, H, T, d], in the inputs' dtype, or float32 where O does not fit BF16.
         logsumexp: L [B, H, T] float32, of the centred scores where the variant centres keys.
-        out_fp32: O of the same P̄ with Ō and O unrounded, [B, H, T, d] float32; empty unless
-            ``variant.delta`` asks for it.
+        out_for_delta: the O that δ is of, where it is not the one returned but has the same P̄ with Ō and O
+            unrounded, or rounded with other random bits; [B, H, T, d] float32, or empty.
         centered: K − mean_T(K) in K's shape and dtype; empty unless the variant centres keys.
     """
     centered = k.new_empty(0)
@@ -44,14 +44,14 @@ def flash_forward(
         k = centered = _centered(k)
     inputs = Inputs.of(q, k, v, variant, noise)
     out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
-    out_fp32 = torch.empty_like(out) if variant.delta == "out_fp32" else out.new_empty(0)
+    out_for_delta = torch.empty_like(out) if variant.saves_out_for_delta else out.new_empty(0)
     logsumexp = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     for rows in inputs.row_chunks():
         result = _forward_rows(inputs, rows)
         out[..., rows, :], logsumexp[..., rows] = result.out, result.logsumexp
-        if variant.delta == "out_fp32":
-            out_fp32[..., rows, :] = result.exact
-    return out.to(torch.float32 if variant.returns_fp32 else q.dtype), logsumexp, out_fp32, centered
+        if variant.saves_out_for_delta:
+            out_for_delta[..., rows, :] = result.out_for_delta
+    return out.to(torch.float32 if variant.returns_fp32 else q.dtype), logsumexp, out_for_delta, centered
 
 
 def row_statistics(
@@ -84,7 +84,7 @@ def flash_backward(
     v: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    out_fp32: Tensor,
+    out_for_delta: Tensor,
     centered: Tensor,
     variant: AttentionVariant,
     noise: NoiseKey,
@@ -94,14 +94,14 @@ def flash_backward(
     Args:
         grad_out: dO [B, H, T, d], any float dtype.
         q, k, v, variant, noise: as given to the forward pass.
-        out, logsumexp, out_fp32, centered: as returned by it.
+        out, logsumexp, out_for_delta, centered: as returned by it.
 
     Returns:
         dQ, dK, dV: [B, H, T, d] in the inputs' dtype.
     """
     inputs = Inputs.of(q, centered if variant.center_keys else k, v, variant, noise)
     grad_out = grad_out.float()
-    delta = _attention_delta(inputs, grad_out, out, logsumexp, out_fp32)
+    delta = _attention_delta(inputs, grad_out, out, logsumexp, out_for_delta)
     grad_q, grad_k, grad_v = (inputs.q.new_zeros(q.shape) for _ in range(3))
     for rows in inputs.row_chunks():
         for tile in inputs.tiles(rows):
@@ -144,7 +144,7 @@ class _RowResults:
     """One chunk of rows of the forward pass."""
 
     out: Tensor  # O [B, H, R, d]
-    exact: Tensor  # O of the unrounded Ō
+    out_for_delta: Tensor  # of the unrounded Ō, or of other random bits
     logsumexp: Tensor  # L [B, H, R]
     shift: Tensor  # m
     ones: Tensor  # P̄ equal to 1 as operands, int32
@@ -156,7 +156,11 @@ def _forward_rows(inputs: Inputs, rows: slice) -> _RowResults:
     shift = q.new_full(q.shape[:-1], -math.inf)  # m
     normalizer = torch.zeros_like(shift)  # ℓ
     ones = torch.zeros_like(shift, dtype=torch.int32)
-    out_unnormalized, exact = torch.zeros_like(q), torch.zeros_like(q)  # Ō, rounded and not
+    exact = torch.zeros_like(q)  # Ō, unrounded
+    draws: dict[Stream, Stream] = {"out_unnormalized": "out"}  # random bits of Ō and of O
+    if variant.delta == "out_independent":
+        draws["out_unnormalized_for_delta"] = "out_for_delta"
+    rounded = {stream: torch.zeros_like(q) for stream in draws}  # Ō
     per_block = variant.out_unnormalized_when == "per_block"
     before_product = variant.normalizer == "before_product"
     tile = Tile(rows, rows, 0)
@@ -178,25 +182,30 @@ def _forward_rows(inputs: Inputs, rows: slice) -> _RowResults:
         product = p @ inputs.v[..., tile.keys, :]
         exact[..., live, :] = exact[..., live, :] * rescale + product
         if per_block:
-            blocked = out_unnormalized[..., live, :] * rescale + product
-            out_unnormalized[..., live, :] = inputs.round("out_unnormalized", blocked, tile, features=True)
+            for stream, total in rounded.items():
+                blocked = total[..., live, :] * rescale + product
+                total[..., live, :] = inputs.round("out_unnormalized", blocked, tile, features=True, stream=stream)
     last = Tile(rows, tile.keys, 0)
     if not per_block:
-        out_unnormalized = inputs.round("out_unnormalized", exact, last, features=True)
+        for stream in draws:
+            rounded[stream] = inputs.round("out_unnormalized", exact, last, features=True, stream=stream)
     logsumexp = shift + normalizer.log()
     divisor = torch.ones_like(normalizer[..., None]) if before_product else normalizer[..., None]
-    out = inputs.round("out", out_unnormalized / divisor, last, features=True)
-    return _RowResults(out, exact / divisor, logsumexp, shift, ones)
+    outs = [
+        inputs.round("out", rounded[of_sum] / divisor, last, features=True, stream=of_out)
+        for of_sum, of_out in draws.items()
+    ]
+    return _RowResults(outs[0], outs[1] if len(outs) > 1 else exact / divisor, logsumexp, shift, ones)
 
 
 def _centered(k: Tensor) -> Tensor:
     return (k.float() - k.float().mean(-2, keepdim=True)).to(k.dtype)
 
 
-def _attention_delta(inputs: Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_fp32: Tensor) -> Tensor:
+def _attention_delta(inputs: Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_for_delta: Tensor) -> Tensor:
     """δ [B, H, T] float32 as the variant takes it."""
     if inputs.variant.delta != "p_dp" and not inputs.variant.exact_row_sum:
-        return (grad_out * (out_fp32 if inputs.variant.delta == "out_fp32" else out.float())).sum(-1)
+        return (grad_out * (out_for_delta if inputs.variant.saves_out_for_delta else out.float())).sum(-1)
     delta, mass = torch.zeros_like(logsumexp), torch.zeros_like(logsumexp)
     for tile, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
         delta[..., tile.rows] += (p * grad_p).sum(-1)

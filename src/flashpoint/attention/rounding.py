@@ -15,7 +15,16 @@ from torch import Tensor
 from flashpoint.attention.variant import BF16_BITS, Rounding
 
 _FP32_BITS = 23
-Stream = Literal["scores", "probs", "out_unnormalized", "out", "grad_scores", "probs_backward"]
+Stream = Literal[
+    "scores",
+    "probs",
+    "out_unnormalized",
+    "out",
+    "grad_scores",
+    "probs_backward",
+    "out_unnormalized_for_delta",
+    "out_for_delta",
+]
 _STREAM: dict[Stream, int] = {
     "scores": 0,
     "probs": 1,
@@ -23,6 +32,8 @@ _STREAM: dict[Stream, int] = {
     "out": 3,
     "grad_scores": 4,
     "probs_backward": 5,
+    "out_unnormalized_for_delta": 6,
+    "out_for_delta": 7,
 }
 _WORD = 0xFFFFFFFF
 

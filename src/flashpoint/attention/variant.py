@@ -74,8 +74,9 @@ class AttentionVariant:
     """Guard: m − r_m never exceeds this many nats, so no row underflows whole. None removes it."""
     normalizer: Literal["unrounded", "rounded", "before_product"] = "unrounded"
     """ℓ of the unrounded or the rounded P̄; ``before_product`` rounds P̄/ℓ first: standard attention."""
-    delta: Literal["out", "out_fp32", "p_dp"] = "out"
-    """δ from O as returned; from O of the same P̄ with Ō and O unrounded; or rowsum(P∘dP)."""
+    delta: Literal["out", "out_fp32", "p_dp", "out_independent"] = "out"
+    """δ from O as returned; from O of the same P̄ with Ō and O unrounded; rowsum(P∘dP); or rowsum(dO∘O′), where O′ is
+    O of the same P̄ with random bits of its own in every stochastic rounding of Ō and O."""
     exact_row_sum: bool = False
     """δ_i += Σ_j P_ij(dP_ij − δ_i) / Σ_j P_ij, which makes every row sum of dS zero up to FP32. That is
     Σ_j P_ij·dP_ij / Σ_j P_ij whatever δ was, so ``delta`` no longer matters."""
@@ -112,6 +113,11 @@ class AttentionVariant:
             raise ValueError(f"attn.max_shift={self.max_shift}: give 0 or more, or null for no guard")
         if not -60 <= self.shift_offset <= 60:
             raise ValueError(f"attn.shift_offset={self.shift_offset}: beyond ±60 nats rows over- or underflow")
+        if self.delta == "out_independent" and "stochastic" not in (self.out_unnormalized, self.out):
+            raise ValueError(
+                "attn.delta=out_independent finds no stochastic rounding of Ō or O to draw again: set "
+                "attn.out_unnormalized=stochastic or attn.out=stochastic, or attn.delta=out"
+            )
         if self.normalizer == "before_product" and self.block_k is not None:
             raise ValueError("attn.normalizer=before_product needs the whole row: set attn.block_k=null")
         object.__setattr__(self, "key", json.dumps(self.to_dict(), sort_keys=True))
@@ -163,6 +169,11 @@ class AttentionVariant:
     def returns_fp32(self) -> bool:
         """Whether O does not fit BF16."""
         return self.out == "none" or self.out_bits > BF16_BITS
+
+    @property
+    def saves_out_for_delta(self) -> bool:
+        """Whether δ is of another O than the one returned, so that the forward pass has to save it."""
+        return self.delta in ("out_fp32", "out_independent")
 
     def check_selection(self, n_layer: int, n_head: int) -> None:
         """Refuse layers and heads that the model does not have.

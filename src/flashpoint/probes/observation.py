@@ -119,7 +119,14 @@ class LayerObservation:
 
     @cached_property
     def _forward(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        variant = _with_fp32_out(self.variant)
+        return self._forward_of(_with_fp32_out(self.variant))
+
+    @cached_property
+    def _out_for_delta(self) -> Tensor:
+        """The O that the variant's own δ is of, in the heads that save one."""
+        return self._forward_of(self.variant)[2]
+
+    def _forward_of(self, variant: AttentionVariant) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         results: tuple[Tensor, Tensor, Tensor, Tensor] = flash_forward_op(
             self.q, self.k, self.v, self.seed_and_step, variant.key, self.layer
         )
@@ -130,9 +137,7 @@ class LayerObservation:
             return (self.probs * self.grad_probs).sum(-1) / self.probs.sum(-1)
         if variant.delta == "p_dp":
             return (self.probs * self.grad_probs).sum(-1)
-        if variant.delta == "out_fp32":
-            return self.delta_fp32
-        return (self.grad_out * self.out.float()).sum(-1)
+        return (self.grad_out * (self._out_for_delta if variant.saves_out_for_delta else self.out.float())).sum(-1)
 
 
 def observe(model: GPT, sequences: Tensor, seed_and_step: Tensor, share: float) -> list[LayerObservation]:
