@@ -6,9 +6,9 @@ Comments count lines of FlashAttention-2 (arXiv 2307.08691), Algorithm 2.
 import triton
 import triton.language as tl
 
-from flashpoint.kernels.choices import FROM_OUT, FROM_P_DP
+from flashpoint.kernels.choices import FROM_OUT, FROM_P_DP, NO_ERROR, NOISE
 from flashpoint.kernels.forward import program_tile, token_offsets
-from flashpoint.kernels.rounding import LOG2E, as_operand, load_rows, product, to_dtype_of
+from flashpoint.kernels.rounding import LOG2E, as_operand, load_rows, noise_words, product, to_dtype_of
 from flashpoint.kernels.scores import tile_scores
 
 
@@ -21,6 +21,17 @@ def probabilities(b_s, b_lse, C: tl.constexpr):
     else:
         exponent = tl.fma(b_s, tl.full(b_s.shape, C.unit, tl.float32), tl.zeros_like(b_s) - b_lse) * LOG2E
     return tl.exp2(exponent)
+
+
+@triton.jit
+def delta_error(b_do, b_o, o_rows, noise_ptr, layer, i_bh, C: tl.constexpr):
+    """What is injected into δ [BQ]: size · |dO|₂ · |O|₂, with a random sign for NOISE."""
+    b_do, b_o = b_do.to(tl.float32), b_o.to(tl.float32)
+    b_error = C.delta_error_size * tl.sqrt_rn(tl.sum(b_do * b_do, 1)) * tl.sqrt_rn(tl.sum(b_o * b_o, 1))
+    if C.delta_error == NOISE:
+        words = noise_words(noise_ptr, layer | (8 << 12), 0, i_bh, o_rows, o_rows * 0)
+        b_error = tl.where(words >> 31 == 1, -b_error, b_error)
+    return b_error
 
 
 @triton.jit
@@ -68,6 +79,9 @@ def backward_rows(
         else:
             b_o = tl.load(o_delta_ptr + o_token, mask=rows < T, other=0.0)
         b_delta = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1)
+    if C.delta_error != NO_ERROR:
+        b_returned = tl.load(o_ptr + o_token, mask=rows < T, other=0.0)
+        b_delta += delta_error(b_do, b_returned, o_rows, noise_ptr, layer, i_bh, C)
     tl.store(rows_ptr + PLANE + o_rows, b_delta)
 
     b_dq = tl.zeros([BQ, D], tl.float32)

@@ -19,6 +19,10 @@ FROM_OUT_FP32 = tl.constexpr(1)
 FROM_P_DP = tl.constexpr(2)
 FROM_OUT_INDEPENDENT = tl.constexpr(3)
 
+NO_ERROR = tl.constexpr(0)
+BIAS = tl.constexpr(1)
+NOISE = tl.constexpr(2)
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -47,6 +51,9 @@ class Choices:
     max_shift: float
     rounded_normalizer: bool
     delta: int
+    delta_error: int
+    """NO_ERROR also in layers that take none."""
+    delta_error_size: float
     exact_row_sum: bool
     center_keys: bool
     fused_exponent: bool

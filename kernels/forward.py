@@ -217,10 +217,11 @@ def forward_rows(
     o_out = token_offsets(i_b, i_h, o_rows, H, T, D)
     tl.store(o_ptr + o_out, to_dtype_of(b_out, o_ptr), mask=rows < T)  # line 12
     if FOR_DELTA:
+        o_delta_ptr += o_out
         b_other = divide(b_other, b_l[:, None])
         if REDRAWS:
             b_other = round_point(b_other, C.out, C.out_bits, noise_ptr, layer | (7 << 12), 0, i_bh, rows, features)
-        tl.store(o_delta_ptr + o_out, b_other, mask=rows < T)
+        tl.store(o_delta_ptr, b_other, mask=rows < T)
     o_lse = i_bh.to(tl.int64) * T + o_rows
     tl.store(lse_ptr + o_lse, b_m * C.unit + tl.log(b_l), mask=o_rows < T)  # line 13
     if STATISTICS:

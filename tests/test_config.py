@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.attention.variant import AttentionVariant, DeltaError
 from flashpoint.config import (
     Config,
     DataConfig,
@@ -84,6 +84,22 @@ def test_a_format_is_one_key() -> None:
     assert (config.attn.out_unnormalized, config.attn.out_unnormalized_bits) == ("nearest", 3)
     with pytest.raises(UserError, match=r"attn\.out_unnormalized_bits=3 .*attn\.out_unnormalized=nearest"):
         composed("attn=flash_fp32", "attn.out_unnormalized_bits=3")
+
+
+def test_an_injected_error_is_keys_of_a_group_and_tells_itself() -> None:
+    config = composed("attn=flash_fp32", "attn.delta_error.kind=bias", "attn.delta_error.size=3e-4")
+    assert config.attn.delta_error == DeltaError(kind="bias", size=3e-4)
+    assert config.attn.injected
+    assert (config.attn.name, config.attn.title) == ("flash_fp32", "flash_fp32 injected")
+    assert build_config(json.loads(json.dumps(config.to_dict())), CONFIGS / "attn") == config
+    some = composed("attn.delta_error.kind=noise", "attn.delta_error.size=-0.5", "attn.delta_error.layers=[1,3]")
+    assert some.attn.delta_error.layers == (1, 3)
+    assert build_config(json.loads(json.dumps(some.to_dict())), CONFIGS / "attn") == some
+    assert not composed("attn.delta_error.kind=bias").attn.injected
+    with pytest.raises(UserError, match=r"attn\.delta_error\.layers=\[7\]: the model has layers 1 to 6"):
+        composed("attn.delta_error.kind=noise", "attn.delta_error.layers=[2,7]")
+    with pytest.raises(UserError, match=r"attn\.delta_error\.kind=drift"):
+        composed("attn.delta_error.kind=drift")
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.parent.name)

@@ -4,6 +4,7 @@ Runs under Triton's interpreter without a GPU and compiled with one. Outputs may
 which flips a rounding to BF16 now and then: by one ulp of BF16, on few elements.
 """
 
+import dataclasses
 import json
 import math
 
@@ -122,7 +123,7 @@ def test_what_is_exactly_decidable_is_identical(name: str) -> None:
     generator = torch.Generator().manual_seed(1)
     q, k = (torch.randint(-2, 3, (1, 2, 130, 64), generator=generator).bfloat16().to(DEVICE) for _ in range(2))
     q[:, :, :, 2:] = 0  # few distinct scores, so many ties
-    variant = AttentionVariant(**{**VARIANTS[name].to_dict(), "center_keys": False})
+    variant = dataclasses.replace(VARIANTS[name], center_keys=False)
     shift, ones = launch.row_statistics(q, k, q, variant.groups(2, 2), torch.tensor([5, 6], device=DEVICE), 2)
     expected_shift, expected_ones = reference.row_statistics(q, k, q, variant, noise_of(q))
     assert torch.equal(shift, expected_shift)
@@ -213,7 +214,7 @@ def test_nothing_is_read_or_written_outside_the_tensors() -> None:
 @pytest.mark.parametrize("other", ["flash_fp32", "flash_per_block", "fp32", "flash_centered", "coarse"])
 def test_one_launch_computes_each_head_as_if_its_variant_were_everywhere(other: str) -> None:
     chosen = VARIANTS["flash_stochastic"]
-    mixed = AttentionVariant(**{**chosen.to_dict(), "heads": (2,), "elsewhere": VARIANTS[other]})
+    mixed = dataclasses.replace(chosen, heads=(2,), elsewhere=VARIANTS[other])
     tensors = inputs(70, 32)
     result, of_chosen, of_other = (run("kernels", tensors, x) for x in (mixed, chosen, VARIANTS[other]))
     for quantity in NAMES:

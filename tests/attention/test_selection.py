@@ -1,12 +1,15 @@
 """Layers and heads: who takes the variant and who does not; and what a variant refuses."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 import yaml
 from torch import Tensor
 
 from flashpoint.attention.dispatch import attention
-from flashpoint.attention.variant import AttentionVariant, variant_from_key
+from flashpoint.attention.variant import AttentionVariant, DeltaError, variant_from_key
 from tests.conftest import REPOSITORY
 
 STOCHASTIC = AttentionVariant(name="stochastic", scores="nearest", out_unnormalized="stochastic")
@@ -26,8 +29,8 @@ def out_and_grads(variant: AttentionVariant, layer: int) -> list[Tensor]:
     return [x for x in (out.detach(), q.grad, k.grad, v.grad) if x is not None]
 
 
-def selecting(**selection: tuple[int, ...]) -> AttentionVariant:
-    return AttentionVariant(**{**STOCHASTIC.to_dict(), "elsewhere": PLAIN, **selection})
+def selecting(**selection: Any) -> AttentionVariant:
+    return dataclasses.replace(STOCHASTIC, elsewhere=PLAIN, **selection)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,7 @@ def test_no_two_variant_files_make_the_same_choices() -> None:
 
 
 def test_a_selection_travels_whole() -> None:
-    variant = selecting(layers=(2,), heads=(1, 3))
+    variant = selecting(layers=(2,), heads=(1, 3), delta_error=DeltaError(kind="noise", size=0.1, layers=(2,)))
     assert variant_from_key(variant.key) == variant
     assert AttentionVariant.from_dict(variant.to_dict()) == variant
 
@@ -112,6 +115,11 @@ def test_a_selection_travels_whole() -> None:
         ({"shift_offset": 100.0}, "attn.shift_offset=100.0"),
         ({"normalizer": "before_product"}, "attn.normalizer=before_product"),
         ({"delta": "out_independent", "out_unnormalized": "nearest"}, "attn.delta=out_independent"),
+        ({"kernel": "sdpa", "delta_error": DeltaError(kind="bias", size=1e-3)}, "attn.delta_error: kernel=sdpa"),
+        (
+            {"layers": (2,), "elsewhere": PLAIN, "delta_error": DeltaError(kind="bias", size=1e-3, layers=(1,))},
+            "attn.delta_error.layers=[1]",
+        ),
         ({"scores": "nearest", "scores_bits": 0}, "attn.scores_bits=0"),
         ({"out_bits": 11}, "attn.out_bits=11"),
         ({"scores_bits": 3}, "attn.scores_bits=3"),

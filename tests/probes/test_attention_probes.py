@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashpoint.attention import reference
 from flashpoint.attention.rounding import NoiseKey
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.attention.variant import AttentionVariant, DeltaError
 from flashpoint.config import ModelConfig
 from flashpoint.model import GPT
 from flashpoint.probes import attention as probes
@@ -231,3 +231,13 @@ def test_an_independent_delta_is_of_the_other_output_and_its_error_against_the_u
     assert torch.equal(seen.delta_fp32, (seen.grad_out * exact).sum(-1))
     assert torch.equal(seen.delta, (seen.grad_out * other).sum(-1))
     assert not torch.equal(seen.delta, (seen.grad_out * seen.out.float()).sum(-1))
+
+
+def test_an_injected_error_counts_as_an_error_of_the_variants_delta() -> None:
+    error = DeltaError(kind="noise", size=0.25, layers=(2,))
+    seen, _ = drawn(dataclasses.replace(BF16, delta="out_fp32", delta_error=error))
+    found = (seen.delta - seen.delta_fp32) / (seen.grad_out.norm(dim=-1) * seen.out.float().norm(dim=-1))
+    torch.testing.assert_close(found.abs(), torch.full_like(found, 0.25), rtol=1e-3, atol=0)
+    assert 0.3 < (found > 0).float().mean() < 0.7
+    elsewhere = dataclasses.replace(seen, layer=1)
+    assert torch.equal(elsewhere.delta, elsewhere.delta_fp32)

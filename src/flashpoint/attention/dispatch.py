@@ -99,6 +99,17 @@ def whole_scores(q: Tensor, k: Tensor, variant: AttentionVariant, *, layer: int,
     return scores
 
 
+def delta_error(
+    grad_out: Tensor, out: Tensor, variant: AttentionVariant, *, layer: int, seed_and_step: Tensor
+) -> Tensor:
+    """The error [B, H, T] float32 that the variant injects into δ; dO and O are [B, H, T, d]."""
+    error = grad_out.new_empty(grad_out.shape[:-1], dtype=torch.float32)
+    for choices, heads in variant.groups(layer, grad_out.shape[1]):
+        noise, chosen = _noise_key(grad_out, seed_and_step, layer, heads), list(heads)
+        error[:, chosen] = reference.delta_error(grad_out[:, chosen], out[:, chosen], choices.delta_error, noise)
+    return error
+
+
 @torch.library.custom_op("flashpoint::flash_forward", mutates_args=())
 def flash_forward_op(
     q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int

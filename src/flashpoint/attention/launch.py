@@ -22,6 +22,7 @@ from flashpoint.kernels.table import Tiles
 _ROUNDING = {"none": 0, "nearest": 1, "stochastic": 2}
 _SHIFT = {"rowmax": 0, "offset": 1, "dynamic_max": 2}
 _DELTA = {"out": 0, "out_fp32": 1, "p_dp": 2, "out_independent": 3}
+_DELTA_ERROR = {"none": 0, "bias": 1, "noise": 2}
 _NO_GUARD = 3.0e38
 _CHUNK_ELEMENTS = 16_384
 """Elements of K that the centring pass reads at a time."""
@@ -86,7 +87,7 @@ def _forward(
     blocks = [variant.block_k or triton.next_power_of_2(T) for variant in variants]
     bk = max(16, min(tiles.bk, *blocks))
     selected = _selected(groups, H, q.device)
-    chosen = _chosen(groups, d, [max(1, block // bk) for block in blocks])
+    chosen = _chosen(groups, layer, d, [max(1, block // bk) for block in blocks])
     centered = q.new_empty(0)
     if any(variant.center_keys for variant in variants):
         k = centered = _center_keys(k, selected, chosen)
@@ -124,7 +125,7 @@ def flash_backward(
         _tiles(q, tiles.bq), _tiles(k, tiles.bk), _tiles(v, tiles.bk), _tiles(grad_out, tiles.bq), rows, drift,
         grad_k, grad_v, seed_and_step, _selected(groups, H, q.device), B, H, T, rows.shape[-1], rows[0].numel(),
         triton.cdiv(T, table.GRAD_Q[d].bq), layer, _group(T, d),
-        D=d, BQ=tiles.bq, BK=tiles.bk, **_chosen(groups, d), **_options(tiles),
+        D=d, BQ=tiles.bq, BK=tiles.bk, **_chosen(groups, layer, d), **_options(tiles),
     )  # fmt: skip
     return grad_q, grad_k, grad_v
 
@@ -171,22 +172,23 @@ def row_pass(
         _tiles(q, tiles.bq), _tiles(k, tiles.bk), _tiles(v, tiles.bk), _tiles(grad_out, tiles.bq), out, out_for_delta,
         logsumexp, rows, drift, grad_q, seed_and_step, _selected(groups, H, q.device),
         B, H, T, rows.shape[-1], rows[0].numel(), layer, _group(T, d),
-        D=d, BQ=tiles.bq, BK=tiles.bk, **_chosen(groups, d), **_options(tiles),
+        D=d, BQ=tiles.bq, BK=tiles.bk, **_chosen(groups, layer, d), **_options(tiles),
     )  # fmt: skip
     return grad_q, rows, drift
 
 
-def _chosen(groups: Groups, size: int, tiles: Sequence[int] = (1, 1)) -> dict[str, Any]:
+def _chosen(groups: Groups, layer: int, size: int, tiles: Sequence[int] = (1, 1)) -> dict[str, Any]:
     """The compile-time choices of a launch; ``tiles`` in a block of keys, of each variant."""
-    choices = [_choices(variant, size, count) for (variant, _), count in zip(groups, tiles, strict=False)]
+    choices = [_choices(variant, layer, size, count) for (variant, _), count in zip(groups, tiles, strict=False)]
     return {"C": choices[0], "ELSEWHERE": choices[1] if len(choices) > 1 else None}
 
 
 @lru_cache(maxsize=256)
-def _choices(variant: AttentionVariant, size: int, tiles: int) -> Choices:
+def _choices(variant: AttentionVariant, layer: int, size: int, tiles: int) -> Choices:
     scale = size**-0.5
     exact = math.frexp(scale)[0] == 0.5  # a power of two scales without rounding
     unit = scale if exact else 1.0
+    error_size = variant.delta_error.size_in(layer)
     return Choices(
         scores=_ROUNDING[variant.scores],
         scores_bits=variant.scores_bits,
@@ -206,6 +208,8 @@ def _choices(variant: AttentionVariant, size: int, tiles: int) -> Choices:
         max_shift=_NO_GUARD if variant.max_shift is None else variant.max_shift / unit,
         rounded_normalizer=variant.normalizer == "rounded",
         delta=_DELTA[variant.delta],
+        delta_error=_DELTA_ERROR[variant.delta_error.kind if error_size else "none"],
+        delta_error_size=error_size,
         exact_row_sum=variant.exact_row_sum,
         center_keys=variant.center_keys,
         fused_exponent=variant.fused_exponent,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flashpoint.attention.rounding import NoiseKey, Stream
 from flashpoint.attention.tiles import Inputs, Tile, exponential
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.attention.variant import AttentionVariant, DeltaError
 
 
 def flash_forward(
@@ -202,15 +202,30 @@ def _centered(k: Tensor) -> Tensor:
     return (k.float() - k.float().mean(-2, keepdim=True)).to(k.dtype)
 
 
+def delta_error(grad_out: Tensor, out: Tensor, error: DeltaError, noise: NoiseKey) -> Tensor:
+    """What is injected into δ: size·|dO|₂·|O|₂·z [B, H, T] float32, of dO and O [B, H, T, d]; see ``DeltaError``."""
+    sizes = error.size_in(noise.layer) * grad_out.float().norm(dim=-1) * out.float().norm(dim=-1)
+    if error.kind != "noise":
+        return sizes
+    rows = torch.arange(out.shape[-2], device=out.device)[:, None]
+    negative = noise.words("delta_error", rows, torch.zeros_like(rows)).squeeze(-1) >> 31 == 1
+    return torch.where(negative, -sizes, sizes)
+
+
 def _attention_delta(inputs: Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_for_delta: Tensor) -> Tensor:
     """δ [B, H, T] float32 as the variant takes it."""
-    if inputs.variant.delta != "p_dp" and not inputs.variant.exact_row_sum:
-        return (grad_out * (out_for_delta if inputs.variant.saves_out_for_delta else out.float())).sum(-1)
-    delta, mass = torch.zeros_like(logsumexp), torch.zeros_like(logsumexp)
-    for tile, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
-        delta[..., tile.rows] += (p * grad_p).sum(-1)
-        mass[..., tile.rows] += p.sum(-1)
-    return delta / mass if inputs.variant.exact_row_sum else delta
+    variant = inputs.variant
+    if variant.exact_row_sum or variant.delta == "p_dp":
+        delta, mass = torch.zeros_like(logsumexp), torch.zeros_like(logsumexp)
+        for tile, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
+            delta[..., tile.rows] += (p * grad_p).sum(-1)
+            mass[..., tile.rows] += p.sum(-1)
+        delta = delta / mass if variant.exact_row_sum else delta
+    else:
+        delta = (grad_out * (out_for_delta if variant.saves_out_for_delta else out.float())).sum(-1)
+    if variant.delta_error.kind == "none":
+        return delta
+    return delta + delta_error(grad_out, out, variant.delta_error, inputs.noise)
 
 
 def _probs_and_grads(inputs: Inputs, grad_out: Tensor, logsumexp: Tensor) -> Iterator[tuple[Tile, Tensor, Tensor]]:

@@ -24,6 +24,7 @@ Stream = Literal[
     "probs_backward",
     "out_unnormalized_for_delta",
     "out_for_delta",
+    "delta_error",
 ]
 _STREAM: dict[Stream, int] = {
     "scores": 0,
@@ -34,6 +35,7 @@ _STREAM: dict[Stream, int] = {
     "probs_backward": 5,
     "out_unnormalized_for_delta": 6,
     "out_for_delta": 7,
+    "delta_error": 8,
 }
 _WORD = 0xFFFFFFFF
 

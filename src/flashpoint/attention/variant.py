@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, get_args
@@ -15,6 +17,35 @@ RoundingPoint = Literal["scores", "probs", "out_unnormalized", "out", "grad_scor
 BF16_BITS = 7
 """Explicit mantissa bits of BF16."""
 _POINTS: tuple[RoundingPoint, ...] = get_args(RoundingPoint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaError:
+    """An error put into δ on purpose, after δ is computed: δ_i ← δ_i + size·|dO_i|₂·|O_i|₂·z.
+
+    Raises:
+        ValueError: a field has a value outside its range, or errors are described that ``kind=none`` does not make.
+    """
+
+    kind: Literal["none", "bias", "noise"] = "none"
+    """z: 1 for ``bias``; for ``noise`` a random sign, one draw a row, of zero mean and unit variance."""
+    size: float = 0.0
+    """Share of |dO_i|₂·|O_i|₂, the largest |δ_i| that these norms allow; O as the forward pass returned it."""
+    layers: tuple[int, ...] | None = None
+    """Layers, from 1, whose δ takes the error; None means all."""
+
+    def __post_init__(self) -> None:
+        check_literals(self, "attn.delta_error")
+        if not math.isfinite(self.size):
+            raise ValueError(f"attn.delta_error.size={self.size}: give a finite number")
+        if self.kind == "none" and (self.size or self.layers is not None):
+            raise ValueError("attn.delta_error.kind=none makes no error of that size or there: set it to bias or noise")
+        if self.layers is not None:
+            object.__setattr__(self, "layers", _distinct("delta_error.layers", self.layers))
+
+    def size_in(self, layer: int) -> float:
+        """``size`` in a layer, from 1, that takes the error, 0 in the others."""
+        return self.size if self.layers is None or layer in self.layers else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +108,8 @@ class AttentionVariant:
     delta: Literal["out", "out_fp32", "p_dp", "out_independent"] = "out"
     """δ from O as returned; from O of the same P̄ with Ō and O unrounded; rowsum(P∘dP); or rowsum(dO∘O′), where O′ is
     O of the same P̄ with random bits of its own in every stochastic rounding of Ō and O."""
+    delta_error: DeltaError = field(default_factory=DeltaError)
+    """An error injected into δ, whatever ``delta`` and ``exact_row_sum`` make of it."""
     exact_row_sum: bool = False
     """δ_i += Σ_j P_ij(dP_ij − δ_i) / Σ_j P_ij, which makes every row sum of dS zero up to FP32. That is
     Σ_j P_ij·dP_ij / Σ_j P_ij whatever δ was, so ``delta`` no longer matters."""
@@ -120,6 +153,7 @@ class AttentionVariant:
             )
         if self.normalizer == "before_product" and self.block_k is not None:
             raise ValueError("attn.normalizer=before_product needs the whole row: set attn.block_k=null")
+        self._check_delta_error()
         object.__setattr__(self, "key", json.dumps(self.to_dict(), sort_keys=True))
 
     def _check_formats(self) -> None:
@@ -132,13 +166,22 @@ class AttentionVariant:
                     f"attn.{point}_bits={bits} without rounding: set attn.{point}=nearest or stochastic as well"
                 )
 
+    def _check_delta_error(self) -> None:
+        if self.delta_error.kind == "none":
+            return
+        if self.kernel == "sdpa":
+            raise ValueError("attn.delta_error: kernel=sdpa computes δ out of reach; take attn=flash_fp32")
+        injected = self.delta_error.layers
+        if injected is not None and self.layers is not None and not set(injected) <= set(self.layers):
+            raise ValueError(
+                f"attn.delta_error.layers={list(injected)}: only attn.layers={list(self.layers)} take this variant"
+            )
+
     def _check_selection_fields(self) -> None:
         for name in ("layers", "heads"):
             chosen = getattr(self, name)
             if chosen is not None:
-                object.__setattr__(self, name, tuple(chosen))
-                if not chosen or min(chosen) < 1 or len(set(chosen)) != len(chosen):
-                    raise ValueError(f"attn.{name}={list(chosen)}: give distinct numbers counted from 1")
+                object.__setattr__(self, name, _distinct(name, chosen))
         selects = self.layers is not None or self.heads is not None
         if selects and self.elsewhere is None:
             raise ValueError(
@@ -154,8 +197,10 @@ class AttentionVariant:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> AttentionVariant:
-        """Inverse of :meth:`to_dict`; ``elsewhere`` is a nested mapping or None."""
+        """Inverse of :meth:`to_dict`; ``delta_error`` and ``elsewhere`` are nested mappings, the latter or None."""
         fields = dict(fields)
+        if isinstance(fields.get("delta_error"), dict):
+            fields["delta_error"] = DeltaError(**fields["delta_error"])
         if isinstance(fields.get("elsewhere"), dict):
             fields["elsewhere"] = cls.from_dict(fields["elsewhere"])
         return cls(**fields)
@@ -163,7 +208,22 @@ class AttentionVariant:
     def to_dict(self) -> dict[str, Any]:
         """Plain values only: what the run folder stores."""
         values = {choice.name: getattr(self, choice.name) for choice in dataclasses.fields(self) if choice.init}
-        return {**values, "elsewhere": self.elsewhere and self.elsewhere.to_dict()}
+        nested = {
+            "delta_error": dataclasses.asdict(self.delta_error),
+            "elsewhere": self.elsewhere and self.elsewhere.to_dict(),
+        }
+        return {**values, **nested}
+
+    @property
+    def injected(self) -> bool:
+        """Whether some δ carries an error put in on purpose, so that a run is an experiment on δ, not a numerics."""
+        injects = self.delta_error.kind != "none" and self.delta_error.size != 0
+        return injects or (self.elsewhere is not None and self.elsewhere.injected)
+
+    @property
+    def title(self) -> str:
+        """The name that people read: of an injected variant it says so."""
+        return f"{self.name} injected" if self.injected else self.name
 
     @property
     def returns_fp32(self) -> bool:
@@ -185,6 +245,10 @@ class AttentionVariant:
             beyond = [number for number in getattr(self, name) or () if number > count]
             if beyond:
                 raise ValueError(f"attn.{name}={beyond}: the model has {name} 1 to {count}")
+        for variant in (self, *filter(None, [self.elsewhere])):
+            beyond = [number for number in variant.delta_error.layers or () if number > n_layer]
+            if beyond:
+                raise ValueError(f"attn.delta_error.layers={beyond}: the model has layers 1 to {n_layer}")
 
     def groups(self, layer: int, n_head: int) -> Groups:
         """The variants that run in ``layer`` (from 1), each with its heads as indices from 0."""
@@ -198,6 +262,12 @@ class AttentionVariant:
         selected = tuple(head for head in every_head if head + 1 in self.heads)
         others = tuple(head for head in every_head if head + 1 not in self.heads)
         return ((self, selected), (self.elsewhere, others)) if others else ((self, selected),)
+
+
+def _distinct(name: str, numbers: Sequence[int]) -> tuple[int, ...]:
+    if not numbers or min(numbers) < 1 or len(set(numbers)) != len(numbers):
+        raise ValueError(f"attn.{name}={list(numbers)}: give distinct numbers counted from 1")
+    return tuple(numbers)
 
 
 Groups = tuple[tuple[AttentionVariant, tuple[int, ...]], ...]

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from flashpoint.attention.dispatch import flash_forward_op, row_statistics, whole_scores
+from flashpoint.attention.dispatch import delta_error, flash_forward_op, row_statistics, whole_scores
 from flashpoint.attention.variant import AttentionVariant
 from flashpoint.model import GPT, Block
 
@@ -79,12 +79,14 @@ class LayerObservation:
 
     @cached_property
     def delta(self) -> Tensor:
-        """δ [N, H, T] as the variant takes it: the paper's δ_lp."""
+        """δ [N, H, T] as the variant takes it, with the error that it injects: the paper's δ_lp."""
         groups = self.variant.groups(self.layer, self.q.shape[1])
         result = torch.empty_like(self.logsumexp)
         for variant, heads in groups:
             result[:, heads] = self._delta_of(variant)[:, heads]
-        return result
+        return result + delta_error(
+            self.grad_out, self.out, self.variant, layer=self.layer, seed_and_step=self.seed_and_step
+        )
 
     @cached_property
     def delta_fp32(self) -> Tensor:

@@ -44,7 +44,8 @@ class RecordedRun:
 
     @property
     def variant(self) -> str:
-        return self.attention.name
+        """The attention's name; of one with an injected error it says so."""
+        return self.attention.title
 
     @cached_property
     def attention(self) -> AttentionVariant:

@@ -131,7 +131,9 @@ def _label(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
     """The variant's name, with each choice in which runs of that name differ."""
 
     def choices(of: RecordedRun) -> dict[str, Any]:
-        return {name: value for name, value in of.attention.to_dict().items() if name != "name"}
+        fields = of.attention.to_dict()
+        error = {f"delta_error.{name}": value for name, value in fields.pop("delta_error").items()}
+        return {name: value for name, value in {**fields, **error}.items() if name != "name"}
 
     namesakes = [choices(other) for other in runs if other.variant == run.variant]
     own = choices(run)
