@@ -36,11 +36,11 @@ def delta_error(b_do, b_o, o_rows, noise_ptr, layer, i_bh, C: tl.constexpr):
 
 @triton.jit
 def backward_rows(
-    q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr, noise_ptr,
-    i_q, i_bh, H, T, T_ROWS, PLANE, layer,
+    q_tiles, k_tiles, centered_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
+    noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """δ and dQ [BQ, D] of one block of queries.
+    """δ and dQ [BQ, D] of one block of queries; ``centered_tiles`` hold dQ's keys where C.center_grad_q.
 
     For the other kernel, ``rows_ptr``, two planes [B·H, T_ROWS] of PLANE elements, takes L (+∞ past the end, so that P
     is 0 there) and δ; ``drift_ptr`` [B·H, blocks, D] takes Σᵢ (Σⱼ dSᵢⱼ) qᵢ, which centring takes off dK.
@@ -99,6 +99,8 @@ def backward_rows(
             b_ds_operand = as_operand(
                 b_ds, C.grad_scores, C.grad_scores_bits, noise_ptr, layer | (4 << 12), i_bh, rows, columns
             )
+            if C.center_grad_q:
+                b_k = load_rows(centered_tiles, i_b, i_h, start, BK, D)
             b_dq = product(b_ds_operand, b_k, b_dq)  # line 15
             if C.center_keys:
                 b_drift = product(b_ds_operand, tl.full([BK, 16], 1.0, b_k.dtype), b_drift)
@@ -159,8 +161,8 @@ def backward_keys(
 
 @triton.jit
 def flash_bwd_dq_kernel(
-    q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr, noise_ptr,
-    selected_ptr, B, H, T, T_ROWS, PLANE, layer, GROUP,
+    q_tiles, k_tiles, centered_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
+    noise_ptr, selected_ptr, B, H, T, T_ROWS, PLANE, layer, GROUP,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
 ):  # fmt: skip
     """C for all heads, or for the selected ones and ELSEWHERE for the others."""
@@ -169,13 +171,13 @@ def flash_bwd_dq_kernel(
     i_q = n_blocks - 1 - i_q  # the longest rows first
     if ELSEWHERE is None or tl.load(selected_ptr + i_bh % H) != 0:
         backward_rows(
-            q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
-            noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, C,
+            q_tiles, k_tiles, centered_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr,
+            dq_ptr, noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, C,
         )  # fmt: skip
     else:
         backward_rows(
-            q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
-            noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, ELSEWHERE,
+            q_tiles, k_tiles, centered_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr,
+            dq_ptr, noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, ELSEWHERE,
         )  # fmt: skip
 
 

@@ -56,6 +56,7 @@ class Choices:
     delta_error_size: float
     exact_row_sum: bool
     center_keys: bool
+    center_grad_q: bool
     fused_exponent: bool
     tiles: int
     """Tiles of keys in a block of the online softmax."""

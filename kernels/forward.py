@@ -38,16 +38,19 @@ def token_offsets(i_b, i_h, o_tokens, H, T, D: tl.constexpr):
 @triton.jit
 def center_keys_kernel(
     k_ptr, centered_ptr, selected_ptr, stride_b, stride_h, stride_t, H, T,
-    D: tl.constexpr, BT: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
+    D: tl.constexpr, BT: tl.constexpr, CENTERS: tl.constexpr, ELSEWHERE: tl.constexpr,
 ):  # fmt: skip
-    """K − mean_T(K) of one head and sequence where its variant centres keys, K where not; L2 holds the second read."""
+    """K − mean_T(K) of one head and sequence, or K where a choice of heads says so; L2 holds the second read.
+
+    CENTERS is of the selected heads and ELSEWHERE of the others, or None where all heads are centred.
+    """
     i_bh = tl.program_id(0)
     b_sum = tl.zeros([D], tl.float32)
     for first in range(0, T, BT):
         b_sum += tl.sum(load_chunk(k_ptr, stride_b, stride_h, stride_t, i_bh, first, H, T, D, BT), 0)
     b_mean = b_sum[None, :] / T
     if ELSEWHERE is not None:
-        centers = C.center_keys if tl.load(selected_ptr + i_bh % H) != 0 else ELSEWHERE.center_keys
+        centers = CENTERS if tl.load(selected_ptr + i_bh % H) != 0 else ELSEWHERE
         b_mean = tl.where(centers, b_mean, 0.0)
     for first in range(0, T, BT):
         b_k = load_chunk(k_ptr, stride_b, stride_h, stride_t, i_bh, first, H, T, D, BT)

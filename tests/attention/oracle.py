@@ -65,8 +65,13 @@ def exact_attention(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor) -> dict[s
     }
 
 
-def injected_gradients(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, size: float, z: Tensor) -> dict[str, Tensor]:
-    """O, δ and the gradients in FP64 where δ_i += size·|dO_i|·|O_i|·z_i; ``z`` is [B, H, T]."""
+def injected_gradients(
+    q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, size: float, z: Tensor, *, center_grad_q: bool = False
+) -> dict[str, Tensor]:
+    """O, δ and the gradients in FP64 where δ_i += size·|dO_i|·|O_i|·z_i; ``z`` is [B, H, T].
+
+    ``center_grad_q`` takes (Σ_j dS_ij)·k̄ off dQ_i, which is Σ_j dS_ij (K_j − k̄).
+    """
     q, k, v, grad_out = (x.double() for x in (q, k, v, grad_out))
     scale = q.shape[-1] ** -0.5
     p = (q @ k.mT * scale).masked_fill(torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1), -math.inf)
@@ -74,7 +79,10 @@ def injected_gradients(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, size: 
     out = p @ v
     delta = (grad_out * out).sum(-1) + size * grad_out.square().sum(-1).sqrt() * out.square().sum(-1).sqrt() * z
     grad_s = scale * p * (grad_out @ v.mT - delta[..., None])
-    return {"out": out, "delta": delta, "grad_q": grad_s @ k, "grad_k": grad_s.mT @ q, "grad_v": p.mT @ grad_out}
+    grad_q = grad_s @ k
+    if center_grad_q:
+        grad_q = grad_q - grad_s.sum(-1, keepdim=True) * k.mean(-2, keepdim=True)
+    return {"out": out, "delta": delta, "grad_q": grad_q, "grad_k": grad_s.mT @ q, "grad_v": p.mT @ grad_out}
 
 
 def exponential_fp64(scores: Tensor, shift: Tensor, fused: bool) -> Tensor:

@@ -211,7 +211,9 @@ def test_nothing_is_read_or_written_outside_the_tensors() -> None:
             assert torch.equal(value, run("kernels", inputs(65, 32), VARIANTS[name])[quantity])
 
 
-@pytest.mark.parametrize("other", ["flash_fp32", "flash_per_block", "fp32", "flash_centered", "coarse"])
+@pytest.mark.parametrize(
+    "other", ["flash_fp32", "flash_per_block", "fp32", "flash_centered", "coarse", "flash_centered_grad"]
+)
 def test_one_launch_computes_each_head_as_if_its_variant_were_everywhere(other: str) -> None:
     chosen = VARIANTS["flash_stochastic"]
     mixed = dataclasses.replace(chosen, heads=(2,), elsewhere=VARIANTS[other])

@@ -90,7 +90,7 @@ def _forward(
     chosen = _chosen(groups, layer, d, [max(1, block // bk) for block in blocks])
     centered = q.new_empty(0)
     if any(variant.center_keys for variant in variants):
-        k = centered = _center_keys(k, selected, chosen)
+        k = centered = _center_keys(k, selected, *[variant.center_keys for variant in variants])
     forward.flash_fwd_kernel[(triton.cdiv(T, tiles.bq) * B * H,)](
         _tiles(q, tiles.bq), _tiles(k, bk), _tiles(v, bk), out, out_for_delta, logsumexp, shift, ones, seed_and_step,
         selected, B, H, T, layer, _group(T, d),
@@ -130,14 +130,15 @@ def flash_backward(
     return grad_q, grad_k, grad_v
 
 
-def _center_keys(k: Tensor, selected: Tensor, chosen: dict[str, Any]) -> Tensor:
-    """K − mean_T(K) of the heads that centre keys, the others' K: a pass of its own over K."""
+def _center_keys(k: Tensor, selected: Tensor, centers: bool, elsewhere: bool | None = None) -> Tensor:
+    """K − mean_T(K) of all heads, or of the selected or the other ones and the others' K: a pass of its own over K."""
     B, H, T, d = k.shape
     k = _readable(k)
     centered = by_token(k, k.dtype)
     forward.center_keys_kernel[(B * H,)](
-        k, centered, selected, *k.stride()[:3], H, T, D=d, BT=_CHUNK_ELEMENTS // d, **chosen, enable_fp_fusion=False
-    )
+        k, centered, selected, *k.stride()[:3], H, T,
+        D=d, BT=_CHUNK_ELEMENTS // d, CENTERS=centers, ELSEWHERE=elsewhere, enable_fp_fusion=False,
+    )  # fmt: skip
     return centered
 
 
@@ -168,9 +169,12 @@ def row_pass(
     rows = q.new_empty((2, B * H, blocks * tiles.bq), dtype=torch.float32)
     centers = any(variant.center_keys for variant, _ in groups)
     drift = q.new_empty((B * H, blocks, d) if centers else (0,), dtype=torch.float32)
+    selected = _selected(groups, H, q.device)
+    centers_grad_q = any(variant.center_grad_q for variant, _ in groups)
+    centered = _center_keys(k, selected, True) if centers_grad_q else k
     backward.flash_bwd_dq_kernel[(blocks * B * H,)](
-        _tiles(q, tiles.bq), _tiles(k, tiles.bk), _tiles(v, tiles.bk), _tiles(grad_out, tiles.bq), out, out_for_delta,
-        logsumexp, rows, drift, grad_q, seed_and_step, _selected(groups, H, q.device),
+        _tiles(q, tiles.bq), _tiles(k, tiles.bk), _tiles(centered, tiles.bk), _tiles(v, tiles.bk),
+        _tiles(grad_out, tiles.bq), out, out_for_delta, logsumexp, rows, drift, grad_q, seed_and_step, selected,
         B, H, T, rows.shape[-1], rows[0].numel(), layer, _group(T, d),
         D=d, BQ=tiles.bq, BK=tiles.bk, **_chosen(groups, layer, d), **_options(tiles),
     )  # fmt: skip
@@ -212,6 +216,7 @@ def _choices(variant: AttentionVariant, layer: int, size: int, tiles: int) -> Ch
         delta_error_size=error_size,
         exact_row_sum=variant.exact_row_sum,
         center_keys=variant.center_keys,
+        center_grad_q=variant.center_grad_q,
         fused_exponent=variant.fused_exponent,
         tiles=tiles,
         prescale=1.0 if exact else scale,

@@ -41,7 +41,7 @@ def flash_forward(
     """
     centered = k.new_empty(0)
     if variant.center_keys:
-        k = centered = _centered(k)
+        k = centered = centered_keys(k)
     inputs = Inputs.of(q, k, v, variant, noise)
     out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     out_for_delta = torch.empty_like(out) if variant.saves_out_for_delta else out.new_empty(0)
@@ -64,7 +64,7 @@ def row_statistics(
         ones: [B, H, T] int32: the P̄ that entered P̄V as exactly 1.
     """
     if variant.center_keys:
-        k = _centered(k)
+        k = centered_keys(k)
     inputs = Inputs.of(q, k, v, variant, noise)
     results = [_forward_rows(inputs, rows) for rows in inputs.row_chunks()]
     return torch.cat([result.shift for result in results], -1), torch.cat([result.ones for result in results], -1)
@@ -72,7 +72,7 @@ def row_statistics(
 
 def whole_scores(q: Tensor, k: Tensor, variant: AttentionVariant, noise: NoiseKey) -> Tensor:
     """S [B, H, T, T] float32 as the forward pass rounds it, −∞ above the diagonal; for looking at, not for training."""
-    inputs = Inputs.of(q, _centered(k) if variant.center_keys else k, k, variant, noise)
+    inputs = Inputs.of(q, centered_keys(k) if variant.center_keys else k, k, variant, noise)
     every = slice(0, q.shape[-2])
     return inputs.scores(Tile(every, every, 0))
 
@@ -100,6 +100,7 @@ def flash_backward(
         dQ, dK, dV: [B, H, T, d] in the inputs' dtype.
     """
     inputs = Inputs.of(q, centered if variant.center_keys else k, v, variant, noise)
+    keys_of_grad_q = centered_keys(k).float() if variant.center_grad_q else inputs.k
     grad_out = grad_out.float()
     delta = _attention_delta(inputs, grad_out, out, logsumexp, out_for_delta)
     grad_q, grad_k, grad_v = (inputs.q.new_zeros(q.shape) for _ in range(3))
@@ -110,7 +111,7 @@ def flash_backward(
             grad_v[..., tile.keys, :] += p.mT @ grad_out_tile
             grad_p = grad_out_tile @ inputs.v[..., tile.keys, :].mT
             grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - delta[..., tile.rows, None]), tile)
-            grad_q[..., tile.rows, :] += grad_s @ inputs.k[..., tile.keys, :]
+            grad_q[..., tile.rows, :] += grad_s @ keys_of_grad_q[..., tile.keys, :]
             grad_k[..., tile.keys, :] += grad_s.mT @ inputs.q[..., tile.rows, :]
     grad_q, grad_k = grad_q * inputs.scale, grad_k * inputs.scale
     if variant.center_keys:
@@ -198,7 +199,8 @@ def _forward_rows(inputs: Inputs, rows: slice) -> _RowResults:
     return _RowResults(outs[0], outs[1] if len(outs) > 1 else exact / divisor, logsumexp, shift, ones)
 
 
-def _centered(k: Tensor) -> Tensor:
+def centered_keys(k: Tensor) -> Tensor:
+    """K − mean_T(K) of K [B, H, T, d], in its dtype."""
     return (k.float() - k.float().mean(-2, keepdim=True)).to(k.dtype)
 
 

@@ -115,6 +115,9 @@ class AttentionVariant:
     Σ_j P_ij·dP_ij / Σ_j P_ij whatever δ was, so ``delta`` no longer matters."""
     center_keys: bool = False
     """K ← K − mean_T(K) per head and sequence, stored in K's dtype; softmax does not see it."""
+    center_grad_q: bool = False
+    """dQ_i = Σ_j dS_ij (K_j − k̄), k̄ = mean_T(K) per head and sequence, K − k̄ stored in K's dtype; S and dK are of K.
+    Exact arithmetic does not see it, since Σ_j dS_ij = 0; of an error ε_i of δ it takes −α ε_i k̄ out of dQ_i."""
     fused_exponent: bool = False
     """exp2 of fma(S, log2 e, −m·log2 e), as production kernels do: P̄ at the maximum need not be 1."""
     block_k: int | None = 64
@@ -151,6 +154,8 @@ class AttentionVariant:
                 "attn.delta=out_independent finds no stochastic rounding of Ō or O to draw again: set "
                 "attn.out_unnormalized=stochastic or attn.out=stochastic, or attn.delta=out"
             )
+        if self.center_grad_q and self.center_keys:
+            raise ValueError("attn.center_grad_q=true: attn.center_keys=true centres dQ's keys already; choose one")
         if self.normalizer == "before_product" and self.block_k is not None:
             raise ValueError("attn.normalizer=before_product needs the whole row: set attn.block_k=null")
         self._check_delta_error()

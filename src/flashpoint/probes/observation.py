@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flashpoint.attention.dispatch import delta_error, flash_forward_op, row_statistics, whole_scores
+from flashpoint.attention.reference import centered_keys
 from flashpoint.attention.variant import AttentionVariant
 from flashpoint.model import GPT, Block
 
@@ -116,8 +117,12 @@ class LayerObservation:
 
     @cached_property
     def attended_keys(self) -> Tensor:
-        """PK [N, H, T, d]: what an error of δ adds to dQ, by α."""
-        return self.probs @ self.keys
+        """PK [N, H, T, d] of K as dQ takes it: what an error of δ adds to dQ, by α."""
+        keys = self.keys.clone()
+        for variant, heads in self.variant.groups(self.layer, self.q.shape[1]):
+            if variant.center_grad_q:
+                keys[:, heads] = centered_keys(self.k[:, heads]).float()
+        return self.probs @ keys
 
     @cached_property
     def _forward(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
