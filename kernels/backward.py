@@ -6,9 +6,9 @@ Comments count lines of FlashAttention-2 (arXiv 2307.08691), Algorithm 2.
 import triton
 import triton.language as tl
 
-from flashpoint.kernels.choices import FROM_OUT_FP32, FROM_P_DP
+from flashpoint.kernels.choices import FROM_OUT, FROM_P_DP, NO_ERROR, NOISE
 from flashpoint.kernels.forward import program_tile, token_offsets
-from flashpoint.kernels.rounding import LOG2E, as_operand, load_rows, product, to_dtype_of
+from flashpoint.kernels.rounding import LOG2E, as_operand, load_rows, noise_words, product, to_dtype_of
 from flashpoint.kernels.scores import tile_scores
 
 
@@ -24,12 +24,23 @@ def probabilities(b_s, b_lse, C: tl.constexpr):
 
 
 @triton.jit
+def delta_error(b_do, b_o, o_rows, noise_ptr, layer, i_bh, C: tl.constexpr):
+    """What is injected into δ [BQ]: size · |dO|₂ · |O|₂, with a random sign for NOISE."""
+    b_do, b_o = b_do.to(tl.float32), b_o.to(tl.float32)
+    b_error = C.delta_error_size * tl.sqrt_rn(tl.sum(b_do * b_do, 1)) * tl.sqrt_rn(tl.sum(b_o * b_o, 1))
+    if C.delta_error == NOISE:
+        words = noise_words(noise_ptr, layer | (8 << 12), 0, i_bh, o_rows, o_rows * 0)
+        b_error = tl.where(words >> 31 == 1, -b_error, b_error)
+    return b_error
+
+
+@triton.jit
 def backward_rows(
-    q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o32_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr, noise_ptr,
-    i_q, i_bh, H, T, T_ROWS, PLANE, layer,
+    q_tiles, k_tiles, centered_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
+    noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """δ and dQ [BQ, D] of one block of queries.
+    """δ and dQ [BQ, D] of one block of queries; ``centered_tiles`` hold dQ's keys where C.center_grad_q.
 
     For the other kernel, ``rows_ptr``, two planes [B·H, T_ROWS] of PLANE elements, takes L (+∞ past the end, so that P
     is 0 there) and δ; ``drift_ptr`` [B·H, blocks, D] takes Σᵢ (Σⱼ dSᵢⱼ) qᵢ, which centring takes off dK.
@@ -63,11 +74,14 @@ def backward_rows(
         if C.exact_row_sum:
             b_delta = b_sum / tl.where(in_rows, b_mass, 1.0)
     else:  # line 4
-        if C.delta == FROM_OUT_FP32:
-            b_o = tl.load(o32_ptr + o_token, mask=rows < T, other=0.0)
-        else:
+        if C.delta == FROM_OUT:
             b_o = tl.load(o_ptr + o_token, mask=rows < T, other=0.0)
+        else:
+            b_o = tl.load(o_delta_ptr + o_token, mask=rows < T, other=0.0)
         b_delta = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1)
+    if C.delta_error != NO_ERROR:
+        b_returned = tl.load(o_ptr + o_token, mask=rows < T, other=0.0)
+        b_delta += delta_error(b_do, b_returned, o_rows, noise_ptr, layer, i_bh, C)
     tl.store(rows_ptr + PLANE + o_rows, b_delta)
 
     b_dq = tl.zeros([BQ, D], tl.float32)
@@ -82,7 +96,11 @@ def backward_rows(
             b_v = load_rows(v_tiles, i_b, i_h, start, BK, D)
             b_dp = product(b_do, tl.trans(b_v), tl.zeros([BQ, BK], tl.float32))  # line 13
             b_ds = b_p * (b_dp - b_delta[:, None])  # line 14
-            b_ds_operand = as_operand(b_ds, C.grad_scores, noise_ptr, layer | (4 << 12), i_bh, rows, columns)
+            b_ds_operand = as_operand(
+                b_ds, C.grad_scores, C.grad_scores_bits, noise_ptr, layer | (4 << 12), i_bh, rows, columns
+            )
+            if C.center_grad_q:
+                b_k = load_rows(centered_tiles, i_b, i_h, start, BK, D)
             b_dq = product(b_ds_operand, b_k, b_dq)  # line 15
             if C.center_keys:
                 b_drift = product(b_ds_operand, tl.full([BK, 16], 1.0, b_k.dtype), b_drift)
@@ -120,11 +138,13 @@ def backward_keys(
             b_delta = tl.load(rows_ptr + PLANE + o_rows)
             b_s = tile_scores(b_k, tl.trans(b_q), rows, columns, noise_ptr, layer, i_bh, C, on_diagonal, False)
             b_p = probabilities(b_s, b_lse[None, :], C)
-            b_p_operand = as_operand(b_p, C.probs, noise_ptr, layer | (5 << 12), i_bh, rows, columns)
+            b_p_operand = as_operand(b_p, C.probs, C.probs_bits, noise_ptr, layer | (5 << 12), i_bh, rows, columns)
             b_dv = product(b_p_operand, b_do, b_dv)  # line 12
             b_dp = product(b_v, tl.trans(b_do), tl.zeros([BK, BQ], tl.float32))  # line 13
             b_ds = b_p * (b_dp - b_delta[None, :])  # line 14
-            b_ds_operand = as_operand(b_ds, C.grad_scores, noise_ptr, layer | (4 << 12), i_bh, rows, columns)
+            b_ds_operand = as_operand(
+                b_ds, C.grad_scores, C.grad_scores_bits, noise_ptr, layer | (4 << 12), i_bh, rows, columns
+            )
             b_dk = product(b_ds_operand, b_q, b_dk)  # line 16
     if C.center_keys:
         b_drift = tl.zeros([D], tl.float32)
@@ -141,8 +161,8 @@ def backward_keys(
 
 @triton.jit
 def flash_bwd_dq_kernel(
-    q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o32_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr, noise_ptr,
-    selected_ptr, B, H, T, T_ROWS, PLANE, layer, GROUP,
+    q_tiles, k_tiles, centered_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
+    noise_ptr, selected_ptr, B, H, T, T_ROWS, PLANE, layer, GROUP,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
 ):  # fmt: skip
     """C for all heads, or for the selected ones and ELSEWHERE for the others."""
@@ -151,13 +171,13 @@ def flash_bwd_dq_kernel(
     i_q = n_blocks - 1 - i_q  # the longest rows first
     if ELSEWHERE is None or tl.load(selected_ptr + i_bh % H) != 0:
         backward_rows(
-            q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o32_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
-            noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, C,
+            q_tiles, k_tiles, centered_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr,
+            dq_ptr, noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, C,
         )  # fmt: skip
     else:
         backward_rows(
-            q_tiles, k_tiles, v_tiles, do_tiles, o_ptr, o32_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
-            noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, ELSEWHERE,
+            q_tiles, k_tiles, centered_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr,
+            dq_ptr, noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, ELSEWHERE,
         )  # fmt: skip
 
 

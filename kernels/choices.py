@@ -8,6 +8,8 @@ NONE = tl.constexpr(0)
 NEAREST = tl.constexpr(1)
 STOCHASTIC = tl.constexpr(2)
 
+BF16_BITS = tl.constexpr(7)
+
 ROWMAX = tl.constexpr(0)
 OFFSET = tl.constexpr(1)
 DYNAMIC_MAX = tl.constexpr(2)
@@ -15,6 +17,11 @@ DYNAMIC_MAX = tl.constexpr(2)
 FROM_OUT = tl.constexpr(0)
 FROM_OUT_FP32 = tl.constexpr(1)
 FROM_P_DP = tl.constexpr(2)
+FROM_OUT_INDEPENDENT = tl.constexpr(3)
+
+NO_ERROR = tl.constexpr(0)
+BIAS = tl.constexpr(1)
+NOISE = tl.constexpr(2)
 
 
 @dataclass(frozen=True)
@@ -27,11 +34,16 @@ class Choices:
     """
 
     scores: int
+    scores_bits: int
     probs: int
+    probs_bits: int
     out_unnormalized: int
+    out_unnormalized_bits: int
     per_block: bool
     out: int
+    out_bits: int
     grad_scores: int
+    grad_scores_bits: int
     shift: int
     shift_offset: float
     beta: float
@@ -39,8 +51,12 @@ class Choices:
     max_shift: float
     rounded_normalizer: bool
     delta: int
+    delta_error: int
+    """NO_ERROR also in layers that take none."""
+    delta_error_size: float
     exact_row_sum: bool
     center_keys: bool
+    center_grad_q: bool
     fused_exponent: bool
     tiles: int
     """Tiles of keys in a block of the online softmax."""

@@ -1,4 +1,4 @@
-"""Forward pass: O, L and, where a variant asks, O of the unrounded Ō. One program per head and block of queries.
+"""Forward pass: O, L and, where a variant asks, another O for δ. One program per head and block of queries.
 
 Comments count lines of FlashAttention-2 (arXiv 2307.08691), Algorithm 1.
 """
@@ -6,7 +6,7 @@ Comments count lines of FlashAttention-2 (arXiv 2307.08691), Algorithm 1.
 import triton
 import triton.language as tl
 
-from flashpoint.kernels.choices import DYNAMIC_MAX, FROM_OUT_FP32, NEAREST, OFFSET
+from flashpoint.kernels.choices import BF16_BITS, DYNAMIC_MAX, FROM_OUT_FP32, FROM_OUT_INDEPENDENT, NEAREST, OFFSET
 from flashpoint.kernels.rounding import (
     as_operand,
     divide,
@@ -38,16 +38,19 @@ def token_offsets(i_b, i_h, o_tokens, H, T, D: tl.constexpr):
 @triton.jit
 def center_keys_kernel(
     k_ptr, centered_ptr, selected_ptr, stride_b, stride_h, stride_t, H, T,
-    D: tl.constexpr, BT: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
+    D: tl.constexpr, BT: tl.constexpr, CENTERS: tl.constexpr, ELSEWHERE: tl.constexpr,
 ):  # fmt: skip
-    """K − mean_T(K) of one head and sequence where its variant centres keys, K where not; L2 holds the second read."""
+    """K − mean_T(K) of one head and sequence, or K where a choice of heads says so; L2 holds the second read.
+
+    CENTERS is of the selected heads and ELSEWHERE of the others, or None where all heads are centred.
+    """
     i_bh = tl.program_id(0)
     b_sum = tl.zeros([D], tl.float32)
     for first in range(0, T, BT):
         b_sum += tl.sum(load_chunk(k_ptr, stride_b, stride_h, stride_t, i_bh, first, H, T, D, BT), 0)
     b_mean = b_sum[None, :] / T
     if ELSEWHERE is not None:
-        centers = C.center_keys if tl.load(selected_ptr + i_bh % H) != 0 else ELSEWHERE.center_keys
+        centers = CENTERS if tl.load(selected_ptr + i_bh % H) != 0 else ELSEWHERE
         b_mean = tl.where(centers, b_mean, 0.0)
     for first in range(0, T, BT):
         b_k = load_chunk(k_ptr, stride_b, stride_h, stride_t, i_bh, first, H, T, D, BT)
@@ -92,29 +95,29 @@ def scores_of_keys(
 
 @triton.jit
 def add_tile(
-    x, v_tiles, i_b, i_h, start, rows, b_m, b_l, b_o, b_exact, b_ones, noise_ptr, layer, i_bh,
-    D: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, PACKED: tl.constexpr, EXACT: tl.constexpr,
+    x, v_tiles, i_b, i_h, start, rows, b_m, b_l, b_o, b_other, b_ones, noise_ptr, layer, i_bh,
+    D: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, PACKED: tl.constexpr, OTHER_SUM: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):  # fmt: skip
-    """ℓ, Ō, the Ō that is never rounded and the P̄ that are 1, with one more tile under the shift m: lines 9 and 10."""
+    """ℓ, Ō, the Ō of δ and the P̄ that are 1, with one more tile under the shift m: lines 9 and 10."""
     columns = (start + tl.arange(0, BK))[None, :]
     b_p = exponentials(x, b_m, C, PACKED)
-    b_p_operand = as_operand(b_p, C.probs, noise_ptr, layer | (1 << 12), i_bh, rows, columns)
+    b_p_operand = as_operand(b_p, C.probs, C.probs_bits, noise_ptr, layer | (1 << 12), i_bh, rows, columns)
     if C.rounded_normalizer:
-        b_p = round_point(b_p, C.probs, noise_ptr, layer | (1 << 12), 0, i_bh, rows, columns)
+        b_p = round_point(b_p, C.probs, C.probs_bits, noise_ptr, layer | (1 << 12), 0, i_bh, rows, columns)
     b_l += tl.sum(b_p, 1)
     b_v = load_rows(v_tiles, i_b, i_h, start, BK, D)
     b_o = product(b_p_operand, b_v, b_o)
-    if EXACT:
-        b_exact = product(b_p_operand, b_v, b_exact)
+    if OTHER_SUM:
+        b_other = product(b_p_operand, b_v, b_other)
     if STATISTICS:
         b_ones += tl.sum((b_p_operand.to(tl.float32) == 1.0).to(tl.int32), 1)
-    return b_l, b_o, b_exact, b_ones
+    return b_l, b_o, b_other, b_ones
 
 
 @triton.jit
 def forward_rows(
-    q_tiles, k_tiles, v_tiles, o_ptr, o32_ptr, lse_ptr, shift_ptr, ones_ptr, noise_ptr, i_q, i_bh, H, T, layer,
+    q_tiles, k_tiles, v_tiles, o_ptr, o_delta_ptr, lse_ptr, shift_ptr, ones_ptr, noise_ptr, i_q, i_bh, H, T, layer,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, PAIRS: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):  # fmt: skip
@@ -122,9 +125,10 @@ def forward_rows(
 
     STATISTICS: the final m in nats and the number of P̄ that entered the product as exactly 1 are stored too.
     """
-    PACKED: tl.constexpr = PAIRS and C.scores == NEAREST
-    STORE_FP32: tl.constexpr = C.delta == FROM_OUT_FP32
-    EXACT: tl.constexpr = C.per_block and STORE_FP32
+    PACKED: tl.constexpr = PAIRS and C.scores == NEAREST and C.scores_bits <= BF16_BITS
+    REDRAWS: tl.constexpr = C.delta == FROM_OUT_INDEPENDENT
+    FOR_DELTA: tl.constexpr = REDRAWS or C.delta == FROM_OUT_FP32
+    OTHER_SUM: tl.constexpr = FOR_DELTA and C.per_block
     BLOCK: tl.constexpr = C.tiles * BK
     i_b, i_h = i_bh // H, i_bh % H
     o_rows = i_q * BQ + tl.arange(0, BQ)
@@ -136,7 +140,7 @@ def forward_rows(
     b_m = tl.full([BQ], float("-inf"), tl.float32)
     b_l = tl.zeros([BQ], tl.float32)
     b_o = tl.zeros([BQ, D], tl.float32)  # Ō, rounded per block if the variant says so
-    b_exact = tl.zeros([BQ, D], tl.float32)  # Ō without that
+    b_other = tl.zeros([BQ, D], tl.float32)  # the Ō of δ, where that differs from block to block
     b_ones = tl.zeros([BQ], tl.int32)
     diagonal, end = i_q * BQ, tl.minimum((i_q + 1) * BQ, T)
     # Tiles below the diagonal need no mask, where the first tile on it starts a block of keys.
@@ -172,13 +176,13 @@ def forward_rows(
             b_rescale = exponential(b_m, b_m_new, C.unit, False)
             b_l = b_l * b_rescale
             b_o = b_o * b_rescale[:, None]
-            if EXACT:
-                b_exact = b_exact * b_rescale[:, None]
+            if OTHER_SUM:
+                b_other = b_other * b_rescale[:, None]
             b_m = b_m_new
             if C.tiles == 1:
-                b_l, b_o, b_exact, b_ones = add_tile(
-                    x, v_tiles, i_b, i_h, start, rows, b_m, b_l, b_o, b_exact, b_ones, noise_ptr, layer, i_bh, D, BK, C,
-                    PACKED, EXACT, STATISTICS,
+                b_l, b_o, b_other, b_ones = add_tile(
+                    x, v_tiles, i_b, i_h, start, rows, b_m, b_l, b_o, b_other, b_ones, noise_ptr, layer, i_bh, D, BK, C,
+                    PACKED, OTHER_SUM, STATISTICS,
                 )  # fmt: skip
             else:
                 for o_k in range(start, stop, BK):
@@ -186,23 +190,41 @@ def forward_rows(
                         b_q, k_tiles, i_b, i_h, o_k, rows, noise_ptr, layer, i_bh, D, BK, C, on_diagonal,
                         PACKED,
                     )  # fmt: skip
-                    b_l, b_o, b_exact, b_ones = add_tile(
-                        x, v_tiles, i_b, i_h, o_k, rows, b_m, b_l, b_o, b_exact, b_ones, noise_ptr, layer, i_bh, D, BK,
-                        C, PACKED, EXACT, STATISTICS,
+                    b_l, b_o, b_other, b_ones = add_tile(
+                        x, v_tiles, i_b, i_h, o_k, rows, b_m, b_l, b_o, b_other, b_ones, noise_ptr, layer, i_bh, D, BK,
+                        C, PACKED, OTHER_SUM, STATISTICS,
                     )  # fmt: skip
             if C.per_block:
                 b_o = round_point(
-                    b_o, C.out_unnormalized, noise_ptr, layer | (2 << 12), start // BLOCK, i_bh, rows, features
-                )
-    if not EXACT:
-        b_exact = b_o
+                    b_o, C.out_unnormalized, C.out_unnormalized_bits, noise_ptr, layer | (2 << 12), start // BLOCK,
+                    i_bh, rows, features,
+                )  # fmt: skip
+                if REDRAWS:
+                    b_other = round_point(
+                        b_other, C.out_unnormalized, C.out_unnormalized_bits, noise_ptr, layer | (6 << 12),
+                        start // BLOCK, i_bh, rows, features,
+                    )  # fmt: skip
+    if not OTHER_SUM:
+        b_other = b_o
     if not C.per_block:
-        b_o = round_point(b_o, C.out_unnormalized, noise_ptr, layer | (2 << 12), 0, i_bh, rows, features)
-    b_out = round_point(divide(b_o, b_l[:, None]), C.out, noise_ptr, layer | (3 << 12), 0, i_bh, rows, features)
+        b_o = round_point(
+            b_o, C.out_unnormalized, C.out_unnormalized_bits, noise_ptr, layer | (2 << 12), 0, i_bh, rows, features
+        )
+        if REDRAWS:
+            b_other = round_point(
+                b_other, C.out_unnormalized, C.out_unnormalized_bits, noise_ptr, layer | (6 << 12), 0, i_bh, rows,
+                features,
+            )  # fmt: skip
+    b_out = divide(b_o, b_l[:, None])
+    b_out = round_point(b_out, C.out, C.out_bits, noise_ptr, layer | (3 << 12), 0, i_bh, rows, features)
     o_out = token_offsets(i_b, i_h, o_rows, H, T, D)
     tl.store(o_ptr + o_out, to_dtype_of(b_out, o_ptr), mask=rows < T)  # line 12
-    if STORE_FP32:
-        tl.store(o32_ptr + o_out, divide(b_exact, b_l[:, None]), mask=rows < T)
+    if FOR_DELTA:
+        o_delta_ptr += o_out
+        b_other = divide(b_other, b_l[:, None])
+        if REDRAWS:
+            b_other = round_point(b_other, C.out, C.out_bits, noise_ptr, layer | (7 << 12), 0, i_bh, rows, features)
+        tl.store(o_delta_ptr, b_other, mask=rows < T)
     o_lse = i_bh.to(tl.int64) * T + o_rows
     tl.store(lse_ptr + o_lse, b_m * C.unit + tl.log(b_l), mask=o_rows < T)  # line 13
     if STATISTICS:
@@ -212,7 +234,7 @@ def forward_rows(
 
 @triton.jit
 def flash_fwd_kernel(
-    q_tiles, k_tiles, v_tiles, o_ptr, o32_ptr, lse_ptr, shift_ptr, ones_ptr, noise_ptr, selected_ptr,
+    q_tiles, k_tiles, v_tiles, o_ptr, o_delta_ptr, lse_ptr, shift_ptr, ones_ptr, noise_ptr, selected_ptr,
     B, H, T, layer, GROUP,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
     PAIRS: tl.constexpr, STATISTICS: tl.constexpr,
@@ -223,11 +245,11 @@ def flash_fwd_kernel(
     i_q = n_blocks - 1 - i_q  # the longest rows first
     if ELSEWHERE is None or tl.load(selected_ptr + i_bh % H) != 0:
         forward_rows(
-            q_tiles, k_tiles, v_tiles, o_ptr, o32_ptr, lse_ptr, shift_ptr, ones_ptr, noise_ptr, i_q, i_bh, H, T, layer,
-            D, BQ, BK, C, PAIRS, STATISTICS,
+            q_tiles, k_tiles, v_tiles, o_ptr, o_delta_ptr, lse_ptr, shift_ptr, ones_ptr, noise_ptr,
+            i_q, i_bh, H, T, layer, D, BQ, BK, C, PAIRS, STATISTICS,
         )  # fmt: skip
     else:
         forward_rows(
-            q_tiles, k_tiles, v_tiles, o_ptr, o32_ptr, lse_ptr, shift_ptr, ones_ptr, noise_ptr, i_q, i_bh, H, T, layer,
-            D, BQ, BK, ELSEWHERE, PAIRS, STATISTICS,
+            q_tiles, k_tiles, v_tiles, o_ptr, o_delta_ptr, lse_ptr, shift_ptr, ones_ptr, noise_ptr,
+            i_q, i_bh, H, T, layer, D, BQ, BK, ELSEWHERE, PAIRS, STATISTICS,
         )  # fmt: skip

@@ -9,19 +9,21 @@ import os
 import triton
 import triton.language as tl
 
-from flashpoint.kernels.choices import NEAREST, NONE, STOCHASTIC
+from flashpoint.kernels.choices import BF16_BITS, NEAREST, NONE, STOCHASTIC
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def round_nearest(x):
-    """FP32 to BF16 values to nearest even, kept in FP32."""
-    if INTERPRETED:
-        bits = x.to(tl.uint32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-        x = tl.where(x != x, x, bits.to(tl.uint32).to(tl.float32, bitcast=True))
+def round_nearest(x, BITS: tl.constexpr):
+    """FP32 to values with BITS mantissa bits, to nearest even, kept in FP32."""
+    if INTERPRETED or BITS != BF16_BITS:
+        DISCARDED: tl.constexpr = 23 - BITS
+        pattern = x.to(tl.uint32, bitcast=True)
+        odd = (pattern >> DISCARDED) & 1
+        rounded = (pattern + ((1 << (DISCARDED - 1)) - 1) + odd) & (0xFFFFFFFF - ((1 << DISCARDED) - 1))
+        x = tl.where(x != x, x, rounded.to(tl.uint32).to(tl.float32, bitcast=True))
     else:
         # Two at a time: the conversion of a single value runs on the slow unit that exponentials need.
         x = tl.inline_asm_elementwise(
@@ -37,11 +39,16 @@ def round_nearest(x):
 
 
 @triton.jit
-def round_stochastic(x, noise):
-    """FP32 to BF16 values with the upper 16 bits of ``noise`` as the offset; infinities and NaN stay."""
-    bits = x.to(tl.uint32, bitcast=True)
-    rounded = ((bits + (noise >> 16)) & 0xFFFF0000).to(tl.uint32).to(tl.float32, bitcast=True)
-    return tl.where((bits & 0x7F800000) == 0x7F800000, x, rounded)
+def round_stochastic(x, noise, BITS: tl.constexpr):
+    """FP32 to values with BITS mantissa bits; the upper bits of ``noise``, as many as go, are the offset.
+
+    Infinities and NaN stay.
+    """
+    DISCARDED: tl.constexpr = 23 - BITS
+    pattern = x.to(tl.uint32, bitcast=True)
+    rounded = (pattern + (noise >> (32 - DISCARDED))) & (0xFFFFFFFF - ((1 << DISCARDED) - 1))
+    rounded = rounded.to(tl.uint32).to(tl.float32, bitcast=True)
+    return tl.where((pattern & 0x7F800000) == 0x7F800000, x, rounded)
 
 
 @triton.jit
@@ -61,21 +68,24 @@ def noise_words(noise_ptr, layer_and_stream, block, head_number, rows, columns):
 
 
 @triton.jit
-def round_point(x, MODE: tl.constexpr, noise_ptr, layer_and_stream, block, head_number, rows, columns):
+def round_point(
+    x, MODE: tl.constexpr, BITS: tl.constexpr, noise_ptr, layer_and_stream, block, head_number, rows, columns
+):
     """A tile rounded as a variant's rounding point says, in FP32."""
     if MODE == NEAREST:
-        x = round_nearest(x)
+        x = round_nearest(x, BITS)
     elif MODE == STOCHASTIC:
-        x = round_stochastic(x, noise_words(noise_ptr, layer_and_stream, block, head_number, rows, columns))
+        noise = noise_words(noise_ptr, layer_and_stream, block, head_number, rows, columns)
+        x = round_stochastic(x, noise, BITS)
     return x
 
 
 @triton.jit
-def as_operand(x, MODE: tl.constexpr, noise_ptr, layer_and_stream, head_number, rows, columns):
-    """A tile rounded as a rounding point says and ready for :func:`product`: BF16, or FP32 where nothing rounds."""
-    if INTERPRETED or MODE == STOCHASTIC:
-        x = round_point(x, MODE, noise_ptr, layer_and_stream, 0, head_number, rows, columns)
-    return x if INTERPRETED or MODE == NONE else x.to(tl.bfloat16)
+def as_operand(x, MODE: tl.constexpr, BITS: tl.constexpr, noise_ptr, layer_and_stream, head_number, rows, columns):
+    """A tile rounded as a rounding point says and ready for :func:`product`: BF16, or FP32 where it does not fit."""
+    if INTERPRETED or MODE == STOCHASTIC or BITS != BF16_BITS:
+        x = round_point(x, MODE, BITS, noise_ptr, layer_and_stream, 0, head_number, rows, columns)
+    return x if INTERPRETED or MODE == NONE or BITS > BF16_BITS else x.to(tl.bfloat16)
 
 
 @triton.jit
@@ -130,5 +140,5 @@ def divide(x, divisor):
 def to_dtype_of(x, ptr):
     """FP32 in the dtype that ``ptr`` points at, to nearest even."""
     if INTERPRETED and ptr.dtype.element_ty == tl.bfloat16:
-        x = round_nearest(x)
+        x = round_nearest(x, 7)
     return x.to(ptr.dtype.element_ty)

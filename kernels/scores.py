@@ -1,12 +1,13 @@
 """A tile of scores, and what a softmax asks of it.
 
-Scores that round to nearest can stay packed, two BF16 values to a word: maxima and ties are then found two at a
-time. Every function here takes either form; ``PACKED`` says which.
+Scores that round to nearest and fit BF16 can stay packed, two to a word: maxima and ties are then found two at a time.
+Every function here takes either form; ``PACKED`` says which.
 """
 
 import triton
 import triton.language as tl
 
+from flashpoint.kernels.choices import BF16_BITS
 from flashpoint.kernels.rounding import exponential, product, round_point
 
 
@@ -23,8 +24,8 @@ def tile_scores(
     b_s = product(a, b, tl.zeros([a.shape[0], b.shape[1]], tl.float32))
     if C.prescale != 1:
         b_s *= C.prescale
-    if not PACKED:
-        b_s = round_point(b_s, C.scores, noise_ptr, layer, 0, head_number, rows, columns)
+    if not PACKED or C.scores_bits != BF16_BITS:
+        b_s = round_point(b_s, C.scores, C.scores_bits, noise_ptr, layer, 0, head_number, rows, columns)
     if MASKED:
         b_s = tl.where(columns <= rows, b_s, float("-inf"))
     if PACKED:

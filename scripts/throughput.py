@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 
+from flashpoint.attention.variant import AttentionVariant
 from flashpoint.errors import UserError
 from flashpoint.run_folder import RunFolder, read_json
 from flashpoint.tracking import read_metrics
@@ -26,7 +27,7 @@ def throughput(run: RunFolder) -> str:
     model, environment = config["model"], manifest["environment"]
     shape = f"{model['n_layer']} × {model['d_model']}, T {model['context']}"
     return (
-        f"{run.path.name:23} {config['attn']['name']:14} {shape}: "
+        f"{run.path.name:23} {AttentionVariant.from_dict(config['attn']).title:14} {shape}: "
         f"{median:,.0f} tokens/s (quartiles {low:,.0f} to {high:,.0f}, {len(rates)} readings) on "
         f"{manifest['hardware']}, torch {environment['torch']}, seed {config['seed']}, {manifest['started'][:10]}"
     )

@@ -1,5 +1,6 @@
 """Every configuration in the repository composes, and every bad value is refused by name."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
+from flashpoint.attention.variant import AttentionVariant, DeltaError
 from flashpoint.config import (
     Config,
     DataConfig,
@@ -21,6 +23,7 @@ from flashpoint.training.checkpoints import capacity
 from tests.conftest import REPOSITORY
 
 CONFIGS = REPOSITORY / "configs"
+RECORDED = sorted((REPOSITORY / "runs/reference").rglob("config.json"))
 
 
 def composed(*overrides: str) -> Config:
@@ -74,6 +77,36 @@ def test_a_selection_names_its_other_variant() -> None:
     assert config.attn.elsewhere is not None
     assert config.attn.elsewhere.normalizer == "before_product"
     assert config.attn.layers == (2,)
+
+
+def test_a_format_is_one_key() -> None:
+    config = composed("attn=flash_bf16", "attn.out_unnormalized_bits=3")
+    assert (config.attn.out_unnormalized, config.attn.out_unnormalized_bits) == ("nearest", 3)
+    with pytest.raises(UserError, match=r"attn\.out_unnormalized_bits=3 .*attn\.out_unnormalized=nearest"):
+        composed("attn=flash_fp32", "attn.out_unnormalized_bits=3")
+
+
+def test_an_injected_error_is_keys_of_a_group_and_tells_itself() -> None:
+    config = composed("attn=flash_fp32", "attn.delta_error.kind=bias", "attn.delta_error.size=3e-4")
+    assert config.attn.delta_error == DeltaError(kind="bias", size=3e-4)
+    assert config.attn.injected
+    assert (config.attn.name, config.attn.title) == ("flash_fp32", "flash_fp32 injected")
+    assert build_config(json.loads(json.dumps(config.to_dict())), CONFIGS / "attn") == config
+    some = composed("attn.delta_error.kind=noise", "attn.delta_error.size=-0.5", "attn.delta_error.layers=[1,3]")
+    assert some.attn.delta_error.layers == (1, 3)
+    assert build_config(json.loads(json.dumps(some.to_dict())), CONFIGS / "attn") == some
+    assert not composed("attn.delta_error.kind=bias").attn.injected
+    with pytest.raises(UserError, match=r"attn\.delta_error\.layers=\[7\]: the model has layers 1 to 6"):
+        composed("attn.delta_error.kind=noise", "attn.delta_error.layers=[2,7]")
+    with pytest.raises(UserError, match=r"attn\.delta_error\.kind=drift"):
+        composed("attn.delta_error.kind=drift")
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.parent.name)
+def test_the_attention_of_older_runs_still_builds(path: Path) -> None:
+    recorded = json.loads(path.read_text())["attn"]
+    choices = AttentionVariant.from_dict(recorded).to_dict()
+    assert json.loads(json.dumps({name: choices[name] for name in recorded})) == recorded
 
 
 def test_what_the_run_folder_stores_builds_the_same_configuration() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -91,6 +92,24 @@ def test_replay_with_another_attention_keeps_the_tape_and_changes_the_losses(rec
     assert losses_of(original)[0] == pytest.approx(losses_of(fixed)[0], abs=1e-2)
     assert losses_of(original) != losses_of(fixed)
     assert json.loads((fixed / "config.json").read_text())["attn"]["shift"] == "dynamic_max"
+
+
+def test_an_injected_replay_of_an_older_run_says_what_it_is(recorded: Path, train: Command, tmp_path: Path) -> None:
+    older = tmp_path / "runs/older"
+    shutil.copytree(recorded / "runs/original", older)
+    config = json.loads((older / "config.json").read_text())
+    del config["attn"]["delta_error"], config["attn"]["out_bits"]
+    (older / "config.json").write_text(json.dumps(config))
+    shutil.copytree(recorded / "data", tmp_path / "data")
+    injection = ("attn.delta_error.kind=bias", "attn.delta_error.size=0.01")
+    result = train("replay=runs/older", *injection, tiny=False)
+    assert "flash_bf16 injected: δ takes errors on purpose" in result.stderr
+    run = Path(outcome_of(result)[6])
+    assert "_flash_bf16_injected_seed0" in run.name
+    error = json.loads((tmp_path / run / "config.json").read_text())["attn"]["delta_error"]
+    assert error == {"kind": "bias", "size": 0.01, "layers": None}
+    assert losses_of(tmp_path / run)[0] == losses_of(older)[0]
+    assert losses_of(tmp_path / run)[2:] != losses_of(older)[2:]
 
 
 def test_replay_past_the_tape_goes_on_as_the_original_would_have(

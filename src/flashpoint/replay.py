@@ -50,7 +50,7 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
         *parents, last = key.split(".")
         source, target = composed, values
         for parent in parents:
-            source, target = source[parent], target[parent]
+            source, target = source[parent], target.setdefault(parent, {})  # older than the choice, maybe
         if last in source:
             target[last] = source[last]
     return values

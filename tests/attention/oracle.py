@@ -28,6 +28,12 @@ def bf16(x: Any) -> Any:
     return x.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
+def with_mantissa(x: Any, bits: int) -> Any:
+    """float32, array or scalar, normal numbers, to ``bits`` mantissa bits by NumPy's half-to-even ``rint`` in FP64."""
+    fraction, exponent = np.frexp(np.float64(x))
+    return np.float32(np.ldexp(np.rint(np.ldexp(fraction, bits + 1)), exponent - bits - 1))
+
+
 def noise_key(q: Tensor, seed: int = 0, step: int = 0, layer: int = 1) -> NoiseKey:
     return NoiseKey(torch.tensor([seed, step]), layer, torch.arange(q.shape[1]), q.shape[1], q.shape[0])
 
@@ -59,6 +65,26 @@ def exact_attention(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor) -> dict[s
     }
 
 
+def injected_gradients(
+    q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, size: float, z: Tensor, *, center_grad_q: bool = False
+) -> dict[str, Tensor]:
+    """O, δ and the gradients in FP64 where δ_i += size·|dO_i|·|O_i|·z_i; ``z`` is [B, H, T].
+
+    ``center_grad_q`` takes (Σ_j dS_ij)·k̄ off dQ_i, which is Σ_j dS_ij (K_j − k̄).
+    """
+    q, k, v, grad_out = (x.double() for x in (q, k, v, grad_out))
+    scale = q.shape[-1] ** -0.5
+    p = (q @ k.mT * scale).masked_fill(torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1), -math.inf)
+    p = p.softmax(-1)
+    out = p @ v
+    delta = (grad_out * out).sum(-1) + size * grad_out.square().sum(-1).sqrt() * out.square().sum(-1).sqrt() * z
+    grad_s = scale * p * (grad_out @ v.mT - delta[..., None])
+    grad_q = grad_s @ k
+    if center_grad_q:
+        grad_q = grad_q - grad_s.sum(-1, keepdim=True) * k.mean(-2, keepdim=True)
+    return {"out": out, "delta": delta, "grad_q": grad_q, "grad_k": grad_s.mT @ q, "grad_v": p.mT @ grad_out}
+
+
 def exponential_fp64(scores: Tensor, shift: Tensor, fused: bool) -> Tensor:
     """Stands in for the implementation's exponential, whose last bit depends on the CPU's vector unit."""
     assert not fused
@@ -69,14 +95,17 @@ def exp(x: np.float32) -> np.float32:
     return np.float32(np.exp(np.float64(x)))
 
 
-def numpy_attention(q: F32, k: F32, v: F32, grad_out: F32, **choices: str) -> dict[str, F32]:
+def numpy_attention(q: F32, k: F32, v: F32, grad_out: F32, **choices: Any) -> dict[str, F32]:
     """One head, [T, d] float32 each, block_k = 1: every step is one FP32 operation on one key.
 
-    ``choices`` names the rounding points that are BF16 to nearest, and may set ``out_unnormalized_when``.
+    ``choices`` names the rounding points that round to nearest, BF16 where they have no ``_bits``, and may set
+    ``out_unnormalized_when``.
     """
 
     def point(name: str, x: Any) -> Any:
-        return bf16(x) if choices.get(name) == "nearest" else x
+        if choices.get(name) != "nearest":
+            return x
+        return with_mantissa(x, choices[f"{name}_bits"]) if f"{name}_bits" in choices else bf16(x)
 
     per_block = choices.get("out_unnormalized_when") == "per_block"
     T, d = q.shape

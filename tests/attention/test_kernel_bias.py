@@ -44,8 +44,8 @@ def test_signed_errors_are_those_the_rounding_points_predict(rounding: str, sour
     variant = AttentionVariant(scores="nearest", out_unnormalized=rounding, delta=source)  # type: ignore[arg-type]
     (q, k, v, grad_out), ones = tied_rows()
     groups, seed_and_step = variant.groups(1, 1), SEED_AND_STEP.to(DEVICE)
-    out, logsumexp, out_fp32, _ = launch.flash_forward(q, k, v, groups, seed_and_step, 1)
-    grad_q, rows, _ = launch.row_pass(grad_out, q, k, v, out, logsumexp, out_fp32, groups, seed_and_step, 1)
+    out, logsumexp, out_for_delta, _ = launch.flash_forward(q, k, v, groups, seed_and_step, 1)
+    grad_q, rows, _ = launch.row_pass(grad_out, q, k, v, out, logsumexp, out_for_delta, groups, seed_and_step, 1)
 
     values, count = v[0, 0].double().cpu().numpy(), ones.sum(1)[:, None]
     total = ones @ values

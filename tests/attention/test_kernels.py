@@ -4,6 +4,7 @@ Runs under Triton's interpreter without a GPU and compiled with one. Outputs may
 which flips a rounding to BF16 now and then: by one ulp of BF16, on few elements.
 """
 
+import dataclasses
 import json
 import math
 
@@ -25,6 +26,15 @@ FROM_FILES = {
     for path in sorted((REPOSITORY / "configs/attn").glob("*.yaml"))
     if path.stem not in ("sdpa", "standard")
 }
+POINTS = ("scores", "probs", "out_unnormalized", "out", "grad_scores")
+
+
+def in_format(rounding: str, bits: int) -> AttentionVariant:
+    """Every rounding point alike."""
+    fields = dict.fromkeys(POINTS, rounding) | {f"{point}_bits": bits for point in POINTS}
+    return AttentionVariant(**fields)  # type: ignore[arg-type]
+
+
 VARIANTS = {
     **FROM_FILES,
     "rounded_normalizer": AttentionVariant(scores="nearest", normalizer="rounded"),
@@ -39,6 +49,14 @@ VARIANTS = {
         grad_scores="stochastic",
     ),
     "fp32": AttentionVariant(probs="none", out="none", grad_scores="none"),
+    "independent_per_block": AttentionVariant(
+        scores="nearest", out_unnormalized="stochastic", out_unnormalized_when="per_block", out="stochastic",
+        delta="out_independent", block_k=16,
+    ),
+    "coarse": in_format("nearest", 4),
+    "fine": in_format("nearest", 10),
+    "coarse_stochastic": in_format("stochastic", 5),
+    "fine_stochastic": in_format("stochastic", 8),
 }  # fmt: skip
 NAMES = ("out", "logsumexp", "grad_q", "grad_k", "grad_v")
 
@@ -105,7 +123,7 @@ def test_what_is_exactly_decidable_is_identical(name: str) -> None:
     generator = torch.Generator().manual_seed(1)
     q, k = (torch.randint(-2, 3, (1, 2, 130, 64), generator=generator).bfloat16().to(DEVICE) for _ in range(2))
     q[:, :, :, 2:] = 0  # few distinct scores, so many ties
-    variant = AttentionVariant(**{**VARIANTS[name].to_dict(), "center_keys": False})
+    variant = dataclasses.replace(VARIANTS[name], center_keys=False)
     shift, ones = launch.row_statistics(q, k, q, variant.groups(2, 2), torch.tensor([5, 6], device=DEVICE), 2)
     expected_shift, expected_ones = reference.row_statistics(q, k, q, variant, noise_of(q))
     assert torch.equal(shift, expected_shift)
@@ -193,10 +211,12 @@ def test_nothing_is_read_or_written_outside_the_tensors() -> None:
             assert torch.equal(value, run("kernels", inputs(65, 32), VARIANTS[name])[quantity])
 
 
-@pytest.mark.parametrize("other", ["flash_fp32", "flash_per_block", "fp32", "flash_centered"])
+@pytest.mark.parametrize(
+    "other", ["flash_fp32", "flash_per_block", "fp32", "flash_centered", "coarse", "flash_centered_grad"]
+)
 def test_one_launch_computes_each_head_as_if_its_variant_were_everywhere(other: str) -> None:
     chosen = VARIANTS["flash_stochastic"]
-    mixed = AttentionVariant(**{**chosen.to_dict(), "heads": (2,), "elsewhere": VARIANTS[other]})
+    mixed = dataclasses.replace(chosen, heads=(2,), elsewhere=VARIANTS[other])
     tensors = inputs(70, 32)
     result, of_chosen, of_other = (run("kernels", tensors, x) for x in (mixed, chosen, VARIANTS[other]))
     for quantity in NAMES:

@@ -26,6 +26,7 @@ NEUTRAL = [
     {"delta": "p_dp"},
     {"exact_row_sum": True},
     {"center_keys": True},
+    {"center_grad_q": True},
     {"fused_exponent": True},
     {"shift": "offset", "shift_offset": 2.5},
     {"shift": "dynamic_max", "beta": 7.0},

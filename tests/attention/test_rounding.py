@@ -1,4 +1,4 @@
-"""Rounding to BF16 against ml_dtypes, against enumeration, and against published random numbers."""
+"""Rounding against ml_dtypes, against FP64, against enumeration, and against published random numbers."""
 
 import itertools
 
@@ -6,10 +6,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
-from flashpoint.attention.rounding import NoiseKey, philox4x32, round_bf16
+from flashpoint.attention.rounding import NoiseKey, philox4x32, round_mantissa
+from flashpoint.kernels.rounding import round_nearest, round_stochastic
+from tests.attention.oracle import with_mantissa
 
-EVERY_OFFSET = torch.arange(1 << 16)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+EVERY_OFFSET = torch.arange(1 << 16) << 16
 
 
 def floats(patterns: np.ndarray) -> torch.Tensor:
@@ -23,7 +28,7 @@ def bits_of(x: torch.Tensor) -> np.ndarray:
 @pytest.mark.parametrize("lower", [0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
 def test_nearest_even_equals_ml_dtypes_on_every_upper_half(lower: int) -> None:
     x = floats((np.arange(1 << 16, dtype=np.uint32) << 16) | lower)
-    rounded = round_bf16(x, "nearest")
+    rounded = round_mantissa(x, "nearest")
     with np.errstate(invalid="ignore"):
         expected = x.numpy().astype(ml_dtypes.bfloat16).astype(np.float32)
     number = ~np.isnan(x.numpy())
@@ -33,7 +38,7 @@ def test_nearest_even_equals_ml_dtypes_on_every_upper_half(lower: int) -> None:
 
 def test_no_rounding_is_the_identity() -> None:
     x = torch.randn(100)
-    assert torch.equal(round_bf16(x, "none"), x)
+    assert torch.equal(round_mantissa(x, "none"), x)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +46,7 @@ def test_no_rounding_is_the_identity() -> None:
 )
 def test_stochastic_rounding_goes_up_for_exactly_the_discarded_share_of_offsets(pattern: int) -> None:
     x = floats(np.full(1 << 16, pattern))
-    rounded = bits_of(round_bf16(x, "stochastic", EVERY_OFFSET))
+    rounded = bits_of(round_mantissa(x, "stochastic", noise=EVERY_OFFSET))
     down, up = pattern & 0xFFFF0000, (pattern & 0xFFFF0000) + 0x10000
     assert set(np.unique(rounded)) == {down, up}
     assert (rounded == up).sum() == pattern & 0xFFFF
@@ -50,13 +55,111 @@ def test_stochastic_rounding_goes_up_for_exactly_the_discarded_share_of_offsets(
 @pytest.mark.parametrize("pattern", [0x00000000, 0x80000000, 0x3F800000, 0xC0490000, 0x7F7F0000, 0x00010000])
 def test_stochastic_rounding_keeps_every_bf16_value(pattern: int) -> None:
     x = floats(np.full(1 << 16, pattern))
-    assert (bits_of(round_bf16(x, "stochastic", EVERY_OFFSET)) == pattern).all()
+    assert (bits_of(round_mantissa(x, "stochastic", noise=EVERY_OFFSET)) == pattern).all()
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_stochastic_rounding_keeps_what_is_no_number(value: float) -> None:
     x = torch.full((1 << 16,), value)
-    assert torch.equal(round_bf16(x, "stochastic", EVERY_OFFSET).nan_to_num(7.0), x.nan_to_num(7.0))
+    assert torch.equal(round_mantissa(x, "stochastic", noise=EVERY_OFFSET).nan_to_num(7.0), x.nan_to_num(7.0))
+
+
+FORMATS = range(1, 11)
+
+
+def normal_numbers() -> torch.Tensor:
+    """Every exponent of a normal float, both signs, mantissas that include every tie of up to 10 bits."""
+    mantissas = np.r_[np.arange(1 << 12) << 11, (np.arange(1 << 12) << 11) + 1, (np.arange(1, 1 << 12) << 11) - 1]
+    exponents = np.array([1, 2, 90, 126, 127, 128, 200, 253])
+    patterns = (exponents[:, None] << 23 | mantissas[None, :]).ravel()
+    return floats(np.r_[patterns, patterns | 1 << 31])
+
+
+@pytest.mark.parametrize("bits", FORMATS)
+def test_nearest_even_equals_rint_in_fp64_in_every_format(bits: int) -> None:
+    x = normal_numbers()
+    expected = with_mantissa(x.numpy(), bits)
+    np.testing.assert_array_equal(bits_of(round_mantissa(x, "nearest", bits)), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "low", "high"),
+    [
+        (ml_dtypes.float4_e2m1fn, 1, 1.0, 6.0),
+        (ml_dtypes.float8_e5m2, 2, 2.0**-14, 57344.0),
+        (ml_dtypes.float8_e4m3fn, 3, 2.0**-6, 448.0),
+        (ml_dtypes.float8_e3m4, 4, 0.25, 15.5),
+        (ml_dtypes.bfloat16, 7, 2.0**-126, 3e38),
+        (np.float16, 10, 2.0**-14, 65504.0),
+    ],
+)
+def test_nearest_even_equals_the_small_formats_of_ml_dtypes_and_numpy(
+    dtype: type, bits: int, low: float, high: float
+) -> None:
+    """Within the range of a format with as many bits of mantissa and fewer of exponent."""
+    x = np.concatenate([np.linspace(low, min(high, 64 * low), 40_000), np.geomspace(low, high, 40_000)])
+    x = x.clip(low, high).astype(np.float32)
+    x = np.concatenate([x, -x])
+    rounded = round_mantissa(torch.from_numpy(x), "nearest", bits)
+    np.testing.assert_array_equal(rounded.numpy(), x.astype(dtype).astype(np.float32))
+
+
+def test_ties_and_overflow_by_hand() -> None:
+    patterns = {1: (0x3FA00000, 0x3F800000), 2: (0x3FB00000, 0x3FC00000), 10: (0x3F803000, 0x3F804000)}
+    for bits, (tie, even) in patterns.items():  # 1.25, 1.375 and 1 + 3·2⁻¹¹
+        for sign in (0, 1 << 31):
+            assert bits_of(round_mantissa(floats(np.array([tie | sign])), "nearest", bits)) == even | sign
+    largest = floats(np.array([0x7F7FFFFF, 0xFF7FFFFF]))
+    assert round_mantissa(largest, "nearest", 3).tolist() == [np.inf, -np.inf]
+
+
+@pytest.mark.parametrize("bits", FORMATS)
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 0.0, -0.0])
+def test_every_format_keeps_infinities_nan_and_zeros(bits: int, value: float) -> None:
+    x = torch.full((64,), value)
+    words = torch.randint(0, 1 << 32, (64,), generator=torch.Generator().manual_seed(bits))
+    for rounded in (round_mantissa(x, "nearest", bits), round_mantissa(x, "stochastic", bits, words)):
+        np.testing.assert_array_equal(rounded.numpy(), x.numpy())
+        assert torch.equal(rounded.signbit(), x.signbit()) or np.isnan(value)
+
+
+@pytest.mark.parametrize("bits", [1, 3, 6, 8, 10])
+@pytest.mark.parametrize("pattern", [0x3F804321, 0xC0490FDB, 0x007FFFFF])
+def test_stochastic_rounding_goes_up_for_exactly_the_discarded_share_in_every_format(bits: int, pattern: int) -> None:
+    discarded = 23 - bits
+    every_offset = torch.arange(1 << discarded) << 9 + bits
+    noise = every_offset | 0x1FF  # what lies below is not looked at
+    rounded = bits_of(round_mantissa(floats(np.full(1 << discarded, pattern)), "stochastic", bits, noise))
+    share = pattern & ((1 << discarded) - 1)
+    down = pattern - share
+    assert set(np.unique(rounded)) == {down, down + (1 << discarded)}
+    assert (rounded == down + (1 << discarded)).sum() == share
+
+
+@triton.jit
+def round_kernel(x_ptr, noise_ptr, out_ptr, STOCHASTIC: tl.constexpr, BITS: tl.constexpr, N: tl.constexpr):
+    offsets = tl.program_id(0) * N + tl.arange(0, N)
+    x = tl.load(x_ptr + offsets)
+    if STOCHASTIC:
+        noise = tl.load(noise_ptr + offsets).to(tl.uint32)
+        x = round_stochastic(x, noise, BITS)
+    else:
+        x = round_nearest(x, BITS)
+    tl.store(out_ptr + offsets, x)
+
+
+@pytest.mark.parametrize("bits", FORMATS)
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_the_kernels_round_as_pytorch_does_in_every_format(rounding: str, bits: int) -> None:
+    specials = torch.tensor([np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-45, 3.4e38, -3.4e38])
+    x = torch.cat([normal_numbers()[:: 3 * 64 + 1], specials])
+    x = torch.cat([x, x.new_ones(-len(x) % 1024)])
+    noise = torch.randint(0, 1 << 32, x.shape, generator=torch.Generator().manual_seed(bits))
+    expected = round_mantissa(x, rounding, bits, noise)  # type: ignore[arg-type]
+    out = torch.empty_like(x, device=DEVICE)
+    grid = (len(x) // 1024,)
+    round_kernel[grid](x.to(DEVICE), noise.to(DEVICE), out, rounding == "stochastic", bits, 1024)
+    np.testing.assert_array_equal(bits_of(out.cpu()), bits_of(expected))
 
 
 @pytest.mark.parametrize(
@@ -84,32 +187,37 @@ def key(seed: int = 1, step: int = 2, layer: int = 3, first_head: int = 0) -> No
 ROWS, COLUMNS = torch.arange(40)[:, None], torch.arange(16)[None]
 
 
-def test_every_part_of_the_key_makes_other_bits() -> None:
+def test_every_part_of_the_key_makes_other_words() -> None:
     streams = [
-        key().bits("out", ROWS, COLUMNS),
-        key(seed=4).bits("out", ROWS, COLUMNS),
-        key(step=4).bits("out", ROWS, COLUMNS),
-        key(layer=4).bits("out", ROWS, COLUMNS),
-        key(first_head=2).bits("out", ROWS, COLUMNS),
-        key().bits("probs", ROWS, COLUMNS),
-        key().bits("out", ROWS, COLUMNS, block=1),
-        key().bits("out", ROWS + 40, COLUMNS),
-        key().bits("out", ROWS, COLUMNS + 16),
+        key().words("out", ROWS, COLUMNS),
+        key(seed=4).words("out", ROWS, COLUMNS),
+        key(step=4).words("out", ROWS, COLUMNS),
+        key(layer=4).words("out", ROWS, COLUMNS),
+        key(first_head=2).words("out", ROWS, COLUMNS),
+        key().words("probs", ROWS, COLUMNS),
+        key().words("out", ROWS, COLUMNS, block=1),
+        key().words("out", ROWS + 40, COLUMNS),
+        key().words("out", ROWS, COLUMNS + 16),
     ]
     for one, other in itertools.combinations(streams, 2):
         assert (one == other).float().mean() < 0.01
-    assert min(bits.min() for bits in streams) >= 0
-    assert max(bits.max() for bits in streams) < 1 << 16
+    assert min(words.min() for words in streams) >= 0
+    assert max(words.max() for words in streams) < 1 << 32
 
 
-def test_bits_belong_to_positions_not_to_tiles() -> None:
-    whole = key().bits("scores", ROWS, COLUMNS)
-    part = key().bits("scores", ROWS[10:25], COLUMNS[:, 4:9])
+def test_words_belong_to_positions_not_to_tiles() -> None:
+    whole = key().words("scores", ROWS, COLUMNS)
+    part = key().words("scores", ROWS[10:25], COLUMNS[:, 4:9])
     assert torch.equal(whole[..., 10:25, 4:9], part)
 
 
-def test_bits_are_uniform() -> None:
-    bits = key().bits("out", torch.arange(500)[:, None], torch.arange(64)[None]).flatten().double()
+def test_words_are_uniform() -> None:
+    words = key().words("out", torch.arange(500)[:, None], torch.arange(64)[None]).flatten()
+    for bits in (words >> 16, words & 0xFFFF):
+        assert_uniform(bits.double())
+
+
+def assert_uniform(bits: torch.Tensor) -> None:
     assert bits.mean().item() == pytest.approx(32767.5, abs=5 * 18918 / len(bits) ** 0.5)
     counts = torch.histc(bits, 256, 0, 65536)
     chi_squared = ((counts - len(bits) / 256) ** 2 / (len(bits) / 256)).sum().item()

@@ -1,14 +1,16 @@
-"""Each rounding point, switched on alone, equals the NumPy oracle with ml_dtypes bit for bit.
+"""Each rounding point, switched on alone in any format, equals the NumPy oracle bit for bit.
 
 Inputs make every sum exact in FP32 in any order: queries and dO have one non-zero feature each, no two the same
 one, V holds powers of two, and there is one key in a block.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from flashpoint.attention import reference
+from flashpoint.attention import reference, tiles
 from flashpoint.attention.variant import AttentionVariant
 from tests.attention.oracle import UNROUNDED, exponential_fp64, numpy_attention, run_reference
 
@@ -21,11 +23,13 @@ CHOICES = [
     {"out": "nearest"},
     {"grad_scores": "nearest"},
 ]
+FORMATS = [{**choices, f"{next(iter(choices))}_bits": bits} for choices in CHOICES for bits in (1, 3, 6, 8, 10)]
 
 
 @pytest.fixture(autouse=True)
 def _exponential_exact_to_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "exponential", exponential_fp64)
+    for module in (reference, tiles):
+        monkeypatch.setattr(module, "exponential", exponential_fp64)
 
 
 def powers(generator: np.random.Generator, shape: tuple, low: int, high: int) -> np.ndarray:
@@ -43,19 +47,31 @@ def exact_inputs(seed: int, length: int = 12, size: int = 16) -> list[np.ndarray
     return [q, k.astype(np.float32), v, grad_out]
 
 
-def reference_of(inputs: list[np.ndarray], **choices: str) -> dict[str, np.ndarray]:
+def reference_of(inputs: list[np.ndarray], **choices: Any) -> dict[str, np.ndarray]:
     tensors = [torch.from_numpy(x)[None, None] for x in inputs]
-    variant = AttentionVariant(**{**UNROUNDED, **choices, "block_k": 1})  # type: ignore[arg-type]
+    variant = AttentionVariant(**{**UNROUNDED, **choices, "block_k": 1})
     return {name: value[0, 0].numpy() for name, value in run_reference(*tensors, variant).items()}  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("choices", CHOICES, ids=lambda choices: "_".join(choices))
+def named(choices: dict[str, Any]) -> str:
+    return "_".join(map(str, (*choices, *(value for value in choices.values() if isinstance(value, int)))))
+
+
+@pytest.mark.parametrize("choices", CHOICES + FORMATS, ids=named)
 @pytest.mark.parametrize("seed", range(4))
-def test_a_rounding_point_alone_equals_ml_dtypes_bit_for_bit(choices: dict[str, str], seed: int) -> None:
+def test_a_rounding_point_alone_equals_numpy_bit_for_bit(choices: dict[str, Any], seed: int) -> None:
     inputs = exact_inputs(seed)
     result, expected = reference_of(inputs, **choices), numpy_attention(*inputs, **choices)
     for name in RESULTS:
         np.testing.assert_array_equal(result[name], expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize("choices", FORMATS, ids=named)
+def test_each_format_differs_from_bf16(choices: dict[str, Any]) -> None:
+    inputs = exact_inputs(0)
+    in_bf16 = reference_of(inputs, **{name: value for name, value in choices.items() if not name.endswith("bits")})
+    result = reference_of(inputs, **choices)
+    assert any(not np.array_equal(result[name], in_bf16[name]) for name in RESULTS)
 
 
 @pytest.mark.parametrize("choices", CHOICES, ids=lambda choices: "_".join(choices))

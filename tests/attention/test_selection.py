@@ -1,12 +1,15 @@
 """Layers and heads: who takes the variant and who does not; and what a variant refuses."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 import yaml
 from torch import Tensor
 
 from flashpoint.attention.dispatch import attention
-from flashpoint.attention.variant import AttentionVariant, variant_from_key
+from flashpoint.attention.variant import AttentionVariant, DeltaError, variant_from_key
 from tests.conftest import REPOSITORY
 
 STOCHASTIC = AttentionVariant(name="stochastic", scores="nearest", out_unnormalized="stochastic")
@@ -26,8 +29,8 @@ def out_and_grads(variant: AttentionVariant, layer: int) -> list[Tensor]:
     return [x for x in (out.detach(), q.grad, k.grad, v.grad) if x is not None]
 
 
-def selecting(**selection: tuple[int, ...]) -> AttentionVariant:
-    return AttentionVariant(**{**STOCHASTIC.to_dict(), "elsewhere": PLAIN, **selection})
+def selecting(**selection: Any) -> AttentionVariant:
+    return dataclasses.replace(STOCHASTIC, elsewhere=PLAIN, **selection)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +64,25 @@ def test_one_head_in_fp32_makes_the_output_fp32() -> None:
     assert not torch.equal(out[:, 1], out[:, 1].bfloat16().float())
 
 
+@pytest.mark.parametrize(
+    ("fields", "dtype"),
+    [
+        ({}, torch.bfloat16),
+        ({"out_bits": 3}, torch.bfloat16),
+        ({"out_bits": 8}, torch.float32),
+        ({"out_bits": 8, "heads": (2,), "elsewhere": PLAIN}, torch.float32),
+    ],
+)
+def test_more_than_bf16s_bits_make_the_output_fp32(fields: dict, dtype: torch.dtype) -> None:
+    q, k, v = inputs()
+    out = attention(q, k, v, AttentionVariant(**fields), layer=1, seed_and_step=torch.zeros(2, dtype=torch.int64))
+    assert out.dtype == dtype
+    lower = out.float().view(torch.int32)[:, 1]
+    kept = fields.get("out_bits", 7)
+    assert not (lower & ((1 << 23 - kept) - 1)).any()
+    assert (lower & ((1 << 24 - kept) - 1)).any()
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_variant_file_builds_under_its_own_name_and_travels_as_a_key(path) -> None:
     variant = AttentionVariant.from_dict(yaml.safe_load(path.read_text()))
@@ -75,7 +97,7 @@ def test_no_two_variant_files_make_the_same_choices() -> None:
 
 
 def test_a_selection_travels_whole() -> None:
-    variant = selecting(layers=(2,), heads=(1, 3))
+    variant = selecting(layers=(2,), heads=(1, 3), delta_error=DeltaError(kind="noise", size=0.1, layers=(2,)))
     assert variant_from_key(variant.key) == variant
     assert AttentionVariant.from_dict(variant.to_dict()) == variant
 
@@ -92,6 +114,17 @@ def test_a_selection_travels_whole() -> None:
         ({"max_shift": -1.0}, "attn.max_shift=-1.0"),
         ({"shift_offset": 100.0}, "attn.shift_offset=100.0"),
         ({"normalizer": "before_product"}, "attn.normalizer=before_product"),
+        ({"delta": "out_independent", "out_unnormalized": "nearest"}, "attn.delta=out_independent"),
+        ({"kernel": "sdpa", "delta_error": DeltaError(kind="bias", size=1e-3)}, "attn.delta_error: kernel=sdpa"),
+        (
+            {"layers": (2,), "elsewhere": PLAIN, "delta_error": DeltaError(kind="bias", size=1e-3, layers=(1,))},
+            "attn.delta_error.layers=[1]",
+        ),
+        ({"center_keys": True, "center_grad_q": True}, "attn.center_grad_q=true"),
+        ({"scores": "nearest", "scores_bits": 0}, "attn.scores_bits=0"),
+        ({"out_bits": 11}, "attn.out_bits=11"),
+        ({"scores_bits": 3}, "attn.scores_bits=3"),
+        ({"out": "none", "out_bits": 10}, "attn.out_bits=10"),
         ({"layers": (2,)}, "attn.elsewhere"),
         ({"elsewhere": PLAIN}, "attn.elsewhere"),
         ({"layers": (), "elsewhere": PLAIN}, "attn.layers="),

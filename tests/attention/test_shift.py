@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.attention.reference import block_shift, exponential, flash_forward
+from flashpoint.attention.reference import block_shift, flash_forward
+from flashpoint.attention.tiles import exponential
 from flashpoint.attention.variant import AttentionVariant
 from tests.attention.oracle import UNROUNDED, exact_attention, noise_key, run_reference
 

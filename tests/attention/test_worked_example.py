@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from flashpoint.attention.reference import flash_forward
-from flashpoint.attention.rounding import round_bf16
+from flashpoint.attention.rounding import round_mantissa
 from flashpoint.attention.variant import AttentionVariant
 from tests.attention.oracle import UNROUNDED, noise_key
 
@@ -30,14 +30,14 @@ def test_a_residual_of_the_same_sign_rounds_the_sum_away_from_zero() -> None:
     exact = Fraction(FIRST) + Fraction(SECOND) + Fraction(str(RESIDUAL))
     assert float(exact) == -4.703995
     total = torch.tensor([FIRST + SECOND + RESIDUAL])
-    rounded = round_bf16(total, "nearest").item()
+    rounded = round_mantissa(total, "nearest").item()
     assert pattern(rounded) == 0xC0970000
     assert rounded == -4.71875
     assert round(rounded - float(exact), 5) == -0.01476  # the paper's error, to its five digits
 
 
 def test_without_the_residual_the_tie_goes_to_even() -> None:
-    assert round_bf16(torch.tensor([-4.703125]), "nearest").item() == -4.6875
+    assert round_mantissa(torch.tensor([-4.703125]), "nearest").item() == -4.6875
     assert pattern(-4.6875) == 0xC0960000
 
 

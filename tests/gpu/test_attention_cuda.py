@@ -66,13 +66,13 @@ def test_two_runs_give_the_same_bits(path: Path) -> None:
         torch.use_deterministic_algorithms(False)
 
 
-def test_random_bits_do_not_depend_on_the_device() -> None:
-    bits = []
+def test_random_words_do_not_depend_on_the_device() -> None:
+    words = []
     for device in ("cpu", "cuda"):
         key = NoiseKey(torch.tensor([7, 11], device=device), 2, torch.arange(3, device=device), 3, 2)
         rows, columns = torch.arange(50, device=device)[:, None], torch.arange(64, device=device)[None]
-        bits.append(key.bits("out_unnormalized", rows, columns).cpu())
-    assert torch.equal(*bits)
+        words.append(key.words("out_unnormalized", rows, columns).cpu())
+    assert torch.equal(*words)
 
 
 def test_memory_grows_linearly_with_the_sequence() -> None:

@@ -44,7 +44,9 @@ def test_more_than_2_to_the_31_elements() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["flash_bf16", "flash_centered", "flash_delta_fp32"])
+@pytest.mark.parametrize(
+    "name", ["flash_bf16", "flash_centered", "flash_delta_fp32", "flash_independent_delta", "flash_centered_grad"]
+)
 def test_the_op_passes_pytorchs_own_checks(name: str) -> None:
     q, k, v = (x.requires_grad_() for x in tensors(2, 3, 100, 64)[:3])
     torch.library.opcheck(flash_forward_op, (q, k, v, torch.tensor([1, 2], device="cuda"), FROM_FILES[name].key, 2))
@@ -69,7 +71,7 @@ def test_strides_of_a_packed_projection_change_no_bit() -> None:
     packed = torch.randn(2, 200, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
     views = list(packed.permute(2, 0, 3, 1, 4).unbind(0))
     grad_out = torch.randn(2, 4, 200, 64, device="cuda", dtype=torch.bfloat16)
-    for name in ("flash_bf16", "flash_centered"):
+    for name in ("flash_bf16", "flash_centered", "flash_centered_grad"):
         strided = out_and_grads([*views, grad_out], FROM_FILES[name])
         copied = out_and_grads([*(x.contiguous() for x in views), grad_out], FROM_FILES[name])
         for one, other in zip(strided, copied, strict=True):

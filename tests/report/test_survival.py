@@ -66,17 +66,24 @@ def test_the_script_groups_runs_and_says_where_they_were_made(tmp_path: Path) ->
     control, bf16 = {"name": "flash_fp32", "beta": 7}, {"name": "flash_bf16", "beta": 7}
     runs = [record(f"c{i}", control, 2000, None) for i in range(3)]
     runs += [record(f"b{i}", bf16, 900, 500 + 100 * i) for i in range(3)]
+    # A younger record of the same choices has more fields.
+    runs.append(record("b3", {**bf16, "out_unnormalized_bits": 7}, 900, 550))
     runs += [record("n", bf16, 450, None, "nonfinite"), record("s", bf16, 1000, None)]
     runs += [record("f2", {"name": "flash_fixed", "beta": 2}, 1000, None)]
     runs += [record("f7", {"name": "flash_fixed", "beta": 7}, 1000, 700)]
+    for kind, size, onset in (("bias", 3e-4, 300), ("noise", 3e-4, None)):
+        error = {"kind": kind, "size": size, "layers": None}
+        runs.append(record(kind, {**control, "delta_error": error}, 1000, onset))
     command = [sys.executable, str(REPOSITORY / "scripts/survival.py"), *runs, "--out", str(tmp_path / "curves.png")]
     result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     first, _, _, _, *rows = result.stdout.splitlines()
     assert first == "a GPU, torch 2.99; corpus unknown; seeds [1]; 2026-11-21 to 2026-11-21"
     assert rows[0] == "| `flash_fp32` | 0 of 3 | 0 to 71 % | not reached | 2,000 |  |"
-    assert rows[1].startswith("| `flash_bf16` | 4 of 5 | 28 to 99 % | 600 | 1,000 | 0.0")
+    assert rows[1].startswith("| `flash_bf16` | 5 of 6 | 36 to 100 % | 550 | 1,000 | 0.0")
     assert rows[2].startswith("| `flash_fixed beta=2` | 0 of 1 |")
     assert rows[3].startswith("| `flash_fixed beta=7` | 1 of 1 | 3 to 100 % | 700 | none |")
+    assert rows[4].startswith("| `flash_fp32 injected delta_error.kind=bias` | 1 of 1 |")
+    assert rows[5].startswith("| `flash_fp32 injected delta_error.kind=noise` | 0 of 1 |")
     image = matplotlib.image.imread(tmp_path / "curves.png")[..., :3]
     assert (np.ptp(image, axis=-1) > 0.3).mean() > 1e-3

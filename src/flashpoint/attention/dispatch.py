@@ -31,7 +31,7 @@ def attention(
         seed_and_step: [2] int64 on the device of ``q``: key of stochastic rounding.
 
     Returns:
-        O [B, H, T, d]; the inputs' dtype, or float32 if a selected variant has ``out=none``.
+        O [B, H, T, d]; the inputs' dtype, or float32 if a selected variant's O does not fit BF16.
     """
     groups = variant.groups(layer, q.shape[1])
     if groups[0][0].kernel == "sdpa":
@@ -55,14 +55,14 @@ def _groups(q: Tensor, variant: str, layer: int) -> Groups:
 
 
 def _saved_like(q: Tensor, groups: Groups) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Uninitialised results of the forward pass: O, L, and FP32 O and centred keys or nothing."""
+    """Uninitialised results of the forward pass: O, L, and the O of δ and centred keys or nothing."""
     variants = [variant for variant, _ in groups]
-    out = by_token(q, torch.float32 if any(variant.out == "none" for variant in variants) else q.dtype)
-    wants_fp32 = any(variant.delta == "out_fp32" for variant in variants)
+    out = by_token(q, torch.float32 if any(variant.returns_fp32 for variant in variants) else q.dtype)
+    saves_another = any(variant.saves_out_for_delta for variant in variants)
     return (
         out,
         q.new_empty(q.shape[:-1], dtype=torch.float32),
-        by_token(q, torch.float32) if wants_fp32 else q.new_empty(0, dtype=torch.float32),
+        by_token(q, torch.float32) if saves_another else q.new_empty(0, dtype=torch.float32),
         by_token(q, q.dtype) if any(variant.center_keys for variant in variants) else q.new_empty(0),
     )
 
@@ -99,11 +99,22 @@ def whole_scores(q: Tensor, k: Tensor, variant: AttentionVariant, *, layer: int,
     return scores
 
 
+def delta_error(
+    grad_out: Tensor, out: Tensor, variant: AttentionVariant, *, layer: int, seed_and_step: Tensor
+) -> Tensor:
+    """The error [B, H, T] float32 that the variant injects into δ; dO and O are [B, H, T, d]."""
+    error = grad_out.new_empty(grad_out.shape[:-1], dtype=torch.float32)
+    for choices, heads in variant.groups(layer, grad_out.shape[1]):
+        noise, chosen = _noise_key(grad_out, seed_and_step, layer, heads), list(heads)
+        error[:, chosen] = reference.delta_error(grad_out[:, chosen], out[:, chosen], choices.delta_error, noise)
+    return error
+
+
 @torch.library.custom_op("flashpoint::flash_forward", mutates_args=())
 def flash_forward_op(
     q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """O, L, FP32 O and centred keys (:mod:`flashpoint.attention.reference`) of all heads; takes a variant's key."""
+    """O, L, the O of δ and centred keys (:mod:`flashpoint.attention.reference`) of all heads; takes a variant's key."""
     groups = _groups(q, variant, layer)
     with torch.autocast(q.device.type, enabled=False):
         if kernels := _kernels(q, groups):
@@ -129,7 +140,7 @@ def flash_backward_op(
     v: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    out_fp32: Tensor,
+    out_for_delta: Tensor,
     centered: Tensor,
     seed_and_step: Tensor,
     variant: str,
@@ -140,15 +151,15 @@ def flash_backward_op(
     with torch.autocast(q.device.type, enabled=False):
         if kernels := _kernels(q, groups):
             results: tuple[Tensor, Tensor, Tensor] = kernels.flash_backward(
-                grad_out, q, k, v, out, logsumexp, out_fp32, centered, groups, seed_and_step, layer
+                grad_out, q, k, v, out, logsumexp, out_for_delta, centered, groups, seed_and_step, layer
             )
             return results
         grads = by_token(q, q.dtype), by_token(k, k.dtype), by_token(v, v.dtype)
         for choices, heads in groups:
             noise, chosen = _noise_key(q, seed_and_step, layer, heads), list(heads)
-            tensors = (grad_out, q, k, v, out, logsumexp, out_fp32, centered)
-            g, q_, k_, v_, o, lse, o32, keys = (x[:, chosen] if x.numel() else x for x in tensors)
-            parts = reference.flash_backward(g, q_, k_, v_, o, lse, o32, keys, choices, noise)
+            tensors = (grad_out, q, k, v, out, logsumexp, out_for_delta, centered)
+            g, q_, k_, v_, o, lse, o_delta, keys = (x[:, chosen] if x.numel() else x for x in tensors)
+            parts = reference.flash_backward(g, q_, k_, v_, o, lse, o_delta, keys, choices, noise)
             for whole, part in zip(grads, parts, strict=True):
                 whole[:, chosen] = part
         return grads

@@ -21,7 +21,8 @@ from flashpoint.kernels.table import Tiles
 
 _ROUNDING = {"none": 0, "nearest": 1, "stochastic": 2}
 _SHIFT = {"rowmax": 0, "offset": 1, "dynamic_max": 2}
-_DELTA = {"out": 0, "out_fp32": 1, "p_dp": 2}
+_DELTA = {"out": 0, "out_fp32": 1, "p_dp": 2, "out_independent": 3}
+_DELTA_ERROR = {"none": 0, "bias": 1, "noise": 2}
 _NO_GUARD = 3.0e38
 _CHUNK_ELEMENTS = 16_384
 """Elements of K that the centring pass reads at a time."""
@@ -51,8 +52,8 @@ def flash_forward(
         layer: from 1.
 
     Returns:
-        O, L, O of the unrounded Ō and the centred keys as :func:`flashpoint.attention.reference.flash_forward` has
-        them, the last two empty where no variant asks; O lies in memory as [B, T, H, d].
+        O, L, the O of δ and the centred keys as :func:`flashpoint.attention.reference.flash_forward` has them, the
+        last two empty where no variant asks; O lies in memory as [B, T, H, d].
     """
     nothing = q.new_empty(0, dtype=torch.int32)
     return _forward(q, k, v, groups, seed_and_step, layer, nothing, nothing)
@@ -78,25 +79,25 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     B, H, T, d = q.shape
     variants = [variant for variant, _ in groups]
-    out = by_token(q, torch.float32 if any(variant.out == "none" for variant in variants) else q.dtype)
-    wants_fp32 = any(variant.delta == "out_fp32" for variant in variants)
-    out_fp32 = by_token(q, torch.float32) if wants_fp32 else q.new_empty(0, dtype=torch.float32)
+    out = by_token(q, torch.float32 if any(variant.returns_fp32 for variant in variants) else q.dtype)
+    saves_another = any(variant.saves_out_for_delta for variant in variants)
+    out_for_delta = by_token(q, torch.float32) if saves_another else q.new_empty(0, dtype=torch.float32)
     logsumexp = q.new_empty((B, H, T), dtype=torch.float32)
     tiles = table.FORWARD[d]
     blocks = [variant.block_k or triton.next_power_of_2(T) for variant in variants]
     bk = max(16, min(tiles.bk, *blocks))
     selected = _selected(groups, H, q.device)
-    chosen = _chosen(groups, d, [max(1, block // bk) for block in blocks])
+    chosen = _chosen(groups, layer, d, [max(1, block // bk) for block in blocks])
     centered = q.new_empty(0)
     if any(variant.center_keys for variant in variants):
-        k = centered = _center_keys(k, selected, chosen)
+        k = centered = _center_keys(k, selected, *[variant.center_keys for variant in variants])
     forward.flash_fwd_kernel[(triton.cdiv(T, tiles.bq) * B * H,)](
-        _tiles(q, tiles.bq), _tiles(k, bk), _tiles(v, bk), out, out_fp32, logsumexp, shift, ones, seed_and_step,
+        _tiles(q, tiles.bq), _tiles(k, bk), _tiles(v, bk), out, out_for_delta, logsumexp, shift, ones, seed_and_step,
         selected, B, H, T, layer, _group(T, d),
         D=d, BQ=tiles.bq, BK=bk, **chosen, PAIRS=_computes_on_pairs(q.device), STATISTICS=ones.numel() > 0,
         **_options(tiles),
     )  # fmt: skip
-    return out, logsumexp, out_fp32, centered
+    return out, logsumexp, out_for_delta, centered
 
 
 def flash_backward(
@@ -106,7 +107,7 @@ def flash_backward(
     v: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    out_fp32: Tensor,
+    out_for_delta: Tensor,
     centered: Tensor,
     groups: Groups,
     seed_and_step: Tensor,
@@ -117,26 +118,27 @@ def flash_backward(
     k = centered if centered.numel() else k
     # An FP32 O hands back a gradient that autocast made from BF16: nothing is lost here.
     grad_out = grad_out.to(q.dtype)
-    grad_q, rows, drift = row_pass(grad_out, q, k, v, out, logsumexp, out_fp32, groups, seed_and_step, layer)
+    grad_q, rows, drift = row_pass(grad_out, q, k, v, out, logsumexp, out_for_delta, groups, seed_and_step, layer)
     grad_k, grad_v = by_token(k, k.dtype), by_token(v, v.dtype)
     tiles = table.GRAD_KV[d]
     backward.flash_bwd_dkdv_kernel[(triton.cdiv(T, tiles.bk) * B * H,)](
         _tiles(q, tiles.bq), _tiles(k, tiles.bk), _tiles(v, tiles.bk), _tiles(grad_out, tiles.bq), rows, drift,
         grad_k, grad_v, seed_and_step, _selected(groups, H, q.device), B, H, T, rows.shape[-1], rows[0].numel(),
         triton.cdiv(T, table.GRAD_Q[d].bq), layer, _group(T, d),
-        D=d, BQ=tiles.bq, BK=tiles.bk, **_chosen(groups, d), **_options(tiles),
+        D=d, BQ=tiles.bq, BK=tiles.bk, **_chosen(groups, layer, d), **_options(tiles),
     )  # fmt: skip
     return grad_q, grad_k, grad_v
 
 
-def _center_keys(k: Tensor, selected: Tensor, chosen: dict[str, Any]) -> Tensor:
-    """K − mean_T(K) of the heads that centre keys, the others' K: a pass of its own over K."""
+def _center_keys(k: Tensor, selected: Tensor, centers: bool, elsewhere: bool | None = None) -> Tensor:
+    """K − mean_T(K) of all heads, or of the selected or the other ones and the others' K: a pass of its own over K."""
     B, H, T, d = k.shape
     k = _readable(k)
     centered = by_token(k, k.dtype)
     forward.center_keys_kernel[(B * H,)](
-        k, centered, selected, *k.stride()[:3], H, T, D=d, BT=_CHUNK_ELEMENTS // d, **chosen, enable_fp_fusion=False
-    )
+        k, centered, selected, *k.stride()[:3], H, T,
+        D=d, BT=_CHUNK_ELEMENTS // d, CENTERS=centers, ELSEWHERE=elsewhere, enable_fp_fusion=False,
+    )  # fmt: skip
     return centered
 
 
@@ -147,7 +149,7 @@ def row_pass(
     v: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    out_fp32: Tensor,
+    out_for_delta: Tensor,
     groups: Groups,
     seed_and_step: Tensor,
     layer: int,
@@ -167,33 +169,42 @@ def row_pass(
     rows = q.new_empty((2, B * H, blocks * tiles.bq), dtype=torch.float32)
     centers = any(variant.center_keys for variant, _ in groups)
     drift = q.new_empty((B * H, blocks, d) if centers else (0,), dtype=torch.float32)
+    selected = _selected(groups, H, q.device)
+    centers_grad_q = any(variant.center_grad_q for variant, _ in groups)
+    centered = _center_keys(k, selected, True) if centers_grad_q else k
     backward.flash_bwd_dq_kernel[(blocks * B * H,)](
-        _tiles(q, tiles.bq), _tiles(k, tiles.bk), _tiles(v, tiles.bk), _tiles(grad_out, tiles.bq), out, out_fp32,
-        logsumexp, rows, drift, grad_q, seed_and_step, _selected(groups, H, q.device),
+        _tiles(q, tiles.bq), _tiles(k, tiles.bk), _tiles(centered, tiles.bk), _tiles(v, tiles.bk),
+        _tiles(grad_out, tiles.bq), out, out_for_delta, logsumexp, rows, drift, grad_q, seed_and_step, selected,
         B, H, T, rows.shape[-1], rows[0].numel(), layer, _group(T, d),
-        D=d, BQ=tiles.bq, BK=tiles.bk, **_chosen(groups, d), **_options(tiles),
+        D=d, BQ=tiles.bq, BK=tiles.bk, **_chosen(groups, layer, d), **_options(tiles),
     )  # fmt: skip
     return grad_q, rows, drift
 
 
-def _chosen(groups: Groups, size: int, tiles: Sequence[int] = (1, 1)) -> dict[str, Any]:
+def _chosen(groups: Groups, layer: int, size: int, tiles: Sequence[int] = (1, 1)) -> dict[str, Any]:
     """The compile-time choices of a launch; ``tiles`` in a block of keys, of each variant."""
-    choices = [_choices(variant, size, count) for (variant, _), count in zip(groups, tiles, strict=False)]
+    choices = [_choices(variant, layer, size, count) for (variant, _), count in zip(groups, tiles, strict=False)]
     return {"C": choices[0], "ELSEWHERE": choices[1] if len(choices) > 1 else None}
 
 
 @lru_cache(maxsize=256)
-def _choices(variant: AttentionVariant, size: int, tiles: int) -> Choices:
+def _choices(variant: AttentionVariant, layer: int, size: int, tiles: int) -> Choices:
     scale = size**-0.5
     exact = math.frexp(scale)[0] == 0.5  # a power of two scales without rounding
     unit = scale if exact else 1.0
+    error_size = variant.delta_error.size_in(layer)
     return Choices(
         scores=_ROUNDING[variant.scores],
+        scores_bits=variant.scores_bits,
         probs=_ROUNDING[variant.probs],
+        probs_bits=variant.probs_bits,
         out_unnormalized=_ROUNDING[variant.out_unnormalized],
+        out_unnormalized_bits=variant.out_unnormalized_bits,
         per_block=variant.out_unnormalized_when == "per_block",
         out=_ROUNDING[variant.out],
+        out_bits=variant.out_bits,
         grad_scores=_ROUNDING[variant.grad_scores],
+        grad_scores_bits=variant.grad_scores_bits,
         shift=_SHIFT[variant.shift],
         shift_offset=variant.shift_offset / unit,
         beta=variant.beta,
@@ -201,8 +212,11 @@ def _choices(variant: AttentionVariant, size: int, tiles: int) -> Choices:
         max_shift=_NO_GUARD if variant.max_shift is None else variant.max_shift / unit,
         rounded_normalizer=variant.normalizer == "rounded",
         delta=_DELTA[variant.delta],
+        delta_error=_DELTA_ERROR[variant.delta_error.kind if error_size else "none"],
+        delta_error_size=error_size,
         exact_row_sum=variant.exact_row_sum,
         center_keys=variant.center_keys,
+        center_grad_q=variant.center_grad_q,
         fused_exponent=variant.fused_exponent,
         tiles=tiles,
         prescale=1.0 if exact else scale,

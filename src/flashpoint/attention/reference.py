@@ -1,7 +1,7 @@
 """Attention in PyTorch with every choice of a variant: the oracle of the kernels, and a CPU's engine.
 
 Dimensions: B sequences, H heads, T tokens, d features per head, R query rows and C keys of a tile.
-All arithmetic is FP32; a rounding point rounds to BF16 values and stays in FP32. Only tiles [B, H, R, C]
+All arithmetic is FP32; a rounding point rounds to its format and stays in FP32. Only tiles [B, H, R, C]
 with R·C ≤ 128·T are materialised, never [T, T].
 
 Equations: Dao, FlashAttention-2 (arXiv 2307.08691), Algorithms 1 and 2; the shift of Qiu & Yao
@@ -17,11 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashpoint.attention.rounding import NoiseKey, RoundingPoint, round_bf16
-from flashpoint.attention.variant import AttentionVariant
-
-LOG2E = math.log2(math.e)
-_TILE_WIDTH = 128
+from flashpoint.attention.rounding import NoiseKey, Stream
+from flashpoint.attention.tiles import Inputs, Tile, exponential
+from flashpoint.attention.variant import AttentionVariant, DeltaError
 
 
 def flash_forward(
@@ -35,25 +33,25 @@ def flash_forward(
         noise: source of random bits for stochastic rounding.
 
     Returns:
-        out: O [B, H, T, d], in the inputs' dtype, or float32 where ``variant.out`` is ``none``.
+        out: O [B, H, T, d], in the inputs' dtype, or float32 where O does not fit BF16.
         logsumexp: L [B, H, T] float32, of the centred scores where the variant centres keys.
-        out_fp32: O of the same P̄ with Ō and O unrounded, [B, H, T, d] float32; empty unless
-            ``variant.delta`` asks for it.
+        out_for_delta: the O that δ is of, where it is not the one returned but has the same P̄ with Ō and O
+            unrounded, or rounded with other random bits; [B, H, T, d] float32, or empty.
         centered: K − mean_T(K) in K's shape and dtype; empty unless the variant centres keys.
     """
     centered = k.new_empty(0)
     if variant.center_keys:
-        k = centered = _centered(k)
-    inputs = _Inputs.of(q, k, v, variant, noise)
+        k = centered = centered_keys(k)
+    inputs = Inputs.of(q, k, v, variant, noise)
     out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
-    out_fp32 = torch.empty_like(out) if variant.delta == "out_fp32" else out.new_empty(0)
+    out_for_delta = torch.empty_like(out) if variant.saves_out_for_delta else out.new_empty(0)
     logsumexp = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     for rows in inputs.row_chunks():
         result = _forward_rows(inputs, rows)
         out[..., rows, :], logsumexp[..., rows] = result.out, result.logsumexp
-        if variant.delta == "out_fp32":
-            out_fp32[..., rows, :] = result.exact
-    return out.to(torch.float32 if variant.out == "none" else q.dtype), logsumexp, out_fp32, centered
+        if variant.saves_out_for_delta:
+            out_for_delta[..., rows, :] = result.out_for_delta
+    return out.to(torch.float32 if variant.returns_fp32 else q.dtype), logsumexp, out_for_delta, centered
 
 
 def row_statistics(
@@ -66,17 +64,17 @@ def row_statistics(
         ones: [B, H, T] int32: the P̄ that entered P̄V as exactly 1.
     """
     if variant.center_keys:
-        k = _centered(k)
-    inputs = _Inputs.of(q, k, v, variant, noise)
+        k = centered_keys(k)
+    inputs = Inputs.of(q, k, v, variant, noise)
     results = [_forward_rows(inputs, rows) for rows in inputs.row_chunks()]
     return torch.cat([result.shift for result in results], -1), torch.cat([result.ones for result in results], -1)
 
 
 def whole_scores(q: Tensor, k: Tensor, variant: AttentionVariant, noise: NoiseKey) -> Tensor:
     """S [B, H, T, T] float32 as the forward pass rounds it, −∞ above the diagonal; for looking at, not for training."""
-    inputs = _Inputs.of(q, _centered(k) if variant.center_keys else k, k, variant, noise)
+    inputs = Inputs.of(q, centered_keys(k) if variant.center_keys else k, k, variant, noise)
     every = slice(0, q.shape[-2])
-    return inputs.scores(_Tile(every, every, 0))
+    return inputs.scores(Tile(every, every, 0))
 
 
 def flash_backward(
@@ -86,7 +84,7 @@ def flash_backward(
     v: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    out_fp32: Tensor,
+    out_for_delta: Tensor,
     centered: Tensor,
     variant: AttentionVariant,
     noise: NoiseKey,
@@ -96,14 +94,15 @@ def flash_backward(
     Args:
         grad_out: dO [B, H, T, d], any float dtype.
         q, k, v, variant, noise: as given to the forward pass.
-        out, logsumexp, out_fp32, centered: as returned by it.
+        out, logsumexp, out_for_delta, centered: as returned by it.
 
     Returns:
         dQ, dK, dV: [B, H, T, d] in the inputs' dtype.
     """
-    inputs = _Inputs.of(q, centered if variant.center_keys else k, v, variant, noise)
+    inputs = Inputs.of(q, centered if variant.center_keys else k, v, variant, noise)
+    keys_of_grad_q = centered_keys(k).float() if variant.center_grad_q else inputs.k
     grad_out = grad_out.float()
-    delta = _attention_delta(inputs, grad_out, out, logsumexp, out_fp32)
+    delta = _attention_delta(inputs, grad_out, out, logsumexp, out_for_delta)
     grad_q, grad_k, grad_v = (inputs.q.new_zeros(q.shape) for _ in range(3))
     for rows in inputs.row_chunks():
         for tile in inputs.tiles(rows):
@@ -112,7 +111,7 @@ def flash_backward(
             grad_v[..., tile.keys, :] += p.mT @ grad_out_tile
             grad_p = grad_out_tile @ inputs.v[..., tile.keys, :].mT
             grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - delta[..., tile.rows, None]), tile)
-            grad_q[..., tile.rows, :] += grad_s @ inputs.k[..., tile.keys, :]
+            grad_q[..., tile.rows, :] += grad_s @ keys_of_grad_q[..., tile.keys, :]
             grad_k[..., tile.keys, :] += grad_s.mT @ inputs.q[..., tile.rows, :]
     grad_q, grad_k = grad_q * inputs.scale, grad_k * inputs.scale
     if variant.center_keys:
@@ -141,106 +140,31 @@ def block_shift(scores: Tensor, variant: AttentionVariant) -> Tensor:
     return shift if variant.max_shift is None else torch.minimum(shift, row_max + variant.max_shift)
 
 
-def exponential(scores: Tensor, shift: Tensor, fused: bool) -> Tensor:
-    """exp(scores − shift) in FP32: [..., C] and [..., 1] to [..., C].
-
-    ``fused`` evaluates exp2(fma(S, log2 e, −m·log2 e)); the multiply-add runs in FP64, where the product is
-    exact and only the last step rounds. Otherwise the difference comes first, and equal maxima give exactly 1.
-    """
-    if fused:
-        shift = (shift * LOG2E).double()
-        # log2 e as the FP32 constant that a kernel holds.
-        log2e = torch.tensor(LOG2E, dtype=torch.float32, device=scores.device).double()
-        return torch.exp2((scores.double() * log2e - shift).float())
-    return torch.exp2((scores - shift) * LOG2E)
-
-
-@dataclass(frozen=True)
-class _Tile:
-    """Query rows × keys of one step, as slices of T."""
-
-    rows: slice
-    keys: slice
-    number: int  # of the key block
-
-    def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        rows = torch.arange(self.rows.start, self.rows.stop, device=device)
-        keys = torch.arange(self.keys.start, self.keys.stop, device=device)
-        return rows[:, None], keys[None, :]
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """q, k, v in FP32, K centred where the variant says so, and the pieces that both passes share."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    scale: float  # α
-    variant: AttentionVariant
-    noise: NoiseKey
-
-    @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, noise: NoiseKey) -> _Inputs:
-        return cls(q.float(), k.float(), v.float(), q.shape[-1] ** -0.5, variant, noise)
-
-    def row_chunks(self) -> Iterator[slice]:
-        length = self.q.shape[-2]
-        block = min(self.variant.block_k or length, length)
-        step = length if block <= _TILE_WIDTH else max(1, _TILE_WIDTH * length // block)
-        for start in range(0, length, step):
-            yield slice(start, min(start + step, length))
-
-    def tiles(self, rows: slice) -> Iterator[_Tile]:
-        """Key blocks that some row attends to, each with the rows from its first key on."""
-        block = self.variant.block_k or self.q.shape[-2]
-        for number, start in enumerate(range(0, rows.stop, block)):
-            live = slice(max(rows.start, start), rows.stop)
-            yield _Tile(live, slice(start, min(start + block, rows.stop)), number)
-
-    def round(self, point: RoundingPoint, x: Tensor, tile: _Tile, *, features: bool = False) -> Tensor:
-        """Round a tile [B, H, R, C], or with ``features`` a [B, H, R, d], at a rounding point."""
-        rounding = self.variant.probs if point == "probs_backward" else getattr(self.variant, point)
-        if rounding != "stochastic":
-            return round_bf16(x, rounding)
-        rows, columns = tile.positions(x.device)
-        if features:
-            columns = torch.arange(x.shape[-1], device=x.device)[None, :]
-        return round_bf16(x, rounding, self.noise.bits(point, rows, columns, tile.number if features else 0))
-
-    def scores(self, tile: _Tile) -> Tensor:
-        """S [B, H, R, C], rounded, then −inf where the key comes after the query."""
-        s = self.q[..., tile.rows, :] @ self.k[..., tile.keys, :].mT * self.scale
-        rows, keys = tile.positions(s.device)
-        return self.round("scores", s, tile).masked_fill(keys > rows, -math.inf)
-
-    def probs(self, tile: _Tile, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
-        """P = exp(S − L) [B, H, R, C] as the operand of dV, and in FP32."""
-        p = exponential(self.scores(tile), logsumexp[..., tile.rows, None], self.variant.fused_exponent)
-        return self.round("probs_backward", p, tile), p
-
-
 @dataclass(frozen=True)
 class _RowResults:
     """One chunk of rows of the forward pass."""
 
     out: Tensor  # O [B, H, R, d]
-    exact: Tensor  # O of the unrounded Ō
+    out_for_delta: Tensor  # of the unrounded Ō, or of other random bits
     logsumexp: Tensor  # L [B, H, R]
     shift: Tensor  # m
     ones: Tensor  # P̄ equal to 1 as operands, int32
 
 
-def _forward_rows(inputs: _Inputs, rows: slice) -> _RowResults:
+def _forward_rows(inputs: Inputs, rows: slice) -> _RowResults:
     variant = inputs.variant
     q = inputs.q[..., rows, :]
     shift = q.new_full(q.shape[:-1], -math.inf)  # m
     normalizer = torch.zeros_like(shift)  # ℓ
     ones = torch.zeros_like(shift, dtype=torch.int32)
-    out_unnormalized, exact = torch.zeros_like(q), torch.zeros_like(q)  # Ō, rounded and not
+    exact = torch.zeros_like(q)  # Ō, unrounded
+    draws: dict[Stream, Stream] = {"out_unnormalized": "out"}  # random bits of Ō and of O
+    if variant.delta == "out_independent":
+        draws["out_unnormalized_for_delta"] = "out_for_delta"
+    rounded = {stream: torch.zeros_like(q) for stream in draws}  # Ō
     per_block = variant.out_unnormalized_when == "per_block"
     before_product = variant.normalizer == "before_product"
-    tile = _Tile(rows, rows, 0)
+    tile = Tile(rows, rows, 0)
     for tile in inputs.tiles(rows):
         live = slice(tile.rows.start - rows.start, None)
         s = inputs.scores(tile)
@@ -259,33 +183,54 @@ def _forward_rows(inputs: _Inputs, rows: slice) -> _RowResults:
         product = p @ inputs.v[..., tile.keys, :]
         exact[..., live, :] = exact[..., live, :] * rescale + product
         if per_block:
-            blocked = out_unnormalized[..., live, :] * rescale + product
-            out_unnormalized[..., live, :] = inputs.round("out_unnormalized", blocked, tile, features=True)
-    last = _Tile(rows, tile.keys, 0)
+            for stream, total in rounded.items():
+                blocked = total[..., live, :] * rescale + product
+                total[..., live, :] = inputs.round("out_unnormalized", blocked, tile, features=True, stream=stream)
+    last = Tile(rows, tile.keys, 0)
     if not per_block:
-        out_unnormalized = inputs.round("out_unnormalized", exact, last, features=True)
+        for stream in draws:
+            rounded[stream] = inputs.round("out_unnormalized", exact, last, features=True, stream=stream)
     logsumexp = shift + normalizer.log()
     divisor = torch.ones_like(normalizer[..., None]) if before_product else normalizer[..., None]
-    out = inputs.round("out", out_unnormalized / divisor, last, features=True)
-    return _RowResults(out, exact / divisor, logsumexp, shift, ones)
+    outs = [
+        inputs.round("out", rounded[of_sum] / divisor, last, features=True, stream=of_out)
+        for of_sum, of_out in draws.items()
+    ]
+    return _RowResults(outs[0], outs[1] if len(outs) > 1 else exact / divisor, logsumexp, shift, ones)
 
 
-def _centered(k: Tensor) -> Tensor:
+def centered_keys(k: Tensor) -> Tensor:
+    """K − mean_T(K) of K [B, H, T, d], in its dtype."""
     return (k.float() - k.float().mean(-2, keepdim=True)).to(k.dtype)
 
 
-def _attention_delta(inputs: _Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_fp32: Tensor) -> Tensor:
+def delta_error(grad_out: Tensor, out: Tensor, error: DeltaError, noise: NoiseKey) -> Tensor:
+    """What is injected into δ: size·|dO|₂·|O|₂·z [B, H, T] float32, of dO and O [B, H, T, d]; see ``DeltaError``."""
+    sizes = error.size_in(noise.layer) * grad_out.float().norm(dim=-1) * out.float().norm(dim=-1)
+    if error.kind != "noise":
+        return sizes
+    rows = torch.arange(out.shape[-2], device=out.device)[:, None]
+    negative = noise.words("delta_error", rows, torch.zeros_like(rows)).squeeze(-1) >> 31 == 1
+    return torch.where(negative, -sizes, sizes)
+
+
+def _attention_delta(inputs: Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_for_delta: Tensor) -> Tensor:
     """δ [B, H, T] float32 as the variant takes it."""
-    if inputs.variant.delta != "p_dp" and not inputs.variant.exact_row_sum:
-        return (grad_out * (out_fp32 if inputs.variant.delta == "out_fp32" else out.float())).sum(-1)
-    delta, mass = torch.zeros_like(logsumexp), torch.zeros_like(logsumexp)
-    for tile, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
-        delta[..., tile.rows] += (p * grad_p).sum(-1)
-        mass[..., tile.rows] += p.sum(-1)
-    return delta / mass if inputs.variant.exact_row_sum else delta
+    variant = inputs.variant
+    if variant.exact_row_sum or variant.delta == "p_dp":
+        delta, mass = torch.zeros_like(logsumexp), torch.zeros_like(logsumexp)
+        for tile, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
+            delta[..., tile.rows] += (p * grad_p).sum(-1)
+            mass[..., tile.rows] += p.sum(-1)
+        delta = delta / mass if variant.exact_row_sum else delta
+    else:
+        delta = (grad_out * (out_for_delta if variant.saves_out_for_delta else out.float())).sum(-1)
+    if variant.delta_error.kind == "none":
+        return delta
+    return delta + delta_error(grad_out, out, variant.delta_error, inputs.noise)
 
 
-def _probs_and_grads(inputs: _Inputs, grad_out: Tensor, logsumexp: Tensor) -> Iterator[tuple[_Tile, Tensor, Tensor]]:
+def _probs_and_grads(inputs: Inputs, grad_out: Tensor, logsumexp: Tensor) -> Iterator[tuple[Tile, Tensor, Tensor]]:
     """P and dP of every tile, FP32."""
     for rows in inputs.row_chunks():
         for tile in inputs.tiles(rows):

@@ -1,6 +1,7 @@
-"""Rounding FP32 values to BF16: to nearest even, or stochastically with counter-based random bits.
+"""Rounding FP32 values to fewer mantissa bits: to nearest even, or stochastically with counter-based random bits.
 
-A rounded value stays in FP32 and holds a BF16 number, so that whatever follows is computed in FP32.
+The exponent keeps its 8 bits, so 7 bits of mantissa are BF16 and 10 are TF32. A rounded value stays in FP32, so that
+whatever follows is computed in FP32.
 """
 
 from __future__ import annotations
@@ -11,16 +12,30 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flashpoint.attention.variant import Rounding
+from flashpoint.attention.variant import BF16_BITS, Rounding
 
-RoundingPoint = Literal["scores", "probs", "out_unnormalized", "out", "grad_scores", "probs_backward"]
-_STREAM: dict[RoundingPoint, int] = {
+_FP32_BITS = 23
+Stream = Literal[
+    "scores",
+    "probs",
+    "out_unnormalized",
+    "out",
+    "grad_scores",
+    "probs_backward",
+    "out_unnormalized_for_delta",
+    "out_for_delta",
+    "delta_error",
+]
+_STREAM: dict[Stream, int] = {
     "scores": 0,
     "probs": 1,
     "out_unnormalized": 2,
     "out": 3,
     "grad_scores": 4,
     "probs_backward": 5,
+    "out_unnormalized_for_delta": 6,
+    "out_for_delta": 7,
+    "delta_error": 8,
 }
 _WORD = 0xFFFFFFFF
 
@@ -43,47 +58,53 @@ class NoiseKey:
     n_head: int
     n_sequences: int
 
-    def bits(self, point: RoundingPoint, rows: Tensor, columns: Tensor, block: int = 0) -> Tensor:
-        """Uniform 16-bit integers.
+    def words(self, stream: Stream, rows: Tensor, columns: Tensor, block: int = 0) -> Tensor:
+        """Uniform 32-bit words.
 
         Args:
-            point: the rounding point, each a stream of its own.
+            stream: what they are for; each is independent of the others.
             rows: [R, 1] int64, positions of the queries.
             columns: [1, C] int64, positions of the keys, or features.
             block: number of the key block, for a value that is rounded once per block.
 
         Returns:
-            [B, H, R, C] int64 in [0, 2¹⁶).
+            [B, H, R, C] int64 in [0, 2³²).
         """
-        stream = torch.full_like(rows, self.layer | _STREAM[point] << 12 | block << 16)
+        last = torch.full_like(rows, self.layer | _STREAM[stream] << 12 | block << 16)
         sequences = torch.arange(self.n_sequences, device=rows.device)[:, None, None, None]
         head_numbers = sequences * self.n_head + self.heads[:, None, None]  # [B, H, 1, 1]
-        counter = torch.broadcast_tensors(rows, columns, head_numbers, stream)
+        counter = torch.broadcast_tensors(rows, columns, head_numbers, last)
         seed, step = self.seed_and_step.unbind()
-        return philox4x32(counter, (seed & _WORD, step & _WORD))[0] >> 16
+        return philox4x32(counter, (seed & _WORD, step & _WORD))[0]
 
 
-def round_bf16(x: Tensor, rounding: Rounding, bits: Tensor | None = None) -> Tensor:
-    """Round FP32 to BF16 values, kept in FP32.
+def round_mantissa(x: Tensor, rounding: Rounding, bits: int = BF16_BITS, noise: Tensor | None = None) -> Tensor:
+    """Round FP32 to values with ``bits`` explicit mantissa bits and FP32's exponents, kept in FP32.
 
     Args:
         x: any shape, float32.
         rounding: ``none`` returns ``x``; ``nearest`` is IEEE 754 round-half-to-even; ``stochastic`` moves
-            away from zero with a probability equal to the discarded share of a BF16 ulp.
-        bits: for ``stochastic``, int64 in [0, 2¹⁶) of the shape of ``x``.
+            away from zero with a probability equal to the discarded share of an ulp.
+        bits: 1 to 10; 7 gives BF16 values.
+        noise: for ``stochastic``, uniform 32-bit words, int64, of the shape of ``x``. As many of their upper bits
+            are added below the last kept bit as are discarded.
 
     Infinities and NaN stay what they are.
     """
     if rounding == "none":
         return x
-    if rounding == "nearest":
+    if rounding == "nearest" and bits == BF16_BITS:
         return x.to(torch.bfloat16).to(torch.float32)
-    assert bits is not None, "stochastic rounding needs random bits"
-    pattern = x.contiguous().view(torch.int32).to(torch.int64) & _WORD
-    rounded = (pattern + bits) & 0xFFFF0000
-    # Above 2³¹ the pattern is that of a negative float: bring it back into int32's range.
-    signed = torch.where(rounded > 0x7FFFFFFF, rounded - (1 << 32), rounded).to(torch.int32)
-    return torch.where(x.isfinite(), signed.view(torch.float32), x)
+    discarded = _FP32_BITS - bits
+    pattern = x.contiguous().view(torch.int32)
+    if rounding == "nearest":
+        # Just under half an ulp, and the rest of it where the last kept bit is odd.
+        offset = (1 << discarded - 1) - 1 + (pattern >> discarded & 1)
+    else:
+        assert noise is not None, "stochastic rounding needs random bits"
+        offset = (noise >> 32 - discarded).to(torch.int32)
+    rounded = (pattern + offset) & -(1 << discarded)
+    return torch.where(x.isfinite(), rounded.view(torch.float32), x)
 
 
 def philox4x32(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:

@@ -4,24 +4,63 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from flashpoint.typed import check_literals
 
 Rounding = Literal["none", "nearest", "stochastic"]
+RoundingPoint = Literal["scores", "probs", "out_unnormalized", "out", "grad_scores"]
+BF16_BITS = 7
+"""Explicit mantissa bits of BF16."""
+_POINTS: tuple[RoundingPoint, ...] = get_args(RoundingPoint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaError:
+    """An error put into δ on purpose, after δ is computed: δ_i ← δ_i + size·|dO_i|₂·|O_i|₂·z.
+
+    Raises:
+        ValueError: a field has a value outside its range, or errors are described that ``kind=none`` does not make.
+    """
+
+    kind: Literal["none", "bias", "noise"] = "none"
+    """z: 1 for ``bias``; for ``noise`` a random sign, one draw a row, of zero mean and unit variance."""
+    size: float = 0.0
+    """Share of |dO_i|₂·|O_i|₂, the largest |δ_i| that these norms allow; O as the forward pass returned it."""
+    layers: tuple[int, ...] | None = None
+    """Layers, from 1, whose δ takes the error; None means all."""
+
+    def __post_init__(self) -> None:
+        check_literals(self, "attn.delta_error")
+        if not math.isfinite(self.size):
+            raise ValueError(f"attn.delta_error.size={self.size}: give a finite number")
+        if self.kind == "none" and (self.size or self.layers is not None):
+            raise ValueError("attn.delta_error.kind=none makes no error of that size or there: set it to bias or noise")
+        if self.layers is not None:
+            object.__setattr__(self, "layers", _distinct("delta_error.layers", self.layers))
+
+    def size_in(self, layer: int) -> float:
+        """``size`` in a layer, from 1, that takes the error, 0 in the others."""
+        return self.size if self.layers is None or layer in self.layers else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionVariant:
     """One value of every numerical choice of an attention. The defaults are FlashAttention-2's.
 
-    Rounding points (``none`` keeps FP32; ``nearest`` is BF16 to nearest even; ``stochastic`` is BF16
-    with a counter-based random offset) and choices, in the notation of Qiu & Yao (arXiv 2510.04212):
+    Rounding points (``none`` keeps FP32; ``nearest`` is to nearest even; ``stochastic`` adds a counter-based
+    random offset) and choices, in the notation of Qiu & Yao (arXiv 2510.04212):
 
         S = α·QKᵀ,  m = rowmax(S) + shift,  P̄ = exp(S − m),  ℓ = rowsum(P̄),  Ō = P̄V,  O = Ō/ℓ,  L = m + ln ℓ
         δ = rowsum(dO∘O),  P = exp(S − L),  dP = dO·Vᵀ,  dS = α·P∘(dP − δ),  dQ = dS·K,  dK = dSᵀQ,  dV = PᵀdO
+
+    A rounding point's format has ``_bits`` explicit mantissa bits, 1 to 10, and BF16's and FP32's 8 bits of exponent:
+    7 is BF16, 10 is TF32, and each bit less doubles the ulp, 2^(⌊log2 |x|⌋ − bits). A value with more than 7 is
+    no BF16 number: it is held and multiplied in FP32.
 
     Layers and heads are counted from 1, as in the paper.
 
@@ -37,16 +76,21 @@ class AttentionVariant:
     # Rounding points
     scores: Rounding = "none"
     """S, forward and backward."""
+    scores_bits: int = BF16_BITS
     probs: Rounding = "nearest"
     """P̄ as the operand of P̄V, and P as the operand of PᵀdO."""
+    probs_bits: int = BF16_BITS
     out_unnormalized: Rounding = "none"
     """Ō."""
+    out_unnormalized_bits: int = BF16_BITS
     out_unnormalized_when: Literal["final", "per_block"] = "final"
     """Round Ō once after the last key block, or after every key block (the paper's released code)."""
     out: Rounding = "nearest"
-    """O. With ``none`` the attention returns FP32."""
+    """O. With ``none``, or more bits than BF16's, the attention returns FP32."""
+    out_bits: int = BF16_BITS
     grad_scores: Rounding = "nearest"
     """P∘(dP − δ) as the operand of dQ and dK, before the factor α, as FlashAttention-2 does."""
+    grad_scores_bits: int = BF16_BITS
 
     # Choices
     shift: Literal["rowmax", "offset", "dynamic_max"] = "rowmax"
@@ -61,13 +105,19 @@ class AttentionVariant:
     """Guard: m − r_m never exceeds this many nats, so no row underflows whole. None removes it."""
     normalizer: Literal["unrounded", "rounded", "before_product"] = "unrounded"
     """ℓ of the unrounded or the rounded P̄; ``before_product`` rounds P̄/ℓ first: standard attention."""
-    delta: Literal["out", "out_fp32", "p_dp"] = "out"
-    """δ from O as returned; from O of the same P̄ with Ō and O unrounded; or rowsum(P∘dP)."""
+    delta: Literal["out", "out_fp32", "p_dp", "out_independent"] = "out"
+    """δ from O as returned; from O of the same P̄ with Ō and O unrounded; rowsum(P∘dP); or rowsum(dO∘O′), where O′ is
+    O of the same P̄ with random bits of its own in every stochastic rounding of Ō and O."""
+    delta_error: DeltaError = field(default_factory=DeltaError)
+    """An error injected into δ, whatever ``delta`` and ``exact_row_sum`` make of it."""
     exact_row_sum: bool = False
     """δ_i += Σ_j P_ij(dP_ij − δ_i) / Σ_j P_ij, which makes every row sum of dS zero up to FP32. That is
     Σ_j P_ij·dP_ij / Σ_j P_ij whatever δ was, so ``delta`` no longer matters."""
     center_keys: bool = False
     """K ← K − mean_T(K) per head and sequence, stored in K's dtype; softmax does not see it."""
+    center_grad_q: bool = False
+    """dQ_i = Σ_j dS_ij (K_j − k̄), k̄ = mean_T(K) per head and sequence, K − k̄ stored in K's dtype; S and dK are of K.
+    Exact arithmetic does not see it, since Σ_j dS_ij = 0; of an error ε_i of δ it takes −α ε_i k̄ out of dQ_i."""
     fused_exponent: bool = False
     """exp2 of fma(S, log2 e, −m·log2 e), as production kernels do: P̄ at the maximum need not be 1."""
     block_k: int | None = 64
@@ -88,6 +138,7 @@ class AttentionVariant:
     def __post_init__(self) -> None:
         check_literals(self, "attn")
         self._check_selection_fields()
+        self._check_formats()
         if self.block_k is not None and self.block_k < 1:
             raise ValueError(f"attn.block_k={self.block_k}: give at least 1, or null for no tiling")
         if self.beta < 1:
@@ -98,17 +149,44 @@ class AttentionVariant:
             raise ValueError(f"attn.max_shift={self.max_shift}: give 0 or more, or null for no guard")
         if not -60 <= self.shift_offset <= 60:
             raise ValueError(f"attn.shift_offset={self.shift_offset}: beyond ±60 nats rows over- or underflow")
+        if self.delta == "out_independent" and "stochastic" not in (self.out_unnormalized, self.out):
+            raise ValueError(
+                "attn.delta=out_independent finds no stochastic rounding of Ō or O to draw again: set "
+                "attn.out_unnormalized=stochastic or attn.out=stochastic, or attn.delta=out"
+            )
+        if self.center_grad_q and self.center_keys:
+            raise ValueError("attn.center_grad_q=true: attn.center_keys=true centres dQ's keys already; choose one")
         if self.normalizer == "before_product" and self.block_k is not None:
             raise ValueError("attn.normalizer=before_product needs the whole row: set attn.block_k=null")
+        self._check_delta_error()
         object.__setattr__(self, "key", json.dumps(self.to_dict(), sort_keys=True))
+
+    def _check_formats(self) -> None:
+        for point in _POINTS:
+            rounding, bits = getattr(self, point), getattr(self, f"{point}_bits")
+            if not 1 <= bits <= 10:
+                raise ValueError(f"attn.{point}_bits={bits}: give 1 to 10 mantissa bits; {BF16_BITS} are BF16's")
+            if rounding == "none" and bits != BF16_BITS:
+                raise ValueError(
+                    f"attn.{point}_bits={bits} without rounding: set attn.{point}=nearest or stochastic as well"
+                )
+
+    def _check_delta_error(self) -> None:
+        if self.delta_error.kind == "none":
+            return
+        if self.kernel == "sdpa":
+            raise ValueError("attn.delta_error: kernel=sdpa computes δ out of reach; take attn=flash_fp32")
+        injected = self.delta_error.layers
+        if injected is not None and self.layers is not None and not set(injected) <= set(self.layers):
+            raise ValueError(
+                f"attn.delta_error.layers={list(injected)}: only attn.layers={list(self.layers)} take this variant"
+            )
 
     def _check_selection_fields(self) -> None:
         for name in ("layers", "heads"):
             chosen = getattr(self, name)
             if chosen is not None:
-                object.__setattr__(self, name, tuple(chosen))
-                if not chosen or min(chosen) < 1 or len(set(chosen)) != len(chosen):
-                    raise ValueError(f"attn.{name}={list(chosen)}: give distinct numbers counted from 1")
+                object.__setattr__(self, name, _distinct(name, chosen))
         selects = self.layers is not None or self.heads is not None
         if selects and self.elsewhere is None:
             raise ValueError(
@@ -124,8 +202,10 @@ class AttentionVariant:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> AttentionVariant:
-        """Inverse of :meth:`to_dict`; ``elsewhere`` is a nested mapping or None."""
+        """Inverse of :meth:`to_dict`; ``delta_error`` and ``elsewhere`` are nested mappings, the latter or None."""
         fields = dict(fields)
+        if isinstance(fields.get("delta_error"), dict):
+            fields["delta_error"] = DeltaError(**fields["delta_error"])
         if isinstance(fields.get("elsewhere"), dict):
             fields["elsewhere"] = cls.from_dict(fields["elsewhere"])
         return cls(**fields)
@@ -133,7 +213,32 @@ class AttentionVariant:
     def to_dict(self) -> dict[str, Any]:
         """Plain values only: what the run folder stores."""
         values = {choice.name: getattr(self, choice.name) for choice in dataclasses.fields(self) if choice.init}
-        return {**values, "elsewhere": self.elsewhere and self.elsewhere.to_dict()}
+        nested = {
+            "delta_error": dataclasses.asdict(self.delta_error),
+            "elsewhere": self.elsewhere and self.elsewhere.to_dict(),
+        }
+        return {**values, **nested}
+
+    @property
+    def injected(self) -> bool:
+        """Whether some δ carries an error put in on purpose, so that a run is an experiment on δ, not a numerics."""
+        injects = self.delta_error.kind != "none" and self.delta_error.size != 0
+        return injects or (self.elsewhere is not None and self.elsewhere.injected)
+
+    @property
+    def title(self) -> str:
+        """The name that people read: of an injected variant it says so."""
+        return f"{self.name} injected" if self.injected else self.name
+
+    @property
+    def returns_fp32(self) -> bool:
+        """Whether O does not fit BF16."""
+        return self.out == "none" or self.out_bits > BF16_BITS
+
+    @property
+    def saves_out_for_delta(self) -> bool:
+        """Whether δ is of another O than the one returned, so that the forward pass has to save it."""
+        return self.delta in ("out_fp32", "out_independent")
 
     def check_selection(self, n_layer: int, n_head: int) -> None:
         """Refuse layers and heads that the model does not have.
@@ -145,6 +250,10 @@ class AttentionVariant:
             beyond = [number for number in getattr(self, name) or () if number > count]
             if beyond:
                 raise ValueError(f"attn.{name}={beyond}: the model has {name} 1 to {count}")
+        for variant in (self, *filter(None, [self.elsewhere])):
+            beyond = [number for number in variant.delta_error.layers or () if number > n_layer]
+            if beyond:
+                raise ValueError(f"attn.delta_error.layers={beyond}: the model has layers 1 to {n_layer}")
 
     def groups(self, layer: int, n_head: int) -> Groups:
         """The variants that run in ``layer`` (from 1), each with its heads as indices from 0."""
@@ -158,6 +267,12 @@ class AttentionVariant:
         selected = tuple(head for head in every_head if head + 1 in self.heads)
         others = tuple(head for head in every_head if head + 1 not in self.heads)
         return ((self, selected), (self.elsewhere, others)) if others else ((self, selected),)
+
+
+def _distinct(name: str, numbers: Sequence[int]) -> tuple[int, ...]:
+    if not numbers or min(numbers) < 1 or len(set(numbers)) != len(numbers):
+        raise ValueError(f"attn.{name}={list(numbers)}: give distinct numbers counted from 1")
+    return tuple(numbers)
 
 
 Groups = tuple[tuple[AttentionVariant, tuple[int, ...]], ...]

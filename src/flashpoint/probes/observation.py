@@ -13,7 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flashpoint.attention.dispatch import flash_forward_op, row_statistics, whole_scores
+from flashpoint.attention.dispatch import delta_error, flash_forward_op, row_statistics, whole_scores
+from flashpoint.attention.reference import centered_keys
 from flashpoint.attention.variant import AttentionVariant
 
 
@@ -51,12 +52,12 @@ class Observation:
     @cached_property
     def out_fp32(self) -> Tensor:
         """O of the same P̄ with nothing rounded after them, [L, N, H, T, d]."""
-        return self._forward[2]
+        return torch.stack([results[2] for results in self._forward])
 
     @cached_property
     def logsumexp(self) -> Tensor:
         """L [L, N, H, T]."""
-        return self._forward[1]
+        return torch.stack([results[1] for results in self._forward])
 
     @cached_property
     def scores(self) -> Tensor:
@@ -77,8 +78,17 @@ class Observation:
 
     @cached_property
     def delta(self) -> Tensor:
-        """δ [L, N, H, T] as the variant takes it: the paper's δ_lp."""
-        return self._where_it_runs(self._delta_of)
+        """δ [L, N, H, T] as the variant takes it, with the error that it injects: the paper's δ_lp."""
+        own = self._where_it_runs(self._delta_of)
+        if not self.variant.injected:
+            return own
+        layers = enumerate(zip(self.grad_out, self.out, strict=True), 1)
+        return own + torch.stack(
+            [
+                delta_error(grad_out, out, self.variant, layer=layer, seed_and_step=self.seed_and_step)
+                for layer, (grad_out, out) in layers
+            ]
+        )
 
     @cached_property
     def delta_fp32(self) -> Tensor:
@@ -97,24 +107,30 @@ class Observation:
     @cached_property
     def keys(self) -> Tensor:
         """K [L, N, H, T, d] as QKᵀ takes it: centred where the variant centres it."""
-        centered = self._forward[3]
-        return self._where_it_runs(lambda variant: (centered if variant.center_keys else self.k).float())
+        return self._where_it_runs(lambda variant: (centered_keys(self.k) if variant.center_keys else self.k).float())
 
     @cached_property
     def attended_keys(self) -> Tensor:
-        """PK [L, N, H, T, d]: what an error of δ adds to dQ, by α."""
-        return self.probs @ self.keys
+        """PK [L, N, H, T, d] of K as dQ takes it: what an error of δ adds to dQ, by α."""
+        return self.probs @ self._where_it_runs(
+            lambda variant: (centered_keys(self.k) if variant.center_keys or variant.center_grad_q else self.k).float()
+        )
 
     @cached_property
-    def _forward(self) -> tuple[Tensor, ...]:
-        key = _with_fp32_out(self.variant).key
-        results = [
-            flash_forward_op(q, k, v, self.seed_and_step, key, layer)
-            for layer, (q, k, v) in enumerate(zip(self.q, self.k, self.v, strict=True), 1)
-        ]
-        # A layer that centres nothing hands back no keys; its own stand in its place.
-        centered = [keys if keys.numel() else k for (_, _, _, keys), k in zip(results, self.k, strict=True)]
-        return *(torch.stack(part) for part in list(zip(*results, strict=True))[:3]), torch.stack(centered)
+    def _forward(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        return self._forward_of(_with_fp32_out(self.variant))
+
+    @cached_property
+    def _out_for_delta(self) -> Tensor:
+        """The O that the variant's own δ is of, [L, N, H, T, d]; O itself in the layers that save no other."""
+        saved = [other for _, _, other, _ in self._forward_of(self.variant)]
+        return torch.stack(
+            [other if other.numel() else out.float() for other, out in zip(saved, self.out, strict=True)]
+        )
+
+    def _forward_of(self, variant: AttentionVariant) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        layers = enumerate(zip(self.q, self.k, self.v, strict=True), 1)
+        return [flash_forward_op(*tensors, self.seed_and_step, variant.key, layer) for layer, tensors in layers]
 
     def _by_layer(self, compute: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         layers = zip(self.q, self.k, self.v, strict=True)
@@ -142,7 +158,7 @@ class Observation:
             return (self.probs * self.grad_probs).sum(-1)
         if variant.delta == "out_fp32":
             return self.delta_fp32
-        return (self.grad_out * self.out.float()).sum(-1)
+        return (self.grad_out * (self._out_for_delta if variant.saves_out_for_delta else self.out.float())).sum(-1)
 
 
 def _with_fp32_out(variant: AttentionVariant) -> AttentionVariant:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.attention.variant import AttentionVariant
 from flashpoint.run_folder import RunFolder, read_json
 from flashpoint.tracking import read_metrics
 
@@ -43,7 +44,13 @@ class RecordedRun:
 
     @property
     def variant(self) -> str:
-        return str(self.config["attn"]["name"])
+        """The attention's name; of one with an injected error it says so."""
+        return self.attention.title
+
+    @cached_property
+    def attention(self) -> AttentionVariant:
+        """Every numerical choice; one that is younger than the record has its default."""
+        return AttentionVariant.from_dict(self.config["attn"])
 
     @property
     def label(self) -> str:

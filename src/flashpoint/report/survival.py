@@ -131,9 +131,11 @@ def _label(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
     """The variant's name, with each choice in which runs of that name differ."""
 
     def choices(of: RecordedRun) -> dict[str, Any]:
-        return {name: value for name, value in of.config["attn"].items() if name != "name"}
+        fields = of.attention.to_dict()
+        error = {f"delta_error.{name}": value for name, value in fields.pop("delta_error").items()}
+        return {name: value for name, value in {**fields, **error}.items() if name != "name"}
 
     namesakes = [choices(other) for other in runs if other.variant == run.variant]
     own = choices(run)
-    differing = [name for name in own if any(other.get(name) != own[name] for other in namesakes)]
+    differing = [name for name in own if any(other[name] != own[name] for other in namesakes)]
     return " ".join([run.variant, *(f"{name}={own[name]}" for name in differing)])

@@ -58,11 +58,7 @@ def _run(
 ) -> Outcome:
     recorded = resumed or original
     tape = _tape(config, recorded, ranks) if recorded else None
-    if device.type == "cpu":
-        notify(
-            "no GPU: this run shows the whole pipeline on a small model; "
-            "the explosion takes thousands of steps of experiment=ignite, which needs one"
-        )
+    _tell_what_kind_of_run(config, device)
     config = _with_defaults(config, device, ranks.world, tape)
     fix_numerics(config.train.threads or 1, config.train.deterministic)
     environment = describe_environment(device, config.model.head_size)
@@ -114,6 +110,16 @@ def _run(
         if original and original.chain.is_file():
             _compare_with(original, folder)
     return outcome
+
+
+def _tell_what_kind_of_run(config: Config, device: torch.device) -> None:
+    if device.type == "cpu":
+        notify(
+            "no GPU: this run shows the whole pipeline on a small model; "
+            "the explosion takes thousands of steps of experiment=ignite, which needs one"
+        )
+    if config.attn.injected:
+        notify(f"{config.attn.title}: δ takes errors on purpose; this run shows what they do, not what rounding does")
 
 
 def _tape(config: Config, recorded: RunFolder, ranks: Ranks) -> Tape:
@@ -232,7 +238,8 @@ def _batch_shape(config: Config, world: int) -> tuple[int, int, int]:
 
 
 def _run_name(config: Config) -> str:
-    return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{config.attn.name}_seed{config.seed}"
+    attention = config.attn.title.replace(" ", "_")
+    return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{attention}_seed{config.seed}"
 
 
 def _outcome(
