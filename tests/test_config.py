@@ -82,8 +82,8 @@ def test_a_selection_names_its_other_variant() -> None:
 def test_a_format_is_one_key() -> None:
     config = composed("attn=flash_bf16", "attn.out_unnormalized_bits=3")
     assert (config.attn.out_unnormalized, config.attn.out_unnormalized_bits) == ("nearest", 3)
-    with pytest.raises(UserError, match=r"attn\.out_unnormalized_bits=3 .*attn\.out_unnormalized=nearest"):
-        composed("attn=flash_fp32", "attn.out_unnormalized_bits=3")
+    assert config.attn.title == "flash_bf16, Ō of 3 mantissa bits"
+    assert composed("attn=flash_fp32", "attn.out_unnormalized_bits=3").attn.title == "flash_fp32"  # nothing is rounded
 
 
 def test_an_injected_error_is_keys_of_a_group_and_tells_itself() -> None:

@@ -123,8 +123,6 @@ def test_a_selection_travels_whole() -> None:
         ({"center_keys": True, "center_grad_q": True}, "attn.center_grad_q=true"),
         ({"scores": "nearest", "scores_bits": 0}, "attn.scores_bits=0"),
         ({"out_bits": 11}, "attn.out_bits=11"),
-        ({"scores_bits": 3}, "attn.scores_bits=3"),
-        ({"out": "none", "out_bits": 10}, "attn.out_bits=10"),
         ({"layers": (2,)}, "attn.elsewhere"),
         ({"elsewhere": PLAIN}, "attn.elsewhere"),
         ({"layers": (), "elsewhere": PLAIN}, "attn.layers="),

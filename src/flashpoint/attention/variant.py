@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from flashpoint.typed import check_literals
 
@@ -16,7 +16,10 @@ Rounding = Literal["none", "nearest", "stochastic"]
 RoundingPoint = Literal["scores", "probs", "out_unnormalized", "out", "grad_scores"]
 BF16_BITS = 7
 """Explicit mantissa bits of BF16."""
-_POINTS: tuple[RoundingPoint, ...] = get_args(RoundingPoint)
+_POINTS: dict[RoundingPoint, str] = {
+    "scores": "S", "probs": "P", "out_unnormalized": "Ō", "out": "O", "grad_scores": "dS"
+}  # fmt: skip
+"""What the paper calls them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class AttentionVariant:
 
     A rounding point's format has ``_bits`` explicit mantissa bits, 1 to 10, and BF16's and FP32's 8 bits of exponent:
     7 is BF16, 10 is TF32, and each bit less doubles the ulp, 2^(⌊log2 |x|⌋ − bits). A value with more than 7 is
-    no BF16 number: it is held and multiplied in FP32.
+    no BF16 number: it is held and multiplied in FP32. Where nothing is rounded the bits say nothing.
 
     Layers and heads are counted from 1, as in the paper.
 
@@ -163,13 +166,9 @@ class AttentionVariant:
 
     def _check_formats(self) -> None:
         for point in _POINTS:
-            rounding, bits = getattr(self, point), getattr(self, f"{point}_bits")
+            bits = getattr(self, f"{point}_bits")
             if not 1 <= bits <= 10:
                 raise ValueError(f"attn.{point}_bits={bits}: give 1 to 10 mantissa bits; {BF16_BITS} are BF16's")
-            if rounding == "none" and bits != BF16_BITS:
-                raise ValueError(
-                    f"attn.{point}_bits={bits} without rounding: set attn.{point}=nearest or stochastic as well"
-                )
 
     def _check_delta_error(self) -> None:
         if self.delta_error.kind == "none":
@@ -227,8 +226,14 @@ class AttentionVariant:
 
     @property
     def title(self) -> str:
-        """The name that people read: of an injected variant it says so."""
-        return f"{self.name} injected" if self.injected else self.name
+        """The name that people read: with injected errors and with formats that are not BF16 it says so."""
+        formats = [
+            f"{symbol} of {bits} mantissa bit{'s' if bits > 1 else ''}"
+            for point, symbol in _POINTS.items()
+            if getattr(self, point) != "none" and (bits := getattr(self, f"{point}_bits")) != BF16_BITS
+        ]
+        name = f"{self.name} injected" if self.injected else self.name
+        return f"{name}, {', '.join(formats)}" if formats else name
 
     @property
     def returns_fp32(self) -> bool:

@@ -81,7 +81,7 @@ def _title(run: RecordedRun) -> str:
     model = run.config["model"]
     onset = "" if run.onset is None else f" at step {run.onset:,}"
     return (
-        f"{run.variant}: {run.outcome['outcome']}{onset}\n"
+        f"{run.title}: {run.outcome['outcome']}{onset}\n"
         f"{model['n_layer']} layers × {model['d_model']}, {model['n_head']} heads, T {model['context']}, "
         f"seed {run.config['seed']}, {run.manifest['hardware']}"
     )

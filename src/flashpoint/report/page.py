@@ -97,7 +97,7 @@ are shown, where the first run's largest W_Q norm ends highest.</p>
 
 def _headline(run: RecordedRun) -> str:
     at = "" if run.onset is None else f" at step {run.onset:,}"
-    return f"{run.variant} {run.outcome['outcome']}{at}"
+    return f"{run.title} {run.outcome['outcome']}{at}"
 
 
 def _row(run: RecordedRun) -> str:
@@ -106,7 +106,7 @@ def _row(run: RecordedRun) -> str:
     shape = f"{model['n_layer']} × {model['d_model']}, {model['n_head']} heads, T {model['context']}"
     place = f"{run.manifest['hardware']}, torch {environment['torch']}, {run.manifest['started'][:10]}"
     verdict = run.outcome["outcome"]
-    cells = [run.name, run.variant, None, f"{run.outcome['step']:,}", run.config["seed"], shape, place]
+    cells = [run.name, run.title, None, f"{run.outcome['step']:,}", run.config["seed"], shape, place]
     html = "".join(
         f'<td class="{verdict}">{verdict}{onset}</td>' if cell is None else f"<td>{escape(str(cell))}</td>"
         for cell in cells

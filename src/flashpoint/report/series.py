@@ -44,7 +44,12 @@ class RecordedRun:
 
     @property
     def variant(self) -> str:
-        """The attention's name; of one with an injected error it says so."""
+        """The attention's name, by which runs have their colour; one with injected errors has another."""
+        return f"{self.attention.name} injected" if self.attention.injected else self.attention.name
+
+    @property
+    def title(self) -> str:
+        """The attention as people read it, with all that its name does not say."""
         return self.attention.title
 
     @cached_property
@@ -55,7 +60,7 @@ class RecordedRun:
     @property
     def label(self) -> str:
         """What legends say: the variant, and the run's name where it says more."""
-        return self.variant if self.name == self.variant else f"{self.name} ({self.variant})"
+        return self.title if self.name == self.title else f"{self.name} ({self.title})"
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def _label(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
         error = {f"delta_error.{name}": value for name, value in fields.pop("delta_error").items()}
         return {name: value for name, value in {**fields, **error}.items() if name != "name"}
 
-    namesakes = [choices(other) for other in runs if other.variant == run.variant]
+    namesakes = [choices(other) for other in runs if other.title == run.title]
     own = choices(run)
     differing = [name for name in own if any(other[name] != own[name] for other in namesakes)]
-    return " ".join([run.variant, *(f"{name}={own[name]}" for name in differing)])
+    return " ".join([run.title, *(f"{name}={own[name]}" for name in differing)])

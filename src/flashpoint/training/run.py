@@ -118,8 +118,10 @@ def _tell_what_kind_of_run(config: Config, device: torch.device) -> None:
             "no GPU: this run shows the whole pipeline on a small model; "
             "the explosion takes thousands of steps of experiment=ignite, which needs one"
         )
+    if config.attn.title != config.attn.name:
+        notify(f"attention: {config.attn.title}")
     if config.attn.injected:
-        notify(f"{config.attn.title}: δ takes errors on purpose; this run shows what they do, not what rounding does")
+        notify(f"{config.attn.name}: δ takes errors on purpose; this run shows what they do, not what rounding does")
 
 
 def _tape(config: Config, recorded: RunFolder, ranks: Ranks) -> Tape:
@@ -238,7 +240,7 @@ def _batch_shape(config: Config, world: int) -> tuple[int, int, int]:
 
 
 def _run_name(config: Config) -> str:
-    attention = config.attn.title.replace(" ", "_")
+    attention = f"{config.attn.name}_injected" if config.attn.injected else config.attn.name
     return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{attention}_seed{config.seed}"
 
 
