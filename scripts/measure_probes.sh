@@ -15,7 +15,7 @@ measure() {  # name, steps, settings
     "$python" train.py "$@" tracking=disabled train.steps=200 run_name="$name-probed-every-step" "${every[@]}"
 }
 measure ignite 2000
-measure gpt2 1000 experiment=gpt2_124m data=python_corpus data.vocab_size=8192 train.batch_size=32 train.eval_sequences=32
+measure gpt2 800 experiment=gpt2_124m data=python_corpus data.vocab_size=8192 train.batch_size=32 train.eval_sequences=32
 for name in ignite gpt2; do
     "$python" scripts/overhead.py "runs/$name-unprobed" "runs/$name-probed" "runs/$name-probed-every-step"
 done

@@ -303,7 +303,8 @@ def _resolve_elsewhere(attn: dict[str, Any], variants_dir: Path) -> dict[str, An
     if not path.is_file():
         known = ", ".join(sorted(path.stem for path in variants_dir.glob("*.yaml")))
         raise UserError(f"attn.elsewhere={name}: no such variant; choose one of {known}")
-    return {**attn, "elsewhere": yaml.safe_load(path.read_text())}
+    formats = {key: value for key, value in attn.items() if key.endswith("_bits")}  # hold for both
+    return {**attn, "elsewhere": {**formats, **yaml.safe_load(path.read_text())}}
 
 
 def _require_positive(section: Any, where: str, names: tuple[str, ...]) -> None:

@@ -115,8 +115,8 @@ def _run(
 def _tell_what_kind_of_run(config: Config, device: torch.device) -> None:
     if device.type == "cpu":
         notify(
-            "no GPU: this run shows the whole pipeline on a small model; "
-            "the explosion takes thousands of steps of experiment=ignite, which needs one"
+            "no GPU: a small model, which explodes where Ō is rounded to few bits (experiment=laptop); "
+            "BF16's own explosion takes thousands of steps of experiment=ignite, which needs one"
         )
     if config.attn.title != config.attn.name:
         notify(f"attention: {config.attn.title}")
