@@ -13,22 +13,26 @@ from pathlib import Path
 
 from flashpoint.errors import UserError
 from flashpoint.report.series import RecordedRun
-from flashpoint.report.survival import Lifetimes, by_variant, draw_survival, logrank_p
+from flashpoint.report.survival import Lifetimes, by_variant, control_of, draw_survival, logrank_p
 from flashpoint.run_folder import RunFolder
 
 
 def table(groups: Sequence[Lifetimes], control: str) -> list[str]:
     """Markdown, a row a variant."""
-    controls = {group.label: group for group in groups}
     rows = [
         f"| attention | exploded | 95 % interval | median onset | longest stable | log-rank p against {control} |",
         "|---|---|---|---|---|---|",
     ]
-    for group in groups:
+    setting = ""
+    for group in sorted(groups, key=lambda group: group.setting):
+        if group.setting != setting:
+            setting = group.setting
+            rows.append(f"| *{setting}* | | | | | |")
         low, high = group.exploded_interval()
         median = "not reached" if group.median_onset is None else f"{group.median_onset:,.0f}"
         longest = f"{group.censored.max():,}" if len(group.censored) else "none"
-        p = logrank_p(group, controls[control]) if control in controls and group.label != control else None
+        against = control_of(group, groups, control)
+        p = logrank_p(group, against) if against and against is not group else None
         test = "" if p is None else f"{p:.2g}"
         share = f"{100 * low:.0f} to {100 * high:.0f} %"
         exploded = f"{len(group.onsets)} of {group.count}"

@@ -91,7 +91,16 @@ def test_replay_with_another_attention_keeps_the_tape_and_changes_the_losses(rec
     assert (original / "tape.bin").read_bytes() == (fixed / "tape.bin").read_bytes()
     assert losses_of(original)[0] == pytest.approx(losses_of(fixed)[0], abs=1e-2)
     assert losses_of(original) != losses_of(fixed)
-    assert json.loads((fixed / "config.json").read_text())["attn"]["shift"] == "dynamic_max"
+    attn = json.loads((fixed / "config.json").read_text())["attn"]
+    assert attn["shift"] == "dynamic_max"
+    assert attn["out_unnormalized_bits"] == 1  # the laptop's Ō belongs to the experiment, not to the attention
+
+
+def test_a_replay_takes_the_formats_that_it_is_given(recorded: Path, train: Command) -> None:
+    formats = ("attn=flash_fixed", "attn.out_unnormalized_bits=5", "train.steps=1", "run_name=finer")
+    outcome_of(train("replay=original", *formats, tiny=False, cwd=recorded))
+    attn = json.loads((recorded / "runs/finer/config.json").read_text())["attn"]
+    assert (attn["name"], attn["out_unnormalized_bits"]) == ("flash_fixed", 5)
 
 
 def test_an_injected_replay_of_an_older_run_says_what_it_is(recorded: Path, train: Command, tmp_path: Path) -> None:
@@ -279,9 +288,9 @@ def assert_one_line(result: "subprocess.CompletedProcess[str]", *fragments: str)
         (["attn=flash_bf17"], ["attn=flash_bf17", "flash_bf16"]),
         (["train.lr=fast"], ["train.lr=fast", "Float"]),
         (["train.learning_rate=1"], ["train.learning_rate", "--help"]),
-        (["attn.layers=[9]", "attn.elsewhere=flash_fp32"], ["attn.layers=[9]", "1 to 4"]),
+        (["attn.layers=[9]", "attn.elsewhere=flash_fp32"], ["attn.layers=[9]", "1 to 2"]),
         (["attn.heads=[0]", "attn.elsewhere=flash_fp32"], ["attn.heads=[0]", "from 1"]),
-        (["attn.heads=[5]", "attn.elsewhere=flash_fp32"], ["attn.heads=[5]", "1 to 4"]),
+        (["attn.heads=[5]", "attn.elsewhere=flash_fp32"], ["attn.heads=[5]", "1 to 2"]),
         (["attn.layers=[2]"], ["attn.elsewhere"]),
         (["attn.layers=[2]", "attn.elsewhere=flash"], ["attn.elsewhere=flash", "standard"]),
         (["attn.scores=fp8"], ["attn.scores=fp8", "nearest"]),

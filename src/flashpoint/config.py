@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from flashpoint.attention.named import resolved
 from flashpoint.attention.variant import AttentionVariant
 from flashpoint.errors import UserError
 from flashpoint.typed import check_literals, structured_config
@@ -285,26 +286,12 @@ def build_config(values: dict[str, Any], variants_dir: Path) -> Config:
     """
     values = dict(values)
     try:
-        values["attn"] = AttentionVariant.from_dict(_resolve_elsewhere(values["attn"], variants_dir))
+        values["attn"] = resolved(values["attn"], variants_dir)
         for name, section in _SECTIONS.items():
             values[name] = section(**values[name])
         return Config(**values)
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from error
-
-
-def _resolve_elsewhere(attn: dict[str, Any], variants_dir: Path) -> dict[str, Any]:
-    name = attn.get("elsewhere")
-    if not isinstance(name, str):
-        return attn
-    import yaml  # the training core is importable without it
-
-    path = variants_dir / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(path.stem for path in variants_dir.glob("*.yaml")))
-        raise UserError(f"attn.elsewhere={name}: no such variant; choose one of {known}")
-    formats = {key: value for key, value in attn.items() if key.endswith("_bits")}  # hold for both
-    return {**attn, "elsewhere": {**formats, **yaml.safe_load(path.read_text())}}
 
 
 def _require_positive(section: Any, where: str, names: tuple[str, ...]) -> None:

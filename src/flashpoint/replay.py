@@ -51,8 +51,13 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
         source, target = composed, values
         for parent in parents:
             source, target = source[parent], target.setdefault(parent, {})  # older than the choice, maybe
-        if last in source:
-            target[last] = source[last]
+        if last not in source:
+            continue
+        # Another attention keeps the formats in which the original was coarse: they belong to its experiment.
+        formats = (
+            {name: bits for name, bits in target["attn"].items() if name.endswith("_bits")} if key == "attn" else {}
+        )
+        target[last] = {**source[last], **formats} if formats else source[last]
     return values
 
 

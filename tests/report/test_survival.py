@@ -9,7 +9,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from flashpoint.report.survival import Lifetimes, logrank_p
+from flashpoint.report.survival import OPTIMISATION, Lifetimes, logrank_p
 from tests.conftest import REPOSITORY, environment
 
 TREATED = Lifetimes(
@@ -54,12 +54,15 @@ def test_without_an_explosion_nothing_is_claimed() -> None:
 
 
 def test_the_script_groups_runs_and_says_where_they_were_made(tmp_path: Path) -> None:
-    def record(name: str, attn: dict, step: int, onset: int | None, outcome: str = "") -> str:
+    train = dict.fromkeys(OPTIMISATION, 0.5)
+
+    def record(name: str, attn: dict, step: int, onset: int | None, outcome: str = "", **settings: float) -> str:
         run = tmp_path / name
         run.mkdir()
         manifest = {"hardware": "a GPU", "environment": {"torch": "2.99"}, "started": "2026-11-21T", "data": {}}
         verdict = {"outcome": outcome or ("exploded" if onset else "stable"), "step": step, "onset_step": onset}
-        for file, value in (("config", {"attn": attn, "seed": 1}), ("manifest", manifest), ("outcome", verdict)):
+        config = {"attn": attn, "seed": 1, "model": {"n_layer": 2}, "train": {**train, **settings}}
+        for file, value in (("config", config), ("manifest", manifest), ("outcome", verdict)):
             (run / f"{file}.json").write_text(json.dumps(value))
         return str(run)
 
@@ -85,5 +88,16 @@ def test_the_script_groups_runs_and_says_where_they_were_made(tmp_path: Path) ->
     assert rows[3].startswith("| `flash_fixed beta=7` | 1 of 1 | 3 to 100 % | 700 | none |")
     assert rows[4].startswith("| `flash_fp32 injected delta_error.kind=bias` | 1 of 1 |")
     assert rows[5].startswith("| `flash_fp32 injected delta_error.kind=noise` | 0 of 1 |")
+
+    runs += [record("c9", control, 2000, None, lr=0.1), record("b9", bf16, 900, 400, lr=0.1)]
+    again = subprocess.run([*command[:2], *runs], env=environment(), capture_output=True, text=True, timeout=60)
+    headings = ["| *train.lr=0.1* | | | | | |", "| *train.lr=0.5* | | | | | |"]
+    rows_again = again.stdout.splitlines()[4:]
+    assert [row for row in rows_again if row.startswith("| *")] == headings
+    assert rows_again[1:3] == [
+        "| `flash_fp32` | 0 of 1 | 0 to 98 % | not reached | 2,000 |  |",
+        "| `flash_bf16` | 1 of 1 | 3 to 100 % | 400 | none | 0.32 |",
+    ]
+    assert rows_again[4:] == rows
     image = matplotlib.image.imread(tmp_path / "curves.png")[..., :3]
     assert (np.ptp(image, axis=-1) > 0.3).mean() > 1e-3

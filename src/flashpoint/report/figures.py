@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 _VARIANTS = (
     "flash_bf16", "flash_fp32", "flash_fixed", "flash_centered", "flash_stochastic", "flash_exact_rowsum",
     "flash_delta_pdp", "flash_delta_fp32", "flash_fp32_out", "flash_untiled", "flash_per_block", "standard", "sdpa",
-    "flash_independent_delta", "flash_centered_grad",
+    "flash_independent_delta", "flash_centered_grad", "flash_fixed_paper",
 )  # fmt: skip
 _COLOURS = (
     "#d62728", "#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22",
-    "#aec7e8", "#98df8a", "#c49c94", "#c5b0d5", "#ffbb78",
+    "#aec7e8", "#98df8a", "#c49c94", "#c5b0d5", "#ffbb78", "#b15928",
 )  # fmt: skip
 
 
@@ -88,6 +88,11 @@ def draw_heads(runs: Sequence[RecordedRun]) -> Figure | None:
 def draw_cumulative(runs: Sequence[RecordedRun]) -> Figure | None:
     """Σ (δ_lp − δ_hp), summed over the observed steps."""
     return _heads_of_hottest(runs, "delta_error_cumulative", "cumulative Σ (δ_lp − δ_hp)")
+
+
+def draw_scores(runs: Sequence[RecordedRun]) -> Figure | None:
+    """Mean |S| of each head of the hottest layer."""
+    return _heads_of_hottest(runs, "score_mean", "mean |S|, nats", log=True)
 
 
 def draw_heat_map(runs: Sequence[RecordedRun]) -> Figure | None:
@@ -180,6 +185,12 @@ PANELS = (
         "Does W_Q grow along what all keys share?",
         "nothing: it is this project's hypothesis",
         partial(draw_metrics, titles=_NULL_DIRECTION),
+    ),
+    Panel(
+        "scores",
+        "Do the scores take on an offset that softmax does not see?",
+        "nothing: it is what growth along the mean key does, and BF16 scores lose their resolution to it",
+        draw_scores,
     ),
 )
 

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from scipy.stats import CensoredData
 
 CONFIDENCE = 0.95
+OPTIMISATION = (
+    "lr", "min_lr_ratio", "decay_steps", "warmup_steps", "batch_size", "beta1", "beta2", "eps", "weight_decay",
+    "grad_clip",
+)  # fmt: skip
+"""Settings of the training that make an experiment; its length, records and device do not."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class Lifetimes:
     """Steps at which runs exploded, or their numbers ceased to be finite."""
     censored: NDArray[np.int64]
     """Lengths of the runs that did not."""
+    setting: str = ""
+    """In what their experiment differs from the others at hand."""
 
     @property
     def count(self) -> int:
@@ -77,11 +84,16 @@ class Lifetimes:
 
 
 def by_variant(runs: Sequence[RecordedRun]) -> list[Lifetimes]:
-    """Runs grouped by attention, in the order of the first of each; settings that differ under one name are told."""
-    groups: dict[str, list[RecordedRun]] = {}
+    """Runs grouped by attention and by the settings in which any two differ, in the order of the first of each."""
+    groups: dict[tuple[str, str], list[RecordedRun]] = {}
     for run in runs:
-        groups.setdefault(_label(run, runs), []).append(run)
-    return [_lifetimes(label, members) for label, members in groups.items()]
+        groups.setdefault((_setting(run, runs), _label(run, runs)), []).append(run)
+    return [_lifetimes(label, setting, members) for (setting, label), members in groups.items()]
+
+
+def control_of(group: Lifetimes, groups: Sequence[Lifetimes], control: str) -> Lifetimes | None:
+    """The group of that label in the same setting."""
+    return next((other for other in groups if other.label == control and other.setting == group.setting), None)
 
 
 def logrank_p(one: Lifetimes, other: Lifetimes) -> float | None:
@@ -102,7 +114,7 @@ def draw_survival(groups: Sequence[Lifetimes]) -> Figure:
     for group in groups:
         steps, share, low, high = group.curve()
         line = colour(group.variant)
-        label = f"{group.label}: {len(group.onsets)} of {group.count}"
+        label = f"{' '.join([group.label, group.setting]).strip()}: {len(group.onsets)} of {group.count}"
         panel.step(steps, share, where="post", color=line, label=label)
         panel.fill_between(steps, low, high, step="post", color=line, alpha=0.12, linewidth=0)
         at = np.clip(np.searchsorted(steps, group.censored, side="right") - 1, 0, None)
@@ -116,11 +128,12 @@ def draw_survival(groups: Sequence[Lifetimes]) -> Figure:
     return figure
 
 
-def _lifetimes(label: str, runs: Sequence[RecordedRun]) -> Lifetimes:
+def _lifetimes(label: str, setting: str, runs: Sequence[RecordedRun]) -> Lifetimes:
     # A run whose numbers ceased to be finite has no onset of the loss: its last step stands for it.
     failed = [run.outcome["step"] if run.onset is None else run.onset for run in runs if _failed(run)]
     held = [run.outcome["step"] for run in runs if not _failed(run)]
-    return Lifetimes(label, runs[0].variant, np.array(sorted(failed), np.int64), np.array(sorted(held), np.int64))
+    onsets, censored = np.array(sorted(failed), np.int64), np.array(sorted(held), np.int64)
+    return Lifetimes(label, runs[0].variant, onsets, censored, setting)
 
 
 def _failed(run: RecordedRun) -> bool:
@@ -128,7 +141,7 @@ def _failed(run: RecordedRun) -> bool:
 
 
 def _label(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
-    """The variant's name, with each choice in which runs of that name differ."""
+    """The variant's title, with each choice in which runs of that title differ."""
 
     def choices(of: RecordedRun) -> dict[str, Any]:
         fields = of.attention.to_dict()
@@ -137,5 +150,17 @@ def _label(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
 
     namesakes = [choices(other) for other in runs if other.title == run.title]
     own = choices(run)
-    differing = [name for name in own if any(other[name] != own[name] for other in namesakes)]
-    return " ".join([run.title, *(f"{name}={own[name]}" for name in differing)])
+    differing = [f"{name}={own[name]}" for name in own if any(other[name] != own[name] for other in namesakes)]
+    return " ".join([run.title, *differing])
+
+
+def _setting(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
+    """In what the run's experiment, attention and seed apart, differs from any of the others'; empty if in nothing."""
+    own, others = _settings(run), [_settings(other) for other in runs]
+    return " ".join(f"{name}={value}" for name, value in own.items() if any(o.get(name) != value for o in others))
+
+
+def _settings(run: RecordedRun) -> dict[str, Any]:
+    """What makes an experiment besides attention and seed."""
+    model, train = run.config["model"], run.config["train"]
+    return {f"model.{name}": model[name] for name in model} | {f"train.{name}": train[name] for name in OPTIMISATION}

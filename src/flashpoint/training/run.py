@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -121,7 +122,9 @@ def _tell_what_kind_of_run(config: Config, device: torch.device) -> None:
     if config.attn.title != config.attn.name:
         notify(f"attention: {config.attn.title}")
     if config.attn.injected:
-        notify(f"{config.attn.name}: δ takes errors on purpose; this run shows what they do, not what rounding does")
+        notify(
+            f"{config.attn.name} injected: δ takes errors on purpose; this run shows what they do, not what rounding does"
+        )
 
 
 def _tape(config: Config, recorded: RunFolder, ranks: Ranks) -> Tape:
@@ -240,7 +243,7 @@ def _batch_shape(config: Config, world: int) -> tuple[int, int, int]:
 
 
 def _run_name(config: Config) -> str:
-    attention = f"{config.attn.name}_injected" if config.attn.injected else config.attn.name
+    attention = re.sub(r"[^\w.=-]+", "_", f"{config.attn.name} injected" if config.attn.injected else config.attn.name)
     return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{attention}_seed{config.seed}"
 
 

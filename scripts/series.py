@@ -1,0 +1,55 @@
+"""Print metrics of a run side by side: ``python scripts/series.py RUN NAME [NAME …]``, a row a step at which all are.
+
+Names are those of the metrics file, e.g. ``loss`` or ``layer/2/head/1/w_q_spectral_norm``; ``--head 2/1`` puts
+``layer/2/head/1/`` before those without a slash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import numpy as np
+
+from flashpoint.errors import UserError
+from flashpoint.run_folder import RunFolder
+from flashpoint.tracking import read_metrics
+
+
+def table(run: RunFolder, names: list[str], every: int) -> list[str]:
+    """A heading and a line for every ``every``-th step that has all metrics, and the last."""
+    columns = read_metrics(run.metrics)
+    for name in names:
+        if name not in columns:
+            raise UserError(f"{run.metrics}: no metric {name}; it has {', '.join(sorted(columns)[:40])}, …")
+    common = columns[names[0]][0]
+    for name in names[1:]:
+        common = np.intersect1d(common, columns[name][0])
+    chosen = [step for step in common if (step + 1) % every == 0 or step == common[-1]]
+    width = max(11, *(len(name.rsplit("/", 1)[-1]) for name in names))
+    lines = [" ".join(["   step", *(f"{name.rsplit('/', 1)[-1]:>{width}}" for name in names)])]
+    for step in chosen:
+        values = (columns[name][1][np.searchsorted(columns[name][0], step)] for name in names)
+        lines.append(" ".join([f"{step:7,}", *(f"{value:{width}.4g}" for value in values)]))
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", metavar="RUN")
+    parser.add_argument("names", nargs="+", metavar="NAME")
+    parser.add_argument("--head", metavar="LAYER/HEAD", help="of the names without a slash")
+    parser.add_argument("--every", type=int, default=1, help="steps between rows (default: all there are)")
+    arguments = parser.parse_args()
+    layer, _, head = (arguments.head or "").partition("/")
+    prefix = f"layer/{layer}/head/{head}/" if arguments.head else ""
+    names = [name if "/" in name else prefix + name for name in arguments.names]
+    try:
+        print("\n".join(table(RunFolder.open(arguments.run), names, arguments.every)))
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
