@@ -38,9 +38,12 @@ def test_figures_in_the_documents_are_those_printed(table: str, first: str) -> N
     assert set(block) <= set(printed)
 
 
-@pytest.mark.parametrize(("name", "count"), [("explosion-h200", 4), ("replay-h200", 8)])
-def test_outcomes_in_the_documents_are_those_of_the_committed_runs(name: str, count: int) -> None:
-    document = (REPOSITORY / "docs/measurements.md").read_text()
+@pytest.mark.parametrize(
+    ("name", "count", "document"),
+    [("explosion-h200", 4, "measurements"), ("replay-h200", 8, "measurements"), ("screening-h200", 6, "mechanism")],
+)
+def test_outcomes_in_the_documents_are_those_of_the_committed_runs(name: str, count: int, document: str) -> None:
+    document = (REPOSITORY / f"docs/{document}.md").read_text()
     runs = sorted((REPOSITORY / "runs/reference" / name).iterdir())
     assert len(runs) == count
     for run in runs:
@@ -61,6 +64,9 @@ def test_the_runs_said_to_be_equal_are(name_of_equal: tuple[str, str]) -> None:
         ("replay-h200/proof", "replay-h200/proof-again"),
         ("replay-h200/proof", "replay-h200/proof-killed"),
         ("replay-h200/explosion", "replay-h200/explosion-rewound"),
+        ("replay-h200/explosion", "report-h200/explosion"),
+        ("probes-h200/ignite-unprobed", "probes-h200/ignite-probed"),
+        ("probes-h200/ignite-probed", "replay-h200/proof"),
         ("ranks-h200/ranks", "ranks-h200/ranks-again"),
         ("trainer-h200/ignite", "trainer-h200/ignite-single"),
     ]
@@ -88,10 +94,48 @@ def test_the_committed_tape_is_whole_and_its_run_repeats_from_its_checkpoint() -
 def test_the_early_warnings_in_the_documents_are_those_of_the_committed_runs() -> None:
     reference = REPOSITORY / "runs/reference"
     branches = sorted((reference / "replay-h200").glob("branch-*"))
-    runs = [*sorted((reference / "explosion-h200").iterdir()), reference / "replay-h200/explosion", *branches]
+    exploding = [*sorted((reference / "explosion-h200").iterdir()), reference / "replay-h200/explosion"]
+    runs = [*exploding, *branches, reference / "report-h200/exact_rowsum"]
     command = [sys.executable, str(REPOSITORY / "scripts/sentinel.py"), *map(str, runs)]
     result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
     assert f"```\n{result.stdout}```" in (REPOSITORY / "docs/measurements.md").read_text(), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("document", "command"),
+    [
+        ("measurements.md", "overhead.py ignite-unprobed ignite-probed ignite-probed-every-step"),
+        ("mechanism.md", "delta_bias.py explosion"),
+        (
+            "mechanism.md",
+            "series.py explosion --head 2/3 score_mean w_q_spectral_norm w_q_mean_key_share w_q_update_mean_key_share "
+            "tied_rows --every 600",
+        ),
+        (
+            "mechanism.md",
+            "series.py exact_rowsum --head 2/3 score_mean w_q_spectral_norm w_q_mean_key_share "
+            "w_q_update_mean_key_share tied_rows --every 2400",
+        ),
+    ],
+)
+def test_blocks_in_the_documents_are_what_the_commands_print(document: str, command: str) -> None:
+    script, *arguments = command.split()
+    folder = REPOSITORY / "runs/reference" / ("probes-h200" if script == "overhead.py" else "report-h200")
+    result = subprocess.run(
+        [sys.executable, str(REPOSITORY / "scripts" / script), *arguments],
+        cwd=folder, capture_output=True, text=True, env=environment(), timeout=60,
+    )  # fmt: skip
+    assert f"```\n{result.stdout}```" in (REPOSITORY / "docs" / document).read_text(), result.stderr
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/mechanism.md"])
+def test_survival_in_the_documents_is_that_of_the_committed_runs(document: str) -> None:
+    runs = sorted((REPOSITORY / "runs/reference/laptop").iterdir())
+    command = [sys.executable, str(REPOSITORY / "scripts/survival.py"), *map(str, runs)]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
+    table = result.stdout.split("\n\n")[1]
+    assert table.count("\n") >= 6, result.stderr
+    assert table in (REPOSITORY / document).read_text()
 
 
 def test_a_missing_run_is_one_line() -> None:
