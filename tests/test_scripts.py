@@ -142,3 +142,52 @@ def test_a_missing_run_is_one_line() -> None:
     result = throughput("nowhere")
     assert result.returncode == 2
     assert result.stderr == "error: nowhere: no run there (no config.json); give a run's folder, e.g. runs/NAME\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("series.py replay-h200/explosion los", "no metric los; it has "),
+        ("series.py replay-h200/explosion w_q_norm --head 2/9", "no metric layer/2/head/9/w_q_norm; it has "),
+        (
+            "delta_bias.py replay-h200/explosion",
+            "δ's error was not observed; run it with probes.attention=[delta_error]",
+        ),
+        ("delta_bias.py report-h200/explosion --until 100", "no observed step before step 100; give a later --until"),
+    ],
+)
+def test_what_a_run_does_not_hold_is_one_line(command: str, told: str) -> None:
+    script, *arguments = command.split()
+    result = subprocess.run(
+        [sys.executable, str(REPOSITORY / "scripts" / script), *arguments],
+        cwd=REPOSITORY / "runs/reference", capture_output=True, text=True, env=environment(), timeout=60,
+    )  # fmt: skip
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert told in line
+
+
+def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
+    """Two heads on 4 tokens: errors of 1 with a variance of 1 at each of 9 steps, and errors that cancel."""
+    for name, value in {
+        "config": {"attn": {"name": "flash_bf16"}, "probes": {"sequences": 2}, "model": {"context": 2}},
+        "manifest": {},
+        "outcome": {"onset_step": 1500},
+    }.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(value))
+    lines = []
+    for step in [*range(0, 450, 50), 500, 1000]:
+        sums = {"layer/1/head/1": 2.0 if step < 500 else 1e9, "layer/1/head/2": (-1.0) ** (step // 50)}
+        heads = [
+            {f"{head}/delta_error_sum": total, f"{head}/delta_error_variance": 1.0, f"{head}/w_q_spectral_norm": 1.0}
+            for head, total in sums.items()
+        ]
+        lines.append(json.dumps({"step": step, **heads[0], **heads[1]}))
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    command = [sys.executable, str(REPOSITORY / "scripts/delta_bias.py"), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    first, second = (line.split("  ", 1)[1] for line in result.stdout.splitlines())
+    # Σ = 9 · 2 over √(4 · 9 · 1) = 3 standard errors; 9 of 9 has a lower end of 0.025^(1/9) = 66 %.
+    assert first == "Σ +1.80e+01 = +3.00 standard errors, positive at 9 of 9 steps (66 to 100 %)"
+    assert second.startswith("Σ +1.00e+00 = +0.17 standard errors, positive at 5 of 9 steps")
