@@ -138,6 +138,14 @@ def test_survival_in_the_documents_is_that_of_the_committed_runs(document: str) 
     assert table in (REPOSITORY / document).read_text()
 
 
+def test_the_early_warnings_of_the_laptop_runs_are_those_documented() -> None:
+    laptop = REPOSITORY / "runs/reference/laptop"
+    runs = [run for name in ("bf16", "exact_rowsum", "fp32") for run in sorted(laptop.glob(f"flash_{name}_seed*"))]
+    command = [sys.executable, str(REPOSITORY / "scripts/sentinel.py"), *map(str, runs)]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
+    assert f"```\n{result.stdout.splitlines()[-1]}\n```" in (REPOSITORY / "docs/measurements.md").read_text()
+
+
 def test_a_missing_run_is_one_line() -> None:
     result = throughput("nowhere")
     assert result.returncode == 2
