@@ -32,6 +32,14 @@ tracker.close({"outcome": "exploded", "onset_step": 5}, [picture], [tape])
 """
 
 
+IMPATIENT = """
+import os
+os.environ["WANDB_HTTP_TIMEOUT"] = "1"
+import flashpoint.tracking
+flashpoint.tracking._FINISH_TIMEOUT_SECONDS = 2
+"""
+
+
 def python(tmp_path: Path, *arguments: str, server: WandbServer | None = None) -> subprocess.CompletedProcess[str]:
     variables = {"HOME": str(tmp_path), "WANDB_ERROR_REPORTING": "false"}
     if server:
@@ -65,9 +73,12 @@ def assert_complete(server: WandbServer, run: RunFolder) -> None:
     (picture,) = [row["figures/curves"] for row in server.history if "figures/curves" in row]
     assert (picture["_type"], picture["width"]) == ("image-file", 4)
     assert server.files[picture["path"]] == (run.path / "curves.png").read_bytes()
+    assert server.exit_code == 0
+
+
+def assert_holds_the_records(server: WandbServer) -> None:
     assert server.files["artifact/tape.bin"] == b"tape"
     assert server.committed == [f"records-{server.run['name']}"]
-    assert server.exit_code == 0
 
 
 def assert_drawn_over_steps(metrics: list[dict[str, Any]]) -> None:
@@ -82,6 +93,7 @@ def test_wandb_sync_takes_a_run_that_was_recorded_offline(run: RunFolder, tmp_pa
     with WandbServer() as server:
         python(tmp_path, "-m", "wandb", "sync", str(recorded), server=server)
     assert_complete(server, run)
+    assert_holds_the_records(server)
     assert list(recorded.glob("*.synced"))  # the client is done with it
 
 
@@ -89,4 +101,16 @@ def test_an_online_run_needs_no_sync(run: RunFolder, tmp_path: Path) -> None:
     with WandbServer() as server:
         assert python(tmp_path, "-c", RECORD, str(run.path), "online", server=server).stdout == ""
     assert_complete(server, run)
+    assert_holds_the_records(server)
     assert not list((run.path / "wandb").glob("offline-run-*"))
+
+
+def test_wandb_sync_brings_what_a_dying_network_kept_back(run: RunFolder, tmp_path: Path) -> None:
+    with WandbServer(dies_after_start=True) as server:
+        told = python(tmp_path, "-c", IMPATIENT + RECORD, str(run.path), "online", server=server).stdout
+        assert "W&B is off" in told
+        assert server.history == []
+    (recorded,) = (run.path / "wandb").glob("run-*")
+    with WandbServer() as server:
+        python(tmp_path, "-m", "wandb", "sync", "--include-online", str(recorded), server=server)
+    assert_complete(server, run)

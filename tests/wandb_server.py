@@ -1,6 +1,7 @@
 """A stand-in for the W&B server: answers what the client of wandb 0.31 asks, and keeps what it sends."""
 
 import base64
+import contextlib
 import json
 import re
 import threading
@@ -134,10 +135,11 @@ def _handler(server: WandbServer) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             status, answer = server.answer(self.path, body, self.headers.get("authorization"))
             content = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            with contextlib.suppress(ConnectionError):  # a client that waits no more
+                self.send_response(status)
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
 
         do_GET = do_PUT = do_POST
 
