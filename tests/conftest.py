@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from flashpoint.run_folder import RunFolder
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 
@@ -71,6 +73,21 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "words.txt"
     path.write_text(" ".join(words[(i * i + i // 7) % len(words)] for i in range(12_000)))
     return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """An empty run folder."""
+    return RunFolder.create(tmp_path / "runs", "tracked")
+
+
+@pytest.fixture
+def no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """This process finds no W&B settings and no way to a login."""
+    for name in [name for name in os.environ if name.startswith("WANDB")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("NETRC", raising=False)
 
 
 @pytest.fixture

@@ -1,14 +1,11 @@
-"""Metrics survive everything that W&B, the network and the disk can do to a run."""
+"""Metrics survive everything that W&B and the network can do to a run."""
 
 import json
-import math
 import os
 import pty
-import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +14,15 @@ import pytest
 from matplotlib.image import imsave
 
 from flashpoint.config import TrackingConfig
-from flashpoint.errors import UserError
 from flashpoint.run_folder import RunFolder
 from flashpoint.tracking import Tracker, read_metrics
 from tests.conftest import environment
+from tests.wandb_server import KEY, WandbServer
 
-KEY = "a" * 40
+pytestmark = pytest.mark.usefixtures("no_login")
+
 RUN_CONFIG = {"seed": 3, "train": {"lr": 0.5}}
 SUMMARY = {"outcome": "stable", "onset_step": None}
-
-
-@pytest.fixture(autouse=True)
-def no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [name for name in os.environ if name.startswith("WANDB")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("NETRC", raising=False)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(tmp_path / "runs", "tracked")
 
 
 def tracked(run: RunFolder, mode: str) -> list[str]:
@@ -254,161 +239,20 @@ def test_a_run_that_wandb_failed_is_not_the_next_ones(
     assert started["display_name"] == "following"
 
 
-# A W&B server on this machine that answers as long as a run starts, and then no more.
-SILENT_SERVER = """
-import json, os, sys, threading, time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        if b"mutation UpsertBucket" in body and not started.is_set():
-            started.set()
-            project = {"id": "p", "name": "flashpoint", "entity": {"id": "e", "name": "someone"}}
-            bucket = {"id": "b", "name": "n", "displayName": "n", "config": "{}", "project": project}
-            data = {"upsertBucket": {"bucket": bucket, "inserted": True}}
-        elif b"Server" in body or b"Viewer" in body:
-            data = {"serverInfo": {"features": []}, "viewer": {"id": "v", "entity": "someone"}}
-        else:
-            time.sleep(1000)
-        answer = json.dumps({"data": data}).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_):
-        pass
-
-started = threading.Event()
-server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-threading.Thread(target=server.serve_forever, daemon=True).start()
-os.environ["WANDB_BASE_URL"] = f"http://127.0.0.1:{server.server_port}"
-import flashpoint.tracking
-flashpoint.tracking._FINISH_TIMEOUT_SECONDS = 2
-"""
-
-
 def test_a_network_that_dies_during_the_run_does_not_hold_its_end(run: RunFolder) -> None:
-    script = SILENT_SERVER + ONLINE + "assert started.is_set()\nsys.stdout.flush()\nos._exit(0)\n"
-    result = subprocess.run(
-        [sys.executable, "-c", script, str(run.path), "auto"],
-        env={**environment(), "WANDB_API_KEY": KEY},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    impatient = "import flashpoint.tracking\nflashpoint.tracking._FINISH_TIMEOUT_SECONDS = 2\n"
+    with WandbServer(dies_after_start=True) as server:
+        result = subprocess.run(
+            [sys.executable, "-c", impatient + ONLINE, str(run.path), "auto"],
+            env={**environment(), "WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
     assert result.returncode == 0, result.stderr
     assert result.stdout == ""
+    assert server.run
     (line,) = (run.path / "told").read_text().splitlines()
     assert "TimeoutError" in line
     assert float((run.path / "seconds").read_text()) < 20
     assert read_metrics(run.metrics)["loss"][1].tolist() == [1.0]
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_values_that_json_has_no_number_for_come_back(run: RunFolder, value: float) -> None:
-    tracker = Tracker(run, TrackingConfig(wandb="disabled"), run_config={}, notify=print)
-    tracker.log(7, {"loss": value})
-    tracker.close({})
-    record = json.loads(run.metrics.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert record["step"] == 7
-    assert read_metrics(run.metrics)["loss"][1].tolist() == pytest.approx([value], nan_ok=True)
-
-
-def test_columns_have_one_type_each(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 0, "loss": 1}\n{"step": 10, "val_loss": 2, "loss": "nan"}\n')
-    columns = read_metrics(path)
-    assert {name: steps.tolist() for name, (steps, _) in columns.items()} == {"loss": [0, 10], "val_loss": [10]}
-    assert {(steps.dtype.name, values.dtype.name) for steps, values in columns.values()} == {("int64", "float64")}
-    path.write_text("")
-    assert read_metrics(path) == {}
-
-
-@pytest.mark.parametrize("tail", [b'{"step": 1, "lo', b'{"step": 1, "lo\xce', b'{"step": 1, "loss": 2.0}'])
-def test_a_last_line_cut_short_is_left_out(tmp_path: Path, tail: bytes) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 0, "loss": 1.0}\n' + tail)
-    assert read_metrics(path)["loss"][1].tolist() == [1.0]
-
-
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        b'{"step": 1, "lo',
-        b"",
-        b"\xff\xfe",
-        b"\0\0\0\0",
-        b"3",
-        b'{"loss": 1.0}',
-        b'{"step": 1.5, "loss": 1.0}',
-        b'{"step": Infinity, "loss": 1.0}',
-        b'{"step": 99999999999999999999, "loss": 1.0}',
-        b'{"step": 1, "loss": "low"}',
-        b'{"step": 1, "loss": null}',
-    ],
-)
-def test_a_damaged_line_is_named(tmp_path: Path, damaged: bytes) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 0, "loss": 1.0}\n' + damaged + b'\n{"step": 2, "loss": 1.0}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl:2: damaged line"):
-        read_metrics(path)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="none: No such file"):
-        read_metrics(tmp_path / "none")
-
-
-LOGGING = """
-import signal, sys
-from pathlib import Path
-from flashpoint.config import TrackingConfig
-from flashpoint.run_folder import RunFolder
-from flashpoint.tracking import Tracker
-tracker = Tracker(RunFolder(Path(sys.argv[1])), TrackingConfig(wandb="disabled"), run_config={}, notify=print)
-for step in range(int(sys.argv[2])):
-    tracker.log(step, {"loss": 1.0})
-print("logged", flush=True)
-signal.pause()
-"""
-
-
-def test_a_killed_process_leaves_every_line_it_logged(run: RunFolder) -> None:
-    command = [sys.executable, "-c", LOGGING, str(run.path), "7"]
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE) as process:
-        assert process.stdout
-        process.stdout.readline()
-        process.kill()
-    assert read_metrics(run.metrics)["loss"][0].tolist() == list(range(7))
-
-
-def test_a_process_killed_while_it_logs_leaves_a_readable_file(run: RunFolder) -> None:
-    command = [sys.executable, "-c", LOGGING, str(run.path), str(10**9)]
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 30
-        while not (run.metrics.exists() and run.metrics.stat().st_size > 100_000):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.kill()
-    steps = read_metrics(run.metrics)["loss"][0]
-    assert steps.tolist() == list(range(len(steps)))
-    assert len(steps) > 1000
-
-
-def test_a_full_disk_is_raised_to_the_run(run: RunFolder) -> None:
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-
-    result = subprocess.run(
-        [sys.executable, "-c", LOGGING, str(run.path), str(10**6)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        preexec_fn=limit,
-    )
-    assert "OSError: [Errno 27]" in result.stderr
-    assert len(read_metrics(run.metrics)["loss"][0]) > 100

@@ -19,7 +19,7 @@ from flashpoint.run_folder import RunFolder
 
 _INIT_TIMEOUT_SECONDS = 30
 _FINISH_TIMEOUT_SECONDS = 120.0
-"""Then the rest of the upload is given up; ``wandb sync`` brings it later."""
+"""Then the rest of the upload is given up; ``wandb sync --include-online`` brings it later."""
 
 
 class Tracker:
@@ -122,6 +122,7 @@ class Tracker:
     def _finish(self, summary: Mapping[str, Any], pictures: Sequence[Path], files: Sequence[Path]) -> None:
         import wandb
 
+        self._wandb.summary.update(dict(summary))  # first: where the network is gone an artifact raises
         if pictures:
             self._wandb.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in pictures})
         if files:
@@ -129,7 +130,6 @@ class Tracker:
             for path in files:
                 artifact.add_file(str(path))
             self._wandb.log_artifact(artifact)
-        self._wandb.summary.update(dict(summary))
         self._wandb.finish()
 
     def _guarded(self, call: Callable[[], Any]) -> None:
