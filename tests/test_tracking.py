@@ -16,7 +16,7 @@ from matplotlib.image import imsave
 from flashpoint.config import TrackingConfig
 from flashpoint.run_folder import RunFolder
 from flashpoint.tracking import Tracker, read_metrics
-from tests.conftest import environment
+from tests.conftest import Command, environment
 from tests.wandb_server import KEY, WandbServer
 
 pytestmark = pytest.mark.usefixtures("no_login")
@@ -256,3 +256,13 @@ def test_a_network_that_dies_during_the_run_does_not_hold_its_end(run: RunFolder
     assert "TimeoutError" in line
     assert float((run.path / "seconds").read_text()) < 20
     assert read_metrics(run.metrics)["loss"][1].tolist() == [1.0]
+
+
+def test_a_whole_run_is_tagged_with_its_hardware(train: Command, tmp_path: Path) -> None:
+    result = train("tracking=offline", "tracking.tags=[mine]", "run_name=tagged")
+    assert result.returncode == 0, result.stderr
+    records = offline_records(RunFolder(tmp_path / "runs/tagged"))
+    (started,) = [record["run"] for record in records if record["type"] == "run"]
+    hardware = json.loads((tmp_path / "runs/tagged/manifest.json").read_text())["hardware"]
+    assert started["tags"] == ["mine", hardware]
+    assert any("heat_map/w_q_spectral_norm.path" in record.get("history", {}).get("item", {}) for record in records)

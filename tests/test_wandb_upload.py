@@ -73,6 +73,11 @@ def assert_complete(server: WandbServer, run: RunFolder) -> None:
     (picture,) = [row["figures/curves"] for row in server.history if "figures/curves" in row]
     assert (picture["_type"], picture["width"]) == ("image-file", 4)
     assert server.files[picture["path"]] == (run.path / "curves.png").read_bytes()
+    maps = [row["heat_map/w_q_spectral_norm"] for row in server.history if "heat_map/w_q_spectral_norm" in row]
+    assert [(shown["_type"], shown["width"], shown["height"]) for shown in maps] == [("image-file", 720, 12)] * 3
+    assert "layer 2, head 3 (top)" in maps[-1]["caption"]
+    assert "steps 4 to 6" in maps[-1]["caption"]
+    assert server.files[maps[-1]["path"]].startswith(b"\x89PNG")
     assert server.exit_code == 0
 
 

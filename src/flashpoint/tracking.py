@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from flashpoint.config import TrackingConfig
 from flashpoint.errors import UserError
+from flashpoint.media import HeadMedia
 from flashpoint.run_folder import RunFolder
 
 _INIT_TIMEOUT_SECONDS = 30
@@ -51,6 +52,7 @@ class Tracker:
         self._file = run.metrics.open("a", buffering=1)
         self._notify = notify
         self._wandb: Any = None
+        self._media = HeadMedia()
         mode = _wandb_mode(config, notify)
         if mode != "disabled":
             self._guarded(lambda: self._start(run, config, run_config, mode))
@@ -60,7 +62,7 @@ class Tracker:
         line = {"step": step, **{name: _to_json(value) for name, value in metrics.items()}}
         self._file.write(json.dumps(line) + "\n")
         if self._wandb is not None:
-            self._guarded(lambda: self._wandb.log({"step": step, **metrics, **self._histograms(metrics)}))
+            self._guarded(lambda: self._wandb.log({"step": step, **metrics, **self._media.of(step, metrics)}))
 
     def sync(self) -> None:
         """Wait until the metrics are on the disk."""
@@ -106,18 +108,6 @@ class Tracker:
         )
         self._wandb.define_metric("step")
         self._wandb.define_metric("*", step_metric="step")
-
-    def _histograms(self, metrics: Mapping[str, float]) -> dict[str, Any]:
-        """Over all layers and heads, of every metric that each head has."""
-        by_name: dict[str, list[float]] = {}
-        for name, value in metrics.items():
-            if name.startswith("layer/") and math.isfinite(value):
-                by_name.setdefault(name.rpartition("/")[2], []).append(value)
-        if not by_name:
-            return {}
-        import wandb
-
-        return {f"heads/{name}": wandb.Histogram(values) for name, values in by_name.items()}
 
     def _finish(self, summary: Mapping[str, Any], pictures: Sequence[Path], files: Sequence[Path]) -> None:
         import wandb

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from flashpoint.errors import notify
 from flashpoint.report.curves import draw_curves
 from flashpoint.report.page import write_report
 from flashpoint.report.series import RecordedRun
-from flashpoint.run_folder import RunFolder, write_json
+from flashpoint.run_folder import RunFolder, read_json, write_json
 from flashpoint.tracking import Tracker
 from flashpoint.training.chain import ChainWriter
 from flashpoint.training.checkpoints import FlightRecorder
@@ -48,7 +49,7 @@ class Records:
         self._folder, self._ranks = folder, ranks
         self.tape = _tape_writer(folder, header, tape, first_step)
         self.chain = ChainWriter(folder.chain, steps=first_step if folder.chain.exists() else None)
-        tracking = config.tracking if ranks.first else TrackingConfig(wandb="disabled")
+        tracking = _on_this_machine(config.tracking, folder) if ranks.first else TrackingConfig(wandb="disabled")
         self._tracker = Tracker(folder, tracking, run_config=config.to_dict(), notify=notify, first_step=first_step)
         self._recorder = None
         if config.checkpoints.interval and ranks.first:
@@ -95,6 +96,11 @@ class Records:
         figures = sorted((page.parent / "figures").glob("*.png"))
         files = [folder.tape, folder.chain, folder.config, folder.manifest, page]
         self._tracker.close(outcome.to_dict(), figures, files)
+
+
+def _on_this_machine(tracking: TrackingConfig, folder: RunFolder) -> TrackingConfig:
+    """With the hardware as a tag, by which runs of several machines are told apart; W&B takes 64 characters."""
+    return dataclasses.replace(tracking, tags=(*tracking.tags, str(read_json(folder.manifest)["hardware"])[:64]))
 
 
 def _tape_writer(folder: RunFolder, header: TapeHeader, tape: Tape | None, step: int) -> TapeWriter:

@@ -122,9 +122,7 @@ def _tell_what_kind_of_run(config: Config, device: torch.device) -> None:
     if config.attn.title != config.attn.name:
         notify(f"attention: {config.attn.title}")
     if config.attn.injected:
-        notify(
-            f"{config.attn.name} injected: δ takes errors on purpose; this run shows what they do, not what rounding does"
-        )
+        notify(f"{config.attn.name} injected: δ takes errors on purpose; the run shows what they do, not rounding")
 
 
 def _tape(config: Config, recorded: RunFolder, ranks: Ranks) -> Tape:
