@@ -51,8 +51,14 @@ class Lifetimes:
         if not len(self.onsets):
             return None
         steps, survival, *_ = self.curve()
-        below = np.flatnonzero(survival <= 0.5)
-        return float(steps[below[0]]) if len(below) else None
+        return _first_below_half(steps, survival)
+
+    def median_interval(self) -> tuple[float | None, float | None]:
+        """Steps at which the curve's interval passes one half (Brookmeyer & Crowley 1982); None where not reached."""
+        if not len(self.onsets):
+            return None, None
+        steps, _, low, high = self.curve()
+        return _first_below_half(steps, low), _first_below_half(steps, high)
 
     def exploded_interval(self) -> tuple[float, float]:
         """Clopper–Pearson interval of the share of runs that exploded within the lengths they were given."""
@@ -88,7 +94,7 @@ def by_variant(runs: Sequence[RecordedRun]) -> list[Lifetimes]:
     groups: dict[tuple[str, str], list[RecordedRun]] = {}
     for run in runs:
         groups.setdefault((_setting(run, runs), _label(run, runs)), []).append(run)
-    return [_lifetimes(label, setting, members) for (setting, label), members in groups.items()]
+    return [lifetimes(label, setting, members) for (setting, label), members in groups.items()]
 
 
 def control_of(group: Lifetimes, groups: Sequence[Lifetimes], control: str) -> Lifetimes | None:
@@ -128,7 +134,12 @@ def draw_survival(groups: Sequence[Lifetimes]) -> Figure:
     return figure
 
 
-def _lifetimes(label: str, setting: str, runs: Sequence[RecordedRun]) -> Lifetimes:
+def _first_below_half(steps: NDArray[np.float64], share: NDArray[np.float64]) -> float | None:
+    below = np.flatnonzero(share <= 0.5)
+    return float(steps[below[0]]) if len(below) else None
+
+
+def lifetimes(label: str, setting: str, runs: Sequence[RecordedRun]) -> Lifetimes:
     # A run whose numbers ceased to be finite has no onset of the loss: its last step stands for it.
     failed = [run.outcome["step"] if run.onset is None else run.onset for run in runs if _failed(run)]
     held = [run.outcome["step"] for run in runs if not _failed(run)]
@@ -143,24 +154,26 @@ def _failed(run: RecordedRun) -> bool:
 def _label(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
     """The variant's title, with each choice in which runs of that title differ."""
 
-    def choices(of: RecordedRun) -> dict[str, Any]:
-        fields = of.attention.to_dict()
-        error = {f"delta_error.{name}": value for name, value in fields.pop("delta_error").items()}
-        return {name: value for name, value in {**fields, **error}.items() if name != "name"}
-
-    namesakes = [choices(other) for other in runs if other.title == run.title]
-    own = choices(run)
+    namesakes = [choices_of(other) for other in runs if other.title == run.title]
+    own = choices_of(run)
     differing = [f"{name}={own[name]}" for name in own if any(other[name] != own[name] for other in namesakes)]
     return " ".join([run.title, *differing])
 
 
+def choices_of(run: RecordedRun) -> dict[str, Any]:
+    """Every choice of the attention but its name."""
+    fields = run.attention.to_dict()
+    error = {f"delta_error.{name}": value for name, value in fields.pop("delta_error").items()}
+    return {name: value for name, value in {**fields, **error}.items() if name != "name"}
+
+
 def _setting(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
     """In what the run's experiment, attention and seed apart, differs from any of the others'; empty if in nothing."""
-    own, others = _settings(run), [_settings(other) for other in runs]
+    own, others = settings_of(run), [settings_of(other) for other in runs]
     return " ".join(f"{name}={value}" for name, value in own.items() if any(o.get(name) != value for o in others))
 
 
-def _settings(run: RecordedRun) -> dict[str, Any]:
+def settings_of(run: RecordedRun) -> dict[str, Any]:
     """What makes an experiment besides attention and seed."""
     model, train = run.config["model"], run.config["train"]
     return {f"model.{name}": model[name] for name in model} | {f"train.{name}": train[name] for name in OPTIMISATION}

@@ -1,0 +1,58 @@
+"""How the onset answers to one setting: ``python scripts/onset.py KEY RUN [RUN …]``, KEY e.g. ``train.lr``.
+
+Prints a row for each attention and value: exploded of n, Kaplan–Meier median of the onset with its 95 % interval,
+longest stable run; ``--out FILE.png`` draws them. Runs of one row may differ in their seed alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from flashpoint.errors import UserError
+from flashpoint.report.response import Dose, draw_responses, responses
+from flashpoint.report.series import RecordedRun
+from flashpoint.run_folder import RunFolder
+
+
+def table(found: dict[str, list[Dose]], key: str) -> list[str]:
+    """Markdown, a row for each attention and value."""
+    rows = [
+        f"| attention | {key} | exploded | median onset | 95 % interval | longest stable |",
+        "|---|---|---|---|---|---|",
+    ]
+    for variant, doses in found.items():
+        for dose in doses:
+            runs = dose.runs
+            low, high = runs.median_interval()
+            interval = "" if runs.median_onset is None else f"{_step(low)} to {_step(high)}"
+            longest = f"{runs.censored.max():,}" if len(runs.censored) else "none"
+            exploded = f"{len(runs.onsets)} of {runs.count}"
+            median = _step(runs.median_onset)
+            rows.append(f"| `{variant}` | {dose.value:g} | {exploded} | {median} | {interval} | {longest} |")
+    return rows
+
+
+def _step(step: float | None) -> str:
+    return "not reached" if step is None else f"{step:,.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("key", metavar="KEY", help="a number of the configuration")
+    parser.add_argument("runs", nargs="+", metavar="RUN")
+    parser.add_argument("--out", type=Path, metavar="FILE.png")
+    arguments = parser.parse_args()
+    try:
+        found = responses([RecordedRun(RunFolder.open(name)) for name in arguments.runs], arguments.key)
+        print("\n".join(table(found, arguments.key)))
+        if arguments.out:
+            draw_responses(found, arguments.key).savefig(arguments.out)
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""How the onset answers to one setting: a dose and its response, each dose a group of seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flashpoint.errors import UserError
+from flashpoint.report.figures import colour
+from flashpoint.report.series import RecordedRun
+from flashpoint.report.survival import Lifetimes, choices_of, lifetimes, settings_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Dose:
+    """The runs of one attention at one value of the setting."""
+
+    value: float
+    runs: Lifetimes
+
+
+def responses(runs: Sequence[RecordedRun], key: str) -> dict[str, list[Dose]]:
+    """Doses of each attention, smallest first.
+
+    Args:
+        key: a number of the configuration: ``attn.out_unnormalized_bits``, ``attn.delta_error.size``, ``train.lr``, …
+
+    Raises:
+        UserError: a run has no such number, or runs that would stand in one row differ in more than the seed.
+    """
+    groups: dict[tuple[str, float], list[RecordedRun]] = {}
+    for run in runs:
+        value = _settings(run).get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UserError(f"{run.folder.path}: {key} is no number there; give one that is, e.g. train.lr")
+        groups.setdefault((run.variant, float(value)), []).append(run)
+    found: dict[str, list[Dose]] = {}
+    for (variant, value), members in sorted(groups.items()):
+        first = _settings(members[0])
+        differing = {name for run in members for name, other in _settings(run).items() if other != first[name]}
+        if differing:
+            raise UserError(
+                f"{variant} at {key}={value:g}: its runs differ in {', '.join(sorted(differing))} too; choose"
+            )
+        found.setdefault(variant, []).append(Dose(value, lifetimes(variant, "", members)))
+    return found
+
+
+def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
+    """Median onset with its 95 % interval over the setting; an arrow where most runs were stable to the end."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), dpi=110, layout="constrained")
+    panel = figure.subplots()
+    for variant, doses in found.items():
+        line = colour(variant)
+        for dose in doses:
+            if (median := dose.runs.median_onset) is not None:
+                low, high = dose.runs.median_interval()
+                reach = [[median - (low or median)], [(high or _longest(dose.runs)) - median]]
+                panel.errorbar(dose.value, median, yerr=reach, color=line, marker="o", capsize=3)
+        reached = [(dose.value, dose.runs.median_onset) for dose in doses if dose.runs.median_onset is not None]
+        panel.plot([value for value, _ in reached], [median for _, median in reached], color=line, label=variant)
+        held = [dose for dose in doses if dose.runs.median_onset is None]
+        panel.plot(
+            [dose.value for dose in held], [_longest(dose.runs) for dose in held], "^", color=line, fillstyle="none"
+        )
+    panel.set_yscale("log")
+    if all(dose.value > 0 for doses in found.values() for dose in doses) and not key.endswith("_bits"):
+        panel.set_xscale("log")
+    panel.set_xlabel(key)
+    panel.set_ylabel("median onset, step (95 %); △ stable to there")
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(frameon=False)
+    return figure
+
+
+def _settings(run: RecordedRun) -> dict[str, Any]:
+    return {**{f"attn.{name}": value for name, value in choices_of(run).items()}, **settings_of(run)}
+
+
+def _longest(runs: Lifetimes) -> float:
+    return float(max([*runs.onsets, *runs.censored]))

@@ -1,0 +1,73 @@
+"""The response of the onset to a setting, on runs whose medians are known by hand."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from flashpoint.report.survival import OPTIMISATION, Lifetimes
+from tests.conftest import REPOSITORY, environment
+
+TREATED = Lifetimes(
+    "treated",
+    "treated",
+    np.array([6, 6, 6, 7, 10, 13, 16, 22, 23]),
+    np.array([6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35]),
+)
+
+
+def record(folder: Path, bits: int, seed: int, onset: int | None, lr: float = 0.5) -> str:
+    run = folder / f"{bits}-{seed}-{lr}"
+    run.mkdir(parents=True)
+    train = {**dict.fromkeys(OPTIMISATION, 0.25), "lr": lr}
+    attn = {"name": "flash_bf16", "out_unnormalized": "nearest", "out_unnormalized_bits": bits}
+    config = {"attn": attn, "seed": seed, "model": {"n_layer": 2}, "train": train}
+    outcome = {"outcome": "exploded" if onset else "stable", "step": 1000, "onset_step": onset}
+    for name, value in (("config", config), ("manifest", {}), ("outcome", outcome)):
+        (run / f"{name}.json").write_text(json.dumps(value))
+    return str(run)
+
+
+def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(REPOSITORY / "scripts/onset.py"), *arguments]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+
+
+def test_the_medians_interval_is_the_textbooks() -> None:
+    # R's survfit with conf.type="log-log" on the same data: median 23, 95 % interval 13 to none.
+    assert TREATED.median_onset == 23
+    assert TREATED.median_interval() == (13, None)
+
+
+def test_each_value_is_a_row_with_its_median(tmp_path: Path) -> None:
+    runs = [record(tmp_path, 1, seed, 100 + seed) for seed in range(5)]
+    runs += [record(tmp_path, 2, seed, 300 if seed < 3 else None) for seed in range(5)]
+    runs += [record(tmp_path, 3, seed, None) for seed in range(2)]
+    result = call("attn.out_unnormalized_bits", *runs, "--out", str(tmp_path / "response.png"))
+    assert result.returncode == 0, result.stderr
+    first, second, third = result.stdout.splitlines()[2:]
+    assert first.startswith("| `flash_bf16` | 1 | 5 of 5 | 102 | 100 to ")
+    assert first.endswith(" | none |")
+    assert second.startswith("| `flash_bf16` | 2 | 3 of 5 | 300 | 300 to not reached | 1,000 |")
+    assert third == "| `flash_bf16` | 3 | 0 of 2 | not reached |  | 1,000 |"
+    image = matplotlib.image.imread(tmp_path / "response.png")[..., :3]
+    assert (np.ptp(image, axis=-1) > 0.3).mean() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("attn.out_unnormalized_bits", "flash_bf16 at attn.out_unnormalized_bits=1: its runs differ in train.lr too"),
+        ("attn.bits", "attn.bits is no number there"),
+        ("attn.exact_row_sum", "attn.exact_row_sum is no number there"),
+    ],
+)
+def test_what_cannot_stand_in_one_row_is_one_line(tmp_path: Path, key: str, told: str) -> None:
+    result = call(key, record(tmp_path, 1, 0, 100), record(tmp_path, 1, 1, 100, lr=0.1))
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert told in line
