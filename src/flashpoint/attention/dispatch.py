@@ -83,7 +83,7 @@ def row_statistics(
     shift = q.new_empty(q.shape[:-1], dtype=torch.float32)
     ones = torch.empty_like(shift, dtype=torch.int32)
     for choices, heads in groups:
-        noise, chosen = _noise_key(q, seed_and_step, layer, heads), list(heads)
+        noise, chosen = _noise_key(q, seed_and_step, layer, heads), _index(heads, q)
         shift[:, chosen], ones[:, chosen] = reference.row_statistics(
             q[:, chosen], k[:, chosen], v[:, chosen], choices, noise
         )
@@ -94,7 +94,7 @@ def whole_scores(q: Tensor, k: Tensor, variant: AttentionVariant, *, layer: int,
     """S [B, H, T, T] float32 as rounded, −∞ above the diagonal: T² of memory, for looking at a few sequences."""
     scores = q.new_empty((*q.shape[:-1], q.shape[-2]), dtype=torch.float32)
     for choices, heads in variant.groups(layer, q.shape[1]):
-        noise, chosen = _noise_key(q, seed_and_step, layer, heads), list(heads)
+        noise, chosen = _noise_key(q, seed_and_step, layer, heads), _index(heads, q)
         scores[:, chosen] = reference.whole_scores(q[:, chosen], k[:, chosen], choices, noise)
     return scores
 
@@ -105,7 +105,7 @@ def delta_error(
     """The error [B, H, T] float32 that the variant injects into δ; dO and O are [B, H, T, d]."""
     error = grad_out.new_empty(grad_out.shape[:-1], dtype=torch.float32)
     for choices, heads in variant.groups(layer, grad_out.shape[1]):
-        noise, chosen = _noise_key(grad_out, seed_and_step, layer, heads), list(heads)
+        noise, chosen = _noise_key(grad_out, seed_and_step, layer, heads), _index(heads, grad_out)
         error[:, chosen] = reference.delta_error(grad_out[:, chosen], out[:, chosen], choices.delta_error, noise)
     return error
 
@@ -124,7 +124,7 @@ def flash_forward_op(
             return results
         saved = _saved_like(q, groups)
         for choices, heads in groups:
-            noise, chosen = _noise_key(q, seed_and_step, layer, heads), list(heads)
+            noise, chosen = _noise_key(q, seed_and_step, layer, heads), _index(heads, q)
             of_heads = reference.flash_forward(q[:, chosen], k[:, chosen], v[:, chosen], choices, noise)
             for whole, part in zip(saved, of_heads, strict=True):
                 if part.numel():
@@ -156,7 +156,7 @@ def flash_backward_op(
             return results
         grads = by_token(q, q.dtype), by_token(k, k.dtype), by_token(v, v.dtype)
         for choices, heads in groups:
-            noise, chosen = _noise_key(q, seed_and_step, layer, heads), list(heads)
+            noise, chosen = _noise_key(q, seed_and_step, layer, heads), _index(heads, q)
             tensors = (grad_out, q, k, v, out, logsumexp, out_for_delta, centered)
             g, q_, k_, v_, o, lse, o_delta, keys = (x[:, chosen] if x.numel() else x for x in tensors)
             parts = reference.flash_backward(g, q_, k_, v_, o, lse, o_delta, keys, choices, noise)
@@ -167,6 +167,11 @@ def flash_backward_op(
 
 def _noise_key(q: Tensor, seed_and_step: Tensor, layer: int, heads: tuple[int, ...]) -> NoiseKey:
     return NoiseKey(seed_and_step, layer, torch.tensor(heads, device=q.device), q.shape[1], q.shape[0])
+
+
+def _index(heads: tuple[int, ...], q: Tensor) -> slice | list[int]:
+    """All heads as a view, some as a copy."""
+    return slice(None) if len(heads) == q.shape[1] else list(heads)
 
 
 @flash_forward_op.register_fake
