@@ -168,7 +168,7 @@ def test_many_branches_leave_one_checkpoint_in_one_command(undisturbed: Path, tr
     swept = ("-m", "replay=runs/whole", "from_step=290", "attn=flash_fp32,flash_delta_pdp", "runs_dir=branches")
     result = train(*swept, tiny=False, cwd=undisturbed)
     assert result.returncode == 0, result.stderr
-    runs = list((undisturbed / "branches").iterdir())
+    runs = list((undisturbed / "branches").glob("[!.]*"))
     parents = [json.loads((run / "manifest.json").read_text())["parent"] for run in runs]
     assert len(runs) == len({outcome(run)["digest"] for run in runs}) == 2
     assert parents[0] == parents[1]

@@ -85,7 +85,8 @@ def test_each_head_computes_as_if_its_variant_were_everywhere(elsewhere: dict[st
     chosen, other = dataclasses.replace(BF16, center_grad_q=True), dataclasses.replace(BF16, **elsewhere)
     for first, second in ((chosen, other), (other, chosen)):
         mixed = dataclasses.replace(first, heads=(1, 3), elsewhere=second)
-        results = (grads("kernels", variant, inputs()) for variant in (mixed, first, second))
+        tensors = [x[:1] for x in inputs()]
+        results = (grads("kernels", variant, tensors) for variant in (mixed, first, second))
         for one, by_first, by_second in zip(*results, strict=True):
             assert torch.equal(one[:, ::2], by_first[:, ::2])
             assert torch.equal(one[:, 1], by_second[:, 1])

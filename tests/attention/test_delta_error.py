@@ -74,7 +74,7 @@ def test_gradients_of_the_pytorch_attention_equal_fp64_with_the_error(base: str,
     assert torch.equal(saved[0], reference.flash_forward(*tensors[:3], injecting("none", **BASES[base]), noise)[0])
 
 
-@pytest.mark.parametrize("kind", ["none", "bias", "noise"])
+@pytest.mark.parametrize("kind", ["bias", "noise"])
 @pytest.mark.parametrize("base", BASES)
 def test_delta_of_the_kernels_equals_fp64_with_the_error(base: str, kind: str) -> None:
     q, k, v, grad_out = (x.to(DEVICE) for x in inputs())
@@ -136,7 +136,7 @@ def test_only_the_selected_heads_take_the_error() -> None:
     error = DeltaError(kind="noise", size=0.1)
     injected = dataclasses.replace(plain, delta_error=error)
     mixed = dataclasses.replace(injected, heads=(2,), elsewhere=plain)
-    q, k, v, grad_out = (x.to(DEVICE) for x in inputs())
+    q, k, v, grad_out = (x[:1].to(DEVICE) for x in inputs())
     seed_and_step = torch.tensor([SEED, STEP], device=DEVICE)
 
     def grads(variant: AttentionVariant) -> tuple[Tensor, ...]:
@@ -144,10 +144,11 @@ def test_only_the_selected_heads_take_the_error() -> None:
         saved = launch.flash_forward(q, k, v, groups, seed_and_step, LAYER)
         return launch.flash_backward(grad_out, q, k, v, *saved, groups, seed_and_step, LAYER)
 
-    for one, by_injected, by_plain in zip(grads(mixed), grads(injected), grads(plain), strict=True):
+    of_all, of_plain = grads(injected), grads(plain)
+    for one, by_injected, by_plain in zip(grads(mixed), of_all, of_plain, strict=True):
         assert torch.equal(one[:, 1], by_injected[:, 1])
         assert torch.equal(one[:, ::2], by_plain[:, ::2])
-    assert not torch.equal(grads(injected)[0], grads(plain)[0])
+    assert not torch.equal(of_all[0], of_plain[0])
     for one, by_injected, by_plain in zip(*(out_and_grads(x, LAYER) for x in (mixed, injected, plain)), strict=True):
         assert torch.equal(one[:, 1], by_injected[:, 1])
         assert torch.equal(one[:, ::2], by_plain[:, ::2])

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from flashpoint.errors import UserError
 from flashpoint.probes.attention import BUILT_IN
+from flashpoint.probes.observer import load_probe
 from tests.conftest import Command
 
 OWN = """
@@ -51,10 +53,19 @@ def test_a_run_without_probes_has_the_same_digest(train: Command, tmp_path: Path
         ("own.py:NoProbe", "no subclass of"),
     ],
 )
-def test_a_probe_that_is_not_there_is_one_line(train: Command, tmp_path: Path, name: str, told: str) -> None:
+def test_a_probe_that_is_not_there_says_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    result = train(f"probes.attention=[{name}]")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as raised:
+        load_probe(name)
+    assert told in str(raised.value)
+
+
+def test_a_run_with_a_probe_that_is_not_there_is_refused_in_one_line(train: Command, tmp_path: Path) -> None:
+    result = train("probes.attention=[entropie]")
     assert result.returncode == 2
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert told in line
+    assert "no probe named entropie" in line
     assert not (tmp_path / "runs").exists()
