@@ -32,14 +32,6 @@ tracker.close({"outcome": "exploded", "onset_step": 5}, [picture], [tape])
 """
 
 
-IMPATIENT = """
-import os
-os.environ["WANDB_HTTP_TIMEOUT"] = "1"
-import flashpoint.tracking
-flashpoint.tracking._FINISH_TIMEOUT_SECONDS = 2
-"""
-
-
 def python(tmp_path: Path, *arguments: str, server: WandbServer | None = None) -> subprocess.CompletedProcess[str]:
     variables = {"HOME": str(tmp_path), "WANDB_ERROR_REPORTING": "false"}
     if server:
@@ -108,14 +100,3 @@ def test_an_online_run_needs_no_sync(run: RunFolder, tmp_path: Path) -> None:
     assert_complete(server, run)
     assert_holds_the_records(server)
     assert not list((run.path / "wandb").glob("offline-run-*"))
-
-
-def test_wandb_sync_brings_what_a_dying_network_kept_back(run: RunFolder, tmp_path: Path) -> None:
-    with WandbServer(dies_after_start=True) as server:
-        told = python(tmp_path, "-c", IMPATIENT + RECORD, str(run.path), "online", server=server).stdout
-        assert "W&B is off" in told
-        assert server.history == []
-    (recorded,) = (run.path / "wandb").glob("run-*")
-    with WandbServer() as server:
-        python(tmp_path, "-m", "wandb", "sync", "--include-online", str(recorded), server=server)
-    assert_complete(server, run)
