@@ -1,4 +1,8 @@
-"""Copy a run without most of its per-step metrics, small enough to commit: ``scripts/thin_run.py RUN TARGET``."""
+"""Copy a run without most of its metrics, small enough to commit: ``scripts/thin_run.py RUN TARGET``.
+
+Of the per-step metrics every ``--every``-th record stays, and the last. What was measured at intervals stays whole, or,
+with ``--only loss w_q_spectral_norm``, what bears these names in any layer and head, ``--spacing`` steps apart.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +10,64 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from flashpoint.errors import UserError
 from flashpoint.run_folder import RunFolder
 
 
-def thin(run: RunFolder, target: Path, every: int) -> None:
-    """Keep configuration, manifest, outcome and digest chain; of the per-step metrics every ``every``-th record and
-    the last; all that was measured at intervals."""
+def thin(run: RunFolder, target: Path, every: int, only: Sequence[str] | None = None, spacing: int = 1) -> None:
+    """Configuration, manifest, outcome and, where there is one, the digest chain are kept as they are.
+
+    Args:
+        every: of this many per-step records one stays.
+        only: last parts of the metrics' names to keep; None keeps all.
+        spacing: least steps between records of what was measured at intervals; the last stays, too.
+    """
     target.mkdir(parents=True)
     for path in (run.config, run.manifest, run.outcome, run.chain):
-        shutil.copy(path, target)
-    lines = run.metrics.read_text().splitlines()
-    per_step = [number for number, line in enumerate(lines) if "loss" in json.loads(line)]
-    dropped = set(per_step) - set(per_step[::every]) - set(per_step[-1:])
-    RunFolder(target).metrics.write_text(
-        "".join(f"{line}\n" for number, line in enumerate(lines) if number not in dropped)
-    )
+        if path.exists() or path != run.chain:
+            shutil.copy(path, target)
+    named = [_named(json.loads(line), only) for line in run.metrics.read_text().splitlines()]
+    records = [record for record in named if len(record) > 1]
+    per_step = [record for record in records if "loss" in record]
+    at_intervals = [record for record in records if "loss" not in record]
+    kept = [*per_step[::every], *per_step[-1:], *_spaced(at_intervals, spacing)]
+    kept_once = {id(record) for record in kept}
+    lines = [json.dumps(record) for record in records if id(record) in kept_once]
+    RunFolder(target).metrics.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _named(record: dict[str, Any], only: Sequence[str] | None) -> dict[str, Any]:
+    wanted = None if only is None else {"step", *only}
+    return {name: value for name, value in record.items() if wanted is None or name.rsplit("/", 1)[-1] in wanted}
+
+
+def _spaced(records: Sequence[dict[str, Any]], spacing: int) -> list[dict[str, Any]]:
+    """Records of one kind, with the same metrics, at least ``spacing`` steps apart; of each kind the last, too."""
+    latest: dict[frozenset[str], dict[str, Any]] = {}
+    last = {frozenset(record): record for record in records}
+    kept = []
+    for record in records:
+        kind = frozenset(record)
+        if kind not in latest or record["step"] - latest[kind]["step"] >= spacing or record is last[kind]:
+            kept.append(record)
+            latest[kind] = record
+    return kept
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
     parser.add_argument("target", type=Path)
-    parser.add_argument("--every", type=int, default=10, help="keep one record in this many")
+    parser.add_argument("--every", type=int, default=10, help="of per-step records keep one in this many")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="metrics to keep")
+    parser.add_argument("--spacing", type=int, default=1, metavar="STEPS", help="between records of other metrics")
     arguments = parser.parse_args()
     try:
-        thin(RunFolder.open(arguments.run), arguments.target, arguments.every)
+        thin(RunFolder.open(arguments.run), arguments.target, arguments.every, arguments.only, arguments.spacing)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

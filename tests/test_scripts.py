@@ -67,6 +67,9 @@ def test_the_runs_said_to_be_equal_are(name_of_equal: tuple[str, str]) -> None:
         ("replay-h200/explosion", "report-h200/explosion"),
         ("probes-h200/ignite-unprobed", "probes-h200/ignite-probed"),
         ("probes-h200/ignite-probed", "replay-h200/proof"),
+        ("probes-h200/gpt2-unprobed", "probes-h200/gpt2-probed"),
+        ("probes-h200/gpt2-probed", "probes-h200/gpt2-unprobed-again"),
+        ("probes-h200/gpt2-probed", "probes-h200/gpt2-probed-again"),
         ("ranks-h200/ranks", "ranks-h200/ranks-again"),
         ("trainer-h200/ignite", "trainer-h200/ignite-single"),
     ]
@@ -105,6 +108,8 @@ def test_the_early_warnings_in_the_documents_are_those_of_the_committed_runs() -
     ("document", "command"),
     [
         ("measurements.md", "overhead.py ignite-unprobed ignite-probed ignite-probed-every-step"),
+        ("measurements.md", "overhead.py gpt2-unprobed gpt2-probed gpt2-probed-every-step"),
+        ("measurements.md", "overhead.py gpt2-unprobed-again gpt2-probed-again"),
         ("mechanism.md", "delta_bias.py explosion"),
         (
             "mechanism.md",

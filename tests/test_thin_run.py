@@ -26,3 +26,18 @@ def test_only_the_per_step_metrics_are_thinned(tmp_path: Path) -> None:
     assert [record for record in thin if "loss" not in record] == [r for r in records if "loss" not in r]
     for name in ("config.json", "manifest.json", "outcome.json", "chain.bin"):
         assert (tmp_path / "thin" / name).read_text() == name
+
+
+def test_of_named_metrics_records_a_given_number_of_steps_apart_stay(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("config.json", "manifest.json", "outcome.json"):
+        (run / name).write_text("{}")
+    head = "layer/1/head/1"
+    records = [{"step": step, f"{head}/w_q": 1.0 * step, f"{head}/w_k": 2.0} for step in range(9, 100, 10)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    command = [sys.executable, str(REPOSITORY / "scripts/thin_run.py"), str(run), str(tmp_path / "thin")]
+    command += ["--only", "w_q", "--spacing", "40"]
+    subprocess.run(command, check=True, env=environment(), timeout=60)
+    thin = [json.loads(line) for line in (tmp_path / "thin/metrics.jsonl").read_text().splitlines()]
+    assert thin == [{"step": step, f"{head}/w_q": 1.0 * step} for step in (9, 49, 89, 99)]
