@@ -1,7 +1,7 @@
 """How the onset answers to one setting: ``python scripts/onset.py KEY RUN [RUN …]``, KEY e.g. ``train.lr``.
 
 Prints a row for each attention and value: exploded of n, Kaplan–Meier median of the onset with its 95 % interval,
-longest stable run; ``--out FILE.png`` draws them. Runs of one row may differ in their seed alone.
+longest stable run; ``--out FILE.png`` draws them. What else runs differ in, the seed apart, stands with the attention.
 """
 
 from __future__ import annotations

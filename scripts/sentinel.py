@@ -23,7 +23,7 @@ def warning_of(run: RecordedRun) -> HeadGrowth | None:
         raise UserError(
             f"{run.folder.metrics}: no spectral norm of W_Q; give a run with probes.weights_interval above 0"
         )
-    sentinel = Sentinel()
+    sentinel = Sentinel(run.config["train"]["warmup_steps"])
     for step, norms in zip(series[0], np.moveaxis(series[1], -1, 0), strict=True):
         sentinel.update(int(step), norms)
     return sentinel.warning

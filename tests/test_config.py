@@ -60,16 +60,13 @@ def test_every_experiment_has_room_for_its_checkpoints(path: Path) -> None:
 
 def test_the_gpu_default_is_the_setting_in_which_the_explosion_was_seen() -> None:
     config = composed("experiment=ignite")
-    assert config.model == ModelConfig(n_layer=6, n_head=4, d_model=256, context=512, vocab_size=8192)
-    train = config.train
-    assert (train.batch_size, train.lr, train.warmup_steps, train.steps) == (64, 2e-3, 200, 20_000)
-    assert (train.beta1, train.beta2, train.eps, train.weight_decay, train.grad_clip) == (
-        0.9,
-        0.95,
-        1e-8,
-        0,
-        1,
-    )
+    assert config.model == ModelConfig(n_layer=6, n_head=4, d_model=256, context=2048, vocab_size=8192)
+    seen = REPOSITORY / "runs/reference/ignite-h200"
+    settings = json.loads((seen / "flash_bf16_seed-1/config.json").read_text())
+    assert config.model == ModelConfig(**settings["model"])
+    fields = ("batch_size", "lr", "warmup_steps", "min_lr_ratio", "beta1", "beta2", "eps", "weight_decay", "grad_clip")
+    for field in fields:
+        assert getattr(config.train, field) == settings["train"][field], field
 
 
 def test_a_selection_names_its_other_variant() -> None:

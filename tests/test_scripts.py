@@ -40,7 +40,7 @@ def test_figures_in_the_documents_are_those_printed(table: str, first: str) -> N
 
 @pytest.mark.parametrize(
     ("name", "count", "document"),
-    [("explosion-h200", 4, "measurements"), ("replay-h200", 8, "measurements"), ("screening-h200", 6, "mechanism")],
+    [("explosion-h200", 4, "measurements"), ("replay-h200", 8, "measurements")],
 )
 def test_outcomes_in_the_documents_are_those_of_the_committed_runs(name: str, count: int, document: str) -> None:
     document = (REPOSITORY / f"docs/{document}.md").read_text()
@@ -94,11 +94,17 @@ def test_the_committed_tape_is_whole_and_its_run_repeats_from_its_checkpoint() -
     assert all(by_step[step] == record for step, record in again.items())
 
 
-def test_the_early_warnings_in_the_documents_are_those_of_the_committed_runs() -> None:
-    reference = REPOSITORY / "runs/reference"
-    branches = sorted((reference / "replay-h200").glob("branch-*"))
-    exploding = [*sorted((reference / "explosion-h200").iterdir()), reference / "replay-h200/explosion"]
-    runs = [*exploding, *branches, reference / "report-h200/exact_rowsum"]
+REFERENCE = REPOSITORY / "runs/reference"
+FIRST_DEFAULT = [
+    *sorted((REFERENCE / "explosion-h200").iterdir()),
+    REFERENCE / "replay-h200/explosion",
+    *sorted((REFERENCE / "replay-h200").glob("branch-*")),
+    REFERENCE / "report-h200/exact_rowsum",
+]
+
+
+@pytest.mark.parametrize("runs", [FIRST_DEFAULT, sorted((REFERENCE / "ignite-h200").iterdir())])
+def test_the_early_warnings_in_the_documents_are_those_of_the_committed_runs(runs: list[Path]) -> None:
     command = [sys.executable, str(REPOSITORY / "scripts/sentinel.py"), *map(str, runs)]
     result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
     assert f"```\n{result.stdout}```" in (REPOSITORY / "docs/measurements.md").read_text(), result.stderr
@@ -133,14 +139,32 @@ def test_blocks_in_the_documents_are_what_the_commands_print(document: str, comm
     assert f"```\n{result.stdout}```" in (REPOSITORY / "docs" / document).read_text(), result.stderr
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/mechanism.md"])
-def test_survival_in_the_documents_is_that_of_the_committed_runs(document: str) -> None:
-    runs = sorted((REPOSITORY / "runs/reference/laptop").iterdir())
-    command = [sys.executable, str(REPOSITORY / "scripts/survival.py"), *map(str, runs)]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
-    table = result.stdout.split("\n\n")[1]
+LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
+
+
+@pytest.mark.parametrize(
+    ("documents", "command"),
+    [
+        (["README.md", "docs/mechanism.md"], ["survival.py", "laptop/*"]),
+        (["README.md", "docs/mechanism.md"], ["survival.py", "ignite-h200/*"]),
+        (["docs/mechanism.md"], ["survival.py", "laptop-variants/*", *LAPTOP]),
+        (["docs/measurements.md"], ["survival.py", "screening-h200/*"]),
+        (["docs/mechanism.md"], ["onset.py attn.delta_error.size", "laptop-injected/*"]),
+        (["docs/mechanism.md"], ["onset.py train.lr", "laptop-settings/lr*", "laptop/flash_bf16_seed-[0-3]"]),
+    ],
+)
+def test_tables_in_the_documents_are_those_of_the_committed_runs(documents: list[str], command: list[str]) -> None:
+    script, *globs = command
+    name, *arguments = script.split()
+    runs = [str(run) for pattern in globs for run in sorted(REFERENCE.glob(pattern))]
+    result = subprocess.run(
+        [sys.executable, str(REPOSITORY / "scripts" / name), *arguments, *runs],
+        capture_output=True, text=True, env=environment(), timeout=120,
+    )  # fmt: skip
+    table = result.stdout[result.stdout.index("| attention |") :]
     assert table.count("\n") >= 6, result.stderr
-    assert table in (REPOSITORY / document).read_text()
+    for document in documents:
+        assert table in (REPOSITORY / document).read_text()
 
 
 def test_the_early_warnings_of_the_laptop_runs_are_those_documented() -> None:
@@ -193,7 +217,9 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
     for step in [*range(0, 450, 50), 500, 1000]:
         sums = {"layer/1/head/1": 2.0 if step < 500 else 1e9, "layer/1/head/2": (-1.0) ** (step // 50)}
         heads = [
-            {f"{head}/delta_error_sum": total, f"{head}/delta_error_variance": 1.0, f"{head}/w_q_spectral_norm": 1.0}
+            {f"{head}/delta_error_{name}": value for name, value in (("sum", total), ("variance", 1.0))}
+            | {f"{head}/delta_error_relative_{name}": value for name, value in (("bias", total), ("noise", 3.0))}
+            | {f"{head}/w_q_spectral_norm": 1.0}
             for head, total in sums.items()
         ]
         lines.append(json.dumps({"step": step, **heads[0], **heads[1]}))
@@ -202,5 +228,9 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
     first, second = (line.split("  ", 1)[1] for line in result.stdout.splitlines())
     # Σ = 9 · 2 over √(4 · 9 · 1) = 3 standard errors; 9 of 9 has a lower end of 0.025^(1/9) = 66 %.
-    assert first == "Σ +1.80e+01 = +3.00 standard errors, positive at 9 of 9 steps (66 to 100 %)"
+    summed, relative = first.split("; ")
+    assert summed == "Σ +1.80e+01 = +3.00 standard errors, positive at 9 of 9 steps (66 to 100 %)"
+    assert relative == "bias +2.0e+00 ± 0.0e+00, noise 3.0e+00"
+    # Five +1 and four −1: mean 1/9, t(0.975, 8) = 2.306 times √(10/9) / 3.
     assert second.startswith("Σ +1.00e+00 = +0.17 standard errors, positive at 5 of 9 steps")
+    assert second.endswith("; bias +1.1e-01 ± 8.1e-01, noise 3.0e+00")

@@ -49,6 +49,9 @@ def test_delta_error_of_a_known_error_of_o() -> None:
     assert found["delta_error_abs_sum"] == pytest.approx(np.abs(per_token).sum())
     assert found["delta_error_mean"] == pytest.approx(per_token.mean())
     assert found["delta_error_variance"] == pytest.approx(per_token.var(ddof=1))
+    bound = 0.125 * D * (2 + np.array([0.5, -0.25, 0.0, 1.0]))  # |dO||O|: all features alike
+    assert found["delta_error_relative_bias"] == pytest.approx(per_token.sum() / bound.sum())
+    assert found["delta_error_relative_noise"] == pytest.approx(np.sqrt((per_token**2).sum() / (bound**2).sum()))
     assert found["delta_abs_mean"] == pytest.approx(0.125 * 2 * D)
     assert found["row_sum_mean"] == pytest.approx(-per_token.mean())  # Σ_j P(dP − δ) = rowsum(dO∘O_hp) − δ
     assert found["row_sum_abs_mean"] == pytest.approx(np.abs(per_token).mean())
@@ -258,6 +261,8 @@ def test_an_injected_error_counts_as_an_error_of_the_variants_delta() -> None:
     found = (seen.delta - seen.delta_fp32) / (seen.grad_out.norm(dim=-1) * seen.out.float().norm(dim=-1))
     torch.testing.assert_close(found.abs(), torch.full_like(found, 0.25), rtol=1e-3, atol=0)
     assert 0.3 < (found > 0).float().mean() < 0.7
+    noise = probes.DeltaError().measure(seen)["delta_error_relative_noise"]
+    torch.testing.assert_close(noise, torch.full_like(noise, 0.25), rtol=1e-3, atol=0)
     elsewhere = dataclasses.replace(error, layers=(2,))
     spared = dataclasses.replace(seen, variant=dataclasses.replace(seen.variant, delta_error=elsewhere))
     assert torch.equal(spared.delta, spared.delta_fp32)

@@ -40,6 +40,12 @@ def test_the_rule(hot: dict[int, float], step: int | None) -> None:
     assert warned_at(hot) == step
 
 
+def test_growth_while_the_learning_rate_rises_is_none() -> None:
+    sentinel = Sentinel(warmup_steps=200)
+    told = [sentinel.update(step, norms(hot)) for step, hot in ((150, 0.1), (200, 1.5), (650, 2.5), (700, 3.1))]
+    assert [warning and warning.step for warning in told] == [None, None, None, 700]
+
+
 def test_the_hottest_come_first_and_survive_a_resumption() -> None:
     sentinel = Sentinel()
     for step, factor in ((0, 1.0), (500, 3.0)):
@@ -56,7 +62,7 @@ def test_the_script_counts_leads_and_false_alarms(tmp_path: Path) -> None:
     def record(name: str, onset: int | None, final: float) -> str:
         run = tmp_path / name
         run.mkdir()
-        (run / "config.json").write_text("{}")
+        (run / "config.json").write_text(json.dumps({"train": {"warmup_steps": 0}}))
         verdict = "stable" if onset is None else "exploded"
         (run / "outcome.json").write_text(json.dumps({"outcome": verdict, "step": 1501, "onset_step": onset}))
         with (run / "metrics.jsonl").open("w") as file:

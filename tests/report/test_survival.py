@@ -4,12 +4,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import matplotlib.image
 import numpy as np
 import pytest
 
-from flashpoint.report.survival import OPTIMISATION, Lifetimes, logrank_p
+from flashpoint.report.series import RecordedRun
+from flashpoint.report.survival import OPTIMISATION, Lifetimes, control_of, logrank_p, settings_of
 from tests.conftest import REPOSITORY, environment
 
 TREATED = Lifetimes(
@@ -37,6 +40,16 @@ def test_the_curve_is_the_textbooks() -> None:
     assert PLACEBO.median_onset == 8
     _, share, low, high = PLACEBO.curve()  # nobody is left at the end
     assert (share[-1], low[-1], high[-1]) == (0, 0, high[-2])
+
+
+@pytest.mark.parametrize(
+    ("onsets", "censored", "median"),
+    [([1, 2, 5, 9], [], 3.5), ([1, 2, 5], [], 2), ([1, 2], [10, 10], 2), ([1, 2, 8], [3], 5), ([1], [10, 10], None)],
+)
+def test_a_median_between_two_onsets_is_their_middle(onsets: list[int], censored: list[int], median: float) -> None:
+    """As R's survfit has it; in the fourth case half are left from 2 to 8, though one of them is lost at 3."""
+    runs = Lifetimes("some", "some", np.array(onsets), np.array(censored, np.int64))
+    assert runs.median_onset == median
 
 
 def test_the_test_is_the_textbooks() -> None:
@@ -83,7 +96,7 @@ def test_the_script_groups_runs_and_says_where_they_were_made(tmp_path: Path) ->
     first, _, _, _, *rows = result.stdout.splitlines()
     assert first == "a GPU, torch 2.99; corpus unknown; seeds [1]; 2026-11-21 to 2026-11-21"
     assert rows[0] == "| `flash_fp32` | 0 of 3 | 0 to 71 % | not reached | 2,000 |  |"
-    assert rows[1].startswith("| `flash_bf16` | 5 of 6 | 36 to 100 % | 550 | 1,000 | 0.0")
+    assert rows[1].startswith("| `flash_bf16` | 5 of 6 | 36 to 100 % | 575 | 1,000 | 0.0")
     assert rows[2].startswith("| `flash_fixed beta=2` | 0 of 1 |")
     assert rows[3].startswith("| `flash_fixed beta=7` | 1 of 1 | 3 to 100 % | 700 | none |")
     assert rows[4].startswith("| `flash_fp32 injected delta_error.kind=bias` | 1 of 1 |")
@@ -101,3 +114,30 @@ def test_the_script_groups_runs_and_says_where_they_were_made(tmp_path: Path) ->
     assert rows_again[4:] == rows
     image = matplotlib.image.imread(tmp_path / "curves.png")[..., :3]
     assert (np.ptp(image, axis=-1) > 0.3).mean() > 1e-3
+
+
+def test_groups_that_never_ran_side_by_side_are_not_compared() -> None:
+    late = Lifetimes("late", "late", np.array([100]), np.array([], np.int64))
+    short = Lifetimes("short", "short", np.array([], np.int64), np.array([50, 60]))
+    assert logrank_p(late, short) is None
+    assert logrank_p(PLACEBO, TREATED) == logrank_p(TREATED, PLACEBO)
+
+
+def test_a_control_is_found_by_its_label_or_else_by_its_name() -> None:
+    def group(label: str, variant: str, setting: str = "") -> Lifetimes:
+        return Lifetimes(label, variant, np.array([1]), np.array([2]), setting)
+
+    coarse, other, elsewhere = group("a, coarse", "a"), group("b", "b"), group("a", "a", "lr=1")
+    groups = [coarse, other, elsewhere]
+    assert control_of(other, groups, "a") is coarse
+    assert control_of(other, groups, "a, coarse") is coarse
+    assert control_of(elsewhere, groups, "b") is None
+
+
+def test_the_length_of_a_decay_that_there_is_not_is_no_setting() -> None:
+    def run(**train: float) -> RecordedRun:
+        config = {"model": {"n_layer": 2}, "train": {**dict.fromkeys(OPTIMISATION, 0.5), **train}}
+        return cast(RecordedRun, SimpleNamespace(config=config))
+
+    assert settings_of(run(min_lr_ratio=1.0, decay_steps=9)) == settings_of(run(min_lr_ratio=1.0, decay_steps=7))
+    assert settings_of(run(min_lr_ratio=0.1, decay_steps=9)) != settings_of(run(min_lr_ratio=0.1, decay_steps=7))

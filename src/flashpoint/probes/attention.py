@@ -35,13 +35,18 @@ class Probe:
 
 
 class DeltaError(Probe):
-    """δ_lp − δ_hp, its sum over tokens and over the observed steps, and what it leaves of Σⱼ dSᵢⱼ = 0."""
+    """δ_lp − δ_hp, its sum over tokens and over the observed steps, and what it leaves of Σⱼ dSᵢⱼ = 0.
+
+    ``relative_bias`` and ``relative_noise`` are in the unit of the injected errors, |dO_i|₂·|O_i|₂: Σᵢ error over the
+    sum of these bounds, and the root of Σᵢ error² over that of their squares.
+    """
 
     def __init__(self) -> None:
         self._cumulative = torch.zeros(())
 
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
         error = _by_row(seen.delta - seen.delta_fp32).double()
+        bound = _by_row(seen.grad_out.norm(dim=-1) * seen.out.float().norm(dim=-1)).double()
         total = error.sum(-1)
         self._cumulative = self._cumulative.to(total) + total
         row_sums = _by_row((seen.probs * seen.grad_probs).sum(-1) - seen.delta * seen.probs.sum(-1))
@@ -53,6 +58,8 @@ class DeltaError(Probe):
             "delta_error_abs_sum": error.abs().sum(-1),
             "delta_error_mean": error.mean(-1),
             "delta_error_variance": error.var(-1),
+            "delta_error_relative_bias": total / bound.sum(-1).clamp_min(1e-300),
+            "delta_error_relative_noise": (error.square().sum(-1) / bound.square().sum(-1).clamp_min(1e-300)).sqrt(),
             "delta_abs_mean": _by_row(seen.delta_fp32).abs().mean(-1),
             "row_sum_mean": row_sums.mean(-1),
             "row_sum_abs_mean": row_sums.abs().mean(-1),

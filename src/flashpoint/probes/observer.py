@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashpoint.config import ProbesConfig
+from flashpoint.config import ProbesConfig, TrainConfig
 from flashpoint.errors import UserError
 from flashpoint.model import GPT
 from flashpoint.probes.attention import BUILT_IN, Probe
@@ -25,7 +25,7 @@ class Observer:
     """The probes of one run. They read weights and batches and change nothing: digests are the same without them.
 
     Args:
-        batch_size: sequences of a whole step.
+        train: for the sequences of a whole step, and the steps of the warm-up.
         device: where the model is while it trains.
         notify: takes the sentinel's warning.
 
@@ -34,15 +34,20 @@ class Observer:
     """
 
     def __init__(
-        self, config: ProbesConfig, model: GPT, batch_size: int, device: torch.device, notify: Callable[[str], None]
+        self,
+        config: ProbesConfig,
+        model: GPT,
+        train: TrainConfig,
+        device: torch.device,
+        notify: Callable[[str], None],
     ) -> None:
         self._config, self._notify = config, notify
-        self._model, self._batch_size, self._device = model, batch_size, device
+        self._model, self._batch_size, self._device = model, train.batch_size, device
         self._probes = {name: load_probe(name) for name in config.attention}
         self._weight_norms = Recorded(lambda: weight_norms(model), device)
         self._pass: ObservedPass | None = None
         self._seen: Observation | None = None
-        self.sentinel = Sentinel()
+        self.sentinel = Sentinel(train.warmup_steps)
 
     def before_step(self, step: int, batch: Tensor, seed_and_step: Tensor) -> None:
         """Observe the attention, if it is due, on the first sequences of the batch [..., sequences, T + 1]."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 GROWTH, LOOKBACK, ABOVE_MEDIAN = 2.0, 500, 2.0
-"""The rule: a head's W_Q spectral norm has doubled within 500 steps and is twice the median of all heads."""
+"""The rule: after the warm-up a head's W_Q spectral norm doubles within 500 steps, and is twice the median of all."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,23 @@ class HeadGrowth:
 
 
 class Sentinel:
-    """Takes the norms of all heads at intervals; warns once, at the first head that breaks the rule."""
+    """Takes the norms of all heads at intervals; warns once, at the first head that breaks the rule.
 
-    def __init__(self) -> None:
+    Args:
+        warmup_steps: norms of earlier steps are passed over: while the learning rate rises, weights leave their
+            small initial values, and those of every head multiply.
+    """
+
+    def __init__(self, warmup_steps: int = 0) -> None:
+        self._warmup_steps = warmup_steps
         self._history: deque[tuple[int, NDArray[np.float64]]] = deque()
         self.warning: HeadGrowth | None = None
         """The first head that broke the rule, and when."""
 
     def update(self, step: int, norms: ArrayLike) -> HeadGrowth | None:
         """Take the norms [n_layer, n_head] at ``step``; the warning, at the step at which it is raised."""
+        if step < self._warmup_steps:
+            return None
         latest = np.asarray(norms, np.float64)
         self._history.append((step, latest))
         while len(self._history) > 1 and self._history[1][0] <= step - LOOKBACK:

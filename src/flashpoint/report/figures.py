@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 _VARIANTS = (
     "flash_bf16", "flash_fp32", "flash_fixed", "flash_centered", "flash_stochastic", "flash_exact_rowsum",
     "flash_delta_pdp", "flash_delta_fp32", "flash_fp32_out", "flash_untiled", "flash_per_block", "standard", "sdpa",
-    "flash_independent_delta", "flash_centered_grad", "flash_fixed_paper",
+    "flash_independent_delta", "flash_centered_grad", "flash_fixed_paper", "flash_unrounded_out",
 )  # fmt: skip
 _COLOURS = (
     "#d62728", "#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22",
-    "#aec7e8", "#98df8a", "#c49c94", "#c5b0d5", "#ffbb78", "#b15928",
+    "#aec7e8", "#98df8a", "#c49c94", "#c5b0d5", "#ffbb78", "#b15928", "#393b79",
 )  # fmt: skip
 
 

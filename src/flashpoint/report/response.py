@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,47 +25,43 @@ class Dose:
 
 
 def responses(runs: Sequence[RecordedRun], key: str) -> dict[str, list[Dose]]:
-    """Doses of each attention, smallest first.
+    """Doses, smallest first, of each attention, and of each value of all else in which runs differ, the seed apart.
 
     Args:
         key: a number of the configuration: ``attn.out_unnormalized_bits``, ``attn.delta_error.size``, ``train.lr``, …
 
     Raises:
-        UserError: a run has no such number, or runs that would stand in one row differ in more than the seed.
+        UserError: a run has no such number.
     """
-    groups: dict[tuple[str, float], list[RecordedRun]] = {}
+    groups: dict[str, dict[float, list[RecordedRun]]] = {}
     for run in runs:
         value = _settings(run).get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f"{run.folder.path}: {key} is no number there; give one that is, e.g. train.lr")
-        groups.setdefault((run.variant, float(value)), []).append(run)
-    found: dict[str, list[Dose]] = {}
-    for (variant, value), members in sorted(groups.items()):
-        first = _settings(members[0])
-        differing = {name for run in members for name, other in _settings(run).items() if other != first[name]}
-        if differing:
-            raise UserError(
-                f"{variant} at {key}={value:g}: its runs differ in {', '.join(sorted(differing))} too; choose"
-            )
-        found.setdefault(variant, []).append(Dose(value, lifetimes(variant, "", members)))
-    return found
+        groups.setdefault(_label(run, runs, key), {}).setdefault(float(value), []).append(run)
+    return {
+        label: [Dose(value, lifetimes(label, "", members)) for value, members in sorted(doses.items())]
+        for label, doses in sorted(groups.items())
+    }
 
 
 def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
     """Median onset with its 95 % interval over the setting; an arrow where most runs were stable to the end."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.5), dpi=110, layout="constrained")
+    figure = Figure(figsize=(7, 5.5), dpi=110, layout="constrained")
     panel = figure.subplots()
-    for variant, doses in found.items():
-        line = colour(variant)
+    shared = Counter(doses[0].runs.variant for doses in found.values())
+    for number, (label, doses) in enumerate(found.items()):
+        variant = doses[0].runs.variant
+        line = colour(variant) if shared[variant] == 1 else f"C{number}"
         for dose in doses:
             if (median := dose.runs.median_onset) is not None:
                 low, high = dose.runs.median_interval()
                 reach = [[median - (low or median)], [(high or _longest(dose.runs)) - median]]
                 panel.errorbar(dose.value, median, yerr=reach, color=line, marker="o", capsize=3)
         reached = [(dose.value, dose.runs.median_onset) for dose in doses if dose.runs.median_onset is not None]
-        panel.plot([value for value, _ in reached], [median for _, median in reached], color=line, label=variant)
+        panel.plot([value for value, _ in reached], [median for _, median in reached], color=line, label=label)
         held = [dose for dose in doses if dose.runs.median_onset is None]
         panel.plot(
             [dose.value for dose in held], [_longest(dose.runs) for dose in held], "^", color=line, fillstyle="none"
@@ -76,8 +73,19 @@ def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
     panel.set_ylabel("median onset, step (95 %); △ stable to there")
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(frameon=False)
+    figure.legend(loc="outside lower center", frameon=False)
     return figure
+
+
+def _label(run: RecordedRun, runs: Sequence[RecordedRun], key: str) -> str:
+    """The attention, with what else differs from its namesakes."""
+    own, namesakes = _settings(run), [_settings(other) for other in runs if other.variant == run.variant]
+    differing = [
+        f"{name.removeprefix('attn.')}={value}"
+        for name, value in own.items()
+        if name != key and any(other[name] != value for other in namesakes)
+    ]
+    return " ".join([run.variant, *differing])
 
 
 def _settings(run: RecordedRun) -> dict[str, Any]:

@@ -47,11 +47,17 @@ class Lifetimes:
 
     @property
     def median_onset(self) -> float | None:
-        """Step by which half of the runs have exploded by the Kaplan–Meier estimate; None where it is not reached."""
+        """Step by which half of the runs have exploded by the Kaplan–Meier estimate; None where it is not reached.
+
+        Where the curve stays at one half until the next explosion, the middle of the two, as R's ``survfit`` has it.
+        """
         if not len(self.onsets):
             return None
         steps, survival, *_ = self.curve()
-        return _first_below_half(steps, survival)
+        first = _first_below_half(steps, survival)
+        below = steps[survival < 0.5 - 1e-9]
+        at_half = first is not None and np.isclose(survival[steps == first][0], 0.5)
+        return (first + float(below[0])) / 2 if first is not None and at_half and len(below) else first
 
     def median_interval(self) -> tuple[float | None, float | None]:
         """Steps at which the curve's interval passes one half (Brookmeyer & Crowley 1982); None where not reached."""
@@ -98,17 +104,21 @@ def by_variant(runs: Sequence[RecordedRun]) -> list[Lifetimes]:
 
 
 def control_of(group: Lifetimes, groups: Sequence[Lifetimes], control: str) -> Lifetimes | None:
-    """The group of that label in the same setting."""
-    return next((other for other in groups if other.label == control and other.setting == group.setting), None)
+    """The group of that label in the same setting, or else of that attention's name."""
+    rivals = [other for other in groups if other.setting == group.setting]
+    named = [other for other in rivals if other.label == control] + [o for o in rivals if o.variant == control]
+    return named[0] if named else None
 
 
 def logrank_p(one: Lifetimes, other: Lifetimes) -> float | None:
-    """Two-sided p of the log-rank test; None where no run exploded."""
+    """Two-sided p of the log-rank test; None where the runs say nothing: none exploded while both groups had some."""
     from scipy.stats import logrank
 
     if not len(one.onsets) + len(other.onsets):
         return None
-    return float(logrank(one.data(), other.data()).pvalue)
+    with np.errstate(invalid="ignore"):
+        p = float(logrank(one.data(), other.data()).pvalue)
+    return None if np.isnan(p) else p
 
 
 def draw_survival(groups: Sequence[Lifetimes]) -> Figure:
@@ -135,7 +145,7 @@ def draw_survival(groups: Sequence[Lifetimes]) -> Figure:
 
 
 def _first_below_half(steps: NDArray[np.float64], share: NDArray[np.float64]) -> float | None:
-    below = np.flatnonzero(share <= 0.5)
+    below = np.flatnonzero(share <= 0.5 + 1e-9)
     return float(steps[below[0]]) if len(below) else None
 
 
@@ -176,4 +186,9 @@ def _setting(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
 def settings_of(run: RecordedRun) -> dict[str, Any]:
     """What makes an experiment besides attention and seed."""
     model, train = run.config["model"], run.config["train"]
-    return {f"model.{name}": model[name] for name in model} | {f"train.{name}": train[name] for name in OPTIMISATION}
+    settings = {f"model.{name}": model[name] for name in model} | {
+        f"train.{name}": train[name] for name in OPTIMISATION
+    }
+    if train["min_lr_ratio"] == 1:
+        del settings["train.decay_steps"]  # nothing decays
+    return settings

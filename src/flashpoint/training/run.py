@@ -84,7 +84,7 @@ def _run(
         check_replay(tape.header, header, tokens)
     if config.checkpoints.interval:
         capacity(config.checkpoints, state_bytes(model))  # refused before there is a folder
-    observer = Observer(config.probes, model, config.train.batch_size, device, notify) if ranks.first else None
+    observer = Observer(config.probes, model, config.train, device, notify) if ranks.first else None
     start = starting_point(config, resumed, original)
     ranks.wait()  # until all have read what the first will now write to
     with contextlib.ExitStack() as stack:
