@@ -143,6 +143,8 @@ def test_similarity_of_tokens_and_steps() -> None:
     probe = probes.Similarity()
     found = values(probe, observation(k=k, x=x))
     assert found["token_similarity"] == pytest.approx(4 / 12)  # of the twelve pairs, four are alike
+    assert found["input_similarity"] == pytest.approx(4 / 12)
+    assert found["attended_key_similarity"] == pytest.approx(1)  # all keys are one
     assert "step_similarity" not in found
     assert values(probe, observation(k=k, x=x))["step_similarity"] == pytest.approx(8 / 16)
     assert values(probe, observation(k=-k, x=x))["step_similarity"] == pytest.approx(-8 / 16)

@@ -140,6 +140,7 @@ class Similarity(Probe):
     """Do the errors of all tokens push W_Q the same way? dW_Q,hp − dW_Q,lp = α Σ_T (δ_lp − δ_hp)[T] · (PK)[T]ᵀX[T].
 
     Cosine of the rank-1 matrices uxᵀ and u'x'ᵀ is (u·u')(x·x') / (|u||u'||x||x'|): no d × C matrix of a token is made.
+    Its factors tell where the common direction comes from: from what all keys share, or from what all inputs share.
     """
 
     def __init__(self) -> None:
@@ -150,10 +151,13 @@ class Similarity(Probe):
         chosen = torch.linspace(0, rows - 1, min(_SAMPLED_TOKENS, rows), device=seen.x.device).long()
         u = _unit(_by_row(seen.attended_keys)[:, :, chosen])  # [L, H, S, d]
         x = _unit(seen.x.flatten(1, 2)[:, None, chosen])  # [L, 1, S, C]
-        cosines = (u @ u.mT) * (x @ x.mT)
-        count = len(chosen)
-        among = (cosines.sum((-2, -1)) - cosines.diagonal(dim1=-2, dim2=-1).sum(-1)) / max(1, count * (count - 1))
-        metrics = {"token_similarity": among, "w_q_error_effective_rank": _effective_rank(weight_gradient_error(seen))}
+        of_keys, of_inputs = u @ u.mT, x @ x.mT
+        metrics = {
+            "token_similarity": _mean_among(of_keys * of_inputs),
+            "attended_key_similarity": _mean_among(of_keys),
+            "input_similarity": _mean_among(of_inputs).expand(-1, u.shape[1]),
+            "w_q_error_effective_rank": _effective_rank(weight_gradient_error(seen)),
+        }
         if self._before is not None:
             u_before, x_before = self._before
             metrics["step_similarity"] = ((u @ u_before.mT) * (x @ x_before.mT)).mean((-2, -1))
@@ -175,6 +179,12 @@ def weight_gradient_error(seen: Observation) -> Tensor:
     """dW_Q,hp − dW_Q,lp [L, H, d, C] = α Σ_T (δ_lp − δ_hp)[T] · (PK)[T]ᵀX[T] (Qiu & Yao)."""
     weighted = (seen.delta - seen.delta_fp32)[..., None] * seen.attended_keys
     return seen.scale * torch.einsum("lnhtd,lntc->lhdc", weighted, seen.x)
+
+
+def _mean_among(cosines: Tensor) -> Tensor:
+    """Mean of [L, H, S, S] over pairs of different tokens: [L, H]."""
+    count = cosines.shape[-1]
+    return (cosines.sum((-2, -1)) - cosines.diagonal(dim1=-2, dim2=-1).sum(-1)) / max(1, count * (count - 1))
 
 
 def _share(matrix: Tensor, along: Tensor) -> Tensor:
