@@ -3,13 +3,16 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from flashpoint.run_folder import RunFolder
+from tests import warm
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
@@ -92,20 +95,11 @@ def no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def train(tmp_path: Path, text_file: Path) -> Command:
-    """``train.py`` in a process of its own, working in ``tmp_path``, on the tiny model."""
+    """``train.py`` in a process of its own that begins with the imports done, in ``tmp_path``, on the tiny model."""
 
-    def command(*arguments: str, tiny: bool = True, **options: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            train_command(*arguments, tiny=tiny, text_file=text_file),
-            **{
-                "cwd": tmp_path,
-                "env": environment(),
-                "capture_output": True,
-                "text": True,
-                "timeout": 120,
-                **options,
-            },  # type: ignore[call-overload]
-        )
+    def command(*arguments: str, tiny: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+        options = {"cwd": tmp_path, "env": environment(), "timeout": 120, **options}
+        return warm.run(train_command(*arguments, tiny=tiny, text_file=text_file), **options)
 
     return command
 
@@ -120,3 +114,12 @@ def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     path = os.pathsep.join([str(REPOSITORY / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**kept, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def wait_until(condition: Callable[[], object], process: warm.Process | subprocess.Popen[str]) -> None:
+    """Fails if ``process`` ends before, or takes two minutes."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,7 +1,8 @@
-"""Several processes, started by ``torchrun`` as a user would: same number of processes, same bits."""
+"""Several processes, the first two started by ``torchrun`` as a user would: same number of processes, same bits."""
 
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -10,19 +11,40 @@ from pathlib import Path
 import pytest
 
 from flashpoint.data.tape import Tape
-from tests.conftest import REPOSITORY, TINY, Command, environment
+from tests import warm
+from tests.conftest import Command, environment, train_command
 
 
-def torchrun(folder: Path, text_file: Path, *arguments: str, tiny: bool = True) -> "subprocess.CompletedProcess[str]":
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
-    preset = [*TINY, f"data.path={text_file}"] if tiny else []
-    command = [*launcher, str(REPOSITORY / "train.py"), *preset, *arguments]
+        port: int = free.getsockname()[1]
+        return port
+
+
+def torchrun(folder: Path, text_file: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    command = [*launcher, *train_command(*arguments, tiny=True, text_file=text_file)[1:]]
     return subprocess.run(
         command, cwd=folder, env={**environment(), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
     )
+
+
+def two_processes(folder: Path, text_file: Path, *arguments: str) -> str:
+    """What they tell, started with the variables that ``torchrun`` sets, but with the imports done."""
+    command = train_command(*arguments, tiny=False, text_file=text_file)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    processes = [
+        warm.Process(command, cwd=folder, env={**environment(), **shared, "RANK": rank, "LOCAL_RANK": rank})
+        for rank in "01"
+    ]
+    try:
+        told = "".join(process.communicate(timeout=120)[1] for process in processes)
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+    assert [process.returncode for process in processes] == [0, 0], told
+    return told
 
 
 def outcome(folder: Path, name: str) -> dict:
@@ -41,12 +63,10 @@ def two(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_processes_repeat_themselves_and_resume(two: Path, text_file: Path) -> None:
-    again = torchrun(two, text_file, "replay=two", "run_name=again", tiny=False)
-    assert again.returncode == 0, again.stderr
-    assert "equal to runs/two, bit for bit, over 12 steps" in again.stderr
+    told = two_processes(two, text_file, "replay=two", "run_name=again")
+    assert "equal to runs/two, bit for bit, over 12 steps" in told
     (two / "runs/again/outcome.json").unlink()  # as if killed after its last checkpoint
-    resumed = torchrun(two, text_file, "resume=again", tiny=False)
-    assert resumed.returncode == 0, resumed.stderr
+    two_processes(two, text_file, "resume=again")
     assert outcome(two, "two")["digest"] == outcome(two, "again")["digest"]
 
 
@@ -85,6 +105,5 @@ def test_if_allowed_another_number_keeps_the_global_batches(two: Path, text_file
         assert outcome(two, name)["loss"] == pytest.approx(outcome(two, "two")["loss"], rel=1e-3)
     manifest = json.loads((two / "runs/resumed/manifest.json").read_text())
     assert [(entry["step"], entry["processes"]) for entry in manifest["resumed"]] == [(5, 1)]
-    back = torchrun(two, text_file, "replay=on_one", change, "run_name=back", tiny=False)
-    assert back.returncode == 0, back.stderr
+    two_processes(two, text_file, "replay=on_one", change, "run_name=back")
     assert Tape.read(two / "runs/back/tape.bin").digest == tapes["two"].digest

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from flashpoint.data.tape import Tape
-from tests.conftest import Command, environment, train_command
+from tests import warm
+from tests.conftest import Command, environment, train_command, wait_until
 
 LONG = ("train.steps=300", "checkpoints.interval=20", "train.checksum_interval=50", "train.eval_interval=150")
 
@@ -38,9 +39,7 @@ def test_killed_at_twenty_random_instants_it_ends_with_the_same_digest(
     tape = undisturbed / "runs/killed/tape.bin"
     kills = 0
     while kills < 20:
-        process = subprocess.Popen(
-            command, cwd=undisturbed, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
+        process = warm.Process(command, cwd=undisturbed, env=environment())
         before = tape.stat().st_size if tape.exists() else 0
         while process.poll() is None and not (tape.exists() and tape.stat().st_size != before):
             time.sleep(0.01)
@@ -104,8 +103,7 @@ def test_after_a_power_loss_it_ends_with_the_same_digest(undisturbed: Path, trai
 def test_a_signal_leaves_a_checkpoint_of_its_step(undisturbed: Path, text_file: Path, train: Command) -> None:
     command = train_command(*LONG, "run_name=stopped", tiny=True, text_file=text_file)
     process = subprocess.Popen(command, cwd=undisturbed, env=environment(), stderr=subprocess.PIPE)
-    while not list((undisturbed / "runs/stopped/checkpoints").glob("*.json")):
-        time.sleep(0.02)
+    wait_until(lambda: list((undisturbed / "runs/stopped/checkpoints").glob("*.json")), process)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     stopped = outcome(undisturbed / "runs/stopped")

@@ -8,7 +8,7 @@ import pytest
 from hydra_plugins.flashpoint_launcher import gpus
 from tests.conftest import Command
 
-SWEEP = ("hydra/launcher=gpus", "hydra.launcher.sweep=s", "train.steps=4", "-m")
+SWEEP = ("hydra/launcher=gpus", "hydra.launcher.sweep=s", "hydra.launcher.runs_per_gpu=2", "train.steps=4", "-m")
 
 
 def outcomes(folder: Path) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""``train.py`` end to end: record, replay, refuse, and end cleanly. Each run is a process of its own."""
+"""``train.py`` end to end: record, replay, refuse, and end cleanly. Each run is a process of its own.
+
+``recorded``, the help, Ctrl-C in the preparation and the full disk start ``train.py`` as a user does, imports and all.
+"""
 
 import json
 import os
@@ -6,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,7 +17,8 @@ import numpy as np
 import pytest
 
 from flashpoint.training.chain import Chain
-from tests.conftest import Command, environment, train_command
+from tests import warm
+from tests.conftest import REPOSITORY, Command, environment, train_command, wait_until
 
 OUTCOME = re.compile(
     r"outcome=(stable|exploded|nonfinite) step=(\d+) onset=(\d+|none) loss=([\d.]+|nan|inf) "
@@ -191,14 +196,9 @@ def test_an_explosion_is_a_result(train: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_cleanly(text_file: Path, tmp_path: Path, number: signal.Signals) -> None:
     command = train_command("train.steps=100000", "run_name=stopped", tiny=True, text_file=text_file)
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = warm.Process(command, cwd=tmp_path, env=environment())
     metrics = tmp_path / "runs/stopped/metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not (metrics.is_file() and metrics.stat().st_size > 500):
-        assert time.monotonic() < deadline, process.stderr and process.stderr.read()
-        time.sleep(0.1)
+    wait_until(lambda: metrics.is_file() and metrics.stat().st_size > 500, process)
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + number, stderr
@@ -211,14 +211,12 @@ def test_a_signal_ends_the_run_cleanly(text_file: Path, tmp_path: Path, number: 
 
 
 def test_ctrl_c_while_data_are_prepared_ends_in_one_line(tmp_path: Path, text_file: Path) -> None:
-    command = train_command("experiment=laptop", "data.max_bytes=60_000_000", tiny=False, text_file=text_file)
+    six_shards = ("experiment=laptop", "data.max_bytes=24_000_000", "data.workers=2")
+    command = train_command(*six_shards, tiny=False, text_file=text_file)
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    deadline = time.monotonic() + 90
-    while not list(tmp_path.glob("data/.*.partial/shard-*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: list(tmp_path.glob("data/.*.partial/shard-*")), process)  # four are left
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
@@ -229,13 +227,10 @@ def test_ctrl_c_while_data_are_prepared_ends_in_one_line(tmp_path: Path, text_fi
 
 def test_a_killed_run_replays_as_far_as_its_tape(text_file: Path, tmp_path: Path, train: Command) -> None:
     command = train_command("train.steps=100000", "run_name=killed", tiny=True, text_file=text_file)
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
+    process = warm.Process(command, cwd=tmp_path, env=environment())
     tape = tmp_path / "runs/killed/tape.bin"
-    deadline = time.monotonic() + 60
-    while not (tape.is_file() and tape.stat().st_size > 1000):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.kill()
+    wait_until(lambda: tape.is_file() and tape.stat().st_size > 1000, process)
+    process.send_signal(signal.SIGKILL)
     process.wait()
     losses = losses_of_killed(tmp_path / "runs/killed")
     match = outcome_of(train("replay=killed", "run_name=again", tiny=False))
@@ -249,9 +244,11 @@ def losses_of_killed(run: Path) -> list[float]:
     return [record["loss"] for record in map(json.loads, lines) if "loss" in record]
 
 
-def test_a_full_disk_is_one_line_and_keeps_the_records(text_file: Path, tmp_path: Path, train: Command) -> None:
+def test_a_full_disk_is_one_line_and_keeps_the_records(
+    recorded: Path, text_file: Path, tmp_path: Path, train: Command
+) -> None:
     """The kernel refuses to grow any file past a limit that the records pass within some dozen steps."""
-    outcome_of(train("run_name=prepares_the_data"))
+    shutil.copytree(recorded / "data", tmp_path / "data")
     command = train_command("train.steps=100000", "run_name=full", tiny=True, text_file=text_file)
     limited = (
         "import resource, signal, sys, os; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
@@ -324,9 +321,10 @@ def test_a_run_name_that_exists_gets_a_number(recorded: Path, train: Command) ->
     assert (recorded / "runs/original/metrics.jsonl").read_bytes() == before
 
 
-def test_help_answers_quickly_and_lists_the_groups(train: Command) -> None:
+def test_help_answers_quickly_and_lists_the_groups(tmp_path: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "train.py"), "--help"]
     started = time.monotonic()
-    result = train("--help", tiny=False)
+    result = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
     assert time.monotonic() - started < 2
     assert result.returncode == 0
     for line in ("attn: flash_bf16", "model: gpt2_124m, ignite, laptop", "data: openwebtext", "experiment:"):

@@ -66,30 +66,34 @@ def variant_of(out: str, block: int | None, bits: int, **fields: Any) -> Attenti
     return AttentionVariant(**{**rounding, "out_unnormalized_bits": bits, **when, **fields})
 
 
-def run(engine: str, variant: AttentionVariant, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Results of the forward and of the backward pass."""
-    q, k, v, grad_out = tensors
-    groups, seed_and_step = variant.groups(LAYER, 1), torch.tensor([SEED, STEP], device=DEVICE)
+def forward(engine: str, variant: AttentionVariant, tensors: list[Tensor]) -> tuple[Tensor, ...]:
     if engine == "kernels":
-        saved = launch.flash_forward(q, k, v, groups, seed_and_step, LAYER)
-        grads = launch.flash_backward(grad_out, q, k, v, *saved, groups, seed_and_step, LAYER)
-        return list(saved), list(grads)
+        seed_and_step = torch.tensor([SEED, STEP], device=DEVICE)
+        return launch.flash_forward(*tensors[:3], variant.groups(LAYER, 1), seed_and_step, LAYER)  # type: ignore[arg-type]
+    q, k, v, _ = (x.cpu() for x in tensors)
+    return reference.flash_forward(q, k, v, variant, noise_key(q, SEED, STEP, LAYER))
+
+
+def backward(engine: str, variant: AttentionVariant, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    q, k, v, grad_out = tensors
+    saved = forward(engine, variant, tensors)
+    if engine == "kernels":
+        groups, seed_and_step = variant.groups(LAYER, 1), torch.tensor([SEED, STEP], device=DEVICE)
+        return launch.flash_backward(grad_out, q, k, v, *saved, groups, seed_and_step, LAYER)  # type: ignore[call-arg]
     q, k, v, grad_out = (x.cpu() for x in tensors)
-    noise = noise_key(q, SEED, STEP, LAYER)
-    saved = reference.flash_forward(q, k, v, variant, noise)
-    return list(saved), list(reference.flash_backward(grad_out, q, k, v, *saved, variant, noise))
+    return reference.flash_backward(grad_out, q, k, v, *saved, variant, noise_key(q, SEED, STEP, LAYER))  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("engine", ["kernels", "reference"])
 @pytest.mark.parametrize(("out", "block", "bits"), CHOICES)
 def test_both_outputs_have_the_bits_that_philox_says(engine: str, out: str, block: int | None, bits: int) -> None:
-    (returned, _, out_for_delta, _), _ = run(engine, variant_of(out, block, bits), tied_rows()[0])
+    returned, _, out_for_delta, _ = forward(engine, variant_of(out, block, bits), tied_rows()[0])
     for which, result in (("out", returned), ("out_for_delta", out_for_delta)):
         expected = by_hand(which, out, block, bits)
         np.testing.assert_array_equal(result[0, 0].float().cpu().numpy(), expected, err_msg=which)
     assert (returned.float() != out_for_delta).float().mean() > 0.1
     plain = variant_of(out, block, bits, delta="out")
-    assert torch.equal(run(engine, plain, tied_rows()[0])[0][0], returned)
+    assert torch.equal(forward(engine, plain, tied_rows()[0])[0], returned)
 
 
 @pytest.mark.parametrize("engine", ["kernels", "reference"])
@@ -100,7 +104,7 @@ def test_delta_is_of_the_other_output(engine: str) -> None:
     """
     tensors, ones = tied_rows()
     variant = variant_of("nearest", None, 3, probs="none", grad_scores="none")
-    _, (grad_q, _, _) = run(engine, variant, tensors)
+    grad_q, _, _ = backward(engine, variant, tensors)
     exact = ones @ tensors[2][0, 0].double().cpu().numpy() / ones.sum(1)[:, None]
     row_sums = grad_q[0, 0, :, SIZE - 1].double().cpu().numpy()
     errors = {which: -(exact - by_hand(which, "nearest", None, 3)).sum(1) * SIZE**-0.5 for which in STREAMS}

@@ -18,6 +18,7 @@ from flashpoint.training.chain import (
     loss_differences,
     state_checksum,
 )
+from tests import warm
 from tests.conftest import REPOSITORY, environment
 
 STEPS = [(2.5, 0.5, 0), (2.25, 0.75, 2**64 - 1), (float("nan"), float("inf"), 7)]
@@ -109,12 +110,14 @@ def test_the_script_says_where_two_runs_part(tmp_path: Path) -> None:
         (tmp_path / name / "config.json").write_text("{}")
         write(tmp_path / name / "chain.bin", steps)
 
+    command = [sys.executable, str(REPOSITORY / "scripts/compare_runs.py"), "one", "same"]
+    result = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (0, "equal: 3 steps\n"), result.stderr
+
     def compare(*names: str) -> tuple[int, str]:
-        command = [sys.executable, str(REPOSITORY / "scripts/compare_runs.py"), *names]
-        result = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+        result = warm.run([*command[:2], *names], cwd=tmp_path, env=environment())
         return result.returncode, result.stdout + result.stderr
 
-    assert compare("one", "same") == (0, "equal: 3 steps\n")
     assert compare("one", "longer") == (0, "equal for the 3 steps that both have; one has 4\n")
     difference = "first difference at step 0: loss 2.5 against 1.0"
     apart = "losses differ by up to 1.5 nats (step 0), by 1.5 at step 0"

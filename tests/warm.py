@@ -1,0 +1,89 @@
+"""Processes that begin with the imports done: forks of one that has imported PyTorch and started nothing.
+
+To the test and to the script each is a process as ``subprocess`` starts one: a ``__main__``, arguments, environment,
+folder, output and exit status of its own, and signals that end it. Only the seconds of imports are shared.
+"""
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.imported"])
+
+
+class Process:
+    """A script in a fork; what ``subprocess.Popen`` offers and tests use of it."""
+
+    def __init__(self, command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str]) -> None:
+        interpreter, *argv = command
+        assert interpreter == sys.executable
+        self.args = command
+        self._output = tempfile.TemporaryDirectory()
+        self._texts = tuple(Path(self._output.name) / name for name in ("stdout", "stderr"))
+        arguments = argv, str(cwd or Path.cwd()), dict(env), *map(str, self._texts)
+        self._process = _CONTEXT.Process(target=_run_as_main, args=arguments)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self._process.exitcode is None:
+            os.kill(self.pid, number)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        out, err = (text.read_text() for text in self._texts)
+        return out, err
+
+
+def run(command: Sequence[str], *, timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
+    """``subprocess.run`` with its output captured."""
+    process = Process(command, **options)
+    try:
+        return subprocess.CompletedProcess(command, process.wait(timeout), *process.communicate())
+    finally:
+        process._process.kill()
+
+
+def _run_as_main(argv: list[str], cwd: str, env: dict[str, str], *output: str) -> None:
+    for number, path in enumerate(output, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = argv
+    sys.path[0] = str(Path(argv[0]).parent)
+    status = 1
+    try:
+        runpy.run_path(argv[0], run_name="__main__")
+        status = 0
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # to take all those modules apart, as Python would now, takes as long as a run
