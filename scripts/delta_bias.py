@@ -5,16 +5,19 @@ For each head of ``--layer`` (default: the hottest): Σ (δ_lp − δ_hp) over a
 with mean zero; and the share of observed steps at which the sum over tokens was positive, with its 95 % Clopper–Pearson
 interval. Then, where it was measured, the bias and the root mean square of the error in the unit of
 ``attn.delta_error.size``, the bias as a mean over the observed steps with its 95 % interval (Student's t).
+
+``--pool`` prints a row for each attention instead: bias and noise in that unit, means over steps, layers and heads,
+with a 95 % interval over the runs, and the bias over the square of the noise.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.report.series import RecordedRun
@@ -24,44 +27,84 @@ BEFORE_ONSET = 1000
 """Steps left out before the onset: there the growth is its own cause."""
 
 
-def lines(run: RecordedRun, until: int | None, layer: int | None) -> Iterator[str]:
+def by_head(run: RecordedRun, until: int | None, layer: int | None) -> Iterator[str]:
     """A line for each head."""
     from scipy.stats import binomtest
 
-    sums, variances = run.by_head("delta_error_sum"), run.by_head("delta_error_variance")
-    if sums is None or variances is None:
-        raise UserError(f"{run.folder.path}: δ's error was not observed; run it with probes.attention=[delta_error]")
-    if until is None:
-        until = int(sums[0][-1]) + 1 if run.onset is None else run.onset - BEFORE_ONSET
-    chosen = sums[0] < until
-    if not chosen.any():
-        raise UserError(f"{run.folder.path}: no observed step before step {until}; give a later --until")
+    steps, sums = _observed(run, "sum")
+    _, variances = _observed(run, "variance")
+    chosen = _before(run, steps, until)
     tokens = run.config["probes"]["sequences"] * run.config["model"]["context"]
     layer, count = layer or run.hottest_layer, int(chosen.sum())
-    if layer > len(sums[1]):
-        raise UserError(f"{run.folder.path}: --layer {layer}: the model has layers 1 to {len(sums[1])}")
-    for head in range(sums[1].shape[1]):
-        errors, variance = sums[1][layer - 1, head][chosen], variances[1][layer - 1, head][chosen]
+    if layer > len(sums):
+        raise UserError(f"{run.folder.path}: --layer {layer}: the model has layers 1 to {len(sums)}")
+    for head in range(sums.shape[1]):
+        errors, variance = sums[layer - 1, head][chosen], variances[layer - 1, head][chosen]
         expected = np.sqrt(tokens * variance.sum())
         positive = int((errors > 0).sum())
         interval = binomtest(positive, count).proportion_ci(0.95, "exact")
-        total = errors.sum()
+        in_errors = f"= {errors.sum() / expected:+5.2f} standard errors, " if expected else ""
         yield (
-            f"{run.name:24} L{layer}H{head + 1}  Σ {total:+.2e} = {total / expected:+5.2f} standard errors, "
+            f"{run.name:24} L{layer}H{head + 1}  Σ {errors.sum():+.2e} {in_errors}"
             f"positive at {positive} of {count} steps ({100 * interval.low:.0f} to {100 * interval.high:.0f} %)"
             + _relative(run, layer, head, chosen)
         )
 
 
-def _relative(run: RecordedRun, layer: int, head: int, chosen: NDArray[np.bool_]) -> str:
-    from scipy.stats import t
+def pooled(runs: Sequence[RecordedRun], until: int | None) -> Iterator[str]:
+    """Markdown, a row an attention."""
+    yield "| attention | runs | bias | 95 % interval | noise | bias / noise² |"
+    yield "|---|---|---|---|---|---|"
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for run in runs:
+        steps, biases = _observed(run, "relative_bias")
+        _, noises = _observed(run, "relative_noise")
+        chosen = _before(run, steps, until)
+        one = float(biases[..., chosen].mean()), float(np.sqrt(np.square(noises[..., chosen]).mean()))
+        groups.setdefault(run.title, []).append(one)
+    for title, members in groups.items():
+        biases, noises = np.array(members).T
+        mean, half = _mean_interval(biases)
+        noise = np.sqrt(np.square(noises).mean())
+        ratio = f"{mean / noise**2:.2f}" if noise else ""
+        interval = "" if half is None else f"{mean - half:+.1e} to {mean + half:+.1e}"
+        yield f"| `{title}` | {len(members)} | {mean:+.1e} | {interval} | {noise:.1e} | {ratio} |"
 
+
+def _observed(run: RecordedRun, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    found = run.by_head(f"delta_error_{name}")
+    if found is None:
+        raise UserError(f"{run.folder.path}: δ's error was not observed; run it with probes.attention=[delta_error]")
+    return found
+
+
+def _before(run: RecordedRun, steps: NDArray[np.int64], until: int | None) -> NDArray[np.bool_]:
+    if until is None:
+        until = int(steps[-1]) + 1 if run.onset is None else run.onset - BEFORE_ONSET
+    chosen = steps < until
+    if not chosen.any():
+        raise UserError(f"{run.folder.path}: no observed step before step {until}; give a later --until")
+    return chosen
+
+
+def _relative(run: RecordedRun, layer: int, head: int, chosen: NDArray[np.bool_]) -> str:
     biases, noises = run.by_head("delta_error_relative_bias"), run.by_head("delta_error_relative_noise")
     if biases is None or noises is None or chosen.sum() < 2:
         return ""
-    bias, noise = biases[1][layer - 1, head][chosen], noises[1][layer - 1, head][chosen]
-    half = t.ppf(0.975, len(bias) - 1) * bias.std(ddof=1) / np.sqrt(len(bias))
-    return f"; bias {bias.mean():+.1e} ± {half:.1e}, noise {np.sqrt((noise**2).mean()):.1e}"
+    mean, half = _mean_interval(biases[1][layer - 1, head][chosen])
+    noise = np.sqrt(np.square(noises[1][layer - 1, head][chosen]).mean())
+    return f"; bias {mean:+.1e} ± {half:.1e}, noise {noise:.1e}"
+
+
+def _mean_interval(values: ArrayLike) -> tuple[float, float | None]:
+    """Mean, and half of its 95 % interval by Student's t; None for one value."""
+    from scipy.stats import t
+
+    values = np.asarray(values, np.float64)
+    if len(values) < 2:
+        return float(values.mean()), None
+    half = t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+    return float(values.mean()), float(half)
 
 
 def main() -> None:
@@ -69,10 +112,15 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--layer", type=int, help="counted from 1")
     parser.add_argument("--until", type=int, help="step before which observations count")
+    parser.add_argument("--pool", action="store_true", help="a row for each attention")
     arguments = parser.parse_args()
     try:
-        for name in arguments.runs:
-            print("\n".join(lines(RecordedRun(RunFolder.open(name)), arguments.until, arguments.layer)))
+        runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
+        if arguments.pool:
+            print("\n".join(pooled(runs, arguments.until)))
+        else:
+            for run in runs:
+                print("\n".join(by_head(run, arguments.until, arguments.layer)))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -234,3 +234,28 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
     # Five +1 and four −1: mean 1/9, t(0.975, 8) = 2.306 times √(10/9) / 3.
     assert second.startswith("Σ +1.00e+00 = +0.17 standard errors, positive at 5 of 9 steps")
     assert second.endswith("; bias +1.1e-01 ± 8.1e-01, noise 3.0e+00")
+
+
+def test_pooled_biases_have_an_interval_over_runs(tmp_path: Path) -> None:
+    """Three runs whose biases, means over two layers and two steps, are 1, 2 and 3; the noise is 2 in all."""
+    for number in (1, 2, 3):
+        run = tmp_path / str(number)
+        run.mkdir()
+        for name, value in {
+            "config": {"attn": {"name": "flash_bf16"}},
+            "manifest": {},
+            "outcome": {"onset_step": None},
+        }.items():
+            (run / f"{name}.json").write_text(json.dumps(value))
+        records = []
+        for step, sign in ((0, -1), (10, 1), (20, 1000)):
+            heads = {"layer/1/head/1": number + sign, "layer/2/head/1": number - sign}
+            biases = {f"{head}/delta_error_relative_bias": value for head, value in heads.items()}
+            noises = {f"{head}/delta_error_relative_noise": 2.0 for head in heads}
+            records.append(json.dumps({"step": step, **biases, **noises}))
+        (run / "metrics.jsonl").write_text("\n".join(records))
+    runs = [str(tmp_path / str(number)) for number in (1, 2, 3)]
+    command = [sys.executable, str(REPOSITORY / "scripts/delta_bias.py"), *runs, "--pool", "--until", "20"]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    # t(0.975, 2) = 4.303 times 1/√3 is 2.48.
+    assert result.stdout.splitlines()[2:] == ["| `flash_bf16` | 3 | +2.0e+00 | -4.8e-01 to +4.5e+00 | 2.0e+00 | 0.50 |"]
