@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import subprocess
+import sys
 import textwrap
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,8 @@ from flashpoint.run_folder import RunFolder
 _INIT_TIMEOUT_SECONDS = 30
 _FINISH_TIMEOUT_SECONDS = 120.0
 """Then the rest of the upload is given up; ``wandb sync --include-online`` brings it later."""
+_GRACE_SECONDS = 20.0
+"""For W&B's service to end after that; it brings what it holds to the disk every 15 s."""
 
 
 class Tracker:
@@ -52,6 +58,7 @@ class Tracker:
         self._file = run.metrics.open("a", buffering=1)
         self._notify = notify
         self._wandb: Any = None
+        self._service: _Service | None = None
         self._media = HeadMedia()
         mode = _wandb_mode(config, notify)
         if mode != "disabled":
@@ -74,7 +81,7 @@ class Tracker:
         return self._wandb is not None
 
     def close(self, summary: Mapping[str, Any], pictures: Sequence[Path] = (), files: Sequence[Path] = ()) -> None:
-        """End the record.
+        """End the record, whatever W&B does, within ``_FINISH_TIMEOUT_SECONDS + 2 * _GRACE_SECONDS``.
 
         Args:
             summary: becomes the W&B run's.
@@ -84,10 +91,13 @@ class Tracker:
         self._file.close()
         if self._wandb is not None:
             self._guarded(lambda: self._finish(summary, pictures, files))
+        elif self._service is not None:  # what failed may have something to upload
+            self._service.end(_FINISH_TIMEOUT_SECONDS + _GRACE_SECONDS)
 
     def _start(self, run: RunFolder, config: TrackingConfig, run_config: Mapping[str, Any], mode: str) -> None:
         import wandb
 
+        self._service = _Service()
         self._wandb = wandb.init(
             mode=mode,  # type: ignore[arg-type]
             project=config.project,
@@ -110,9 +120,19 @@ class Tracker:
         self._wandb.define_metric("*", step_metric="step")
 
     def _finish(self, summary: Mapping[str, Any], pictures: Sequence[Path], files: Sequence[Path]) -> None:
+        assert self._service is not None
+        with self._service:
+            try:
+                self._upload(summary, pictures, files)
+            except Exception:  # where the network is gone an artifact raises; the rest is kept for wandb sync
+                self._wandb.finish()
+                raise
+            self._wandb.finish()
+
+    def _upload(self, summary: Mapping[str, Any], pictures: Sequence[Path], files: Sequence[Path]) -> None:
         import wandb
 
-        self._wandb.summary.update(dict(summary))  # first: where the network is gone an artifact raises
+        self._wandb.summary.update(dict(summary))
         if pictures:
             self._wandb.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in pictures})
         if files:
@@ -120,7 +140,6 @@ class Tracker:
             for path in files:
                 artifact.add_file(str(path))
             self._wandb.log_artifact(artifact)
-        self._wandb.finish()
 
     def _guarded(self, call: Callable[[], Any]) -> None:
         try:
@@ -129,6 +148,72 @@ class Tracker:
             self._wandb = None
             reason = textwrap.shorten(str(error), 200)
             self._notify(f"W&B is off for this run ({type(error).__name__}: {reason}); metrics.jsonl has everything")
+
+
+class _Service:
+    """W&B's service process, from which all comes that W&B waits for, at times without end.
+
+    W&B's own limit, ``finish_timeout``, begins only once the service is done with the artifact. The service asks the
+    server for its features there, and where the network dies in that moment it tries again for many minutes.
+
+    A context manager around the end of a run: the service ends with the block, and before where the block takes more
+    than ``_FINISH_TIMEOUT_SECONDS + _GRACE_SECONDS``, so that whatever waits for it raises. The next run gets a
+    service of its own.
+
+    Raises:
+        TimeoutError: the block took too long; instead of its own error.
+    """
+
+    def __init__(self) -> None:
+        import wandb
+
+        os.environ.pop("WANDB_SERVICE", None)  # another process's, which could not be ended
+        self._hooks = sys.exit, sys.excepthook  # every service puts others on top
+        service: Any = wandb.setup().ensure_service()._proc  # no public way to it
+        service.join = self._join  # for W&B's own end at Python's, which has no limit: a run that failed goes there
+        self._process: subprocess.Popen[bytes] = service._process
+        self._ending, self._late = threading.Lock(), False
+        self._timer = threading.Timer(_FINISH_TIMEOUT_SECONDS + _GRACE_SECONDS, self._give_up)
+        self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        self._timer.cancel()
+        self.end(_GRACE_SECONDS)
+        if self._late and isinstance(error, Exception):
+            raise TimeoutError("the upload did not end") from error
+
+    def end(self, seconds: float) -> None:
+        """Let the service end, and kill it after ``seconds``."""
+        with self._ending:
+            teardown = threading.Thread(target=_teardown, daemon=True)
+            teardown.start()
+            try:
+                teardown.join(seconds)
+            finally:  # after Ctrl-C, too
+                self._process.kill()
+            teardown.join(1)  # before the next run logs in
+            sys.exit, sys.excepthook = self._hooks
+
+    def _give_up(self) -> None:
+        self._late = True
+        self.end(_GRACE_SECONDS)
+
+    def _join(self) -> int:
+        try:
+            return self._process.wait(_FINISH_TIMEOUT_SECONDS + _GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+def _teardown() -> None:
+    import wandb
+
+    with contextlib.suppress(Exception, SystemExit):  # it exits with the status of the service
+        wandb.teardown()
 
 
 def read_metrics(path: Path) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]:
