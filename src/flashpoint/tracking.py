@@ -24,7 +24,7 @@ from flashpoint.run_folder import RunFolder
 
 _INIT_TIMEOUT_SECONDS = 30
 _FINISH_TIMEOUT_SECONDS = 120.0
-"""Then the rest of the upload is given up; ``wandb sync --include-online`` brings it later."""
+"""Then the rest of the upload is given up; ``wandb sync --include-online`` brings all but the artifact later."""
 _GRACE_SECONDS = 20.0
 """For W&B's service to end after that; it brings what it holds to the disk every 15 s."""
 
