@@ -141,9 +141,12 @@ def test_wandb_sync_brings_what_a_dying_network_kept_back(run: RunFolder, tmp_pa
     assert_complete(server, run)
 
 
-def test_a_network_that_dies_as_the_artifact_begins_does_not_hold_the_end(run: RunFolder, tmp_path: Path) -> None:
-    """W&B's service asks for the server's features then, and counts its limit of the end only after the answer."""
-    with WandbServer(dies_at="ServerFeaturesQuery") as server:
+@pytest.mark.parametrize("dies_at", ["ServerFeaturesQuery", "/upload/artifact/manifest"])
+def test_a_network_that_dies_during_the_artifact_does_not_hold_the_end(
+    run: RunFolder, tmp_path: Path, dies_at: str
+) -> None:
+    """In these two moments W&B's own limit of the end does not hold."""
+    with WandbServer(dies_at=dies_at) as server:
         script = HASTY + RECORD + FOLLOWING
         told = python(tmp_path, "-c", script, str(run.path), "online", server=server, status=3).stdout
     (line,) = told.splitlines()

@@ -18,7 +18,7 @@ class WandbServer:
 
     Args:
         dies_after_start: answers nothing from the moment that a run has been made.
-        dies_at: answers nothing from this GraphQL operation on.
+        dies_at: answers nothing from this path or GraphQL operation on.
     """
 
     def __init__(self, *, dies_after_start: bool = False, dies_at: str | None = None) -> None:
@@ -52,7 +52,8 @@ class WandbServer:
         """Status and JSON of the answer to a request."""
         if path.startswith("/sdk/otel/"):  # the client's measurements of itself
             return 200, {}
-        self._dead |= self._dies_at is not None and f" {self._dies_at} ".encode() in body
+        if self._dies_at and (path == self._dies_at or f" {self._dies_at} ".encode() in body):
+            self._dead = True
         if self._dead or (self._dies_after_start and self.run):
             self._closed.wait()
         with self._lock:

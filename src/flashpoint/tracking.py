@@ -153,8 +153,9 @@ class Tracker:
 class _Service:
     """W&B's service process, from which all comes that W&B waits for, at times without end.
 
-    W&B's own limit, ``finish_timeout``, begins only once the service is done with the artifact. The service asks the
-    server for its features there, and where the network dies in that moment it tries again for many minutes.
+    W&B's own limit, ``finish_timeout``, does not hold for all of an artifact. The service first asks the server for its
+    features, before the limit begins, and last uploads the list of the files, which the limit does not break off. Where
+    the network dies in one of the two, it tries again for many minutes.
 
     A context manager around the end of a run: the service ends with the block, and before where the block takes more
     than ``_FINISH_TIMEOUT_SECONDS + _GRACE_SECONDS``, so that whatever waits for it raises. The next run gets a
