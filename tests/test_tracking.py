@@ -240,7 +240,7 @@ def test_a_run_that_wandb_failed_is_not_the_next_ones(
 
 
 def test_a_network_that_dies_during_the_run_does_not_hold_its_end(run: RunFolder) -> None:
-    impatient = "import flashpoint.tracking\nflashpoint.tracking._FINISH_TIMEOUT_SECONDS = 2\n"
+    impatient = "import flashpoint.wandb_service\nflashpoint.wandb_service.FINISH_TIMEOUT_SECONDS = 2\n"
     with WandbServer(dies_after_start=True) as server:
         result = subprocess.run(
             [sys.executable, "-c", impatient + ONLINE, str(run.path), "auto"],

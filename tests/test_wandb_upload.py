@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flashpoint.run_folder import RunFolder
+from flashpoint.tracking import read_metrics
 from tests.conftest import environment
 from tests.wandb_server import KEY, WandbServer
 
@@ -32,7 +35,32 @@ tracker.close({"outcome": "exploded", "onset_step": 5}, [picture], [tape])
 """
 
 
-def python(tmp_path: Path, *arguments: str, server: WandbServer | None = None) -> subprocess.CompletedProcess[str]:
+IMPATIENT = """
+import os
+os.environ["WANDB_HTTP_TIMEOUT"] = "1"
+import flashpoint.wandb_service
+flashpoint.wandb_service.FINISH_TIMEOUT_SECONDS = 2
+"""
+
+HASTY = """
+import flashpoint.wandb_service
+flashpoint.wandb_service.FINISH_TIMEOUT_SECONDS = flashpoint.wandb_service.GRACE_SECONDS = 1
+"""
+STOP = """
+import os, signal
+os.kill(tracker._service._process.pid, signal.SIGSTOP)
+"""
+FOLLOWING = """
+following = RunFolder.create(run.path.parent, "following")
+Tracker(following, TrackingConfig(wandb="offline"), run_config={}, notify=print).close({})
+sys.exit(3)
+"""
+
+
+def python(
+    tmp_path: Path, *arguments: str, server: WandbServer | None = None, status: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Ends once W&B's service has ended, too: it holds the pipes."""
     variables = {"HOME": str(tmp_path), "WANDB_ERROR_REPORTING": "false"}
     if server:
         variables |= {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY}
@@ -44,7 +72,7 @@ def python(tmp_path: Path, *arguments: str, server: WandbServer | None = None) -
         text=True,
         timeout=60,
     )
-    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.returncode == status, result.stdout + result.stderr
     return result
 
 
@@ -100,3 +128,34 @@ def test_an_online_run_needs_no_sync(run: RunFolder, tmp_path: Path) -> None:
     assert_complete(server, run)
     assert_holds_the_records(server)
     assert not list((run.path / "wandb").glob("offline-run-*"))
+
+
+def test_wandb_sync_brings_what_a_dying_network_kept_back(run: RunFolder, tmp_path: Path) -> None:
+    with WandbServer(dies_after_start=True) as server:
+        told = python(tmp_path, "-c", IMPATIENT + RECORD, str(run.path), "online", server=server).stdout
+        assert "W&B is off" in told
+        assert server.history == []
+    (recorded,) = (run.path / "wandb").glob("run-*")
+    with WandbServer() as server:
+        python(tmp_path, "-m", "wandb", "sync", "--include-online", str(recorded), server=server)
+    assert_complete(server, run)
+
+
+@pytest.mark.parametrize("dies_at", ["ServerFeaturesQuery", "/upload/artifact/manifest"])
+def test_a_network_that_dies_during_the_artifact_does_not_hold_the_end(
+    run: RunFolder, tmp_path: Path, dies_at: str
+) -> None:
+    """In these two moments W&B's own limit of the end does not hold."""
+    with WandbServer(dies_at=dies_at) as server:
+        script = HASTY + RECORD + FOLLOWING
+        told = python(tmp_path, "-c", script, str(run.path), "online", server=server, status=3).stdout
+    (line,) = told.splitlines()
+    assert "W&B is off for this run (TimeoutError: the upload did not end)" in line
+    assert list((run.path.parent / "following/wandb").glob("offline-run-*"))
+
+
+@pytest.mark.parametrize("end", ["tracker.close(", "sys.exit(3)  # tracker.close("])
+def test_a_service_that_answers_nothing_does_not_hold_the_end(run: RunFolder, tmp_path: Path, end: str) -> None:
+    script = HASTY + RECORD.replace("tracker.close(", STOP + end) + FOLLOWING
+    python(tmp_path, "-c", script, str(run.path), "offline", status=3)
+    assert read_metrics(run.metrics)["loss"][1].tolist() == [-1, -2, -3]

@@ -18,9 +18,10 @@ class WandbServer:
 
     Args:
         dies_after_start: answers nothing from the moment that a run has been made.
+        dies_at: answers nothing from this path or GraphQL operation on.
     """
 
-    def __init__(self, *, dies_after_start: bool = False) -> None:
+    def __init__(self, *, dies_after_start: bool = False, dies_at: str | None = None) -> None:
         self.run: dict[str, Any] = {}
         """Newest value of every field that the client set."""
         self.history: list[dict[str, Any]] = []
@@ -33,7 +34,7 @@ class WandbServer:
         """Names of artifacts that are complete."""
         self.refused: list[str] = []
         """Requests that have no answer here."""
-        self._dies_after_start, self._artifact = dies_after_start, ""
+        self._dies_after_start, self._dies_at, self._dead, self._artifact = dies_after_start, dies_at, False, ""
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._http.server_port}"
@@ -51,7 +52,9 @@ class WandbServer:
         """Status and JSON of the answer to a request."""
         if path.startswith("/sdk/otel/"):  # the client's measurements of itself
             return 200, {}
-        if self._dies_after_start and self.run:
+        if self._dies_at and (path == self._dies_at or f" {self._dies_at} ".encode() in body):
+            self._dead = True
+        if self._dead or (self._dies_after_start and self.run):
             self._closed.wait()
         with self._lock:
             if path.startswith("/upload/"):

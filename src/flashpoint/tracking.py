@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint import wandb_service
 from flashpoint.config import TrackingConfig
 from flashpoint.errors import UserError
 from flashpoint.media import HeadMedia
 from flashpoint.run_folder import RunFolder
 
 _INIT_TIMEOUT_SECONDS = 30
-_FINISH_TIMEOUT_SECONDS = 120.0
-"""Then the rest of the upload is given up; ``wandb sync --include-online`` brings it later."""
 
 
 class Tracker:
@@ -52,6 +51,7 @@ class Tracker:
         self._file = run.metrics.open("a", buffering=1)
         self._notify = notify
         self._wandb: Any = None
+        self._service: wandb_service.WandbService | None = None
         self._media = HeadMedia()
         mode = _wandb_mode(config, notify)
         if mode != "disabled":
@@ -74,7 +74,7 @@ class Tracker:
         return self._wandb is not None
 
     def close(self, summary: Mapping[str, Any], pictures: Sequence[Path] = (), files: Sequence[Path] = ()) -> None:
-        """End the record.
+        """End the record, whatever W&B does, in 160 s at most (:mod:`flashpoint.wandb_service`).
 
         Args:
             summary: becomes the W&B run's.
@@ -84,10 +84,13 @@ class Tracker:
         self._file.close()
         if self._wandb is not None:
             self._guarded(lambda: self._finish(summary, pictures, files))
+        elif self._service is not None:  # what failed may have something to upload
+            self._service.end(wandb_service.FINISH_TIMEOUT_SECONDS + wandb_service.GRACE_SECONDS)
 
     def _start(self, run: RunFolder, config: TrackingConfig, run_config: Mapping[str, Any], mode: str) -> None:
         import wandb
 
+        self._service = wandb_service.WandbService()
         self._wandb = wandb.init(
             mode=mode,  # type: ignore[arg-type]
             project=config.project,
@@ -102,7 +105,7 @@ class Tracker:
                 console="off",
                 reinit="create_new",  # one that failed before is not this one
                 init_timeout=_INIT_TIMEOUT_SECONDS,
-                finish_timeout=_FINISH_TIMEOUT_SECONDS,
+                finish_timeout=wandb_service.FINISH_TIMEOUT_SECONDS,
                 finish_timeout_raises=True,
             ),
         )
@@ -110,9 +113,19 @@ class Tracker:
         self._wandb.define_metric("*", step_metric="step")
 
     def _finish(self, summary: Mapping[str, Any], pictures: Sequence[Path], files: Sequence[Path]) -> None:
+        assert self._service is not None
+        with self._service:
+            try:
+                self._upload(summary, pictures, files)
+            except Exception:  # where the network is gone an artifact raises; the rest is kept for wandb sync
+                self._wandb.finish()
+                raise
+            self._wandb.finish()
+
+    def _upload(self, summary: Mapping[str, Any], pictures: Sequence[Path], files: Sequence[Path]) -> None:
         import wandb
 
-        self._wandb.summary.update(dict(summary))  # first: where the network is gone an artifact raises
+        self._wandb.summary.update(dict(summary))
         if pictures:
             self._wandb.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in pictures})
         if files:
@@ -120,7 +133,6 @@ class Tracker:
             for path in files:
                 artifact.add_file(str(path))
             self._wandb.log_artifact(artifact)
-        self._wandb.finish()
 
     def _guarded(self, call: Callable[[], Any]) -> None:
         try:
