@@ -10,7 +10,7 @@ from typing import Any, Literal
 from flashpoint.attention.named import resolved
 from flashpoint.attention.variant import AttentionVariant
 from flashpoint.errors import UserError
-from flashpoint.typed import check_literals, structured_config
+from flashpoint.typed import check_literals, require_not_negative, require_positive, structured_config
 
 HEAD_SIZES = (16, 32, 64, 128)
 
@@ -32,7 +32,7 @@ class ModelConfig:
         return self.d_model // self.n_head
 
     def __post_init__(self) -> None:
-        _require_positive(self, "model", ("n_layer", "n_head", "d_model", "context", "vocab_size"))
+        require_positive(self, "model", ("n_layer", "n_head", "d_model", "context", "vocab_size"))
         if self.d_model % self.n_head or self.head_size not in HEAD_SIZES:
             raise ValueError(
                 f"model.d_model={self.d_model} over model.n_head={self.n_head} gives heads of "
@@ -76,7 +76,7 @@ class DataConfig:
             )
         for name in ("max_bytes", "workers"):
             if getattr(self, name) is not None:
-                _require_positive(self, "data", (name,))
+                require_positive(self, "data", (name,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,15 +127,15 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_literals(self, "train")
-        _require_positive(
+        require_positive(
             self,
             "train",
             ("steps", "lr", "batch_size", "log_interval", "eval_interval", "eval_sequences", "eps"),
         )
         for name in ("decay_steps", "micro_batch_size", "threads"):
             if getattr(self, name) is not None:
-                _require_positive(self, "train", (name,))
-        _require_not_negative(self, "train", ("warmup_steps", "weight_decay", "grad_clip", "checksum_interval"))
+                require_positive(self, "train", (name,))
+        require_not_negative(self, "train", ("warmup_steps", "weight_decay", "grad_clip", "checksum_interval"))
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"train.{name}={getattr(self, name)}: give 0 or more and less than 1")
@@ -162,8 +162,8 @@ class DetectorConfig:
     """Steps run on after the verdict, so that the explosion is on the record."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "detector", ("window", "margin", "hold_steps"))
-        _require_not_negative(self, "detector", ("tail_steps",))
+        require_positive(self, "detector", ("window", "margin", "hold_steps"))
+        require_not_negative(self, "detector", ("tail_steps",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,8 +181,8 @@ class ProbesConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attention", tuple(self.attention))
-        _require_positive(self, "probes", ("sequences",))
-        _require_not_negative(self, "probes", ("weights_interval", "attention_interval"))
+        require_positive(self, "probes", ("sequences",))
+        require_not_negative(self, "probes", ("weights_interval", "attention_interval"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,8 +197,8 @@ class CheckpointsConfig:
     """When a run explodes, one checkpoint at least this long before the onset is kept for good, and one just before."""
 
     def __post_init__(self) -> None:
-        _require_not_negative(self, "checkpoints", ("interval", "precursor_steps"))
-        _require_positive(self, "checkpoints", ("budget_gib",))
+        require_not_negative(self, "checkpoints", ("interval", "precursor_steps"))
+        require_positive(self, "checkpoints", ("budget_gib",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,15 +292,3 @@ def build_config(values: dict[str, Any], variants_dir: Path) -> Config:
         return Config(**values)
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from error
-
-
-def _require_positive(section: Any, where: str, names: tuple[str, ...]) -> None:
-    for name in names:
-        if getattr(section, name) <= 0:
-            raise ValueError(f"{where}.{name}={getattr(section, name)}: give more than 0")
-
-
-def _require_not_negative(section: Any, where: str, names: tuple[str, ...]) -> None:
-    for name in names:
-        if getattr(section, name) < 0:
-            raise ValueError(f"{where}.{name}={getattr(section, name)}: give 0 or more")

@@ -52,3 +52,17 @@ def _omegaconf_type(annotation: Any) -> Any:
             return Any  # a variant's name in the YAML, a nested mapping once resolved
         return typing.Optional[_omegaconf_type(members[0])]  # noqa: UP045 - built at run time
     return annotation
+
+
+def require_positive(section: Any, where: str, names: tuple[str, ...]) -> None:
+    """Raise ValueError, naming ``where``, for the first of the fields that is not above 0."""
+    for name in names:
+        if getattr(section, name) <= 0:
+            raise ValueError(f"{where}.{name}={getattr(section, name)}: give more than 0")
+
+
+def require_not_negative(section: Any, where: str, names: tuple[str, ...]) -> None:
+    """Raise ValueError, naming ``where``, for the first of the fields that is below 0."""
+    for name in names:
+        if getattr(section, name) < 0:
+            raise ValueError(f"{where}.{name}={getattr(section, name)}: give 0 or more")
