@@ -151,6 +151,15 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
         (["docs/measurements.md"], ["survival.py", "screening-h200/*"]),
         (["docs/mechanism.md"], ["delta_bias.py --pool", "laptop-bias/*"]),
         (["docs/mechanism.md"], ["onset.py attn.delta_error.size", "laptop-injected/*"]),
+        (
+            ["docs/mechanism.md"],
+            [
+                "onset.py attn.out_unnormalized_bits",
+                "laptop-precision/*",
+                "laptop-variants/flash_stoch*",
+                "laptop/flash_bf16_seed-*",
+            ],
+        ),
         (["docs/mechanism.md"], ["onset.py train.lr", "laptop-settings/lr*", "laptop/flash_bf16_seed-[0-3]"]),
     ],
 )
