@@ -1,6 +1,6 @@
 """Does the error of δ keep its sign before the explosion? ``python scripts/delta_bias.py RUN [RUN …]``
 
-For each head of ``--layer`` (default: the hottest): Σ (δ_lp − δ_hp) over all observed steps up to ``--until`` (default:
+For each head of the hottest layer: Σ (δ_lp − δ_hp) over all observed steps up to ``--until`` (default:
 1,000 steps before the onset, or the end), in units of its own standard error, were the errors of all tokens independent
 with mean zero; and the share of observed steps at which the sum over tokens was positive, with its 95 % Clopper–Pearson
 interval. Then, where it was measured, the bias and the root mean square of the error in the unit of
@@ -27,7 +27,7 @@ BEFORE_ONSET = 1000
 """Steps left out before the onset: there the growth is its own cause."""
 
 
-def by_head(run: RecordedRun, until: int | None, layer: int | None) -> Iterator[str]:
+def by_head(run: RecordedRun, until: int | None) -> Iterator[str]:
     """A line for each head."""
     from scipy.stats import binomtest
 
@@ -35,9 +35,7 @@ def by_head(run: RecordedRun, until: int | None, layer: int | None) -> Iterator[
     _, variances = _observed(run, "variance")
     chosen = _before(run, steps, until)
     tokens = run.config["probes"]["sequences"] * run.config["model"]["context"]
-    layer, count = layer or run.hottest_layer, int(chosen.sum())
-    if layer > len(sums):
-        raise UserError(f"{run.folder.path}: --layer {layer}: the model has layers 1 to {len(sums)}")
+    layer, count = run.hottest_layer, int(chosen.sum())
     for head in range(sums.shape[1]):
         errors, variance = sums[layer - 1, head][chosen], variances[layer - 1, head][chosen]
         expected = np.sqrt(tokens * variance.sum())
@@ -110,7 +108,6 @@ def _mean_interval(values: ArrayLike) -> tuple[float, float | None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN")
-    parser.add_argument("--layer", type=int, help="counted from 1")
     parser.add_argument("--until", type=int, help="step before which observations count")
     parser.add_argument("--pool", action="store_true", help="a row for each attention")
     arguments = parser.parse_args()
@@ -120,7 +117,7 @@ def main() -> None:
             print("\n".join(pooled(runs, arguments.until)))
         else:
             for run in runs:
-                print("\n".join(by_head(run, arguments.until, arguments.layer)))
+                print("\n".join(by_head(run, arguments.until)))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

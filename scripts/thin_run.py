@@ -27,16 +27,14 @@ def thin(run: RunFolder, target: Path, every: int, only: Sequence[str] | None = 
         spacing: least steps between records of what was measured at intervals; the last stays, too.
     """
     target.mkdir(parents=True)
-    for path in (run.config, run.manifest, run.outcome, run.chain):
-        if path.exists() or path != run.chain:
-            shutil.copy(path, target)
+    for path in (run.config, run.manifest, run.outcome, *filter(Path.exists, [run.chain])):
+        shutil.copy(path, target)
     named = [_named(json.loads(line), only) for line in run.metrics.read_text().splitlines()]
     records = [record for record in named if len(record) > 1]
     per_step = [record for record in records if "loss" in record]
     at_intervals = [record for record in records if "loss" not in record]
-    kept = [*per_step[::every], *per_step[-1:], *_spaced(at_intervals, spacing)]
-    kept_once = {id(record) for record in kept}
-    lines = [json.dumps(record) for record in records if id(record) in kept_once]
+    kept = {id(record) for record in [*per_step[::every], *per_step[-1:], *_spaced(at_intervals, spacing)]}
+    lines = [json.dumps(record) for record in records if id(record) in kept]
     RunFolder(target).metrics.write_text("".join(f"{line}\n" for line in lines))
 
 

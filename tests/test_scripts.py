@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from flashpoint.data.tape import Tape
+from flashpoint.report.series import RecordedRun
+from flashpoint.run_folder import RunFolder
 from tests.conftest import REPOSITORY, environment
 
 
@@ -175,6 +177,27 @@ def test_tables_in_the_documents_are_those_of_the_committed_runs(documents: list
     assert table.count("\n") >= 6, result.stderr
     for document in documents:
         assert table in (REPOSITORY / document).read_text()
+
+
+def test_the_layers_said_to_grow_are_those_that_did() -> None:
+    reports = REFERENCE / "ignite-h200", REFERENCE / "explosion-h200"
+    folders = [*(run for report in reports for run in sorted(report.iterdir())), REFERENCE / "replay-h200/explosion"]
+    exploded = [run for run in map(RecordedRun, map(RunFolder.open, folders)) if run.onset is not None]
+    layers = [run.hottest_layer for run in exploded]
+    told = f"in {layers.count(2)} of {len(layers)} exploding runs of `flash_bf16` and `flash_fp32` on GPUs"
+    document = (REPOSITORY / "docs/mechanism.md").read_text()
+    assert told in document
+    assert f"the third in {layers.count(3)};" in document
+
+
+def test_the_times_in_the_readme_are_those_of_the_committed_runs() -> None:
+    seconds = {
+        run.name: json.loads((run / "outcome.json").read_text())["seconds"]
+        for run in (REFERENCE / "ignite-h200").glob("flash_bf16_*")
+    }
+    readme = (REPOSITORY / "README.md").read_text()
+    assert f"seeds 0 to {len(seconds) - 1}, at most {max(seconds.values()):.0f} s of training each" in readme
+    assert f"{seconds['flash_bf16_seed-1']:.0f} s of training.\n" in readme
 
 
 def test_the_early_warnings_of_the_laptop_runs_are_those_documented() -> None:

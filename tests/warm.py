@@ -8,6 +8,7 @@ import atexit
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,7 +41,7 @@ class Process:
         return self._process.exitcode
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)
@@ -64,7 +65,7 @@ def run(command: Sequence[str], *, timeout: float = 60, **options: Any) -> subpr
     try:
         return subprocess.CompletedProcess(command, process.wait(timeout), *process.communicate())
     finally:
-        process._process.kill()
+        process.send_signal(signal.SIGKILL)
 
 
 def _run_as_main(argv: list[str], cwd: str, env: dict[str, str], *output: str) -> None:
@@ -83,7 +84,7 @@ def _run_as_main(argv: list[str], cwd: str, env: dict[str, str], *output: str) -
         status = int(ended.code or 0)
     except BaseException:
         traceback.print_exc()
-    atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # which os._exit passes over
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # to take all those modules apart, as Python would now, takes as long as a run

@@ -20,10 +20,10 @@ TREATED = Lifetimes(
 )
 
 
-def record(folder: Path, bits: int, seed: int, onset: int | None, lr: float = 0.5) -> str:
+def record(folder: Path, bits: int, seed: int, onset: int | None, lr: float = 0.5, **settings: float) -> str:
     run = folder / f"{bits}-{seed}-{lr}"
     run.mkdir(parents=True)
-    train = {**dict.fromkeys(OPTIMISATION, 0.25), "lr": lr}
+    train = {**dict.fromkeys(OPTIMISATION, 0.25), "lr": lr, **settings}
     attn = {"name": "flash_bf16", "out_unnormalized": "nearest", "out_unnormalized_bits": bits}
     config = {"attn": attn, "seed": seed, "model": {"n_layer": 2}, "train": train}
     outcome = {"outcome": "exploded" if onset else "stable", "step": 1000, "onset_step": onset}
@@ -66,6 +66,15 @@ def test_runs_that_differ_in_more_stand_in_rows_of_their_own(tmp_path: Path) -> 
         [" `flash_bf16 train.lr=0.1` ", " 2 ", " 1 of 1 ", " 70 "],
         [" `flash_bf16 train.lr=0.5` ", " 1 ", " 1 of 1 ", " 100 "],
     ]
+
+
+def test_a_run_without_decay_stands_beside_one_with_it(tmp_path: Path) -> None:
+    runs = [record(tmp_path, 1, 0, 100), record(tmp_path, 1, 1, 50, min_lr_ratio=1.0)]
+    result = call("train.lr", *runs)
+    assert [row.split("|")[1].strip() for row in result.stdout.splitlines()[2:]] == [
+        "`flash_bf16 train.min_lr_ratio=0.25 train.decay_steps=0.25`",
+        "`flash_bf16 train.min_lr_ratio=1.0`",
+    ], result.stderr
 
 
 @pytest.mark.parametrize("key", ["attn.bits", "attn.exact_row_sum"])

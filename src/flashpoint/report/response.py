@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flashpoint.errors import UserError
 from flashpoint.report.figures import colour
 from flashpoint.report.series import RecordedRun
-from flashpoint.report.survival import Lifetimes, choices_of, lifetimes, settings_of
+from flashpoint.report.survival import Lifetimes, choices_of, differing, lifetimes, settings_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,13 +79,9 @@ def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
 
 def _label(run: RecordedRun, runs: Sequence[RecordedRun], key: str) -> str:
     """The attention, with what else differs from its namesakes."""
-    own, namesakes = _settings(run), [_settings(other) for other in runs if other.variant == run.variant]
-    differing = [
-        f"{name.removeprefix('attn.')}={value}"
-        for name, value in own.items()
-        if name != key and any(other[name] != value for other in namesakes)
-    ]
-    return " ".join([run.variant, *differing])
+    namesakes = [_settings(other) for other in runs if other.variant == run.variant]
+    own = {name: value for name, value in _settings(run).items() if name != key}
+    return " ".join([run.variant, *(part.removeprefix("attn.") for part in differing(own, namesakes))])
 
 
 def _settings(run: RecordedRun) -> dict[str, Any]:

@@ -6,7 +6,7 @@ A run that ended without an explosion is censored at its length: it says only th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from scipy.stats import CensoredData
 
 CONFIDENCE = 0.95
+_EPS = 1e-9  # the shares are products of fractions
 OPTIMISATION = (
     "lr", "min_lr_ratio", "decay_steps", "warmup_steps", "batch_size", "beta1", "beta2", "eps", "weight_decay",
     "grad_clip",
@@ -53,18 +54,16 @@ class Lifetimes:
         """
         if not len(self.onsets):
             return None
-        steps, survival, *_ = self.curve()
-        first = _first_below_half(steps, survival)
-        below = steps[survival < 0.5 - 1e-9]
-        at_half = first is not None and np.isclose(survival[steps == first][0], 0.5)
-        return (first + float(below[0])) / 2 if first is not None and at_half and len(below) else first
+        steps, share, *_ = self.curve()
+        reached, below = _first_step(steps, share <= 0.5 + _EPS), _first_step(steps, share < 0.5 - _EPS)
+        return reached if reached is None or below is None else (reached + below) / 2
 
     def median_interval(self) -> tuple[float | None, float | None]:
         """Steps at which the curve's interval passes one half (Brookmeyer & Crowley 1982); None where not reached."""
         if not len(self.onsets):
             return None, None
         steps, _, low, high = self.curve()
-        return _first_below_half(steps, low), _first_below_half(steps, high)
+        return _first_step(steps, low <= 0.5 + _EPS), _first_step(steps, high <= 0.5 + _EPS)
 
     def exploded_interval(self) -> tuple[float, float]:
         """Clopper–Pearson interval of the share of runs that exploded within the lengths they were given."""
@@ -144,9 +143,8 @@ def draw_survival(groups: Sequence[Lifetimes]) -> Figure:
     return figure
 
 
-def _first_below_half(steps: NDArray[np.float64], share: NDArray[np.float64]) -> float | None:
-    below = np.flatnonzero(share <= 0.5 + 1e-9)
-    return float(steps[below[0]]) if len(below) else None
+def _first_step(steps: NDArray[np.float64], where: NDArray[np.bool_]) -> float | None:
+    return float(steps[where][0]) if where.any() else None
 
 
 def lifetimes(label: str, setting: str, runs: Sequence[RecordedRun]) -> Lifetimes:
@@ -163,11 +161,13 @@ def _failed(run: RecordedRun) -> bool:
 
 def _label(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
     """The variant's title, with each choice in which runs of that title differ."""
-
     namesakes = [choices_of(other) for other in runs if other.title == run.title]
-    own = choices_of(run)
-    differing = [f"{name}={own[name]}" for name in own if any(other[name] != own[name] for other in namesakes)]
-    return " ".join([run.title, *differing])
+    return " ".join([run.title, *differing(choices_of(run), namesakes)])
+
+
+def differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[str]:
+    """``name=value`` of each of one's own settings that some of the others do not share."""
+    return [f"{name}={value}" for name, value in own.items() if any(other.get(name) != value for other in others)]
 
 
 def choices_of(run: RecordedRun) -> dict[str, Any]:
@@ -179,16 +179,14 @@ def choices_of(run: RecordedRun) -> dict[str, Any]:
 
 def _setting(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
     """In what the run's experiment, attention and seed apart, differs from any of the others'; empty if in nothing."""
-    own, others = settings_of(run), [settings_of(other) for other in runs]
-    return " ".join(f"{name}={value}" for name, value in own.items() if any(o.get(name) != value for o in others))
+    return " ".join(differing(settings_of(run), [settings_of(other) for other in runs]))
 
 
 def settings_of(run: RecordedRun) -> dict[str, Any]:
     """What makes an experiment besides attention and seed."""
     model, train = run.config["model"], run.config["train"]
-    settings = {f"model.{name}": model[name] for name in model} | {
-        f"train.{name}": train[name] for name in OPTIMISATION
-    }
+    settings = {f"model.{name}": model[name] for name in model}
+    settings |= {f"train.{name}": train[name] for name in OPTIMISATION}
     if train["min_lr_ratio"] == 1:
         del settings["train.decay_steps"]  # nothing decays
     return settings
