@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import numpy as np
@@ -234,6 +235,23 @@ def test_a_killed_worker_ends_the_preparation_in_one_line(large: Path, tmp_path:
     last = stderr.splitlines()[-1]
     assert process.returncode == 1
     assert last.startswith("flashpoint.errors.UserError: data.workers=2: a tokenising process died")
+
+
+def test_a_worker_killed_while_the_next_one_starts_ends_the_preparation_in_one_line(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = SpawnProcess.start, []
+
+    def start_after_a_death(process: SpawnProcess) -> None:
+        if started:
+            started[0].kill()
+            started[0].join()
+            time.sleep(0.5)  # for the pool to notice
+        start(process)
+        started.append(process)
+
+    monkeypatch.setattr(SpawnProcess, "start", start_after_a_death)
+    assert_refused(config(large, tmp_path / "data", workers=2), "data.workers=2", "a tokenising process died")
 
 
 def test_two_processes_prepare_the_same_data_once(large: Path, whole: TokenDataset, tmp_path: Path) -> None:

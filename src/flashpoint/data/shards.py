@@ -136,12 +136,20 @@ def _in_workers(jobs: list[Job], workers: int) -> Iterator[Iterator[dict[str, An
         except BaseException as error:
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
-            if isinstance(error, BrokenProcessPool):
+            if _tells_of_a_dead_worker(error):
                 raise UserError(
                     f"data.workers={workers}: a tokenising process died, out of memory perhaps; run again with fewer, "
                     "it goes on where it stopped"
                 ) from error
             raise
+
+
+def _tells_of_a_dead_worker(error: BaseException) -> bool:
+    """A worker that dies while others are being started breaks the pipes that they are handed: an OSError of
+    multiprocessing's own has no errno, unlike one from the files."""
+    if isinstance(error, OSError):
+        return error.errno is None or isinstance(error, BrokenPipeError)
+    return isinstance(error, BrokenProcessPool)
 
 
 def load_tokenizer(trained: Path | None) -> Tokenizer:
