@@ -79,6 +79,11 @@ class RecordedRun:
         onset: int | None = self.outcome["onset_step"]
         return onset
 
+    @property
+    def failed(self) -> bool:
+        """Whether it exploded, or its numbers ceased to be finite."""
+        return str(self.outcome["outcome"]) != "stable"
+
     @cached_property
     def columns(self) -> dict[str, Series]:
         """Every metric: steps [n] and values [n]."""

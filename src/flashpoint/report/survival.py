@@ -95,11 +95,16 @@ class Lifetimes:
 
 
 def by_variant(runs: Sequence[RecordedRun]) -> list[Lifetimes]:
-    """Runs grouped by attention and by the settings in which any two differ, in the order of the first of each."""
+    """Lifetimes of the groups of :func:`grouped`."""
+    return [lifetimes(label, setting, members) for (setting, label), members in grouped(runs).items()]
+
+
+def grouped(runs: Sequence[RecordedRun]) -> dict[tuple[str, str], list[RecordedRun]]:
+    """Runs by the settings in which any two differ and by attention, in the order of the first of each."""
     groups: dict[tuple[str, str], list[RecordedRun]] = {}
     for run in runs:
         groups.setdefault((_setting(run, runs), _label(run, runs)), []).append(run)
-    return [lifetimes(label, setting, members) for (setting, label), members in groups.items()]
+    return groups
 
 
 def control_of(group: Lifetimes, groups: Sequence[Lifetimes], control: str) -> Lifetimes | None:
@@ -149,14 +154,10 @@ def _first_step(steps: NDArray[np.float64], where: NDArray[np.bool_]) -> float |
 
 def lifetimes(label: str, setting: str, runs: Sequence[RecordedRun]) -> Lifetimes:
     # A run whose numbers ceased to be finite has no onset of the loss: its last step stands for it.
-    failed = [run.outcome["step"] if run.onset is None else run.onset for run in runs if _failed(run)]
-    held = [run.outcome["step"] for run in runs if not _failed(run)]
+    failed = [run.outcome["step"] if run.onset is None else run.onset for run in runs if run.failed]
+    held = [run.outcome["step"] for run in runs if not run.failed]
     onsets, censored = np.array(sorted(failed), np.int64), np.array(sorted(held), np.int64)
     return Lifetimes(label, runs[0].variant, onsets, censored, setting)
-
-
-def _failed(run: RecordedRun) -> bool:
-    return str(run.outcome["outcome"]) != "stable"
 
 
 def _label(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:

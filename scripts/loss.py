@@ -1,0 +1,69 @@
+"""What an attention costs in loss: ``python scripts/loss.py RUN [RUN …]``, a row for each attention.
+
+Validation loss after equal steps, and the difference to the control's run of the same seed, data and experiment, with
+its 95 % interval over seeds. A run that had exploded by then has no loss to compare: it is counted, and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from flashpoint.errors import UserError
+from flashpoint.report.paired import Losses, last_common_step, losses_at
+from flashpoint.report.series import RecordedRun
+from flashpoint.run_folder import RunFolder
+
+
+def table(found: Sequence[Losses], step: int, control: str) -> list[str]:
+    """Markdown, a row for each attention."""
+    rows = [
+        f"| attention | runs | exploded before | validation loss after {step:,} steps | spread over seeds "
+        f"| pairs | minus {control} | 95 % interval |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    setting = ""
+    for losses in sorted(found, key=lambda losses: losses.setting):
+        if losses.setting != setting:
+            setting = losses.setting
+            rows.append(f"| *{setting}* | | | | | | | |")
+        mean = f"{np.mean(losses.losses):.4f}" if len(losses.losses) else ""
+        spread = "" if losses.spread is None else f"{losses.spread:.4f}"
+        differences = [] if losses.differences is None else losses.differences.tolist()
+        difference = f"{np.mean(differences):+.4f}" if differences else ""
+        interval = losses.interval()
+        reach = "" if interval is None else f"{interval[0]:+.4f} to {interval[1]:+.4f}"
+        cells = [
+            f"`{losses.label}`",
+            len(losses.losses),
+            losses.exploded,
+            mean,
+            spread,
+            len(differences) or "",
+            difference,
+            reach,
+        ]
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", metavar="RUN")
+    parser.add_argument("--at", type=int, metavar="STEPS", help="default: the last that all stable runs have")
+    parser.add_argument("--control", default="flash_fp32", help="the attention to compare with (default: flash_fp32)")
+    arguments = parser.parse_args()
+    try:
+        runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
+        step = arguments.at or last_common_step(runs)
+        print("\n".join(table(losses_at(step, runs, arguments.control), step, arguments.control)))
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What an attention costs in loss: validation losses at equal steps, in pairs of the same seed, data and experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.errors import UserError
+from flashpoint.report.series import RecordedRun
+from flashpoint.report.survival import CONFIDENCE, control_of, grouped, lifetimes
+
+Pairing = tuple[int, str]
+"""Seed and fingerprint of the data: with the experiment they fix initial weights and batches."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Validation losses of one attention's runs at one step."""
+
+    label: str
+    setting: str
+    losses: NDArray[np.float64]
+    """Of the runs that had not exploded by then."""
+    exploded: int
+    """Runs that had."""
+    differences: NDArray[np.float64] | None = None
+    """To the control's run of the same seed and data, where there is one; None for the control itself."""
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over seeds; None of fewer than two."""
+        return float(np.std(self.losses, ddof=1)) if len(self.losses) > 1 else None
+
+    def interval(self) -> tuple[float, float] | None:
+        """95 % interval of the mean difference (Student's t over pairs); None of fewer than two pairs."""
+        from scipy.stats import t
+
+        if self.differences is None or len(self.differences) < 2:
+            return None
+        mean, count = float(np.mean(self.differences)), len(self.differences)
+        reach = float(t.ppf((1 + CONFIDENCE) / 2, count - 1) * np.std(self.differences, ddof=1) / np.sqrt(count))
+        return mean - reach, mean + reach
+
+
+def losses_at(step: int, runs: Sequence[RecordedRun], control: str) -> list[Losses]:
+    """Losses of each attention after ``step`` optimiser steps, in the order of the first run of each.
+
+    Args:
+        control: label or name of the attention that the others are compared with.
+
+    Raises:
+        UserError: a run that had not exploded by then was not validated there.
+    """
+    groups = grouped(runs)
+    named = {key: lifetimes(key[1], key[0], members) for key, members in groups.items()}
+    losses = {key: _by_pairing(step, members) for key, members in groups.items()}
+    found = []
+    for key, own in losses.items():
+        against = control_of(named[key], list(named.values()), control)
+        differences = None
+        if against is not None and against is not named[key]:
+            others = losses[against.setting, against.label]
+            differences = np.array([loss - others[pairing] for pairing, loss in own.items() if pairing in others])
+        exploded = sum(_exploded_before(step, run) for run in groups[key])
+        found.append(Losses(key[1], key[0], np.array(list(own.values())), exploded, differences))
+    return found
+
+
+def last_common_step(runs: Sequence[RecordedRun]) -> int:
+    """The last step at which every run that did not explode was validated.
+
+    Raises:
+        UserError: there is none.
+    """
+    stable = [set(_validations(run)) for run in runs if not run.failed]
+    common = set.intersection(*stable) if stable else set()
+    if not common:
+        raise UserError("no step at which all runs that did not explode were validated; name one with --at")
+    return max(common)
+
+
+def _by_pairing(step: int, runs: Sequence[RecordedRun]) -> dict[Pairing, float]:
+    losses = {}
+    for run in runs:
+        if _exploded_before(step, run):
+            continue
+        validations = _validations(run)
+        if step not in validations:
+            told = ", ".join(f"{known:,}" for known in sorted(validations)) or "never"
+            raise UserError(
+                f"{run.folder.path}: not validated after step {step:,} but {told}; choose --at, or train on"
+            )
+        losses[run.config["seed"], str(run.manifest["data"].get("fingerprint"))] = validations[step]
+    return losses
+
+
+def _exploded_before(step: int, run: RecordedRun) -> bool:
+    return run.failed and (run.outcome["step"] if run.onset is None else run.onset) < step
+
+
+def _validations(run: RecordedRun) -> dict[int, float]:
+    """Validation loss by the number of steps done."""
+    steps, losses = run.columns.get("val_loss", ([], []))
+    found = {int(step) + 1: float(loss) for step, loss in zip(steps, losses, strict=True)}
+    if run.outcome["val_loss"] is not None:
+        found[run.outcome["step"]] = float(run.outcome["val_loss"])  # a string where it is no number
+    return found
