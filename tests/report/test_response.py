@@ -1,16 +1,13 @@
 """The response of the onset to a setting, on runs whose medians are known by hand."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib.image
 import numpy as np
 import pytest
 
-from flashpoint.report.survival import OPTIMISATION, Lifetimes
-from tests.conftest import REPOSITORY, environment
+from flashpoint.report.survival import Lifetimes
+from tests.report.records import call, refusal, write_run
 
 TREATED = Lifetimes(
     "treated",
@@ -21,20 +18,9 @@ TREATED = Lifetimes(
 
 
 def record(folder: Path, bits: int, seed: int, onset: int | None, lr: float = 0.5, **settings: float) -> str:
-    run = folder / f"{bits}-{seed}-{lr}"
-    run.mkdir(parents=True)
-    train = {**dict.fromkeys(OPTIMISATION, 0.25), "lr": lr, **settings}
     attn = {"name": "flash_bf16", "out_unnormalized": "nearest", "out_unnormalized_bits": bits}
-    config = {"attn": attn, "seed": seed, "model": {"n_layer": 2}, "train": train}
-    outcome = {"outcome": "exploded" if onset else "stable", "step": 1000, "onset_step": onset}
-    for name, value in (("config", config), ("manifest", {}), ("outcome", outcome)):
-        (run / f"{name}.json").write_text(json.dumps(value))
-    return str(run)
-
-
-def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(REPOSITORY / "scripts/onset.py"), *arguments]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    train = {"min_lr_ratio": 0.25, "lr": lr, **settings}
+    return write_run(folder / f"{bits}-{seed}-{lr}-{len(settings)}", attn, seed=seed, onset=onset, train=train)
 
 
 def test_the_medians_interval_is_the_textbooks() -> None:
@@ -47,7 +33,7 @@ def test_each_value_is_a_row_with_its_median(tmp_path: Path) -> None:
     runs = [record(tmp_path, 1, seed, 100 + seed) for seed in range(5)]
     runs += [record(tmp_path, 2, seed, 300 if seed < 3 else None) for seed in range(5)]
     runs += [record(tmp_path, 3, seed, None) for seed in range(2)]
-    result = call("attn.out_unnormalized_bits", *runs, "--out", str(tmp_path / "response.png"))
+    result = call("onset.py", "attn.out_unnormalized_bits", *runs, "--out", str(tmp_path / "response.png"))
     assert result.returncode == 0, result.stderr
     first, second, third = result.stdout.splitlines()[2:]
     assert first.startswith("| `flash_bf16` | 1 | 5 of 5 | 102 | 100 to ")
@@ -60,7 +46,7 @@ def test_each_value_is_a_row_with_its_median(tmp_path: Path) -> None:
 
 def test_runs_that_differ_in_more_stand_in_rows_of_their_own(tmp_path: Path) -> None:
     runs = [record(tmp_path, bits, 0, onset, lr) for bits, onset, lr in ((1, 100, 0.5), (1, 50, 0.1), (2, 70, 0.1))]
-    result = call("attn.out_unnormalized_bits", *runs)
+    result = call("onset.py", "attn.out_unnormalized_bits", *runs)
     assert [row.split("|")[1:5] for row in result.stdout.splitlines()[2:]] == [
         [" `flash_bf16 train.lr=0.1` ", " 1 ", " 1 of 1 ", " 50 "],
         [" `flash_bf16 train.lr=0.1` ", " 2 ", " 1 of 1 ", " 70 "],
@@ -70,16 +56,14 @@ def test_runs_that_differ_in_more_stand_in_rows_of_their_own(tmp_path: Path) -> 
 
 def test_a_run_without_decay_stands_beside_one_with_it(tmp_path: Path) -> None:
     runs = [record(tmp_path, 1, 0, 100), record(tmp_path, 1, 1, 50, min_lr_ratio=1.0)]
-    result = call("train.lr", *runs)
+    result = call("onset.py", "train.lr", *runs)
     assert [row.split("|")[1].strip() for row in result.stdout.splitlines()[2:]] == [
-        "`flash_bf16 train.min_lr_ratio=0.25 train.decay_steps=0.25`",
+        "`flash_bf16 train.min_lr_ratio=0.25 train.decay_steps=0.5`",
         "`flash_bf16 train.min_lr_ratio=1.0`",
     ], result.stderr
 
 
 @pytest.mark.parametrize("key", ["attn.bits", "attn.exact_row_sum"])
 def test_what_is_no_number_is_one_line(tmp_path: Path, key: str) -> None:
-    result = call(key, record(tmp_path, 1, 0, 100))
-    assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
-    assert f"{key} is no number there" in line
+    result = call("onset.py", key, record(tmp_path, 1, 0, 100))
+    assert f"{key} is no number there" in refusal(result)

@@ -1,8 +1,5 @@
 """Survival statistics against a textbook: remission times of Freireich et al. (1963), as in Kleinbaum & Klein."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -13,7 +10,7 @@ import pytest
 
 from flashpoint.report.series import RecordedRun
 from flashpoint.report.survival import OPTIMISATION, Lifetimes, control_of, logrank_p, settings_of
-from tests.conftest import REPOSITORY, environment
+from tests.report.records import call, write_run
 
 TREATED = Lifetimes(
     "treated",
@@ -67,17 +64,11 @@ def test_without_an_explosion_nothing_is_claimed() -> None:
 
 
 def test_the_script_groups_runs_and_says_where_they_were_made(tmp_path: Path) -> None:
-    train = dict.fromkeys(OPTIMISATION, 0.5)
+    manifest = {"hardware": "a GPU", "environment": {"torch": "2.99"}, "started": "2026-11-21T"}
 
-    def record(name: str, attn: dict, step: int, onset: int | None, outcome: str = "", **settings: float) -> str:
+    def record(name: str, attn: dict, steps: int, onset: int | None, outcome: str = "", **train: float) -> str:
         run = tmp_path / name
-        run.mkdir()
-        manifest = {"hardware": "a GPU", "environment": {"torch": "2.99"}, "started": "2026-11-21T", "data": {}}
-        verdict = {"outcome": outcome or ("exploded" if onset else "stable"), "step": step, "onset_step": onset}
-        config = {"attn": attn, "seed": 1, "model": {"n_layer": 2}, "train": {**train, **settings}}
-        for file, value in (("config", config), ("manifest", manifest), ("outcome", verdict)):
-            (run / f"{file}.json").write_text(json.dumps(value))
-        return str(run)
+        return write_run(run, attn, steps=steps, onset=onset, outcome=outcome, train=train, manifest=manifest)
 
     control, bf16 = {"name": "flash_fp32", "beta": 7}, {"name": "flash_bf16", "beta": 7}
     runs = [record(f"c{i}", control, 2000, None) for i in range(3)]
@@ -90,8 +81,7 @@ def test_the_script_groups_runs_and_says_where_they_were_made(tmp_path: Path) ->
     for kind, size, onset in (("bias", 3e-4, 300), ("noise", 3e-4, None)):
         error = {"kind": kind, "size": size, "layers": None}
         runs.append(record(kind, {**control, "delta_error": error}, 1000, onset))
-    command = [sys.executable, str(REPOSITORY / "scripts/survival.py"), *runs, "--out", str(tmp_path / "curves.png")]
-    result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    result = call("survival.py", *runs, "--out", str(tmp_path / "curves.png"))
     assert result.returncode == 0, result.stderr
     first, _, _, _, *rows = result.stdout.splitlines()
     assert first == "a GPU, torch 2.99; corpus unknown; seeds [1]; 2026-11-21 to 2026-11-21"
@@ -103,7 +93,7 @@ def test_the_script_groups_runs_and_says_where_they_were_made(tmp_path: Path) ->
     assert rows[5].startswith("| `flash_fp32 injected delta_error.kind=noise` | 0 of 1 |")
 
     runs += [record("c9", control, 2000, None, lr=0.1), record("b9", bf16, 900, 400, lr=0.1)]
-    again = subprocess.run([*command[:2], *runs], env=environment(), capture_output=True, text=True, timeout=60)
+    again = call("survival.py", *runs)
     headings = ["| *train.lr=0.1* | | | | | |", "| *train.lr=0.5* | | | | | |"]
     rows_again = again.stdout.splitlines()[4:]
     assert [row for row in rows_again if row.startswith("| *")] == headings

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.report.series import RecordedRun
-from flashpoint.report.survival import CONFIDENCE, control_of, grouped, lifetimes
+from flashpoint.report.survival import CONFIDENCE, control_of, grouped, lifetimes, settings_of
 
-Pairing = tuple[int, str]
-"""Seed and fingerprint of the data: with the experiment they fix initial weights and batches."""
+Pairing = tuple[Any, ...]
+"""What fixes initial weights, batches and experiment: two runs that share it differ in their attention alone."""
+
+
+def pairing(run: RecordedRun) -> Pairing:
+    """Seed, fingerprint of the data and settings of the experiment."""
+    return run.config["seed"], run.manifest["data"].get("fingerprint"), *settings_of(run).items()
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ def losses_at(step: int, runs: Sequence[RecordedRun], control: str) -> list[Loss
         differences = None
         if against is not None and against is not named[key]:
             others = losses[against.setting, against.label]
-            differences = np.array([loss - others[pairing] for pairing, loss in own.items() if pairing in others])
+            differences = np.array([loss - others[key] for key, loss in own.items() if key in others])
         exploded = sum(_exploded_before(step, run) for run in groups[key])
         found.append(Losses(key[1], key[0], np.array(list(own.values())), exploded, differences))
     return found
@@ -93,7 +99,7 @@ def _by_pairing(step: int, runs: Sequence[RecordedRun]) -> dict[Pairing, float]:
             raise UserError(
                 f"{run.folder.path}: not validated after step {step:,} but {told}; choose --at, or train on"
             )
-        losses[run.config["seed"], str(run.manifest["data"].get("fingerprint"))] = validations[step]
+        losses[pairing(run)] = validations[step]
     return losses
 
 

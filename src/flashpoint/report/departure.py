@@ -1,0 +1,72 @@
+"""What leaves the stable twin first: runs that exploded beside the runs of the same seed and data that did not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flashpoint.errors import UserError
+from flashpoint.report.paired import pairing
+from flashpoint.report.series import RecordedRun
+
+
+@dataclass(frozen=True)
+class Departure:
+    """One metric over all pairs."""
+
+    metric: str
+    pairs: int
+    leads: tuple[int, ...]
+    """Steps from the departure to the onset, of the pairs that have one; below 0 it came after."""
+
+
+def twins(runs: Sequence[RecordedRun]) -> list[tuple[RecordedRun, RecordedRun]]:
+    """Each run with an onset, and the stable run of the same seed, data and experiment.
+
+    Raises:
+        UserError: a run has no such twin, or several.
+    """
+    pairs = []
+    for run in runs:
+        if run.onset is None:
+            continue
+        stable = [other for other in runs if not other.failed and pairing(other) == pairing(run)]
+        if len(stable) != 1:
+            named = ", ".join(other.name for other in stable) or "none"
+            raise UserError(f"{run.folder.path}: needs one stable run of its seed and data beside it; given: {named}")
+        pairs.append((run, stable[0]))
+    if not pairs:
+        raise UserError("none of these runs exploded; give exploding runs and their stable twins")
+    return pairs
+
+
+def departure(metric: str, pairs: Sequence[tuple[RecordedRun, RecordedRun]]) -> Departure:
+    """When the metric's largest value over all heads leaves for good what it was in the twin at any time after warm-up.
+
+    No threshold is chosen: the departure is the first observation from which on all, to the onset and after it, are
+    above the twin's largest, or all below its smallest.
+
+    Raises:
+        UserError: a run has not observed the metric.
+    """
+    leads = []
+    for run, twin in pairs:
+        (steps, values), (_, usual) = _largest(metric, run), _largest(metric, twin)
+        assert run.onset is not None
+        for outside in (values > usual.max(), values < usual.min()):
+            inside = np.flatnonzero(~outside)
+            first = inside[-1] + 1 if len(inside) else 0
+            if first < len(steps):
+                leads.append(run.onset - int(steps[first]))
+    return Departure(metric, len(pairs), tuple(leads))
+
+
+def _largest(metric: str, run: RecordedRun) -> tuple[np.ndarray, np.ndarray]:
+    series = run.by_head(metric)
+    if series is None:
+        raise UserError(f"{run.folder.metrics}: no {metric} of heads; choose what its probes have measured")
+    steps, values = series
+    later = steps >= run.config["train"]["warmup_steps"]
+    return steps[later], values.max(axis=(0, 1))[later]

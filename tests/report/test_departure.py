@@ -1,0 +1,69 @@
+"""What leaves the stable twin first, on runs where it is known by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.report.records import call, refusal, write_run
+
+STEPS = range(0, 100, 10)
+
+
+def record(folder: Path, seed: int, onset: int | None, heads: dict[str, list[list[float]]]) -> str:
+    """A run with two heads' values of each metric every 10 steps, after a warm-up of 20."""
+    metrics = [
+        {"step": step}
+        | {
+            f"layer/1/head/{head + 1}/{name}": series[at]
+            for name, both in heads.items()
+            for head, series in enumerate(both)
+        }
+        for at, step in enumerate(STEPS)
+    ]
+    return write_run(
+        folder / f"{'exploding' if onset else 'stable'}-{seed}-{len(list(folder.iterdir()))}",
+        {"name": "flash_bf16" if onset else "flash_fp32"},
+        seed=seed,
+        onset=onset,
+        train={"warmup_steps": 20},
+        metrics=metrics,
+    )
+
+
+FLAT = [1.0] * 10
+
+
+def test_a_departure_is_for_good_and_outside_all_the_twin_had_after_the_warm_up(tmp_path: Path) -> None:
+    twin = {
+        "rises": [[9, 9, 1, 1, 1, 1, 1, 1, 1, 2], FLAT],  # 9 in the warm-up does not count, 2 at its end does
+        "falls": [[5, 5, 5, 4, 5, 5, 5, 5, 5, 5], FLAT],
+        "comes_back": [[3.0] * 10, FLAT],
+    }
+    exploding = {
+        "rises": [FLAT, [1, 1, 1, 3, 2, 2.5, 4, 5, 6, 7]],  # 2 at step 40 is inside: for good from step 50 on
+        "falls": [[5, 5, 5, 5, 5, 5, 5, 3, 3, 3], FLAT],
+        "comes_back": [[3, 3, 3, 9, 9, 9, 9, 9, 9, 3], FLAT],
+    }
+    runs = [record(tmp_path, 1, None, twin), record(tmp_path, 1, 65, exploding)]
+    runs += [record(tmp_path, 2, None, twin), record(tmp_path, 2, 85, {**exploding, "falls": [FLAT, FLAT]})]
+    result = call("departures.py", "falls", "comes_back", "rises", "--runs", *runs)
+    assert result.stdout.splitlines()[2:] == [
+        "| `falls` | 2 of 2 | 30 | -5 to 65 |",  # 65 − 70; of the second run the first step after the warm-up, 85 − 20
+        "| `rises` | 2 of 2 | 25 | 15 to 35 |",
+        "| `comes_back` | 0 of 2 |  |  |",
+    ], result.stderr
+
+
+@pytest.mark.parametrize(
+    ("count", "metric", "told"),
+    [
+        (0, "rises", "needs one stable run of its seed and data beside it; given: none"),
+        (2, "rises", "needs one stable run of its seed and data beside it; given: stable-"),
+        (1, "nothing", "no nothing of heads; choose what its probes have measured"),
+    ],
+)
+def test_runs_that_do_not_pair_are_one_line(tmp_path: Path, count: int, metric: str, told: str) -> None:
+    runs = [record(tmp_path, 1, None, {"rises": [FLAT, FLAT]}) for _ in range(count)]
+    runs += [record(tmp_path, 1, 50, {"rises": [FLAT, FLAT]})]
+    runs += [record(tmp_path, 2, None, {"rises": [FLAT, FLAT]})]  # another seed's does not count
+    assert told in refusal(call("departures.py", metric, "--runs", *runs))
