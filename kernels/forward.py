@@ -123,7 +123,7 @@ def forward_rows(
 ):  # fmt: skip
     """One block of queries. Shift and per-block rounding act on blocks of C.tiles tiles, products on tiles.
 
-    STATISTICS: the final m in nats and the number of P̄ that entered the product as exactly 1 are stored too.
+    STATISTICS: the final m in nats and the number of P̄ that are 1 under it, as operands, are stored too.
     """
     PACKED: tl.constexpr = PAIRS and C.scores == NEAREST and C.scores_bits <= BF16_BITS
     REDRAWS: tl.constexpr = C.delta == FROM_OUT_INDEPENDENT
@@ -178,6 +178,8 @@ def forward_rows(
             b_o = b_o * b_rescale[:, None]
             if OTHER_SUM:
                 b_other = b_other * b_rescale[:, None]
+            if STATISTICS:
+                b_ones = tl.where(b_m_new > b_m, 0, b_ones)
             b_m = b_m_new
             if C.tiles == 1:
                 b_l, b_o, b_other, b_ones = add_tile(

@@ -6,8 +6,8 @@ with mean zero; and the share of observed steps at which the sum over tokens was
 interval. Then, where it was measured, the bias and the root mean square of the error in the unit of
 ``attn.delta_error.size``, the bias as a mean over the observed steps with its 95 % interval (Student's t).
 
-``--pool`` prints a row for each attention instead: bias and noise in that unit, means over steps, layers and heads,
-with a 95 % interval over the runs, and the bias over the square of the noise.
+``--pool`` prints a row for each attention instead: bias and noise in that unit, means over steps, layers and heads, and
+the bias over the square of the noise, with 95 % intervals over the runs. ``--since`` leaves out the steps before it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ BEFORE_ONSET = 1000
 """Steps left out before the onset: there the growth is its own cause."""
 
 
-def by_head(run: RecordedRun, until: int | None) -> Iterator[str]:
+def by_head(run: RecordedRun, since: int, until: int | None) -> Iterator[str]:
     """A line for each head."""
     from scipy.stats import binomtest
 
     steps, sums = _observed(run, "sum")
     _, variances = _observed(run, "variance")
-    chosen = _before(run, steps, until)
+    chosen = _window(run, steps, since, until)
     tokens = run.config["probes"]["sequences"] * run.config["model"]["context"]
     layer, count = run.hottest_layer, int(chosen.sum())
     for head in range(sums.shape[1]):
@@ -49,24 +49,28 @@ def by_head(run: RecordedRun, until: int | None) -> Iterator[str]:
         )
 
 
-def pooled(runs: Sequence[RecordedRun], until: int | None) -> Iterator[str]:
+def pooled(runs: Sequence[RecordedRun], since: int, until: int | None) -> Iterator[str]:
     """Markdown, a row an attention."""
-    yield "| attention | runs | bias | 95 % interval | noise | bias / noise² |"
-    yield "|---|---|---|---|---|---|"
+    yield "| attention | runs | bias | 95 % interval | noise | bias / noise² | 95 % interval |"
+    yield "|---|---|---|---|---|---|---|"
     groups: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
         steps, biases = _observed(run, "relative_bias")
         _, noises = _observed(run, "relative_noise")
-        chosen = _before(run, steps, until)
+        chosen = _window(run, steps, since, until)
         one = float(biases[..., chosen].mean()), float(np.sqrt(np.square(noises[..., chosen]).mean()))
         groups.setdefault(run.title, []).append(one)
     for title, members in groups.items():
         biases, noises = np.array(members).T
-        mean, half = _mean_interval(biases)
         noise = np.sqrt(np.square(noises).mean())
-        ratio = f"{mean / noise**2:.2f}" if noise else ""
-        interval = "" if half is None else f"{mean - half:+.1e} to {mean + half:+.1e}"
-        yield f"| `{title}` | {len(members)} | {mean:+.1e} | {interval} | {noise:.1e} | {ratio} |"
+        cells = [f"`{title}`", str(len(members)), *_told(biases, "+.1e"), f"{noise:.1e}"]
+        cells += _told(biases / np.square(noises), ".2f") if noises.all() else ["", ""]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _told(values: NDArray[np.float64], form: str) -> tuple[str, str]:
+    mean, half = _mean_interval(values)
+    return f"{mean:{form}}", "" if half is None else f"{mean - half:{form}} to {mean + half:{form}}"
 
 
 def _observed(run: RecordedRun, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -76,12 +80,14 @@ def _observed(run: RecordedRun, name: str) -> tuple[NDArray[np.int64], NDArray[n
     return found
 
 
-def _before(run: RecordedRun, steps: NDArray[np.int64], until: int | None) -> NDArray[np.bool_]:
+def _window(run: RecordedRun, steps: NDArray[np.int64], since: int, until: int | None) -> NDArray[np.bool_]:
     if until is None:
         until = int(steps[-1]) + 1 if run.onset is None else run.onset - BEFORE_ONSET
-    chosen = steps < until
+    chosen = (steps >= since) & (steps < until)
     if not chosen.any():
-        raise UserError(f"{run.folder.path}: no observed step before step {until}; give a later --until")
+        raise UserError(
+            f"{run.folder.path}: no observed step from {since} to before step {until}; give other --since and --until"
+        )
     return chosen
 
 
@@ -108,16 +114,17 @@ def _mean_interval(values: ArrayLike) -> tuple[float, float | None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN")
+    parser.add_argument("--since", type=int, default=0, help="step from which observations count (default: 0)")
     parser.add_argument("--until", type=int, help="step before which observations count")
     parser.add_argument("--pool", action="store_true", help="a row for each attention")
     arguments = parser.parse_args()
     try:
         runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
         if arguments.pool:
-            print("\n".join(pooled(runs, arguments.until)))
+            print("\n".join(pooled(runs, arguments.since, arguments.until)))
         else:
             for run in runs:
-                print("\n".join(by_head(run, arguments.until)))
+                print("\n".join(by_head(run, arguments.since, arguments.until)))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

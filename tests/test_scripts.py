@@ -284,11 +284,18 @@ def test_pooled_biases_have_an_interval_over_runs(tmp_path: Path) -> None:
         for step, sign in ((0, -1), (10, 1), (20, 1000)):
             heads = {"layer/1/head/1": number + sign, "layer/2/head/1": number - sign}
             biases = {f"{head}/delta_error_relative_bias": value for head, value in heads.items()}
-            noises = {f"{head}/delta_error_relative_noise": 2.0 for head in heads}
+            noises = {f"{head}/delta_error_relative_noise": 4.0 if step == 20 else 2.0 for head in heads}
             records.append(json.dumps({"step": step, **biases, **noises}))
-        (run / "metrics.jsonl").write_text("\n".join(records))
+        (run / "metrics.jsonl").write_text("".join(f"{record}\n" for record in records))
     runs = [str(tmp_path / str(number)) for number in (1, 2, 3)]
-    command = [sys.executable, str(REPOSITORY / "scripts/delta_bias.py"), *runs, "--pool", "--until", "20"]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
-    # t(0.975, 2) = 4.303 times 1/√3 is 2.48.
-    assert result.stdout.splitlines()[2:] == ["| `flash_bf16` | 3 | +2.0e+00 | -4.8e-01 to +4.5e+00 | 2.0e+00 | 0.50 |"]
+    script = [sys.executable, str(REPOSITORY / "scripts/delta_bias.py"), *runs, "--pool"]
+
+    def row(*window: str) -> str:
+        result = subprocess.run([*script, *window], capture_output=True, text=True, env=environment(), timeout=60)
+        (line,) = result.stdout.splitlines()[2:]
+        return line
+
+    # t(0.975, 2) = 4.303 times 1/√3 is 2.48; the ratios are 1/4, 2/4, 3/4.
+    own = "| `flash_bf16` | 3 | +2.0e+00 | -4.8e-01 to +4.5e+00 "
+    assert row("--until", "20") == f"{own}| 2.0e+00 | 0.50 | -0.12 to 1.12 |"
+    assert row("--since", "20") == f"{own}| 4.0e+00 | 0.12 | -0.03 to 0.28 |"

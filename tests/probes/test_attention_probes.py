@@ -97,6 +97,17 @@ def test_ties_are_placed_where_they_are() -> None:
     assert found["ties_on_first_keys"] == 4 / 6
 
 
+def test_a_maximum_that_a_later_block_tops_is_no_tie() -> None:
+    q, k, v = torch.zeros(1, 1, 8, D), torch.zeros(1, 1, 8, D), torch.zeros(1, 1, 8, D)
+    q[..., 0], k[0, 0, :, 0] = 4.0, 4.0 * torch.arange(8.0)  # in every row the last key has the largest score
+    seen = observation(q=q, k=k, v=v, out=v, grad_out=v, variant=dataclasses.replace(BF16, block_k=2))
+    assert values(probes.Ties(), seen)["tied_rows"] == 0
+    k[0, 0, 1:7, 0] = k[0, 0, 1, 0]  # keys 1 to 6 alike, over four blocks: rows 2 to 6 tie, and row 7 has one maximum
+    assert (
+        values(probes.Ties(), observation(q=q, k=k, v=v, out=v, grad_out=v, variant=seen.variant))["tied_rows"] == 5 / 8
+    )
+
+
 def test_scores_and_entropy() -> None:
     found = values(probes.Scores(), observation())
     assert found["entropy"] == pytest.approx(sum(math.log(n) for n in (1, 2, 3, 4)) / 4, rel=1e-6)

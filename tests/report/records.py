@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashpoint.report.survival import OPTIMISATION
+from flashpoint.report.survival import OPTIMISATION, VERDICT
 from tests.conftest import REPOSITORY, environment
 
 
@@ -21,6 +21,7 @@ def write_run(
     outcome: str = "",
     val_loss: float | None = None,
     train: Mapping[str, float] | None = None,
+    detector: Mapping[str, float] | None = None,
     manifest: Mapping[str, Any] | None = None,
     metrics: Iterable[Mapping[str, Any]] = (),
 ) -> str:
@@ -32,8 +33,15 @@ def write_run(
             "seed": seed,
             "model": {"n_layer": 2},
             "train": {**dict.fromkeys(OPTIMISATION, 0.5), "warmup_steps": 0, **(train or {})},
+            "detector": {**dict.fromkeys(VERDICT, 1), **(detector or {})},
         },
-        "manifest": {"data": {}, **(manifest or {})},
+        "manifest": {
+            "hardware": "a CPU",
+            "environment": {"torch": "2.99"},
+            "started": "2026-11-21T",
+            "data": {},
+            **(manifest or {}),
+        },
         "outcome": {
             "outcome": outcome or ("exploded" if onset else "stable"),
             "step": steps,

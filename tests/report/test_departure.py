@@ -1,5 +1,6 @@
 """What leaves the stable twin first, on runs where it is known by hand."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -38,18 +39,21 @@ def test_a_departure_is_for_good_and_outside_all_the_twin_had_after_the_warm_up(
         "rises": [[9, 9, 1, 1, 1, 1, 1, 1, 1, 2], FLAT],  # 9 in the warm-up does not count, 2 at its end does
         "falls": [[5, 5, 5, 4, 5, 5, 5, 5, 5, 5], FLAT],
         "comes_back": [[3.0] * 10, FLAT],
+        "ends": [FLAT, FLAT],
     }
     exploding = {
         "rises": [FLAT, [1, 1, 1, 3, 2, 2.5, 4, 5, 6, 7]],  # 2 at step 40 is inside: for good from step 50 on
         "falls": [[5, 5, 5, 5, 5, 5, 5, 3, 3, 3], FLAT],
         "comes_back": [[3, 3, 3, 9, 9, 9, 9, 9, 9, 3], FLAT],
+        "ends": [FLAT, [1, 1, 1, 1, 1, 1, 2, math.nan, math.nan, math.nan]],  # what is no number has left, too
     }
     runs = [record(tmp_path, 1, None, twin), record(tmp_path, 1, 65, exploding)]
     runs += [record(tmp_path, 2, None, twin), record(tmp_path, 2, 85, {**exploding, "falls": [FLAT, FLAT]})]
-    result = call("departures.py", "falls", "comes_back", "rises", "--runs", *runs)
+    result = call("departures.py", "falls", "comes_back", "rises", "ends", "--runs", *runs)
     assert result.stdout.splitlines()[2:] == [
         "| `falls` | 2 of 2 | 30 | -5 to 65 |",  # 65 − 70; of the second run the first step after the warm-up, 85 − 20
         "| `rises` | 2 of 2 | 25 | 15 to 35 |",
+        "| `ends` | 2 of 2 | 15 | 5 to 25 |",
         "| `comes_back` | 0 of 2 |  |  |",
     ], result.stderr
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from flashpoint.report.series import RecordedRun
-from flashpoint.report.survival import OPTIMISATION, Lifetimes, control_of, logrank_p, settings_of
-from tests.report.records import call, write_run
+from flashpoint.report.survival import OPTIMISATION, VERDICT, Lifetimes, control_of, logrank_p, settings_of
+from tests.report.records import call, refusal, write_run
 
 TREATED = Lifetimes(
     "treated",
@@ -67,24 +67,27 @@ def test_the_script_groups_runs_and_says_where_they_were_made(tmp_path: Path) ->
     manifest = {"hardware": "a GPU", "environment": {"torch": "2.99"}, "started": "2026-11-21T"}
 
     def record(name: str, attn: dict, steps: int, onset: int | None, outcome: str = "", **train: float) -> str:
-        run = tmp_path / name
-        return write_run(run, attn, steps=steps, onset=onset, outcome=outcome, train=train, manifest=manifest)
+        run, seed = tmp_path / name, len(list(tmp_path.iterdir()))
+        return write_run(
+            run, attn, seed=seed, steps=steps, onset=onset, outcome=outcome, train=train, manifest=manifest
+        )
 
     control, bf16 = {"name": "flash_fp32", "beta": 7}, {"name": "flash_bf16", "beta": 7}
+    fixed = {"name": "flash_fixed", "shift": "dynamic_max"}
     runs = [record(f"c{i}", control, 2000, None) for i in range(3)]
     runs += [record(f"b{i}", bf16, 900, 500 + 100 * i) for i in range(3)]
     # A younger record of the same choices has more fields.
     runs.append(record("b3", {**bf16, "out_unnormalized_bits": 7}, 900, 550))
     runs += [record("n", bf16, 450, None, "nonfinite"), record("s", bf16, 1000, None)]
-    runs += [record("f2", {"name": "flash_fixed", "beta": 2}, 1000, None)]
-    runs += [record("f7", {"name": "flash_fixed", "beta": 7}, 1000, 700)]
+    runs += [record("f2", {**fixed, "beta": 2}, 1000, None)]
+    runs += [record("f7", {**fixed, "beta": 7}, 1000, 700)]
     for kind, size, onset in (("bias", 3e-4, 300), ("noise", 3e-4, None)):
         error = {"kind": kind, "size": size, "layers": None}
         runs.append(record(kind, {**control, "delta_error": error}, 1000, onset))
     result = call("survival.py", *runs, "--out", str(tmp_path / "curves.png"))
     assert result.returncode == 0, result.stderr
     first, _, _, _, *rows = result.stdout.splitlines()
-    assert first == "a GPU, torch 2.99; corpus unknown; seeds [1]; 2026-11-21 to 2026-11-21"
+    assert first == f"a GPU, torch 2.99; corpus unknown; seeds {list(range(13))}; 2026-11-21 to 2026-11-21"
     assert rows[0] == "| `flash_fp32` | 0 of 3 | 0 to 71 % | not reached | 2,000 |  |"
     assert rows[1].startswith("| `flash_bf16` | 5 of 6 | 36 to 100 % | 575 | 1,000 | 0.0")
     assert rows[2].startswith("| `flash_fixed beta=2` | 0 of 1 |")
@@ -126,8 +129,48 @@ def test_a_control_is_found_by_its_label_or_else_by_its_name() -> None:
 
 def test_the_length_of_a_decay_that_there_is_not_is_no_setting() -> None:
     def run(**train: float) -> RecordedRun:
-        config = {"model": {"n_layer": 2}, "train": {**dict.fromkeys(OPTIMISATION, 0.5), **train}}
+        settings = {**dict.fromkeys(OPTIMISATION, 0.5), **train}
+        config = {"model": {"n_layer": 2}, "train": settings, "detector": dict.fromkeys(VERDICT, 1)}
         return cast(RecordedRun, SimpleNamespace(config=config))
 
     assert settings_of(run(min_lr_ratio=1.0, decay_steps=9)) == settings_of(run(min_lr_ratio=1.0, decay_steps=7))
     assert settings_of(run(min_lr_ratio=0.1, decay_steps=9)) != settings_of(run(min_lr_ratio=0.1, decay_steps=7))
+
+
+def test_runs_that_are_no_lives_of_their_own_are_refused(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", {"name": "flash_bf16"}, onset=50)
+    replay = write_run(tmp_path / "replay", {"name": "flash_bf16"}, onset=50)
+    branch = write_run(tmp_path / "branch", {"name": "flash_fp32"}, manifest={"parent": {"from_step": 40}})
+    told = f"error: {replay} and {one} are one experiment; leave one of them out\n"
+    assert call("survival.py", one, replay).stderr == told
+    assert call("onset.py", "train.lr", one, replay).stderr == told
+    assert "a branch could not explode before it began" in refusal(call("survival.py", one, branch))
+    other = write_run(tmp_path / "other", {"name": "flash_bf16"}, onset=50, manifest={"data": {"fingerprint": "b"}})
+    assert "| 2 of 2 |" in call("survival.py", one, other).stdout
+
+
+def test_choices_without_an_effect_split_no_group(tmp_path: Path) -> None:
+    unrounded = {"name": "flash_fp32", "out_unnormalized": "none", "shift": "rowmax"}
+    runs = [
+        write_run(tmp_path / str(seed), {**unrounded, "out_unnormalized_bits": bits, "beta": beta}, seed=seed)
+        for seed, (bits, beta) in enumerate(((1, 7), (3, 2)))
+    ]
+    assert "| `flash_fp32` | 0 of 2 |" in call("survival.py", *runs).stdout
+
+
+def test_other_definitions_of_the_onset_are_another_experiment(tmp_path: Path) -> None:
+    attn = {"name": "flash_bf16"}
+    runs = [write_run(tmp_path / str(m), attn, seed=m, onset=50, detector={"margin": m}) for m in (1, 2)]
+    rows = call("survival.py", *runs).stdout.splitlines()
+    assert [row for row in rows if row.startswith("| *")] == [f"| *detector.margin={m}* | | | | | |" for m in (1, 2)]
+
+
+def test_a_control_that_several_rows_are_is_to_be_named(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / name, {"name": "flash_fp32", "out": out}, seed=1)
+        for name, out in (("a", "nearest"), ("b", "none"))
+    ]
+    runs += [write_run(tmp_path / "c", {"name": "flash_bf16"}, onset=50)]
+    told = refusal(call("survival.py", *runs))
+    assert "fits several rows: give one of flash_fp32 out=nearest; flash_fp32 out=none" in told
+    assert "0.32" in call("survival.py", *runs, "--control", "flash_fp32 out=none").stdout

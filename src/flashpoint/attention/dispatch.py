@@ -6,6 +6,7 @@ The ops keep ``torch.compile`` from tracing into the reference, where its fusion
 
 from __future__ import annotations
 
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -74,7 +75,7 @@ def row_statistics(
 
     Returns:
         shift: the final m [B, H, T] float32, nats.
-        ones: [B, H, T] int32: the P̄ that entered P̄V as exactly 1.
+        ones: [B, H, T] int32: the P̄ that are exactly 1 as operands of P̄V, under the row's final m.
     """
     groups = variant.groups(layer, q.shape[1])
     if kernels := _kernels(q, groups):
@@ -166,12 +167,18 @@ def flash_backward_op(
 
 
 def _noise_key(q: Tensor, seed_and_step: Tensor, layer: int, heads: tuple[int, ...]) -> NoiseKey:
-    return NoiseKey(seed_and_step, layer, torch.tensor(heads, device=q.device), q.shape[1], q.shape[0])
+    return NoiseKey(seed_and_step, layer, _on_device(heads, q.device), q.shape[1], q.shape[0])
 
 
-def _index(heads: tuple[int, ...], q: Tensor) -> slice | list[int]:
+def _index(heads: tuple[int, ...], q: Tensor) -> slice | Tensor:
     """All heads as a view, some as a copy."""
-    return slice(None) if len(heads) == q.shape[1] else list(heads)
+    return slice(None) if len(heads) == q.shape[1] else _on_device(heads, q.device)
+
+
+@lru_cache(maxsize=256)
+def _on_device(heads: tuple[int, ...], device: torch.device) -> Tensor:
+    """[heads] int64; copied once, since a CUDA graph cannot record a copy from the host."""
+    return torch.tensor(heads, device=device)
 
 
 @flash_forward_op.register_fake

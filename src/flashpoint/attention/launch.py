@@ -66,7 +66,7 @@ def row_statistics(
 
     Returns:
         shift: the final m [B, H, T] float32, nats.
-        ones: [B, H, T] int32: the P̄ that entered P̄V as exactly 1.
+        ones: [B, H, T] int32: the P̄ that are exactly 1 as operands of P̄V, under the row's final m.
     """
     shift = q.new_empty(q.shape[:-1], dtype=torch.float32)
     ones = torch.empty_like(shift, dtype=torch.int32)

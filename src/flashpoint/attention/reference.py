@@ -61,7 +61,7 @@ def row_statistics(
 
     Returns:
         shift: the final m [B, H, T] float32, nats.
-        ones: [B, H, T] int32: the P̄ that entered P̄V as exactly 1.
+        ones: [B, H, T] int32: the P̄ that are exactly 1 as operands of P̄V, under the row's final m.
     """
     if variant.center_keys:
         k = centered_keys(k)
@@ -148,7 +148,7 @@ class _RowResults:
     out_for_delta: Tensor  # of the unrounded Ō, or of other random bits
     logsumexp: Tensor  # L [B, H, R]
     shift: Tensor  # m
-    ones: Tensor  # P̄ equal to 1 as operands, int32
+    ones: Tensor  # P̄ equal to 1 as operands under the final m, int32
 
 
 def _forward_rows(inputs: Inputs, rows: slice) -> _RowResults:
@@ -175,7 +175,8 @@ def _forward_rows(inputs: Inputs, rows: slice) -> _RowResults:
         p_fp32 = exponential(s, shift[..., live, None], variant.fused_exponent)
         mass = p_fp32.sum(-1)
         p = inputs.round("probs", p_fp32 / mass[..., None] if before_product else p_fp32, tile)
-        ones[..., live] += (p == 1).sum(-1, dtype=torch.int32)
+        under_this_shift = torch.where(shift[..., live] > old_shift, 0, ones[..., live])
+        ones[..., live] = under_this_shift + (p == 1).sum(-1, dtype=torch.int32)
         if variant.normalizer == "rounded":
             mass = p.sum(-1)
         rescale = exponential(old_shift[..., None], shift[..., live, None], fused=False)

@@ -16,6 +16,8 @@ from flashpoint.attention.rounding import NoiseKey, Stream, round_mantissa
 from flashpoint.attention.variant import AttentionVariant, RoundingPoint
 
 LOG2E = math.log2(math.e)
+_LOG2E_FP32 = float(torch.tensor(LOG2E, dtype=torch.float32))
+"""As a kernel holds it."""
 _TILE_WIDTH = 128
 
 
@@ -27,9 +29,7 @@ def exponential(scores: Tensor, shift: Tensor, fused: bool) -> Tensor:
     """
     if fused:
         shift = (shift * LOG2E).double()
-        # log2 e as the FP32 constant that a kernel holds.
-        log2e = torch.tensor(LOG2E, dtype=torch.float32, device=scores.device).double()
-        return torch.exp2((scores.double() * log2e - shift).float())
+        return torch.exp2((scores.double() * _LOG2E_FP32 - shift).float())
     return torch.exp2((scores - shift) * LOG2E)
 
 

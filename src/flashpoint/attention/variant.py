@@ -219,6 +219,20 @@ class AttentionVariant:
         return {**values, **nested}
 
     @property
+    def effective_choices(self) -> dict[str, Any]:
+        """The values of :meth:`to_dict`, the name and those apart that say nothing beside the others."""
+        silent = {"name"} | {f"{point}_bits" for point in _POINTS if getattr(self, point) == "none"}
+        if self.out_unnormalized == "none":
+            silent.add("out_unnormalized_when")
+        if self.shift != "offset":
+            silent.add("shift_offset")
+        if self.shift != "dynamic_max":
+            silent |= {"beta", "tie_tolerance", "max_shift"}
+        if self.exact_row_sum:
+            silent.add("delta")
+        return {name: value for name, value in self.to_dict().items() if name not in silent}
+
+    @property
     def injected(self) -> bool:
         """Whether some δ carries an error put in on purpose, so that a run is an experiment on δ, not a numerics."""
         injects = self.delta_error.kind != "none" and self.delta_error.size != 0

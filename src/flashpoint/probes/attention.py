@@ -74,13 +74,16 @@ class DeltaError(Probe):
 
 
 class Ties(Probe):
-    """Rows in which several P̄ are exactly 1, the paper's trigger, and where those keys are."""
+    """Rows in which several P̄ are exactly 1 as operands, the paper's trigger, and where those keys are.
+
+    Under the row's final maximum: a P̄ that was 1 until a later block of keys brought a larger score is none.
+    """
 
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
         ones = _by_row(seen.ones)
         tied = ones >= 2
         rows = tied.sum(-1).clamp_min(1)
-        # Which they are: the keys with the row's largest scores, as many as there are ones.
+        # Where they are: of these keys, those whose score is the row's largest.
         maxima = (seen.scores == seen.scores.amax(-1, keepdim=True)) & (seen.ones >= 2)[..., None]
         by_position = maxima.sum((1, 3)).double()  # [L, H, T]
         return {

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.report.paired import pairing
 from flashpoint.report.series import RecordedRun
+from flashpoint.report.survival import pairing
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,21 @@ def departure(metric: str, pairs: Sequence[tuple[RecordedRun, RecordedRun]]) -> 
     leads = []
     for run, twin in pairs:
         (steps, values), (_, usual) = _largest(metric, run), _largest(metric, twin)
-        assert run.onset is not None
-        for outside in (values > usual.max(), values < usual.min()):
-            inside = np.flatnonzero(~outside)
-            first = inside[-1] + 1 if len(inside) else 0
-            if first < len(steps):
-                leads.append(run.onset - int(steps[first]))
+        # A value that is no number is outside, too.
+        first = min(_for_good(~(values <= usual.max())), _for_good(~(values >= usual.min())))
+        if first < len(steps):
+            assert run.onset is not None
+            leads.append(run.onset - int(steps[first]))
     return Departure(metric, len(pairs), tuple(leads))
 
 
-def _largest(metric: str, run: RecordedRun) -> tuple[np.ndarray, np.ndarray]:
+def _for_good(outside: NDArray[np.bool_]) -> int:
+    """Index from which on all are outside; their number if the last is not."""
+    inside = np.flatnonzero(~outside)
+    return int(inside[-1]) + 1 if len(inside) else 0
+
+
+def _largest(metric: str, run: RecordedRun) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     series = run.by_head(metric)
     if series is None:
         raise UserError(f"{run.folder.metrics}: no {metric} of heads; choose what its probes have measured")

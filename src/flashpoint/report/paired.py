@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.report.series import RecordedRun
-from flashpoint.report.survival import CONFIDENCE, control_of, grouped, lifetimes, settings_of
-
-Pairing = tuple[Any, ...]
-"""What fixes initial weights, batches and experiment: two runs that share it differ in their attention alone."""
-
-
-def pairing(run: RecordedRun) -> Pairing:
-    """Seed, fingerprint of the data and settings of the experiment."""
-    return run.config["seed"], run.manifest["data"].get("fingerprint"), *settings_of(run).items()
+from flashpoint.report.survival import CONFIDENCE, control_of, grouped, lifetimes, pairing
 
 
 @dataclass(frozen=True)
@@ -81,25 +72,25 @@ def last_common_step(runs: Sequence[RecordedRun]) -> int:
     Raises:
         UserError: there is none.
     """
-    stable = [set(_validations(run)) for run in runs if not run.failed]
+    stable = [set(validations(run)) for run in runs if not run.failed]
     common = set.intersection(*stable) if stable else set()
     if not common:
         raise UserError("no step at which all runs that did not explode were validated; name one with --at")
     return max(common)
 
 
-def _by_pairing(step: int, runs: Sequence[RecordedRun]) -> dict[Pairing, float]:
+def _by_pairing(step: int, runs: Sequence[RecordedRun]) -> dict[tuple[object, ...], float]:
     losses = {}
     for run in runs:
         if _exploded_before(step, run):
             continue
-        validations = _validations(run)
-        if step not in validations:
-            told = ", ".join(f"{known:,}" for known in sorted(validations)) or "never"
+        known = validations(run)
+        if step not in known:
+            told = ", ".join(f"{at:,}" for at in sorted(known)) or "never"
             raise UserError(
                 f"{run.folder.path}: not validated after step {step:,} but {told}; choose --at, or train on"
             )
-        losses[pairing(run)] = validations[step]
+        losses[pairing(run)] = known[step]
     return losses
 
 
@@ -107,10 +98,12 @@ def _exploded_before(step: int, run: RecordedRun) -> bool:
     return run.failed and (run.outcome["step"] if run.onset is None else run.onset) < step
 
 
-def _validations(run: RecordedRun) -> dict[int, float]:
+def validations(run: RecordedRun) -> dict[int, float]:
     """Validation loss by the number of steps done."""
     steps, losses = run.columns.get("val_loss", ([], []))
     found = {int(step) + 1: float(loss) for step, loss in zip(steps, losses, strict=True)}
-    if run.outcome["val_loss"] is not None:
+    if (
+        run.outcome["val_loss"] is not None and run.outcome.get("interrupted") is None
+    ):  # then it was validated at its end
         found[run.outcome["step"]] = float(run.outcome["val_loss"])  # a string where it is no number
     return found

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.errors import UserError
 from flashpoint.report.figures import colour
 from flashpoint.report.series import RecordedRun
 
@@ -27,6 +28,10 @@ OPTIMISATION = (
     "grad_clip",
 )  # fmt: skip
 """Settings of the training that make an experiment; its length, records and device do not."""
+
+
+VERDICT = ("window", "margin", "hold_steps")
+"""Settings of the detector that define the onset."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +112,22 @@ def grouped(runs: Sequence[RecordedRun]) -> dict[tuple[str, str], list[RecordedR
     return groups
 
 
+def pairing(run: RecordedRun) -> tuple[object, ...]:
+    """Seed, fingerprint of the data and settings: two runs that share them differ in their attention alone."""
+    return run.config["seed"], run.manifest["data"].get("fingerprint"), *settings_of(run).items()
+
+
 def control_of(group: Lifetimes, groups: Sequence[Lifetimes], control: str) -> Lifetimes | None:
-    """The group of that label in the same setting, or else of that attention's name."""
+    """The group of that label in the same setting, or else the one of that attention's name.
+
+    Raises:
+        UserError: several groups have that name and none that label.
+    """
     rivals = [other for other in groups if other.setting == group.setting]
-    named = [other for other in rivals if other.label == control] + [o for o in rivals if o.variant == control]
+    named = [o for o in rivals if o.label == control] or [o for o in rivals if o.variant == control]
+    if len(named) > 1:
+        labels = "; ".join(other.label for other in named)
+        raise UserError(f"--control {control} fits several rows: give one of {labels}")
     return named[0] if named else None
 
 
@@ -153,6 +170,17 @@ def _first_step(steps: NDArray[np.float64], where: NDArray[np.bool_]) -> float |
 
 
 def lifetimes(label: str, setting: str, runs: Sequence[RecordedRun]) -> Lifetimes:
+    """Of runs of one attention and setting.
+
+    Raises:
+        UserError: two are the same experiment, or one did not start at step 0: neither is a life of its own.
+    """
+    seen: dict[object, RecordedRun] = {}
+    for run in runs:
+        if (run.manifest.get("parent") or {}).get("from_step"):
+            raise UserError(f"{run.folder.path}: a branch could not explode before it began; leave it out")
+        if (same := seen.setdefault(pairing(run), run)) is not run:
+            raise UserError(f"{run.folder.path} and {same.folder.path} are one experiment; leave one of them out")
     # A run whose numbers ceased to be finite has no onset of the loss: its last step stands for it.
     failed = [run.outcome["step"] if run.onset is None else run.onset for run in runs if run.failed]
     held = [run.outcome["step"] for run in runs if not run.failed]
@@ -167,15 +195,17 @@ def _label(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
 
 
 def differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[str]:
-    """``name=value`` of each of one's own settings that some of the others do not share."""
-    return [f"{name}={value}" for name, value in own.items() if any(other.get(name) != value for other in others)]
+    """``name=value`` of each of one's own settings that is another in some that have it."""
+    return [
+        f"{name}={value}" for name, value in own.items() if any(other.get(name, value) != value for other in others)
+    ]
 
 
 def choices_of(run: RecordedRun) -> dict[str, Any]:
-    """Every choice of the attention but its name."""
-    fields = run.attention.to_dict()
-    error = {f"delta_error.{name}": value for name, value in fields.pop("delta_error").items()}
-    return {name: value for name, value in {**fields, **error}.items() if name != "name"}
+    """Every choice of the attention that has an effect."""
+    choices = run.attention.effective_choices
+    error = {f"delta_error.{name}": value for name, value in choices.pop("delta_error").items()}
+    return {**choices, **error}
 
 
 def _setting(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
@@ -185,9 +215,10 @@ def _setting(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
 
 def settings_of(run: RecordedRun) -> dict[str, Any]:
     """What makes an experiment besides attention and seed."""
-    model, train = run.config["model"], run.config["train"]
+    model, train, detector = (run.config[section] for section in ("model", "train", "detector"))
     settings = {f"model.{name}": model[name] for name in model}
     settings |= {f"train.{name}": train[name] for name in OPTIMISATION}
+    settings |= {f"detector.{name}": detector[name] for name in VERDICT}
     if train["min_lr_ratio"] == 1:
         del settings["train.decay_steps"]  # nothing decays
     return settings
