@@ -31,8 +31,8 @@ def by_head(run: RecordedRun, since: int, until: int | None) -> Iterator[str]:
     """A line for each head."""
     from scipy.stats import binomtest
 
-    steps, sums = _observed(run, "sum")
-    _, variances = _observed(run, "variance")
+    steps, sums = run.measured_by_head("delta_error_sum")
+    _, variances = run.measured_by_head("delta_error_variance")
     chosen = _window(run, steps, since, until)
     tokens = run.config["probes"]["sequences"] * run.config["model"]["context"]
     layer, count = run.hottest_layer, int(chosen.sum())
@@ -55,8 +55,8 @@ def pooled(runs: Sequence[RecordedRun], since: int, until: int | None) -> Iterat
     yield "|---|---|---|---|---|---|---|"
     groups: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
-        steps, biases = _observed(run, "relative_bias")
-        _, noises = _observed(run, "relative_noise")
+        steps, biases = run.measured_by_head("delta_error_relative_bias")
+        _, noises = run.measured_by_head("delta_error_relative_noise")
         chosen = _window(run, steps, since, until)
         one = float(biases[..., chosen].mean()), float(np.sqrt(np.square(noises[..., chosen]).mean()))
         groups.setdefault(run.title, []).append(one)
@@ -71,13 +71,6 @@ def pooled(runs: Sequence[RecordedRun], since: int, until: int | None) -> Iterat
 def _told(values: NDArray[np.float64], form: str) -> tuple[str, str]:
     mean, half = _mean_interval(values)
     return f"{mean:{form}}", "" if half is None else f"{mean - half:{form}} to {mean + half:{form}}"
-
-
-def _observed(run: RecordedRun, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    found = run.by_head(f"delta_error_{name}")
-    if found is None:
-        raise UserError(f"{run.folder.path}: δ's error was not observed; run it with probes.attention=[delta_error]")
-    return found
 
 
 def _window(run: RecordedRun, steps: NDArray[np.int64], since: int, until: int | None) -> NDArray[np.bool_]:

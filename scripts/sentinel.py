@@ -18,14 +18,10 @@ from flashpoint.run_folder import RunFolder
 
 def warning_of(run: RecordedRun) -> HeadGrowth | None:
     """The warning that the run's recorded norms give."""
-    series = run.by_head("w_q_spectral_norm")
-    if series is None:
-        raise UserError(
-            f"{run.folder.metrics}: no spectral norm of W_Q; give a run with probes.weights_interval above 0"
-        )
+    steps, norms = run.measured_by_head("w_q_spectral_norm")
     sentinel = Sentinel(run.config["train"]["warmup_steps"])
-    for step, norms in zip(series[0], np.moveaxis(series[1], -1, 0), strict=True):
-        sentinel.update(int(step), norms)
+    for step, norms_then in zip(steps, np.moveaxis(norms, -1, 0), strict=True):
+        sentinel.update(int(step), norms_then)
     return sentinel.warning
 
 

@@ -221,8 +221,9 @@ def test_a_missing_run_is_one_line() -> None:
         ("series.py replay-h200/explosion w_q_norm --head 2/9", "no metric layer/2/head/9/w_q_norm; it has "),
         (
             "delta_bias.py replay-h200/explosion",
-            "δ's error was not observed; run it with probes.attention=[delta_error]",
+            "delta_error_sum of heads was not measured, or not kept; it has ",
         ),
+        ("hottest.py kernels-h200", "no run there"),
         ("delta_bias.py report-h200/explosion --until 100", "no observed step before step 100; give a later --until"),
     ],
 )

@@ -63,7 +63,7 @@ def test_a_departure_is_for_good_and_outside_all_the_twin_had_after_the_warm_up(
     [
         (0, "rises", "needs one stable run of its seed and data beside it; given: none"),
         (2, "rises", "needs one stable run of its seed and data beside it; given: stable-"),
-        (1, "nothing", "no nothing of heads; choose what its probes have measured"),
+        (1, "nothing", "nothing of heads was not measured, or not kept; it has rises"),
     ],
 )
 def test_runs_that_do_not_pair_are_one_line(tmp_path: Path, count: int, metric: str, told: str) -> None:

@@ -50,7 +50,7 @@ def departure(metric: str, pairs: Sequence[tuple[RecordedRun, RecordedRun]]) -> 
     above the twin's largest, or all below its smallest.
 
     Raises:
-        UserError: a run has not observed the metric.
+        UserError: a run has not measured it.
     """
     leads = []
     for run, twin in pairs:
@@ -70,9 +70,6 @@ def _for_good(outside: NDArray[np.bool_]) -> int:
 
 
 def _largest(metric: str, run: RecordedRun) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    series = run.by_head(metric)
-    if series is None:
-        raise UserError(f"{run.folder.metrics}: no {metric} of heads; choose what its probes have measured")
-    steps, values = series
+    steps, values = run.measured_by_head(metric)
     later = steps >= run.config["train"]["warmup_steps"]
     return steps[later], values.max(axis=(0, 1))[later]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.attention.variant import AttentionVariant
+from flashpoint.errors import UserError
 from flashpoint.run_folder import RunFolder, read_json
 from flashpoint.tracking import read_metrics
 
@@ -92,6 +93,17 @@ class RecordedRun:
     def by_head(self, name: str) -> Series | None:
         """Steps [n] and values [n_layer, n_head, n] of a metric of heads; None where the run has not measured it."""
         return self._by_head.get(name)
+
+    def measured_by_head(self, name: str) -> Series:
+        """:meth:`by_head` of a metric that is needed.
+
+        Raises:
+            UserError: the run has not measured it.
+        """
+        if (series := self.by_head(name)) is None:
+            known = ", ".join(sorted(self._by_head)) or "none"
+            raise UserError(f"{self.folder.metrics}: {name} of heads was not measured, or not kept; it has {known}")
+        return series
 
     def smoothed(self, name: str) -> Smoothed | None:
         """Moving average of a per-step metric; None where the run has not measured it."""

@@ -1,0 +1,33 @@
+"""Which heads grew: ``python scripts/hottest.py RUN [RUN …]``, the last spectral norm of W_Q, head by head."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from flashpoint.errors import UserError
+from flashpoint.report.series import RecordedRun
+from flashpoint.run_folder import RunFolder
+
+
+def norms(run: RecordedRun) -> str:
+    """One line: ``L1 35.3 37.2  L2 1.6 1.8``."""
+    last = run.measured_by_head("w_q_spectral_norm")[1][..., -1]
+    return "  ".join(f"L{layer} {' '.join(f'{norm:.1f}' for norm in heads)}" for layer, heads in enumerate(last, 1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", metavar="RUN")
+    try:
+        for name in parser.parse_args().runs:
+            run = RecordedRun(RunFolder.open(name))
+            verdict = f"stable to {run.outcome['step']:,}" if run.onset is None else f"exploded at {run.onset:,}"
+            print(f"{run.name:24} {verdict:18} {norms(run)}")
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
