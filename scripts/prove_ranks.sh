@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 python=${1:-python3}
 options=(tracking=disabled attn=flash_bf16 train.steps=300)
 
-CUDA_VISIBLE_DEVICES=0 "$python" train.py "${options[@]}" train.micro_batch_size=32 run_name=accumulated
+CUDA_VISIBLE_DEVICES=0 "$python" train.py "${options[@]}" train.micro_batch_size=4 run_name=accumulated
 "$python" -m torch.distributed.run --nproc-per-node=2 train.py "${options[@]}" run_name=ranks
 "$python" -m torch.distributed.run --nproc-per-node=2 train.py tracking=disabled replay=ranks run_name=ranks-again
 for device in 0 1; do
