@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flashpoint.errors import UserError
 from flashpoint.report.series import RecordedRun
-from flashpoint.report.survival import Lifetimes, by_variant, control_of, draw_survival, logrank_p
+from flashpoint.report.survival import Lifetimes, by_variant, control_of, draw_survival, logrank_p, usual_settings
 from flashpoint.run_folder import RunFolder
 
 
@@ -58,7 +58,9 @@ def main() -> None:
     try:
         runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
         groups = by_variant(runs)
-        print("\n".join([provenance(runs), "", *table(groups, arguments.control)]))
+        usual = " ".join(f"{name}={value}" for name, value in usual_settings(runs).items())
+        print("\n".join([provenance(runs), *([f"unless a row says otherwise: {usual}"] if usual else []), ""]))
+        print("\n".join(table(groups, arguments.control)))
         if arguments.out:
             draw_survival(groups).savefig(arguments.out)
     except (UserError, OSError) as error:

@@ -6,6 +6,7 @@ A run that ended without an explosion is censored at its length: it says only th
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ class Lifetimes:
     censored: NDArray[np.int64]
     """Lengths of the runs that did not."""
     setting: str = ""
-    """In what their experiment differs from the others at hand."""
+    """In what their experiment differs from the usual one of those at hand."""
 
     @property
     def count(self) -> int:
@@ -105,11 +106,20 @@ def by_variant(runs: Sequence[RecordedRun]) -> list[Lifetimes]:
 
 
 def grouped(runs: Sequence[RecordedRun]) -> dict[tuple[str, str], list[RecordedRun]]:
-    """Runs by the settings in which any two differ and by attention, in the order of the first of each."""
+    """Runs by setting, where it is not the usual one, and by attention, in the order of the first of each."""
+    usual = usual_settings(runs)
     groups: dict[tuple[str, str], list[RecordedRun]] = {}
     for run in runs:
-        groups.setdefault((_setting(run, runs), _label(run, runs)), []).append(run)
+        setting = " ".join(differing(settings_of(run), [usual]))
+        groups.setdefault((setting, _label(run, runs)), []).append(run)
     return groups
+
+
+def usual_settings(runs: Sequence[RecordedRun]) -> dict[str, Any]:
+    """Of each setting in which runs differ the commonest value, of equally common ones the first."""
+    found = [settings_of(run) for run in runs]
+    values = {name: [own[name] for own in found if name in own] for own in found for name in own}
+    return {name: Counter(of_runs).most_common(1)[0][0] for name, of_runs in values.items() if len(set(of_runs)) > 1}
 
 
 def pairing(run: RecordedRun) -> tuple[object, ...]:
@@ -132,10 +142,11 @@ def control_of(group: Lifetimes, groups: Sequence[Lifetimes], control: str) -> L
 
 
 def logrank_p(one: Lifetimes, other: Lifetimes) -> float | None:
-    """Two-sided p of the log-rank test; None where the runs say nothing: none exploded while both groups had some."""
+    """Two-sided p of the log-rank test; None where the runs say nothing: none exploded while both groups had some, or
+    there are fewer than three in one of them, whose p could not be small."""
     from scipy.stats import logrank
 
-    if not len(one.onsets) + len(other.onsets):
+    if not len(one.onsets) + len(other.onsets) or min(one.count, other.count) < 3:
         return None
     with np.errstate(invalid="ignore"):
         p = float(logrank(one.data(), other.data()).pvalue)
@@ -206,11 +217,6 @@ def choices_of(run: RecordedRun) -> dict[str, Any]:
     choices = run.attention.effective_choices
     error = {f"delta_error.{name}": value for name, value in choices.pop("delta_error").items()}
     return {**choices, **error}
-
-
-def _setting(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
-    """In what the run's experiment, attention and seed apart, differs from any of the others'; empty if in nothing."""
-    return " ".join(differing(settings_of(run), [settings_of(other) for other in runs]))
 
 
 def settings_of(run: RecordedRun) -> dict[str, Any]:
