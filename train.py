@@ -7,9 +7,9 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -21,37 +21,49 @@ from omegaconf.errors import OmegaConfBaseException
 
 from flashpoint.config import build_config, hydra_schema
 from flashpoint.errors import UserError, one_line
-from flashpoint.hardware import default_experiment
+from flashpoint.hardware import default_experiment, refuse_unusable_gpu
+
+if TYPE_CHECKING:
+    from flashpoint.training.outcome import Outcome
 
 CONFIGS = Path(__file__).parent / "configs"
 SWEEP = os.environ.setdefault("FLASHPOINT_SWEEP", time.strftime("sweep_%Y-%m-%d_%H-%M-%S"))
 """Group of the runs of one multirun in W&B; processes that it starts inherit it."""
-WANTS_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR") == "1"
+WANTS_TRACEBACK = os.environ.setdefault("FLASHPOINT_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR", "0")) == "1"
+"""Whether the user wants them; processes that this one starts inherit both, and ``main`` sets the latter for Hydra."""
 
 
 @hydra.main(config_path=str(CONFIGS), config_name="train", version_base="1.3")
 def train(composed: DictConfig) -> None:
-    # Imported late: --help must not wait for NumPy and PyTorch.
-    values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
-    with errors_as_one_line():
-        if values["replay"] is not None:
-            from flashpoint.replay import replayed_values
-
-            values = replayed_values(values, list(HydraConfig.get().overrides.task))
-        elif values["resume"] is not None:
-            from flashpoint.replay import resumed_values
-
-            values = resumed_values(values, list(HydraConfig.get().overrides.task))
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
-            values["tracking"]["group"] = values["tracking"]["group"] or SWEEP
-        config = build_config(values, CONFIGS / "attn")
-        from flashpoint.training.run import run
-
-        outcome = run(config)
+    multirun = HydraConfig.get().mode == RunMode.MULTIRUN
+    # The launcher of a sweep takes a run's error as it is, and goes on with the next run.
+    with nullcontext() if multirun else errors_as_one_line():
+        outcome = run_composed(composed, group=SWEEP if multirun else None)
     if os.environ.get("RANK", "0") == "0":
         print(outcome.line(), flush=True)
     if outcome.interrupted:
         sys.exit(128 + signal.Signals[outcome.interrupted])
+
+
+def run_composed(composed: DictConfig, group: str | None) -> Outcome:
+    """The run that Hydra composed; ``group`` is its group in W&B unless the configuration names one."""
+    # Imported late: --help must not wait for NumPy and PyTorch.
+    values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
+    overrides = list(HydraConfig.get().overrides.task)
+    if values["replay"] is not None:
+        from flashpoint.replay import replayed_values
+
+        values = replayed_values(values, overrides)
+    elif values["resume"] is not None:
+        from flashpoint.replay import resumed_values
+
+        values = resumed_values(values, overrides)
+    values["tracking"]["group"] = values["tracking"]["group"] or group
+    config = build_config(values, CONFIGS / "attn")
+    from flashpoint.training.run import run
+
+    refuse_unusable_gpu(config.train.device)
+    return run(config)
 
 
 @contextmanager
@@ -69,10 +81,12 @@ def errors_as_one_line() -> Iterator[None]:
 def main() -> None:
     """Run ``train`` with the preset for this hardware."""
     ConfigStore.instance().store(name="schema", node=hydra_schema())
-    if not any(argument.split("=")[0] in ("experiment", "replay", "resume") for argument in sys.argv[1:]):
+    given = dict(argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument)
+    if not given.keys() & {"experiment", "replay", "resume"}:
+        experiment = default_experiment(given.get("train.device", "auto"))
         # Beside the first override: argparse takes overrides in one run only, before or after the flags.
         first = (i for i, argument in enumerate(sys.argv[1:], 1) if "=" in argument and argument[0] != "-")
-        sys.argv.insert(next(first, len(sys.argv)), f"experiment={default_experiment()}")
+        sys.argv.insert(next(first, len(sys.argv)), f"experiment={experiment}")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of printing several lines
     try:
         with errors_as_one_line():

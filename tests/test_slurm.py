@@ -3,7 +3,10 @@
 import json
 import os
 import stat
+import subprocess
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import Command, environment
 
@@ -29,17 +32,27 @@ printf 'JobID|State|NodeList\\n7_0|RUNNING|here\\n7_1|RUNNING|here\\n'
 """
 
 
-def test_a_sweep_is_one_array_of_jobs_with_a_gpu_each(train: Command, tmp_path: Path) -> None:
-    cluster = tmp_path / "cluster"
-    cluster.mkdir()
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    """The folder of the commands."""
+    folder = tmp_path / "cluster"
+    folder.mkdir()
     for name, script in {"sbatch": SBATCH, "srun": SRUN, "sacct": SACCT}.items():
-        command = cluster / name
+        command = folder / name
         command.write_text(script)
         command.chmod(command.stat().st_mode | stat.S_IXUSR)
-    result = train(
-        "hydra/launcher=slurm", "hydra.launcher.partition=long", "attn=flash_bf16,flash_fp32", "train.steps=3", "-m",
+    return folder
+
+
+def submit(train: Command, cluster: Path, *choices: str) -> "subprocess.CompletedProcess[str]":
+    return train(
+        "hydra/launcher=slurm", "hydra.launcher.partition=long", *choices, "train.steps=3", "-m",
         env={**environment(), "PATH": f"{cluster}:{os.environ['PATH']}", "CLUSTER": str(cluster)},
     )  # fmt: skip
+
+
+def test_a_sweep_is_one_array_of_jobs_with_a_gpu_each(train: Command, tmp_path: Path, cluster: Path) -> None:
+    result = submit(train, cluster, "attn=flash_bf16,flash_fp32")
     assert result.returncode == 0, result.stderr
     job = (cluster / "job.sh").read_text()
     for setting in ("--partition=long", "--gpus-per-node=1", "--nodes=1", "--array=0-1%2"):
@@ -49,3 +62,10 @@ def test_a_sweep_is_one_array_of_jobs_with_a_gpu_each(train: Command, tmp_path: 
     assert len({config["tracking"]["group"] for config in configs}) == 1
     assert len(list((tmp_path / "runs").glob("*/outcome.json"))) == 2
     assert not (tmp_path / "multirun.yaml").exists()
+
+
+def test_a_failed_job_is_told_in_one_line(train: Command, cluster: Path) -> None:
+    result = submit(train, cluster, "attn.elsewhere=flash_fp32", "attn.layers=[9],[8]")  # the model has two
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1] == "error: attn.layers=[9]: the model has layers 1 to 2"
+    assert "Traceback" not in result.stderr

@@ -1,52 +1,217 @@
-"""A sweep as processes: a queue over devices, runs that fail alone, and going on with what is missing."""
+"""A sweep as processes: a queue over devices, runs that fail alone, clean ends, and going on with what is missing.
+
+Where the launcher alone is at stake a stand-in of ``train.py`` runs, which costs no import of PyTorch.
+"""
 
 import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra.types import HydraContext
+from omegaconf import OmegaConf
 
-from hydra_plugins.flashpoint_launcher import gpus
-from tests.conftest import Command
+from flashpoint.errors import UserError
+from hydra_plugins.flashpoint_launcher import _slots, _sweep
+from hydra_plugins.flashpoint_launcher.gpus import GpusLauncher
+from tests import warm
+from tests.conftest import Command, environment, wait_until
 
-SWEEP = ("hydra/launcher=gpus", "hydra.launcher.sweep=s", "hydra.launcher.runs_per_gpu=2", "train.steps=4", "-m")
+SWEEP = (
+    "hydra/launcher=gpus",
+    "hydra.launcher.sweep=s",
+    "hydra.launcher.runs_per_gpu=2",
+    "train.threads=1",
+    "train.steps=4",
+    "-m",
+)
+
+# Its folder, a verdict, a clean end on SIGTERM; it runs for as long as there is a file called hold.
+TRAIN = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+given = {key: value.strip("'") for key, value in (argument.split("=", 1) for argument in sys.argv[1:])}
+folder = Path(given["resume"]) if "resume" in given else Path(given["runs_dir"], given["run_name"])
+folder.mkdir(exist_ok="resume" in given)
+stopped = []
+signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
+with (folder / "config.json").open("a") as file:  # a line for every start
+    print(json.dumps({"given": given, "environment": dict(os.environ)}), file=file, flush=True)
+while Path("hold").exists() and not stopped:
+    time.sleep(0.01)
+(folder / "partial").write_text(json.dumps({"interrupted": "SIGTERM" if stopped else None}))
+(folder / "partial").replace(folder / "outcome.json")
+sys.stdout.buffer.write(b"\\xff\\noutcome=stable of " + folder.name.encode() + b"\\n")
+sys.exit(128 + signal.SIGTERM if stopped else 0)
+"""
+# The launcher in a process of its own, to be killed.
+LAUNCHER = """
+import signal, sys
+from tests.test_sweep import launch
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+launch([[f"seed={seed}"] for seed in range(3)], runs_per_gpu=2)
+"""
 
 
-def outcomes(folder: Path) -> dict[str, str]:
-    return {path.parent.name: json.loads(path.read_text())["digest"] for path in folder.glob("*/outcome.json")}
+def launch(jobs: Sequence[Sequence[str]], runs_per_gpu: int = 1) -> None:
+    """A sweep called s of runs of the stand-in, in the working folder."""
+    sys.argv[0] = "stand_in.py"
+    launcher = GpusLauncher("s", runs_per_gpu)
+    context: Any = HydraContext
+    launcher.setup(hydra_context=context, task_function=print, config=OmegaConf.create({"runs_dir": "runs"}))
+    launcher.launch(jobs, 0)
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The sweep's folder, below a working folder with the stand-in."""
+    (tmp_path / "stand_in.py").write_text(TRAIN)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return tmp_path / "runs/s"
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def starts(run: Path) -> list[dict[str, dict[str, str]]]:
+    return [json.loads(line) for line in (run / "config.json").read_text().splitlines()]
+
+
+def interrupted(sweep: Path) -> dict[str, str | None]:
+    return {path.parent.name: json.loads(path.read_text())["interrupted"] for path in sweep.glob("*/outcome.json")}
 
 
 def test_a_failed_run_stops_no_other_and_the_same_command_runs_what_is_missing(train: Command, tmp_path: Path) -> None:
-    # attn.layers=[9] is refused: the model has two.
-    command = ("attn.elsewhere=flash_fp32", "attn.layers=[1],[9]", "seed=range(2)", *SWEEP)
+    command = ("attn.elsewhere=flash_fp32", "attn.layers=[9],[1]", *SWEEP)  # the model has two layers
     first = train(*command)
     assert first.returncode == 2
     (line,) = [line for line in first.stderr.splitlines() if line.startswith("error: ")]
-    assert "2 of 4 runs failed" in line
+    assert "1 of 2 runs failed (attn.layers--9-)" in line
     assert "hydra.launcher.sweep=s runs what is missing" in line
-    folder = tmp_path / "runs/s"
-    done = outcomes(folder)
-    assert set(done) == {"attn.layers--1-_seed-0", "attn.layers--1-_seed-1"}
-    assert "the model has layers 1 to 2" in (folder / "attn.layers--9-_seed-0.log").read_text()
-    assert first.stdout.count("outcome=stable step=4") == 2
-    configs = [json.loads(path.read_text()) for path in folder.glob("*/config.json")]
-    assert [config["tracking"]["group"] for config in configs] == ["s", "s"]
+    assert "failed: attn.layers--9-: attn.layers=[9]: the model has layers 1 to 2" in first.stderr
+    sweep = tmp_path / "runs/s"
+    assert "Traceback" not in (sweep / ".logs/attn.layers--9-.log").read_text()
+    (run,) = (path for path in sweep.iterdir() if path.name[0] != ".")  # what runs/SWEEP/* finds
+    assert first.stdout.startswith("outcome=stable step=4 ")
+    assert json.loads((run / "config.json").read_text())["tracking"]["group"] == "s"
 
-    (folder / "attn.layers--1-_seed-1/outcome.json").unlink()  # as if killed
-    again = train(*command)
-    assert again.stdout.count("done before: ") == 1
-    assert again.stdout.count("outcome=stable") == 1
-    assert outcomes(folder) == done
+    outcome = json.loads((run / "outcome.json").read_text())
+    (run / "outcome.json").write_text(json.dumps({**outcome, "interrupted": "SIGINT"}))
+    assert train(*command).stdout == first.stdout
+    assert interrupted(sweep) == {run.name: None}
 
 
-@pytest.mark.parametrize(("visible", "expected"), [("3,5", ["3", "5"]), ("", [None])])
-def test_it_fills_the_devices_that_are_visible(
-    monkeypatch: pytest.MonkeyPatch, visible: str, expected: list[str | None]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_runs_end_cleanly_with_their_launcher(stand_in: Path, tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "hold").touch()
+    (tmp_path / "launcher.py").write_text(LAUNCHER)
+    process = warm.Process([sys.executable, "launcher.py"], cwd=tmp_path, env=environment())
+    try:
+        wait_until(lambda: len(list(stand_in.glob("*/config.json"))) == 2, process)
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=20)
+    finally:
+        process.send_signal(signal.SIGKILL)
+    if number == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+        eventually(lambda: len(interrupted(stand_in)) == 2)
+    else:
+        assert process.returncode == 128 + number
+        assert "the same command with hydra.launcher.sweep=s " in stderr.splitlines()[-1]
+        assert stderr.count("stopped: seed-") == 2
+    assert interrupted(stand_in) == {"seed-0": "SIGTERM", "seed-1": "SIGTERM"}
+
+    (tmp_path / "hold").unlink()
+    launch([[f"seed={seed}"] for seed in range(3)])
+    assert interrupted(stand_in) == {"seed-0": None, "seed-1": None, "seed-2": None}
+    assert [set(start["given"]) for start in starts(stand_in / "seed-0")][1:] == [{"resume"}]
+    assert len(starts(stand_in / "seed-2")) == 1
+
+
+def test_every_run_ends_completed_or_failed(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (stand_in / ".logs/seed-0.log").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"1 of 2 runs failed \(seed-0\)"):
+        launch([["seed=0"], ["seed=1"]])
+    out, err = capsys.readouterr()
+    assert "failed: seed-0: [Errno 21] Is a directory" in err
+    assert "outcome=stable of seed-1" in out
+    with pytest.raises(UserError, match=r"runs_per_gpu=0: give 1 or more"):
+        launch([["seed=0"]], runs_per_gpu=0)
+
+
+def test_runs_killed_as_they_began_keep_their_names(stand_in: Path) -> None:
+    for folder, file in {"seed-0": ".lock", "seed-1": "config.json"}.items():
+        (stand_in / folder).mkdir(parents=True)
+        (stand_in / folder / file).touch()
+    launch([["seed=0"], ["seed=1"]])
+    assert [set(starts(stand_in / f"seed-{seed}")[0]["given"]) & {"run_name", "resume"} for seed in range(2)] == [
+        {"run_name"}, {"resume"},
+    ]  # fmt: skip
+
+
+def test_a_sweep_goes_on_only_with_the_settings_that_it_began_with(
+    stand_in: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpus._devices() == expected
+    launch([["seed=0", "train.steps=4"], ["seed=1", "train.steps=4"]])
+    launch([[f"seed={seed}", "train.steps=4"] for seed in range(3)])  # more runs of the same
+    assert capsys.readouterr().out.count("done before: runs/s/seed-") == 2
+    assert [len(starts(stand_in / f"seed-{seed}")) for seed in range(3)] == [1, 1, 1]
+    with pytest.raises(UserError, match=r"runs/s: .*then: train\.steps=4; now: train\.steps=8"):
+        launch([["seed=0", "train.steps=8"], ["seed=3", "train.steps=8"]])
+    assert sorted(interrupted(stand_in)) == ["seed-0", "seed-1", "seed-2"]
 
 
-def test_names_hold_what_differs() -> None:
+def test_names_hold_what_differs_and_tell_runs_apart() -> None:
     jobs = [["experiment=ignite", "attn=flash_bf16", "seed=0"], ["experiment=ignite", "attn=flash_fp32", "seed=0"]]
-    assert [name for name, _ in gpus._named(jobs)] == ["flash_bf16", "flash_fp32"]
-    assert [name for name, _ in gpus._named([["seed=0"]])] == ["run"]
+    assert names_of(jobs) == ["flash_bf16", "flash_fp32"]
+    assert names_of([["seed=0"]]) == ["run"]
+    assert names_of([["train.lr=1e-3"], ["train.lr=1e+3"]]) == ["train.lr-1e-3", "train.lr-1e+3"]
+    for values in (["a/b", "a-b"], ["a" * 300 + "b", "a" * 300 + "c"]):
+        names = names_of([[f"data.path={value}"] for value in values])
+        assert len(set(names)) == 2
+        assert max(map(len, names)) < 200  # bytes of a file's name: 255
+        assert names[::-1] == names_of([[f"data.path={value}"] for value in reversed(values)])
+    with pytest.raises(UserError, match="seed=0: more than once"):
+        _sweep.named([["attn=a", "seed=0"], ["attn=a", "seed=0"], ["attn=a", "seed=1"]])
+
+
+def names_of(job_overrides: Sequence[Sequence[str]]) -> list[str]:
+    return [job.name for job in _sweep.named(job_overrides)]
+
+
+def test_runs_take_one_gpu_after_the_other(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_slots, "cuda_devices", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5,-1")
+    launch([["seed=0", "train.device=auto"], ["seed=1"], ["seed=2"], ["seed=3"]], runs_per_gpu=2)
+    (first,), (second,), (third,), _ = (starts(stand_in / run) for run in sorted(interrupted(stand_in)))
+    assert [run["environment"]["CUDA_VISIBLE_DEVICES"] for run in (second, third)] == ["5", "3"]
+    assert first["given"]["train.device"] == "auto"  # the user's choice
+    assert second["given"]["train.device"] == "cuda"  # or a run without its GPU would take the CPU
+    assert "train.threads" not in second["given"]
+    assert second["environment"]["TORCHINDUCTOR_COMPILE_THREADS"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("override", "threads"), [("seed=1", "4"), ("train.threads=3", "3"), ("replay=runs/original", None)]
+)
+def test_runs_share_the_cores_without_a_gpu(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch, override: str, threads: str | None
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    launch([[override]], runs_per_gpu=4)
+    (start,) = starts(stand_in / "run")
+    assert start["given"].get("train.threads") == threads
+    assert "train.device" not in start["given"]

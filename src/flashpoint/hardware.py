@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import ctypes
 
-
-def default_experiment() -> str:
-    """``ignite`` with a CUDA device, ``laptop`` without."""
-    return "ignite" if _cuda_devices() else "laptop"
+from flashpoint.errors import UserError
 
 
-def _cuda_devices() -> int:
+def default_experiment(device: str) -> str:
+    """``ignite`` with a CUDA device, ``laptop`` without, or where ``device``, which is ``train.device``, is ``cpu``."""
+    return "ignite" if device != "cpu" and cuda_devices() else "laptop"
+
+
+def refuse_unusable_gpu(device: str) -> None:
+    """See that PyTorch has the GPU for which the preset was chosen.
+
+    Args:
+        device: ``train.device``; ``cuda`` is refused elsewhere where there is none.
+
+    Raises:
+        UserError: with ``auto`` the run would take the CPU beside a GPU.
+    """
+    import torch
+
+    if device == "auto" and cuda_devices() and not torch.cuda.is_available():
+        raise UserError(
+            f"the driver shows a GPU that PyTorch {torch.__version__} cannot use: install a build of it for this "
+            "driver, or take the CPU with CUDA_VISIBLE_DEVICES= before the command"
+        )
+
+
+def cuda_devices() -> int:
     """CUDA devices the driver shows this process; 0 without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")

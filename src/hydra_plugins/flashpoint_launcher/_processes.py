@@ -1,0 +1,131 @@
+"""The runs of a sweep as processes, one in each slot, the others in a queue."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from flashpoint.errors import notify
+
+from ._slots import Slot
+from ._sweep import Job, Sweep
+
+_POLL_SECONDS = 0.1
+_TIED = str(Path(__file__).with_name("_tied.py"))
+
+
+class StopRequests:
+    """Notes SIGINT, SIGTERM and SIGHUP, which would end the process. One that is ignored, as after nohup, stays so."""
+
+    def __init__(self) -> None:
+        self.received: list[signal.Signals] = []
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequests:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.received.append(signal.Signals(number))
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended, in one line."""
+
+    job: Job
+    line: str
+    failed: bool = False
+
+
+class Process:
+    """A run's process, which ends with this one.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, job: Job, slot: Slot, sweep: Sweep) -> None:
+        self.slot, self._job = slot, job
+        sweep.clear(job)
+        self._log = sweep.log(job).open("a+b")
+        self._begin = self._log.tell()
+        run = [sys.executable, sys.argv[0], *sweep.arguments(job, slot.settings)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-IS", _TIED, str(os.getpid()), *run],
+            env=slot.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            process_group=0,  # or a terminal's Ctrl-C would reach it beside the launcher's stop: two end it at once
+        )
+
+    def stop(self) -> None:
+        """Let the run end after its step; a second time, at once."""
+        self._process.terminate()
+
+    def wait(self) -> None:
+        self._process.wait()
+
+    def ending(self) -> Ending | None:
+        """None while it runs."""
+        status = self._process.poll()
+        if status is None:
+            return None
+        with self._log as log:
+            log.seek(self._begin)
+            lines = log.read().decode(errors="replace").splitlines()
+        verdicts, errors = ([line for line in lines if line.startswith(begin)] for begin in ("outcome=", "error: "))
+        if status == 0 and verdicts:
+            return Ending(self._job, verdicts[-1])
+        reason = errors[-1].removeprefix("error: ") if errors else f"ended with status {status}"
+        return Ending(self._job, f"{reason} ({self._log.name})", failed=True)
+
+
+def run_all(jobs: Sequence[Job], slots: Sequence[Slot], sweep: Sweep, stop: StopRequests) -> Iterator[Ending]:
+    """How each run ended, as they do. After a stop request none is begun, and those under way end cleanly; so they
+    do when the caller fails.
+    """
+    waiting, free = deque(jobs), deque(slots)
+    running: list[Process] = []
+    told = 0
+    try:
+        while running or (waiting and not stop.received):
+            while waiting and free and not stop.received:
+                job = waiting.popleft()
+                try:
+                    running.append(Process(job, free[0], sweep))
+                    free.popleft()
+                except OSError as error:
+                    yield Ending(job, str(error), failed=True)
+            time.sleep(_POLL_SECONDS)
+            if told < len(stop.received):
+                told = len(stop.received)
+                notify(f"{stop.received[-1].name}: ending the runs after their step; once more to quit at once")
+                for process in running:
+                    process.stop()
+            for process in tuple(running):
+                if ending := process.ending():
+                    running.remove(process)
+                    free.append(process.slot)
+                    yield ending
+    finally:
+        for process in running:
+            process.stop()
+        for process in running:
+            process.wait()

@@ -1,0 +1,48 @@
+"""Where the runs of a sweep go: GPUs, or the CPU's cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flashpoint.hardware import cuda_devices
+
+from ._sweep import Job
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Room for one run at a time."""
+
+    settings: Mapping[str, str]
+    """Of the run, where the user gives none."""
+    environment: Mapping[str, str]
+    """Of the run's process, whole."""
+
+
+def slots_for(jobs: Sequence[Job], runs_per_gpu: int) -> list[Slot]:
+    """``runs_per_gpu`` slots on each GPU, the first of each before the second of any; without a GPU, on the CPU."""
+    cores = len(os.sched_getaffinity(0))
+    gpus = [] if all(job.get("train.device") == "cpu" for job in jobs) else _visible_gpus()
+    if not gpus:
+        # Of a replay the tape says how many threads: bits depend on it.
+        replays = any(job.get("replay") for job in jobs)
+        settings = {} if replays else {"train.threads": str(max(1, cores // runs_per_gpu))}
+        return [Slot(settings, os.environ)] * runs_per_gpu
+    share = str(max(1, cores // (len(gpus) * runs_per_gpu)))
+    return [
+        # A run whose GPU is gone is to fail, not to take the CPU.
+        Slot(
+            {"train.device": "cuda"},
+            {"TORCHINDUCTOR_COMPILE_THREADS": share, **os.environ, "CUDA_VISIBLE_DEVICES": gpu},
+        )
+        for _ in range(runs_per_gpu)
+        for gpu in gpus
+    ]
+
+
+def _visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES is for each GPU that this process sees."""
+    numbers = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(cuda_devices()))))
+    return [number.strip() for number in numbers.split(",")][: cuda_devices()]

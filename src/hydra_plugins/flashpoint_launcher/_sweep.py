@@ -1,0 +1,149 @@
+"""What a sweep is on disk: its runs by name, and, hidden, their logs and the settings that all of them share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashpoint.errors import UserError
+from flashpoint.run_folder import RunFolder, read_json, write_json
+
+_LONGEST_NAME = 120
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep."""
+
+    name: str
+    """Of its folder: made of the overrides in which the sweep's runs differ."""
+    overrides: tuple[str, ...]
+
+    def get(self, key: str) -> str | None:
+        """The value of ``key`` among the overrides, None without one."""
+        return next((o.split("=", 1)[1] for o in self.overrides if _key(o) == key), None)
+
+
+def shared_by(job_overrides: Sequence[Sequence[str]]) -> list[str]:
+    """The overrides that all runs have."""
+    return [o for o in job_overrides[0] if all(o in overrides for overrides in job_overrides)]
+
+
+def own_of(job_overrides: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Of each run, the overrides that not all have."""
+    shared = shared_by(job_overrides)
+    return [[o for o in overrides if o not in shared] for overrides in job_overrides]
+
+
+def named(job_overrides: Sequence[Sequence[str]]) -> list[Job]:
+    """The runs under names that tell them apart, the same ones whenever the same command is given.
+
+    Raises:
+        UserError: two runs are the same.
+    """
+    own = own_of(job_overrides)
+    names = [_name(overrides) for overrides in own]
+    jobs = []
+    for name, overrides, whole in zip(names, own, job_overrides, strict=True):
+        if own.count(overrides) > 1:
+            raise UserError(f"{' '.join(overrides or whole)}: more than once in this sweep; give each value once")
+        if names.count(name) > 1 or len(name) > _LONGEST_NAME:
+            digest = hashlib.sha256(" ".join(overrides).encode()).hexdigest()
+            jobs.append(Job(f"{name[:_LONGEST_NAME]}-{digest[:8]}", tuple(whole)))
+        else:
+            jobs.append(Job(name, tuple(whole)))
+    return jobs
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The folder of a sweep."""
+
+    folder: Path
+
+    def claim(self, shared: Sequence[str]) -> None:
+        """Make the folder, or see that it is of a sweep with the same settings.
+
+        Raises:
+            UserError: the settings are others, or the folder cannot be written.
+        """
+        settings = sorted(o for o in shared if _key(o) not in ("runs_dir", "run_name"))
+        record = self.folder / ".sweep.json"
+        try:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            if not record.exists():
+                write_json(record, {"shared": settings})
+        except OSError as error:
+            raise UserError(f"{self.folder}: {error.strerror}; free space or choose another runs_dir") from error
+        before = read_json(record)["shared"]
+        if before != settings:
+            then, now = (
+                " ".join(sorted(set(one) - set(other))) for one, other in ((before, settings), (settings, before))
+            )
+            raise UserError(
+                f"{self.folder}: begun with other settings (then: {then or 'none'}; now: {now or 'none'}); "
+                "give all runs the same, or choose another hydra.launcher.sweep"
+            )
+
+    def log(self, job: Job) -> Path:
+        """What the run's process printed, of all attempts."""
+        return self._logs / f"{job.name}.log"
+
+    def run(self, job: Job) -> RunFolder:
+        return RunFolder(self.folder / job.name)
+
+    def is_done(self, job: Job) -> bool:
+        """Whether the run has its verdict. One that was stopped goes on, and one whose verdict is damaged says so."""
+        try:
+            return read_json(self.run(job).outcome)["interrupted"] is None
+        except UserError:
+            return False
+
+    def clear(self, job: Job) -> None:
+        """Remove the folder of a run that was killed while it made it: a new one of that name would get a number.
+
+        Raises:
+            OSError: there is more in it than that.
+        """
+        run = self.run(job)
+        if run.path.exists() and not run.config.exists():
+            for leftover in run.path.glob(".*"):
+                leftover.unlink()
+            run.path.rmdir()
+
+    def arguments(self, job: Job, settings: Mapping[str, str]) -> list[str]:
+        """The run's command line, which goes on with an earlier attempt.
+
+        Args:
+            settings: for a new run, where the sweep does not give them itself.
+        """
+        run = self.run(job)
+        if run.config.is_file():
+            return [f"resume={_quoted(run.path)}"]
+        settings = {"tracking.group": _quoted(self.folder.name), **settings}
+        return [
+            *(o for o in job.overrides if _key(o) not in ("runs_dir", "run_name")),
+            *(f"{key}={value}" for key, value in settings.items() if job.get(key) is None),
+            f"runs_dir={_quoted(self.folder)}",
+            f"run_name={_quoted(job.name)}",
+        ]
+
+    @property
+    def _logs(self) -> Path:
+        return self.folder / ".logs"
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").split("=", 1)[0]
+
+
+def _name(overrides: Sequence[str]) -> str:
+    name = "_".join(o.lstrip("+") for o in overrides).replace("attn=", "") or "run"
+    return "".join(c if (c.isascii() and c.isalnum()) or c in "._+-" else "-" for c in name)
+
+
+def _quoted(value: object) -> str:
+    """As Hydra takes a value literally, whatever characters it has."""
+    return "'" + str(value).replace("'", r"\'") + "'"

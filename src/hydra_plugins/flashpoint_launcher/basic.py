@@ -1,0 +1,52 @@
+"""``hydra/launcher=basic``, the default: the runs of a sweep one after the other, in this process.
+
+No postponed annotations here, as in ``gpus.py``.
+"""
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hydra._internal.core_plugins import basic_launcher
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn, JobStatus
+
+from flashpoint.errors import UserError, notify, one_line
+
+from ._sweep import own_of
+
+
+@dataclass
+class BasicLauncherConfig:
+    """No settings."""
+
+    _target_: str = "hydra_plugins.flashpoint_launcher.basic.BasicLauncher"
+
+
+# In place of Hydra's own of that name: Hydra loads its plugins before those of others.
+ConfigStore.instance().store(group="hydra/launcher", name="basic", node=BasicLauncherConfig, provider="flashpoint")
+
+
+class BasicLauncher(basic_launcher.BasicLauncher):
+    """Hydra's own, which would tell of the first failed run only, and not before the last has ended."""
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run all.
+
+        Raises:
+            UserError: some failed, each of which was told when it did.
+        """
+        returns: list[JobReturn] = []
+        errors: list[Exception] = []
+        for number, own in enumerate(own_of(job_overrides)):
+            (result,) = super().launch([job_overrides[number]], initial_job_idx + number)
+            returns.append(result)
+            if result.status == JobStatus.FAILED:
+                error = result._return_value  # the property would raise it
+                errors.append(error)
+                if not isinstance(error, UserError):
+                    traceback.print_exception(error)
+                notify(f"failed: {' '.join(own or job_overrides[number])}: {one_line(error)}")
+        if errors:
+            raise UserError(f"{len(errors)} of {len(returns)} runs failed") from errors[0]
+        return returns
