@@ -1,12 +1,15 @@
 """Every configuration in the repository composes, and every bad value is refused by name."""
 
+import copy
+import dataclasses
 import json
+import math
+import typing
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
 
 from flashpoint.attention.variant import AttentionVariant, DeltaError
 from flashpoint.config import (
@@ -16,22 +19,17 @@ from flashpoint.config import (
     ModelConfig,
     TrainConfig,
     build_config,
-    hydra_schema,
 )
 from flashpoint.errors import UserError
 from flashpoint.training.checkpoints import capacity
+from tests.composed import CONFIGS, composed_values
 from tests.conftest import REPOSITORY
 
-CONFIGS = REPOSITORY / "configs"
 RECORDED = sorted((REPOSITORY / "runs/reference").rglob("config.json"))
 
 
 def composed(*overrides: str) -> Config:
-    ConfigStore.instance().store(name="schema", node=hydra_schema())
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        values = OmegaConf.to_container(compose("train", list(overrides)), resolve=True)
-    assert isinstance(values, dict)
-    return build_config(values, CONFIGS / "attn")  # type: ignore[arg-type]
+    return build_config(composed_values(*overrides), CONFIGS / "attn")
 
 
 @pytest.mark.parametrize(
@@ -137,6 +135,37 @@ def test_a_value_out_of_range_is_refused_by_name(section: type, values: dict, na
     with pytest.raises(ValueError, match=named.replace(".", r"\.")) as caught:
         section(**values)
     assert "\n" not in str(caught.value)
+
+
+def numbers(section: type) -> Iterator[tuple[str, ...]]:
+    """Paths of the fields that take a real number."""
+    for name, hint in typing.get_type_hints(section).items():
+        if dataclasses.is_dataclass(hint):
+            yield from ((name, *path) for path in numbers(typing.cast(type, hint)))
+        elif float in (hint, *typing.get_args(hint)):
+            yield (name,)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_every_real_number_must_be_finite(number: float) -> None:
+    values = composed_values("attn.layers=[2]", "attn.elsewhere=flash_fp32")
+    other = composed_values("attn=flash_fp32")["attn"]
+    paths = [*numbers(Config), *(("attn", "elsewhere", *path) for path in numbers(AttentionVariant))]
+    assert {("train", "lr"), ("attn", "delta_error", "size"), ("attn", "elsewhere", "max_shift")} < set(paths)
+    for *parents, last in paths:
+        changed: dict[str, Any] = copy.deepcopy({**values, "attn": {**values["attn"], "elsewhere": other}})
+        section = changed
+        for parent in parents:
+            section = section[parent]
+        section[last] = number
+        with pytest.raises(UserError, match=rf"{last}={number}: "):
+            build_config(changed, CONFIGS / "attn")
+
+
+@pytest.mark.parametrize("value", ["5", "true", "[flash_fp32]"])
+def test_what_cannot_name_the_other_variant_is_refused(value: str) -> None:
+    with pytest.raises(UserError, match=r"attn\.elsewhere=.+; give a name, e\.g\. attn\.elsewhere=flash_fp32"):
+        composed("attn.layers=[1]", f"attn.elsewhere={value}")
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused() -> None:

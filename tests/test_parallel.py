@@ -1,5 +1,6 @@
 """Several processes, the first two started by ``torchrun`` as a user would: same number of processes, same bits."""
 
+import contextlib
 import json
 import shutil
 import signal
@@ -9,8 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from flashpoint.config import Config, DataConfig, ModelConfig, TrainConfig
 from flashpoint.data.tape import Tape
+from flashpoint.training import run as training
+from flashpoint.training.parallel import Ranks
 from tests import warm
 from tests.conftest import Command, environment, train_command
 
@@ -60,6 +66,28 @@ def two(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("outcome=")]
     assert "outcome=stable step=12" in line
     return folder
+
+
+def test_no_collective_waits_for_the_data(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL gives one up after ten minutes, and preparing OpenWebText takes longer."""
+
+    class Collective(Exception):
+        pass
+
+    def barrier() -> None:
+        raise Collective
+
+    monkeypatch.setattr(dist, "barrier", barrier)
+    monkeypatch.setattr(training, "fix_numerics", lambda *_: None)  # which outlasts the test
+    config = Config(
+        runs_dir=str(tmp_path / "runs"),
+        model=ModelConfig(n_layer=1, n_head=1, d_model=16, context=16, vocab_size=300),
+        data=DataConfig(source="text", path=str(text_file), root=str(tmp_path), vocab_size=300, val_fraction=0.1),
+        train=TrainConfig(batch_size=2, device="cpu"),
+    )
+    with pytest.raises(Collective), contextlib.ExitStack() as held:
+        training._run(config, None, Ranks(rank=1, world=2), torch.device("cpu"), held)
+    assert list(tmp_path.glob("text-*/train.bin"))
 
 
 def test_two_processes_repeat_themselves_and_resume(two: Path, text_file: Path) -> None:

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from flashpoint.config import Config
 from flashpoint.data.tape import Tape
+from flashpoint.errors import UserError
+from flashpoint.run_folder import RunFolder
+from flashpoint.training.start import starting_point
 from tests import warm
 from tests.conftest import Command, environment, train_command, wait_until
 
@@ -160,6 +164,36 @@ def test_from_step_goes_on_bit_for_bit_and_another_attention_branches(undisturbe
     shared = 8 + 24 * step
     assert chains[0][:shared] == chains[1][:shared]
     assert chains[0][shared:] != chains[1][shared:]
+
+
+@pytest.mark.parametrize("left", ["all but checkpoints", "config.json"])
+def test_a_branch_killed_before_its_first_checkpoint_starts_where_it_branched_off(
+    undisturbed: Path, train: Command, left: str
+) -> None:
+    """After its first steps, and before its tape was there."""
+    branch, killed = undisturbed / "runs/branched", undisturbed / f"runs/killed_branch_{len(left)}"
+    if not branch.exists():
+        parts = ("replay=whole", "from_step=285", "attn=flash_stochastic", f"run_name={branch.name}")
+        assert train(*parts, tiny=False, cwd=undisturbed).returncode == 0
+    shutil.copytree(branch, killed)
+    for path in killed.iterdir():
+        if path.name in ("outcome.json", "checkpoints") or left not in ("all but checkpoints", path.name):
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+    result = train(f"resume={killed.name}", tiny=False, cwd=undisturbed)
+    assert result.returncode == 0, result.stderr
+    for name in ("digest", "chain_digest", "tape_digest", "step"):
+        assert outcome(killed)[name] == outcome(branch)[name], name
+    parents = [json.loads((run / "manifest.json").read_text())["parent"] for run in (branch, killed)]
+    assert parents[0] == parents[1]
+
+
+def test_a_branch_whose_beginning_is_gone_is_refused(undisturbed: Path, tmp_path: Path) -> None:
+    branch = RunFolder(tmp_path / "branch")
+    manifest = {"parent": {"run": str(undisturbed / "runs/whole"), "from_step": 7}}
+    branch.path.mkdir()
+    branch.manifest.write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"branched off at step 7, of which .*whole no longer has a whole checkpoint;"):
+        starting_point(Config(), branch, None)
 
 
 def test_many_branches_leave_one_checkpoint_in_one_command(undisturbed: Path, train: Command) -> None:

@@ -15,9 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from flashpoint.config import build_config
+from flashpoint.model import GPT
+from flashpoint.training import run as training
 from flashpoint.training.chain import Chain
 from tests import warm
+from tests.composed import CONFIGS
 from tests.conftest import REPOSITORY, Command, environment, train_command, wait_until
 
 OUTCOME = re.compile(
@@ -54,6 +59,7 @@ def test_a_run_leaves_every_record_and_its_outcome_line(recorded: Path) -> None:
     run = recorded / "runs/original"
     outcome = json.loads((run / "outcome.json").read_text())
     assert (outcome["outcome"], outcome["step"], outcome["onset_step"]) == ("stable", 12, None)
+    assert outcome["val_step"] == 12
     losses = losses_of(run)
     assert len(losses) == 12
     assert losses[-1] == pytest.approx(outcome["loss"])
@@ -197,8 +203,9 @@ def test_an_explosion_is_a_result(train: Command, tmp_path: Path) -> None:
 def test_a_signal_ends_the_run_cleanly(text_file: Path, tmp_path: Path, number: signal.Signals) -> None:
     command = train_command("train.steps=100000", "run_name=stopped", tiny=True, text_file=text_file)
     process = warm.Process(command, cwd=tmp_path, env=environment())
-    metrics = tmp_path / "runs/stopped/metrics.jsonl"
-    wait_until(lambda: metrics.is_file() and metrics.stat().st_size > 500, process)
+    run = tmp_path / "runs/stopped"
+    metrics = run / "metrics.jsonl"
+    wait_until(lambda: metrics.is_file() and "val_loss" in metrics.read_text(), process)
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + number, stderr
@@ -207,6 +214,8 @@ def test_a_signal_ends_the_run_cleanly(text_file: Path, tmp_path: Path, number: 
     outcome = json.loads((tmp_path / "runs/stopped/outcome.json").read_text())
     assert outcome["interrupted"] == number.name
     assert outcome["tape_steps"] == outcome["step"] == int(match[2]) == len(losses_of(tmp_path / "runs/stopped"))
+    validated = [(line["step"] + 1, line["val_loss"]) for line in metrics_of(run) if "val_loss" in line]
+    assert (outcome["val_step"], outcome["val_loss"]) == validated[-1]
     assert "Traceback" not in stderr
 
 
@@ -230,6 +239,7 @@ def test_a_killed_run_replays_as_far_as_its_tape(text_file: Path, tmp_path: Path
     process = warm.Process(command, cwd=tmp_path, env=environment())
     tape = tmp_path / "runs/killed/tape.bin"
     wait_until(lambda: tape.is_file() and tape.stat().st_size > 1000, process)
+    assert_one_line(train("resume=killed", tiny=False), "runs/killed: another process runs it; wait")
     process.send_signal(signal.SIGKILL)
     process.wait()
     losses = losses_of_killed(tmp_path / "runs/killed")
@@ -242,6 +252,37 @@ def test_a_killed_run_replays_as_far_as_its_tape(text_file: Path, tmp_path: Path
 def losses_of_killed(run: Path) -> list[float]:
     lines = (run / "metrics.jsonl").read_text().split("\n")[:-1]  # the last may be cut short
     return [record["loss"] for record in map(json.loads, lines) if "loss" in record]
+
+
+@pytest.mark.parametrize("left", [["config.json"], ["config.json", "manifest.json", "tape.bin", "chain.bin"]])
+def test_a_run_stopped_before_its_tape_starts_again_in_its_folder(
+    recorded: Path, train: Command, left: list[str]
+) -> None:
+    original, early = recorded / "runs/original", recorded / f"runs/early{len(left)}"
+    early.mkdir()
+    for name in left:
+        (early / name).write_bytes((original / name).read_bytes() if name.endswith(".json") else b"")
+    result = train(f"resume={early.name}", tiny=False, cwd=recorded)
+    outcome_of(result)
+    assert f"runs/{early.name}: stopped before its first step; starting it again" in result.stderr
+    for name in ("tape.bin", "chain.bin"):
+        assert (early / name).read_bytes() == (original / name).read_bytes()
+    config, manifest = (json.loads((early / name).read_text()) for name in ("config.json", "manifest.json"))
+    assert config["resume"] is None
+    assert manifest["parent"] is None
+
+
+def test_a_model_that_does_not_fit_leaves_no_run(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    values = json.loads((recorded / "runs/original/config.json").read_text())
+    monkeypatch.chdir(recorded)
+    monkeypatch.setattr(training, "fix_numerics", lambda *_: None)  # which outlasts the test
+    monkeypatch.setattr(GPT, "to", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        training.run(build_config({**values, "runs_dir": "unmade"}, CONFIGS / "attn"))
+    assert not (recorded / "unmade").exists()
 
 
 def test_a_full_disk_is_one_line_and_keeps_the_records(
@@ -340,3 +381,14 @@ def test_a_sweep_records_one_run_per_choice(recorded: Path, train: Command) -> N
     assert {(config["attn"]["name"], config["seed"]) for config in configs} == {
         ("flash_bf16", 0), ("flash_bf16", 1), ("sdpa", 0), ("sdpa", 1),
     }  # fmt: skip
+
+
+def test_a_sweep_goes_on_after_a_run_that_fails(recorded: Path, train: Command) -> None:
+    choices = ("attn.elsewhere=flash_fp32", "attn.layers=[9],[1],[8]")  # the model has two layers
+    result = train(*choices, "train.steps=2", "runs_dir=partly", "-m", cwd=recorded)
+    assert_one_line(result, "2 of 3 runs failed")
+    told = [line for line in result.stderr.splitlines() if line.startswith("failed: ")]
+    assert [line.split(": ", 1)[1] for line in told] == [
+        f"attn.layers=[{layer}]: attn.layers=[{layer}]: the model has layers 1 to 2" for layer in (9, 8)
+    ]
+    assert len(list((recorded / "partly").glob("*/outcome.json"))) == 1

@@ -10,7 +10,13 @@ from typing import Any, Literal
 from flashpoint.attention.named import resolved
 from flashpoint.attention.variant import AttentionVariant
 from flashpoint.errors import UserError
-from flashpoint.typed import check_literals, require_not_negative, require_positive, structured_config
+from flashpoint.typed import (
+    check_literals,
+    require_finite,
+    require_not_negative,
+    require_positive,
+    structured_config,
+)
 
 HEAD_SIZES = (16, 32, 64, 128)
 
@@ -244,6 +250,7 @@ class Config:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
+        require_finite(self)
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed={self.seed}: give 0 to 2³² − 1")
         if self.data.tokenizer == "bpe" and self.data.vocab_size > self.model.vocab_size:
@@ -285,6 +292,9 @@ def build_config(values: dict[str, Any], variants_dir: Path) -> Config:
         UserError: naming the field and the remedy.
     """
     values = dict(values)
+    elsewhere = values["attn"].get("elsewhere")
+    if not isinstance(elsewhere, str | dict | None):
+        raise UserError(f"attn.elsewhere={elsewhere}: no variant; give a name, e.g. attn.elsewhere=flash_fp32")
     try:
         values["attn"] = resolved(values["attn"], variants_dir)
         for name, section in _SECTIONS.items():

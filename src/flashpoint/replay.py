@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from flashpoint.data.tape import Tape
 from flashpoint.errors import UserError
@@ -38,7 +41,7 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
         raise UserError(f"resume={composed['resume']} and replay={composed['replay']}: give one of the two")
     original = RunFolder.open(composed["replay"], composed["runs_dir"])
     values = read_json(original.config)
-    keys = [override.lstrip("+~").split("=", 1)[0] for override in overrides]
+    keys = _named(overrides)
     for key in keys:
         for fixed, reason in _FIXED.items():
             if key == fixed or key.startswith(f"{fixed}."):
@@ -46,18 +49,12 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
     values["train"]["steps"] = _recorded_steps(original)
     for name in _NOT_INHERITED:
         values[name] = composed[name]
-    for key in sorted(keys, key=lambda key: key.count(".")):  # groups before the keys inside them
-        *parents, last = key.split(".")
-        source, target = composed, values
-        for parent in parents:
-            source, target = source[parent], target.setdefault(parent, {})  # older than the choice, maybe
-        if last not in source:
-            continue
-        # Another attention keeps the formats in which the original was coarse: they belong to its experiment.
-        formats = (
-            {name: bits for name, bits in target["attn"].items() if name.endswith("_bits")} if key == "attn" else {}
-        )
-        target[last] = {**source[last], **formats} if formats else source[last]
+    # Another attention keeps the formats in which the original was coarse: they belong to its experiment.
+    formats = {name: bits for name, bits in values["attn"].items() if name.endswith("_bits")}
+    for key in keys:
+        _take(key, composed, values)
+        if key == "attn":
+            values["attn"] = {**values["attn"], **formats}
     return values
 
 
@@ -74,17 +71,15 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
     """
     folder = RunFolder.open(composed["resume"], composed["runs_dir"])
     values = read_json(folder.config)
-    keys = [override.lstrip("+~").split("=", 1)[0] for override in overrides]
+    keys = _named(overrides)
     for key in keys:
         if key not in _OF_A_RESUMPTION and key.split(".")[0] not in ("tracking", "checkpoints"):
             raise UserError(
                 f"{key} contradicts resume={composed['resume']}: a resumed run keeps its settings; "
                 f"branch with replay={composed['resume']} from_step=STEP {key}=…"
             )
-    if "train.steps" in keys:
-        values["train"]["steps"] = composed["train"]["steps"]
-    for section in {key.split(".")[0] for key in keys} & {"tracking", "checkpoints"}:
-        values[section] = composed[section]
+    for key in keys:
+        _take(key, composed, values)
     if folder.outcome.is_file():
         outcome = read_json(folder.outcome)
         ended = outcome["outcome"] != "stable" or outcome["step"] >= values["train"]["steps"]
@@ -94,7 +89,31 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
                 "replay=RUN repeats it, train.steps=N goes on with a stable one"
             )
     given = {name: composed[name] for name in ("runs_dir", "allow_world_size_change")}
-    return {**values, **given, "resume": str(folder.path), "from_step": None}
+    return {**values, **given, "resume": str(folder.path)}
+
+
+def _named(overrides: list[str]) -> list[str]:
+    """The dotted keys that overrides set, ``train.lr`` of ``train={lr: 1}``; groups before the keys inside them."""
+
+    def leaves(key: str, value: Any) -> Iterator[str]:
+        if not isinstance(value, dict):
+            yield key
+            return
+        for name, inside in value.items():
+            yield from leaves(f"{key}.{name}", inside)
+
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    keys = [key for override in parsed for key in leaves(override.key_or_group, override.value())]
+    return sorted(keys, key=lambda key: key.count("."))
+
+
+def _take(key: str, composed: dict[str, Any], values: dict[str, Any]) -> None:
+    """Set one key, or a whole group, to what was composed."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        composed, values = composed[parent], values.setdefault(parent, {})  # older than the choice, maybe
+    if last in composed:
+        values[last] = composed[last]
 
 
 def _recorded_steps(original: RunFolder) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +60,11 @@ class RunFolder:
         """Loss, gradient norm and W_Q norms over steps, PNG."""
         return self.path / "curves.png"
 
+    @property
+    def begun(self) -> bool:
+        """Whether a step may have run: the tape is written before the first one, the metrics after it."""
+        return any(record.is_file() and record.stat().st_size > 0 for record in (self.tape, self.metrics))
+
     @classmethod
     def create(cls, runs_dir: str | Path, name: str) -> RunFolder:
         """Make a new folder; an existing one is never written to, the name gets a number instead.
@@ -87,6 +95,23 @@ class RunFolder:
             if (path / "config.json").is_file():
                 return cls(path)
         raise UserError(f"{run}: no run there (no config.json); give a run's folder, e.g. {runs_dir}/NAME")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the only process that writes the run, in the block; one that dies gives it up.
+
+        Raises:
+            UserError: another process writes the run, or the folder takes no lock.
+        """
+        with contextlib.ExitStack() as held:
+            try:
+                file = held.enter_context((self.path / ".lock").open("w"))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{self.path}: another process runs it; wait until it ends, or stop it first") from None
+            except OSError as error:
+                raise UserError(f"{self.path}: {error.strerror}; choose a writable runs_dir that has locks") from error
+            yield
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from typing import Any, Literal, Union
@@ -52,6 +53,16 @@ def _omegaconf_type(annotation: Any) -> Any:
             return Any  # a variant's name in the YAML, a nested mapping once resolved
         return typing.Optional[_omegaconf_type(members[0])]  # noqa: UP045 - built at run time
     return annotation
+
+
+def require_finite(section: Any, where: str = "") -> None:
+    """Raise ValueError, naming ``where`` and the field, for the first infinity or NaN, here or in a section inside."""
+    for field in dataclasses.fields(section):
+        name, value = f"{where}{field.name}", getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            require_finite(value, f"{name}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name}={value}: give a finite number")
 
 
 def require_positive(section: Any, where: str, names: tuple[str, ...]) -> None:

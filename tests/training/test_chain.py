@@ -58,6 +58,12 @@ def test_going_on_from_a_step_drops_what_came_after(tmp_path: Path) -> None:
         ChainWriter(tmp_path / "again", steps=4)
 
 
+def test_a_chain_without_its_first_bytes_is_written_anew(tmp_path: Path) -> None:
+    (tmp_path / "lost").write_bytes(b"")  # what a power loss leaves of one that was not on the disk yet
+    assert write(tmp_path / "lost", STEPS) == write(tmp_path / "whole", STEPS)
+    assert (tmp_path / "lost").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
 @pytest.mark.parametrize("byte", [0, 8, 12, 20, 31, 40, 79])
 def test_every_changed_byte_is_found(tmp_path: Path, byte: int) -> None:
     write(tmp_path / "chain", STEPS)

@@ -92,6 +92,23 @@ def test_the_budget_holds_and_recent_steps_are_dense(tmp_path: Path) -> None:
     assert steps_of(folder)[:2] == [1000, 990]
 
 
+def test_what_a_kill_or_a_hand_left_takes_no_room_and_stops_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    record(folder, range(1, 51))
+    (folder / "step-000000010.safetensors").unlink()  # by hand
+    (folder / "step-000000020.json").unlink()  # the kill came between the two
+    config = CheckpointsConfig(interval=10, budget_gib=3.5 * (4004 + 2**16) / 2**30)
+    lines: list[str] = []
+    recorder = FlightRecorder(folder, config, 4004, lines.append)
+    for step in range(60, 100, 10):
+        recorder.save(TENSORS, {"step": step})
+        recorder.wait()
+        assert sum(path.stat().st_size for path in folder.iterdir()) <= config.budget_gib * 2**30
+    assert lines == []
+    assert steps_of(folder)[:2] == [90, 80]
+    assert len(list(folder.iterdir())) == 2 * len(steps_of(folder))
+
+
 def test_for_any_age_there_is_a_checkpoint_not_much_older() -> None:
     steps: set[int] = set()
     for newest in range(1, 400):

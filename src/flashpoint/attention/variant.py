@@ -161,6 +161,8 @@ class AttentionVariant:
             raise ValueError("attn.center_grad_q=true: attn.center_keys=true centres dQ's keys already; choose one")
         if self.normalizer == "before_product" and self.block_k is not None:
             raise ValueError("attn.normalizer=before_product needs the whole row: set attn.block_k=null")
+        if not isinstance(self.delta_error, DeltaError):
+            raise ValueError(f"attn.delta_error={self.delta_error}: give kind, size and layers, each a key of its own")
         self._check_delta_error()
         object.__setattr__(self, "key", json.dumps(self.to_dict(), sort_keys=True))
 

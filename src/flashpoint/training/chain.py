@@ -32,7 +32,8 @@ class ChainWriter:
     """Appends one record a step.
 
     Args:
-        path: of a new file, or with ``steps`` of one to go on from its first ``steps`` records; later ones are dropped.
+        path: of a file to write anew, or with ``steps`` of one to go on from its first ``steps`` records; later ones
+            are dropped.
 
     Raises:
         UserError: the existing file is damaged within those steps or has fewer.
@@ -40,7 +41,7 @@ class ChainWriter:
 
     def __init__(self, path: Path, steps: int | None = None) -> None:
         if steps is None:
-            self._file = path.open("xb", buffering=0)
+            self._file = path.open("wb", buffering=0)
             self._file.write(MAGIC)
             self._digest = _START
             return

@@ -152,17 +152,22 @@ class FlightRecorder:
             self._notify(f"{path}: checkpoint not written ({error}); the run goes on without it")
 
     def _make_room(self, step: int) -> None:
-        """Delete before writing, so that the budget holds all the time; the record goes first."""
+        """Delete before writing, so that the budget holds all the time; what a kill left unfinished goes, too."""
         steps = self._steps()
-        for old in set(steps) - retained([*steps, step], self._config.interval, self._capacity, self._pinned):
-            record = _record_path(self._folder, old)
-            record.unlink()
-            record.with_suffix(".safetensors").unlink()
-        for leftover in self._folder.glob(".step-*.partial"):
-            leftover.unlink()
+        kept = set(steps) & retained([*steps, step], self._config.interval, self._capacity, self._pinned)
+        records = {_record_path(self._folder, old) for old in kept}
+        kept_files = records | {record.with_suffix(".safetensors") for record in records}
+        for pattern in ("step-*.json", "step-*.safetensors", ".step-*.partial"):  # a record before its checkpoint
+            for path in self._folder.glob(pattern):
+                if path not in kept_files:
+                    path.unlink(missing_ok=True)
 
     def _steps(self) -> list[int]:
-        return [int(record.stem.removeprefix("step-")) for record in self._folder.glob("step-*.json")]
+        """Of the checkpoints that are there with their records."""
+        records = self._folder.glob("step-*.json")
+        return [
+            int(record.stem.removeprefix("step-")) for record in records if record.with_suffix(".safetensors").exists()
+        ]
 
 
 def _record_path(folder: Path, step: int) -> Path:

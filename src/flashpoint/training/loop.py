@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -46,6 +47,9 @@ class LoopResult:
     loss: float
     """Training loss of the last of them, nats."""
     val_loss: float | None
+    """Of the last validation, nats."""
+    val_step: int | None
+    """Optimiser steps done then."""
 
 
 class Trainer:
@@ -90,7 +94,8 @@ class Trainer:
             OSError: a record could not be written.
         """
         train = self.config.train
-        val_loss, interrupted, step = None, False, self._first_step - 1
+        self._forget_earlier_runs()
+        val_loss, val_step, interrupted, step = None, None, False, self._first_step - 1
         with progress_bar(train.steps - self._first_step, "step") as bar:
             started, logged = time.perf_counter(), self._first_step
             for step in range(self._first_step, train.steps):
@@ -112,7 +117,7 @@ class Trainer:
                 if self._observer and (metrics := self._observer.after_step(step, last=last)):
                     self._records.log(step, metrics)
                 if (step + 1) % train.eval_interval == 0 or last:
-                    val_loss = self.validate()
+                    val_loss, val_step = self.validate(), step + 1
                     self._records.log(step, {"val_loss": val_loss})
                     started = time.perf_counter()
                 if self._records.checkpoint_due(step + 1, now=interrupted):
@@ -120,7 +125,7 @@ class Trainer:
                 if last or interrupted:
                     break
         self._records.wait()
-        return LoopResult(step + 1, self._last_loss, val_loss)
+        return LoopResult(step + 1, self._last_loss, val_loss, val_step)
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint; before :meth:`run`."""
@@ -187,6 +192,13 @@ class Trainer:
         """Loss, rate and the heads whose W_Q grows fastest, for the terminal."""
         hottest = self._observer.sentinel.hottest(_HOTTEST) if self._observer else []
         return ", ".join([f"loss {self._last_loss:.3f}", f"{rate:,.0f} tokens/s", *map(str, hottest)])
+
+    def _forget_earlier_runs(self) -> None:
+        """Give back what runs before this one in the process held, which would count as this one's memory."""
+        if self.device.type == "cuda":
+            gc.collect()  # a trainer is part of a cycle
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
 
     def _memory(self) -> dict[str, float]:
         if self.device.type != "cuda":

@@ -21,8 +21,8 @@ def describe_run(
     environment: dict[str, Any],
     parent: dict[str, Any] | None,
 ) -> None:
-    """Configuration and manifest of a new run."""
-    write_json(folder.config, config.to_dict())
+    """Configuration and manifest of a run that begins."""
+    write_json(folder.config, {**config.to_dict(), "resume": None})
     write_json(
         folder.manifest,
         {

@@ -19,6 +19,9 @@ class Outcome:
     loss: float
     """Last training loss, nats."""
     val_loss: float | None
+    """Last validation loss, nats."""
+    val_step: int | None
+    """Optimiser steps done when it was taken: fewer than ``step`` if the run was interrupted."""
     digest: str
     chain_digest: str
     weights_digest: str

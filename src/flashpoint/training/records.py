@@ -48,7 +48,8 @@ class Records:
     ) -> None:
         self._folder, self._ranks = folder, ranks
         self.tape = _tape_writer(folder, header, tape, first_step)
-        self.chain = ChainWriter(folder.chain, steps=first_step if folder.chain.exists() else None)
+        goes_on = first_step > 0 and folder.chain.exists()
+        self.chain = ChainWriter(folder.chain, steps=first_step if goes_on else None)
         tracking = _on_this_machine(config.tracking, folder) if ranks.first else TrackingConfig(wandb="disabled")
         self._tracker = Tracker(folder, tracking, run_config=config.to_dict(), notify=notify, first_step=first_step)
         self._recorder = None
@@ -105,7 +106,7 @@ def _on_this_machine(tracking: TrackingConfig, folder: RunFolder) -> TrackingCon
 
 def _tape_writer(folder: RunFolder, header: TapeHeader, tape: Tape | None, step: int) -> TapeWriter:
     """Goes on with the folder's tape, or writes a new one: for a branch, or for another number of processes."""
-    if folder.tape.exists() and Tape.read(folder.tape, until_broken=True).header == header:
+    if folder.begun and Tape.read(folder.tape, until_broken=True).header == header:
         return TapeWriter(folder.tape, header, steps=step)
     partial = folder.tape.with_suffix(".partial")
     partial.unlink(missing_ok=True)

@@ -45,27 +45,33 @@ def run(config: Config) -> Outcome:
     """
     if config.from_step is not None and config.replay is None:
         raise UserError(f"from_step={config.from_step} needs replay=RUN: the run to start from")
-    resumed = RunFolder.open(config.resume, config.runs_dir) if config.resume else None
-    original = RunFolder.open(config.replay, config.runs_dir) if config.replay and not resumed else None
+    existing = RunFolder.open(config.resume, config.runs_dir) if config.resume else None
     ranks, device = join(_device(config))
     try:
-        return _run(config, resumed, original, ranks, device)
+        with contextlib.ExitStack() as held:
+            if existing and ranks.first:
+                held.enter_context(existing.locked())
+            return _run(config, existing, ranks, device, held)
     finally:
         leave()
 
 
 def _run(
-    config: Config, resumed: RunFolder | None, original: RunFolder | None, ranks: Ranks, device: torch.device
+    config: Config, existing: RunFolder | None, ranks: Ranks, device: torch.device, held: contextlib.ExitStack
 ) -> Outcome:
+    resumed = existing if existing and existing.begun else None
+    if existing and not resumed:
+        notify(f"{existing.path}: stopped before its first step; starting it again")
+    original = RunFolder.open(config.replay, config.runs_dir) if config.replay and not resumed else None
     recorded = resumed or original
-    tape = _tape(config, recorded, ranks) if recorded else None
+    tape = _tape(config, recorded, ranks, goes_on=bool(resumed)) if recorded else None
     _tell_what_kind_of_run(config, device)
     config = _with_defaults(config, device, ranks.world, tape)
     fix_numerics(config.train.threads or 1, config.train.deterministic)
     environment = describe_environment(device, config.model.head_size)
     if recorded and (difference := environment_difference(read_json(recorded.manifest)["environment"], environment)):
         notify(difference)
-    tokens = _tokens(config, ranks)
+    tokens = _tokens(config)
     model = GPT(config.model, config.attn, config.seed)
     order = BatchOrder(len(tokens.train), config.model.context, _batch_shape(config, ranks.world), config.seed)
     header = TapeHeader(
@@ -84,33 +90,39 @@ def _run(
         check_replay(tape.header, header, tokens)
     if config.checkpoints.interval:
         capacity(config.checkpoints, state_bytes(model))  # refused before there is a folder
+    model.to(device)  # where it may not fit
     observer = Observer(config.probes, model, config.train, device, notify) if ranks.first else None
     start = starting_point(config, resumed, original)
     ranks.wait()  # until all have read what the first will now write to
-    with contextlib.ExitStack() as stack:
-        if not ranks.first:  # the others' records are the first's once more
-            folder = RunFolder(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+    folder = _folder(config, existing, ranks, held)
+    try:
+        if resumed and ranks.first:
+            note_resumption(folder, config, start.step, ranks.world, environment)
         else:
-            folder = resumed or RunFolder.create(config.runs_dir, config.run_name or _run_name(config))
-        try:
-            if folder is resumed:
-                note_resumption(folder, config, start.step, ranks.world, environment)
-            else:
-                parent = {"run": str(original.path), "from_step": start.step} if original else None
-                describe_run(folder, config, tokens, model, header.initial_weights, environment, parent)
-            if original and start.step:
-                shutil.copyfile(original.chain, folder.chain)
-            outcome = _record(
-                config, folder, tokens, model.to(device), order, tape, header, device, start, observer, ranks
-            )
-        except OSError as error:
-            raise UserError(
-                f"{folder.path}: {error.strerror or error}; the run stops here, its records so far stay; "
-                f"free space, then resume={folder.path}"
-            ) from error
-        if original and original.chain.is_file():
-            _compare_with(original, folder)
+            parent = {"run": str(original.path), "from_step": start.step} if original else None
+            describe_run(folder, config, tokens, model, header.initial_weights, environment, parent)
+        if start.chain:
+            shutil.copyfile(start.chain, folder.chain)
+        outcome = _record(config, folder, tokens, model, order, tape, header, device, start, observer, ranks)
+    except OSError as error:
+        raise UserError(
+            f"{folder.path}: {error.strerror or error}; the run stops here, its records so far stay; "
+            f"free space, then resume={folder.path}"
+        ) from error
+    if original and original.chain.is_file():
+        _compare_with(original, folder)
     return outcome
+
+
+def _folder(config: Config, existing: RunFolder | None, ranks: Ranks, held: contextlib.ExitStack) -> RunFolder:
+    """Where this process writes, and nobody else until ``held`` is closed."""
+    if not ranks.first:  # the others' records are the first's once more
+        return RunFolder(Path(held.enter_context(tempfile.TemporaryDirectory())))
+    if existing:
+        return existing
+    folder = RunFolder.create(config.runs_dir, config.run_name or _run_name(config))
+    held.enter_context(folder.locked())
+    return folder
 
 
 def _tell_what_kind_of_run(config: Config, device: torch.device) -> None:
@@ -125,8 +137,8 @@ def _tell_what_kind_of_run(config: Config, device: torch.device) -> None:
         notify(f"{config.attn.name} injected: δ takes errors on purpose; the run shows what they do, not rounding")
 
 
-def _tape(config: Config, recorded: RunFolder, ranks: Ranks) -> Tape:
-    tape = Tape.read(recorded.tape, until_broken=config.resume is not None)
+def _tape(config: Config, recorded: RunFolder, ranks: Ranks, *, goes_on: bool) -> Tape:
+    tape = Tape.read(recorded.tape, until_broken=goes_on)
     if tape.header.ranks != ranks.world:
         counts = f"{tape.path}: recorded by {tape.header.ranks} processes, here are {ranks.world}"
         if not config.allow_world_size_change:
@@ -138,14 +150,10 @@ def _tape(config: Config, recorded: RunFolder, ranks: Ranks) -> Tape:
     return tape
 
 
-def _tokens(config: Config, ranks: Ranks) -> TokenDataset:
-    """The data, prepared by the first process while the others wait."""
-    if not ranks.first:
-        ranks.wait()
+def _tokens(config: Config) -> TokenDataset:
+    """The data; of several processes one prepares them, the others wait for its lock: a collective would time out."""
     with surely_interrupted():
         tokens = prepare(config.data)
-    if ranks.first:
-        ranks.wait()
     if tokens.vocab_size > config.model.vocab_size:
         raise UserError(
             f"model.vocab_size={config.model.vocab_size} is below the {tokens.vocab_size:,} tokens of "
@@ -260,6 +268,7 @@ def _outcome(
         onset_step=trainer.detector.onset_step,
         loss=result.loss,
         val_loss=result.val_loss,
+        val_step=result.val_step,
         digest=run_digest(records.chain.digest, weights),
         chain_digest=records.chain.digest,
         weights_digest=weights,

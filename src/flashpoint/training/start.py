@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from flashpoint.config import Config
 from flashpoint.errors import UserError, notify
-from flashpoint.run_folder import RunFolder
+from flashpoint.run_folder import RunFolder, read_json
 from flashpoint.training.chain import Chain
 from flashpoint.training.checkpoints import verified
 
@@ -21,35 +22,64 @@ class Start:
     step: int = 0
     tensors: dict[str, Tensor] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
+    chain: Path | None = None
+    """At a checkpoint of another run, the digest chain that this one's begins with."""
 
 
 def starting_point(config: Config, resumed: RunFolder | None, original: RunFolder | None) -> Start:
-    """The newest whole checkpoint of the run to resume, the one at or before ``from_step`` of the run to branch from,
-    or the beginning.
+    """The newest whole checkpoint of the run to resume, or else where that began; the one at or before ``from_step`` of
+    the run to branch from; or step 0.
 
     Raises:
-        UserError: the run to branch from has no checkpoint that early, or the resumed run's chain is damaged.
+        UserError: the run to branch from has no checkpoint that early, or not any more, or the resumed run's chain is
+            damaged.
     """
     if resumed:
-        for checkpoint in verified(resumed.checkpoints, notify):
-            tensors, state = checkpoint.load()
-            digests = Chain.read(resumed.chain, until_broken=True).digests
-            if len(digests) >= checkpoint.step and digests[checkpoint.step - 1].hex() == state["chain"]:
-                return Start(checkpoint.step, tensors, state)
-            notify(f"{checkpoint.path}: not of this run's digest chain; using the checkpoint before it")
-        notify(f"{resumed.path}: no checkpoint to go on from; starting over at step 0")
-    elif original and config.from_step is not None:
-        steps = []
-        for checkpoint in verified(original.checkpoints, notify):
-            if checkpoint.step <= config.from_step:
-                if checkpoint.step < config.from_step:
-                    notify(f"from_step={config.from_step}: starting from the checkpoint before it, {checkpoint.step}")
-                return Start(checkpoint.step, *checkpoint.load())
-            steps.append(checkpoint.step)
-        if config.from_step > 0:
-            known = ", ".join(map(str, sorted(steps))) or "none"
-            raise UserError(
-                f"from_step={config.from_step}: {original.path} has no checkpoint that early (it has {known}); choose "
-                "a later step, or replay it from the start"
-            )
+        return _newest(resumed) or _beginning(resumed, config.runs_dir)
+    if original and config.from_step is not None:
+        return _branching_point(original, config.from_step)
+    return Start()
+
+
+def _newest(resumed: RunFolder) -> Start | None:
+    for checkpoint in verified(resumed.checkpoints, notify):
+        tensors, state = checkpoint.load()
+        digests = Chain.read(resumed.chain, until_broken=True).digests
+        if len(digests) >= checkpoint.step and digests[checkpoint.step - 1].hex() == state["chain"]:
+            return Start(checkpoint.step, tensors, state)
+        notify(f"{checkpoint.path}: not of this run's digest chain; using the checkpoint before it")
+    return None
+
+
+def _beginning(resumed: RunFolder, runs_dir: str) -> Start:
+    """Where the run began: at step 0, or at the very checkpoint from which it branched off."""
+    parent = read_json(resumed.manifest).get("parent") or {}
+    step = parent.get("from_step") or 0
+    notify(f"{resumed.path}: no checkpoint to go on from; starting over at step {step:,}")
+    if not step:
+        return Start()
+    original = RunFolder.open(parent["run"], runs_dir)
+    for checkpoint in verified(original.checkpoints, notify):
+        if checkpoint.step == step:
+            return Start(step, *checkpoint.load(), original.chain)
+    raise UserError(
+        f"{resumed.path}: branched off at step {step:,}, of which {original.path} no longer has a whole checkpoint; "
+        f"restore it, or branch off elsewhere with replay={original.path} from_step=STEP"
+    )
+
+
+def _branching_point(original: RunFolder, from_step: int) -> Start:
+    steps = []
+    for checkpoint in verified(original.checkpoints, notify):
+        if checkpoint.step <= from_step:
+            if checkpoint.step < from_step:
+                notify(f"from_step={from_step}: starting from the checkpoint before it, {checkpoint.step}")
+            return Start(checkpoint.step, *checkpoint.load(), original.chain)
+        steps.append(checkpoint.step)
+    if from_step > 0:
+        known = ", ".join(map(str, sorted(steps))) or "none"
+        raise UserError(
+            f"from_step={from_step}: {original.path} has no checkpoint that early (it has {known}); choose "
+            "a later step, or replay it from the start"
+        )
     return Start()

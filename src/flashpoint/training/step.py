@@ -71,7 +71,8 @@ class OptimizerStep:
                     self._compute()
                 else:
                     self._graph = torch.cuda.CUDAGraph()
-                    with torch.cuda.graph(self._graph, stream=self._stream):
+                    # Only this thread's calls can spoil it: a checkpoint may be under way in another.
+                    with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
                         self._compute()
             torch.cuda.current_stream().wait_stream(self._stream)
         if self._graph is not None:

@@ -1,0 +1,21 @@
+"""What Hydra composes from the repository's configuration, in this process."""
+
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from flashpoint.config import hydra_schema
+from tests.conftest import REPOSITORY
+
+CONFIGS = REPOSITORY / "configs"
+
+
+def composed_values(*overrides: str) -> dict[str, Any]:
+    """Plain values of the shape of ``Config``."""
+    ConfigStore.instance().store(name="schema", node=hydra_schema())
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        values = OmegaConf.to_container(compose("train", list(overrides)), resolve=True)
+    assert isinstance(values, dict)
+    return values  # type: ignore[return-value]

@@ -1,0 +1,73 @@
+"""What a replay and a resumed run take from the command line, and what they keep."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashpoint.config import build_config
+from flashpoint.data.tape import TapeHeader, TapeWriter
+from flashpoint.errors import UserError
+from flashpoint.replay import replayed_values, resumed_values
+from flashpoint.run_folder import RunFolder, read_json, write_json
+from tests.composed import CONFIGS, composed_values
+
+RECORDED = ("checkpoints.budget_gib=24", "train.lr=0.5", "tracking=disabled", "tracking.tags=[a]", "tracking.project=p")
+
+
+@pytest.fixture
+def recorded(run: RunFolder) -> dict[str, Any]:
+    """The configuration of ``run``, which has a tape of one step."""
+    write_json(run.config, build_config(composed_values(*RECORDED), CONFIGS / "attn").to_dict())
+    header = TapeHeader(
+        data_fingerprint="", context=4, n_windows=9, micro_batches=1, ranks=1, sequences=2, seed=0, initial_weights=""
+    )
+    tape = TapeWriter(run.tape, header)
+    tape.append(np.zeros(header.shape, np.uint32))
+    tape.close()
+    return read_json(run.config)
+
+
+def resumed(run: RunFolder, *overrides: str) -> dict[str, Any]:
+    command = [f"resume={run.path}", *overrides]
+    return resumed_values(composed_values(*command), command)
+
+
+def replayed(run: RunFolder, *overrides: str) -> dict[str, Any]:
+    command = [f"replay={run.path}", *overrides]
+    return replayed_values(composed_values(*command), command)
+
+
+@pytest.mark.parametrize(
+    "override", ["checkpoints.interval=50", "++checkpoints.interval=50", "checkpoints={interval: 50}"]
+)
+@pytest.mark.parametrize("again", [resumed, replayed])
+def test_one_key_leaves_the_others_of_its_section(
+    run: RunFolder, recorded: dict[str, Any], again: Any, override: str
+) -> None:
+    values = again(run, override)
+    assert values["checkpoints"] == {**recorded["checkpoints"], "interval": 50}
+    for section in ("attn", "model", "data", "tracking", "probes"):
+        assert values[section] == recorded[section]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tracking"),
+    [
+        (["tracking.tags=[x]"], {"wandb": "disabled", "project": "p", "tags": ["x"]}),
+        (["tracking=offline"], {"wandb": "offline", "project": "flashpoint", "tags": []}),
+        (["tracking.tags=[x]", "tracking=offline"], {"wandb": "offline", "project": "flashpoint", "tags": ["x"]}),
+    ],
+)
+def test_a_group_is_taken_whole(
+    run: RunFolder, recorded: dict[str, Any], overrides: list[str], tracking: dict[str, Any]
+) -> None:
+    assert resumed(run, *overrides)["tracking"] == {**recorded["tracking"], **tracking}
+
+
+def test_a_mapping_contradicts_a_replay_like_its_keys(run: RunFolder, recorded: dict[str, Any]) -> None:
+    assert replayed(run, "train={warmup_steps: 3}")["train"] == {**recorded["train"], "warmup_steps": 3, "steps": 1}
+    with pytest.raises(UserError, match=r"train\.batch_size contradicts replay="):
+        replayed(run, "train={batch_size: 8}")
+    with pytest.raises(UserError, match=r"train\.lr contradicts resume="):
+        resumed(run, "train={steps: 30, lr: 1}")

@@ -1,0 +1,20 @@
+"""A run folder has one writer at a time."""
+
+from pathlib import Path
+
+import pytest
+
+from flashpoint.errors import UserError
+from flashpoint.run_folder import RunFolder
+
+
+def test_a_run_is_written_by_one_at_a_time(run: RunFolder) -> None:
+    with run.locked(), pytest.raises(UserError, match=f"{run.path}: another process runs it; wait"), run.locked():
+        pass
+    with run.locked():
+        pass
+
+
+def test_a_folder_that_takes_no_lock_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"/proc: .+; choose a writable runs_dir"), RunFolder(Path("/proc")).locked():
+        pass
