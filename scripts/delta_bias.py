@@ -7,7 +7,8 @@ interval. Then, where it was measured, the bias and the root mean square of the 
 ``attn.delta_error.size``, the bias as a mean over the observed steps with its 95 % interval (Student's t).
 
 ``--pool`` prints a row for each attention instead: bias and noise in that unit, means over steps, layers and heads, and
-the bias over the square of the noise, with 95 % intervals over the runs. ``--since`` leaves out the steps before it.
+the bias over the square of the noise, with 95 % intervals over the runs. ``--since`` leaves out earlier steps, and
+``--of row_sum`` takes the error against the exact row sum, which that of P̄ is part of.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ def by_head(run: RecordedRun, since: int, until: int | None) -> Iterator[str]:
         )
 
 
-def pooled(runs: Sequence[RecordedRun], since: int, until: int | None) -> Iterator[str]:
+def pooled(runs: Sequence[RecordedRun], of: str, since: int, until: int | None) -> Iterator[str]:
     """Markdown, a row an attention."""
     yield "| attention | runs | bias | 95 % interval | noise | bias / noise² | 95 % interval |"
     yield "|---|---|---|---|---|---|---|"
     groups: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
-        steps, biases = run.measured_by_head("delta_error_relative_bias")
-        _, noises = run.measured_by_head("delta_error_relative_noise")
+        steps, biases = run.measured_by_head(f"{of}_relative_bias")
+        _, noises = run.measured_by_head(f"{of}_relative_noise")
         chosen = _window(run, steps, since, until)
         one = float(biases[..., chosen].mean()), float(np.sqrt(np.square(noises[..., chosen]).mean()))
         groups.setdefault(run.title, []).append(one)
@@ -110,11 +111,12 @@ def main() -> None:
     parser.add_argument("--since", type=int, default=0, help="step from which observations count (default: 0)")
     parser.add_argument("--until", type=int, help="step before which observations count")
     parser.add_argument("--pool", action="store_true", help="a row for each attention")
+    parser.add_argument("--of", choices=("delta_error", "row_sum"), default="delta_error", help="of pooled errors")
     arguments = parser.parse_args()
     try:
         runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
         if arguments.pool:
-            print("\n".join(pooled(runs, arguments.since, arguments.until)))
+            print("\n".join(pooled(runs, arguments.of, arguments.since, arguments.until)))
         else:
             for run in runs:
                 print("\n".join(by_head(run, arguments.since, arguments.until)))

@@ -224,7 +224,10 @@ def test_a_missing_run_is_one_line() -> None:
             "delta_error_sum of heads was not measured, or not kept; it has ",
         ),
         ("hottest.py kernels-h200", "no run there"),
-        ("delta_bias.py report-h200/explosion --until 100", "no observed step from 0 to before step 100; give other --since and --until"),
+        (
+            "delta_bias.py report-h200/explosion --until 100",
+            "no observed step from 0 to before step 100; give other --since and --until",
+        ),
     ],
 )
 def test_what_a_run_does_not_hold_is_one_line(command: str, told: str) -> None:

@@ -52,6 +52,8 @@ def test_delta_error_of_a_known_error_of_o() -> None:
     bound = 0.125 * D * (2 + np.array([0.5, -0.25, 0.0, 1.0]))  # |dO||O|: all features alike
     assert found["delta_error_relative_bias"] == pytest.approx(per_token.sum() / bound.sum())
     assert found["delta_error_relative_noise"] == pytest.approx(np.sqrt((per_token**2).sum() / (bound**2).sum()))
+    for name in ("bias", "noise"):  # nothing is rounded in P̄, which is 1: both δ to compare with are the same
+        assert found[f"row_sum_relative_{name}"] == pytest.approx(found[f"delta_error_relative_{name}"])
     assert found["delta_abs_mean"] == pytest.approx(0.125 * 2 * D)
     assert found["row_sum_mean"] == pytest.approx(-per_token.mean())  # Σ_j P(dP − δ) = rowsum(dO∘O_hp) − δ
     assert found["row_sum_abs_mean"] == pytest.approx(np.abs(per_token).mean())
@@ -61,6 +63,17 @@ def test_delta_error_of_a_known_error_of_o() -> None:
     resumed = probes.DeltaError()
     resumed.load_state(probe.state())
     assert values(resumed, seen)["delta_error_cumulative"] == pytest.approx(3 * per_token.sum())
+
+
+def test_the_rounding_of_p_leaves_a_row_sum_where_o_is_exact() -> None:
+    q, k, v, out, grad_out = (torch.zeros(1, 1, T, D) for _ in range(5))
+    q[0, 0, 1, 0], k[0, 0, 1, 0] = -0.5, 1.0  # row 1 scores 0 and −1/8
+    rounded, exact = 226 / 256, math.exp(-1 / 8)  # P̄ of the second key; 225.9 / 256 to nearest
+    v[0, 0, 1], grad_out[0, 0, 1], out[0, 0, 1] = 1.0, 1.0, rounded / (1 + exact)
+    found = values(probes.DeltaError(), observation(q=q, k=k, v=v, out=out, grad_out=grad_out))
+    assert found["delta_error_relative_noise"] < 1e-7
+    assert found["row_sum_relative_bias"] == pytest.approx((rounded - exact) / rounded, rel=1e-3)
+    assert found["row_sum_relative_noise"] == pytest.approx((rounded - exact) / rounded, rel=1e-3)
 
 
 @pytest.mark.parametrize(

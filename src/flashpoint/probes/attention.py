@@ -38,18 +38,22 @@ class DeltaError(Probe):
     """δ_lp − δ_hp, its sum over tokens and over the observed steps, and what it leaves of Σⱼ dSᵢⱼ = 0.
 
     ``relative_bias`` and ``relative_noise`` are in the unit of the injected errors, |dO_i|₂·|O_i|₂: Σᵢ error over the
-    sum of these bounds, and the root of Σᵢ error² over that of their squares.
+    sum of these bounds, and the root of Σᵢ error² over that of their squares. ``row_sum_relative_bias`` and ``_noise``
+    are the same of the error against rowsum(P∘dP) / rowsum(P), the δ that leaves nothing of Σⱼ dSᵢⱼ: it holds the
+    rounding of P̄ too, which δ_hp shares.
     """
 
     def __init__(self) -> None:
         self._cumulative = torch.zeros(())
 
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
+        mass, products = seen.probs.sum(-1), (seen.probs * seen.grad_probs).sum(-1)
         error = _by_row(seen.delta - seen.delta_fp32).double()
+        row_error = _by_row(seen.delta - products / mass).double()
         bound = _by_row(seen.grad_out.norm(dim=-1) * seen.out.float().norm(dim=-1)).double()
         total = error.sum(-1)
         self._cumulative = self._cumulative.to(total) + total
-        row_sums = _by_row((seen.probs * seen.grad_probs).sum(-1) - seen.delta * seen.probs.sum(-1))
+        row_sums = _by_row(products - seen.delta * mass)
         agreement = _by_row((seen.grad_out.sign() * (seen.out.float() - seen.out_fp32).sign()).sum(-1))
         compared = _by_row(((seen.grad_out != 0) & (seen.out != seen.out_fp32)).sum(-1))
         return {
@@ -58,8 +62,8 @@ class DeltaError(Probe):
             "delta_error_abs_sum": error.abs().sum(-1),
             "delta_error_mean": error.mean(-1),
             "delta_error_variance": error.var(-1),
-            "delta_error_relative_bias": total / bound.sum(-1).clamp_min(1e-300),
-            "delta_error_relative_noise": (error.square().sum(-1) / bound.square().sum(-1).clamp_min(1e-300)).sqrt(),
+            **_relative("delta_error", error, bound),
+            **_relative("row_sum", row_error, bound),
             "delta_abs_mean": _by_row(seen.delta_fp32).abs().mean(-1),
             "row_sum_mean": row_sums.mean(-1),
             "row_sum_abs_mean": row_sums.abs().mean(-1),
@@ -71,6 +75,14 @@ class DeltaError(Probe):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._cumulative = torch.tensor(state["cumulative"], dtype=torch.float64)
+
+
+def _relative(name: str, error: Tensor, bound: Tensor) -> dict[str, Tensor]:
+    """Bias and noise [L, H] of errors [L, H, N·T] in the unit of the bounds of each."""
+    return {
+        f"{name}_relative_bias": error.sum(-1) / bound.sum(-1).clamp_min(1e-300),
+        f"{name}_relative_noise": (error.square().sum(-1) / bound.square().sum(-1).clamp_min(1e-300)).sqrt(),
+    }
 
 
 class Ties(Probe):
