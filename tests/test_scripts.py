@@ -1,6 +1,7 @@
 """Figures in the documents are what the scripts print from the committed runs."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,9 @@ def test_the_early_warnings_in_the_documents_are_those_of_the_committed_runs(run
     assert f"```\n{result.stdout}```" in (REPOSITORY / "docs/measurements.md").read_text(), result.stderr
 
 
+OFFSET = "score_mean entropy w_q_spectral_norm w_k_spectral_norm w_q_mean_key_share w_q_update_mean_key_share"
+
+
 @pytest.mark.parametrize(
     ("document", "command"),
     [
@@ -119,16 +123,8 @@ def test_the_early_warnings_in_the_documents_are_those_of_the_committed_runs(run
         ("measurements.md", "overhead.py gpt2-unprobed gpt2-probed gpt2-probed-every-step"),
         ("measurements.md", "overhead.py gpt2-unprobed-again gpt2-probed-again"),
         ("mechanism.md", "delta_bias.py explosion"),
-        (
-            "mechanism.md",
-            "series.py explosion --head 2/3 score_mean w_q_spectral_norm w_q_mean_key_share w_q_update_mean_key_share "
-            "tied_rows --every 600",
-        ),
-        (
-            "mechanism.md",
-            "series.py exact_rowsum --head 2/3 score_mean w_q_spectral_norm w_q_mean_key_share "
-            "w_q_update_mean_key_share tied_rows --every 2400",
-        ),
+        ("mechanism.md", f"series.py explosion --head 2/3 {OFFSET} --every 600"),
+        ("mechanism.md", f"series.py exact_rowsum --head 2/3 {OFFSET} --every 2400"),
     ],
 )
 def test_blocks_in_the_documents_are_what_the_commands_print(document: str, command: str) -> None:
@@ -151,32 +147,63 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
         (["README.md", "docs/mechanism.md"], ["survival.py", "ignite-h200/*"]),
         (["docs/mechanism.md"], ["survival.py", "laptop-variants/*", *LAPTOP]),
         (["docs/measurements.md"], ["survival.py", "screening-h200/*"]),
-        (["docs/mechanism.md"], ["delta_bias.py --pool", "laptop-bias/*"]),
+        (["docs/mechanism.md"], ["survival.py --control flash_bf16", "laptop-selected/*"]),
+        (["docs/mechanism.md"], ["survival.py", "laptop-settings/*", "laptop/flash_bf16_seed-[0-3]"]),
+        (["docs/mechanism.md"], ["survival.py", "laptop-probs/*"]),
+        (["docs/mechanism.md"], ["survival.py", "laptop-precision/control-*"]),
+        (["docs/mechanism.md"], ["loss.py", "laptop/flash_exact_rowsum_*", "laptop/flash_fp32_*"]),
+        (["docs/mechanism.md"], ["loss.py --control 'flash_unrounded_out exact_row_sum=True'", "laptop-probs/*"]),
+        (["docs/mechanism.md"], ["delta_bias.py --pool --until 400", "laptop-bias/*"]),
+        (["docs/mechanism.md"], ["delta_bias.py --pool --since 400 --until 800", "laptop-bias/*"]),
+        (["docs/mechanism.md"], ["delta_bias.py --pool --of row_sum", "laptop-probs-bias/*"]),
+        (["docs/mechanism.md"], ["delta_bias.py --pool", "laptop-probs-bias/*"]),
         (["docs/mechanism.md"], ["onset.py attn.delta_error.size", "laptop-injected/*"]),
+        (["docs/mechanism.md"], ["survival.py", "laptop-injected-settings/*", "laptop-injected/bias0.001_seed-*"]),
         (
             ["docs/mechanism.md"],
             [
                 "onset.py attn.out_unnormalized_bits",
-                "laptop-precision/*",
+                "laptop-precision/b*",
                 "laptop-variants/flash_stoch*",
                 "laptop/flash_bf16_seed-*",
             ],
         ),
-        (["docs/mechanism.md"], ["onset.py train.lr", "laptop-settings/lr*", "laptop/flash_bf16_seed-[0-3]"]),
     ],
 )
 def test_tables_in_the_documents_are_those_of_the_committed_runs(documents: list[str], command: list[str]) -> None:
-    script, *globs = command
-    name, *arguments = script.split()
+    printed = of_committed_runs(*command)
+    table = printed[printed.index("| attention |") :]
+    assert table.count("\n") >= 4
+    for document in documents:
+        assert table in (REPOSITORY / document).read_text()
+
+
+def test_the_departures_in_the_documents_are_those_of_the_committed_runs() -> None:
+    names = (
+        "score_max w_q_mean_key_share w_q_spectral_norm score_mean token_similarity input_similarity w_k_spectral_norm "
+        "step_similarity w_q_update_mean_key_share attended_key_similarity w_q_update_first_key_share tied_rows entropy"
+    )
+    printed = of_committed_runs(f"departures.py {names} --runs", "laptop-chain/*")
+    assert printed in (REPOSITORY / "docs/mechanism.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "command", [("recovery.py", "ignite-h200/*"), ("hottest.py", "laptop-selected/*"), ("hottest.py", "laptop-probs/*")]
+)
+def test_lists_in_the_documents_are_those_of_the_committed_runs(command: tuple[str, str]) -> None:
+    assert f"```\n{of_committed_runs(*command)}```" in (REPOSITORY / "docs/mechanism.md").read_text()
+
+
+def of_committed_runs(script: str, *globs: str) -> str:
+    """What the script prints of runs under runs/reference."""
+    name, *arguments = shlex.split(script)
     runs = [str(run) for pattern in globs for run in sorted(REFERENCE.glob(pattern))]
     result = subprocess.run(
         [sys.executable, str(REPOSITORY / "scripts" / name), *arguments, *runs],
         capture_output=True, text=True, env=environment(), timeout=120,
     )  # fmt: skip
-    table = result.stdout[result.stdout.index("| attention |") :]
-    assert table.count("\n") >= 6, result.stderr
-    for document in documents:
-        assert table in (REPOSITORY / document).read_text()
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_the_layers_said_to_grow_are_those_that_did() -> None:
