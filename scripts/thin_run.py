@@ -65,6 +65,8 @@ def main() -> None:
     parser.add_argument("--spacing", type=int, default=1, metavar="STEPS", help="between records of other metrics")
     arguments = parser.parse_args()
     try:
+        if min(arguments.every, arguments.spacing) < 1:
+            raise UserError(f"--every {arguments.every} --spacing {arguments.spacing}: give 1 or more")
         thin(RunFolder.open(arguments.run), arguments.target, arguments.every, arguments.only, arguments.spacing)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

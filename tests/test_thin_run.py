@@ -41,3 +41,5 @@ def test_of_named_metrics_records_a_given_number_of_steps_apart_stay(tmp_path: P
     subprocess.run(command, check=True, env=environment(), timeout=60)
     thin = [json.loads(line) for line in (tmp_path / "thin/metrics.jsonl").read_text().splitlines()]
     assert thin == [{"step": step, f"{head}/w_q": 1.0 * step} for step in (9, 49, 89, 99)]
+    refused = subprocess.run([*command, "--every", "0"], capture_output=True, text=True, env=environment(), timeout=60)
+    assert (refused.returncode, refused.stderr) == (2, "error: --every 0 --spacing 40: give 1 or more\n")
