@@ -18,9 +18,10 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
+from flashpoint.report.intervals import mean_interval
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
 
@@ -70,7 +71,7 @@ def pooled(runs: Sequence[RecordedRun], of: str, since: int, until: int | None) 
 
 
 def _told(values: NDArray[np.float64], form: str) -> tuple[str, str]:
-    mean, half = _mean_interval(values)
+    mean, half = mean_interval(values)
     return f"{mean:{form}}", "" if half is None else f"{mean - half:{form}} to {mean + half:{form}}"
 
 
@@ -89,20 +90,9 @@ def _relative(run: RecordedRun, layer: int, head: int, chosen: NDArray[np.bool_]
     biases, noises = run.by_head("delta_error_relative_bias"), run.by_head("delta_error_relative_noise")
     if biases is None or noises is None or chosen.sum() < 2:
         return ""
-    mean, half = _mean_interval(biases[1][layer - 1, head][chosen])
+    mean, half = mean_interval(biases[1][layer - 1, head][chosen])
     noise = np.sqrt(np.square(noises[1][layer - 1, head][chosen]).mean())
     return f"; bias {mean:+.1e} ± {half:.1e}, noise {noise:.1e}"
-
-
-def _mean_interval(values: ArrayLike) -> tuple[float, float | None]:
-    """Mean, and half of its 95 % interval by Student's t; None for one value."""
-    from scipy.stats import t
-
-    values = np.asarray(values, np.float64)
-    if len(values) < 2:
-        return float(values.mean()), None
-    half = t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-    return float(values.mean()), float(half)
 
 
 def main() -> None:

@@ -22,8 +22,7 @@ def main() -> None:
     try:
         for name in parser.parse_args().runs:
             run = RecordedRun(RunFolder.open(name))
-            verdict = f"stable to {run.outcome['step']:,}" if run.onset is None else f"exploded at {run.onset:,}"
-            print(f"{run.name:24} {verdict:18} {norms(run)}")
+            print(f"{run.name:24} {run.verdict:18} {norms(run)}")
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flashpoint.errors import UserError
+from flashpoint.report.intervals import mean_interval
 from flashpoint.report.paired import Losses, last_common_step, losses_at
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
@@ -32,19 +33,17 @@ def table(found: Sequence[Losses], step: int, control: str) -> list[str]:
             rows.append(f"| *{setting}* | | | | | | | |")
         mean = f"{np.mean(losses.losses):.4f}" if len(losses.losses) else ""
         spread = "" if losses.spread is None else f"{losses.spread:.4f}"
-        differences = [] if losses.differences is None else losses.differences.tolist()
-        difference = f"{np.mean(differences):+.4f}" if differences else ""
-        interval = losses.interval()
-        reach = "" if interval is None else f"{interval[0]:+.4f} to {interval[1]:+.4f}"
+        pairs = len(losses.differences)
+        difference, half = mean_interval(losses.differences) if pairs else (None, None)
         cells = [
             f"`{losses.label}`",
             len(losses.losses),
             losses.exploded,
             mean,
             spread,
-            len(differences) or "",
-            difference,
-            reach,
+            pairs or "",
+            "" if difference is None else f"{difference:+.4f}",
+            "" if difference is None or half is None else f"{difference - half:+.4f} to {difference + half:+.4f}",
         ]
         rows.append(f"| {' | '.join(map(str, cells))} |")
     return rows

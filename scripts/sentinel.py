@@ -37,12 +37,10 @@ def main() -> None:
             if onset is not None:
                 exploded += 1
                 leads += [onset - warning.step] if warning and warning.step < onset else []
-                verdict = f"exploded at {onset:,}"
             else:
                 stable += 1
                 false_alarms += bool(warning)
-                verdict = f"{run.outcome['outcome']} to {run.outcome['step']:,}"
-            print(f"{run.name:24} {verdict:20} {told}")
+            print(f"{run.name:24} {run.verdict:20} {told}")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,5 +1,6 @@
 """Losses at equal steps, on runs whose differences are known by hand."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,11 @@ def test_a_run_that_had_exploded_is_counted_and_has_no_loss(tmp_path: Path) -> N
 def test_runs_without_a_common_step_are_one_line(tmp_path: Path, arguments: list[str], told: str) -> None:
     runs = [record(tmp_path, "flash_fp32", 1, {100: 2.0, 200: 1.0}), record(tmp_path, "sdpa", 1, {300: 1.0})]
     assert told in refusal(call("loss.py", *runs, *arguments))
+
+
+@pytest.mark.parametrize("recorded", [{"interrupted": "SIGINT"}, {"interrupted": "SIGINT", "val_step": 100}])
+def test_the_last_validation_of_a_stopped_run_is_not_of_its_end(tmp_path: Path, recorded: dict[str, object]) -> None:
+    run = record(tmp_path, "flash_fp32", 1, {100: 2.0, 200: 2.0})
+    outcome = Path(run) / "outcome.json"
+    outcome.write_text(json.dumps({**json.loads(outcome.read_text()), **recorded}))
+    assert "not validated after step 200 but 100;" in refusal(call("loss.py", run, "--at", "200"))

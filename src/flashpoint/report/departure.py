@@ -33,7 +33,7 @@ def twins(runs: Sequence[RecordedRun]) -> list[tuple[RecordedRun, RecordedRun]]:
     for run in runs:
         if run.onset is None:
             continue
-        stable = [other for other in runs if not other.failed and pairing(other) == pairing(run)]
+        stable = [other for other in runs if other.failed_at is None and pairing(other) == pairing(run)]
         if len(stable) != 1:
             named = ", ".join(other.name for other in stable) or "none"
             raise UserError(f"{run.folder.path}: needs one stable run of its seed and data beside it; given: {named}")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.report.series import RecordedRun
-from flashpoint.report.survival import CONFIDENCE, control_of, grouped, lifetimes, pairing
+from flashpoint.report.survival import control_of, grouped, lifetimes, pairing
 
 
 @dataclass(frozen=True)
@@ -23,23 +23,13 @@ class Losses:
     """Of the runs that had not exploded by then."""
     exploded: int
     """Runs that had."""
-    differences: NDArray[np.float64] | None = None
-    """To the control's run of the same seed and data, where there is one; None for the control itself."""
+    differences: NDArray[np.float64]
+    """To the control's run of the same seed and data, where there is one."""
 
     @property
     def spread(self) -> float | None:
         """Standard deviation over seeds; None of fewer than two."""
         return float(np.std(self.losses, ddof=1)) if len(self.losses) > 1 else None
-
-    def interval(self) -> tuple[float, float] | None:
-        """95 % interval of the mean difference (Student's t over pairs); None of fewer than two pairs."""
-        from scipy.stats import t
-
-        if self.differences is None or len(self.differences) < 2:
-            return None
-        mean, count = float(np.mean(self.differences)), len(self.differences)
-        reach = float(t.ppf((1 + CONFIDENCE) / 2, count - 1) * np.std(self.differences, ddof=1) / np.sqrt(count))
-        return mean - reach, mean + reach
 
 
 def losses_at(step: int, runs: Sequence[RecordedRun], control: str) -> list[Losses]:
@@ -57,12 +47,12 @@ def losses_at(step: int, runs: Sequence[RecordedRun], control: str) -> list[Loss
     found = []
     for key, own in losses.items():
         against = control_of(named[key], list(named.values()), control)
-        differences = None
+        differences: list[float] = []
         if against is not None and against is not named[key]:
             others = losses[against.setting, against.label]
-            differences = np.array([loss - others[key] for key, loss in own.items() if key in others])
+            differences = [loss - others[key] for key, loss in own.items() if key in others]
         exploded = sum(_exploded_before(step, run) for run in groups[key])
-        found.append(Losses(key[1], key[0], np.array(list(own.values())), exploded, differences))
+        found.append(Losses(key[1], key[0], np.array(list(own.values())), exploded, np.array(differences)))
     return found
 
 
@@ -72,7 +62,7 @@ def last_common_step(runs: Sequence[RecordedRun]) -> int:
     Raises:
         UserError: there is none.
     """
-    stable = [set(validations(run)) for run in runs if not run.failed]
+    stable = [set(validations(run)) for run in runs if run.failed_at is None]
     common = set.intersection(*stable) if stable else set()
     if not common:
         raise UserError("no step at which all runs that did not explode were validated; name one with --at")
@@ -95,15 +85,16 @@ def _by_pairing(step: int, runs: Sequence[RecordedRun]) -> dict[tuple[object, ..
 
 
 def _exploded_before(step: int, run: RecordedRun) -> bool:
-    return run.failed and (run.outcome["step"] if run.onset is None else run.onset) < step
+    return run.failed_at is not None and run.failed_at < step
 
 
 def validations(run: RecordedRun) -> dict[int, float]:
     """Validation loss by the number of steps done."""
     steps, losses = run.columns.get("val_loss", ([], []))
     found = {int(step) + 1: float(loss) for step, loss in zip(steps, losses, strict=True)}
-    if (
-        run.outcome["val_loss"] is not None and run.outcome.get("interrupted") is None
-    ):  # then it was validated at its end
-        found[run.outcome["step"]] = float(run.outcome["val_loss"])  # a string where it is no number
+    last = run.outcome
+    # Records older than val_step: validated at the end, unless interrupted.
+    at = last.get("val_step", None if last.get("interrupted") else last["step"])
+    if at is not None and last["val_loss"] is not None:
+        found[at] = float(last["val_loss"])  # a string where it is no number
     return found

@@ -81,9 +81,18 @@ class RecordedRun:
         return onset
 
     @property
-    def failed(self) -> bool:
-        """Whether it exploded, or its numbers ceased to be finite."""
-        return str(self.outcome["outcome"]) != "stable"
+    def failed_at(self) -> int | None:
+        """The onset, or the last step of a run whose numbers ceased to be finite; None of a stable one."""
+        if self.outcome["outcome"] == "stable":
+            return None
+        return int(self.outcome["step"]) if self.onset is None else self.onset
+
+    @property
+    def verdict(self) -> str:
+        """``exploded at 5,563``, ``stable to 20,000``."""
+        if self.onset is not None:
+            return f"exploded at {self.onset:,}"
+        return f"{self.outcome['outcome']} to {self.outcome['step']:,}"
 
     @cached_property
     def columns(self) -> dict[str, Series]:

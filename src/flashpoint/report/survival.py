@@ -16,20 +16,19 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.report.figures import colour
+from flashpoint.report.intervals import CONFIDENCE
 from flashpoint.report.series import RecordedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from scipy.stats import CensoredData
 
-CONFIDENCE = 0.95
 _EPS = 1e-9  # the shares are products of fractions
 OPTIMISATION = (
     "lr", "min_lr_ratio", "decay_steps", "warmup_steps", "batch_size", "beta1", "beta2", "eps", "weight_decay",
     "grad_clip",
 )  # fmt: skip
 """Settings of the training that make an experiment; its length, records and device do not."""
-
 
 VERDICT = ("window", "margin", "hold_steps")
 """Settings of the detector that define the onset."""
@@ -192,9 +191,8 @@ def lifetimes(label: str, setting: str, runs: Sequence[RecordedRun]) -> Lifetime
             raise UserError(f"{run.folder.path}: a branch could not explode before it began; leave it out")
         if (same := seen.setdefault(pairing(run), run)) is not run:
             raise UserError(f"{run.folder.path} and {same.folder.path} are one experiment; leave one of them out")
-    # A run whose numbers ceased to be finite has no onset of the loss: its last step stands for it.
-    failed = [run.outcome["step"] if run.onset is None else run.onset for run in runs if run.failed]
-    held = [run.outcome["step"] for run in runs if not run.failed]
+    failed = [run.failed_at for run in runs if run.failed_at is not None]
+    held = [run.outcome["step"] for run in runs if run.failed_at is None]
     onsets, censored = np.array(sorted(failed), np.int64), np.array(sorted(held), np.int64)
     return Lifetimes(label, runs[0].variant, onsets, censored, setting)
 

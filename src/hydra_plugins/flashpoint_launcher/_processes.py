@@ -20,7 +20,7 @@ from ._slots import Slot
 from ._sweep import Job, Sweep
 
 _POLL_SECONDS = 0.1
-_TIED = str(Path(__file__).with_name("_tied.py"))
+_DIE_WITH_PARENT = str(Path(__file__).with_name("_die_with_parent.py"))
 
 
 class StopRequests:
@@ -67,7 +67,7 @@ class Process:
         self._begin = self._log.tell()
         run = [sys.executable, sys.argv[0], *sweep.arguments(job, slot.settings)]
         self._process = subprocess.Popen(
-            [sys.executable, "-IS", _TIED, str(os.getpid()), *run],
+            [sys.executable, "-IS", _DIE_WITH_PARENT, str(os.getpid()), *run],
             env=slot.environment,
             stdin=subprocess.DEVNULL,
             stdout=self._log,

@@ -1,4 +1,4 @@
-"""``python _tied.py PARENT COMMAND …``: become COMMAND, which gets SIGTERM when the process PARENT dies.
+"""``python _die_with_parent.py PARENT COMMAND …``: become COMMAND, which gets SIGTERM when the process PARENT dies.
 
 A program of its own, because code that ``subprocess`` runs before a command is not safe beside threads.
 """
