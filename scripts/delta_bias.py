@@ -1,10 +1,10 @@
 """Does the error of δ keep its sign before the explosion? ``python scripts/delta_bias.py RUN [RUN …]``
 
-For each head of the hottest layer: Σ (δ_lp − δ_hp) over all observed steps up to ``--until`` (default:
-1,000 steps before the onset, or the end), in units of its own standard error, were the errors of all tokens independent
-with mean zero; and the share of observed steps at which the sum over tokens was positive, with its 95 % Clopper–Pearson
-interval. Then, where it was measured, the bias and the root mean square of the error in the unit of
-``attn.delta_error.size``, the bias as a mean over the observed steps with its 95 % interval (Student's t).
+For each head of the hottest layer, or of those of ``--layers``: Σ (δ_lp − δ_hp) over all observed steps up to
+``--until`` (default: 1,000 steps before the onset, or the end), in units of its own standard error, were the errors of
+all tokens independent with mean zero; and the share of observed steps at which the sum over tokens was positive, with
+its 95 % Clopper–Pearson interval. Then, where it was measured, the bias and the root mean square of the error in the
+unit of ``attn.delta_error.size``, the bias as a mean over the observed steps with its 95 % interval (Student's t).
 
 ``--pool`` prints a row for each attention instead: bias and noise in that unit, means over steps, layers and heads, and
 the bias over the square of the noise, with 95 % intervals over the runs. ``--since`` leaves out earlier steps, and
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,16 +30,18 @@ BEFORE_ONSET = 1000
 """Steps left out before the onset: there the growth is its own cause."""
 
 
-def by_head(run: RecordedRun, since: int, until: int | None) -> Iterator[str]:
-    """A line for each head."""
+def by_head(run: RecordedRun, layers: Sequence[int], since: int, until: int | None) -> Iterator[str]:
+    """A line for each head of these layers."""
     from scipy.stats import binomtest
 
     steps, sums = run.measured_by_head("delta_error_sum")
     _, variances = run.measured_by_head("delta_error_variance")
     chosen = _window(run, steps, since, until)
     tokens = run.config["probes"]["sequences"] * run.config["model"]["context"]
-    layer, count = run.hottest_layer, int(chosen.sum())
-    for head in range(sums.shape[1]):
+    count = int(chosen.sum())
+    if unknown := [layer for layer in layers if not 1 <= layer <= len(sums)]:
+        raise UserError(f"{run.folder.path}: --layers {unknown[0]}: it has layers 1 to {len(sums)}")
+    for layer, head in product(layers, range(sums.shape[1])):
         errors, variance = sums[layer - 1, head][chosen], variances[layer - 1, head][chosen]
         expected = np.sqrt(tokens * variance.sum())
         positive = int((errors > 0).sum())
@@ -100,6 +103,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--since", type=int, default=0, help="step from which observations count (default: 0)")
     parser.add_argument("--until", type=int, help="step before which observations count")
+    parser.add_argument("--layers", nargs="+", type=int, metavar="LAYER", help="whose heads (default: the hottest)")
     parser.add_argument("--pool", action="store_true", help="a row for each attention")
     parser.add_argument("--of", choices=("delta_error", "row_sum"), default="delta_error", help="of pooled errors")
     arguments = parser.parse_args()
@@ -109,7 +113,8 @@ def main() -> None:
             print("\n".join(pooled(runs, arguments.of, arguments.since, arguments.until)))
         else:
             for run in runs:
-                print("\n".join(by_head(run, arguments.since, arguments.until)))
+                layers = arguments.layers or [run.hottest_layer]
+                print("\n".join(by_head(run, layers, arguments.since, arguments.until)))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

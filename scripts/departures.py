@@ -2,7 +2,8 @@
 
 RUNs are exploding runs and, for each, one of the same seed, data and experiment that was stable. A row for each metric
 of heads: in how many pairs its largest value over heads left, for good, what the twin had at any time after the
-warm-up, and how many steps before the onset; the earliest first.
+warm-up, and how many steps before the onset; the earliest first. ``--hottest-head`` follows in each pair the one head
+whose W_Q ends highest, instead of the largest value over all.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("metrics", nargs="+", metavar="NAME", help="e.g. score_mean w_q_spectral_norm tied_rows")
     parser.add_argument("--runs", nargs="+", required=True, metavar="RUN")
+    parser.add_argument("--hottest-head", action="store_true", help="of each pair the head that exploded only")
     arguments = parser.parse_args()
     try:
         pairs = twins([RecordedRun(RunFolder.open(name)) for name in arguments.runs])
-        print("\n".join(table([departure(metric, pairs) for metric in arguments.metrics])))
+        print("\n".join(table([departure(metric, pairs, arguments.hottest_head) for metric in arguments.metrics])))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

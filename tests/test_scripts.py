@@ -298,6 +298,11 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
     # Five +1 and four −1: mean 1/9, t(0.975, 8) = 2.306 times √(10/9) / 3.
     assert second.startswith("Σ +1.00e+00 = +0.17 standard errors, positive at 5 of 9 steps")
     assert second.endswith("; bias +1.1e-01 ± 8.1e-01, noise 3.0e+00")
+    given = subprocess.run([*command, "--layers", "1"], capture_output=True, text=True, env=environment(), timeout=60)
+    assert given.stdout == result.stdout
+    other = subprocess.run([*command, "--layers", "2"], capture_output=True, text=True, env=environment(), timeout=60)
+    assert other.returncode == 2
+    assert other.stderr == f"error: {tmp_path}: --layers 2: it has layers 1 to 1\n"
 
 
 def test_pooled_biases_have_an_interval_over_runs(tmp_path: Path) -> None:

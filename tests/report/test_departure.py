@@ -58,6 +58,19 @@ def test_a_departure_is_for_good_and_outside_all_the_twin_had_after_the_warm_up(
     ], result.stderr
 
 
+def test_the_hottest_head_is_compared_with_the_same_head_of_the_twin(tmp_path: Path) -> None:
+    hotter = [*FLAT[:-1], 9.0]
+    twin = {"w_q_spectral_norm": [[99.0] * 10, FLAT], "rises": [[8.0] * 10, FLAT]}
+    exploding = {"w_q_spectral_norm": [FLAT, hotter], "rises": [[8.0] * 10, [1, 1, 1, 1, 1, 5, 5, 5, 5, 5]]}
+    runs = [record(tmp_path, 1, None, twin), record(tmp_path, 1, 85, exploding)]
+    largest, hottest = (
+        call("departures.py", "rises", *flag, "--runs", *runs).stdout.splitlines()[-1]
+        for flag in ([], ["--hottest-head"])
+    )
+    assert largest == "| `rises` | 0 of 1 |  |  |"  # head 1 has 8 in both
+    assert hottest == "| `rises` | 1 of 1 | 35 | 35 to 35 |"
+
+
 @pytest.mark.parametrize(
     ("count", "metric", "told"),
     [

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.report.series import RecordedRun
+from flashpoint.report.series import RecordedRun, Series
 from flashpoint.report.survival import pairing
 
 
@@ -43,18 +43,23 @@ def twins(runs: Sequence[RecordedRun]) -> list[tuple[RecordedRun, RecordedRun]]:
     return pairs
 
 
-def departure(metric: str, pairs: Sequence[tuple[RecordedRun, RecordedRun]]) -> Departure:
+def departure(metric: str, pairs: Sequence[tuple[RecordedRun, RecordedRun]], hottest_head: bool = False) -> Departure:
     """When the metric's largest value over all heads leaves for good what it was in the twin at any time after warm-up.
 
     No threshold is chosen: the departure is the first observation from which on all, to the onset and after it, are
     above the twin's largest, or all below its smallest.
+
+    Args:
+        hottest_head: instead of the largest over all heads, take the one whose W_Q ends highest in the run that
+            exploded, and the same one of the twin.
 
     Raises:
         UserError: a run has not measured it.
     """
     leads = []
     for run, twin in pairs:
-        (steps, values), (_, usual) = _largest(metric, run), _largest(metric, twin)
+        head = run.hottest_head if hottest_head else None
+        (steps, values), (_, usual) = _after_warmup(metric, run, head), _after_warmup(metric, twin, head)
         # A value that is no number is outside, too.
         first = min(_for_good(~(values <= usual.max())), _for_good(~(values >= usual.min())))
         if first < len(steps):
@@ -69,7 +74,9 @@ def _for_good(outside: NDArray[np.bool_]) -> int:
     return int(inside[-1]) + 1 if len(inside) else 0
 
 
-def _largest(metric: str, run: RecordedRun) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _after_warmup(metric: str, run: RecordedRun, head: tuple[int, int] | None) -> Series:
+    """Of one head, or the largest over all."""
     steps, values = run.measured_by_head(metric)
     later = steps >= run.config["train"]["warmup_steps"]
-    return steps[later], values.max(axis=(0, 1))[later]
+    one = values.max(axis=(0, 1)) if head is None else values[head[0] - 1, head[1] - 1]
+    return steps[later], one[later]

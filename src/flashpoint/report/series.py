@@ -127,8 +127,18 @@ class RecordedRun:
     @cached_property
     def hottest_layer(self) -> int:
         """The layer, from 1, whose largest W_Q norm ends highest; 2, the paper's, where nothing was measured."""
-        norms = self.by_head("w_q_spectral_norm")
-        return 2 if norms is None else int(norms[1][..., -1].max(1).argmax()) + 1
+        return 2 if self.by_head("w_q_spectral_norm") is None else self.hottest_head[0]
+
+    @cached_property
+    def hottest_head(self) -> tuple[int, int]:
+        """Layer and head, from 1, whose W_Q norm ends highest.
+
+        Raises:
+            UserError: the run has not measured it.
+        """
+        last = self.measured_by_head("w_q_spectral_norm")[1][..., -1]
+        layer, head = np.unravel_index(last.argmax(), last.shape)
+        return int(layer) + 1, int(head) + 1
 
     @cached_property
     def _by_head(self) -> dict[str, Series]:
