@@ -31,7 +31,7 @@ SWEEP = (
     "-m",
 )
 
-# Its folder, a verdict, a clean end on SIGTERM; it runs for as long as there is a file called hold.
+# Its folder, a verdict, a clean end on SIGTERM; it runs while there is a file called hold, and dies of one called die.
 TRAIN = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -40,6 +40,8 @@ given = {key: value.strip("'") for key, value in (argument.split("=", 1) for arg
 folder = Path(given["resume"]) if "resume" in given else Path(given["runs_dir"], given["run_name"])
 folder.mkdir(exist_ok="resume" in given)
 stopped = []
+if Path("die").exists():
+    os.kill(os.getpid(), signal.SIGKILL)
 signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
 with (folder / "config.json").open("a") as file:  # a line for every start
     print(json.dumps({"given": given, "environment": dict(os.environ)}), file=file, flush=True)
@@ -147,6 +149,10 @@ def test_every_run_ends_completed_or_failed(stand_in: Path, capsys: pytest.Captu
     out, err = capsys.readouterr()
     assert "failed: seed-0: [Errno 21] Is a directory" in err
     assert "outcome=stable of seed-1" in out
+    Path("die").touch()
+    with pytest.raises(UserError, match=r"1 of 2 runs failed \(seed-2\)"):
+        launch([["seed=1"], ["seed=2"]])
+    assert f"failed: seed-2: ended by SIGKILL ({Path('runs/s/.logs/seed-2.log')})" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"runs_per_gpu=0: give 1 or more"):
         launch([["seed=0"]], runs_per_gpu=0)
 

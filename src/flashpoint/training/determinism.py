@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -15,6 +16,8 @@ import torch
 
 import flashpoint
 from flashpoint.kernels.table import tiles_of
+
+_PACKAGE = Path(flashpoint.__file__).parent
 
 
 def fix_numerics(threads: int, deterministic: bool) -> None:
@@ -40,6 +43,7 @@ def describe_environment(device: torch.device, head_size: int) -> dict[str, Any]
     return {
         "flashpoint": flashpoint.__version__,
         "commit": _commit(),
+        "source": source_digest(_PACKAGE),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda if on_gpu else None,
@@ -61,6 +65,16 @@ def environment_difference(recorded: dict[str, Any], here: dict[str, Any]) -> st
     return f"not the tape's environment ({changes}): same batches and initial weights, other bits"
 
 
+def source_digest(package: Path) -> str:
+    """SHA-256 of a package's Python files and their places in it: which code made a run whose tree has no Git."""
+    files = (Path(folder, name) for folder, _, names in os.walk(package, followlinks=True) for name in names)
+    digest = hashlib.sha256()
+    for path in sorted(file for file in files if file.suffix == ".py"):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package).as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
 def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -80,6 +94,5 @@ def _commit() -> str | None:
 
 
 def _git(*arguments: str) -> str:
-    source = Path(flashpoint.__file__).parent
     command = ["git", *arguments]
-    return subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return subprocess.run(command, cwd=_PACKAGE, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

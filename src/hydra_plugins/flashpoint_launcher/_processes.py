@@ -93,8 +93,12 @@ class Process:
         verdicts, errors = ([line for line in lines if line.startswith(begin)] for begin in ("outcome=", "error: "))
         if status == 0 and verdicts:
             return Ending(self._job, verdicts[-1])
-        reason = errors[-1].removeprefix("error: ") if errors else f"ended with status {status}"
+        reason = errors[-1].removeprefix("error: ") if errors else _told(status)
         return Ending(self._job, f"{reason} ({self._log.name})", failed=True)
+
+
+def _told(status: int) -> str:
+    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
 def run_all(jobs: Sequence[Job], slots: Sequence[Slot], sweep: Sweep, stop: StopRequests) -> Iterator[Ending]:
