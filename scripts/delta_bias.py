@@ -6,9 +6,10 @@ all tokens independent with mean zero; and the share of observed steps at which 
 its 95 % Clopper–Pearson interval. Then, where it was measured, the bias and the root mean square of the error in the
 unit of ``attn.delta_error.size``, the bias as a mean over the observed steps with its 95 % interval (Student's t).
 
-``--pool`` prints a row for each attention instead: bias and noise in that unit, means over steps, layers and heads, and
-the bias over the square of the noise, with 95 % intervals over the runs. ``--since`` leaves out earlier steps, and
-``--of row_sum`` takes the error against the exact row sum, which that of P̄ is part of.
+``--pool`` prints a row for each attention instead: bias and noise in that unit, means over steps, heads and layers
+(all, or those of ``--layers``), and the bias over the square of the noise, with 95 % intervals over the runs.
+``--since`` leaves out earlier steps, and ``--of row_sum`` takes the error against the exact row sum, which that of P̄ is
+part of.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ BEFORE_ONSET = 1000
 """Steps left out before the onset: there the growth is its own cause."""
 
 
-def by_head(run: RecordedRun, layers: Sequence[int], since: int, until: int | None) -> Iterator[str]:
-    """A line for each head of these layers."""
+def by_head(run: RecordedRun, layers: Sequence[int] | None, since: int, until: int | None) -> Iterator[str]:
+    """A line for each head of these layers, or of the hottest."""
     from scipy.stats import binomtest
 
     steps, sums = run.measured_by_head("delta_error_sum")
@@ -39,9 +40,8 @@ def by_head(run: RecordedRun, layers: Sequence[int], since: int, until: int | No
     chosen = _window(run, steps, since, until)
     tokens = run.config["probes"]["sequences"] * run.config["model"]["context"]
     count = int(chosen.sum())
-    if unknown := [layer for layer in layers if not 1 <= layer <= len(sums)]:
-        raise UserError(f"{run.folder.path}: --layers {unknown[0]}: it has layers 1 to {len(sums)}")
-    for layer, head in product(layers, range(sums.shape[1])):
+    for layer, head in product(layers or [run.hottest_layer], range(sums.shape[1])):
+        _check(run, [layer], len(sums))
         errors, variance = sums[layer - 1, head][chosen], variances[layer - 1, head][chosen]
         expected = np.sqrt(tokens * variance.sum())
         positive = int((errors > 0).sum())
@@ -54,14 +54,19 @@ def by_head(run: RecordedRun, layers: Sequence[int], since: int, until: int | No
         )
 
 
-def pooled(runs: Sequence[RecordedRun], of: str, since: int, until: int | None) -> Iterator[str]:
-    """Markdown, a row an attention."""
+def pooled(
+    runs: Sequence[RecordedRun], of: str, layers: Sequence[int] | None, since: int, until: int | None
+) -> Iterator[str]:
+    """Markdown, a row an attention; of these layers, or of all."""
     yield "| attention | runs | bias | 95 % interval | noise | bias / noise² | 95 % interval |"
     yield "|---|---|---|---|---|---|---|"
     groups: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
         steps, biases = run.measured_by_head(f"{of}_relative_bias")
         _, noises = run.measured_by_head(f"{of}_relative_noise")
+        if layers:
+            _check(run, layers, len(biases))
+            biases, noises = (values[np.array(layers) - 1] for values in (biases, noises))
         chosen = _window(run, steps, since, until)
         one = float(biases[..., chosen].mean()), float(np.sqrt(np.square(noises[..., chosen]).mean()))
         groups.setdefault(run.title, []).append(one)
@@ -89,6 +94,11 @@ def _window(run: RecordedRun, steps: NDArray[np.int64], since: int, until: int |
     return chosen
 
 
+def _check(run: RecordedRun, layers: Sequence[int], count: int) -> None:
+    if unknown := [layer for layer in layers if not 1 <= layer <= count]:
+        raise UserError(f"{run.folder.path}: --layers {unknown[0]}: it has layers 1 to {count}")
+
+
 def _relative(run: RecordedRun, layer: int, head: int, chosen: NDArray[np.bool_]) -> str:
     biases, noises = run.by_head("delta_error_relative_bias"), run.by_head("delta_error_relative_noise")
     if biases is None or noises is None or chosen.sum() < 2:
@@ -103,18 +113,17 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--since", type=int, default=0, help="step from which observations count (default: 0)")
     parser.add_argument("--until", type=int, help="step before which observations count")
-    parser.add_argument("--layers", nargs="+", type=int, metavar="LAYER", help="whose heads (default: the hottest)")
+    parser.add_argument("--layers", nargs="+", type=int, metavar="LAYER", help="default: the hottest, with --pool all")
     parser.add_argument("--pool", action="store_true", help="a row for each attention")
     parser.add_argument("--of", choices=("delta_error", "row_sum"), default="delta_error", help="of pooled errors")
     arguments = parser.parse_args()
     try:
         runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
         if arguments.pool:
-            print("\n".join(pooled(runs, arguments.of, arguments.since, arguments.until)))
+            print("\n".join(pooled(runs, arguments.of, arguments.layers, arguments.since, arguments.until)))
         else:
             for run in runs:
-                layers = arguments.layers or [run.hottest_layer]
-                print("\n".join(by_head(run, layers, arguments.since, arguments.until)))
+                print("\n".join(by_head(run, arguments.layers, arguments.since, arguments.until)))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,6 +1,7 @@
 """Figures in the documents are what the scripts print from the committed runs."""
 
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from flashpoint.data.tape import Tape
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
 from tests.conftest import REPOSITORY, environment
+
+REFERENCE = REPOSITORY / "runs/reference"
 
 
 def throughput(*runs: Path | str) -> "subprocess.CompletedProcess[str]":
@@ -43,7 +46,7 @@ def test_figures_in_the_documents_are_those_printed(table: str, first: str) -> N
 
 @pytest.mark.parametrize(
     ("name", "count", "document"),
-    [("explosion-h200", 4, "measurements"), ("replay-h200", 8, "measurements")],
+    [("explosion-h200", 4, "measurements"), ("replay-h200", 9, "measurements")],
 )
 def test_outcomes_in_the_documents_are_those_of_the_committed_runs(name: str, count: int, document: str) -> None:
     document = (REPOSITORY / f"docs/{document}.md").read_text()
@@ -67,7 +70,10 @@ def test_the_runs_said_to_be_equal_are(name_of_equal: tuple[str, str]) -> None:
         ("replay-h200/proof", "replay-h200/proof-again"),
         ("replay-h200/proof", "replay-h200/proof-killed"),
         ("replay-h200/explosion", "replay-h200/explosion-rewound"),
-        ("replay-h200/explosion", "report-h200/explosion"),
+        ("ignite-h200/flash_bf16_seed-0", "default-h200/explosion"),
+        ("ignite-h200/flash_bf16_seed-2", "chain-h200/flash_bf16_seed-2"),
+        ("ignite-h200/flash_bf16_seed-12", "chain-h200/flash_bf16_seed-12"),
+        ("probes-h200/default-unprobed", "probes-h200/default-probed"),
         ("probes-h200/ignite-unprobed", "probes-h200/ignite-probed"),
         ("probes-h200/ignite-probed", "replay-h200/proof"),
         ("probes-h200/gpt2-unprobed", "probes-h200/gpt2-probed"),
@@ -82,13 +88,29 @@ def name_of_equal(request: pytest.FixtureRequest) -> tuple[str, str]:
     return pair
 
 
-def test_the_committed_tape_is_whole_and_its_run_repeats_from_its_checkpoint() -> None:
+def test_the_evidence_stays_small() -> None:
+    assert sum(file.stat().st_size for file in REFERENCE.rglob("*") if file.is_file()) <= 40 << 20
+
+
+@pytest.mark.parametrize("name", ["replay-h200/explosion", "default-h200/explosion", "default-h200/fixed"])
+def test_the_committed_tapes_are_whole(name: str) -> None:
+    run = REPOSITORY / "runs/reference" / name
+    outcome = json.loads((run / "outcome.json").read_text())
+    tape = Tape.read(run / "tape.bin")
+    assert (tape.steps, tape.digest) == (outcome["tape_steps"], outcome["tape_digest"])
+
+
+def test_the_committed_twins_had_the_same_weights_and_batches() -> None:
+    explosion, fixed = (
+        REPOSITORY / "runs/reference/default-h200" / name / "tape.bin" for name in ("explosion", "fixed")
+    )
+    assert fixed.read_bytes().startswith(explosion.read_bytes())  # its header has the initial weights' digest
+
+
+def test_the_committed_run_repeats_from_its_checkpoint() -> None:
     original, rewound = (
         REPOSITORY / "runs/reference/replay-h200" / name for name in ("explosion", "explosion-rewound")
     )
-    outcome = json.loads((original / "outcome.json").read_text())
-    tape = Tape.read(original / "tape.bin")
-    assert (tape.steps, tape.digest) == (outcome["tape_steps"], outcome["tape_digest"])
     by_step, again = (
         {record["step"]: record for record in map(json.loads, run.joinpath("metrics.jsonl").open()) if "loss" in record}
         for run in (original, rewound)
@@ -97,12 +119,11 @@ def test_the_committed_tape_is_whole_and_its_run_repeats_from_its_checkpoint() -
     assert all(by_step[step] == record for step, record in again.items())
 
 
-REFERENCE = REPOSITORY / "runs/reference"
 FIRST_DEFAULT = [
     *sorted((REFERENCE / "explosion-h200").iterdir()),
     REFERENCE / "replay-h200/explosion",
     *sorted((REFERENCE / "replay-h200").glob("branch-*")),
-    REFERENCE / "report-h200/exact_rowsum",
+    REFERENCE / "replay-h200/exact_rowsum",
 ]
 
 
@@ -113,7 +134,10 @@ def test_the_early_warnings_in_the_documents_are_those_of_the_committed_runs(run
     assert f"```\n{result.stdout}```" in (REPOSITORY / "docs/measurements.md").read_text(), result.stderr
 
 
-OFFSET = "score_mean entropy w_q_spectral_norm w_k_spectral_norm w_q_mean_key_share w_q_update_mean_key_share"
+OFFSET = (
+    "score_mean entropy tied_rows w_q_spectral_norm w_k_spectral_norm token_similarity w_q_mean_key_share "
+    "w_q_update_mean_key_share"
+)
 
 
 @pytest.mark.parametrize(
@@ -122,14 +146,15 @@ OFFSET = "score_mean entropy w_q_spectral_norm w_k_spectral_norm w_q_mean_key_sh
         ("measurements.md", "overhead.py ignite-unprobed ignite-probed ignite-probed-every-step"),
         ("measurements.md", "overhead.py gpt2-unprobed gpt2-probed gpt2-probed-every-step"),
         ("measurements.md", "overhead.py gpt2-unprobed-again gpt2-probed-again"),
-        ("mechanism.md", "delta_bias.py explosion"),
-        ("mechanism.md", f"series.py explosion --head 2/3 {OFFSET} --every 600"),
-        ("mechanism.md", f"series.py exact_rowsum --head 2/3 {OFFSET} --every 2400"),
+        ("measurements.md", "overhead.py default-unprobed default-probed"),
+        ("measurements.md", "throughput.py default-unprobed default-probed"),
+        ("mechanism.md", "delta_bias.py flash_bf16_seed-12 flash_bf16_seed-2"),
+        ("mechanism.md", f"series.py flash_bf16_seed-2 --head 2/2 {OFFSET} --every 400"),
     ],
 )
 def test_blocks_in_the_documents_are_what_the_commands_print(document: str, command: str) -> None:
     script, *arguments = command.split()
-    folder = REPOSITORY / "runs/reference" / ("probes-h200" if script == "overhead.py" else "report-h200")
+    folder = REPOSITORY / "runs/reference" / ("chain-h200" if document == "mechanism.md" else "probes-h200")
     result = subprocess.run(
         [sys.executable, str(REPOSITORY / "scripts" / script), *arguments],
         cwd=folder, capture_output=True, text=True, env=environment(), timeout=60,
@@ -144,17 +169,33 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
     ("documents", "command"),
     [
         (["README.md", "docs/mechanism.md"], ["survival.py", "laptop/*"]),
-        (["README.md", "docs/mechanism.md"], ["survival.py", "ignite-h200/*"]),
+        (["README.md", "docs/mechanism.md"], ["survival.py --control flash_bf16", "ignite-h200/*"]),
+        (
+            ["docs/mechanism.md"],
+            ["delta_bias.py --pool --of row_sum --since 1000 --until 4000", "noise-h200/*"],
+        ),
         (["docs/mechanism.md"], ["survival.py", "laptop-variants/*", *LAPTOP]),
         (["docs/measurements.md"], ["survival.py", "screening-h200/*"]),
         (["docs/mechanism.md"], ["survival.py --control flash_bf16", "laptop-selected/*"]),
         (["docs/mechanism.md"], ["survival.py", "laptop-settings/*", "laptop/flash_bf16_seed-[0-3]"]),
-        (["docs/mechanism.md"], ["survival.py", "laptop-probs/*"]),
+        (["docs/mechanism.md"], ["survival.py --control 'flash_unrounded_out exact_row_sum=True'", "laptop-probs/*"]),
         (["docs/mechanism.md"], ["survival.py", "laptop-precision/control-*"]),
         (["docs/mechanism.md"], ["loss.py", "laptop/flash_exact_rowsum_*", "laptop/flash_fp32_*"]),
-        (["docs/mechanism.md"], ["loss.py --control 'flash_unrounded_out exact_row_sum=True'", "laptop-probs/*"]),
+        (
+            ["docs/mechanism.md"],
+            [
+                "loss.py --at 6000",
+                *(f"ignite-h200/flash_{name}_seed*" for name in ("exact_rowsum", "fixed", "fp32", "unrounded_out")),
+            ],
+        ),
+        (
+            ["docs/mechanism.md"],
+            ["loss.py --at 7000 --control 'flash_unrounded_out exact_row_sum=True'", "laptop-probs/*"],
+        ),
         (["docs/mechanism.md"], ["delta_bias.py --pool --until 400", "laptop-bias/*"]),
         (["docs/mechanism.md"], ["delta_bias.py --pool --since 400 --until 800", "laptop-bias/*"]),
+        (["docs/mechanism.md"], ["delta_bias.py --pool --layers 1 --since 400 --until 800", "laptop-bias/*"]),
+        (["docs/mechanism.md"], ["delta_bias.py --pool --layers 2 --since 400 --until 800", "laptop-bias/*"]),
         (["docs/mechanism.md"], ["delta_bias.py --pool --of row_sum", "laptop-probs-bias/*"]),
         (["docs/mechanism.md"], ["delta_bias.py --pool", "laptop-probs-bias/*"]),
         (["docs/mechanism.md"], ["onset.py attn.delta_error.size", "laptop-injected/*"]),
@@ -178,12 +219,18 @@ def test_tables_in_the_documents_are_those_of_the_committed_runs(documents: list
         assert table in (REPOSITORY / document).read_text()
 
 
-def test_the_departures_in_the_documents_are_those_of_the_committed_runs() -> None:
-    names = (
-        "score_max w_q_mean_key_share w_q_spectral_norm score_mean token_similarity input_similarity w_k_spectral_norm "
-        "step_similarity w_q_update_mean_key_share attended_key_similarity w_q_update_first_key_share tied_rows entropy"
-    )
-    printed = of_committed_runs(f"departures.py {names} --runs", "laptop-chain/*")
+DEPARTING = (
+    "score_max w_q_mean_key_share w_q_spectral_norm score_mean token_similarity w_k_spectral_norm step_similarity "
+    "w_q_update_mean_key_share w_q_update_first_key_share tied_rows entropy"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "runs"),
+    [("input_similarity attended_key_similarity", "laptop-chain/*"), ("v_sign_max --hottest-head", "chain-h200/*")],
+)
+def test_the_departures_in_the_documents_are_those_of_the_committed_runs(more: str, runs: str) -> None:
+    printed = of_committed_runs(f"departures.py {DEPARTING} {more} --runs", runs)
     assert printed in (REPOSITORY / "docs/mechanism.md").read_text()
 
 
@@ -211,20 +258,21 @@ def test_the_layers_said_to_grow_are_those_that_did() -> None:
     folders = [*(run for report in reports for run in sorted(report.iterdir())), REFERENCE / "replay-h200/explosion"]
     exploded = [run for run in map(RecordedRun, map(RunFolder.open, folders)) if run.onset is not None]
     layers = [run.hottest_layer for run in exploded]
-    told = f"in {layers.count(2)} of {len(layers)} exploding runs of `flash_bf16` and `flash_fp32` on GPUs"
-    document = (REPOSITORY / "docs/mechanism.md").read_text()
-    assert told in document
-    assert f"the third in {layers.count(3)};" in document
+    second, third = layers.count(2), layers.count(3)
+    told = f"in {second} of {len(layers)} exploding runs on GPUs whose metrics are kept, the third in {third};"
+    assert told in (REPOSITORY / "docs/mechanism.md").read_text()
 
 
 def test_the_times_in_the_readme_are_those_of_the_committed_runs() -> None:
     seconds = {
         run.name: json.loads((run / "outcome.json").read_text())["seconds"]
-        for run in (REFERENCE / "ignite-h200").glob("flash_bf16_*")
+        for run in [*(REFERENCE / "ignite-h200").glob("flash_bf16_*"), *(REFERENCE / "default-h200").iterdir()]
     }
+    explosion, fixed = seconds.pop("explosion"), seconds.pop("fixed")
     readme = (REPOSITORY / "README.md").read_text()
-    assert f"seeds 0 to {len(seconds) - 1}, at most {max(seconds.values()):.0f} s of training each" in readme
-    assert f"{seconds['flash_bf16_seed-1']:.0f} s of training.\n" in readme
+    assert len(seconds) == 16
+    assert f"within {5 * math.ceil(max(seconds.values()) / 5)} s of training on 16 of 16 seeds" in readme
+    assert f"; {explosion:.0f} and {fixed:.0f} s of training (" in readme
 
 
 def test_the_early_warnings_of_the_laptop_runs_are_those_documented() -> None:
@@ -252,8 +300,8 @@ def test_a_missing_run_is_one_line() -> None:
         ),
         ("hottest.py kernels-h200", "no run there"),
         (
-            "delta_bias.py report-h200/explosion --until 100",
-            "no observed step from 0 to before step 100; give other --since and --until",
+            "delta_bias.py chain-h200/flash_bf16_seed-12 --until 10",
+            "no observed step from 0 to before step 10; give other --since and --until",
         ),
     ],
 )
@@ -335,3 +383,6 @@ def test_pooled_biases_have_an_interval_over_runs(tmp_path: Path) -> None:
     own = "| `flash_bf16` | 3 | +2.0e+00 | -4.8e-01 to +4.5e+00 "
     assert row("--until", "20") == f"{own}| 2.0e+00 | 0.50 | -0.12 to 1.12 |"
     assert row("--since", "20") == f"{own}| 4.0e+00 | 0.12 | -0.03 to 0.28 |"
+    # Layer 2 alone: each bias is 1000 below, as layer 1's is above.
+    assert row("--since", "20", "--layers", "2").startswith("| `flash_bf16` | 3 | -1.0e+03 ")
+    assert row("--since", "20", "--layers", "1", "2") == row("--since", "20")
