@@ -9,7 +9,7 @@ unit of ``attn.delta_error.size``, the bias as a mean over the observed steps wi
 ``--pool`` prints a row for each attention instead: bias and noise in that unit, means over steps, heads and layers
 (all, or those of ``--layers``), and the bias over the square of the noise, with 95 % intervals over the runs.
 ``--since`` leaves out earlier steps, and ``--of row_sum`` takes the error against the exact row sum, which that of P̄ is
-part of.
+part of; its Σ is not recorded.
 """
 
 from __future__ import annotations
@@ -31,27 +31,32 @@ BEFORE_ONSET = 1000
 """Steps left out before the onset: there the growth is its own cause."""
 
 
-def by_head(run: RecordedRun, layers: Sequence[int] | None, since: int, until: int | None) -> Iterator[str]:
+def by_head(run: RecordedRun, of: str, layers: Sequence[int] | None, since: int, until: int | None) -> Iterator[str]:
     """A line for each head of these layers, or of the hottest."""
+    steps, biases = run.measured_by_head(f"{of}_{'sum' if of == 'delta_error' else 'relative_bias'}")
+    chosen = _window(run, steps, since, until)
+    for layer, head in product(layers or [run.hottest_layer], range(biases.shape[1])):
+        _check(run, [layer], len(biases))
+        told = [_summed(run, layer, head, chosen)] if of == "delta_error" else []
+        if relative := _relative(run, of, layer, head, chosen):
+            told.append(relative)
+        yield f"{run.name:24} L{layer}H{head + 1}  {'; '.join(told)}"
+
+
+def _summed(run: RecordedRun, layer: int, head: int, chosen: NDArray[np.bool_]) -> str:
     from scipy.stats import binomtest
 
-    steps, sums = run.measured_by_head("delta_error_sum")
-    _, variances = run.measured_by_head("delta_error_variance")
-    chosen = _window(run, steps, since, until)
+    sums, variances = (run.measured_by_head(f"delta_error_{name}")[1] for name in ("sum", "variance"))
     tokens = run.config["probes"]["sequences"] * run.config["model"]["context"]
-    count = int(chosen.sum())
-    for layer, head in product(layers or [run.hottest_layer], range(sums.shape[1])):
-        _check(run, [layer], len(sums))
-        errors, variance = sums[layer - 1, head][chosen], variances[layer - 1, head][chosen]
-        expected = np.sqrt(tokens * variance.sum())
-        positive = int((errors > 0).sum())
-        interval = binomtest(positive, count).proportion_ci(0.95, "exact")
-        in_errors = f"= {errors.sum() / expected:+5.2f} standard errors, " if expected else ""
-        yield (
-            f"{run.name:24} L{layer}H{head + 1}  Σ {errors.sum():+.2e} {in_errors}"
-            f"positive at {positive} of {count} steps ({100 * interval.low:.0f} to {100 * interval.high:.0f} %)"
-            + _relative(run, layer, head, chosen)
-        )
+    errors, variance = sums[layer - 1, head][chosen], variances[layer - 1, head][chosen]
+    expected, count = np.sqrt(tokens * variance.sum()), int(chosen.sum())
+    positive = int((errors > 0).sum())
+    interval = binomtest(positive, count).proportion_ci(0.95, "exact")
+    in_errors = f"= {errors.sum() / expected:+5.2f} standard errors, " if expected else ""
+    return (
+        f"Σ {errors.sum():+.2e} {in_errors}"
+        f"positive at {positive} of {count} steps ({100 * interval.low:.0f} to {100 * interval.high:.0f} %)"
+    )
 
 
 def pooled(
@@ -99,13 +104,13 @@ def _check(run: RecordedRun, layers: Sequence[int], count: int) -> None:
         raise UserError(f"{run.folder.path}: --layers {unknown[0]}: it has layers 1 to {count}")
 
 
-def _relative(run: RecordedRun, layer: int, head: int, chosen: NDArray[np.bool_]) -> str:
-    biases, noises = run.by_head("delta_error_relative_bias"), run.by_head("delta_error_relative_noise")
+def _relative(run: RecordedRun, of: str, layer: int, head: int, chosen: NDArray[np.bool_]) -> str:
+    biases, noises = run.by_head(f"{of}_relative_bias"), run.by_head(f"{of}_relative_noise")
     if biases is None or noises is None or chosen.sum() < 2:
         return ""
     mean, half = mean_interval(biases[1][layer - 1, head][chosen])
     noise = np.sqrt(np.square(noises[1][layer - 1, head][chosen]).mean())
-    return f"; bias {mean:+.1e} ± {half:.1e}, noise {noise:.1e}"
+    return f"bias {mean:+.1e} ± {half:.1e}, noise {noise:.1e}"
 
 
 def main() -> None:
@@ -115,7 +120,7 @@ def main() -> None:
     parser.add_argument("--until", type=int, help="step before which observations count")
     parser.add_argument("--layers", nargs="+", type=int, metavar="LAYER", help="default: the hottest, with --pool all")
     parser.add_argument("--pool", action="store_true", help="a row for each attention")
-    parser.add_argument("--of", choices=("delta_error", "row_sum"), default="delta_error", help="of pooled errors")
+    parser.add_argument("--of", choices=("delta_error", "row_sum"), default="delta_error", help="which error")
     arguments = parser.parse_args()
     try:
         runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
@@ -123,7 +128,7 @@ def main() -> None:
             print("\n".join(pooled(runs, arguments.of, arguments.layers, arguments.since, arguments.until)))
         else:
             for run in runs:
-                print("\n".join(by_head(run, arguments.layers, arguments.since, arguments.until)))
+                print("\n".join(by_head(run, arguments.of, arguments.layers, arguments.since, arguments.until)))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -149,6 +149,8 @@ OFFSET = (
         ("measurements.md", "overhead.py default-unprobed default-probed"),
         ("measurements.md", "throughput.py default-unprobed default-probed"),
         ("mechanism.md", "delta_bias.py flash_bf16_seed-12 flash_bf16_seed-2"),
+        ("mechanism.md", "delta_bias.py --of row_sum --layers 2 3 --since 2641 flash_bf16_seed-2"),
+        ("mechanism.md", "delta_bias.py --of row_sum --layers 2 3 --since 3372 flash_bf16_seed-12"),
         ("mechanism.md", f"series.py flash_bf16_seed-2 --head 2/2 {OFFSET} --every 400"),
     ],
 )

@@ -32,6 +32,7 @@ BY_HEAD = (
     "w_q_mean_key_share",
     "w_q_update_mean_key_share",
     "row_sum_abs_mean",
+    "row_sum_relative_bias",
     "score_mean",
 )
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flashpoint.report.series import RecordedRun, Series
 
@@ -69,15 +70,16 @@ def draw_losses(runs: Sequence[RecordedRun]) -> Figure | None:
 def draw_layers(runs: Sequence[RecordedRun]) -> Figure | None:
     """Largest W_Q spectral norm of each layer."""
 
-    def draw(panel: Axes, run: RecordedRun, series: Series) -> None:
-        steps, norms = series
-        for layer, of_layer in enumerate(norms.max(1), 1):
-            hot = layer == run.hottest_layer
-            shade = "#d62728" if hot else str(0.2 + 0.6 * layer / (len(norms) + 1))
-            panel.plot(steps, of_layer, color=shade, linewidth=2 if hot else 1, label=f"layer {layer}", zorder=2 + hot)
-        panel.legend(frameon=False, fontsize=7, ncols=2)
+    return _by_layer(runs, "w_q_spectral_norm", "W_Q spectral norm, largest head", lambda norms: norms.max(1), log=True)
 
-    return _side_by_side(runs, "w_q_spectral_norm", "W_Q spectral norm, largest head", draw, log=True)
+
+def draw_bias(runs: Sequence[RecordedRun]) -> Figure | None:
+    """Bias of δ against the exact row sum by layer, in the unit |dO|·|O| of injected errors, summed over the steps."""
+
+    def added_up(biases: NDArray[np.float64]) -> NDArray[np.float64]:
+        return biases.mean(1).cumsum(1)
+
+    return _by_layer(runs, "row_sum_relative_bias", "cumulative bias of δ, mean over heads", added_up)
 
 
 def draw_heads(runs: Sequence[RecordedRun]) -> Figure | None:
@@ -175,6 +177,12 @@ PANELS = (
     ),
     Panel("cumulative", "Does the error of δ keep its sign?", "Σ (δ_lp − δ_hp) is positive", draw_cumulative),
     Panel(
+        "bias",
+        "In which layer, with P̄'s rounding counted in?",
+        "nothing: δ_hp is of the same P̄; here the error is against Σⱼ P·dP / Σⱼ P, of which no dS has a sum",
+        draw_bias,
+    ),
+    Panel(
         "similarity",
         "Do all tokens and steps push W_Q the same way?",
         "(PK)[T]ᵀX[T] is nearly the same rank-1 matrix for all",
@@ -236,6 +244,27 @@ def _side_by_side(
             panel.set_yscale("log")
     axes[0, 0].set_ylabel(axis)
     return _finished(figure, axes)
+
+
+def _by_layer(
+    runs: Sequence[RecordedRun],
+    name: str,
+    axis: str,
+    of_layers: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    *,
+    log: bool = False,
+) -> Figure | None:
+    """``of_layers`` makes of values [n_layer, n_head, n] one curve a layer, [n_layer, n]."""
+
+    def draw(panel: Axes, run: RecordedRun, series: Series) -> None:
+        steps, values = series
+        for layer, of_layer in enumerate(of_layers(values), 1):
+            hot = layer == run.hottest_layer
+            shade = "#d62728" if hot else str(0.2 + 0.6 * layer / (len(values) + 1))
+            panel.plot(steps, of_layer, color=shade, linewidth=2 if hot else 1, label=f"layer {layer}", zorder=2 + hot)
+        panel.legend(frameon=False, fontsize=7, ncols=2)
+
+    return _side_by_side(runs, name, axis, draw, log=log)
 
 
 def _draw_heads(panel: Axes, series: Series, layer: int) -> None:
