@@ -151,12 +151,17 @@ OFFSET = (
         ("mechanism.md", "delta_bias.py flash_bf16_seed-12 flash_bf16_seed-2"),
         ("mechanism.md", "delta_bias.py --of row_sum --layers 2 3 --since 2641 flash_bf16_seed-2"),
         ("mechanism.md", "delta_bias.py --of row_sum --layers 2 3 --since 3372 flash_bf16_seed-12"),
+        (
+            "mechanism.md",
+            "series.py ../ignite-h200/flash_fixed_paper_seed-0 --head 2/4 --every 500 tied_rows score_mean "
+            "w_q_spectral_norm",
+        ),
         ("mechanism.md", f"series.py flash_bf16_seed-2 --head 2/2 {OFFSET} --every 400"),
     ],
 )
 def test_blocks_in_the_documents_are_what_the_commands_print(document: str, command: str) -> None:
     script, *arguments = command.split()
-    folder = REPOSITORY / "runs/reference" / ("chain-h200" if document == "mechanism.md" else "probes-h200")
+    folder = REFERENCE / ("chain-h200" if document == "mechanism.md" else "probes-h200")
     result = subprocess.run(
         [sys.executable, str(REPOSITORY / "scripts" / script), *arguments],
         cwd=folder, capture_output=True, text=True, env=environment(), timeout=60,
@@ -198,6 +203,7 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
         (["docs/mechanism.md"], ["delta_bias.py --pool --since 400 --until 800", "laptop-bias/*"]),
         (["docs/mechanism.md"], ["delta_bias.py --pool --layers 1 --since 400 --until 800", "laptop-bias/*"]),
         (["docs/mechanism.md"], ["delta_bias.py --pool --layers 2 --since 400 --until 800", "laptop-bias/*"]),
+        (["docs/mechanism.md"], ["delta_bias.py --pool --layers 1 --since 800 --until 1300", "laptop-bias-late/*"]),
         (["docs/mechanism.md"], ["delta_bias.py --pool --of row_sum", "laptop-probs-bias/*"]),
         (["docs/mechanism.md"], ["delta_bias.py --pool", "laptop-probs-bias/*"]),
         (["docs/mechanism.md"], ["onset.py attn.delta_error.size", "laptop-injected/*"]),
