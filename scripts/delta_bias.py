@@ -33,11 +33,13 @@ BEFORE_ONSET = 1000
 
 def by_head(run: RecordedRun, of: str, layers: Sequence[int] | None, since: int, until: int | None) -> Iterator[str]:
     """A line for each head of these layers, or of the hottest."""
-    steps, biases = run.measured_by_head(f"{of}_{'sum' if of == 'delta_error' else 'relative_bias'}")
+    summed = of == "delta_error"
+    steps, values = run.measured_by_head("delta_error_sum" if summed else "row_sum_relative_bias")
     chosen = _window(run, steps, since, until)
-    for layer, head in product(layers or [run.hottest_layer], range(biases.shape[1])):
-        _check(run, [layer], len(biases))
-        told = [_summed(run, layer, head, chosen)] if of == "delta_error" else []
+    layers = layers or [run.hottest_layer]
+    _check(run, layers, len(values))
+    for layer, head in product(layers, range(values.shape[1])):
+        told = [_summed(run, layer, head, chosen)] if summed else []
         if relative := _relative(run, of, layer, head, chosen):
             told.append(relative)
         yield f"{run.name:24} L{layer}H{head + 1}  {'; '.join(told)}"

@@ -339,6 +339,7 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
         heads = [
             {f"{head}/delta_error_{name}": value for name, value in (("sum", total), ("variance", 1.0))}
             | {f"{head}/delta_error_relative_{name}": value for name, value in (("bias", total), ("noise", 3.0))}
+            | {f"{head}/row_sum_relative_{name}": value for name, value in (("bias", 2 * total), ("noise", 5.0))}
             | {f"{head}/w_q_spectral_norm": 1.0}
             for head, total in sums.items()
         ]
@@ -354,6 +355,13 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
     # Five +1 and four −1: mean 1/9, t(0.975, 8) = 2.306 times √(10/9) / 3.
     assert second.startswith("Σ +1.00e+00 = +0.17 standard errors, positive at 5 of 9 steps")
     assert second.endswith("; bias +1.1e-01 ± 8.1e-01, noise 3.0e+00")
+    row_sum = subprocess.run(
+        [*command, "--of", "row_sum"], capture_output=True, text=True, env=environment(), timeout=60
+    )
+    assert [line.split("  ", 1)[1] for line in row_sum.stdout.splitlines()] == [
+        "bias +4.0e+00 ± 0.0e+00, noise 5.0e+00",
+        "bias +2.2e-01 ± 1.6e+00, noise 5.0e+00",
+    ]
     given = subprocess.run([*command, "--layers", "1"], capture_output=True, text=True, env=environment(), timeout=60)
     assert given.stdout == result.stdout
     other = subprocess.run([*command, "--layers", "2"], capture_output=True, text=True, env=environment(), timeout=60)

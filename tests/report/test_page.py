@@ -6,13 +6,14 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import matplotlib.image
 import numpy as np
 import pytest
 
-from flashpoint.report.figures import PANELS
+from flashpoint.report.figures import PANELS, draw_bias
 from flashpoint.report.page import write_report
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder, write_json
@@ -94,6 +95,17 @@ def test_it_says_what_happened_and_where(report: Path) -> None:
     assert "2 run(s) with the same initial weights; 1 tape(s)" in html
     assert "those of layer 2\nare shown" in html
     assert "Not measured" not in html
+
+
+def test_the_bias_of_a_layer_is_the_sum_over_steps_of_the_mean_over_its_heads(tmp_path: Path) -> None:
+    figure = draw_bias([record(tmp_path, "flash_bf16")])
+    assert figure is not None
+    curves = figure.axes[0].get_lines()
+    assert len(curves) == 3
+    for layer, curve in enumerate(curves, 1):
+        # Heads 1 and 2 at steps 19, 39, 59, …: step / 100 (times 5 in layer 2) + 1.5.
+        by_step = [step / 100 * (5 if layer == 2 else 1) + 1.5 for step in range(19, 400, 20)]
+        np.testing.assert_allclose(curve.get_ydata(), list(accumulate(by_step)))
 
 
 def test_a_run_without_probes_names_what_is_missing(tmp_path: Path) -> None:

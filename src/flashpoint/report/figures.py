@@ -179,7 +179,7 @@ PANELS = (
     Panel(
         "bias",
         "In which layer, with P̄'s rounding counted in?",
-        "nothing: δ_hp is of the same P̄; here the error is against Σⱼ P·dP / Σⱼ P, of which no dS has a sum",
+        "nothing: its δ_hp is of the same P̄; here the error is against the δ that makes Σⱼ dSᵢⱼ nought",
         draw_bias,
     ),
     Panel(
