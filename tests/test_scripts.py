@@ -3,8 +3,6 @@
 import json
 import math
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,18 +10,14 @@ import pytest
 from flashpoint.data.tape import Tape
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
-from tests.conftest import REPOSITORY, environment
+from tests.conftest import REPOSITORY
+from tests.report.records import call, refusal
 
 REFERENCE = REPOSITORY / "runs/reference"
 
 
-def throughput(*runs: Path | str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(REPOSITORY / "scripts/throughput.py"), *map(str, runs)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
-
-
 def test_the_throughput_in_the_documents_is_that_of_the_committed_runs() -> None:
-    result = throughput(*sorted((REPOSITORY / "runs/reference/ranks-h200").iterdir()))
+    result = call("throughput.py", *sorted((REPOSITORY / "runs/reference/ranks-h200").iterdir()))
     assert result.returncode == 0, result.stderr
     assert f"```\n{result.stdout}```" in (REPOSITORY / "docs/measurements.md").read_text()
 
@@ -129,8 +123,7 @@ FIRST_DEFAULT = [
 
 @pytest.mark.parametrize("runs", [FIRST_DEFAULT, sorted((REFERENCE / "ignite-h200").iterdir())])
 def test_the_early_warnings_in_the_documents_are_those_of_the_committed_runs(runs: list[Path]) -> None:
-    command = [sys.executable, str(REPOSITORY / "scripts/sentinel.py"), *map(str, runs)]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    result = call("sentinel.py", *runs)
     assert f"```\n{result.stdout}```" in (REPOSITORY / "docs/measurements.md").read_text(), result.stderr
 
 
@@ -162,10 +155,7 @@ OFFSET = (
 def test_blocks_in_the_documents_are_what_the_commands_print(document: str, command: str) -> None:
     script, *arguments = command.split()
     folder = REFERENCE / ("chain-h200" if document == "mechanism.md" else "probes-h200")
-    result = subprocess.run(
-        [sys.executable, str(REPOSITORY / "scripts" / script), *arguments],
-        cwd=folder, capture_output=True, text=True, env=environment(), timeout=60,
-    )  # fmt: skip
+    result = call(script, *arguments, cwd=folder)
     assert f"```\n{result.stdout}```" in (REPOSITORY / "docs" / document).read_text(), result.stderr
 
 
@@ -252,11 +242,8 @@ def test_lists_in_the_documents_are_those_of_the_committed_runs(command: tuple[s
 def of_committed_runs(script: str, *globs: str) -> str:
     """What the script prints of runs under runs/reference."""
     name, *arguments = shlex.split(script)
-    runs = [str(run) for pattern in globs for run in sorted(REFERENCE.glob(pattern))]
-    result = subprocess.run(
-        [sys.executable, str(REPOSITORY / "scripts" / name), *arguments, *runs],
-        capture_output=True, text=True, env=environment(), timeout=120,
-    )  # fmt: skip
+    runs = [run for pattern in globs for run in sorted(REFERENCE.glob(pattern))]
+    result = call(name, *arguments, *runs)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -286,13 +273,12 @@ def test_the_times_in_the_readme_are_those_of_the_committed_runs() -> None:
 def test_the_early_warnings_of_the_laptop_runs_are_those_documented() -> None:
     laptop = REPOSITORY / "runs/reference/laptop"
     runs = [run for name in ("bf16", "exact_rowsum", "fp32") for run in sorted(laptop.glob(f"flash_{name}_seed*"))]
-    command = [sys.executable, str(REPOSITORY / "scripts/sentinel.py"), *map(str, runs)]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
+    result = call("sentinel.py", *runs)
     assert f"```\n{result.stdout.splitlines()[-1]}\n```" in (REPOSITORY / "docs/measurements.md").read_text()
 
 
 def test_a_missing_run_is_one_line() -> None:
-    result = throughput("nowhere")
+    result = call("throughput.py", "nowhere")
     assert result.returncode == 2
     assert result.stderr == "error: nowhere: no run there (no config.json); give a run's folder, e.g. runs/NAME\n"
 
@@ -315,14 +301,7 @@ def test_a_missing_run_is_one_line() -> None:
 )
 def test_what_a_run_does_not_hold_is_one_line(command: str, told: str) -> None:
     script, *arguments = command.split()
-    result = subprocess.run(
-        [sys.executable, str(REPOSITORY / "scripts" / script), *arguments],
-        cwd=REPOSITORY / "runs/reference", capture_output=True, text=True, env=environment(), timeout=60,
-    )  # fmt: skip
-    assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert told in line
+    assert told in refusal(call(script, *arguments, cwd=REFERENCE))
 
 
 def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
@@ -345,8 +324,7 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
         ]
         lines.append(json.dumps({"step": step, **heads[0], **heads[1]}))
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    command = [sys.executable, str(REPOSITORY / "scripts/delta_bias.py"), str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    result = call("delta_bias.py", tmp_path)
     first, second = (line.split("  ", 1)[1] for line in result.stdout.splitlines())
     # Σ = 9 · 2 over √(4 · 9 · 1) = 3 standard errors; 9 of 9 has a lower end of 0.025^(1/9) = 66 %.
     summed, relative = first.split("; ")
@@ -355,18 +333,14 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
     # Five +1 and four −1: mean 1/9, t(0.975, 8) = 2.306 times √(10/9) / 3.
     assert second.startswith("Σ +1.00e+00 = +0.17 standard errors, positive at 5 of 9 steps")
     assert second.endswith("; bias +1.1e-01 ± 8.1e-01, noise 3.0e+00")
-    row_sum = subprocess.run(
-        [*command, "--of", "row_sum"], capture_output=True, text=True, env=environment(), timeout=60
-    )
+    row_sum = call("delta_bias.py", tmp_path, "--of", "row_sum")
     assert [line.split("  ", 1)[1] for line in row_sum.stdout.splitlines()] == [
         "bias +4.0e+00 ± 0.0e+00, noise 5.0e+00",
         "bias +2.2e-01 ± 1.6e+00, noise 5.0e+00",
     ]
-    given = subprocess.run([*command, "--layers", "1"], capture_output=True, text=True, env=environment(), timeout=60)
-    assert given.stdout == result.stdout
-    other = subprocess.run([*command, "--layers", "2"], capture_output=True, text=True, env=environment(), timeout=60)
-    assert other.returncode == 2
-    assert other.stderr == f"error: {tmp_path}: --layers 2: it has layers 1 to 1\n"
+    assert call("delta_bias.py", tmp_path, "--layers", "1").stdout == result.stdout
+    refused = refusal(call("delta_bias.py", tmp_path, "--layers", "2"))
+    assert refused == f"error: {tmp_path}: --layers 2: it has layers 1 to 1"
 
 
 def test_pooled_biases_have_an_interval_over_runs(tmp_path: Path) -> None:
@@ -388,11 +362,9 @@ def test_pooled_biases_have_an_interval_over_runs(tmp_path: Path) -> None:
             records.append(json.dumps({"step": step, **biases, **noises}))
         (run / "metrics.jsonl").write_text("".join(f"{record}\n" for record in records))
     runs = [str(tmp_path / str(number)) for number in (1, 2, 3)]
-    script = [sys.executable, str(REPOSITORY / "scripts/delta_bias.py"), *runs, "--pool"]
 
     def row(*window: str) -> str:
-        result = subprocess.run([*script, *window], capture_output=True, text=True, env=environment(), timeout=60)
-        (line,) = result.stdout.splitlines()[2:]
+        (line,) = call("delta_bias.py", *runs, "--pool", *window).stdout.splitlines()[2:]
         return line
 
     # t(0.975, 2) = 4.303 times 1/√3 is 2.48; the ratios are 1/4, 2/4, 3/4.

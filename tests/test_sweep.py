@@ -57,6 +57,7 @@ LAUNCHER = """
 import signal, sys
 from tests.test_sweep import launch
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # both are ignored where nohup or & began the tests
 launch([[f"seed={seed}"] for seed in range(3)], runs_per_gpu=2)
 """
 

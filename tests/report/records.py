@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flashpoint.report.survival import OPTIMISATION, VERDICT
+from tests import warm
 from tests.conftest import REPOSITORY, environment
 
 
@@ -54,10 +55,10 @@ def write_run(
     return str(run)
 
 
-def call(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def call(script: str, *arguments: Path | str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
     """``scripts/SCRIPT`` in a process of its own."""
-    command = [sys.executable, str(REPOSITORY / "scripts" / script), *arguments]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    command = [sys.executable, str(REPOSITORY / "scripts" / script), *map(str, arguments)]
+    return warm.run(command, cwd=cwd, env=environment(), timeout=120)
 
 
 def refusal(result: "subprocess.CompletedProcess[str]") -> str:
