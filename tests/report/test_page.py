@@ -5,7 +5,6 @@ import math
 import re
 import shutil
 import subprocess
-import sys
 from itertools import accumulate
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from flashpoint.report.figures import PANELS, draw_bias
 from flashpoint.report.page import write_report
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder, write_json
-from tests.conftest import REPOSITORY, environment
+from tests.report.records import call, refusal
 
 BY_HEAD = (
     "w_q_spectral_norm",
@@ -119,16 +118,10 @@ def test_a_run_without_probes_names_what_is_missing(tmp_path: Path) -> None:
 def test_the_script_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) -> None:
     record(tmp_path / "runs", "plain", probes=False)
 
-    def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, str(REPOSITORY / "scripts/report.py"), *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
-
-    result = call("plain")
+    result = call("report.py", "plain", cwd=tmp_path)
     assert result.stdout == "runs/plain/report/report.html\n", result.stderr
     assert (tmp_path / "runs/plain/report/figures/loss.png").is_file()
-    refused = call("nowhere")
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("error: nowhere: no run there")
+    assert refusal(call("report.py", "nowhere", cwd=tmp_path)).startswith("error: nowhere: no run there")
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")

@@ -75,11 +75,8 @@ def draw_layers(runs: Sequence[RecordedRun]) -> Figure | None:
 
 def draw_bias(runs: Sequence[RecordedRun]) -> Figure | None:
     """Bias of δ against the exact row sum by layer, in the unit |dO|·|O| of injected errors, summed over the steps."""
-
-    def added_up(biases: NDArray[np.float64]) -> NDArray[np.float64]:
-        return biases.mean(1).cumsum(1)
-
-    return _by_layer(runs, "row_sum_relative_bias", "cumulative bias of δ, mean over heads", added_up)
+    axis = "cumulative bias of δ, mean over heads"
+    return _by_layer(runs, "row_sum_relative_bias", axis, lambda biases: biases.mean(1).cumsum(1))
 
 
 def draw_heads(runs: Sequence[RecordedRun]) -> Figure | None:
