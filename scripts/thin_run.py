@@ -1,4 +1,4 @@
-"""Copy a run without most of its metrics, small enough to commit: ``scripts/thin_run.py RUN TARGET``.
+"""Copy a run without most of its metrics, gzipped, small enough to commit: ``scripts/thin_run.py RUN TARGET``.
 
 Of the per-step metrics every ``--every``-th record stays, and the last. What was measured at intervals stays whole, or,
 with ``--only loss w_q_spectral_norm``, what bears these names in any layer and head, ``--spacing`` steps apart.
@@ -7,6 +7,7 @@ with ``--only loss w_q_spectral_norm``, what bears these names in any layer and 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import shutil
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 from flashpoint.errors import UserError
 from flashpoint.run_folder import RunFolder
+from flashpoint.tracking import metric_lines
 
 
 def thin(run: RunFolder, target: Path, every: int, only: Sequence[str] | None = None, spacing: int = 1) -> None:
@@ -29,13 +31,13 @@ def thin(run: RunFolder, target: Path, every: int, only: Sequence[str] | None = 
     target.mkdir(parents=True)
     for path in (run.config, run.manifest, run.outcome, *filter(Path.exists, [run.chain])):
         shutil.copy(path, target)
-    named = [_named(json.loads(line), only) for line in run.metrics.read_text().splitlines()]
+    named = [_named(json.loads(line), only) for line in metric_lines(run.metrics)]
     records = [record for record in named if len(record) > 1]
     per_step = [record for record in records if "loss" in record]
     at_intervals = [record for record in records if "loss" not in record]
     kept = {id(record) for record in [*per_step[::every], *per_step[-1:], *_spaced(at_intervals, spacing)]}
-    lines = [json.dumps(record) for record in records if id(record) in kept]
-    RunFolder(target).metrics.write_text("".join(f"{line}\n" for line in lines))
+    lines = "".join(f"{json.dumps(record)}\n" for record in records if id(record) in kept)
+    RunFolder(target).packed_metrics.write_bytes(gzip.compress(lines.encode(), mtime=0))  # the same bytes on any day
 
 
 def _named(record: dict[str, Any], only: Sequence[str] | None) -> dict[str, Any]:

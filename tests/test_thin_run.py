@@ -1,5 +1,6 @@
 """A thinned run keeps its verdict, its chain and what was measured at intervals."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -21,7 +22,9 @@ def test_only_the_per_step_metrics_are_thinned(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     command = [sys.executable, str(REPOSITORY / "scripts/thin_run.py"), str(run), str(tmp_path / "thin")]
     subprocess.run(command, check=True, env=environment(), timeout=60)
-    thin = [json.loads(line) for line in (tmp_path / "thin/metrics.jsonl").read_text().splitlines()]
+    thin = [
+        json.loads(line) for line in gzip.decompress((tmp_path / "thin/metrics.jsonl.gz").read_bytes()).splitlines()
+    ]
     assert [record["step"] for record in thin if "loss" in record] == [0, 10, 20, 24]
     assert [record for record in thin if "loss" not in record] == [r for r in records if "loss" not in r]
     for name in ("config.json", "manifest.json", "outcome.json", "chain.bin"):
@@ -39,7 +42,9 @@ def test_of_named_metrics_records_a_given_number_of_steps_apart_stay(tmp_path: P
     command = [sys.executable, str(REPOSITORY / "scripts/thin_run.py"), str(run), str(tmp_path / "thin")]
     command += ["--only", "w_q", "--spacing", "40"]
     subprocess.run(command, check=True, env=environment(), timeout=60)
-    thin = [json.loads(line) for line in (tmp_path / "thin/metrics.jsonl").read_text().splitlines()]
+    thin = [
+        json.loads(line) for line in gzip.decompress((tmp_path / "thin/metrics.jsonl.gz").read_bytes()).splitlines()
+    ]
     assert thin == [{"step": step, f"{head}/w_q": 1.0 * step} for step in (9, 49, 89, 99)]
     refused = subprocess.run([*command, "--every", "0"], capture_output=True, text=True, env=environment(), timeout=60)
     assert (refused.returncode, refused.stderr) == (2, "error: --every 0 --spacing 40: give 1 or more\n")

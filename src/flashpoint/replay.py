@@ -67,9 +67,13 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
             change.
 
     Raises:
-        UserError: no run is there, it is complete, or an override would make it another run.
+        UserError: no run is there, it is thinned or complete, or an override would make it another run.
     """
     folder = RunFolder.open(composed["resume"], composed["runs_dir"])
+    if folder.packed_metrics.exists():
+        raise UserError(
+            f"resume={composed['resume']}: a thinned run has no checkpoints; replay={composed['resume']} repeats it"
+        )
     values = read_json(folder.config)
     keys = _named(overrides)
     for key in keys:

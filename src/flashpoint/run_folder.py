@@ -42,8 +42,14 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """One JSON object per line, each with its ``step``."""
-        return self.path / "metrics.jsonl"
+        """One JSON object per line, each with its ``step``; of a thinned run gzipped, with ``.gz`` at its end."""
+        packed = self.packed_metrics
+        return packed if packed.exists() else self.path / "metrics.jsonl"
+
+    @property
+    def packed_metrics(self) -> Path:
+        """Where ``scripts/thin_run.py`` writes the metrics of a run that is kept as evidence."""
+        return self.path / "metrics.jsonl.gz"
 
     @property
     def checkpoints(self) -> Path:

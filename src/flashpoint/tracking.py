@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
 import textwrap
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -143,21 +145,33 @@ class Tracker:
             self._notify(f"W&B is off for this run ({type(error).__name__}: {reason}); metrics.jsonl has everything")
 
 
+def metric_lines(path: Path) -> list[bytes]:
+    """Lines of a metrics file, gzipped or not. A last one cut short, as a killed run leaves it, is left out.
+
+    Raises:
+        UserError: the file is missing, or its compression is damaged.
+    """
+    try:
+        content = path.read_bytes()
+        *lines, _unfinished = (gzip.decompress(content) if path.suffix == ".gz" else content).split(b"\n")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: damaged ({error}); restore the file") from error
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give a run that has metrics") from error
+    return lines
+
+
 def read_metrics(path: Path) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]:
     """Columns of a metrics file.
 
     Returns:
-        name → (steps [n] int64, values [n] float64). A last line cut short, as a killed run leaves it, is left out.
+        name → (steps [n] int64, values [n] float64) of :func:`metric_lines`.
 
     Raises:
         UserError: the file is missing or a line is damaged, with its number.
     """
-    try:
-        *lines, _unfinished = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give a run that has metrics") from error
     columns: dict[str, tuple[list[int], list[float]]] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(metric_lines(path), 1):
         try:
             record = json.loads(line)
             step = record.pop("step")
