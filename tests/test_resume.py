@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from flashpoint.config import Config
 from flashpoint.data.tape import Tape
@@ -206,6 +208,23 @@ def test_many_branches_leave_one_checkpoint_in_one_command(undisturbed: Path, tr
     assert parents[0] == parents[1]
     assert parents[0]["run"] == "runs/whole"
     assert 0 < parents[0]["from_step"] <= 290
+
+
+def test_without_a_learning_rate_a_branch_keeps_the_weights_of_its_checkpoint(
+    undisturbed: Path, train: Command
+) -> None:
+    frozen = ("replay=whole", "from_step=280", "attn=flash_stochastic", "train.lr=0", "run_name=frozen")
+    result = train(*frozen, tiny=False, cwd=undisturbed)
+    assert result.returncode == 0, result.stderr
+    saved = {
+        step: load_file(undisturbed / f"runs/{name}/checkpoints/step-{step:09}.safetensors")
+        for name, step in (("whole", 280), ("frozen", 300))
+    }
+    weights = [name for name in saved[280] if name.startswith("model/")]
+    assert weights
+    assert all(torch.equal(saved[280][name], saved[300][name]) for name in weights)
+    losses = [json.loads(line).get("loss") for line in (undisturbed / "runs/frozen/metrics.jsonl").open()]
+    assert len(set(filter(None, losses))) == 20
 
 
 def test_a_complete_run_goes_on_with_more_steps(undisturbed: Path, train: Command) -> None:

@@ -94,7 +94,7 @@ class TrainConfig:
     decay_steps: int | None = None
     """Steps over which the learning rate decays; None is ``steps``. A replay keeps the original's."""
     lr: float = 2e-3
-    """Peak learning rate."""
+    """Peak learning rate; 0 keeps the weights as they are, for what another attention makes of the same ones."""
     min_lr_ratio: float = 0.1
     """The cosine ends at this share of the peak."""
     warmup_steps: int = 200
@@ -136,12 +136,12 @@ class TrainConfig:
         require_positive(
             self,
             "train",
-            ("steps", "lr", "batch_size", "log_interval", "eval_interval", "eval_sequences", "eps"),
+            ("steps", "batch_size", "log_interval", "eval_interval", "eval_sequences", "eps"),
         )
         for name in ("decay_steps", "micro_batch_size", "threads"):
             if getattr(self, name) is not None:
                 require_positive(self, "train", (name,))
-        require_not_negative(self, "train", ("warmup_steps", "weight_decay", "grad_clip", "checksum_interval"))
+        require_not_negative(self, "train", ("lr", "warmup_steps", "weight_decay", "grad_clip", "checksum_interval"))
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"train.{name}={getattr(self, name)}: give 0 or more and less than 1")
