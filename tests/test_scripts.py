@@ -10,6 +10,7 @@ import pytest
 from flashpoint.data.tape import Tape
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
+from flashpoint.tracking import metric_lines
 from tests.conftest import REPOSITORY
 from tests.report.records import call, refusal
 
@@ -106,7 +107,7 @@ def test_the_committed_run_repeats_from_its_checkpoint() -> None:
         REPOSITORY / "runs/reference/replay-h200" / name for name in ("explosion", "explosion-rewound")
     )
     by_step, again = (
-        {record["step"]: record for record in map(json.loads, run.joinpath("metrics.jsonl").open()) if "loss" in record}
+        {record["step"]: record for record in map(json.loads, metric_lines(RunFolder(run).metrics)) if "loss" in record}
         for run in (original, rewound)
     )
     assert len(again) > 50
@@ -141,9 +142,6 @@ OFFSET = (
         ("measurements.md", "overhead.py gpt2-unprobed-again gpt2-probed-again"),
         ("measurements.md", "overhead.py default-unprobed default-probed"),
         ("measurements.md", "throughput.py default-unprobed default-probed"),
-        ("mechanism.md", "delta_bias.py flash_bf16_seed-12 flash_bf16_seed-2"),
-        ("mechanism.md", "delta_bias.py --of row_sum --layers 2 3 --since 2641 flash_bf16_seed-2"),
-        ("mechanism.md", "delta_bias.py --of row_sum --layers 2 3 --since 3372 flash_bf16_seed-12"),
         (
             "mechanism.md",
             "series.py ../ignite-h200/flash_fixed_paper_seed-0 --head 2/4 --every 500 tied_rows score_mean "
@@ -170,7 +168,7 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
         (
             ["docs/mechanism.md"],
             [
-                "delta_bias.py --pool --of row_sum --since 1000 --until 4000",
+                "delta_bias.py --by attention --of row_sum --since 1000 --until 4000",
                 *(f"ignite-h200/flash_{name}" for name in ("bf16_seed-1[45]", "fixed_paper_*", "fp32_*", "un*")),
             ],
         ),
@@ -185,21 +183,28 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
             ["docs/mechanism.md"],
             [
                 "loss.py --at 6000",
-                *(f"ignite-h200/flash_{name}_seed*" for name in ("exact_rowsum", "fixed", "fp32", "unrounded_out")),
+                *(
+                    f"ignite-h200/flash_{name}"
+                    for name in ("exact_rowsum_*", "fixed_seed-?", "fixed_seed-1[0-2]", "fp32_*", "unrounded_out_*")
+                ),
             ],
         ),
         (
             ["docs/mechanism.md"],
             ["loss.py --at 7000 --control 'flash_unrounded_out exact_row_sum=True'", "laptop-probs/*"],
         ),
-        (["docs/mechanism.md"], ["delta_bias.py --pool --until 400", "laptop-bias/*"]),
-        (["docs/mechanism.md"], ["delta_bias.py --pool --since 400 --until 800", "laptop-bias/*"]),
-        (["docs/mechanism.md"], ["delta_bias.py --pool --layers 1 --since 400 --until 800", "laptop-bias/*"]),
-        (["docs/mechanism.md"], ["delta_bias.py --pool --layers 2 --since 400 --until 800", "laptop-bias/*"]),
-        (["docs/mechanism.md"], ["delta_bias.py --pool --layers 1 --since 800 --until 1300", "laptop-bias-late/*"]),
-        (["docs/mechanism.md"], ["delta_bias.py --pool --of row_sum", "laptop-probs-bias/*"]),
-        (["docs/mechanism.md"], ["delta_bias.py --pool", "laptop-probs-bias/*"]),
+        (["docs/mechanism.md"], ["delta_bias.py --by attention --until 400", "laptop-bias/*"]),
+        (["docs/mechanism.md"], ["delta_bias.py --by attention --since 400 --until 800", "laptop-bias/*"]),
+        (["docs/mechanism.md"], ["delta_bias.py --by attention --layers 1 --since 400 --until 800", "laptop-bias/*"]),
+        (["docs/mechanism.md"], ["delta_bias.py --by attention --layers 2 --since 400 --until 800", "laptop-bias/*"]),
+        (
+            ["docs/mechanism.md"],
+            ["delta_bias.py --by attention --layers 1 --since 800 --until 1300", "laptop-bias-late/*"],
+        ),
+        (["docs/mechanism.md"], ["delta_bias.py --by attention --of row_sum", "laptop-probs-bias/*"]),
+        (["docs/mechanism.md"], ["delta_bias.py --by attention", "laptop-probs-bias/*"]),
         (["docs/mechanism.md"], ["onset.py attn.delta_error.size", "laptop-injected/*"]),
+        (["docs/mechanism.md"], ["onset.py attn.delta_error.size", "injected-h200/*"]),
         (["docs/mechanism.md"], ["survival.py", "laptop-injected-settings/*", "laptop-injected/bias0.001_seed-*"]),
         (
             ["docs/mechanism.md"],
@@ -232,6 +237,12 @@ DEPARTING = (
 )
 def test_the_departures_in_the_documents_are_those_of_the_committed_runs(more: str, runs: str) -> None:
     printed = of_committed_runs(f"departures.py {DEPARTING} {more} --runs", runs)
+    assert printed in (REPOSITORY / "docs/mechanism.md").read_text()
+
+
+@pytest.mark.parametrize("window", ["", "--last 1000"])
+def test_the_biased_layers_in_the_documents_are_those_of_the_committed_runs(window: str) -> None:
+    printed = of_committed_runs(f"delta_bias.py --by layer {window}", "twins-h200/flash_bf16*", "bias-h200/*")
     assert printed in (REPOSITORY / "docs/mechanism.md").read_text()
 
 
@@ -299,7 +310,7 @@ def test_a_missing_run_is_one_line() -> None:
         ("hottest.py kernels-h200", "no run there"),
         (
             "delta_bias.py twins-h200/flash_bf16_seed-12 --until 10",
-            "no observed step from 0 to before step 10; give other --since and --until",
+            "no observed step from 0 to before step 10; give other --since, --last and --until",
         ),
     ],
 )
@@ -313,7 +324,7 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
     for name, value in {
         "config": {"attn": {"name": "flash_bf16"}, "probes": {"sequences": 2}, "model": {"context": 2}},
         "manifest": {},
-        "outcome": {"onset_step": 1500},
+        "outcome": {"outcome": "exploded", "onset_step": 1500},
     }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(value))
     lines = []
@@ -345,6 +356,12 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
     assert call("delta_bias.py", tmp_path, "--layers", "1").stdout == result.stdout
     refused = refusal(call("delta_bias.py", tmp_path, "--layers", "2"))
     assert refused == f"error: {tmp_path}: --layers 2: it has layers 1 to 1"
+    # Of both heads: (18 + 1) over √(4 · (9 + 9)) = 2.24.
+    by_layer = call("delta_bias.py", tmp_path, "--by", "layer").stdout.splitlines()
+    assert by_layer[2] == f"| `{tmp_path.name}` | exploded at 1,500 | **+2.2** | +1.1e+00 ± 4.1e-01 | 3.0e+00 | 0.1 |"
+    assert by_layer[-1].startswith("of 1 hottest layers 1 above +2, 0 below −2; of 0 others 0 above +2, 0 below −2")
+    refused = refusal(call("delta_bias.py", tmp_path, "--by", "layer", "--of", "row_sum"))
+    assert "the Σ of that error is not recorded" in refused
 
 
 def test_pooled_biases_have_an_interval_over_runs(tmp_path: Path) -> None:
@@ -368,7 +385,7 @@ def test_pooled_biases_have_an_interval_over_runs(tmp_path: Path) -> None:
     runs = [str(tmp_path / str(number)) for number in (1, 2, 3)]
 
     def row(*window: str) -> str:
-        (line,) = call("delta_bias.py", *runs, "--pool", *window).stdout.splitlines()[2:]
+        (line,) = call("delta_bias.py", *runs, "--by", "attention", *window).stdout.splitlines()[2:]
         return line
 
     # t(0.975, 2) = 4.303 times 1/√3 is 2.48; the ratios are 1/4, 2/4, 3/4.
