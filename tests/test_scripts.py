@@ -240,10 +240,11 @@ def test_the_departures_in_the_documents_are_those_of_the_committed_runs(more: s
     assert printed in (REPOSITORY / "docs/mechanism.md").read_text()
 
 
-@pytest.mark.parametrize("window", ["", "--last 1000"])
+@pytest.mark.parametrize("window", ["", "--last 1000", "--since 500 --until 3000"])
 def test_the_biased_layers_in_the_documents_are_those_of_the_committed_runs(window: str) -> None:
     printed = of_committed_runs(f"delta_bias.py --by layer {window}", "twins-h200/flash_bf16*", "bias-h200/*")
-    assert printed in (REPOSITORY / "docs/mechanism.md").read_text()
+    shown = "".join(["```\n", *printed.splitlines(keepends=True)[-2:], "```\n"]) if "--until" in window else printed
+    assert shown in (REPOSITORY / "docs/mechanism.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -359,7 +360,9 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
     # Of both heads: (18 + 1) over √(4 · (9 + 9)) = 2.24.
     by_layer = call("delta_bias.py", tmp_path, "--by", "layer").stdout.splitlines()
     assert by_layer[2] == f"| `{tmp_path.name}` | exploded at 1,500 | **+2.2** | +1.1e+00 ± 4.1e-01 | 3.0e+00 | 0.1 |"
-    assert by_layer[-1].startswith("of 1 hottest layers 1 above +2, 0 below −2; of 0 others 0 above +2, 0 below −2")
+    twice = call("delta_bias.py", tmp_path, tmp_path, "--by", "layer").stdout.splitlines()
+    # Σz/√n = 2 · 2.24 / √2; bias over noise² = (19 / 18) / 9.
+    assert twice[-2:] == ["| all | Σz/√n | +3.2 | | | |", "| all | bias / noise² | 0.1 (0.1 to 0.1) | | | |"]
     refused = refusal(call("delta_bias.py", tmp_path, "--by", "layer", "--of", "row_sum"))
     assert "the Σ of that error is not recorded" in refused
 

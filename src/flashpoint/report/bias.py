@@ -1,0 +1,101 @@
+"""The error of δ in recorded runs: its sum over tokens and steps, and its bias in the unit of injected errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.errors import UserError
+from flashpoint.report.series import RecordedRun
+
+BEFORE_ONSET = 1000
+"""Steps left out before the onset: there the growth is its own cause."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Observed steps that count: from ``since`` to before ``until``, and of these those ``last`` steps before that."""
+
+    since: int = 0
+    until: int | None = None
+    """None: ``BEFORE_ONSET`` before the onset, or the end of a run that has none."""
+    last: int | None = None
+
+    def of(self, run: RecordedRun, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of a run's observed steps [n] these are.
+
+        Raises:
+            UserError: none.
+        """
+        until = self.until
+        if until is None:
+            until = int(steps[-1]) + 1 if run.onset is None else run.onset - BEFORE_ONSET
+        since = self.since if self.last is None else max(self.since, until - self.last)
+        chosen: NDArray[np.bool_] = (steps >= since) & (steps < until)
+        if not chosen.any():
+            raise UserError(
+                f"{run.folder.path}: no observed step from {since} to before step {until}; "
+                "give other --since, --last and --until"
+            )
+        return chosen
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Σ (δ_lp − δ_hp) over the tokens of each observed step, and the variance of a token's error there."""
+
+    by_step: NDArray[np.float64]  # [L, H, n]
+    variances: NDArray[np.float64]  # [L, H, n]
+    tokens: int  # of an observed step
+
+    @classmethod
+    def of(cls, run: RecordedRun, window: Window) -> Sums:
+        """Raises UserError where the run has not measured them."""
+        steps, sums = run.measured_by_head("delta_error_sum")
+        _, variances = run.measured_by_head("delta_error_variance")
+        chosen = window.of(run, steps)
+        tokens = run.config["probes"]["sequences"] * run.config["model"]["context"]
+        return cls(sums[..., chosen], variances[..., chosen], tokens)
+
+    def expected(self, layer: int, heads: slice = slice(None)) -> float:
+        """Standard error of Σ over steps and heads of a layer (from 1), were the errors of all tokens independent with
+        mean zero."""
+        return float(np.sqrt(self.tokens * self.variances[layer - 1, heads].sum()))
+
+    def total(self, layer: int, heads: slice = slice(None)) -> float:
+        """Σ over steps and heads of a layer, from 1."""
+        return float(self.by_step[layer - 1, heads].sum())
+
+
+@dataclass(frozen=True)
+class Relative:
+    """Bias and root mean square of the error of each observed step, in the unit of ``attn.delta_error.size``."""
+
+    biases: NDArray[np.float64]  # [L, H, n]
+    noises: NDArray[np.float64]  # [L, H, n]
+
+    @classmethod
+    def of(cls, run: RecordedRun, error: str, window: Window) -> Relative:
+        """``error`` is ``delta_error``, or ``row_sum``: against the exact row sum. Raises UserError where the run has
+        not measured it."""
+        steps, biases = run.measured_by_head(f"{error}_relative_bias")
+        _, noises = run.measured_by_head(f"{error}_relative_noise")
+        chosen = window.of(run, steps)
+        return cls(biases[..., chosen], noises[..., chosen])
+
+    def layers(self, chosen: Sequence[int]) -> Relative:
+        """Of these layers, from 1."""
+        places = np.array(chosen) - 1
+        return Relative(self.biases[places], self.noises[places])
+
+    @property
+    def bias(self) -> float:
+        return float(self.biases.mean())
+
+    @property
+    def variance(self) -> float:
+        """Square of the noise."""
+        return float(np.square(self.noises).mean())
