@@ -6,6 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from flashpoint.errors import UserError
+from flashpoint.replay import resumed_values
+from flashpoint.run_folder import RunFolder
 from tests.conftest import REPOSITORY, environment
 
 
@@ -48,3 +53,11 @@ def test_of_named_metrics_records_a_given_number_of_steps_apart_stay(tmp_path: P
     assert thin == [{"step": step, f"{head}/w_q": 1.0 * step} for step in (9, 49, 89, 99)]
     refused = subprocess.run([*command, "--every", "0"], capture_output=True, text=True, env=environment(), timeout=60)
     assert (refused.returncode, refused.stderr) == (2, "error: --every 0 --spacing 40: give 1 or more\n")
+
+
+def test_a_thinned_run_is_not_resumed(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.config.write_text("{}")
+    run.packed_metrics.touch()
+    with pytest.raises(UserError, match=r"resume=.*: a thinned run has no checkpoints; replay="):
+        resumed_values({"resume": str(tmp_path), "runs_dir": "runs"}, [])
