@@ -197,6 +197,7 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
             ["loss.py --at 7000 --control 'flash_unrounded_out exact_row_sum=True'", "laptop-probs/*"],
         ),
         (["docs/laptop.md"], ["delta_bias.py --by attention", "laptop-frozen/*"]),
+        (["docs/laptop.md"], ["delta_bias.py --by attention --of row_sum", "laptop-frozen-probs/*"]),
         (["docs/laptop.md"], ["delta_bias.py --by attention --until 400", "laptop-bias/*"]),
         (["docs/laptop.md"], ["delta_bias.py --by attention --since 400 --until 800", "laptop-bias/*"]),
         (["docs/laptop.md"], ["delta_bias.py --by attention --layers 1 --since 400 --until 800", "laptop-bias/*"]),
