@@ -200,8 +200,6 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
         (["docs/laptop.md"], ["delta_bias.py --by attention --of row_sum", "laptop-frozen-probs/*"]),
         (["docs/laptop.md"], ["delta_bias.py --by attention --until 400", "laptop-bias/*"]),
         (["docs/laptop.md"], ["delta_bias.py --by attention --since 400 --until 800", "laptop-bias/*"]),
-        (["docs/laptop.md"], ["delta_bias.py --by attention --layers 1 --since 400 --until 800", "laptop-bias/*"]),
-        (["docs/laptop.md"], ["delta_bias.py --by attention --layers 2 --since 400 --until 800", "laptop-bias/*"]),
         (
             ["docs/laptop.md"],
             ["delta_bias.py --by attention --layers 1 --since 800 --until 1300", "laptop-bias-late/*"],
