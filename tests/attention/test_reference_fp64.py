@@ -140,9 +140,11 @@ def test_errors_are_at_most_twice_those_of_a_bf16_pytorch_attention(name: str, s
     inputs = [x.bfloat16() for x in stress(150, 32)]
     result, expected = run_reference(*inputs, VARIANTS[name]), exact_attention(*inputs)  # type: ignore[arg-type]
     plain = bf16_pytorch_attention(*inputs)
-    # Gradients of variants with Ō in BF16 carry δ's error on top; FlashAttention's tests allow them 3.
+    # Gradients of variants with Ō in BF16 carry δ's error on top; FlashAttention's tests allow them 3. A stochastic
+    # rounding of O errs by up to an ulp, one to nearest by half of that, and δ takes it on.
+    of_out = 2 if VARIANTS[name].out == "stochastic" else 1
     for quantity in ("out", *GRADIENTS):
-        factor = 2 if quantity == "out" else 3
+        factor = of_out * (2 if quantity == "out" else 3)
         error, plain_error = ((x[quantity].double() - expected[quantity]).abs().max().item() for x in (result, plain))
         assert error <= factor * plain_error + 1e-5, (quantity, error, plain_error)
 
