@@ -38,8 +38,8 @@ def by_head(run: RecordedRun, of: str, layers: Sequence[int] | None, window: Win
     """A line for each head of these layers, or of the hottest."""
     sums = Sums.of(run, window) if of == "delta_error" else None
     relative = Relative.of(run, of, window) if of == "row_sum" or run.by_head(f"{of}_relative_bias") else None
-    measured = sums.by_step if sums else relative.biases if relative else np.empty((0, 0, 0))
-    L, H, _ = measured.shape
+    _, values = run.measured_by_head("delta_error_sum" if sums else "row_sum_relative_bias")
+    L, H, _ = values.shape
     for layer, head in product(_known(run, layers or [run.hottest_layer], L), range(H)):
         told = [_summed(sums, layer, head)] if sums else []
         if relative and relative.biases.shape[-1] > 1:
@@ -117,8 +117,7 @@ def by_attention(runs: Sequence[RecordedRun], of: str, layers: Sequence[int] | N
         groups.setdefault(run.title, []).append(relative)
     for title, members in groups.items():
         biases, variances = (np.array([getattr(member, name) for member in members]) for name in ("bias", "variance"))
-        told = _interval(biases, "+.1e"), f"{variances.mean() ** 0.5:.1e}"
-        cells = [f"`{title}`", str(len(members)), *told[0], told[1]]
+        cells = [f"`{title}`", str(len(members)), *_interval(biases, "+.1e"), f"{variances.mean() ** 0.5:.1e}"]
         cells += _interval(biases / variances, ".2f") if variances.all() else ["", ""]
         yield f"| {' | '.join(cells)} |"
 
