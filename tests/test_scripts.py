@@ -26,7 +26,7 @@ def test_the_throughput_in_the_documents_is_that_of_the_committed_runs() -> None
 @pytest.mark.parametrize(
     ("table", "first"),
     [
-        ("kernels-h200/bench.txt", "32×12×1024×64 "),
+        ("kernels-h200/bench-2026-11-22.txt", "32×12×1024×64 "),
         ("kernels-h200/compare.txt", "flash_bf16 "),
         ("trainer-h200/measure_gpu.txt", "ignite-again "),
     ],
@@ -40,11 +40,11 @@ def test_figures_in_the_documents_are_those_printed(table: str, first: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "document"),
-    [("explosion-h200", 4, "measurements"), ("replay-h200", 9, "measurements")],
+    ("name", "count"),
+    [("explosion-h200", 4), ("replay-h200", 9), ("replay-default-h200", 7)],
 )
-def test_outcomes_in_the_documents_are_those_of_the_committed_runs(name: str, count: int, document: str) -> None:
-    document = (REPOSITORY / f"docs/{document}.md").read_text()
+def test_outcomes_in_the_documents_are_those_of_the_committed_runs(name: str, count: int) -> None:
+    document = (REPOSITORY / "docs/measurements.md").read_text()
     runs = sorted((REPOSITORY / "runs/reference" / name).iterdir())
     assert len(runs) == count
     for run in runs:
@@ -66,9 +66,13 @@ def test_the_runs_said_to_be_equal_are(name_of_equal: tuple[str, str]) -> None:
         ("replay-h200/proof", "replay-h200/proof-killed"),
         ("replay-h200/explosion", "replay-h200/explosion-rewound"),
         ("ignite-h200/flash_bf16_seed-0", "default-h200/explosion"),
+        ("default-h200/explosion", "replay-default-h200/explosion-rewound"),
         ("ignite-h200/flash_bf16_seed-2", "twins-h200/flash_bf16_seed-2"),
         ("ignite-h200/flash_bf16_seed-12", "twins-h200/flash_bf16_seed-12"),
         ("probes-h200/default-unprobed", "probes-h200/default-probed"),
+        ("probes-h200/default-unprobed", "replay-default-h200/proof"),
+        ("replay-default-h200/proof", "replay-default-h200/proof-again"),
+        ("replay-default-h200/proof", "replay-default-h200/proof-killed"),
         ("probes-h200/ignite-unprobed", "probes-h200/ignite-probed"),
         ("probes-h200/ignite-probed", "replay-h200/proof"),
         ("probes-h200/gpt2-unprobed", "probes-h200/gpt2-probed"),
@@ -122,10 +126,25 @@ FIRST_DEFAULT = [
 ]
 
 
-@pytest.mark.parametrize("runs", [FIRST_DEFAULT, sorted((REFERENCE / "ignite-h200").iterdir())])
-def test_the_early_warnings_in_the_documents_are_those_of_the_committed_runs(runs: list[Path]) -> None:
-    result = call("sentinel.py", *runs)
+def test_the_early_warnings_in_the_documents_are_those_of_the_committed_runs() -> None:
+    result = call("sentinel.py", *FIRST_DEFAULT)
     assert f"```\n{result.stdout}```" in (REPOSITORY / "docs/measurements.md").read_text(), result.stderr
+
+
+IGNITE = sorted((REFERENCE / "ignite-h200").iterdir())
+LAPTOP_THREE = [
+    run
+    for name in ("bf16", "exact_rowsum", "fp32")
+    for run in sorted((REFERENCE / "laptop").glob(f"flash_{name}_seed*"))
+]
+
+
+@pytest.mark.parametrize(
+    ("script", "runs"), [("sentinel.py", IGNITE), ("recovery.py", IGNITE), ("sentinel.py", LAPTOP_THREE)]
+)
+def test_the_counts_in_the_documents_are_those_of_the_committed_runs(script: str, runs: list[Path]) -> None:
+    result = call(script, *runs)
+    assert f"```\n{result.stdout.splitlines()[-1]}\n```" in (REPOSITORY / "docs/measurements.md").read_text()
 
 
 OFFSET = (
@@ -142,6 +161,10 @@ OFFSET = (
         ("measurements.md", "overhead.py gpt2-unprobed-again gpt2-probed-again"),
         ("measurements.md", "overhead.py default-unprobed default-probed"),
         ("measurements.md", "throughput.py default-unprobed default-probed"),
+        (
+            "measurements.md",
+            "throughput.py timed-flash_bf16 timed-flash_fp32 timed-flash_exact_rowsum timed-flash_fixed timed-sdpa",
+        ),
         (
             "mechanism.md",
             "series.py ../ignite-h200/flash_fixed_paper_seed-0 --head 2/4 --every 500 tied_rows score_mean "
@@ -171,9 +194,20 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
                 "delta_bias.py --by attention --of row_sum --since 1000 --until 3000",
                 *(
                     f"ignite-h200/flash_{name}"
-                    for name in ("bf16_seed-1[45]", "fixed_paper_*", "fp32_*", "ind*", "st*", "un*")
+                    for name in (
+                        *("bf16_seed-1[45]", "centered*", "delta*", "fixed_paper*", "fp32*", "independent*"),
+                        *("per_block*", "stochastic*", "un*"),
+                    )
                 ),
             ],
+        ),
+        (
+            ["docs/mechanism.md"],
+            ["survival.py --control flash_bf16", "ignite-h200/flash_bf16_seed-[0-3]", "selected-h200/*"],
+        ),
+        (
+            ["docs/mechanism.md"],
+            ["survival.py --control flash_fixed_paper", "ignite-h200/flash_fixed_paper_seed-[0-3]", "paper-h200/*"],
         ),
         (["docs/laptop.md"], ["survival.py", "laptop-variants/*", *LAPTOP]),
         (["docs/measurements.md"], ["survival.py", "screening-h200/*"]),
@@ -188,7 +222,10 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
                 "loss.py --at 6000",
                 *(
                     f"ignite-h200/flash_{name}"
-                    for name in ("exact_rowsum_*", "fixed_seed-?", "fixed_seed-1[0-2]", "fp32_*", "unrounded_out_*")
+                    for name in (
+                        *("centered*", "delta_*", "exact_rowsum_seed-?", "exact_rowsum_seed-1[0-4]"),
+                        *("fixed_seed*", "fp32_seed*", "unrounded*"),
+                    )
                 ),
             ],
         ),
@@ -251,10 +288,18 @@ def test_the_biased_layers_in_the_documents_are_those_of_the_committed_runs(wind
     assert shown in (REPOSITORY / "docs/mechanism.md").read_text()
 
 
+def test_the_biases_on_the_same_weights_in_the_documents_are_those_of_the_committed_runs() -> None:
+    document = (REPOSITORY / "docs/mechanism.md").read_text()
+    assert of_committed_runs("delta_bias.py --by layer", "frozen-h200/*") in document
+    weights = ("at3000_seed-2", "at4000_seed-2", "at3500_seed-12", "at4500_seed-12")
+    tables = [of_committed_runs("delta_bias.py --by layer", f"frozen-h200/flash_[bfs]*-{name}") for name in weights]
+    lines = "\n".join(table.splitlines()[-1] for table in tables)
+    assert f"```\n{lines}\n```" in document
+
+
 @pytest.mark.parametrize(
     ("page", "command"),
     [
-        ("measurements.md", ("recovery.py", "ignite-h200/*")),
         ("laptop.md", ("hottest.py", "laptop-selected/*")),
         ("laptop.md", ("hottest.py", "laptop-probs/*")),
     ],
@@ -273,7 +318,7 @@ def of_committed_runs(script: str, *globs: str) -> str:
 
 
 def test_the_layers_said_to_grow_are_those_that_did() -> None:
-    reports = REFERENCE / "ignite-h200", REFERENCE / "explosion-h200"
+    reports = [REFERENCE / name for name in ("ignite-h200", "paper-h200", "explosion-h200")]
     folders = [*(run for report in reports for run in sorted(report.iterdir())), REFERENCE / "replay-h200/explosion"]
     exploded = [run for run in map(RecordedRun, map(RunFolder.open, folders)) if run.onset is not None]
     layers = [run.hottest_layer for run in exploded]
@@ -293,13 +338,6 @@ def test_the_times_in_the_readme_are_those_of_the_committed_runs() -> None:
     assert len(seconds) == 16
     assert f"within {5 * math.ceil(max(seconds.values()) / 5)} s of training on 16 of 16 seeds" in readme
     assert f"; {explosion:.0f} and {fixed:.0f} s of training (" in readme
-
-
-def test_the_early_warnings_of_the_laptop_runs_are_those_documented() -> None:
-    laptop = REPOSITORY / "runs/reference/laptop"
-    runs = [run for name in ("bf16", "exact_rowsum", "fp32") for run in sorted(laptop.glob(f"flash_{name}_seed*"))]
-    result = call("sentinel.py", *runs)
-    assert f"```\n{result.stdout.splitlines()[-1]}\n```" in (REPOSITORY / "docs/measurements.md").read_text()
 
 
 def test_a_missing_run_is_one_line() -> None:

@@ -156,7 +156,7 @@ def draw_survival(groups: Sequence[Lifetimes]) -> Figure:
     """Share of runs still stable over steps, with intervals; a tick is a run that ended there without an explosion."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), dpi=110, layout="constrained")
+    figure = Figure(figsize=(11, 5), dpi=110, layout="constrained")
     panel = figure.subplots()
     for group in groups:
         steps, share, low, high = group.curve()
@@ -171,7 +171,7 @@ def draw_survival(groups: Sequence[Lifetimes]) -> Figure:
     panel.set_ylabel("share of runs still stable (Kaplan–Meier, 95 %)")
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(frameon=False, title="exploded")
+    figure.legend(frameon=False, title="exploded", loc="outside right center")
     return figure
 
 
