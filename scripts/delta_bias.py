@@ -7,8 +7,10 @@ its 95 % Clopper–Pearson interval. Then, where it was measured, the bias and t
 unit of ``attn.delta_error.size``, the bias as a mean over the observed steps with its 95 % interval (Student's t).
 
 ``--by layer`` prints a row for each run: the same Σ over all heads of a layer in its standard errors, z, in bold that
-of the hottest layer; and of that one bias, noise, and bias over noise². Then, of several runs, Σz/√n, and by layer bias
-over noise² as a mean over the runs with its 95 % interval.
+of the hottest layer; and of that one bias, noise, bias over noise², and in nats of the loss summed over the step's N
+tokens: the sensitivity N·|dO_i|·|O_i|, root mean square, and the mean of N·error over its mean square with its 95 %
+interval over the steps, which is 1 by Fisher's identity (src/flashpoint/probes/targets.py). Then, of several runs,
+Σz/√n, and by layer the last three as means over the runs with their 95 % intervals.
 
 ``--by attention`` prints a row for each attention: bias and noise in that unit, means over steps, heads and layers
 (all, or those of ``--layers``), and the bias over the square of the noise, with 95 % intervals over the runs.
@@ -65,15 +67,12 @@ def _summed(sums: Sums, layer: int, head: int) -> str:
 
 
 def by_layer(runs: Sequence[RecordedRun], window: Window) -> Iterator[str]:
-    """Markdown, a row a run; of several runs two more, of all."""
+    """Markdown, a row a run; of several runs four more, of all."""
     count = max(run.measured_by_head("delta_error_sum")[1].shape[0] for run in runs)
-    ratios, factors = (np.full((len(runs), count), np.nan) for _ in range(2))
-    yield (
-        "| run | verdict |"
-        + "".join(f" layer {layer + 1} |" for layer in range(count))
-        + " bias | noise | bias / noise² |"
-    )
-    yield "|---|---|" + "---|" * count + "---|---|---|"
+    ratios, *others = (np.full((len(runs), count), np.nan) for _ in range(4))
+    columns = ["bias", "noise", "bias / noise²", "sensitivity", "bias / variance"]
+    yield f"| run | verdict | {' | '.join([*(f'layer {layer + 1}' for layer in range(count)), *columns])} |"
+    yield "|---|---|" + "---|" * (count + len(columns))
     for number, run in enumerate(runs):
         sums, relative = Sums.of(run, window), Relative.of(run, "delta_error", window)
         cells = [""] * count
@@ -81,24 +80,40 @@ def by_layer(runs: Sequence[RecordedRun], window: Window) -> Iterator[str]:
             if expected := sums.expected(layer):  # none, where δ takes no part of O's error
                 ratios[number, layer - 1] = ratio = sums.total(layer) / expected
                 one = relative.layers([layer])
-                factors[number, layer - 1] = one.bias / one.variance
+                values = (
+                    one.bias / one.variance,
+                    sums.sensitivity(relative, layer),
+                    sums.bias_over_variance(layer).mean(),
+                )
+                for table, value in zip(others, values, strict=True):
+                    table[number, layer - 1] = value
                 cells[layer - 1] = f"**{ratio:+.1f}**" if layer == run.hottest_layer else f"{ratio:+.1f}"
-        cells += _of_layer(relative.layers([run.hottest_layer]))
+        cells += _of_layer(sums, relative, run.hottest_layer)
         yield f"| `{run.name}` | {run.verdict} | {' | '.join(cells)} |"
     if len(runs) > 1:
+        rest = " |" * len(columns)
         together = [f"{column.sum() / len(column) ** 0.5:+.1f}" if len(column) else "" for column in _measured(ratios)]
-        means = [
-            "{} ({})".format(*_interval(column, ".1f")) if len(column) > 1 else "" for column in _measured(factors)
-        ]
-        yield f"| all | Σz/√n | {' | '.join(together)} | | | |"
-        yield f"| all | bias / noise² | {' | '.join(means)} | | | |"
+        yield f"| all | Σz/√n | {' | '.join(together)} |{rest}"
+        for name, form, table in zip(columns[2:], (".1f", ".1f", ".2f"), others, strict=True):
+            means = [
+                "{} ({})".format(*_interval(column, form)) if len(column) > 1 else "" for column in _measured(table)
+            ]
+            yield f"| all | {name} | {' | '.join(means)} |{rest}"
 
 
-def _of_layer(relative: Relative) -> tuple[str, str, str]:
-    mean, half = mean_interval(relative.biases.mean((0, 1)))
-    interval = "" if half is None else f" ± {half:.1e}"
-    factor = f"{mean / relative.variance:.1f}" if relative.variance else ""
-    return f"{mean:+.1e}{interval}", f"{relative.variance**0.5:.1e}", factor
+def _of_layer(sums: Sums, relative: Relative, layer: int) -> list[str]:
+    one = relative.layers([layer])
+    mean, half = mean_interval(one.biases.mean((0, 1)))
+    cells = [f"{mean:+.1e}{_plus_minus(half, '.1e')}", f"{one.variance**0.5:.1e}"]
+    if not one.variance:
+        return [*cells, "", "", ""]
+    ratio, spread = mean_interval(sums.bias_over_variance(layer))
+    in_nats = f"{ratio:.2f}{_plus_minus(spread, '.2f')}"
+    return [*cells, f"{mean / one.variance:.1f}", f"{sums.sensitivity(relative, layer):.1f}", in_nats]
+
+
+def _plus_minus(half: float | None, form: str) -> str:
+    return "" if half is None else f" ± {half:{form}}"
 
 
 def _measured(table: NDArray[np.float64]) -> list[NDArray[np.float64]]:

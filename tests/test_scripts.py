@@ -284,8 +284,14 @@ def test_the_departures_in_the_documents_are_those_of_the_committed_runs(more: s
 @pytest.mark.parametrize("window", ["", "--last 1000", "--since 500 --until 3000"])
 def test_the_biased_layers_in_the_documents_are_those_of_the_committed_runs(window: str) -> None:
     printed = of_committed_runs(f"delta_bias.py --by layer {window}", "twins-h200/flash_bf16*", "bias-h200/*")
-    shown = "".join(["```\n", *printed.splitlines(keepends=True)[-2:], "```\n"]) if "--until" in window else printed
+    shown = "".join(["```\n", *printed.splitlines(keepends=True)[-4:], "```\n"]) if "--until" in window else printed
     assert shown in (REPOSITORY / "docs/mechanism.md").read_text()
+
+
+def test_the_sensitivities_in_the_documents_are_those_of_the_committed_runs() -> None:
+    runs = ("twins-h200/flash_bf16*", "twins-h200/flash_exact_rowsum_seed-2", "bias-h200/*")
+    printed = of_committed_runs("sensitivity.py --since 1500 --until 2500", *runs)
+    assert printed in (REPOSITORY / "docs/mechanism.md").read_text()
 
 
 def test_the_biases_on_the_same_weights_in_the_documents_are_those_of_the_committed_runs() -> None:
@@ -293,7 +299,7 @@ def test_the_biases_on_the_same_weights_in_the_documents_are_those_of_the_commit
     assert of_committed_runs("delta_bias.py --by layer", "frozen-h200/*") in document
     weights = ("at3000_seed-2", "at4000_seed-2", "at3500_seed-12", "at4500_seed-12")
     tables = [of_committed_runs("delta_bias.py --by layer", f"frozen-h200/flash_[bfs]*-{name}") for name in weights]
-    lines = "\n".join(table.splitlines()[-1] for table in tables)
+    lines = "\n".join(line for table in tables for line in table.splitlines()[-3:])
     assert f"```\n{lines}\n```" in document
 
 
@@ -370,7 +376,12 @@ def test_what_a_run_does_not_hold_is_one_line(command: str, told: str) -> None:
 def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
     """Two heads on 4 tokens: errors of 1 with a variance of 1 at each of 9 steps, and errors that cancel."""
     for name, value in {
-        "config": {"attn": {"name": "flash_bf16"}, "probes": {"sequences": 2}, "model": {"context": 2}},
+        "config": {
+            "attn": {"name": "flash_bf16"},
+            "probes": {"sequences": 2},
+            "model": {"context": 2},
+            "train": {"batch_size": 4},
+        },
         "manifest": {},
         "outcome": {"outcome": "exploded", "onset_step": 1500},
     }.items():
@@ -406,10 +417,20 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
     assert refused == f"error: {tmp_path}: --layers 2: it has layers 1 to 1"
     # Of both heads: (18 + 1) over √(4 · (9 + 9)) = 2.24.
     by_layer = call("delta_bias.py", tmp_path, "--by", "layer").stdout.splitlines()
-    assert by_layer[2] == f"| `{tmp_path.name}` | exploded at 1,500 | **+2.2** | +1.1e+00 ± 4.1e-01 | 3.0e+00 | 0.1 |"
+    own = f"| `{tmp_path.name}` | exploded at 1,500 | **+2.2** | +1.1e+00 ± 4.1e-01 | 3.0e+00 | 0.1 "
+    # Of 4 tokens that vary by 1 (over 3) the mean square is 3/4 + (2/4)² and 3/4 + (1/4)², of both heads 29/32; N is 8.
+    # Sensitivity: 8·√(29/32) / 3. Mean error of a token: 19 / (9·2·4), over 8·29/32; by step (2 ± 1) / 8.
+    assert by_layer[2] == f"{own}| 2.5 | 0.04 ± 0.01 |"
     twice = call("delta_bias.py", tmp_path, tmp_path, "--by", "layer").stdout.splitlines()
     # Σz/√n = 2 · 2.24 / √2; bias over noise² = (19 / 18) / 9.
-    assert twice[-2:] == ["| all | Σz/√n | +3.2 | | | |", "| all | bias / noise² | 0.1 (0.1 to 0.1) | | | |"]
+    assert twice[-4:] == [
+        "| all | Σz/√n | +3.2 | | | | | |",
+        "| all | bias / noise² | 0.1 (0.1 to 0.1) | | | | | |",
+        "| all | sensitivity | 2.5 (2.5 to 2.5) | | | | | |",
+        "| all | bias / variance | 0.04 (0.04 to 0.04) | | | | | |",
+    ]
+    (sensitivity,) = call("sensitivity.py", tmp_path).stdout.splitlines()[2:]
+    assert sensitivity == f"| `{tmp_path.name}` | exploded at 1,500 | **2.5** |"
     refused = refusal(call("delta_bias.py", tmp_path, "--by", "layer", "--of", "row_sum"))
     assert "the Σ of that error is not recorded" in refused
 

@@ -184,8 +184,12 @@ class ProbesConfig:
     """Sequences that are observed; of each head T² scores are held for them."""
     attention: tuple[str, ...] = ("delta_error", "ties", "scores", "out_bias", "null_direction", "similarity")
     """Probes of the attention (:mod:`flashpoint.probes.attention`), or FILE.py:CLASS for one of your own."""
+    targets: Literal["data", "model", "unrounded"] = "data"
+    """What the observed sequences are to predict: the data; tokens drawn from the model's own prediction; or from that
+    of the same weights with Ō and O unrounded (:mod:`flashpoint.probes.targets`)."""
 
     def __post_init__(self) -> None:
+        check_literals(self, "probes")
         object.__setattr__(self, "attention", tuple(self.attention))
         require_positive(self, "probes", ("sequences",))
         require_not_negative(self, "probes", ("weights_interval", "attention_interval"))

@@ -103,14 +103,18 @@ class GPT(nn.Module):
         Raises:
             ValueError: T is longer than the positions.
         """
+        logits = self.logits(tokens, seed_and_step)
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+    def logits(self, tokens: Tensor, seed_and_step: Tensor) -> Tensor:
+        """Of the tokens that follow, [B, T, V] in the dtype of autocast; arguments and errors as for the loss."""
         T = tokens.shape[1]
         if self.config.context < T:
             raise ValueError(f"sequences of {T} tokens, but model.context={self.config.context} positions")
         x = token_embedding(tokens, self.token_embedding.weight) + self.position_embedding.weight[:T]  # [B, T, C]
         for block in self.blocks:
             x = block(x, seed_and_step)
-        logits = F.linear(self.final_norm(x), self.token_embedding.weight)  # [B, T, V], tied
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        return F.linear(self.final_norm(x), self.token_embedding.weight)  # tied
 
     @torch.no_grad()
     def _initialize(self, seed: int) -> None:

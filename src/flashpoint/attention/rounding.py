@@ -25,6 +25,7 @@ Stream = Literal[
     "out_unnormalized_for_delta",
     "out_for_delta",
     "delta_error",
+    "targets",
 ]
 _STREAM: dict[Stream, int] = {
     "scores": 0,
@@ -36,6 +37,7 @@ _STREAM: dict[Stream, int] = {
     "out_unnormalized_for_delta": 6,
     "out_for_delta": 7,
     "delta_error": 8,
+    "targets": 9,
 }
 _WORD = 0xFFFFFFFF
 
@@ -46,7 +48,7 @@ class NoiseKey:
 
     Attributes:
         seed_and_step: [2] int64: the run's seed and the count of forward passes so far.
-        layer: layer, from 1.
+        layer: layer, from 1; 0 is none of them.
         heads: [H] int64: numbers, from 0, of the heads at hand among the layer's.
         n_head: heads of the whole layer.
         n_sequences: B.

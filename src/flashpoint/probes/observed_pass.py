@@ -12,6 +12,7 @@ from flashpoint.attention.variant import AttentionVariant
 from flashpoint.model import GPT, Block
 from flashpoint.probes.observation import Observation
 from flashpoint.probes.recorded import Recorded
+from flashpoint.probes.targets import draw, with_unrounded_out
 
 
 class ObservedPass:
@@ -20,10 +21,12 @@ class ObservedPass:
     Args:
         like: sequences of the shape of all that follow, [N, T + 1].
         batch_size: sequences of a whole step: dO is these sequences' part of the step's.
+        targets: what they are to predict, as in the configuration.
     """
 
-    def __init__(self, model: GPT, like: Tensor, batch_size: int, device: torch.device) -> None:
+    def __init__(self, model: GPT, like: Tensor, batch_size: int, device: torch.device, targets: str = "data") -> None:
         self._model, self._share = model, len(like) / batch_size
+        self._predicts = None if targets == "data" else with_unrounded_out(model) if targets == "unrounded" else model
         self._attentions = [cast(Block, block).attention for block in model.blocks]
         self._sequences = torch.zeros_like(like, device=device)
         self._seed_and_step = torch.zeros(2, dtype=torch.int64, device=device)
@@ -52,6 +55,8 @@ class ObservedPass:
         packed: list[Tensor] = []
         outs: list[Tensor] = []
 
+        targets = self._targets()
+
         def keep_projected(_module: Any, arguments: tuple[Tensor, ...], result: Tensor) -> None:
             inputs.append(arguments[0])
             packed.append(result)
@@ -62,8 +67,8 @@ class ObservedPass:
         handles = [attention.qkv.register_forward_hook(keep_projected) for attention in self._attentions]
         handles += [attention.projection.register_forward_pre_hook(keep_out) for attention in self._attentions]
         try:
-            with torch.enable_grad(), torch.autocast(self._sequences.device.type, dtype=torch.bfloat16):
-                loss = self._model(self._sequences[:, :-1], self._sequences[:, 1:], self._seed_and_step)
+            with torch.enable_grad(), self._autocast():
+                loss = self._model(self._sequences[:, :-1], targets, self._seed_and_step)
         finally:
             for handle in handles:
                 handle.remove()
@@ -82,6 +87,17 @@ class ObservedPass:
             w_q=w_q,
             update=torch.zeros_like(w_q),
         )
+
+    def _targets(self) -> Tensor:
+        """[N, T] int64."""
+        if self._predicts is None:
+            return self._sequences[:, 1:]
+        with torch.no_grad(), self._autocast():  # one of its own: autocast keeps the weights that it has cast
+            logits = self._predicts.logits(self._sequences[:, :-1], self._seed_and_step)
+        return draw(logits, self._seed_and_step)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self._sequences.device.type, dtype=torch.bfloat16)
 
     def _by_head(self, x: Tensor) -> Tensor:
         """[L, N, T, C] as [L, N, H, T, d]."""

@@ -53,7 +53,9 @@ class Observer:
         """Observe the attention, if it is due, on the first sequences of the batch [..., sequences, T + 1]."""
         if self._probes and _is_due(step, self._config.attention_interval):
             sequences = batch.flatten(0, -2)[: self._config.sequences]
-            self._pass = self._pass or ObservedPass(self._model, sequences, self._batch_size, self._device)
+            self._pass = self._pass or ObservedPass(
+                self._model, sequences, self._batch_size, self._device, self._config.targets
+            )
             self._seen = self._pass(sequences, seed_and_step)
 
     @torch.no_grad()

@@ -50,6 +50,7 @@ class Sums:
     by_step: NDArray[np.float64]  # [L, H, n]
     variances: NDArray[np.float64]  # [L, H, n]
     tokens: int  # of an observed step
+    all_tokens: int  # of a step, N, over which the loss is a mean
 
     @classmethod
     def of(cls, run: RecordedRun, window: Window) -> Sums:
@@ -57,13 +58,35 @@ class Sums:
         steps, sums = run.measured_by_head("delta_error_sum")
         _, variances = run.measured_by_head("delta_error_variance")
         chosen = window.of(run, steps)
-        tokens = run.config["probes"]["sequences"] * run.config["model"]["context"]
-        return cls(sums[..., chosen], variances[..., chosen], tokens)
+        observed, all_sequences = run.config["probes"]["sequences"], run.config["train"]["batch_size"]
+        context = run.config["model"]["context"]
+        return cls(sums[..., chosen], variances[..., chosen], observed * context, all_sequences * context)
 
     def expected(self, layer: int, heads: slice = slice(None)) -> float:
         """Standard error of Σ over steps and heads of a layer (from 1), were the errors of all tokens independent with
         mean zero."""
         return float(np.sqrt(self.tokens * self.variances[layer - 1, heads].sum()))
+
+    def bias_over_variance(self, layer: int) -> NDArray[np.float64]:
+        """[n]: mean over the tokens and heads of a layer (from 1) of N·error, the nats by which a token's rounding
+        error changes the summed loss, over the mean of its square over all steps. Fisher's identity makes the mean of
+        these 1 (:mod:`flashpoint.probes.targets`)."""
+        squares = self.mean_squares[layer - 1].mean()
+        ratios: NDArray[np.float64] = self.by_step[layer - 1].mean(0) / self.tokens / (self.all_tokens * squares)
+        return ratios
+
+    @property
+    def mean_squares(self) -> NDArray[np.float64]:
+        """[L, H, n], of a token's error."""
+        means = self.by_step / self.tokens
+        spread: NDArray[np.float64] = self.variances * (1 - 1 / self.tokens)
+        return spread + means**2
+
+    def sensitivity(self, relative: Relative, layer: int) -> float:
+        """N·|dO_i|·|O_i|, root mean square over the tokens, heads and steps of a layer (from 1), in nats: how much the
+        summed loss depends on one row of O, to first order."""
+        squares = self.mean_squares[layer - 1] / np.square(relative.noises[layer - 1])
+        return float(self.all_tokens * np.sqrt(squares.mean()))
 
     def total(self, layer: int, heads: slice = slice(None)) -> float:
         """Σ over steps and heads of a layer, from 1."""

@@ -1,0 +1,55 @@
+"""Targets for an observed pass that are drawn from a prediction instead of taken from the data.
+
+Drawn from the prediction that the rounded O makes, the targets know of O's error ε, and dO has mean zero whatever ε is.
+Drawn from that of an unrounded O they do not, as the data does not: then E[dO·ε] = E[εᵀHε], H the second derivative of
+the loss by O; and as E[H] is what the gradients of independent tokens vary by (Fisher's identity), N·dO·ε, the nats by
+which ε changes the loss summed over the step's N tokens, has a mean equal to its mean square.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from flashpoint.attention.rounding import NoiseKey
+from flashpoint.attention.variant import AttentionVariant
+from flashpoint.model import GPT, Block
+
+
+def with_unrounded_out(model: GPT) -> GPT:
+    """The model with the same parameters, not copies of them, and Ō and O in FP32 in every layer and head."""
+    twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    for block in twin.blocks:
+        attention = cast(Block, block).attention
+        attention.variant = _with_unrounded_out(attention.variant)
+    return twin
+
+
+def draw(logits: Tensor, seed_and_step: Tensor) -> Tensor:
+    """A token of each distribution: the largest of its logits with Gumbel noise from counter-based random bits.
+
+    Args:
+        logits: [N, T, V].
+        seed_and_step: [2] int64; the same key draws the same.
+
+    Returns:
+        [N, T] int64.
+    """
+    N, T, V = logits.shape
+    rows, columns = (torch.arange(size, device=logits.device) for size in (T, V))
+    key = NoiseKey(seed_and_step, layer=0, heads=torch.zeros_like(rows[:1]), n_head=1, n_sequences=N)
+    words = key.words("targets", rows[:, None], columns[None])[:, 0]
+    uniform = (words.double() + 0.5) / 2**32
+    return (logits.double() - (-uniform.log()).log()).argmax(-1)
+
+
+def _with_unrounded_out(variant: AttentionVariant) -> AttentionVariant:
+    elsewhere = variant.elsewhere and _with_unrounded_out(variant.elsewhere)
+    if variant.kernel == "sdpa":  # FlashAttention-2's numerics
+        return AttentionVariant(out="none", layers=variant.layers, heads=variant.heads, elsewhere=elsewhere)
+    delta = "out" if variant.delta == "out_independent" else variant.delta
+    return dataclasses.replace(variant, out_unnormalized="none", out="none", delta=delta, elsewhere=elsewhere)
