@@ -294,6 +294,24 @@ def test_the_sensitivities_in_the_documents_are_those_of_the_committed_runs() ->
     assert printed in (REPOSITORY / "docs/mechanism.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("row", "runs"),
+    [
+        ("1 bit, to nearest | the data", "laptop-frozen/flash_bf16-1bit_seed-*"),
+        ("1 bit, to nearest | drawn, O unrounded", "laptop-targets/flash_bf16-1bit-unrounded_seed-*"),
+        ("1 bit, to nearest | drawn, O rounded", "laptop-targets/flash_bf16-1bit-model_seed-*"),
+        ("1 bit, at random | the data", "laptop-frozen/flash_stochastic-1bit_seed-*"),
+        ("1 bit, at random | drawn, O unrounded", "laptop-targets/flash_stochastic-1bit-unrounded_seed-*"),
+        ("7 bits, to nearest | the data", "laptop-frozen/flash_bf16-7bits_seed-*"),
+        ("7 bits, to nearest | drawn, O unrounded", "laptop-targets/flash_bf16-7bits-unrounded_seed-*"),
+    ],
+)
+def test_the_ratios_in_nats_in_the_documents_are_those_of_the_committed_runs(row: str, runs: str) -> None:
+    last = of_committed_runs("delta_bias.py --by layer", runs).splitlines()[-1].split(" | ")
+    count = len(list(REFERENCE.glob(runs)))
+    assert f"| {row} | {count} | {last[2]} | {last[3]} |" in (REPOSITORY / "docs/laptop.md").read_text()
+
+
 def test_the_biases_on_the_same_weights_in_the_documents_are_those_of_the_committed_runs() -> None:
     document = (REPOSITORY / "docs/mechanism.md").read_text()
     assert of_committed_runs("delta_bias.py --by layer", "frozen-h200/*") in document
