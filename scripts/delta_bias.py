@@ -151,16 +151,14 @@ def _known(run: RecordedRun, layers: Sequence[int], count: int) -> Sequence[int]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN")
-    parser.add_argument("--since", type=int, default=0, help="step from which observations count (default: 0)")
-    parser.add_argument("--last", type=int, metavar="STEPS", help="of these steps count only the last so many")
-    parser.add_argument("--until", type=int, help="step before which observations count")
+    Window.add_options(parser)
     parser.add_argument("--layers", nargs="+", type=int, metavar="LAYER", help="default: the hottest; by attention all")
     parser.add_argument("--by", choices=("head", "layer", "attention"), default="head", help="what has a line each")
     parser.add_argument("--of", choices=("delta_error", "row_sum"), default="delta_error", help="which error")
     arguments = parser.parse_args()
     try:
         runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
-        window = Window(arguments.since, arguments.until, arguments.last)
+        window = Window.of_options(arguments)
         if arguments.by == "layer":
             if arguments.of == "row_sum":
                 raise UserError("--by layer --of row_sum: the Σ of that error is not recorded; take --by attention")

@@ -38,13 +38,11 @@ def table(runs: Sequence[RecordedRun], window: Window) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN")
-    parser.add_argument("--since", type=int, default=0, help="step from which observations count (default: 0)")
-    parser.add_argument("--last", type=int, metavar="STEPS", help="of these steps count only the last so many")
-    parser.add_argument("--until", type=int, help="step before which observations count")
+    Window.add_options(parser)
     arguments = parser.parse_args()
     try:
         runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
-        print("\n".join(table(runs, Window(arguments.since, arguments.until, arguments.last))))
+        print("\n".join(table(runs, Window.of_options(arguments))))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

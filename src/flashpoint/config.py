@@ -172,6 +172,9 @@ class DetectorConfig:
         require_not_negative(self, "detector", ("tail_steps",))
 
 
+Targets = Literal["data", "model", "unrounded"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProbesConfig:
     """What is measured beside the loss."""
@@ -184,7 +187,7 @@ class ProbesConfig:
     """Sequences that are observed; of each head T² scores are held for them."""
     attention: tuple[str, ...] = ("delta_error", "ties", "scores", "out_bias", "null_direction", "similarity")
     """Probes of the attention (:mod:`flashpoint.probes.attention`), or FILE.py:CLASS for one of your own."""
-    targets: Literal["data", "model", "unrounded"] = "data"
+    targets: Targets = "data"
     """What the observed sequences are to predict: the data; tokens drawn from the model's own prediction; or from that
     of the same weights with Ō and O unrounded (:mod:`flashpoint.probes.targets`)."""
 

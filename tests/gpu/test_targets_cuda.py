@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flashpoint.attention.variant import AttentionVariant
-from flashpoint.config import ModelConfig
+from flashpoint.config import ModelConfig, Targets
 from flashpoint.model import GPT
 from flashpoint.probes.observed_pass import ObservedPass
 from flashpoint.probes.targets import draw
@@ -19,7 +19,7 @@ def test_a_gpu_draws_what_a_cpu_draws() -> None:
 
 
 @pytest.mark.parametrize("targets", ["model", "unrounded"])
-def test_a_recorded_pass_draws_anew_for_each_key(targets: str) -> None:
+def test_a_recorded_pass_draws_anew_for_each_key(targets: Targets) -> None:
     shape = ModelConfig(n_layer=2, n_head=2, d_model=64, context=64, vocab_size=50)
     variant = AttentionVariant(name="flash_bf16", scores="nearest", out_unnormalized="nearest")
     model = GPT(shape, variant, seed=0).cuda()

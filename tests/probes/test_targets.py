@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashpoint.attention.variant import AttentionVariant
-from flashpoint.config import ModelConfig, ProbesConfig
+from flashpoint.config import ModelConfig, ProbesConfig, Targets
 from flashpoint.model import GPT
 from flashpoint.probes.observed_pass import ObservedPass
 from flashpoint.probes.targets import draw, with_unrounded_out
@@ -65,7 +65,7 @@ def test_the_unrounded_twin_has_the_same_weights_and_leaves_o_alone() -> None:
 
 @pytest.mark.parametrize(("targets", "expected"), [("model", 0.0), ("unrounded", 1.0)])
 def test_in_nats_the_bias_of_delta_is_its_variance_where_the_targets_do_not_know_of_the_error(
-    targets: str, expected: float
+    targets: Targets, expected: float
 ) -> None:
     """Fisher's identity; 0 where they do. Of the random tokens that the model sees neither would hold."""
     observe = ObservedPass(sensitive(), torch.zeros(N, T + 1, dtype=torch.int64), N, CPU, targets)

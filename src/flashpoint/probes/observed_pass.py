@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flashpoint.attention.variant import AttentionVariant
+from flashpoint.config import Targets
 from flashpoint.model import GPT, Block
 from flashpoint.probes.observation import Observation
 from flashpoint.probes.recorded import Recorded
@@ -24,7 +25,9 @@ class ObservedPass:
         targets: what they are to predict, as in the configuration.
     """
 
-    def __init__(self, model: GPT, like: Tensor, batch_size: int, device: torch.device, targets: str = "data") -> None:
+    def __init__(
+        self, model: GPT, like: Tensor, batch_size: int, device: torch.device, targets: Targets = "data"
+    ) -> None:
         self._model, self._share = model, len(like) / batch_size
         self._predicts = None if targets == "data" else with_unrounded_out(model) if targets == "unrounded" else model
         self._attentions = [cast(Block, block).attention for block in model.blocks]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,18 @@ class Window:
     until: int | None = None
     """None: ``BEFORE_ONSET`` before the onset, or the end of a run that has none."""
     last: int | None = None
+
+    @staticmethod
+    def add_options(parser: ArgumentParser) -> None:
+        """``--since``, ``--last`` and ``--until``."""
+        parser.add_argument("--since", type=int, default=0, help="step from which observations count (default: 0)")
+        parser.add_argument("--last", type=int, metavar="STEPS", help="of these steps count only the last so many")
+        parser.add_argument("--until", type=int, help="step before which observations count")
+
+    @classmethod
+    def of_options(cls, arguments: Namespace) -> Window:
+        """Inverse of :meth:`add_options`."""
+        return cls(arguments.since, arguments.until, arguments.last)
 
     def of(self, run: RecordedRun, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of a run's observed steps [n] these are.
