@@ -104,3 +104,21 @@ def test_w_q_is_the_projection_that_makes_each_heads_queries() -> None:
     q = block.qkv(x)[:, :64].view(5, 2, 32)
     by_head = torch.einsum("hdc,tc->thd", block.w_q, x)
     np.testing.assert_allclose(q.detach().numpy(), by_head.detach().numpy(), atol=1e-6)
+
+
+def test_an_fp32_o_is_rounded_by_the_projection_and_so_serves_delta_alone() -> None:
+    """Under autocast: O rounded to nearest, with δ of the unrounded O, gives the same bits."""
+    found = []
+    for variant in (AttentionVariant(out="none"), AttentionVariant(delta="out_fp32"), AttentionVariant()):
+        model = GPT(CONFIG, variant, 3)
+        with torch.no_grad():
+            for parameter in model.parameters():  # so that attention matters
+                parameter.mul_(4.0) if parameter.dim() > 1 else None
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(tokens(), tokens().roll(1), SEED_AND_STEP)
+        loss.backward()
+        found.append((loss.item(), model.blocks[1].attention.qkv.weight.grad))
+    (kept, kept_grad), (of_fp32, of_fp32_grad), (rounded, rounded_grad) = found
+    assert kept == of_fp32 == rounded
+    assert torch.equal(kept_grad, of_fp32_grad)
+    assert not torch.equal(kept_grad, rounded_grad)

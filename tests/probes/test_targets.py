@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -61,6 +62,26 @@ def test_the_unrounded_twin_has_the_same_weights_and_leaves_o_alone() -> None:
     assert with_unrounded_out(sensitive(independent)).blocks[0].attention.variant.delta == "out"
     production = AttentionVariant(name="sdpa", kernel="sdpa")
     assert with_unrounded_out(sensitive(production)).blocks[0].attention.variant.out == "none"
+
+
+def test_the_unrounded_twins_projection_takes_o_with_all_its_bits() -> None:
+    """Autocast would round it to BF16; the oracle multiplies in FP64."""
+    twin = with_unrounded_out(sensitive())
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    projection = twin.blocks[1].attention.projection
+    projection.register_forward_hook(lambda _, taken, made: seen.append((taken[0].double().numpy(), made)))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        twin.logits(torch.arange(T).repeat(4, 1), torch.tensor([0, 0]))
+    ((out, made),) = seen
+    assert made.dtype == torch.bfloat16
+    weight = projection.weight.detach().numpy().astype(ml_dtypes.bfloat16).astype(float)
+    rounded_out = out.astype(ml_dtypes.bfloat16).astype(float)
+    agree, rounded_agree = (
+        (made.float().numpy() == (o @ weight.T).astype(ml_dtypes.bfloat16).astype(float)).mean()
+        for o in (out, rounded_out)
+    )
+    assert agree > 0.99  # FP32 sums may fall on the other side of a tie
+    assert rounded_agree < 0.9
 
 
 @pytest.mark.parametrize(("targets", "expected"), [("model", 0.0), ("unrounded", 1.0)])

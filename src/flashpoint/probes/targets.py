@@ -13,7 +13,8 @@ import dataclasses
 from typing import cast
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from flashpoint.attention.rounding import NoiseKey
 from flashpoint.attention.variant import AttentionVariant
@@ -21,11 +22,13 @@ from flashpoint.model import GPT, Block
 
 
 def with_unrounded_out(model: GPT) -> GPT:
-    """The model with the same parameters, not copies of them, and Ō and O in FP32 in every layer and head."""
+    """The model with the same parameters, not copies of them, and Ō and O in FP32 in every layer and head, also where
+    the projection that follows takes O."""
     twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     for block in twin.blocks:
         attention = cast(Block, block).attention
         attention.variant = _with_unrounded_out(attention.variant)
+        attention.projection = _FP32Input(attention.projection.weight)
     return twin
 
 
@@ -45,6 +48,18 @@ def draw(logits: Tensor, seed_and_step: Tensor) -> Tensor:
     words = key.words("targets", rows[:, None], columns[None])[:, 0]
     uniform = (words.double() + 0.5) / 2**32
     return (logits.double() - (-uniform.log()).log()).argmax(-1)
+
+
+class _FP32Input(nn.Module):
+    """A linear layer of BF16 weights and output, as autocast has it, whose input autocast does not round."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x.float(), self.weight.bfloat16().float()).bfloat16()
 
 
 def _with_unrounded_out(variant: AttentionVariant) -> AttentionVariant:
