@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.report.bias import Relative, Sums, Window
-from flashpoint.report.intervals import mean_interval
+from flashpoint.report.intervals import clopper_pearson, mean_interval
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
 
@@ -52,17 +52,15 @@ def by_head(run: RecordedRun, of: str, layers: Sequence[int] | None, window: Win
 
 
 def _summed(sums: Sums, layer: int, head: int) -> str:
-    from scipy.stats import binomtest
-
     heads = slice(head, head + 1)
     errors = sums.by_step[layer - 1, head]
     positive = int((errors > 0).sum())
-    interval = binomtest(positive, len(errors)).proportion_ci(0.95, "exact")
+    low, high = clopper_pearson(positive, len(errors))
     total, expected = sums.total(layer, heads), sums.expected(layer, heads)
     in_errors = f"= {total / expected:+5.2f} standard errors, " if expected else ""
     return (
         f"Σ {total:+.2e} {in_errors}"
-        f"positive at {positive} of {len(errors)} steps ({100 * interval.low:.0f} to {100 * interval.high:.0f} %)"
+        f"positive at {positive} of {len(errors)} steps ({100 * low:.0f} to {100 * high:.0f} %)"
     )
 
 

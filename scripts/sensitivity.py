@@ -6,43 +6,74 @@ over the step's N tokens, root mean square over the tokens, heads and observed s
 ``attn.delta_error.size``. It is taken from the recorded errors of δ, so a run without any has none.
 
 ``--since`` and ``--until`` choose the steps (default: all up to 1,000 before the onset), ``--last N`` the last of them.
+
+``--verdicts FOLDER`` takes the verdict and the bold layer from the run of the same name there, for runs that were
+observed closely and stopped early. Of several explosions a last line says in how many the largest is of the layer that
+exploded, with its 95 % Clopper–Pearson interval, and which layers these were.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.report.bias import Relative, Sums, Window
+from flashpoint.report.intervals import clopper_pearson
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
 
 
-def table(runs: Sequence[RecordedRun], window: Window) -> Iterator[str]:
-    """Markdown, a row a run."""
-    found = [(run, Sums.of(run, window), Relative.of(run, "delta_error", window)) for run in runs]
-    count = max(len(sums.by_step) for _, sums, _ in found)
+def table(runs: Sequence[RecordedRun], verdicts: Sequence[RecordedRun], window: Window) -> Iterator[str]:
+    """Markdown, a row a run with its verdict and hottest layer from ``verdicts``, then a line on the explosions."""
+    found = [_sensitivities(run, window) for run in runs]
+    count = max(map(len, found))
     yield f"| run | verdict | {' | '.join(f'layer {layer + 1}' for layer in range(count))} |"
     yield "|---|---|" + "---|" * count
-    for run, sums, relative in found:
-        cells = [""] * count
-        for layer in range(1, len(sums.by_step) + 1):
-            if relative.layers([layer]).variance:
-                value = f"{sums.sensitivity(relative, layer):.1f}"
-                cells[layer - 1] = f"**{value}**" if layer == run.hottest_layer else value
-        yield f"| `{run.name}` | {run.verdict} | {' | '.join(cells)} |"
+    for run, verdict, values in zip(runs, verdicts, found, strict=True):
+        cells = ["" if np.isnan(value) else f"{value:.1f}" for value in values] + [""] * (count - len(values))
+        if cells[verdict.hottest_layer - 1]:
+            cells[verdict.hottest_layer - 1] = f"**{cells[verdict.hottest_layer - 1]}**"
+        yield f"| `{run.name}` | {verdict.verdict} | {' | '.join(cells)} |"
+    exploding = [
+        (verdict.hottest_layer, 1 + int(np.nanargmax(values)))
+        for verdict, values in zip(verdicts, found, strict=True)
+        if verdict.onset is not None and not np.isnan(values).all()
+    ]
+    if len(exploding) > 1:
+        right, n = sum(layer == largest for layer, largest in exploding), len(exploding)
+        low, high = clopper_pearson(right, n)
+        layers = sorted(Counter(layer for layer, _ in exploding).items())
+        told = ", ".join(f"layer {layer} in {times}" for layer, times in layers)
+        yield ""
+        yield f"largest in the layer that explodes: {right} of {n} ({100 * low:.0f} to {100 * high:.0f} %); {told}"
+
+
+def _sensitivities(run: RecordedRun, window: Window) -> NDArray[np.float64]:
+    """[L]; nan where δ takes no part of O's error."""
+    sums, relative = Sums.of(run, window), Relative.of(run, "delta_error", window)
+    layers = range(1, len(sums.by_step) + 1)
+    return np.array([sums.sensitivity(relative, at) if relative.layers([at]).variance else np.nan for at in layers])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     Window.add_options(parser)
+    parser.add_argument("--verdicts", metavar="FOLDER", type=Path, help="of runs with the same names")
     arguments = parser.parse_args()
     try:
         runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
-        print("\n".join(table(runs, Window.of_options(arguments))))
+        verdicts = runs
+        if arguments.verdicts:
+            verdicts = [RecordedRun(RunFolder.open(arguments.verdicts / run.name)) for run in runs]
+        print("\n".join(table(runs, verdicts, Window.of_options(arguments))))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -137,7 +137,7 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
         ),
         (
             ["docs/mechanism.md"],
-            ["survival.py --control flash_bf16", "ignite-h200/flash_bf16_seed-[0-3]", "selected-h200/*"],
+            ["survival.py --control flash_bf16", "ignite-h200/flash_bf16_seed-[0-7]", "selected-h200/*"],
         ),
         (
             ["docs/mechanism.md"],
@@ -157,8 +157,8 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
                 *(
                     f"ignite-h200/flash_{name}"
                     for name in (
-                        *("centered*", "delta_*", "exact_rowsum_seed-?", "exact_rowsum_seed-1[0-4]"),
-                        *("fixed_seed*", "fp32_seed*", "unrounded*"),
+                        *("centered*", "delta_*", "exact_rowsum*", "fixed_seed*", "fp32_seed*"),
+                        *("independent_delta_*", "unrounded*"),
                     )
                 ),
             ],
@@ -179,6 +179,13 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
         (["docs/laptop.md"], ["delta_bias.py --by attention", "laptop-probs-bias/*"]),
         (["docs/laptop.md"], ["onset.py attn.delta_error.size", "laptop-injected/*"]),
         (["docs/mechanism.md"], ["onset.py attn.delta_error.size", "injected-h200/*"]),
+        (
+            ["docs/mechanism.md"],
+            [
+                "onset.py attn.out_unnormalized_bits",
+                *("precision-h200/*", "ignite-h200/flash_bf16_seed-[123]", "ignite-h200/flash_bf16_seed-12"),
+            ],
+        ),
         (["docs/laptop.md"], ["survival.py", "laptop-injected-settings/*", "laptop-injected/bias0.001_seed-*"]),
         (
             ["docs/laptop.md"],
@@ -223,9 +230,21 @@ def test_the_biased_layers_in_the_documents_are_those_of_the_committed_runs(wind
 
 
 def test_the_sensitivities_in_the_documents_are_those_of_the_committed_runs() -> None:
-    runs = ("twins-h200/flash_bf16*", "twins-h200/flash_exact_rowsum_seed-2", "bias-h200/*")
-    printed = of_committed_runs("sensitivity.py --since 1500 --until 2500", *runs)
-    assert printed in (REPOSITORY / "docs/mechanism.md").read_text()
+    options = f"--since 1500 --until 2501 --verdicts {REFERENCE / 'ignite-h200'}"
+    assert (
+        of_committed_runs(f"sensitivity.py {options}", "early-h200/*") in (REPOSITORY / "docs/mechanism.md").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("page", "runs"),
+    [
+        ("mechanism.md", ("targets-h200/*", "frozen-h200/flash_bf16-at*", "frozen-h200/flash_stochastic-at*")),
+        ("laptop.md", ("laptop-targets/flash_bf16-1bit-*", "laptop-frozen/flash_bf16-1bit_*")),
+    ],
+)
+def test_the_drawn_targets_in_the_documents_are_those_of_the_committed_runs(page: str, runs: tuple[str, ...]) -> None:
+    assert of_committed_runs("drawn_targets.py", *runs) in (REPOSITORY / "docs" / page).read_text()
 
 
 @pytest.mark.parametrize(

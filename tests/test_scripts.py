@@ -96,8 +96,58 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
     ]
     (sensitivity,) = call("sensitivity.py", tmp_path).stdout.splitlines()[2:]
     assert sensitivity == f"| `{tmp_path.name}` | exploded at 1,500 | **2.5** |"
+    # Two of two: the lower end is 0.025^(1/2) = 16 %.
+    *_, told = call("sensitivity.py", tmp_path, tmp_path, "--verdicts", tmp_path.parent).stdout.splitlines()
+    assert told == "largest in the layer that explodes: 2 of 2 (16 to 100 %); layer 1 in 2"
+    missing = refusal(call("sensitivity.py", tmp_path, "--verdicts", tmp_path))
+    assert missing.startswith(f"error: {tmp_path / tmp_path.name}: no run there")
     refused = refusal(call("delta_bias.py", tmp_path, "--by", "layer", "--of", "row_sum"))
     assert "the Σ of that error is not recorded" in refused
+
+
+def test_a_bias_is_over_the_variance_that_drawn_targets_have(tmp_path: Path) -> None:
+    """Four of N = 8 tokens observed at 4 steps; their errors vary by 1 about means that the targets change."""
+    for name, digest, targets, means in (
+        ("seen", "a", {}, (4, 4, 4, 4)),
+        ("drawn", "a", {"targets": "model"}, (1, -1, 1, -1)),
+        ("seen-2", "b", {"targets": "data"}, (4, 4, 4, 4)),
+        ("drawn-2", "b", {"targets": "model"}, (1, -1, 1, -1)),
+        ("alone", "c", {"targets": "unrounded"}, (4, 4, 4, 4)),
+    ):
+        run = tmp_path / name
+        run.mkdir()
+        for file, value in {
+            "config": {
+                "attn": {"name": "flash_bf16"},
+                "probes": {"sequences": 2, **targets},
+                "model": {"context": 2},
+                "train": {"batch_size": 4},
+            },
+            "manifest": {"parent": {"run": "runs/first", "from_step": 1000}},
+            "outcome": {"outcome": "stable", "onset_step": None, "digest": digest},
+        }.items():
+            (run / f"{file}.json").write_text(json.dumps(value))
+        head = "layer/1/head/1/delta_error"
+        lines = [
+            {"step": step, f"{head}_sum": 4.0 * mean, f"{head}_variance": 4 / 3} for step, mean in enumerate(means)
+        ]
+        (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    names = ("seen", "drawn", "seen-2", "drawn-2", "alone")
+    printed = call("drawn_targets.py", *(tmp_path / name for name in names)).stdout.splitlines()
+    # Mean squares 1 + 4² and 1 + 1²: 17 / 2. Bias 8·4 and 8·(±1) over 8²·2; t(0.975, 3) = 3.182 times 0.0722 / 2.
+    row = "| `flash_bf16` from step 1,000 of `runs/first` | 1 "
+    assert printed[2:5] == [
+        f"{row}| 8.50 |  | 0.25 ± 0.00 |  | 0.00 ± 0.11 |",
+        f"{row}| 8.50 |  | 0.25 ± 0.00 |  | 0.00 ± 0.11 |",
+        f"{row}|  |  |  | *0.03 ± 0.00* |  |",  # 8·4 over its own 8²·17
+    ]
+    assert printed[-3:] == [
+        "| variance, data (n = 2) | 8.50 (8.50 to 8.50) |",
+        "| bias, data (n = 2) | 0.25 (0.25 to 0.25) |",
+        "| bias, model (n = 2) | 0.00 (0.00 to 0.00) |",
+    ]
+    refused = refusal(call("drawn_targets.py", tmp_path / "seen", tmp_path / "drawn", tmp_path / "drawn"))
+    assert refused == f"error: {tmp_path / 'drawn'}: a second run with targets=model of digest a"
 
 
 def test_pooled_biases_have_an_interval_over_runs(tmp_path: Path) -> None:

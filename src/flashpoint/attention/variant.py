@@ -89,8 +89,8 @@ class AttentionVariant:
     out_unnormalized_when: Literal["final", "per_block"] = "final"
     """Round Ō once after the last key block, or after every key block (the paper's released code)."""
     out: Rounding = "nearest"
-    """O. With ``none``, or more bits than BF16's, the attention returns FP32, and δ is of that; a projection that follows
-    under autocast takes it in BF16 all the same."""
+    """O. With ``none``, or more bits than BF16's, the attention returns FP32, and δ is of that; a projection under
+    autocast takes it in BF16 all the same."""
     out_bits: int = BF16_BITS
     grad_scores: Rounding = "nearest"
     """P∘(dP − δ) as the operand of dQ and dK, before the factor α, as FlashAttention-2 does."""

@@ -28,7 +28,7 @@ def with_unrounded_out(model: GPT) -> GPT:
     for block in twin.blocks:
         attention = cast(Block, block).attention
         attention.variant = _with_unrounded_out(attention.variant)
-        attention.projection = _FP32Input(attention.projection.weight)
+        attention.projection = _FP32Input(attention.projection)
     return twin
 
 
@@ -50,12 +50,12 @@ def draw(logits: Tensor, seed_and_step: Tensor) -> Tensor:
     return (logits.double() - (-uniform.log()).log()).argmax(-1)
 
 
-class _FP32Input(nn.Module):
+class _FP32Input(nn.Linear):
     """A linear layer of BF16 weights and output, as autocast has it, whose input autocast does not round."""
 
-    def __init__(self, weight: nn.Parameter) -> None:
-        super().__init__()
-        self.weight = weight
+    def __init__(self, original: nn.Linear) -> None:
+        super().__init__(original.in_features, original.out_features, bias=False, device="meta")
+        self.weight = original.weight
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):

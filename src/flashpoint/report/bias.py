@@ -80,13 +80,19 @@ class Sums:
         mean zero."""
         return float(np.sqrt(self.tokens * self.variances[layer - 1, heads].sum()))
 
-    def bias_over_variance(self, layer: int) -> NDArray[np.float64]:
+    def bias_in_nats(self, layer: int) -> NDArray[np.float64]:
         """[n]: mean over the tokens and heads of a layer (from 1) of N·error, the nats by which a token's rounding
-        error changes the summed loss, over the mean of its square over all steps. Fisher's identity makes the mean of
-        these 1 (:mod:`flashpoint.probes.targets`)."""
-        squares = self.mean_squares[layer - 1].mean()
-        ratios: NDArray[np.float64] = self.by_step[layer - 1].mean(0) / self.tokens / (self.all_tokens * squares)
-        return ratios
+        error changes the summed loss."""
+        means: NDArray[np.float64] = self.all_tokens * self.by_step[layer - 1].mean(0) / self.tokens
+        return means
+
+    def variance_in_nats(self, layer: int) -> float:
+        """Mean of (N·error)² over the tokens, heads and steps of a layer (from 1)."""
+        return float(self.all_tokens**2 * self.mean_squares[layer - 1].mean())
+
+    def bias_over_variance(self, layer: int) -> NDArray[np.float64]:
+        """[n]: of N·error. Fisher's identity makes the mean of these 1 (:mod:`flashpoint.probes.targets`)."""
+        return self.bias_in_nats(layer) / self.variance_in_nats(layer)
 
     @property
     def mean_squares(self) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.report.figures import colour
-from flashpoint.report.intervals import CONFIDENCE
+from flashpoint.report.intervals import CONFIDENCE, clopper_pearson
 from flashpoint.report.series import RecordedRun
 
 if TYPE_CHECKING:
@@ -72,10 +72,7 @@ class Lifetimes:
 
     def exploded_interval(self) -> tuple[float, float]:
         """Clopper–Pearson interval of the share of runs that exploded within the lengths they were given."""
-        from scipy.stats import binomtest
-
-        interval = binomtest(len(self.onsets), self.count).proportion_ci(CONFIDENCE, "exact")
-        return float(interval.low), float(interval.high)
+        return clopper_pearson(len(self.onsets), self.count)
 
     def curve(self) -> tuple[NDArray[np.float64], ...]:
         """Steps, share of runs still stable, and the lower and upper end of its log-log interval, from step 0 on."""
