@@ -105,6 +105,11 @@ OFFSET = (
             "w_q_spectral_norm",
         ),
         ("mechanism.md", f"series.py flash_bf16_seed-2 --head 2/2 {OFFSET} --every 400"),
+        (
+            "laptop.md",
+            "series.py ../laptop-centered/flash_centered_grad_seed-0 --head 1/1 w_q_spectral_norm w_q_mean_key_share "
+            "w_q_update_mean_key_share attended_key_mean_key_cosine --every 200",
+        ),
     ],
 )
 def test_blocks_in_the_documents_are_what_the_commands_print(document: str, command: str) -> None:

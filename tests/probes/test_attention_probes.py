@@ -157,6 +157,13 @@ def test_shares_along_the_mean_key_and_the_first() -> None:
     assert found["w_q_mean_key_share"] == pytest.approx(1 / (1 + 1 / 16))
     assert found["w_q_first_key_share"] == pytest.approx(1 / 2)
     assert found["w_q_update_mean_key_share"] == found["w_q_update_first_key_share"] == 0
+    # Rows attend evenly: PK_i is e₀ + e₁/i, their mean e₀ + 25/48·e₁.
+    cosine = (1 + 25 / 192) / math.sqrt((1 + (25 / 48) ** 2) * (1 + 1 / 16))
+    assert found["attended_key_mean_key_cosine"] == pytest.approx(cosine)
+    # Without the mean over all keys e₁ is left, which the mean key has a quarter of.
+    centered = observation(k=k, w_q=w_q, update=update, variant=AttentionVariant(center_grad_q=True))
+    left = values(probes.NullDirection(), centered)["attended_key_mean_key_cosine"]
+    assert left == pytest.approx(1 / 4 / math.sqrt(1 + 1 / 16))
 
 
 def test_similarity_of_tokens_and_steps() -> None:

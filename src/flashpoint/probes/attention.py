@@ -137,18 +137,21 @@ class OutBias(Probe):
 
 
 class NullDirection(Probe):
-    """Shares of ‖W_Q‖² and of its last update along the mean key and along the first token's key.
+    """Shares of ‖W_Q‖² and of its last update along the mean key and along the first token's key; and the cosine of the
+    mean key with the mean PK of K as dQ takes it, which errors of δ push W_Q along.
 
     Adding c·q to a row of scores changes no probability, so nothing in the loss holds W_Q along what all keys share.
     """
 
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
         directions = {"mean_key": seen.keys.mean((1, 3)), "first_key": seen.keys[..., 0, :].mean(1)}  # [L, H, d]
-        return {
+        shares = {
             f"{name}_{direction}_share": _share(matrix, along)
             for direction, along in directions.items()
             for name, matrix in (("w_q", seen.w_q), ("w_q_update", seen.update))
         }
+        attended = seen.attended_keys.mean((1, 3))
+        return {**shares, "attended_key_mean_key_cosine": (_unit(attended) * _unit(directions["mean_key"])).sum(-1)}
 
 
 class Similarity(Probe):

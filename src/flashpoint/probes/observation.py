@@ -26,7 +26,7 @@ class Observation:
         variant: numerics of the attention; production kernels count as FlashAttention-2's.
         x: [L, N, T, C], what W_Q, W_K and W_V take; float32.
         q, k, v: [L, N, H, T, d] as the attention took them, bfloat16 or float32.
-        out: O [L, N, H, T, d] in the dtype in which the rest of the network saw it.
+        out: O [L, N, H, T, d] in the dtype in which the projection is given it.
         grad_out: dO [L, N, H, T, d] float32, of these sequences' part of the step's loss.
         seed_and_step: [2] int64, key of stochastic rounding.
         w_q: [L, H, d, C] before the step.
