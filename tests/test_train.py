@@ -19,6 +19,7 @@ import torch
 
 from flashpoint.config import build_config
 from flashpoint.model import GPT
+from flashpoint.training import records
 from flashpoint.training import run as training
 from flashpoint.training.chain import Chain
 from tests import warm
@@ -217,6 +218,32 @@ def test_a_signal_ends_the_run_cleanly(text_file: Path, tmp_path: Path, number: 
     validated = [(line["step"] + 1, line["val_loss"]) for line in metrics_of(run) if "val_loss" in line]
     assert (outcome["val_step"], outcome["val_loss"]) == validated[-1]
     assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("late", ["draw_curves", "write_json"])
+def test_a_signal_after_the_last_step_loses_nothing(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    """The verdict and the figure are still made, and the run counts as finished."""
+    made, unheeded = getattr(records, late), []
+
+    def interrupted(*arguments: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        made(*arguments)
+
+    values = json.loads((recorded / "runs/original/config.json").read_text())
+    monkeypatch.chdir(recorded)  # the data are there
+    monkeypatch.setattr(records, late, interrupted)
+    monkeypatch.setattr(training, "fix_numerics", lambda *_: None)  # which outlasts the test
+    before = signal.signal(signal.SIGTERM, lambda *_: unheeded.append(True))
+    try:
+        outcome = training.run(build_config({**values, "runs_dir": str(tmp_path)}, CONFIGS / "attn"))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not unheeded
+    assert (outcome.step, outcome.interrupted) == (12, None)
+    assert json.loads((tmp_path / "original/outcome.json").read_text())["interrupted"] is None
+    assert (tmp_path / "original/curves.png").is_file()
 
 
 def test_ctrl_c_while_data_are_prepared_ends_in_one_line(tmp_path: Path, text_file: Path) -> None:

@@ -50,6 +50,8 @@ class LoopResult:
     """Of the last validation, nats."""
     val_step: int | None
     """Optimiser steps done then."""
+    interrupted: bool
+    """Whether a request to stop ended it early."""
 
 
 class Trainer:
@@ -125,7 +127,7 @@ class Trainer:
                 if last or interrupted:
                     break
         self._records.wait()
-        return LoopResult(step + 1, self._last_loss, val_loss, val_step)
+        return LoopResult(step + 1, self._last_loss, val_loss, val_step, interrupted and not last)
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint; before :meth:`run`."""

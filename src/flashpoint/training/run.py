@@ -206,8 +206,9 @@ def _record(
     started = time.perf_counter()
     with stop:
         result = trainer.run()
-    outcome = _outcome(trainer, result, records, stop.signal_name, time.perf_counter() - started, folder)
-    records.close(outcome)
+        signal_name = stop.signal_name if result.interrupted else None
+        outcome = _outcome(trainer, result, records, signal_name, time.perf_counter() - started, folder)
+        records.close(outcome)
     return outcome
 
 
