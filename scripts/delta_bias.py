@@ -9,8 +9,9 @@ unit of ``attn.delta_error.size``, the bias as a mean over the observed steps wi
 ``--by layer`` prints a row for each run: the same Σ over all heads of a layer in its standard errors, z, in bold that
 of the hottest layer; and of that one bias, noise, bias over noise², and in nats of the loss summed over the step's N
 tokens: the sensitivity N·|dO_i|·|O_i|, root mean square, and the mean of N·error over its mean square with its 95 %
-interval over the steps, which is 1 by Fisher's identity (src/flashpoint/probes/targets.py). Then, of several runs,
-Σz/√n, and by layer the last three as means over the runs with their 95 % intervals.
+interval over the steps. That is 1 by Fisher's identity where the targets are drawn (``probes.targets``); where they are
+the data's, see drawn_targets.py. Then, of several runs, Σz/√n, and by layer the last three as means over the runs with
+their 95 % intervals.
 
 ``--by attention`` prints a row for each attention: bias and noise in that unit, means over steps, heads and layers
 (all, or those of ``--layers``), and the bias over the square of the noise, with 95 % intervals over the runs.

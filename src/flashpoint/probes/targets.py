@@ -2,8 +2,9 @@
 
 Drawn from the prediction that the rounded O makes, the targets know of O's error ε, and dO has mean zero whatever ε is.
 Drawn from that of an unrounded O they do not, as the data does not: then E[dO·ε] = E[εᵀHε], H the second derivative of
-the loss by O; and as E[H] is what the gradients of independent tokens vary by (Fisher's identity), N·dO·ε, the nats by
-which ε changes the loss summed over the step's N tokens, has a mean equal to its mean square.
+the loss by O, of which the Gauss–Newton part holds no targets. That part is what the gradients of tokens drawn from the
+model vary by (Fisher's identity): so N·dO·ε, the nats by which ε changes the loss summed over the step's N tokens, has
+the mean that its square has with the first kind of targets (docs/mechanism.md).
 """
 
 from __future__ import annotations
