@@ -9,9 +9,8 @@ unit of ``attn.delta_error.size``, the bias as a mean over the observed steps wi
 ``--by layer`` prints a row for each run: the same Σ over all heads of a layer in its standard errors, z, in bold that
 of the hottest layer; and of that one bias, noise, bias over noise², and in nats of the loss summed over the step's N
 tokens: the sensitivity N·|dO_i|·|O_i|, root mean square, and the mean of N·error over its mean square with its 95 %
-interval over the steps. That is 1 by Fisher's identity where the targets are drawn (``probes.targets``); where they are
-the data's, see drawn_targets.py. Then, of several runs, Σz/√n, and by layer the last three as means over the runs with
-their 95 % intervals.
+interval over the steps, of which drawn_targets.py says what theory makes it. Then, of several runs, Σz/√n, and by layer
+the last three as means over the runs with their 95 % intervals.
 
 ``--by attention`` prints a row for each attention: bias and noise in that unit, means over steps, heads and layers
 (all, or those of ``--layers``), and the bias over the square of the noise, with 95 % intervals over the runs.
@@ -32,7 +31,7 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.report.bias import Relative, Sums, Window
-from flashpoint.report.intervals import clopper_pearson, mean_interval
+from flashpoint.report.intervals import clopper_pearson, mean_and_interval, plus_minus
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
 
@@ -47,8 +46,7 @@ def by_head(run: RecordedRun, of: str, layers: Sequence[int] | None, window: Win
         told = [_summed(sums, layer, head)] if sums else []
         if relative and relative.biases.shape[-1] > 1:
             biases, noises = relative.biases[layer - 1, head], relative.noises[layer - 1, head]
-            mean, half = mean_interval(biases)
-            told.append(f"bias {mean:+.1e} ± {half:.1e}, noise {np.sqrt(np.square(noises).mean()):.1e}")
+            told.append(f"bias {plus_minus(biases, '+.1e')}, noise {np.sqrt(np.square(noises).mean()):.1e}")
         yield f"{run.name:24} L{layer}H{head + 1}  {'; '.join(told)}"
 
 
@@ -95,24 +93,19 @@ def by_layer(runs: Sequence[RecordedRun], window: Window) -> Iterator[str]:
         yield f"| all | Σz/√n | {' | '.join(together)} |{rest}"
         for name, form, table in zip(columns[2:], (".1f", ".1f", ".2f"), others, strict=True):
             means = [
-                "{} ({})".format(*_interval(column, form)) if len(column) > 1 else "" for column in _measured(table)
+                "{} ({})".format(*mean_and_interval(column, form)) if len(column) > 1 else ""
+                for column in _measured(table)
             ]
             yield f"| all | {name} | {' | '.join(means)} |{rest}"
 
 
 def _of_layer(sums: Sums, relative: Relative, layer: int) -> list[str]:
     one = relative.layers([layer])
-    mean, half = mean_interval(one.biases.mean((0, 1)))
-    cells = [f"{mean:+.1e}{_plus_minus(half, '.1e')}", f"{one.variance**0.5:.1e}"]
+    cells = [plus_minus(one.biases.mean((0, 1)), "+.1e"), f"{one.variance**0.5:.1e}"]
     if not one.variance:
         return [*cells, "", "", ""]
-    ratio, spread = mean_interval(sums.bias_over_variance(layer))
-    in_nats = f"{ratio:.2f}{_plus_minus(spread, '.2f')}"
-    return [*cells, f"{mean / one.variance:.1f}", f"{sums.sensitivity(relative, layer):.1f}", in_nats]
-
-
-def _plus_minus(half: float | None, form: str) -> str:
-    return "" if half is None else f" ± {half:{form}}"
+    in_nats = plus_minus(sums.bias_over_variance(layer), ".2f")
+    return [*cells, f"{one.bias / one.variance:.1f}", f"{sums.sensitivity(relative, layer):.1f}", in_nats]
 
 
 def _measured(table: NDArray[np.float64]) -> list[NDArray[np.float64]]:
@@ -131,14 +124,9 @@ def by_attention(runs: Sequence[RecordedRun], of: str, layers: Sequence[int] | N
         groups.setdefault(run.title, []).append(relative)
     for title, members in groups.items():
         biases, variances = (np.array([getattr(member, name) for member in members]) for name in ("bias", "variance"))
-        cells = [f"`{title}`", str(len(members)), *_interval(biases, "+.1e"), f"{variances.mean() ** 0.5:.1e}"]
-        cells += _interval(biases / variances, ".2f") if variances.all() else ["", ""]
+        cells = [f"`{title}`", str(len(members)), *mean_and_interval(biases, "+.1e"), f"{variances.mean() ** 0.5:.1e}"]
+        cells += mean_and_interval(biases / variances, ".2f") if variances.all() else ["", ""]
         yield f"| {' | '.join(cells)} |"
-
-
-def _interval(values: NDArray[np.float64], form: str) -> tuple[str, str]:
-    mean, half = mean_interval(values)
-    return f"{mean:{form}}", "" if half is None else f"{mean - half:{form}} to {mean + half:{form}}"
 
 
 def _known(run: RecordedRun, layers: Sequence[int], count: int) -> Sequence[int]:

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.report.bias import Sums, Window
-from flashpoint.report.intervals import mean_interval
+from flashpoint.report.intervals import mean_and_interval, plus_minus
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
 
-TARGETS = ("data", "unrounded", "model")
+Group = dict[str, Sums]
+"""What runs of one digest measured, by their targets."""
 
 
 def table(runs: Sequence[RecordedRun]) -> Iterator[str]:
@@ -34,67 +35,69 @@ def table(runs: Sequence[RecordedRun]) -> Iterator[str]:
     Raises:
         UserError: two runs of a digest have the same targets, or a run has not measured the error.
     """
-    groups: dict[str, dict[str, Sums]] = {}
-    names: dict[str, str] = {}
+    groups: dict[str, Group] = {}
+    labels: dict[str, str] = {}
     for run in runs:
-        group = groups.setdefault(run.outcome["digest"], {})
-        names.setdefault(run.outcome["digest"], _told(run))
+        digest = run.outcome["digest"]
+        group = groups.setdefault(digest, {})
+        labels.setdefault(digest, _label(run))
         targets = run.config["probes"].get("targets", "data")  # the only ones before there was a choice
         if targets in group:
-            raise UserError(f"{run.folder.path}: a second run with targets={targets} of digest {run.outcome['digest']}")
+            raise UserError(f"{run.folder.path}: a second run with targets={targets} of digest {digest}")
         group[targets] = Sums.of(run, Window())
-    columns = [f"variance, {targets}" for targets in TARGETS[:2]] + [f"bias, {targets}" for targets in TARGETS]
-    yield f"| weights and attention | layer | {' | '.join(columns)} |"
-    yield "|---|---|" + "---|" * len(columns)
+    yield f"| weights and attention | layer | {' | '.join(f'{name}, {targets}' for name, _, targets in COLUMNS)} |"
+    yield "|---|---|" + "---|" * len(COLUMNS)
     for digest, group in groups.items():
-        yield f"| {names[digest]} | {' | '.join(_row(group))} |"
-    whole = [group for group in groups.values() if "model" in group]
-    if len(whole) < 2:
+        yield f"| {labels[digest]} | {' | '.join(_row(group))} |"
+    complete = [group for group in groups.values() if "model" in group]
+    if len(complete) < 2:
         return
-    count = min(len(group["model"].by_step) for group in whole)
+    count = min(len(group["model"].by_step) for group in complete)
     yield ""
     yield f"| all with `model` | {' | '.join(f'layer {layer + 1}' for layer in range(count))} |"
     yield "|---|" + "---|" * count
-    for name, targets in zip(columns, (*TARGETS[:2], *TARGETS), strict=True):
-        having = [group for group in whole if targets in group]
-        if len(having) > 1:
-            of = _variance if name.startswith("variance") else _bias
-            values = np.array([[of(group, targets, layer + 1) for group in having] for layer in range(count)])
-            yield f"| {name} (n = {len(having)}) | {' | '.join(_interval(row) for row in values)} |"
+    for name, measure, targets in COLUMNS:
+        members = [group for group in complete if targets in group]
+        if len(members) > 1:
+            means = [[np.mean(measure(group, targets, layer + 1)) for group in members] for layer in range(count)]
+            cells = ["{} ({})".format(*mean_and_interval(values, ".2f")) for values in means]
+            yield f"| {name}, {targets} (n = {len(members)}) | {' | '.join(cells)} |"
 
 
-def _told(run: RecordedRun) -> str:
+def _label(run: RecordedRun) -> str:
     parent = run.manifest.get("parent")
     return f"`{run.title}`" + (f" from step {parent['from_step']:,} of `{parent['run']}`" if parent else "")
 
 
-def _row(group: dict[str, Sums]) -> Iterator[str]:
+def _row(group: Group) -> Iterator[str]:
     reference = group.get("model") or next(iter(group.values()))
     layer = 1 + int(np.argmax([reference.variance_in_nats(at + 1) for at in range(len(reference.by_step))]))
     yield str(layer)
-    for targets in TARGETS[:2]:
-        yield f"{_variance(group, targets, layer):.2f}" if targets in group and "model" in group else ""
-    for targets in TARGETS:
-        if targets not in group:
+    for name, measure, targets in COLUMNS:
+        if targets not in group or (name == "variance" and "model" not in group):
             yield ""
-            continue
-        over = group.get("model", group[targets])
-        mean, half = mean_interval(group[targets].bias_in_nats(layer) / over.variance_in_nats(layer))
-        told = f"{mean:.2f}" + ("" if half is None else f" ± {half:.2f}")
-        yield told if "model" in group else f"*{told}*"
+        else:
+            cell = plus_minus(measure(group, targets, layer), ".2f")
+            yield cell if "model" in group else f"*{cell}*"
 
 
-def _variance(group: dict[str, Sums], targets: str, layer: int) -> float:
-    return group[targets].variance_in_nats(layer) / group["model"].variance_in_nats(layer)
+def _variance(group: Group, targets: str, layer: int) -> NDArray[np.float64]:
+    """[1], over that with ``model``."""
+    return np.array([group[targets].variance_in_nats(layer) / group["model"].variance_in_nats(layer)])
 
 
-def _bias(group: dict[str, Sums], targets: str, layer: int) -> float:
-    return float(group[targets].bias_in_nats(layer).mean()) / group["model"].variance_in_nats(layer)
+def _bias(group: Group, targets: str, layer: int) -> NDArray[np.float64]:
+    """[n], by step, over the variance with ``model``, or where that was not measured over its own."""
+    return group[targets].bias_in_nats(layer) / group.get("model", group[targets]).variance_in_nats(layer)
 
 
-def _interval(values: NDArray[np.float64]) -> str:
-    mean, half = mean_interval(values)
-    return f"{mean:.2f}" + ("" if half is None else f" ({mean - half:.2f} to {mean + half:.2f})")
+COLUMNS = (
+    ("variance", _variance, "data"),
+    ("variance", _variance, "unrounded"),
+    ("bias", _bias, "data"),
+    ("bias", _bias, "unrounded"),
+    ("bias", _bias, "model"),
+)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flashpoint.errors import UserError
-from flashpoint.report.intervals import mean_interval
+from flashpoint.report.intervals import mean_and_interval
 from flashpoint.report.paired import Losses, last_common_step, losses_at
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
@@ -34,7 +34,6 @@ def table(found: Sequence[Losses], step: int, control: str) -> list[str]:
         mean = f"{np.mean(losses.losses):.4f}" if len(losses.losses) else ""
         spread = "" if losses.spread is None else f"{losses.spread:.4f}"
         pairs = len(losses.differences)
-        difference, half = mean_interval(losses.differences) if pairs else (None, None)
         cells = [
             f"`{losses.label}`",
             len(losses.losses),
@@ -42,8 +41,7 @@ def table(found: Sequence[Losses], step: int, control: str) -> list[str]:
             mean,
             spread,
             pairs or "",
-            "" if difference is None else f"{difference:+.4f}",
-            "" if difference is None or half is None else f"{difference - half:+.4f} to {difference + half:+.4f}",
+            *(mean_and_interval(losses.differences, "+.4f") if pairs else ("", "")),
         ]
         rows.append(f"| {' | '.join(map(str, cells))} |")
     return rows

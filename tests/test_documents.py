@@ -16,7 +16,7 @@ REFERENCE = REPOSITORY / "runs/reference"
 
 
 def test_the_throughput_in_the_documents_is_that_of_the_committed_runs() -> None:
-    result = call("throughput.py", *sorted((REPOSITORY / "runs/reference/ranks-h200").iterdir()))
+    result = call("throughput.py", *sorted((REFERENCE / "ranks-h200").iterdir()))
     assert result.returncode == 0, result.stderr
     assert f"```\n{result.stdout}```" in (REPOSITORY / "docs/measurements.md").read_text()
 
@@ -30,7 +30,7 @@ def test_the_throughput_in_the_documents_is_that_of_the_committed_runs() -> None
     ],
 )
 def test_figures_in_the_documents_are_those_printed(table: str, first: str) -> None:
-    printed = (REPOSITORY / "runs/reference" / table).read_text().splitlines()
+    printed = (REFERENCE / table).read_text().splitlines()
     blocks = (REPOSITORY / "docs/measurements.md").read_text().split("```\n")[1::2]
     (block,) = [block.splitlines() for block in blocks if f"\n{first}" in block]
     assert len(block) >= 10
@@ -43,7 +43,7 @@ def test_figures_in_the_documents_are_those_printed(table: str, first: str) -> N
 )
 def test_outcomes_in_the_documents_are_those_of_the_committed_runs(name: str, count: int) -> None:
     document = (REPOSITORY / "docs/measurements.md").read_text()
-    runs = sorted((REPOSITORY / "runs/reference" / name).iterdir())
+    runs = sorted((REFERENCE / name).iterdir())
     assert len(runs) == count
     for run in runs:
         outcome = json.loads((run / "outcome.json").read_text())

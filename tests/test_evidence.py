@@ -13,7 +13,7 @@ REFERENCE = REPOSITORY / "runs/reference"
 
 
 def test_the_runs_said_to_be_equal_are(name_of_equal: tuple[str, str]) -> None:
-    one, other = (REPOSITORY / "runs/reference" / name / "outcome.json" for name in name_of_equal)
+    one, other = (REFERENCE / name / "outcome.json" for name in name_of_equal)
     for field in ("digest", "chain_digest", "weights_digest", "tape_digest", "onset_step"):
         assert json.loads(one.read_text())[field] == json.loads(other.read_text())[field]
 
@@ -53,23 +53,19 @@ def test_the_evidence_stays_small() -> None:
 
 @pytest.mark.parametrize("name", ["default-h200/explosion", "default-h200/fixed"])
 def test_the_committed_tapes_are_whole(name: str) -> None:
-    run = REPOSITORY / "runs/reference" / name
+    run = REFERENCE / name
     outcome = json.loads((run / "outcome.json").read_text())
     tape = Tape.read(run / "tape.bin")
     assert (tape.steps, tape.digest) == (outcome["tape_steps"], outcome["tape_digest"])
 
 
 def test_the_committed_twins_had_the_same_weights_and_batches() -> None:
-    explosion, fixed = (
-        REPOSITORY / "runs/reference/default-h200" / name / "tape.bin" for name in ("explosion", "fixed")
-    )
+    explosion, fixed = (REFERENCE / "default-h200" / name / "tape.bin" for name in ("explosion", "fixed"))
     assert fixed.read_bytes().startswith(explosion.read_bytes())  # its header has the initial weights' digest
 
 
 def test_the_committed_run_repeats_from_its_checkpoint() -> None:
-    original, rewound = (
-        REPOSITORY / "runs/reference/replay-h200" / name for name in ("explosion", "explosion-rewound")
-    )
+    original, rewound = (REFERENCE / "replay-h200" / name for name in ("explosion", "explosion-rewound"))
     by_step, again = (
         {record["step"]: record for record in map(json.loads, metric_lines(RunFolder(run).metrics)) if "loss" in record}
         for run in (original, rewound)

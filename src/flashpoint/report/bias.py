@@ -91,8 +91,7 @@ class Sums:
         return float(self.all_tokens**2 * self.mean_squares[layer - 1].mean())
 
     def bias_over_variance(self, layer: int) -> NDArray[np.float64]:
-        """[n]: of N·error with this run's targets; Fisher's identity makes the mean of these 1 where they are drawn
-        (:mod:`flashpoint.probes.targets`)."""
+        """[n]: of N·error, both with this run's own targets."""
         return self.bias_in_nats(layer) / self.variance_in_nats(layer)
 
     @property

@@ -19,6 +19,18 @@ def mean_interval(values: ArrayLike) -> tuple[float, float | None]:
     return float(values.mean()), float(half)
 
 
+def plus_minus(values: ArrayLike, form: str) -> str:
+    """``mean ± half``, or one value alone, in this format."""
+    mean, half = mean_interval(values)
+    return f"{mean:{form}}" + ("" if half is None else f" ± {half:{form.lstrip('+')}}")
+
+
+def mean_and_interval(values: ArrayLike, form: str) -> tuple[str, str]:
+    """``mean`` and ``low to high``, in this format; the second is empty for one value."""
+    mean, half = mean_interval(values)
+    return f"{mean:{form}}", "" if half is None else f"{mean - half:{form}} to {mean + half:{form}}"
+
+
 def clopper_pearson(count: int, of: int) -> tuple[float, float]:
     """95 % interval, from 0 to 1, of the rate at which ``count`` of ``of`` happened (exact binomial)."""
     from scipy.stats import binomtest
