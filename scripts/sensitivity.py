@@ -59,7 +59,7 @@ def _sensitivities(run: RecordedRun, window: Window) -> NDArray[np.float64]:
     """[L]; nan where δ takes no part of O's error."""
     sums, relative = Sums.of(run, window), Relative.of(run, "delta_error", window)
     layers = range(1, len(sums.by_step) + 1)
-    return np.array([sums.sensitivity(relative, at) if relative.layers([at]).variance else np.nan for at in layers])
+    return np.array([sums.sensitivity(relative, at) for at in layers])
 
 
 def main() -> None:

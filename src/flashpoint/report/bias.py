@@ -103,9 +103,14 @@ class Sums:
 
     def sensitivity(self, relative: Relative, layer: int) -> float:
         """N·|dO_i|·|O_i|, root mean square over the tokens, heads and steps of a layer (from 1), in nats: how much the
-        summed loss depends on one row of O, to first order."""
-        squares = self.mean_squares[layer - 1] / np.square(relative.noises[layer - 1])
-        return float(self.all_tokens * np.sqrt(squares.mean()))
+        summed loss depends on one row of O, to first order.
+
+        Where all rows of a head attend to one key each, O is exact, no error tells it, and the step counts without that
+        head; nan where there is no error at all."""
+        noises = np.square(relative.noises[layer - 1])
+        told = noises > 0
+        squares = self.mean_squares[layer - 1][told] / noises[told]
+        return float(self.all_tokens * np.sqrt(squares.mean())) if told.any() else np.nan
 
     def total(self, layer: int, heads: slice = slice(None)) -> float:
         """Σ over steps and heads of a layer, from 1."""
