@@ -6,7 +6,7 @@ Comments count lines of FlashAttention-2 (arXiv 2307.08691), Algorithm 2.
 import triton
 import triton.language as tl
 
-from flashpoint.kernels.choices import FROM_OUT, FROM_P_DP, NO_ERROR, NOISE
+from flashpoint.kernels.choices import FROM_OUT, FROM_P_DP, INTO_GRAD_K, INTO_GRAD_Q, NO_ERROR, NOISE
 from flashpoint.kernels.forward import program_tile, token_offsets
 from flashpoint.kernels.rounding import LOG2E, as_operand, load_rows, noise_words, product, to_dtype_of
 from flashpoint.kernels.scores import tile_scores
@@ -43,7 +43,7 @@ def backward_rows(
     """δ and dQ [BQ, D] of one block of queries; ``centered_tiles`` hold dQ's keys where C.center_grad_q.
 
     For the other kernel, ``rows_ptr``, two planes [B·H, T_ROWS] of PLANE elements, takes L (+∞ past the end, so that P
-    is 0 there) and δ; ``drift_ptr`` [B·H, blocks, D] takes Σᵢ (Σⱼ dSᵢⱼ) qᵢ, which centring takes off dK.
+    is 0 there) and dK's δ; ``drift_ptr`` [B·H, blocks, D] takes Σᵢ (Σⱼ dSᵢⱼ) qᵢ, which centring takes off dK.
     """
     i_b, i_h = i_bh // H, i_bh % H
     o_rows = i_q * BQ + tl.arange(0, BQ)
@@ -79,10 +79,15 @@ def backward_rows(
         else:
             b_o = tl.load(o_delta_ptr + o_token, mask=rows < T, other=0.0)
         b_delta = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1)
+    b_delta_of_k = b_delta
     if C.delta_error != NO_ERROR:
         b_returned = tl.load(o_ptr + o_token, mask=rows < T, other=0.0)
-        b_delta += delta_error(b_do, b_returned, o_rows, noise_ptr, layer, i_bh, C)
-    tl.store(rows_ptr + PLANE + o_rows, b_delta)
+        b_erring = b_delta + delta_error(b_do, b_returned, o_rows, noise_ptr, layer, i_bh, C)
+        if C.delta_error_into != INTO_GRAD_Q:
+            b_delta_of_k = b_erring
+        if C.delta_error_into != INTO_GRAD_K:
+            b_delta = b_erring
+    tl.store(rows_ptr + PLANE + o_rows, b_delta_of_k)
 
     b_dq = tl.zeros([BQ, D], tl.float32)
     b_drift = tl.zeros([BQ, 16], tl.float32)  # Σⱼ dSᵢⱼ in every column: the matrix units' narrowest product

@@ -23,6 +23,10 @@ NO_ERROR = tl.constexpr(0)
 BIAS = tl.constexpr(1)
 NOISE = tl.constexpr(2)
 
+INTO_BOTH = tl.constexpr(0)
+INTO_GRAD_Q = tl.constexpr(1)
+INTO_GRAD_K = tl.constexpr(2)
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -54,6 +58,7 @@ class Choices:
     delta_error: int
     """NO_ERROR also in layers that take none."""
     delta_error_size: float
+    delta_error_into: int
     exact_row_sum: bool
     center_keys: bool
     center_grad_q: bool

@@ -66,10 +66,19 @@ def exact_attention(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor) -> dict[s
 
 
 def injected_gradients(
-    q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, size: float, z: Tensor, *, center_grad_q: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grad_out: Tensor,
+    size: float,
+    z: Tensor,
+    *,
+    into: str = "both",
+    center_grad_q: bool = False,
 ) -> dict[str, Tensor]:
     """O, δ and the gradients in FP64 where δ_i += size·|dO_i|·|O_i|·z_i; ``z`` is [B, H, T].
 
+    ``into`` is the gradient whose δ has that, dQ's or dK's, or both.
     ``center_grad_q`` takes (Σ_j dS_ij)·k̄ off dQ_i, which is Σ_j dS_ij (K_j − k̄).
     """
     q, k, v, grad_out = (x.double() for x in (q, k, v, grad_out))
@@ -77,12 +86,16 @@ def injected_gradients(
     p = (q @ k.mT * scale).masked_fill(torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1), -math.inf)
     p = p.softmax(-1)
     out = p @ v
-    delta = (grad_out * out).sum(-1) + size * grad_out.square().sum(-1).sqrt() * out.square().sum(-1).sqrt() * z
-    grad_s = scale * p * (grad_out @ v.mT - delta[..., None])
+    delta = (grad_out * out).sum(-1)
+    erring = delta + size * grad_out.square().sum(-1).sqrt() * out.square().sum(-1).sqrt() * z
+    grad_s, grad_s_of_k = (
+        scale * p * (grad_out @ v.mT - (erring if into in ("both", of) else delta)[..., None])
+        for of in ("grad_q", "grad_k")
+    )
     grad_q = grad_s @ k
     if center_grad_q:
         grad_q = grad_q - grad_s.sum(-1, keepdim=True) * k.mean(-2, keepdim=True)
-    return {"out": out, "delta": delta, "grad_q": grad_q, "grad_k": grad_s.mT @ q, "grad_v": p.mT @ grad_out}
+    return {"out": out, "delta": erring, "grad_q": grad_q, "grad_k": grad_s_of_k.mT @ q, "grad_v": p.mT @ grad_out}
 
 
 def exponential_fp64(scores: Tensor, shift: Tensor, fused: bool) -> Tensor:

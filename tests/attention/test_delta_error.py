@@ -94,6 +94,54 @@ def test_delta_of_the_kernels_equals_fp64_with_the_error(base: str, kind: str) -
         assert (grads[1].double().cpu() - expected["grad_k"]).norm() <= 2**-8 * expected["grad_k"].norm()
 
 
+@pytest.mark.parametrize("engine", ["pytorch", "kernels"])
+@pytest.mark.parametrize("into", ["grad_q", "grad_k"])
+@pytest.mark.parametrize("kind", ["bias", "noise"])
+def test_the_error_enters_one_gradient_alone(kind: str, into: str, engine: str) -> None:
+    tensors = inputs()
+    q, k, v, grad_out = (x.float() if engine == "pytorch" else x.to(DEVICE) for x in tensors)
+    error = DeltaError(kind=kind, size=SIZE, into=into)  # type: ignore[arg-type]
+    variant = AttentionVariant(**UNROUNDED, exact_row_sum=True, delta_error=error)
+    seed_and_step = torch.tensor([SEED, STEP], device=q.device)
+    if engine == "pytorch":
+        noise = noise_key(q, SEED, STEP, LAYER)
+        saved = reference.flash_forward(q, k, v, variant, noise)
+        grads = reference.flash_backward(grad_out, q, k, v, *saved, variant, noise)
+    else:
+        groups = variant.groups(LAYER, 3)
+        saved = launch.flash_forward(q, k, v, groups, seed_and_step, LAYER)
+        grads = launch.flash_backward(grad_out, q, k, v, *saved, groups, seed_and_step, LAYER)
+    expected, plain = (injected_gradients(*tensors, size, z_of(kind), into=into) for size in (SIZE, 0.0))
+    for name, grad in zip(("grad_q", "grad_k", "grad_v"), grads, strict=True):
+        assert (grad.double().cpu() - expected[name]).norm() <= 2**-8 * expected[name].norm(), name
+        assert torch.equal(expected[name], plain[name]) is (name != into)
+        if name == into:
+            assert (plain[name] - expected[name]).norm() > 0.05 * expected[name].norm()
+    found = delta_error(grad_out, saved[0], variant, layer=LAYER, seed_and_step=seed_and_step)
+    assert found.any() == (into == "grad_q")  # what the probes see is the δ of dQ
+
+
+def test_an_error_of_delta_rewards_large_attended_scores() -> None:
+    """dQ and dK with δ + ε are the gradients of the loss minus Σᵢ εᵢ Σⱼ Pᵢⱼ Sᵢⱼ, with P held."""
+    q, k, v, grad_out = (x.double() for x in inputs())
+    size = 0.25
+    q, k = q.requires_grad_(), k.requires_grad_()
+    mask = torch.ones(100, 100, dtype=torch.bool).triu(1)
+    scores = (q @ k.mT * 32**-0.5).masked_fill(mask, -torch.inf)
+    p = scores.softmax(-1)
+    out = p @ v
+    error = (size * grad_out.norm(dim=-1) * out.norm(dim=-1)).detach()
+    attended = (p.detach() * scores.masked_fill(mask, 0.0)).sum(-1)
+    tilted = torch.autograd.grad((grad_out * out).sum() - (error * attended).sum(), (q, k))
+    variant = injecting("bias", exact_row_sum=True)
+    single = [x.detach().float() for x in (q, k, v, grad_out)]
+    noise = noise_key(single[0], SEED, STEP, LAYER)
+    saved = reference.flash_forward(*single[:3], variant, noise)
+    grads = reference.flash_backward(single[3], *single[:3], *saved, variant, noise)
+    for grad, expected in zip(grads, tilted, strict=False):
+        assert (grad.double() - expected).norm() <= 1e-5 * expected.norm()
+
+
 @pytest.mark.parametrize("kind", ["bias", "noise"])
 def test_the_error_is_of_the_output_as_returned(kind: str) -> None:
     """Not of the O that δ is of: here the two differ by BF16's rounding to 2 bits."""
@@ -160,6 +208,8 @@ def test_only_the_selected_heads_take_the_error() -> None:
         ({"kind": "drift"}, "attn.delta_error.kind=drift"),
         ({"size": 1e-3}, "attn.delta_error.kind=none"),
         ({"layers": (1,)}, "attn.delta_error.kind=none"),
+        ({"into": "grad_q"}, "attn.delta_error.kind=none"),
+        ({"kind": "bias", "into": "grad_v"}, "attn.delta_error.into=grad_v"),
         ({"kind": "bias", "size": float("nan")}, "attn.delta_error.size=nan"),
         ({"kind": "bias", "layers": (0,)}, "attn.delta_error.layers=[0]"),
         ({"kind": "bias", "layers": ()}, "attn.delta_error.layers=[]"),

@@ -120,6 +120,10 @@ def test_a_selection_travels_whole() -> None:
             {"layers": (2,), "elsewhere": PLAIN, "delta_error": DeltaError(kind="bias", size=1e-3, layers=(1,))},
             "attn.delta_error.layers=[1]",
         ),
+        (
+            {"center_keys": True, "delta_error": DeltaError(kind="bias", size=1e-3, into="grad_k")},
+            "attn.delta_error.into",
+        ),
         ({"center_keys": True, "center_grad_q": True}, "attn.center_grad_q=true"),
         ({"scores": "nearest", "scores_bits": 0}, "attn.scores_bits=0"),
         ({"out_bits": 11}, "attn.out_bits=11"),

@@ -103,11 +103,12 @@ def whole_scores(q: Tensor, k: Tensor, variant: AttentionVariant, *, layer: int,
 def delta_error(
     grad_out: Tensor, out: Tensor, variant: AttentionVariant, *, layer: int, seed_and_step: Tensor
 ) -> Tensor:
-    """The error [B, H, T] float32 that the variant injects into δ; dO and O are [B, H, T, d]."""
-    error = grad_out.new_empty(grad_out.shape[:-1], dtype=torch.float32)
+    """The error [B, H, T] float32 that the variant injects into the δ of dQ; dO and O are [B, H, T, d]."""
+    error = grad_out.new_zeros(grad_out.shape[:-1], dtype=torch.float32)
     for choices, heads in variant.groups(layer, grad_out.shape[1]):
-        noise, chosen = _noise_key(grad_out, seed_and_step, layer, heads), _index(heads, grad_out)
-        error[:, chosen] = reference.delta_error(grad_out[:, chosen], out[:, chosen], choices.delta_error, noise)
+        if choices.delta_error.into != "grad_k":
+            noise, chosen = _noise_key(grad_out, seed_and_step, layer, heads), _index(heads, grad_out)
+            error[:, chosen] = reference.delta_error(grad_out[:, chosen], out[:, chosen], choices.delta_error, noise)
     return error
 
 

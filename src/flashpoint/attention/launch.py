@@ -23,6 +23,7 @@ _ROUNDING = {"none": 0, "nearest": 1, "stochastic": 2}
 _SHIFT = {"rowmax": 0, "offset": 1, "dynamic_max": 2}
 _DELTA = {"out": 0, "out_fp32": 1, "p_dp": 2, "out_independent": 3}
 _DELTA_ERROR = {"none": 0, "bias": 1, "noise": 2}
+_INTO = {"both": 0, "grad_q": 1, "grad_k": 2}
 _NO_GUARD = 3.0e38
 _CHUNK_ELEMENTS = 16_384
 """Elements of K that the centring pass reads at a time."""
@@ -158,7 +159,7 @@ def row_pass(
 
     Returns:
         grad_q: dQ [B, H, T, d].
-        rows: L and δ, [2, B·H, T'] float32, with T' the next multiple of a block of queries.
+        rows: L and the δ of dK, [2, B·H, T'] float32, with T' the next multiple of a block of queries.
         drift: Σᵢ (Σⱼ dSᵢⱼ) qᵢ over each block of queries, [B·H, blocks, d] float32, α left out; empty unless K is
             centred.
     """
@@ -214,6 +215,7 @@ def _choices(variant: AttentionVariant, layer: int, size: int, tiles: int) -> Ch
         delta=_DELTA[variant.delta],
         delta_error=_DELTA_ERROR[variant.delta_error.kind if error_size else "none"],
         delta_error_size=error_size,
+        delta_error_into=_INTO[variant.delta_error.into] if error_size else 0,
         exact_row_sum=variant.exact_row_sum,
         center_keys=variant.center_keys,
         center_grad_q=variant.center_grad_q,

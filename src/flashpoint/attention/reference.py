@@ -102,7 +102,7 @@ def flash_backward(
     inputs = Inputs.of(q, centered if variant.center_keys else k, v, variant, noise)
     keys_of_grad_q = centered_keys(k).float() if variant.center_grad_q else inputs.k
     grad_out = grad_out.float()
-    delta = _attention_delta(inputs, grad_out, out, logsumexp, out_for_delta)
+    delta_of_q, delta_of_k = _deltas(inputs, grad_out, out, logsumexp, out_for_delta)
     grad_q, grad_k, grad_v = (inputs.q.new_zeros(q.shape) for _ in range(3))
     for rows in inputs.row_chunks():
         for tile in inputs.tiles(rows):
@@ -110,8 +110,10 @@ def flash_backward(
             grad_out_tile = grad_out[..., tile.rows, :]
             grad_v[..., tile.keys, :] += p.mT @ grad_out_tile
             grad_p = grad_out_tile @ inputs.v[..., tile.keys, :].mT
-            grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - delta[..., tile.rows, None]), tile)
+            grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - delta_of_q[..., tile.rows, None]), tile)
             grad_q[..., tile.rows, :] += grad_s @ keys_of_grad_q[..., tile.keys, :]
+            if delta_of_k is not delta_of_q:
+                grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - delta_of_k[..., tile.rows, None]), tile)
             grad_k[..., tile.keys, :] += grad_s.mT @ inputs.q[..., tile.rows, :]
     grad_q, grad_k = grad_q * inputs.scale, grad_k * inputs.scale
     if variant.center_keys:
@@ -215,8 +217,10 @@ def delta_error(grad_out: Tensor, out: Tensor, error: DeltaError, noise: NoiseKe
     return torch.where(negative, -sizes, sizes)
 
 
-def _attention_delta(inputs: Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_for_delta: Tensor) -> Tensor:
-    """δ [B, H, T] float32 as the variant takes it."""
+def _deltas(
+    inputs: Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_for_delta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """δ of dQ and of dK [B, H, T] float32 as the variant takes them; one tensor where they do not differ."""
     variant = inputs.variant
     if variant.exact_row_sum or variant.delta == "p_dp":
         delta, mass = torch.zeros_like(logsumexp), torch.zeros_like(logsumexp)
@@ -226,9 +230,11 @@ def _attention_delta(inputs: Inputs, grad_out: Tensor, out: Tensor, logsumexp: T
         delta = delta / mass if variant.exact_row_sum else delta
     else:
         delta = (grad_out * (out_for_delta if variant.saves_out_for_delta else out.float())).sum(-1)
-    if variant.delta_error.kind == "none":
-        return delta
-    return delta + delta_error(grad_out, out, variant.delta_error, inputs.noise)
+    error = variant.delta_error
+    if error.kind == "none":
+        return delta, delta
+    erring = delta + delta_error(grad_out, out, error, inputs.noise)
+    return erring if error.into != "grad_k" else delta, erring if error.into != "grad_q" else delta
 
 
 def _probs_and_grads(inputs: Inputs, grad_out: Tensor, logsumexp: Tensor) -> Iterator[tuple[Tile, Tensor, Tensor]]:

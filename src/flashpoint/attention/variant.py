@@ -36,12 +36,14 @@ class DeltaError:
     """Share of |dO_i|₂·|O_i|₂, the largest |δ_i| that these norms allow; O as the forward pass returned it."""
     layers: tuple[int, ...] | None = None
     """Layers, from 1, whose δ takes the error; None means all."""
+    into: Literal["both", "grad_q", "grad_k"] = "both"
+    """Which gradient is made with the δ that has the error: dQ and dK, or one of them, the other with δ as it was."""
 
     def __post_init__(self) -> None:
         check_literals(self, "attn.delta_error")
         if not math.isfinite(self.size):
             raise ValueError(f"attn.delta_error.size={self.size}: give a finite number")
-        if self.kind == "none" and (self.size or self.layers is not None):
+        if self.kind == "none" and (self.size or self.layers is not None or self.into != "both"):
             raise ValueError("attn.delta_error.kind=none makes no error of that size or there: set it to bias or noise")
         if self.layers is not None:
             object.__setattr__(self, "layers", _distinct("delta_error.layers", self.layers))
@@ -178,6 +180,11 @@ class AttentionVariant:
             return
         if self.kernel == "sdpa":
             raise ValueError("attn.delta_error: kernel=sdpa computes δ out of reach; take attn=flash_fp32")
+        if self.delta_error.into != "both" and self.center_keys:
+            raise ValueError(
+                "attn.delta_error.into: with attn.center_keys=true dQ and dK share one row sum of dS; take "
+                "attn=flash_exact_rowsum"
+            )
         injected = self.delta_error.layers
         if injected is not None and self.layers is not None and not set(injected) <= set(self.layers):
             raise ValueError(

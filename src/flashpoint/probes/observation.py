@@ -78,7 +78,7 @@ class Observation:
 
     @cached_property
     def delta(self) -> Tensor:
-        """δ [L, N, H, T] as the variant takes it, with the error that it injects: the paper's δ_lp."""
+        """δ [L, N, H, T] as the variant takes it for dQ, with the error that it injects: the paper's δ_lp."""
         own = self._where_it_runs(self._delta_of)
         if not self.variant.injected:
             return own
