@@ -85,6 +85,7 @@ OFFSET = (
     "score_mean entropy tied_rows w_q_spectral_norm w_k_spectral_norm token_similarity w_q_mean_key_share "
     "w_q_update_mean_key_share"
 )
+INPUTS = " ".join(f"layer/{layer}/head/1/input_similarity" for layer in range(1, 7))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,21 @@ OFFSET = (
             "w_q_spectral_norm",
         ),
         ("mechanism.md", f"series.py flash_bf16_seed-2 --head 2/2 {OFFSET} --every 400"),
+        (
+            "mechanism.md",
+            "series.py ../centered-h200/flash_centered_grad_seed-4 --head 2/1 score_mean w_q_spectral_norm "
+            "w_k_spectral_norm w_q_mean_key_share attended_key_mean_key_cosine input_similarity --every 500",
+        ),
+        ("mechanism.md", f"series.py ../centered-h200/flash_centered_grad_seed-4 {INPUTS} --every 1000"),
+        ("mechanism.md", f"series.py ../centered-h200/flash_centered_grad_seed-6 {INPUTS} --every 1000"),
+        *(
+            (
+                "laptop.md",
+                f"series.py ../laptop-injected-into/{into}_seed-0 --head 1/1 w_q_spectral_norm w_k_spectral_norm "
+                "score_mean --every 500",
+            )
+            for into in ("grad_q", "grad_k")
+        ),
         (
             "laptop.md",
             "series.py ../laptop-centered/flash_centered_grad_seed-0 --head 1/1 w_q_spectral_norm w_q_mean_key_share "
@@ -146,10 +162,13 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
         ),
         (
             ["docs/mechanism.md"],
-            ["survival.py --control flash_fixed_paper", "ignite-h200/flash_fixed_paper_seed-[0-3]", "paper-h200/*"],
+            ["survival.py --control flash_fixed_paper", "ignite-h200/flash_fixed_paper_seed-[0-7]", "paper-h200/*"],
         ),
         (["docs/laptop.md"], ["survival.py", "laptop-variants/*", *LAPTOP]),
         (["docs/measurements.md"], ["survival.py", "screening-h200/*"]),
+        (["docs/measurements.md"], ["survival.py --control flash_bf16", "settings-h200/*"]),
+        (["docs/measurements.md"], ["survival.py --control flash_bf16", "corpus-h200/small*"]),
+        (["docs/measurements.md"], ["survival.py --control flash_bf16", "corpus-h200/stdlib*"]),
         (["docs/laptop.md"], ["survival.py --control flash_bf16", "laptop-selected/*"]),
         (["docs/laptop.md"], ["survival.py", "laptop-settings/*", "laptop/flash_bf16_seed-[0-3]"]),
         (["docs/laptop.md"], ["survival.py --control 'flash_unrounded_out exact_row_sum=True'", "laptop-probs/*"]),
@@ -183,6 +202,10 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
         (["docs/laptop.md"], ["delta_bias.py --by attention --of row_sum", "laptop-probs-bias/*"]),
         (["docs/laptop.md"], ["delta_bias.py --by attention", "laptop-probs-bias/*"]),
         (["docs/laptop.md"], ["onset.py attn.delta_error.size", "laptop-injected/*"]),
+        (
+            ["docs/laptop.md"],
+            ["survival.py --control 'flash_fp32 injected delta_error.into=both'", "laptop-injected-into/*"],
+        ),
         (["docs/mechanism.md"], ["onset.py attn.delta_error.size", "injected-h200/*"]),
         (
             ["docs/mechanism.md"],
@@ -227,9 +250,18 @@ def test_the_departures_in_the_documents_are_those_of_the_committed_runs(more: s
     assert printed in (REPOSITORY / "docs" / page).read_text()
 
 
-@pytest.mark.parametrize("window", ["", "--last 1000", "--since 500 --until 3000"])
-def test_the_biased_layers_in_the_documents_are_those_of_the_committed_runs(window: str) -> None:
-    printed = of_committed_runs(f"delta_bias.py --by layer {window}", "twins-h200/flash_bf16*", "bias-h200/*")
+@pytest.mark.parametrize(
+    ("window", "runs"),
+    [
+        *(
+            (window, ("twins-h200/flash_bf16*", "bias-h200/*"))
+            for window in ("", "--last 1000", "--since 500 --until 3000")
+        ),
+        ("", ("early-full-h200/*", "twins-h200/flash_bf16*")),
+    ],
+)
+def test_the_biased_layers_in_the_documents_are_those_of_the_committed_runs(window: str, runs: tuple[str, ...]) -> None:
+    printed = of_committed_runs(f"delta_bias.py --by layer {window}", *runs)
     shown = "".join(["```\n", *printed.splitlines(keepends=True)[-4:], "```\n"]) if "--until" in window else printed
     assert shown in (REPOSITORY / "docs/mechanism.md").read_text()
 
@@ -244,7 +276,10 @@ def test_the_sensitivities_in_the_documents_are_those_of_the_committed_runs() ->
 @pytest.mark.parametrize(
     ("page", "runs"),
     [
-        ("mechanism.md", ("targets-h200/*", "frozen-h200/flash_bf16-at*", "frozen-h200/flash_stochastic-at*")),
+        (
+            "mechanism.md",
+            ("targets-h200/*", *(f"frozen-h200/flash_{name}-at*" for name in ("bf16", "fp32", "stochastic"))),
+        ),
         ("laptop.md", ("laptop-targets/flash_bf16-1bit-*", "laptop-frozen/flash_bf16-1bit_*")),
     ],
 )
@@ -284,6 +319,7 @@ def test_the_biases_on_the_same_weights_in_the_documents_are_those_of_the_commit
     [
         ("laptop.md", ("hottest.py", "laptop-selected/*")),
         ("laptop.md", ("hottest.py", "laptop-probs/*")),
+        ("laptop.md", ("hottest.py", "laptop-injected-into/*")),
     ],
 )
 def test_lists_in_the_documents_are_those_of_the_committed_runs(page: str, command: tuple[str, str]) -> None:

@@ -23,7 +23,7 @@ from flashpoint.training import records
 from flashpoint.training import run as training
 from flashpoint.training.chain import Chain
 from tests import warm
-from tests.composed import CONFIGS
+from tests.composed import CONFIGS, composed_values
 from tests.conftest import REPOSITORY, Command, environment, train_command, wait_until
 
 OUTCOME = re.compile(
@@ -115,6 +115,16 @@ def test_a_replay_takes_the_formats_that_it_is_given(recorded: Path, train: Comm
     assert (attn["name"], attn["out_unnormalized_bits"]) == ("flash_fixed", 5)
 
 
+def test_a_corpus_gone_over_and_over_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    config = build_config(
+        composed_values("train.steps=1000", "train.batch_size=2", "model.context=8"), CONFIGS / "attn"
+    )
+    training._tell_of_a_small_corpus(config, 800)  # 1,000 · 2 · 8 tokens: 20 times
+    assert not capsys.readouterr().err
+    training._tell_of_a_small_corpus(config, 700)
+    assert "700 tokens, which train.steps=1000 go over 23 times" in capsys.readouterr().err
+
+
 def test_an_injected_replay_of_an_older_run_says_what_it_is(recorded: Path, train: Command, tmp_path: Path) -> None:
     older = tmp_path / "runs/older"
     shutil.copytree(recorded / "runs/original", older)
@@ -128,7 +138,7 @@ def test_an_injected_replay_of_an_older_run_says_what_it_is(recorded: Path, trai
     run = Path(outcome_of(result)[6])
     assert "_flash_bf16_injected_seed0" in run.name
     error = json.loads((tmp_path / run / "config.json").read_text())["attn"]["delta_error"]
-    assert error == {"kind": "bias", "size": 0.01, "layers": None}
+    assert error == {"kind": "bias", "size": 0.01, "layers": None, "into": "both"}
     assert losses_of(tmp_path / run)[0] == losses_of(older)[0]
     assert losses_of(tmp_path / run)[2:] != losses_of(older)[2:]
 

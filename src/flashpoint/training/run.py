@@ -36,6 +36,9 @@ from flashpoint.training.records import Records
 from flashpoint.training.start import Start, starting_point
 from flashpoint.training.step import state_bytes
 
+MANY_PASSES = 20
+"""With steps for 18 the default experiment explodes as with 2, with 117 late or not at all (docs/measurements.md)."""
+
 
 def run(config: Config) -> Outcome:
     """Train, replay, resume or branch off one run; every process of it calls this.
@@ -72,6 +75,7 @@ def _run(
     if recorded and (difference := environment_difference(read_json(recorded.manifest)["environment"], environment)):
         notify(difference)
     tokens = _tokens(config)
+    _tell_of_a_small_corpus(config, len(tokens.train))
     model = GPT(config.model, config.attn, config.seed)
     order = BatchOrder(len(tokens.train), config.model.context, _batch_shape(config, ranks.world), config.seed)
     header = TapeHeader(
@@ -135,6 +139,16 @@ def _tell_what_kind_of_run(config: Config, device: torch.device) -> None:
         notify(f"attention: {config.attn.title}")
     if config.attn.injected:
         notify(f"{config.attn.name} injected: δ takes errors on purpose; the run shows what they do, not rounding")
+
+
+def _tell_of_a_small_corpus(config: Config, tokens: int) -> None:
+    train = config.train
+    passes = train.steps * train.batch_size * config.model.context / tokens
+    if passes > MANY_PASSES:
+        notify(
+            f"the corpus has {tokens:,} tokens, which train.steps={train.steps} go over {passes:.0f} times: known by "
+            "heart, it may explode late or not at all; a larger one comes with more installed packages, or data=text"
+        )
 
 
 def _tape(config: Config, recorded: RunFolder, ranks: Ranks, *, goes_on: bool) -> Tape:
