@@ -1,7 +1,8 @@
 """Print metrics of a run side by side: ``python scripts/series.py RUN NAME [NAME …]``, a row a step at which all are.
 
 Names are those of the metrics file, e.g. ``loss`` or ``layer/2/head/1/w_q_spectral_norm``; ``--head 2/1`` puts
-``layer/2/head/1/`` before those without a slash.
+``layer/2/head/1/`` before those without a slash. The heading is their last part, and where two of them would be alike
+the layer and head too: ``2/1 w_q_spectral_norm``.
 """
 
 from __future__ import annotations
@@ -26,12 +27,20 @@ def table(run: RunFolder, names: list[str], every: int) -> list[str]:
     for name in names[1:]:
         common = np.intersect1d(common, columns[name][0])
     chosen = [step for step in common if (step + 1) % every == 0 or step == common[-1]]
-    width = max(11, *(len(name.rsplit("/", 1)[-1]) for name in names))
-    lines = [" ".join(["   step", *(f"{name.rsplit('/', 1)[-1]:>{width}}" for name in names)])]
+    headings = _headings(names)
+    width = max(11, *map(len, headings))
+    lines = [" ".join(["   step", *(f"{heading:>{width}}" for heading in headings)])]
     for step in chosen:
         values = (columns[name][1][np.searchsorted(columns[name][0], step)] for name in names)
         lines.append(" ".join([f"{step:7,}", *(f"{value:{width}.4g}" for value in values)]))
     return lines
+
+
+def _headings(names: list[str]) -> list[str]:
+    ends = [name.rsplit("/", 1)[-1] for name in names]
+    if len(set(ends)) == len(ends):
+        return ends
+    return [f"{'/'.join(name.split('/')[1:-1:2])} {end}".strip() for name, end in zip(names, ends, strict=True)]
 
 
 def main() -> None:

@@ -116,6 +116,14 @@ INPUTS = " ".join(f"layer/{layer}/head/1/input_similarity" for layer in range(1,
         *(
             (
                 "laptop.md",
+                f"series.py ../laptop-similarity/{name}_seed-0 layer/1/head/1/input_similarity "
+                "layer/2/head/1/input_similarity --every 200",
+            )
+            for name in ("flash_bf16", "flash_exact_rowsum")
+        ),
+        *(
+            (
+                "laptop.md",
                 f"series.py ../laptop-injected-into/{into}_seed-0 --head 1/1 w_q_spectral_norm w_k_spectral_norm "
                 "score_mean --every 500",
             )
@@ -241,11 +249,15 @@ DEPARTING = (
 
 
 @pytest.mark.parametrize(
-    ("more", "runs"),
-    [("input_similarity attended_key_similarity", "laptop-twins/*"), ("v_sign_max --hottest-head", "twins-h200/*")],
+    ("names", "runs"),
+    [
+        (f"{DEPARTING} input_similarity attended_key_similarity", "laptop-twins/*"),
+        ("input_similarity w_q_spectral_norm", "laptop-similarity/*"),
+        (f"{DEPARTING} v_sign_max --hottest-head", "twins-h200/*"),
+    ],
 )
-def test_the_departures_in_the_documents_are_those_of_the_committed_runs(more: str, runs: str) -> None:
-    printed = of_committed_runs(f"departures.py {DEPARTING} {more} --runs", runs)
+def test_the_departures_in_the_documents_are_those_of_the_committed_runs(names: str, runs: str) -> None:
+    printed = of_committed_runs(f"departures.py {names} --runs", runs)
     page = "laptop.md" if "laptop" in runs else "mechanism.md"
     assert printed in (REPOSITORY / "docs" / page).read_text()
 
@@ -268,9 +280,15 @@ def test_the_biased_layers_in_the_documents_are_those_of_the_committed_runs(wind
 
 def test_the_sensitivities_in_the_documents_are_those_of_the_committed_runs() -> None:
     options = f"--since 1500 --until 2501 --verdicts {REFERENCE / 'ignite-h200'}"
-    assert (
-        of_committed_runs(f"sensitivity.py {options}", "early-h200/*") in (REPOSITORY / "docs/mechanism.md").read_text()
-    )
+    of_gpus = of_committed_runs(f"sensitivity.py {options}", "early-h200/*")
+    of_laptops = of_committed_runs("sensitivity.py --since 1000 --until 1200", "laptop-similarity/*")
+    assert of_gpus in (REPOSITORY / "docs/mechanism.md").read_text()
+    assert of_laptops in (REPOSITORY / "docs/laptop.md").read_text()
+    # The sentence on all 16 seeds of the baseline.
+    *_, last = of_committed_runs(
+        "sensitivity.py --since 3000 --until 3500", "early-full-h200/*", "twins-h200/flash_bf16*"
+    ).splitlines()
+    assert last == "largest in the layer that explodes: 12 of 16 (48 to 93 %); layer 2 in 15, layer 3 in 1"
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,15 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
     assert "the Σ of that error is not recorded" in refused
 
 
+def test_columns_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    names = [f"layer/{layer}/head/1/ties" for layer in (1, 2)]
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 4, "loss": 3.0, names[0]: 1.0, names[1]: 2.0}) + "\n")
+    alike = call("series.py", tmp_path, "loss", *names)
+    assert alike.stdout == "   step        loss    1/1 ties    2/1 ties\n      4           3           1           2\n"
+    assert call("series.py", tmp_path, "loss", names[0]).stdout.split("\n")[0] == "   step        loss        ties"
+
+
 def test_a_bias_is_over_the_variance_that_drawn_targets_have(tmp_path: Path) -> None:
     """Four of N = 8 tokens observed at 4 steps; their errors vary by 1 about means that the targets change."""
     for name, digest, targets, means in (
