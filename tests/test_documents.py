@@ -179,6 +179,13 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
         (["docs/measurements.md"], ["survival.py --control flash_bf16", "corpus-h200/stdlib*"]),
         (["docs/laptop.md"], ["survival.py --control flash_bf16", "laptop-selected/*"]),
         (["docs/laptop.md"], ["survival.py", "laptop-settings/*", "laptop/flash_bf16_seed-[0-3]"]),
+        (
+            ["docs/laptop.md"],
+            [
+                "survival.py --control 'flash_exact_rowsum, Ō of 1 mantissa bit'",
+                *("laptop-schedule/*", "laptop-similarity/flash_bf16_seed-[0-2]"),
+            ],
+        ),
         (["docs/laptop.md"], ["survival.py --control 'flash_unrounded_out exact_row_sum=True'", "laptop-probs/*"]),
         (["docs/laptop.md"], ["survival.py", "laptop-precision/control-*"]),
         (["docs/laptop.md"], ["loss.py", "laptop/flash_exact_rowsum_*", "laptop/flash_fp32_*"]),
