@@ -2,7 +2,7 @@
 
 Names are those of the metrics file, e.g. ``loss`` or ``layer/2/head/1/w_q_spectral_norm``; ``--head 2/1`` puts
 ``layer/2/head/1/`` before those without a slash. The heading is their last part, and where two of them would be alike
-the layer and head too: ``2/1 w_q_spectral_norm``.
+the layer and head too: ``2/1/w_q_spectral_norm``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _headings(names: list[str]) -> list[str]:
     ends = [name.rsplit("/", 1)[-1] for name in names]
     if len(set(ends)) == len(ends):
         return ends
-    return [f"{'/'.join(name.split('/')[1:-1:2])} {end}".strip() for name, end in zip(names, ends, strict=True)]
+    return [name.replace("layer/", "").replace("head/", "") for name in names]
 
 
 def main() -> None:

@@ -345,6 +345,7 @@ def test_the_biases_on_the_same_weights_in_the_documents_are_those_of_the_commit
         ("laptop.md", ("hottest.py", "laptop-selected/*")),
         ("laptop.md", ("hottest.py", "laptop-probs/*")),
         ("laptop.md", ("hottest.py", "laptop-injected-into/*")),
+        ("laptop.md", ("hottest.py", "laptop-injected-into-1e-3/*")),
     ],
 )
 def test_lists_in_the_documents_are_those_of_the_committed_runs(page: str, command: tuple[str, str]) -> None:

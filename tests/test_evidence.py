@@ -27,6 +27,14 @@ def test_the_runs_said_to_be_equal_are(name_of_equal: tuple[str, str]) -> None:
         ("default-h200/explosion", "replay-default-h200/explosion-rewound"),
         ("ignite-h200/flash_bf16_seed-2", "twins-h200/flash_bf16_seed-2"),
         ("ignite-h200/flash_bf16_seed-12", "twins-h200/flash_bf16_seed-12"),
+        *(
+            (f"ignite-h200/flash_bf16_seed-{seed}", f"early-full-h200/flash_bf16_seed-{seed}")
+            for seed in (0, 1, *range(3, 12), 13)
+        ),
+        *(
+            (f"ignite-h200/flash_centered_grad_seed-{seed}", f"centered-h200/flash_centered_grad_seed-{seed}")
+            for seed in (4, 6)
+        ),
         ("frozen-h200/flash_bf16-at4000_seed-2", "targets-h200/flash_bf16-unrounded-at4000_seed-2"),
         ("frozen-h200/flash_stochastic-at4500_seed-12", "targets-h200/flash_stochastic-model-at4500_seed-12"),
         ("probes-h200/default-unprobed", "probes-h200/default-probed"),

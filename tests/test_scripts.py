@@ -110,7 +110,7 @@ def test_columns_of_one_name_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 4, "loss": 3.0, names[0]: 1.0, names[1]: 2.0}) + "\n")
     alike = call("series.py", tmp_path, "loss", *names)
-    assert alike.stdout == "   step        loss    1/1 ties    2/1 ties\n      4           3           1           2\n"
+    assert alike.stdout == "   step        loss    1/1/ties    2/1/ties\n      4           3           1           2\n"
     assert call("series.py", tmp_path, "loss", names[0]).stdout.split("\n")[0] == "   step        loss        ties"
 
 
