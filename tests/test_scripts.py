@@ -94,12 +94,15 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
         "| all | sensitivity | 2.5 (2.5 to 2.5) | | | | | |",
         "| all | bias / variance | 0.04 (0.04 to 0.04) | | | | | |",
     ]
-    (sensitivity,) = call("sensitivity.py", tmp_path).stdout.splitlines()[2:]
+    (sensitivity,) = call("by_layer.py", "sensitivity", tmp_path).stdout.splitlines()[2:]
     assert sensitivity == f"| `{tmp_path.name}` | exploded at 1,500 | **2.5** |"
+    (mean,) = call("by_layer.py", "delta_error_sum", tmp_path).stdout.splitlines()[2:]
+    assert mean == f"| `{tmp_path.name}` | exploded at 1,500 | **1.06** |"  # (18 + 1) / (9 · 2)
+    assert "score_mean of heads was not measured" in refusal(call("by_layer.py", "score_mean", tmp_path))
     # Two of two: the lower end is 0.025^(1/2) = 16 %.
-    *_, told = call("sensitivity.py", tmp_path, tmp_path, "--verdicts", tmp_path.parent).stdout.splitlines()
+    *_, told = call("by_layer.py", "sensitivity", tmp_path, tmp_path, "--verdicts", tmp_path.parent).stdout.splitlines()
     assert told == "largest in the layer that explodes: 2 of 2 (16 to 100 %); layer 1 in 2"
-    missing = refusal(call("sensitivity.py", tmp_path, "--verdicts", tmp_path))
+    missing = refusal(call("by_layer.py", "sensitivity", tmp_path, "--verdicts", tmp_path))
     assert missing.startswith(f"error: {tmp_path / tmp_path.name}: no run there")
     refused = refusal(call("delta_bias.py", tmp_path, "--by", "layer", "--of", "row_sum"))
     assert "the Σ of that error is not recorded" in refused

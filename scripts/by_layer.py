@@ -1,9 +1,11 @@
-"""Which layer's output does the loss depend on? ``python scripts/sensitivity.py RUN [RUN …]``
+"""A quantity by layer: ``python scripts/by_layer.py sensitivity RUN [RUN …]``, or ``by_layer.py METRIC RUN [RUN …]``
 
-A row for each run, in bold the layer whose W_Q ends largest: the sensitivity N·|dO_i|·|O_i| in nats of the loss summed
-over the step's N tokens, root mean square over the tokens, heads and observed steps of a layer. By Fisher's identity
-(src/flashpoint/probes/targets.py) the bias of δ over the square of its noise is about that, in the unit of
-``attn.delta_error.size``. It is taken from the recorded errors of δ, so a run without any has none.
+A row for each run, in bold the layer whose W_Q ends largest. ``sensitivity`` is N·|dO_i|·|O_i| in nats of the loss
+summed over the step's N tokens, root mean square over the tokens, heads and observed steps of a layer: how much the
+loss depends on its output. By Fisher's identity (src/flashpoint/probes/targets.py) the bias of δ over the square of its
+noise is about that, in the unit of ``attn.delta_error.size``. It is taken from the recorded errors of δ, so a run
+without any has none. Of any metric of heads (``input_similarity``, ``score_mean``, …) it is the mean over heads and
+steps.
 
 ``--since`` and ``--until`` choose the steps (default: all up to 1,000 before the onset), ``--last N`` the last of them.
 
@@ -18,6 +20,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,15 +32,18 @@ from flashpoint.report.intervals import clopper_pearson
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
 
+SENSITIVITY = "sensitivity"
 
-def table(runs: Sequence[RecordedRun], verdicts: Sequence[RecordedRun], window: Window) -> Iterator[str]:
+
+def table(quantity: str, runs: Sequence[RecordedRun], verdicts: Sequence[RecordedRun], window: Window) -> Iterator[str]:
     """Markdown, a row a run with its verdict and hottest layer from ``verdicts``, then a line on the explosions."""
-    found = [_sensitivities(run, window) for run in runs]
+    of_layers, form = (_sensitivities, ".1f") if quantity == SENSITIVITY else (partial(_means, quantity), ".3g")
+    found = [of_layers(run, window) for run in runs]
     count = max(map(len, found))
     yield f"| run | verdict | {' | '.join(f'layer {layer + 1}' for layer in range(count))} |"
     yield "|---|---|" + "---|" * count
     for run, verdict, values in zip(runs, verdicts, found, strict=True):
-        cells = ["" if np.isnan(value) else f"{value:.1f}" for value in values] + [""] * (count - len(values))
+        cells = ["" if np.isnan(value) else f"{value:{form}}" for value in values] + [""] * (count - len(values))
         if cells[verdict.hottest_layer - 1]:
             cells[verdict.hottest_layer - 1] = f"**{cells[verdict.hottest_layer - 1]}**"
         yield f"| `{run.name}` | {verdict.verdict} | {' | '.join(cells)} |"
@@ -62,8 +68,16 @@ def _sensitivities(run: RecordedRun, window: Window) -> NDArray[np.float64]:
     return np.array([sums.sensitivity(relative, at) for at in layers])
 
 
+def _means(metric: str, run: RecordedRun, window: Window) -> NDArray[np.float64]:
+    """[L]."""
+    steps, values = run.measured_by_head(metric)
+    means: NDArray[np.float64] = values[..., window.of(run, steps)].mean((1, 2))
+    return means
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("quantity", help="sensitivity, or a metric of heads")
     parser.add_argument("runs", nargs="+", metavar="RUN")
     Window.add_options(parser)
     parser.add_argument("--verdicts", metavar="FOLDER", type=Path, help="of runs with the same names")
@@ -73,7 +87,7 @@ def main() -> None:
         verdicts = runs
         if arguments.verdicts:
             verdicts = [RecordedRun(RunFolder.open(arguments.verdicts / run.name)) for run in runs]
-        print("\n".join(table(runs, verdicts, Window.of_options(arguments))))
+        print("\n".join(table(arguments.quantity, runs, verdicts, Window.of_options(arguments))))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
