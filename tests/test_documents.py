@@ -170,6 +170,21 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
         ),
         (
             ["docs/mechanism.md"],
+            [
+                "survival.py --control flash_bf16",
+                *(f"ignite-h200/flash_bf16_seed-{seed}" for seed in (4, 10, 13, 14)),
+                "selected-third-h200/*",
+            ],
+        ),
+        (
+            ["docs/mechanism.md"],
+            [
+                "survival.py --control 'flash_exact_rowsum injected delta_error.into=both'",
+                *("injected-into-h200/*", "injected-h200/bias1e-5-L2*"),
+            ],
+        ),
+        (
+            ["docs/mechanism.md"],
             ["survival.py --control flash_fixed_paper", "ignite-h200/flash_fixed_paper_seed-[0-7]", "paper-h200/*"],
         ),
         (["docs/laptop.md"], ["survival.py", "laptop-variants/*", *LAPTOP]),
@@ -287,13 +302,17 @@ def test_the_biased_layers_in_the_documents_are_those_of_the_committed_runs(wind
 
 def test_the_sensitivities_in_the_documents_are_those_of_the_committed_runs() -> None:
     options = f"--since 1500 --until 2501 --verdicts {REFERENCE / 'ignite-h200'}"
-    of_gpus = of_committed_runs(f"sensitivity.py {options}", "early-h200/*")
-    of_laptops = of_committed_runs("sensitivity.py --since 1000 --until 1200", "laptop-similarity/*")
+    of_gpus = of_committed_runs(f"by_layer.py sensitivity {options}", "early-h200/*")
+    of_laptops = of_committed_runs("by_layer.py sensitivity --since 1000 --until 1200", "laptop-similarity/*")
     assert of_gpus in (REPOSITORY / "docs/mechanism.md").read_text()
+    for quantity in ("sensitivity", "input_similarity"):
+        options = f"--since 3000 --until 3500 --verdicts {REFERENCE / 'ignite-h200'}"
+        of_ten = of_committed_runs(f"by_layer.py {quantity} {options}", "early-similarity-h200/*")
+        assert of_ten in (REPOSITORY / "docs/mechanism.md").read_text()
     assert of_laptops in (REPOSITORY / "docs/laptop.md").read_text()
     # The sentence on all 16 seeds of the baseline.
     *_, last = of_committed_runs(
-        "sensitivity.py --since 3000 --until 3500", "early-full-h200/*", "twins-h200/flash_bf16*"
+        "by_layer.py sensitivity --since 3000 --until 3500", "early-full-h200/*", "twins-h200/flash_bf16*"
     ).splitlines()
     assert last == "largest in the layer that explodes: 12 of 16 (48 to 93 %); layer 2 in 15, layer 3 in 1"
 
@@ -342,6 +361,7 @@ def test_the_biases_on_the_same_weights_in_the_documents_are_those_of_the_commit
 @pytest.mark.parametrize(
     ("page", "command"),
     [
+        ("mechanism.md", ("hottest.py", "injected-into-h200/*")),
         ("laptop.md", ("hottest.py", "laptop-selected/*")),
         ("laptop.md", ("hottest.py", "laptop-probs/*")),
         ("laptop.md", ("hottest.py", "laptop-injected-into/*")),

@@ -31,6 +31,7 @@ def test_the_runs_said_to_be_equal_are(name_of_equal: tuple[str, str]) -> None:
             (f"ignite-h200/flash_bf16_seed-{seed}", f"early-full-h200/flash_bf16_seed-{seed}")
             for seed in (0, 1, *range(3, 12), 13)
         ),
+        ("ignite-h200/flash_bf16_seed-2", "early-similarity-h200/flash_bf16_seed-2"),
         *(
             (f"ignite-h200/flash_centered_grad_seed-{seed}", f"centered-h200/flash_centered_grad_seed-{seed}")
             for seed in (4, 6)
