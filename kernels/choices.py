@@ -14,6 +14,10 @@ ROWMAX = tl.constexpr(0)
 OFFSET = tl.constexpr(1)
 DYNAMIC_MAX = tl.constexpr(2)
 
+OF_UNROUNDED = tl.constexpr(0)
+OF_ROUNDED = tl.constexpr(1)
+BEFORE_PRODUCT = tl.constexpr(2)
+
 FROM_OUT = tl.constexpr(0)
 FROM_OUT_FP32 = tl.constexpr(1)
 FROM_P_DP = tl.constexpr(2)
@@ -53,7 +57,8 @@ class Choices:
     beta: float
     tie_tolerance: float
     max_shift: float
-    rounded_normalizer: bool
+    normalizer: int
+    """BEFORE_PRODUCT only with one block of keys for the whole row."""
     delta: int
     delta_error: int
     """NO_ERROR also in layers that take none."""

@@ -6,7 +6,16 @@ Comments count lines of FlashAttention-2 (arXiv 2307.08691), Algorithm 1.
 import triton
 import triton.language as tl
 
-from flashpoint.kernels.choices import BF16_BITS, DYNAMIC_MAX, FROM_OUT_FP32, FROM_OUT_INDEPENDENT, NEAREST, OFFSET
+from flashpoint.kernels.choices import (
+    BEFORE_PRODUCT,
+    BF16_BITS,
+    DYNAMIC_MAX,
+    FROM_OUT_FP32,
+    FROM_OUT_INDEPENDENT,
+    NEAREST,
+    OF_ROUNDED,
+    OFFSET,
+)
 from flashpoint.kernels.rounding import (
     as_operand,
     divide,
@@ -99,13 +108,19 @@ def add_tile(
     D: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, PACKED: tl.constexpr, OTHER_SUM: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):  # fmt: skip
-    """ℓ, Ō, the Ō of δ and the P̄ that are 1, with one more tile under the shift m: lines 9 and 10."""
+    """ℓ, Ō, the Ō of δ and the P̄ that are 1, with one more tile under the shift m: lines 9 and 10.
+
+    With BEFORE_PRODUCT ``b_l`` is the whole row's already, and P̄/ℓ takes the place of P̄.
+    """
     columns = (start + tl.arange(0, BK))[None, :]
     b_p = exponentials(x, b_m, C, PACKED)
+    if C.normalizer == BEFORE_PRODUCT:
+        b_p = divide(b_p, b_l[:, None])
     b_p_operand = as_operand(b_p, C.probs, C.probs_bits, noise_ptr, layer | (1 << 12), i_bh, rows, columns)
-    if C.rounded_normalizer:
+    if C.normalizer == OF_ROUNDED:
         b_p = round_point(b_p, C.probs, C.probs_bits, noise_ptr, layer | (1 << 12), 0, i_bh, rows, columns)
-    b_l += tl.sum(b_p, 1)
+    if C.normalizer != BEFORE_PRODUCT:
+        b_l += tl.sum(b_p, 1)
     b_v = load_rows(v_tiles, i_b, i_h, start, BK, D)
     b_o = product(b_p_operand, b_v, b_o)
     if OTHER_SUM:
@@ -182,11 +197,20 @@ def forward_rows(
                 b_ones = tl.where(b_m_new > b_m, 0, b_ones)
             b_m = b_m_new
             if C.tiles == 1:
+                if C.normalizer == BEFORE_PRODUCT:
+                    b_l = tl.sum(exponentials(x, b_m, C, PACKED), 1)
                 b_l, b_o, b_other, b_ones = add_tile(
                     x, v_tiles, i_b, i_h, start, rows, b_m, b_l, b_o, b_other, b_ones, noise_ptr, layer, i_bh, D, BK, C,
                     PACKED, OTHER_SUM, STATISTICS,
                 )  # fmt: skip
             else:
+                if C.normalizer == BEFORE_PRODUCT:
+                    for o_k in range(start, stop, BK):
+                        x = scores_of_keys(
+                            b_q, k_tiles, i_b, i_h, o_k, rows, noise_ptr, layer, i_bh, D, BK, C, on_diagonal,
+                            PACKED,
+                        )  # fmt: skip
+                        b_l += tl.sum(exponentials(x, b_m, C, PACKED), 1)
                 for o_k in range(start, stop, BK):
                     x = scores_of_keys(
                         b_q, k_tiles, i_b, i_h, o_k, rows, noise_ptr, layer, i_bh, D, BK, C, on_diagonal,
@@ -217,13 +241,16 @@ def forward_rows(
                 b_other, C.out_unnormalized, C.out_unnormalized_bits, noise_ptr, layer | (6 << 12), 0, i_bh, rows,
                 features,
             )  # fmt: skip
-    b_out = divide(b_o, b_l[:, None])
+    b_divisor = b_l
+    if C.normalizer == BEFORE_PRODUCT:
+        b_divisor = tl.full([BQ], 1.0, tl.float32)
+    b_out = divide(b_o, b_divisor[:, None])
     b_out = round_point(b_out, C.out, C.out_bits, noise_ptr, layer | (3 << 12), 0, i_bh, rows, features)
     o_out = token_offsets(i_b, i_h, o_rows, H, T, D)
     tl.store(o_ptr + o_out, to_dtype_of(b_out, o_ptr), mask=rows < T)  # line 12
     if FOR_DELTA:
         o_delta_ptr += o_out
-        b_other = divide(b_other, b_l[:, None])
+        b_other = divide(b_other, b_divisor[:, None])
         if REDRAWS:
             b_other = round_point(b_other, C.out, C.out_bits, noise_ptr, layer | (7 << 12), 0, i_bh, rows, features)
         tl.store(o_delta_ptr, b_other, mask=rows < T)

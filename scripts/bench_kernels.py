@@ -52,7 +52,7 @@ def candidates() -> dict[str, Attention]:
 
     files = sorted((Path(__file__).parent.parent / "configs/attn").glob("*.yaml"))
     variants = [AttentionVariant.from_dict(yaml.safe_load(path.read_text())) for path in files]
-    kernels = [variant for variant in variants if variant.kernel == "flash" and variant.normalizer != "before_product"]
+    kernels = [variant for variant in variants if variant.kernel == "flash"]
     return {
         **{name: backend(kind) for name, kind in BACKENDS.items()},
         **{variant.name: ours(variant) for variant in kernels},

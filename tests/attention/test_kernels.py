@@ -25,7 +25,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FROM_FILES = {
     path.stem: AttentionVariant.from_dict(yaml.safe_load(path.read_text()))
     for path in sorted((REPOSITORY / "configs/attn").glob("*.yaml"))
-    if path.stem not in ("sdpa", "standard")
+    if path.stem != "sdpa"
 }
 POINTS = ("scores", "probs", "out_unnormalized", "out", "grad_scores")
 
@@ -136,7 +136,8 @@ def test_what_is_exactly_decidable_is_identical(name: str) -> None:
         assert (ones == expected_ones).float().mean() > 0.99
     else:
         assert torch.equal(ones, expected_ones)
-    if variant.shift == "rowmax" and variant.probs == "nearest" and not variant.fused_exponent:
+    unnormalized = variant.normalizer != "before_product"
+    if unnormalized and variant.shift == "rowmax" and variant.probs == "nearest" and not variant.fused_exponent:
         scores = (q.double() @ k.double().mT).cpu().masked_fill(torch.ones(130, 130).triu(1) == 1, -torch.inf)
         tied = (scores == scores.amax(-1, keepdim=True)).sum(-1)
         assert torch.equal(ones.cpu(), tied.int())
@@ -231,12 +232,25 @@ def test_one_launch_computes_each_head_as_if_its_variant_were_everywhere(other: 
         assert torch.equal(result[quantity][:, 0], of_other[quantity][:, 0]), quantity
 
 
+def test_standard_attention_rounds_what_a_softmax_returns() -> None:
+    """FP64 softmax of BF16 scores, its result in BF16, times V: not P̄ in BF16, divided after the product."""
+    q, k, v, _ = inputs(130, 64)
+    scores = (q.double() @ k.double().mT / 8).bfloat16().double()
+    hidden = torch.ones(130, 130, device=DEVICE).triu(1) == 1
+    p = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1).bfloat16().double()
+    expected = (p @ v.double()).bfloat16().double().cpu()
+    missed = [
+        (computed(name, 130, 64)[0]["out"] != expected).double().mean() for name in ("standard", "flash_delta_pdp")
+    ]
+    assert missed[0] < 0.01
+    assert missed[1] > 0.2
+
+
 def test_what_the_kernels_lack_is_left_to_the_reference() -> None:
     q = inputs(16, 32)[0]
     assert not launch.kernels_support(q.float(), VARIANTS["flash_bf16"])
     assert not launch.kernels_support(q[..., :24], VARIANTS["flash_bf16"])
     assert not launch.kernels_support(q, AttentionVariant(block_k=100))
-    assert not launch.kernels_support(q, AttentionVariant(normalizer="before_product", block_k=None))
 
 
 def test_the_table_suits_both_backward_kernels_and_travels_as_plain_values() -> None:

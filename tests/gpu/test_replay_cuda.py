@@ -25,7 +25,7 @@ def test_replay_is_bitwise_and_another_attention_keeps_the_tape(text_file: Path,
     original = outcome("original", "train.steps=40", tiny=True)
     again = outcome("again", "replay=original", tiny=False)
     other = outcome("other", "replay=original", "attn=flash_stochastic", tiny=False)
-    outcome("not_a_kernel", "replay=original", "attn=standard", tiny=False)  # its step is recorded, too
+    outcome("not_a_kernel", "replay=original", "attn.block_k=48", tiny=False)  # its step is recorded, too
     launched_singly = outcome("singly", "replay=original", "train.cuda_graph=false", tiny=False)
     observed = outcome("observed", "replay=original", "probes.attention_interval=1", tiny=False)
     unobserved = ("probes.attention_interval=0", "probes.weights_interval=0")

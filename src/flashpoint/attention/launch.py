@@ -21,6 +21,7 @@ from flashpoint.kernels.table import Tiles
 
 _ROUNDING = {"none": 0, "nearest": 1, "stochastic": 2}
 _SHIFT = {"rowmax": 0, "offset": 1, "dynamic_max": 2}
+_NORMALIZER = {"unrounded": 0, "rounded": 1, "before_product": 2}
 _DELTA = {"out": 0, "out_fp32": 1, "p_dp": 2, "out_independent": 3}
 _DELTA_ERROR = {"none": 0, "bias": 1, "noise": 2}
 _INTO = {"both": 0, "grad_q": 1, "grad_k": 2}
@@ -32,10 +33,10 @@ _CHUNK_ELEMENTS = 16_384
 def kernels_support(q: Tensor, variant: AttentionVariant) -> bool:
     """Whether the kernels compute ``variant`` on tensors like ``q`` [B, H, T, d]; the reference does all others.
 
-    They take BF16, d ∈ {16, 32, 64, 128}, key blocks of whole tiles, and no normalisation before the product.
+    They take BF16, d ∈ {16, 32, 64, 128} and key blocks of whole tiles.
     """
     size = q.shape[-1]
-    if q.dtype != torch.bfloat16 or size not in table.FORWARD or variant.normalizer == "before_product":
+    if q.dtype != torch.bfloat16 or size not in table.FORWARD:
         return False
     block = variant.block_k
     return block is None or (block >= 16 and triton.next_power_of_2(block) == block)
@@ -211,7 +212,7 @@ def _choices(variant: AttentionVariant, layer: int, size: int, tiles: int) -> Ch
         beta=variant.beta,
         tie_tolerance=variant.tie_tolerance / unit,
         max_shift=_NO_GUARD if variant.max_shift is None else variant.max_shift / unit,
-        rounded_normalizer=variant.normalizer == "rounded",
+        normalizer=_NORMALIZER[variant.normalizer],
         delta=_DELTA[variant.delta],
         delta_error=_DELTA_ERROR[variant.delta_error.kind if error_size else "none"],
         delta_error_size=error_size,
