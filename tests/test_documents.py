@@ -149,7 +149,7 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
 @pytest.mark.parametrize(
     ("documents", "command"),
     [
-        (["README.md", "docs/laptop.md"], ["survival.py", "laptop/*"]),
+        (["docs/laptop.md"], ["survival.py", "laptop/*"]),
         (["README.md", "docs/mechanism.md"], ["survival.py --control flash_bf16", "ignite-h200/*"]),
         (
             ["docs/mechanism.md"],
