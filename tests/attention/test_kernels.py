@@ -39,6 +39,7 @@ def in_format(rounding: str, bits: int) -> AttentionVariant:
 VARIANTS = {
     **FROM_FILES,
     "rounded_normalizer": AttentionVariant(scores="nearest", normalizer="rounded"),
+    "normalized_for_delta": AttentionVariant(normalizer="before_product", block_k=None, delta="out_fp32"),
     "fused": AttentionVariant(fused_exponent=True),
     "offset": AttentionVariant(shift="offset", shift_offset=1.5),
     "small_blocks": AttentionVariant(
@@ -197,10 +198,10 @@ def test_flashattentions_own_criterion(name: str, stress: str) -> None:
 
 @pytest.mark.parametrize("length", [1, 15, 16, 63, 64, 128])
 @pytest.mark.parametrize("size", [16, 128])
-def test_edges_of_tiles(length: int, size: int) -> None:
+@pytest.mark.parametrize("name", ["flash_bf16", "standard"])
+def test_edges_of_tiles(name: str, length: int, size: int) -> None:
     tensors = inputs(length, size)
-    variant = FROM_FILES["flash_bf16"]
-    kernel, expected = kernels_and_reference(tensors, variant)
+    kernel, expected = kernels_and_reference(tensors, VARIANTS[name])
     for quantity in NAMES:
         scale = max(expected[quantity].abs().max().item(), expected["grad_v"].abs().max().item())
         assert (kernel[quantity] - expected[quantity]).abs().max() <= 2**-6 * scale, quantity
