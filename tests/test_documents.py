@@ -326,6 +326,7 @@ def test_the_sensitivities_in_the_documents_are_those_of_the_committed_runs() ->
             ("targets-h200/*", *(f"frozen-h200/flash_{name}-at*" for name in ("bf16", "fp32", "stochastic"))),
         ),
         ("laptop.md", ("laptop-targets/flash_bf16-1bit-*", "laptop-frozen/flash_bf16-1bit_*")),
+        ("laptop.md", ("laptop-targets-context/T1024-*",)),
     ],
 )
 def test_the_drawn_targets_in_the_documents_are_those_of_the_committed_runs(page: str, runs: tuple[str, ...]) -> None:
