@@ -71,6 +71,12 @@ def test_the_gpu_default_is_the_setting_in_which_the_explosion_was_seen() -> Non
         assert getattr(config.train, field) == settings["train"][field], field
 
 
+@pytest.mark.parametrize("experiment", ["laptop", "ignite"])
+def test_the_tokeniser_follows_the_models_vocabulary(experiment: str) -> None:
+    config = composed(f"experiment={experiment}", "model.vocab_size=1024")
+    assert (config.model.vocab_size, config.data.vocab_size) == (1024, 1024)
+
+
 def test_a_selection_names_its_other_variant() -> None:
     config = composed("attn=flash_bf16", "attn.layers=[2]", "attn.heads=[1,3]", "attn.elsewhere=standard")
     assert config.attn.elsewhere is not None
