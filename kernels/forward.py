@@ -196,21 +196,18 @@ def forward_rows(
             if STATISTICS:
                 b_ones = tl.where(b_m_new > b_m, 0, b_ones)
             b_m = b_m_new
+            if C.normalizer == BEFORE_PRODUCT:
+                for o_k in range(start, stop, BK):
+                    x_again = scores_of_keys(
+                        b_q, k_tiles, i_b, i_h, o_k, rows, noise_ptr, layer, i_bh, D, BK, C, on_diagonal, PACKED
+                    )
+                    b_l += tl.sum(exponentials(x_again, b_m, C, PACKED), 1)
             if C.tiles == 1:
-                if C.normalizer == BEFORE_PRODUCT:
-                    b_l = tl.sum(exponentials(x, b_m, C, PACKED), 1)
                 b_l, b_o, b_other, b_ones = add_tile(
                     x, v_tiles, i_b, i_h, start, rows, b_m, b_l, b_o, b_other, b_ones, noise_ptr, layer, i_bh, D, BK, C,
                     PACKED, OTHER_SUM, STATISTICS,
                 )  # fmt: skip
             else:
-                if C.normalizer == BEFORE_PRODUCT:
-                    for o_k in range(start, stop, BK):
-                        x = scores_of_keys(
-                            b_q, k_tiles, i_b, i_h, o_k, rows, noise_ptr, layer, i_bh, D, BK, C, on_diagonal,
-                            PACKED,
-                        )  # fmt: skip
-                        b_l += tl.sum(exponentials(x, b_m, C, PACKED), 1)
                 for o_k in range(start, stop, BK):
                     x = scores_of_keys(
                         b_q, k_tiles, i_b, i_h, o_k, rows, noise_ptr, layer, i_bh, D, BK, C, on_diagonal,
