@@ -264,6 +264,13 @@ def test_tables_in_the_documents_are_those_of_the_committed_runs(documents: list
         assert table in (REPOSITORY / document).read_text()
 
 
+def test_the_ratios_of_onsets_in_the_documents_are_those_of_the_committed_runs() -> None:
+    controls = [REFERENCE / f"ignite-h200/flash_bf16_seed-{seed}" for seed in (1, 2, 3, 12)]
+    result = call("onset_ratios.py", *sorted(REFERENCE.glob("settings-h200/*")), "--control", *controls)
+    assert result.returncode == 0, result.stderr
+    assert f"\n{result.stdout}\n" in (REPOSITORY / "docs/measurements.md").read_text()
+
+
 DEPARTING = (
     "score_max w_q_mean_key_share w_q_spectral_norm score_mean token_similarity w_k_spectral_norm step_similarity "
     "w_q_update_mean_key_share w_q_update_first_key_share tied_rows entropy"

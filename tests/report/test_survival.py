@@ -179,3 +179,25 @@ def test_a_control_that_several_rows_are_is_to_be_named(tmp_path: Path) -> None:
     assert "fits several rows: give one of flash_fp32 out=nearest; flash_fp32 out=none" in told
     named = call("survival.py", *runs, "--control", "flash_fp32 out=none").stdout
     assert "| `flash_bf16` | 3 of 3 | 29 to 100 % | 50 | none | 0.025 |" in named  # χ² = 5, as by hand
+
+
+def test_onsets_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    def record(name: str, seed: int, steps: int, onset: int | None = None, **train: float) -> str:
+        return write_run(tmp_path / name, {"name": "flash_bf16"}, seed=seed, steps=steps, onset=onset, train=train)
+
+    controls = [record("control-1", 1, 500, 400), record("control-2", 2, 900, 800)]
+    runs = [record("half-1", 1, 700, 600, lr=1.0), record("half-2", 2, 2000, lr=1.0), record("same-2", 2, 600, 500)]
+    result = call("onset_ratios.py", *runs, "--control", *controls)
+    assert result.stdout.splitlines()[2:] == [
+        "| `flash_bf16` | 1.50 | >2.50 |",
+        "| `flash_bf16 train.lr=0.5` |  | 0.62 |",
+    ]
+    alone = refusal(call("onset_ratios.py", runs[0], "--control", controls[1]))
+    assert alone == f"error: {runs[0]}: no control of seed 1; add one, or leave the run out"
+    stable = refusal(call("onset_ratios.py", runs[0], "--control", runs[1]))
+    assert stable == f"error: {runs[1]}: stable to 2,000, no onset to compare with; leave it out"
+    twice = refusal(call("onset_ratios.py", runs[0], "--control", controls[0], controls[0]))
+    assert twice == f"error: {controls[0]}: a second control of seed 1; name one of each"
+    again = record("again-1", 1, 800, 700, lr=1.0)
+    twice = refusal(call("onset_ratios.py", runs[0], again, "--control", controls[0]))
+    assert twice == f"error: {again}: a second run of seed 1 in its row; leave one of them out"
