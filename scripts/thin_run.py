@@ -1,7 +1,8 @@
 """Copy a run without most of its metrics, gzipped, small enough to commit: ``scripts/thin_run.py RUN TARGET``.
 
 Of the per-step metrics every ``--every``-th record stays, and the last. What was measured at intervals stays whole, or,
-with ``--only loss w_q_spectral_norm``, what bears these names in any layer and head, ``--spacing`` steps apart.
+with ``--only loss w_q_spectral_norm``, what bears these names in any layer and head, ``--spacing`` steps apart. With
+``--digits 6`` the values have six significant digits, which halves the file.
 """
 
 from __future__ import annotations
@@ -20,13 +21,21 @@ from flashpoint.run_folder import RunFolder
 from flashpoint.tracking import metric_lines
 
 
-def thin(run: RunFolder, target: Path, every: int, only: Sequence[str] | None = None, spacing: int = 1) -> None:
+def thin(
+    run: RunFolder,
+    target: Path,
+    every: int,
+    only: Sequence[str] | None = None,
+    spacing: int = 1,
+    digits: int | None = None,
+) -> None:
     """Configuration, manifest, outcome and, where there is one, the digest chain are kept as they are.
 
     Args:
         every: of this many per-step records one stays.
         only: last parts of the metrics' names to keep; None keeps all.
         spacing: least steps between records of what was measured at intervals; the last stays, too.
+        digits: significant decimal digits of each value; None keeps all.
     """
     target.mkdir(parents=True)
     for path in (run.config, run.manifest, run.outcome, *filter(Path.exists, [run.chain])):
@@ -36,13 +45,19 @@ def thin(run: RunFolder, target: Path, every: int, only: Sequence[str] | None = 
     per_step = [record for record in records if "loss" in record]
     at_intervals = [record for record in records if "loss" not in record]
     kept = {id(record) for record in [*per_step[::every], *per_step[-1:], *_spaced(at_intervals, spacing)]}
-    lines = "".join(f"{json.dumps(record)}\n" for record in records if id(record) in kept)
+    lines = "".join(f"{json.dumps(_rounded(record, digits))}\n" for record in records if id(record) in kept)
     RunFolder(target).packed_metrics.write_bytes(gzip.compress(lines.encode(), mtime=0))  # the same bytes on any day
 
 
 def _named(record: dict[str, Any], only: Sequence[str] | None) -> dict[str, Any]:
     wanted = None if only is None else {"step", *only}
     return {name: value for name, value in record.items() if wanted is None or name.rsplit("/", 1)[-1] in wanted}
+
+
+def _rounded(record: dict[str, Any], digits: int | None) -> dict[str, Any]:
+    if digits is None:
+        return record
+    return {name: float(f"{value:.{digits}g}") if isinstance(value, float) else value for name, value in record.items()}
 
 
 def _spaced(records: Sequence[dict[str, Any]], spacing: int) -> list[dict[str, Any]]:
@@ -65,11 +80,14 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10, help="of per-step records keep one in this many")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="metrics to keep")
     parser.add_argument("--spacing", type=int, default=1, metavar="STEPS", help="between records of other metrics")
+    parser.add_argument("--digits", type=int, help="significant digits of the values")
     arguments = parser.parse_args()
+    every, spacing, digits = arguments.every, arguments.spacing, arguments.digits
     try:
-        if min(arguments.every, arguments.spacing) < 1:
-            raise UserError(f"--every {arguments.every} --spacing {arguments.spacing}: give 1 or more")
-        thin(RunFolder.open(arguments.run), arguments.target, arguments.every, arguments.only, arguments.spacing)
+        if min(every, spacing, 1 if digits is None else digits) < 1:
+            told = "" if digits is None else f" --digits {digits}"
+            raise UserError(f"--every {every} --spacing {spacing}{told}: give 1 or more")
+        thin(RunFolder.open(arguments.run), arguments.target, every, arguments.only, spacing, digits)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

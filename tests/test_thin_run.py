@@ -42,17 +42,19 @@ def test_of_named_metrics_records_a_given_number_of_steps_apart_stay(tmp_path: P
     for name in ("config.json", "manifest.json", "outcome.json"):
         (run / name).write_text("{}")
     head = "layer/1/head/1"
-    records = [{"step": step, f"{head}/w_q": 1.0 * step, f"{head}/w_k": 2.0} for step in range(9, 100, 10)]
+    records = [{"step": step, f"{head}/w_q": 1000.0625 * step, f"{head}/w_k": 2.0} for step in range(9, 100, 10)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     command = [sys.executable, str(REPOSITORY / "scripts/thin_run.py"), str(run), str(tmp_path / "thin")]
-    command += ["--only", "w_q", "--spacing", "40"]
+    command += ["--only", "w_q", "--spacing", "40", "--digits", "6"]
     subprocess.run(command, check=True, env=environment(), timeout=60)
     thin = [
         json.loads(line) for line in gzip.decompress((tmp_path / "thin/metrics.jsonl.gz").read_bytes()).splitlines()
     ]
-    assert thin == [{"step": step, f"{head}/w_q": 1.0 * step} for step in (9, 49, 89, 99)]
+    values = {9: 9000.56, 49: 49003.1, 89: 89005.6, 99: 99006.2}  # of 9000.5625, 49003.0625, 89005.5625, 99006.1875
+    assert thin == [{"step": step, f"{head}/w_q": value} for step, value in values.items()]
     refused = subprocess.run([*command, "--every", "0"], capture_output=True, text=True, env=environment(), timeout=60)
-    assert (refused.returncode, refused.stderr) == (2, "error: --every 0 --spacing 40: give 1 or more\n")
+    told = "error: --every 0 --spacing 40 --digits 6: give 1 or more\n"
+    assert (refused.returncode, refused.stderr) == (2, told)
 
 
 def test_a_thinned_run_is_not_resumed(tmp_path: Path) -> None:
