@@ -111,6 +111,11 @@ INPUTS = " ".join(f"layer/{layer}/head/1/input_similarity" for layer in range(1,
             "series.py ../centered-h200/flash_centered_grad_seed-4 --head 2/1 score_mean w_q_spectral_norm "
             "w_k_spectral_norm w_q_mean_key_share attended_key_mean_key_cosine input_similarity --every 500",
         ),
+        (
+            "mechanism.md",
+            "series.py ../injected-into-h200/bias1e-5-L2-grad_k_seed-1 --head 2/3 score_mean w_q_spectral_norm "
+            "w_k_spectral_norm --every 500",
+        ),
         ("mechanism.md", f"series.py ../centered-h200/flash_centered_grad_seed-4 {INPUTS} --every 1000"),
         ("mechanism.md", f"series.py ../centered-h200/flash_centered_grad_seed-6 {INPUTS} --every 1000"),
         *(
@@ -162,6 +167,7 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
                         *("per_block*", "stochastic*", "un*"),
                     )
                 ),
+                *("ignite-h200/sdpa*", "ignite-h200/standard*"),
             ],
         ),
         (
@@ -215,6 +221,7 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
                         *("independent_delta_*", "unrounded*"),
                     )
                 ),
+                *("ignite-h200/sdpa*", "ignite-h200/standard*"),
             ],
         ),
         (
@@ -314,8 +321,9 @@ def test_the_sensitivities_in_the_documents_are_those_of_the_committed_runs() ->
     assert of_gpus in (REPOSITORY / "docs/mechanism.md").read_text()
     for quantity in ("sensitivity", "input_similarity"):
         options = f"--since 3000 --until 3500 --verdicts {REFERENCE / 'ignite-h200'}"
-        of_ten = of_committed_runs(f"by_layer.py {quantity} {options}", "early-similarity-h200/*")
-        assert of_ten in (REPOSITORY / "docs/mechanism.md").read_text()
+        for attention in ("flash_bf16", "flash_exact_rowsum"):
+            printed = of_committed_runs(f"by_layer.py {quantity} {options}", f"early-similarity-h200/{attention}_*")
+            assert printed in (REPOSITORY / "docs/mechanism.md").read_text()
     assert of_laptops in (REPOSITORY / "docs/laptop.md").read_text()
     # The sentences on all 16 seeds of the baseline.
     for window in ("--since 3000 --until 3500", "--last 1000"):
@@ -370,6 +378,7 @@ def test_the_biases_on_the_same_weights_in_the_documents_are_those_of_the_commit
 @pytest.mark.parametrize(
     ("page", "command"),
     [
+        ("measurements.md", ("recovery.py", "tail-h200/*")),
         ("mechanism.md", ("hottest.py", "injected-into-h200/*")),
         ("laptop.md", ("hottest.py", "laptop-selected/*")),
         ("laptop.md", ("hottest.py", "laptop-probs/*")),

@@ -1,6 +1,7 @@
 """The committed runs are whole, small, and equal where they are said to be."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -57,7 +58,29 @@ def name_of_equal(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 
 def test_the_evidence_stays_small() -> None:
-    assert sum(file.stat().st_size for file in REFERENCE.rglob("*") if file.is_file()) <= 40 << 20
+    assert sum(file.stat().st_size for file in REFERENCE.rglob("*") if file.is_file()) <= 40e6  # bytes
+
+
+@pytest.mark.parametrize("seed", [1, 3, 4, 5])
+def test_the_runs_with_longer_tails_are_the_same_until_their_onset(seed: int) -> None:
+    onset, losses = zip(*(_until_onset(REFERENCE / f"{name}/flash_bf16_seed-{seed}") for name in TAILS), strict=True)
+    assert onset[0] == onset[1]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == onset[0] // 1000
+
+
+TAILS = ("ignite-h200", "tail-h200")
+
+
+def _until_onset(run: Path) -> tuple[int, dict[int, str]]:
+    """Onset, and the validation losses before it to the six digits that evidence has."""
+    onset = json.loads((run / "outcome.json").read_text())["onset_step"]
+    records = map(json.loads, metric_lines(RunFolder(run).metrics))
+    return onset, {
+        record["step"]: f"{record['val_loss']:.6g}"
+        for record in records
+        if "val_loss" in record and record["step"] < onset
+    }
 
 
 @pytest.mark.parametrize("name", ["default-h200/explosion", "default-h200/fixed"])
