@@ -418,6 +418,9 @@ def test_a_sweep_records_one_run_per_choice(recorded: Path, train: Command) -> N
     assert {(config["attn"]["name"], config["seed"]) for config in configs} == {
         ("flash_bf16", 0), ("flash_bf16", 1), ("sdpa", 0), ("sdpa", 1),
     }  # fmt: skip
+    for path in (recorded / "swept").glob("*/manifest.json"):
+        operation = json.loads(path.read_text())["environment"]["sdpa"]
+        assert operation == ("ScaledDotProductFlashAttentionForCpu" if "sdpa" in path.parent.name else None)
 
 
 def test_a_sweep_goes_on_after_a_run_that_fails(recorded: Path, train: Command) -> None:

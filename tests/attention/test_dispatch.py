@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashpoint.attention.dispatch import attention, flash_forward_op
+from flashpoint.attention.dispatch import attention, flash_forward_op, sdpa_operation
 from flashpoint.attention.variant import AttentionVariant
 from tests.attention.oracle import run_reference
 
@@ -102,3 +103,10 @@ def test_nothing_larger_than_a_block_row_is_materialised(block: int | None) -> N
     with Largest() as largest:
         run_reference(q, k, v, v, variant)
     assert length * 32 < largest.elements <= length * 128  # a block row, of 2²⁰ scores in all
+
+
+def test_the_production_kernel_is_named_as_pytorch_was_told_to_choose() -> None:
+    (q, *_) = inputs()
+    assert sdpa_operation(q) == "ScaledDotProductFlashAttentionForCpu"  # PyTorch's only fused one on CPUs
+    with sdpa_kernel(SDPBackend.MATH):
+        assert sdpa_operation(q) == "math"

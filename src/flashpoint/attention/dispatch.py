@@ -41,6 +41,18 @@ def attention(
     return out
 
 
+def sdpa_operation(q: Tensor) -> str:
+    """What PyTorch's ``scaled_dot_product_attention`` computes tensors like ``q`` [B, H, T, d] with, as things are set.
+
+    Returns:
+        ``ScaledDotProductFlashAttention`` or another fused operation by PyTorch's name; ``math`` where it is none.
+    """
+    q = torch.empty_like(q, requires_grad=True)
+    node = F.scaled_dot_product_attention(q, q, q, is_causal=True).grad_fn
+    name = node.name() if node else ""
+    return name.removesuffix("Backward0") if name.startswith("ScaledDotProduct") else "math"
+
+
 def _kernels(q: Tensor, groups: Groups) -> ModuleType | None:
     """The kernels' launcher on a GPU where they have every variant at hand; else the PyTorch attention computes."""
     if q.is_cuda:

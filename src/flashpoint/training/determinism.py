@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 import flashpoint
+from flashpoint.attention.dispatch import sdpa_operation
+from flashpoint.config import Config
 from flashpoint.kernels.table import tiles_of
 
 _PACKAGE = Path(flashpoint.__file__).parent
@@ -36,9 +38,11 @@ def fix_numerics(threads: int, deterministic: bool) -> None:
     torch.set_float32_matmul_precision("highest")
 
 
-def describe_environment(device: torch.device, head_size: int) -> dict[str, Any]:
-    """Versions, hardware and the kernels' tiles, as plain values for the manifest."""
+def describe_environment(device: torch.device, config: Config) -> dict[str, Any]:
+    """Versions, hardware and what computes the attention, as plain values for the manifest; after ``fix_numerics``."""
     on_gpu = device.type == "cuda"
+    model = config.model
+    like_q = torch.empty(1, model.n_head, model.context, model.head_size, dtype=torch.bfloat16, device=device)
     hardware = torch.cuda.get_device_name(device) if on_gpu else _cpu_name()
     return {
         "flashpoint": flashpoint.__version__,
@@ -48,7 +52,8 @@ def describe_environment(device: torch.device, head_size: int) -> dict[str, Any]
         "torch": torch.__version__,
         "cuda": torch.version.cuda if on_gpu else None,
         "triton": version("triton") if on_gpu else None,
-        "tiles": tiles_of(head_size) if on_gpu else None,
+        "tiles": tiles_of(model.head_size) if on_gpu else None,
+        "sdpa": sdpa_operation(like_q) if config.attn.kernel == "sdpa" else None,
         "numpy": np.__version__,
         "platform": platform.platform(),
         "hardware": hardware if on_gpu else f"{hardware}, {torch.get_num_threads()} threads",
@@ -59,6 +64,8 @@ def describe_environment(device: torch.device, head_size: int) -> dict[str, Any]
 def environment_difference(recorded: dict[str, Any], here: dict[str, Any]) -> str | None:
     """One line naming what makes bitwise equality unlikely, or None."""
     names = [name for name in ("torch", "cuda", "triton", "hardware", "tiles") if recorded.get(name) != here.get(name)]
+    if recorded.get("sdpa") and here["sdpa"] not in {None, recorded["sdpa"]}:  # one that has none has another attention
+        names.append("sdpa")
     if not names:
         return None
     changes = ", ".join(f"{name} {recorded.get(name)} → {here.get(name)}" for name in names)

@@ -71,7 +71,7 @@ def _run(
     _tell_what_kind_of_run(config, device)
     config = _with_defaults(config, device, ranks.world, tape)
     fix_numerics(config.train.threads or 1, config.train.deterministic)
-    environment = describe_environment(device, config.model.head_size)
+    environment = describe_environment(device, config)
     if recorded and (difference := environment_difference(read_json(recorded.manifest)["environment"], environment)):
         notify(difference)
     tokens = _tokens(config)
