@@ -314,7 +314,10 @@ def test_the_biased_layers_in_the_documents_are_those_of_the_committed_runs(wind
     assert shown in (REPOSITORY / "docs/mechanism.md").read_text()
 
 
-def test_the_sensitivities_in_the_documents_are_those_of_the_committed_runs() -> None:
+OFFSETS_KEPT = [f"ignite-h200/sdpa_seed-{seed}" for seed in (0, *range(8, 16))]
+
+
+def test_the_quantities_by_layer_in_the_documents_are_those_of_the_committed_runs() -> None:
     options = f"--since 1500 --until 2501 --verdicts {REFERENCE / 'ignite-h200'}"
     of_gpus = of_committed_runs(f"by_layer.py sensitivity {options}", "early-h200/*")
     of_laptops = of_committed_runs("by_layer.py sensitivity --since 1000 --until 1200", "laptop-similarity/*")
@@ -325,6 +328,8 @@ def test_the_sensitivities_in_the_documents_are_those_of_the_committed_runs() ->
             printed = of_committed_runs(f"by_layer.py {quantity} {options}", f"early-similarity-h200/{attention}_*")
             assert printed in (REPOSITORY / "docs/mechanism.md").read_text()
     assert of_laptops in (REPOSITORY / "docs/laptop.md").read_text()
+    offsets = of_committed_runs("by_layer.py score_mean --last 1000", *OFFSETS_KEPT, "ignite-h200/standard_*")
+    assert offsets in (REPOSITORY / "docs/mechanism.md").read_text()
     # The sentences on all 16 seeds of the baseline.
     for window in ("--since 3000 --until 3500", "--last 1000"):
         *_, last = of_committed_runs(
