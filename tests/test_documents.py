@@ -252,6 +252,9 @@ LAPTOP = [f"laptop/flash_{name}_seed-[0-7]" for name in ("bf16", "fp32")]
             ],
         ),
         (["docs/laptop.md"], ["survival.py", "laptop-injected-settings/*", "laptop-injected/bias0.001_seed-*"]),
+        (["docs/laptop.md"], ["survival.py", "laptop-injected-width/*"]),
+        (["docs/laptop.md"], ["onset.py train.lr", "laptop-injected-lr/*bias5e-4*"]),
+        (["docs/laptop.md"], ["onset.py train.lr", "laptop-injected-lr/*bias3e-3*"]),
         (
             ["docs/laptop.md"],
             [
