@@ -20,6 +20,8 @@ from flashpoint.errors import UserError
 from flashpoint.run_folder import RunFolder
 from flashpoint.tracking import metric_lines
 
+EXACT = 17  # significant decimal digits that tell any two float64 apart
+
 
 def thin(
     run: RunFolder,
@@ -27,7 +29,7 @@ def thin(
     every: int,
     only: Sequence[str] | None = None,
     spacing: int = 1,
-    digits: int | None = None,
+    digits: int = EXACT,
 ) -> None:
     """Configuration, manifest, outcome and, where there is one, the digest chain are kept as they are.
 
@@ -35,7 +37,7 @@ def thin(
         every: of this many per-step records one stays.
         only: last parts of the metrics' names to keep; None keeps all.
         spacing: least steps between records of what was measured at intervals; the last stays, too.
-        digits: significant decimal digits of each value; None keeps all.
+        digits: significant decimal digits of each value.
     """
     target.mkdir(parents=True)
     for path in (run.config, run.manifest, run.outcome, *filter(Path.exists, [run.chain])):
@@ -54,9 +56,7 @@ def _named(record: dict[str, Any], only: Sequence[str] | None) -> dict[str, Any]
     return {name: value for name, value in record.items() if wanted is None or name.rsplit("/", 1)[-1] in wanted}
 
 
-def _rounded(record: dict[str, Any], digits: int | None) -> dict[str, Any]:
-    if digits is None:
-        return record
+def _rounded(record: dict[str, Any], digits: int) -> dict[str, Any]:
     return {name: float(f"{value:.{digits}g}") if isinstance(value, float) else value for name, value in record.items()}
 
 
@@ -80,13 +80,12 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10, help="of per-step records keep one in this many")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="metrics to keep")
     parser.add_argument("--spacing", type=int, default=1, metavar="STEPS", help="between records of other metrics")
-    parser.add_argument("--digits", type=int, help="significant digits of the values")
+    parser.add_argument("--digits", type=int, default=EXACT, help="significant digits of the values")
     arguments = parser.parse_args()
     every, spacing, digits = arguments.every, arguments.spacing, arguments.digits
     try:
-        if min(every, spacing, 1 if digits is None else digits) < 1:
-            told = "" if digits is None else f" --digits {digits}"
-            raise UserError(f"--every {every} --spacing {spacing}{told}: give 1 or more")
+        if min(every, spacing, digits) < 1:
+            raise UserError(f"--every {every} --spacing {spacing} --digits {digits}: give 1 or more")
         thin(RunFolder.open(arguments.run), arguments.target, every, arguments.only, spacing, digits)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -16,7 +16,7 @@ import torch
 
 import flashpoint
 from flashpoint.attention.dispatch import sdpa_operation
-from flashpoint.config import Config
+from flashpoint.config import Config, ModelConfig
 from flashpoint.kernels.table import tiles_of
 
 _PACKAGE = Path(flashpoint.__file__).parent
@@ -41,8 +41,6 @@ def fix_numerics(threads: int, deterministic: bool) -> None:
 def describe_environment(device: torch.device, config: Config) -> dict[str, Any]:
     """Versions, hardware and what computes the attention, as plain values for the manifest; after ``fix_numerics``."""
     on_gpu = device.type == "cuda"
-    model = config.model
-    like_q = torch.empty(1, model.n_head, model.context, model.head_size, dtype=torch.bfloat16, device=device)
     hardware = torch.cuda.get_device_name(device) if on_gpu else _cpu_name()
     return {
         "flashpoint": flashpoint.__version__,
@@ -52,8 +50,8 @@ def describe_environment(device: torch.device, config: Config) -> dict[str, Any]
         "torch": torch.__version__,
         "cuda": torch.version.cuda if on_gpu else None,
         "triton": version("triton") if on_gpu else None,
-        "tiles": tiles_of(model.head_size) if on_gpu else None,
-        "sdpa": sdpa_operation(like_q) if config.attn.kernel == "sdpa" else None,
+        "tiles": tiles_of(config.model.head_size) if on_gpu else None,
+        "sdpa": _sdpa(device, config.model) if config.attn.kernel == "sdpa" else None,
         "numpy": np.__version__,
         "platform": platform.platform(),
         "hardware": hardware if on_gpu else f"{hardware}, {torch.get_num_threads()} threads",
@@ -80,6 +78,11 @@ def source_digest(package: Path) -> str:
         content = path.read_bytes()
         digest.update(f"{path.relative_to(package).as_posix()}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
+
+
+def _sdpa(device: torch.device, model: ModelConfig) -> str:
+    shape = (1, model.n_head, model.context, model.head_size)
+    return sdpa_operation(torch.empty(shape, dtype=torch.bfloat16, device=device))  # what autocast makes of q
 
 
 def _cpu_name() -> str:
