@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from flashpoint.errors import UserError
 from flashpoint.report.bias import Relative, Sums, Window
 from flashpoint.report.intervals import clopper_pearson
+from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
 
@@ -87,6 +88,7 @@ def main() -> None:
         verdicts = runs
         if arguments.verdicts:
             verdicts = [RecordedRun(RunFolder.open(arguments.verdicts / run.name)) for run in runs]
+        print(f"{provenance(runs)}\n")
         print("\n".join(table(arguments.quantity, runs, verdicts, Window.of_options(arguments))))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from flashpoint.errors import UserError
 from flashpoint.report.bias import Relative, Sums, Window
 from flashpoint.report.intervals import clopper_pearson, mean_and_interval, plus_minus
+from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
 
@@ -156,7 +157,8 @@ def main() -> None:
             lines = by_attention(runs, arguments.of, arguments.layers, window)
         else:
             lines = (line for run in runs for line in by_head(run, arguments.of, arguments.layers, window))
-        print("\n".join(lines))
+        heading = [] if arguments.by == "head" else [provenance(runs), ""]
+        print("\n".join([*heading, *lines]))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -16,6 +16,7 @@ import numpy as np
 
 from flashpoint.errors import UserError
 from flashpoint.report.departure import Departure, departure, twins
+from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
 
@@ -40,7 +41,9 @@ def main() -> None:
     parser.add_argument("--hottest-head", action="store_true", help="of each pair the head that exploded only")
     arguments = parser.parse_args()
     try:
-        pairs = twins([RecordedRun(RunFolder.open(name)) for name in arguments.runs])
+        runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
+        pairs = twins(runs)
+        print(f"{provenance(runs)}\n")
         print("\n".join(table([departure(metric, pairs, arguments.hottest_head) for metric in arguments.metrics])))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from flashpoint.errors import UserError
 from flashpoint.report.bias import Sums, Window
 from flashpoint.report.intervals import mean_and_interval, plus_minus
+from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
 
@@ -105,7 +106,8 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN")
     arguments = parser.parse_args()
     try:
-        print("\n".join(table([RecordedRun(RunFolder.open(name)) for name in arguments.runs])))
+        runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
+        print("\n".join([provenance(runs), "", *table(runs)]))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -15,6 +15,7 @@ import numpy as np
 from flashpoint.errors import UserError
 from flashpoint.report.intervals import mean_and_interval
 from flashpoint.report.paired import Losses, last_common_step, losses_at
+from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
 
@@ -56,6 +57,7 @@ def main() -> None:
     try:
         runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
         step = arguments.at or last_common_step(runs)
+        print(f"{provenance(runs)}\n")
         print("\n".join(table(losses_at(step, runs, arguments.control), step, arguments.control)))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

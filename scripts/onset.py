@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from flashpoint.errors import UserError
+from flashpoint.report.provenance import provenance
 from flashpoint.report.response import Dose, draw_responses, responses
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
@@ -45,7 +46,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FILE.png")
     arguments = parser.parse_args()
     try:
-        found = responses([RecordedRun(RunFolder.open(name)) for name in arguments.runs], arguments.key)
+        runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
+        found = responses(runs, arguments.key)
+        print(f"{provenance(runs)}\n")
         print("\n".join(table(found, arguments.key)))
         if arguments.out:
             draw_responses(found, arguments.key).savefig(arguments.out)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from flashpoint.errors import UserError
+from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
 from flashpoint.report.survival import grouped
 from flashpoint.run_folder import RunFolder
@@ -61,7 +62,7 @@ def main() -> None:
         runs, controls = (
             [RecordedRun(RunFolder.open(name)) for name in names] for names in (arguments.runs, arguments.control)
         )
-        print("\n".join(table(runs, controls)))
+        print("\n".join([provenance([*runs, *controls]), "", *table(runs, controls)]))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

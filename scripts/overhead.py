@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from flashpoint.errors import UserError
 from flashpoint.run_folder import RunFolder, read_json
@@ -36,10 +37,10 @@ def main() -> None:
         base = step_milliseconds(RunFolder.open(arguments.without))
         manifest = read_json(RunFolder.open(arguments.without).manifest)
         print(f"{manifest['hardware']}, torch {manifest['environment']['torch']}, {manifest['started'][:10]}")
-        print(f"{arguments.without:36} {base:8.3f} ms a step")
+        print(f"{Path(arguments.without).name:36} {base:8.3f} ms a step")
         for name in arguments.runs:
             milliseconds = step_milliseconds(RunFolder.open(name))
-            print(f"{name:36} {milliseconds:8.3f} ms a step {100 * (milliseconds / base - 1):+7.1f} %")
+            print(f"{Path(name).name:36} {milliseconds:8.3f} ms a step {100 * (milliseconds / base - 1):+7.1f} %")
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -12,19 +12,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashpoint.errors import UserError
+from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
 from flashpoint.report.survival import Lifetimes, by_variant, control_of, draw_survival, logrank_p, usual_settings
 from flashpoint.run_folder import RunFolder
 
 
 def table(groups: Sequence[Lifetimes], control: str) -> list[str]:
-    """Markdown, a row a variant."""
+    """Markdown, a row a variant; within a setting those first of which most exploded, and soonest."""
     rows = [
         f"| attention | exploded | 95 % interval | median onset | longest stable | log-rank p against {control} |",
         "|---|---|---|---|---|---|",
     ]
     setting = ""
-    for group in sorted(groups, key=lambda group: group.setting):
+    for group in sorted(groups, key=_rank):
         if group.setting != setting:
             setting = group.setting
             rows.append(f"| *{setting}* | | | | | |")
@@ -40,13 +41,9 @@ def table(groups: Sequence[Lifetimes], control: str) -> list[str]:
     return rows
 
 
-def provenance(runs: Sequence[RecordedRun]) -> str:
-    """One line: where and when the runs were made, and on which data."""
-    hardware = {f"{run.manifest['hardware']}, torch {run.manifest['environment']['torch']}" for run in runs}
-    data = {str(run.manifest["data"].get("fingerprint", "unknown"))[:8] for run in runs}
-    days = sorted({run.manifest["started"][:10] for run in runs})
-    seeds = sorted({run.config["seed"] for run in runs})
-    return f"{'; '.join(sorted(hardware))}; corpus {', '.join(sorted(data))}; seeds {seeds}; {days[0]} to {days[-1]}"
+def _rank(group: Lifetimes) -> tuple[str, float, float]:
+    median = float("inf") if group.median_onset is None else group.median_onset
+    return group.setting, -len(group.onsets) / group.count, median
 
 
 def main() -> None:

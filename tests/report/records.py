@@ -11,6 +11,13 @@ from flashpoint.report.survival import OPTIMISATION, VERDICT
 from tests import warm
 from tests.conftest import REPOSITORY, environment
 
+MANIFEST: Mapping[str, Any] = {
+    "hardware": "a CPU",
+    "environment": {"torch": "2.99"},
+    "started": "2026-11-21T",
+    "data": {},
+}
+
 
 def write_run(
     run: Path,
@@ -36,13 +43,7 @@ def write_run(
             "train": {**dict.fromkeys(OPTIMISATION, 0.5), "warmup_steps": 0, **(train or {})},
             "detector": {**dict.fromkeys(VERDICT, 1), **(detector or {})},
         },
-        "manifest": {
-            "hardware": "a CPU",
-            "environment": {"torch": "2.99"},
-            "started": "2026-11-21T",
-            "data": {},
-            **(manifest or {}),
-        },
+        "manifest": {**MANIFEST, **(manifest or {})},
         "outcome": {
             "outcome": outcome or ("exploded" if onset else "stable"),
             "step": steps,

@@ -50,7 +50,7 @@ def test_a_departure_is_for_good_and_outside_all_the_twin_had_after_the_warm_up(
     runs = [record(tmp_path, 1, None, twin), record(tmp_path, 1, 65, exploding)]
     runs += [record(tmp_path, 2, None, twin), record(tmp_path, 2, 85, {**exploding, "falls": [FLAT, FLAT]})]
     result = call("departures.py", "falls", "comes_back", "rises", "ends", "--runs", *runs)
-    assert result.stdout.splitlines()[2:] == [
+    assert result.stdout.splitlines()[4:] == [
         "| `falls` | 2 of 2 | 30 | -5 to 65 |",  # 65 − 70; of the second run the first step after the warm-up, 85 − 20
         "| `rises` | 2 of 2 | 25 | 15 to 35 |",
         "| `ends` | 2 of 2 | 15 | 5 to 25 |",

@@ -35,7 +35,7 @@ def test_each_value_is_a_row_with_its_median(tmp_path: Path) -> None:
     runs += [record(tmp_path, 3, seed, None) for seed in range(2)]
     result = call("onset.py", "attn.out_unnormalized_bits", *runs, "--out", str(tmp_path / "response.png"))
     assert result.returncode == 0, result.stderr
-    first, second, third = result.stdout.splitlines()[2:]
+    first, second, third = result.stdout.splitlines()[4:]
     assert first.startswith("| `flash_bf16` | 1 | 5 of 5 | 102 | 100 to ")
     assert first.endswith(" | none |")
     assert second.startswith("| `flash_bf16` | 2 | 3 of 5 | 300 | 300 to not reached | 1,000 |")
@@ -47,7 +47,7 @@ def test_each_value_is_a_row_with_its_median(tmp_path: Path) -> None:
 def test_runs_that_differ_in_more_stand_in_rows_of_their_own(tmp_path: Path) -> None:
     runs = [record(tmp_path, bits, 0, onset, lr) for bits, onset, lr in ((1, 100, 0.5), (1, 50, 0.1), (2, 70, 0.1))]
     result = call("onset.py", "attn.out_unnormalized_bits", *runs)
-    assert [row.split("|")[1:5] for row in result.stdout.splitlines()[2:]] == [
+    assert [row.split("|")[1:5] for row in result.stdout.splitlines()[4:]] == [
         [" `flash_bf16 train.lr=0.1` ", " 1 ", " 1 of 1 ", " 50 "],
         [" `flash_bf16 train.lr=0.1` ", " 2 ", " 1 of 1 ", " 70 "],
         [" `flash_bf16 train.lr=0.5` ", " 1 ", " 1 of 1 ", " 100 "],
@@ -57,7 +57,7 @@ def test_runs_that_differ_in_more_stand_in_rows_of_their_own(tmp_path: Path) -> 
 def test_a_run_without_decay_stands_beside_one_with_it(tmp_path: Path) -> None:
     runs = [record(tmp_path, 1, 0, 100), record(tmp_path, 1, 1, 50, min_lr_ratio=1.0)]
     result = call("onset.py", "train.lr", *runs)
-    assert [row.split("|")[1].strip() for row in result.stdout.splitlines()[2:]] == [
+    assert [row.split("|")[1].strip() for row in result.stdout.splitlines()[4:]] == [
         "`flash_bf16 train.min_lr_ratio=0.25`",
         "`flash_bf16 train.min_lr_ratio=1.0`",
     ], result.stderr

@@ -8,6 +8,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from flashpoint.report.provenance import ranges
 from flashpoint.report.series import RecordedRun
 from flashpoint.report.survival import OPTIMISATION, VERDICT, Lifetimes, control_of, logrank_p, settings_of
 from tests.report.records import call, refusal, write_run
@@ -87,12 +88,12 @@ def test_the_script_groups_runs_and_says_where_they_were_made(tmp_path: Path) ->
     result = call("survival.py", *runs, "--out", str(tmp_path / "curves.png"))
     assert result.returncode == 0, result.stderr
     first, _, _, _, *rows = result.stdout.splitlines()
-    assert first == f"a GPU, torch 2.99; corpus unknown; seeds {list(range(13))}; 2026-11-21 to 2026-11-21"
-    assert rows[0] == "| `flash_fp32` | 0 of 3 | 0 to 71 % | not reached | 2,000 |  |"
-    assert rows[1].startswith("| `flash_bf16` | 5 of 6 | 36 to 100 % | 575 | 1,000 | 0.0")
-    assert rows[2].startswith("| `flash_fixed beta=2` | 0 of 1 |")
-    assert rows[3].startswith("| `flash_fixed beta=7` | 1 of 1 | 3 to 100 % | 700 | none |")
-    assert rows[4].startswith("| `flash_fp32 injected delta_error.kind=bias` | 1 of 1 |")
+    assert first == "a GPU, torch 2.99; corpus unknown; seeds 0 to 12; 2026-11-21"
+    assert rows[0].startswith("| `flash_fp32 injected delta_error.kind=bias` | 1 of 1 | 3 to 100 % | 300 |")
+    assert rows[1].startswith("| `flash_fixed beta=7` | 1 of 1 | 3 to 100 % | 700 | none |")
+    assert rows[2].startswith("| `flash_bf16` | 5 of 6 | 36 to 100 % | 575 | 1,000 | 0.0")
+    assert rows[3] == "| `flash_fp32` | 0 of 3 | 0 to 71 % | not reached | 2,000 |  |"
+    assert rows[4].startswith("| `flash_fixed beta=2` | 0 of 1 |")
     assert rows[5].startswith("| `flash_fp32 injected delta_error.kind=noise` | 0 of 1 |")
 
     runs += [record("c9", control, 2000, None, lr=0.1), record("b9", bf16, 900, 400, lr=0.1)]
@@ -102,11 +103,15 @@ def test_the_script_groups_runs_and_says_where_they_were_made(tmp_path: Path) ->
     assert rows_again == [
         *rows,
         "| *train.lr=0.1* | | | | | |",
-        "| `flash_fp32` | 0 of 1 | 0 to 98 % | not reached | 2,000 |  |",
         "| `flash_bf16` | 1 of 1 | 3 to 100 % | 400 | none |  |",
+        "| `flash_fp32` | 0 of 1 | 0 to 98 % | not reached | 2,000 |  |",
     ]
     image = matplotlib.image.imread(tmp_path / "curves.png")[..., :3]
     assert (np.ptp(image, axis=-1) > 0.3).mean() > 1e-3
+
+
+def test_seeds_are_told_in_ranges() -> None:
+    assert [ranges(seeds) for seeds in ([7], [4, 0, 2, 3, 2], range(3))] == ["7", "0, 2 to 4", "0 to 2"]
 
 
 def test_groups_that_never_ran_side_by_side_are_not_compared() -> None:
@@ -188,7 +193,7 @@ def test_onsets_are_compared_seed_by_seed(tmp_path: Path) -> None:
     controls = [record("control-1", 1, 500, 400), record("control-2", 2, 900, 800)]
     runs = [record("half-1", 1, 700, 600, lr=1.0), record("half-2", 2, 2000, lr=1.0), record("same-2", 2, 600, 500)]
     result = call("onset_ratios.py", *runs, "--control", *controls)
-    assert result.stdout.splitlines()[2:] == [
+    assert result.stdout.splitlines()[4:] == [
         "| `flash_bf16` | 1.50 | >2.50 |",
         "| `flash_bf16 train.lr=0.5` |  | 0.62 |",
     ]
