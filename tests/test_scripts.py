@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.report.records import call, refusal
+from tests.report.records import MANIFEST, call, refusal
 
 REFERENCE = REPOSITORY / "runs/reference"
 
@@ -43,11 +43,12 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
     for name, value in {
         "config": {
             "attn": {"name": "flash_bf16"},
+            "seed": 0,
             "probes": {"sequences": 2},
             "model": {"context": 2},
             "train": {"batch_size": 4},
         },
-        "manifest": {},
+        "manifest": MANIFEST,
         "outcome": {"outcome": "exploded", "onset_step": 1500},
     }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(value))
@@ -85,7 +86,7 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
     own = f"| `{tmp_path.name}` | exploded at 1,500 | **+2.2** | +1.1e+00 ± 4.1e-01 | 3.0e+00 | 0.1 "
     # Of 4 tokens that vary by 1 (over 3) the mean square is 3/4 + (2/4)² and 3/4 + (1/4)², of both heads 29/32; N is 8.
     # Sensitivity: 8·√(29/32) / 3. Mean error of a token: 19 / (9·2·4), over 8·29/32; by step (2 ± 1) / 8.
-    assert by_layer[2] == f"{own}| 2.5 | 0.04 ± 0.01 |"
+    assert by_layer[4] == f"{own}| 2.5 | 0.04 ± 0.01 |"
     twice = call("delta_bias.py", tmp_path, tmp_path, "--by", "layer").stdout.splitlines()
     # Σz/√n = 2 · 2.24 / √2; bias over noise² = (19 / 18) / 9.
     assert twice[-4:] == [
@@ -94,9 +95,9 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
         "| all | sensitivity | 2.5 (2.5 to 2.5) | | | | | |",
         "| all | bias / variance | 0.04 (0.04 to 0.04) | | | | | |",
     ]
-    (sensitivity,) = call("by_layer.py", "sensitivity", tmp_path).stdout.splitlines()[2:]
+    (sensitivity,) = call("by_layer.py", "sensitivity", tmp_path).stdout.splitlines()[4:]
     assert sensitivity == f"| `{tmp_path.name}` | exploded at 1,500 | **2.5** |"
-    (mean,) = call("by_layer.py", "delta_error_sum", tmp_path).stdout.splitlines()[2:]
+    (mean,) = call("by_layer.py", "delta_error_sum", tmp_path).stdout.splitlines()[4:]
     assert mean == f"| `{tmp_path.name}` | exploded at 1,500 | **1.06** |"  # (18 + 1) / (9 · 2)
     assert "score_mean of heads was not measured" in refusal(call("by_layer.py", "score_mean", tmp_path))
     # Two of two: the lower end is 0.025^(1/2) = 16 %.
@@ -131,11 +132,12 @@ def test_a_bias_is_over_the_variance_that_drawn_targets_have(tmp_path: Path) -> 
         for file, value in {
             "config": {
                 "attn": {"name": "flash_bf16"},
+                "seed": 0,
                 "probes": {"sequences": 2, **targets},
                 "model": {"context": 2},
                 "train": {"batch_size": 4},
             },
-            "manifest": {"parent": {"run": "runs/first", "from_step": 1000}},
+            "manifest": {**MANIFEST, "parent": {"run": "runs/first", "from_step": 1000}},
             "outcome": {"outcome": "stable", "onset_step": None, "digest": digest},
         }.items():
             (run / f"{file}.json").write_text(json.dumps(value))
@@ -148,7 +150,7 @@ def test_a_bias_is_over_the_variance_that_drawn_targets_have(tmp_path: Path) -> 
     printed = call("drawn_targets.py", *(tmp_path / name for name in names)).stdout.splitlines()
     # Mean squares 1 + 4² and 1 + 1²: 17 / 2. Bias 8·4 and 8·(±1) over 8²·2; t(0.975, 3) = 3.182 times 0.0722 / 2.
     row = "| `flash_bf16` from step 1,000 of `runs/first` | 1 "
-    assert printed[2:5] == [
+    assert printed[4:7] == [
         f"{row}| 8.50 |  | 0.25 ± 0.00 |  | 0.00 ± 0.11 |",
         f"{row}| 8.50 |  | 0.25 ± 0.00 |  | 0.00 ± 0.11 |",
         f"{row}|  |  |  | *0.03 ± 0.00* |  |",  # 8·4 over its own 8²·17
@@ -168,8 +170,8 @@ def test_pooled_biases_have_an_interval_over_runs(tmp_path: Path) -> None:
         run = tmp_path / str(number)
         run.mkdir()
         for name, value in {
-            "config": {"attn": {"name": "flash_bf16"}},
-            "manifest": {},
+            "config": {"attn": {"name": "flash_bf16"}, "seed": number},
+            "manifest": MANIFEST,
             "outcome": {"onset_step": None},
         }.items():
             (run / f"{name}.json").write_text(json.dumps(value))
@@ -183,7 +185,7 @@ def test_pooled_biases_have_an_interval_over_runs(tmp_path: Path) -> None:
     runs = [str(tmp_path / str(number)) for number in (1, 2, 3)]
 
     def row(*window: str) -> str:
-        (line,) = call("delta_bias.py", *runs, "--by", "attention", *window).stdout.splitlines()[2:]
+        (line,) = call("delta_bias.py", *runs, "--by", "attention", *window).stdout.splitlines()[4:]
         return line
 
     # t(0.975, 2) = 4.303 times 1/√3 is 2.48; the ratios are 1/4, 2/4, 3/4.
@@ -193,3 +195,29 @@ def test_pooled_biases_have_an_interval_over_runs(tmp_path: Path) -> None:
     # Layer 2 alone: each bias is 1000 below, as layer 1's is above.
     assert row("--since", "20", "--layers", "2").startswith("| `flash_bf16` | 3 | -1.0e+03 ")
     assert row("--since", "20", "--layers", "1", "2") == row("--since", "20")
+
+
+def test_a_page_is_filled_with_what_commands_print(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    start, end = '<!-- [[[cog shell("{}") ]]] -->', "<!-- [[[end]]] -->\n"
+    table = start.format("printf '%s\\\\n' above '| a |' '|---|' '| 1 |'")
+    own = start.format("python scripts/outcomes.py runs/reference/default-h200/explosion | tail -1")
+    page.write_text(f"{table}\nold\n{end}\nprose\n\n{own}\n{end}")
+    before = page.read_text()
+    check = call("refresh_docs.py", "--check", page)
+    assert check.returncode == 5
+    assert "-old" in check.stdout.splitlines()
+    assert page.read_text() == before
+    assert call("refresh_docs.py", page).returncode == 0
+    first, second = page.read_text().split("\nprose\n\n")
+    assert first.endswith(f"'| 1 |'\n```\n\nabove\n| a |\n|---|\n| 1 |\n\n{end}")
+    row = "| `explosion` | exploded | 12,920 | 12,362 | `e79bf37268b0d51a` |"
+    assert second.endswith(f"/explosion | tail -1\n{row}\n```\n{end}")
+    assert call("refresh_docs.py", "--check", page).returncode == 0
+
+    page.write_text(f"{start.format('python scripts/outcomes.py nowhere')}\n{end}")
+    before = page.read_text()
+    failed = call("refresh_docs.py", page)
+    assert failed.returncode != 0
+    assert "nowhere: no run there" in failed.stderr
+    assert page.read_text() == before
