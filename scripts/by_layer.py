@@ -17,7 +17,6 @@ exploded, with its 95 % Clopper–Pearson interval, and which layers these were.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -26,12 +25,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.errors import UserError
+from flashpoint.errors import exit_in_one_line
 from flashpoint.report.bias import Relative, Sums, Window
 from flashpoint.report.intervals import clopper_pearson
 from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
-from flashpoint.run_folder import RunFolder
 
 SENSITIVITY = "sensitivity"
 
@@ -83,16 +81,13 @@ def main() -> None:
     Window.add_options(parser)
     parser.add_argument("--verdicts", metavar="FOLDER", type=Path, help="of runs with the same names")
     arguments = parser.parse_args()
-    try:
-        runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
+    with exit_in_one_line():
+        runs = [RecordedRun.open(name) for name in arguments.runs]
         verdicts = runs
         if arguments.verdicts:
-            verdicts = [RecordedRun(RunFolder.open(arguments.verdicts / run.name)) for run in runs]
+            verdicts = [RecordedRun.open(arguments.verdicts / run.name) for run in runs]
         print(f"{provenance(runs)}\n")
         print("\n".join(table(arguments.quantity, runs, verdicts, Window.of_options(arguments))))
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

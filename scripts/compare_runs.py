@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from flashpoint.errors import UserError
+from flashpoint.errors import exit_in_one_line
 from flashpoint.run_folder import RunFolder
 from flashpoint.training.chain import Chain, first_difference, loss_differences
 
@@ -14,11 +14,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs=2, metavar="RUN")
     arguments = parser.parse_args()
-    try:
+    with exit_in_one_line():
         one, other = (Chain.read(RunFolder.open(name).chain) for name in arguments.runs)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     difference = first_difference(one, other)
     shared = min(one.steps, other.steps)
     if difference:

@@ -22,19 +22,17 @@ error against the exact row sum, which that of P̄ is part of; its Σ is not rec
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, exit_in_one_line
 from flashpoint.report.bias import Relative, Sums, Window
 from flashpoint.report.intervals import clopper_pearson, mean_and_interval, plus_minus
 from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
-from flashpoint.run_folder import RunFolder
 
 
 def by_head(run: RecordedRun, of: str, layers: Sequence[int] | None, window: Window) -> Iterator[str]:
@@ -144,8 +142,8 @@ def main() -> None:
     parser.add_argument("--by", choices=("head", "layer", "attention"), default="head", help="what has a line each")
     parser.add_argument("--of", choices=("delta_error", "row_sum"), default="delta_error", help="which error")
     arguments = parser.parse_args()
-    try:
-        runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
+    with exit_in_one_line():
+        runs = [RecordedRun.open(name) for name in arguments.runs]
         window = Window.of_options(arguments)
         if arguments.by == "layer":
             if arguments.of == "row_sum":
@@ -159,9 +157,6 @@ def main() -> None:
             lines = (line for run in runs for line in by_head(run, arguments.of, arguments.layers, window))
         heading = [] if arguments.by == "head" else [provenance(runs), ""]
         print("\n".join([*heading, *lines]))
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

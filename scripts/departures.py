@@ -9,16 +9,14 @@ whose W_Q ends highest, instead of the largest value over all.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 import numpy as np
 
-from flashpoint.errors import UserError
+from flashpoint.errors import exit_in_one_line
 from flashpoint.report.departure import Departure, departure, twins
 from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
-from flashpoint.run_folder import RunFolder
 
 
 def table(found: Sequence[Departure]) -> list[str]:
@@ -40,14 +38,11 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", required=True, metavar="RUN")
     parser.add_argument("--hottest-head", action="store_true", help="of each pair the head that exploded only")
     arguments = parser.parse_args()
-    try:
-        runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
+    with exit_in_one_line():
+        runs = [RecordedRun.open(name) for name in arguments.runs]
         pairs = twins(runs)
         print(f"{provenance(runs)}\n")
         print("\n".join(table([departure(metric, pairs, arguments.hottest_head) for metric in arguments.metrics])))
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -13,18 +13,16 @@ such digests are in no mean.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, exit_in_one_line
 from flashpoint.report.bias import Sums, Window
 from flashpoint.report.intervals import mean_and_interval, plus_minus
 from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
-from flashpoint.run_folder import RunFolder
 
 Group = dict[str, Sums]
 """What runs of one digest measured, by their targets."""
@@ -105,12 +103,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     arguments = parser.parse_args()
-    try:
-        runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
+    with exit_in_one_line():
+        runs = [RecordedRun.open(name) for name in arguments.runs]
         print("\n".join([provenance(runs), "", *table(runs)]))
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

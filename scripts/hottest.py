@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from flashpoint.errors import UserError
+from flashpoint.errors import exit_in_one_line
 from flashpoint.report.series import RecordedRun
-from flashpoint.run_folder import RunFolder
 
 
 def norms(run: RecordedRun) -> str:
@@ -19,13 +17,10 @@ def norms(run: RecordedRun) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN")
-    try:
+    with exit_in_one_line():
         for name in parser.parse_args().runs:
-            run = RecordedRun(RunFolder.open(name))
+            run = RecordedRun.open(name)
             print(f"{run.name:24} {run.verdict:18} {norms(run)}")
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

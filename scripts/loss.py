@@ -7,17 +7,15 @@ its 95 % interval over seeds. A run that had exploded by then has no loss to com
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 import numpy as np
 
-from flashpoint.errors import UserError
+from flashpoint.errors import exit_in_one_line
 from flashpoint.report.intervals import mean_and_interval
 from flashpoint.report.paired import Losses, last_common_step, losses_at
 from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
-from flashpoint.run_folder import RunFolder
 
 
 def table(found: Sequence[Losses], step: int, control: str) -> list[str]:
@@ -54,14 +52,11 @@ def main() -> None:
     parser.add_argument("--at", type=int, metavar="STEPS", help="default: the last that all stable runs have")
     parser.add_argument("--control", default="flash_fp32", help="the attention to compare with (default: flash_fp32)")
     arguments = parser.parse_args()
-    try:
-        runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
+    with exit_in_one_line():
+        runs = [RecordedRun.open(name) for name in arguments.runs]
         step = arguments.at or last_common_step(runs)
         print(f"{provenance(runs)}\n")
         print("\n".join(table(losses_at(step, runs, arguments.control), step, arguments.control)))
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,12 @@ longest stable run; ``--out FILE.png`` draws them. What else runs differ in, the
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from flashpoint.errors import UserError
+from flashpoint.errors import exit_in_one_line
 from flashpoint.report.provenance import provenance
 from flashpoint.report.response import Dose, draw_responses, responses
 from flashpoint.report.series import RecordedRun
-from flashpoint.run_folder import RunFolder
 
 
 def table(found: dict[str, list[Dose]], key: str) -> list[str]:
@@ -45,16 +43,13 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--out", type=Path, metavar="FILE.png")
     arguments = parser.parse_args()
-    try:
-        runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
+    with exit_in_one_line():
+        runs = [RecordedRun.open(name) for name in arguments.runs]
         found = responses(runs, arguments.key)
         print(f"{provenance(runs)}\n")
         print("\n".join(table(found, arguments.key)))
         if arguments.out:
             draw_responses(found, arguments.key).savefig(arguments.out)
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

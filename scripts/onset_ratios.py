@@ -7,14 +7,12 @@ or, with ``>``, held for.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, exit_in_one_line
 from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
 from flashpoint.report.survival import grouped
-from flashpoint.run_folder import RunFolder
 
 
 def table(runs: Sequence[RecordedRun], controls: Sequence[RecordedRun]) -> Iterator[str]:
@@ -58,14 +56,9 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--control", nargs="+", required=True, metavar="RUN", help="runs to compare with, one a seed")
     arguments = parser.parse_args()
-    try:
-        runs, controls = (
-            [RecordedRun(RunFolder.open(name)) for name in names] for names in (arguments.runs, arguments.control)
-        )
+    with exit_in_one_line():
+        runs, controls = ([RecordedRun.open(name) for name in names] for names in (arguments.runs, arguments.control))
         print("\n".join([provenance([*runs, *controls]), "", *table(runs, controls)]))
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

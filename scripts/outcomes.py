@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from flashpoint.errors import UserError
+from flashpoint.errors import exit_in_one_line
 from flashpoint.report.series import RecordedRun
-from flashpoint.run_folder import RunFolder
 
 
 def row(run: RecordedRun) -> str:
@@ -21,12 +19,9 @@ def row(run: RecordedRun) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN")
-    try:
-        runs = [RecordedRun(RunFolder.open(name)) for name in parser.parse_args().runs]
+    with exit_in_one_line():
+        runs = [RecordedRun.open(name) for name in parser.parse_args().runs]
         rows = [row(run) for run in runs]
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     print("\n".join(["| run | outcome | steps | onset | digest |", "|---|---|---|---|---|", *rows]))
 
 

@@ -6,10 +6,9 @@ A mean, not a median: what is done every 200 steps must show. The first half of 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, exit_in_one_line
 from flashpoint.run_folder import RunFolder, read_json
 from flashpoint.tracking import read_metrics
 
@@ -33,7 +32,7 @@ def main() -> None:
     parser.add_argument("without", metavar="WITHOUT", help="the run that the others are held against")
     parser.add_argument("runs", nargs="+", metavar="RUN")
     arguments = parser.parse_args()
-    try:
+    with exit_in_one_line():
         base = step_milliseconds(RunFolder.open(arguments.without))
         manifest = read_json(RunFolder.open(arguments.without).manifest)
         print(f"{manifest['hardware']}, torch {manifest['environment']['torch']}, {manifest['started'][:10]}")
@@ -41,9 +40,6 @@ def main() -> None:
         for name in arguments.runs:
             milliseconds = step_milliseconds(RunFolder.open(name))
             print(f"{Path(name).name:36} {milliseconds:8.3f} ms a step {100 * (milliseconds / base - 1):+7.1f} %")
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,10 @@ verdict; then how many ended more than ``detector.margin`` nats above. What happ
 from __future__ import annotations
 
 import argparse
-import sys
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, exit_in_one_line
 from flashpoint.report.paired import validations
 from flashpoint.report.series import RecordedRun
-from flashpoint.run_folder import RunFolder
 
 
 def rise(run: RecordedRun) -> tuple[float, float]:
@@ -32,9 +30,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     above, count = 0, 0
-    try:
+    with exit_in_one_line():
         for name in parser.parse_args().runs:
-            run = RecordedRun(RunFolder.open(name))
+            run = RecordedRun.open(name)
             if run.onset is None:
                 continue
             before, end = rise(run)
@@ -42,9 +40,6 @@ def main() -> None:
             above += end - before > run.config["detector"]["margin"]
             told = f"{before:.2f} before, {end:.2f} at its end ({end - before:+.2f})"
             print(f"{run.name:24} onset {run.onset:6,}, ended at {run.outcome['step']:6,}: {told}")
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     print(f"{above} of {count} ended above what they had before by more than the detector's margin")
 
 

@@ -6,13 +6,11 @@ One HTML file that opens without a network, and its figures as PNG; several runs
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from flashpoint.errors import UserError
+from flashpoint.errors import exit_in_one_line
 from flashpoint.report.page import write_report
 from flashpoint.report.series import RecordedRun
-from flashpoint.run_folder import RunFolder
 
 
 def main() -> None:
@@ -20,12 +18,9 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--out", type=Path, help="default: report/ in the first run's folder")
     arguments = parser.parse_args()
-    try:
-        runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
+    with exit_in_one_line():
+        runs = [RecordedRun.open(name) for name in arguments.runs]
         page = write_report(runs, arguments.out or runs[0].folder.path / "report")
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     print(page)
 
 

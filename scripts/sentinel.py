@@ -6,14 +6,12 @@ One line a run, then how many explosions were foretold, how long before, and how
 from __future__ import annotations
 
 import argparse
-import sys
 
 import numpy as np
 
-from flashpoint.errors import UserError
+from flashpoint.errors import exit_in_one_line
 from flashpoint.probes.sentinel import HeadGrowth, Sentinel
 from flashpoint.report.series import RecordedRun
-from flashpoint.run_folder import RunFolder
 
 
 def warning_of(run: RecordedRun) -> HeadGrowth | None:
@@ -29,9 +27,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     leads, exploded, stable, false_alarms = [], 0, 0, 0
-    try:
+    with exit_in_one_line():
         for name in parser.parse_args().runs:
-            run = RecordedRun(RunFolder.open(name))
+            run = RecordedRun.open(name)
             onset, warning = run.onset, warning_of(run)
             told = f"warned at {warning.step:,} of {warning}" if warning else "no warning"
             if onset is not None:
@@ -41,9 +39,6 @@ def main() -> None:
                 stable += 1
                 false_alarms += bool(warning)
             print(f"{run.name:24} {run.verdict:20} {told}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     lead = f", {min(leads):,} to {max(leads):,} steps before (median {np.median(leads):,.0f})" if leads else ""
     print(f"foretold {len(leads)} of {exploded} explosions{lead}; warned of {false_alarms} of {stable} stable runs")
 

@@ -8,11 +8,10 @@ the layer and head too: ``2/1/w_q_spectral_norm``.
 from __future__ import annotations
 
 import argparse
-import sys
 
 import numpy as np
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, exit_in_one_line
 from flashpoint.run_folder import RunFolder
 from flashpoint.tracking import read_metrics
 
@@ -53,11 +52,8 @@ def main() -> None:
     layer, _, head = (arguments.head or "").partition("/")
     prefix = f"layer/{layer}/head/{head}/" if arguments.head else ""
     names = [name if "/" in name else prefix + name for name in arguments.names]
-    try:
+    with exit_in_one_line():
         print("\n".join(table(RunFolder.open(arguments.run), names, arguments.every)))
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,13 @@ and, with ``--out FILE.png``, draws Kaplan–Meier curves. Runs from several mac
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flashpoint.errors import UserError
+from flashpoint.errors import exit_in_one_line
 from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
 from flashpoint.report.survival import Lifetimes, by_variant, control_of, draw_survival, logrank_p, usual_settings
-from flashpoint.run_folder import RunFolder
 
 
 def table(groups: Sequence[Lifetimes], control: str) -> list[str]:
@@ -52,17 +50,14 @@ def main() -> None:
     parser.add_argument("--control", default="flash_fp32", help="the attention to test against (default: flash_fp32)")
     parser.add_argument("--out", type=Path, metavar="FILE.png", help="draw the curves there")
     arguments = parser.parse_args()
-    try:
-        runs = [RecordedRun(RunFolder.open(name)) for name in arguments.runs]
+    with exit_in_one_line():
+        runs = [RecordedRun.open(name) for name in arguments.runs]
         groups = by_variant(runs)
         usual = " ".join(f"{name}={value}" for name, value in usual_settings(runs).items())
         print("\n".join([provenance(runs), *([f"unless a row says otherwise: {usual}"] if usual else []), ""]))
         print("\n".join(table(groups, arguments.control)))
         if arguments.out:
             draw_survival(groups).savefig(arguments.out)
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

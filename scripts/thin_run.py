@@ -11,12 +11,11 @@ import argparse
 import gzip
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, exit_in_one_line
 from flashpoint.run_folder import RunFolder
 from flashpoint.tracking import metric_lines
 
@@ -83,13 +82,10 @@ def main() -> None:
     parser.add_argument("--digits", type=int, default=EXACT, help="significant digits of the values")
     arguments = parser.parse_args()
     every, spacing, digits = arguments.every, arguments.spacing, arguments.digits
-    try:
+    with exit_in_one_line():
         if min(every, spacing, digits) < 1:
             raise UserError(f"--every {every} --spacing {spacing} --digits {digits}: give 1 or more")
         thin(RunFolder.open(arguments.run), arguments.target, every, arguments.only, spacing, digits)
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 import numpy as np
 
 from flashpoint.attention.variant import AttentionVariant
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, exit_in_one_line
 from flashpoint.run_folder import RunFolder, read_json
 from flashpoint.tracking import read_metrics
 
@@ -37,12 +36,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     arguments = parser.parse_args()
-    try:
+    with exit_in_one_line():
         for name in arguments.runs:
             print(throughput(RunFolder.open(name)))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

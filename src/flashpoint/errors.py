@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class UserError(Exception):
@@ -27,6 +29,16 @@ def one_line(error: Exception) -> str:
     if merging := re.match(r"Error merging override (\S+)", text):
         return f"{merging[1]}: {str(error.__cause__).splitlines()[0]}"
     return " ".join(text.split())
+
+
+@contextmanager
+def exit_in_one_line() -> Iterator[None]:
+    """For a script: bad input, and files that cannot be read or written, as one line on stderr and status 2."""
+    try:
+        yield
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def notify(line: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,11 @@ class RecordedRun:
     """
 
     folder: RunFolder
+
+    @classmethod
+    def open(cls, run: str | Path) -> RecordedRun:
+        """An existing run, by path or by its name under ``runs``."""
+        return cls(RunFolder.open(run))
 
     @property
     def name(self) -> str:

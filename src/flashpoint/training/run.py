@@ -37,7 +37,7 @@ from flashpoint.training.start import Start, starting_point
 from flashpoint.training.step import state_bytes
 
 MANY_PASSES = 20
-"""With steps for 18 the default experiment explodes as with 2, with 117 late or not at all (docs/evidence/settings.md)."""
+"""With 18 passes the default experiment explodes as with 2, with 117 late or not at all (docs/evidence/settings.md)."""
 
 
 def run(config: Config) -> Outcome:
