@@ -1,11 +1,11 @@
 """A quantity by layer: ``python scripts/by_layer.py sensitivity RUN [RUN …]``, or ``by_layer.py METRIC RUN [RUN …]``
 
-A row for each run, in bold the layer whose W_Q ends largest. ``sensitivity`` is N·|dO_i|·|O_i| in nats of the loss
-summed over the step's N tokens, root mean square over the tokens, heads and observed steps of a layer: how much the
-loss depends on its output. By Fisher's identity (src/flashpoint/probes/targets.py) the bias of δ over the square of its
-noise is about that, in the unit of ``attn.delta_error.size``. It is taken from the recorded errors of δ, so a run
-without any has none. Of any metric of heads (``input_similarity``, ``score_mean``, …) it is the mean over heads and
-steps.
+A row for each run, in bold the layer whose W_Q is largest at the onset, or at the end. ``sensitivity`` is
+N·|dO_i|·|O_i| in nats of the loss summed over the step's N tokens, root mean square over the tokens, heads and observed
+steps of a layer: how much the loss depends on its output. By Fisher's identity (src/flashpoint/probes/targets.py) the
+bias of δ over the square of its noise is about that, in the unit of ``attn.delta_error.size``. It is taken from the
+recorded errors of δ, so a run without any has none. Of any metric of heads (``input_similarity``, ``score_mean``, …) it
+is the mean over heads and steps.
 
 ``--since`` and ``--until`` choose the steps (default: all up to 1,000 before the onset), ``--last N`` the last of them.
 

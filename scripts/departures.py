@@ -3,7 +3,7 @@
 RUNs are exploding runs and, for each, one of the same seed, data and experiment that was stable. A row for each metric
 of heads: in how many pairs its largest value over heads left, for good, what the twin had at any time after the
 warm-up, and how many steps before the onset; the earliest first. ``--hottest-head`` follows in each pair the one head
-whose W_Q ends highest, instead of the largest value over all.
+whose W_Q is highest at the onset, instead of the largest value over all.
 """
 
 from __future__ import annotations

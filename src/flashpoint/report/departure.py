@@ -50,8 +50,8 @@ def departure(metric: str, pairs: Sequence[tuple[RecordedRun, RecordedRun]], hot
     above the twin's largest, or all below its smallest.
 
     Args:
-        hottest_head: instead of the largest over all heads, take the one whose W_Q ends highest in the run that
-            exploded, and the same one of the twin.
+        hottest_head: instead of the largest over all heads, take the one whose W_Q is highest at the onset in the run
+            that exploded, and the same one of the twin.
 
     Raises:
         UserError: a run has not measured it.

@@ -89,7 +89,7 @@ def _page(runs: Sequence[RecordedRun], sections: Sequence[str], missing: Sequenc
 <tbody>{"".join(_row(run) for run in runs)}</tbody></table></div>
 <p>{len(runs)} run(s) with {same}; {len(tapes)} tape(s). n = 1 a row: one run is no rate. Layers and heads count from 1,
 in text, figures and the names of metrics; a dashed line is the onset. Of heads those of layer {runs[0].hottest_layer}
-are shown, where the first run's largest W_Q norm ends highest.</p>
+are shown, where the first run's W_Q norm is highest at the onset.</p>
 {"".join(sections)}
 {unmeasured}<footer>Written by scripts/report.py from the runs' own records.</footer></body></html>
 """

@@ -132,18 +132,22 @@ class RecordedRun:
 
     @cached_property
     def hottest_layer(self) -> int:
-        """The layer, from 1, whose largest W_Q norm ends highest; 2, the paper's, where nothing was measured."""
+        """That of :attr:`hottest_head`: of an explosion the layer that explodes; 2, the paper's, if not measured."""
         return 2 if self.by_head("w_q_spectral_norm") is None else self.hottest_head[0]
 
     @cached_property
     def hottest_head(self) -> tuple[int, int]:
-        """Layer and head, from 1, whose W_Q norm ends highest.
+        """Layer and head, from 1, whose W_Q norm is highest where first measured since the onset, or else at the end.
+
+        Not at the end of an explosion: what is broken goes on to grow in other layers, the more the longer the tail.
 
         Raises:
             UserError: the run has not measured it.
         """
-        last = self.measured_by_head("w_q_spectral_norm")[1][..., -1]
-        layer, head = np.unravel_index(last.argmax(), last.shape)
+        steps, norms = self.measured_by_head("w_q_spectral_norm")
+        end = len(steps) - 1
+        then = norms[..., end if self.onset is None else min(int(np.searchsorted(steps, self.onset)), end)]
+        layer, head = np.unravel_index(then.argmax(), then.shape)
         return int(layer) + 1, int(head) + 1
 
     @cached_property
