@@ -87,6 +87,9 @@ def main() -> None:
         # Beside the first override: argparse takes overrides in one run only, before or after the flags.
         first = (i for i, argument in enumerate(sys.argv[1:], 1) if "=" in argument and argument[0] != "-")
         sys.argv.insert(next(first, len(sys.argv)), f"experiment={experiment}")
+    # The same for a -m among them.
+    flags = [argument for argument in sys.argv if argument in ("-m", "--multirun")]
+    sys.argv = [argument for argument in sys.argv if argument not in flags] + flags[:1]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of printing several lines
     try:
         with errors_as_one_line():

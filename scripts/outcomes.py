@@ -1,4 +1,7 @@
-"""How runs ended, one below the other: ``python scripts/outcomes.py RUN [RUN …]``."""
+"""How runs ended, one below the other: ``python scripts/outcomes.py RUN [RUN …]``.
+
+Those that have not, or were killed, are in the table as well; ``python train.py resume=RUN`` goes on with one.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,15 @@ from flashpoint.report.series import RecordedRun
 
 def row(run: RecordedRun) -> str:
     """Of a Markdown table."""
+    if not run.folder.outcome.exists():
+        return f"| `{run.name}` | not ended | | | |"
     outcome = run.outcome
     onset = "none" if outcome["onset_step"] is None else f"{outcome['onset_step']:,}"
-    name = run.folder.path.name
-    return f"| `{name}` | {outcome['outcome']} | {outcome['step']:,} | {onset} | `{outcome['digest']}` |"
+    return f"| `{run.name}` | {outcome['outcome']} | {outcome['step']:,} | {onset} | `{outcome['digest']}` |"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     with exit_in_one_line():
         runs = [RecordedRun.open(name) for name in parser.parse_args().runs]

@@ -8,6 +8,7 @@ the layer and head too: ``2/1/w_q_spectral_norm``.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -21,7 +22,7 @@ def table(run: RunFolder, names: list[str], every: int) -> list[str]:
     columns = read_metrics(run.metrics)
     for name in names:
         if name not in columns:
-            raise UserError(f"{run.metrics}: no metric {name}; it has {', '.join(sorted(columns)[:40])}, …")
+            raise UserError(f"{run.metrics}: {_missing(name, columns)}")
     common = columns[names[0]][0]
     for name in names[1:]:
         common = np.intersect1d(common, columns[name][0])
@@ -33,6 +34,17 @@ def table(run: RunFolder, names: list[str], every: int) -> list[str]:
         values = (columns[name][1][np.searchsorted(columns[name][0], step)] for name in names)
         lines.append(" ".join([f"{step:7,}", *(f"{value:{width}.4g}" for value in values)]))
     return lines
+
+
+def _missing(name: str, columns: Iterable[str]) -> str:
+    """What there is instead: the head's own metrics, heads that have one of this name, or names without a head."""
+    prefix, _, own = name.rpartition("/")
+    heads = [column.rpartition("/")[0] for column in columns if column.rpartition("/")[2] == own and "/" in column]
+    if heads:
+        have = ", ".join(head.replace("layer/", "").replace("head/", "") for head in heads)
+        return f"no metric {name}; {own} is of a head, give --head one of {have}"
+    known = sorted({column.rpartition("/")[2] for column in columns if not prefix or column.startswith(f"{prefix}/")})
+    return f"no metric {name}; it has {', '.join(known)}"
 
 
 def _headings(names: list[str]) -> list[str]:

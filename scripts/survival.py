@@ -7,6 +7,7 @@ and, with ``--out FILE.png``, draws Kaplan–Meier curves. Runs from several mac
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,6 +57,10 @@ def main() -> None:
         usual = " ".join(f"{name}={value}" for name, value in usual_settings(runs).items())
         print("\n".join([provenance(runs), *([f"unless a row says otherwise: {usual}"] if usual else []), ""]))
         print("\n".join(table(groups, arguments.control)))
+        if not any(arguments.control in (group.label, group.variant) for group in groups):
+            print(
+                f"no {arguments.control} among these runs to test against; choose one with --control", file=sys.stderr
+            )
         if arguments.out:
             draw_survival(groups).savefig(arguments.out)
 

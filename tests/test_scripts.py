@@ -1,12 +1,14 @@
 """What the scripts that read recorded runs print of runs made by hand, and what they refuse."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
-from tests.report.records import MANIFEST, call, refusal
+from tests.conftest import REPOSITORY, environment
+from tests.report.records import MANIFEST, call, refusal, write_run
 
 REFERENCE = REPOSITORY / "runs/reference"
 
@@ -20,8 +22,13 @@ def test_a_missing_run_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("series.py replay-h200/explosion los", "no metric los; it has "),
-        ("series.py replay-h200/explosion w_q_norm --head 2/9", "no metric layer/2/head/9/w_q_norm; it has "),
+        ("series.py replay-h200/explosion los", "no metric los; it has grad_norm, loss, lr, "),
+        (
+            "series.py replay-h200/explosion w_q_spectral_norm",
+            "w_q_spectral_norm is of a head, give --head one of 1/1, 1/2, 1/3, 1/4, 2/1, ",
+        ),
+        ("series.py replay-h200/explosion w_q_spectral_norm --head 2/9", "give --head one of 1/1, "),
+        ("series.py replay-h200/explosion w_q_norm --head 2/1", "no metric layer/2/head/1/w_q_norm; it has "),
         (
             "delta_bias.py replay-h200/explosion",
             "delta_error_sum of heads was not measured, or not kept; it has ",
@@ -221,3 +228,34 @@ def test_a_page_is_filled_with_what_commands_print(tmp_path: Path) -> None:
     assert failed.returncode != 0
     assert "nowhere: no run there" in failed.stderr
     assert page.read_text() == before
+
+
+def test_a_run_that_has_not_ended_is_listed_among_those_that_have(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / name, {"name": "flash_bf16"}, seed=seed, steps=9)
+        for seed, name in enumerate(("whole", "killed"))
+    ]
+    for name in runs:
+        outcome = json.loads((Path(name) / "outcome.json").read_text())
+        (Path(name) / "outcome.json").write_text(json.dumps({**outcome, "digest": "abc"}))
+    (tmp_path / "killed/outcome.json").unlink()
+    assert call("outcomes.py", *runs).stdout.splitlines()[2:] == [
+        "| `whole` | stable | 9 | none | `abc` |",
+        "| `killed` | not ended | | | |",
+    ]
+    refused = refusal(call("survival.py", *runs))
+    assert refused == f"error: {runs[1]}/outcome.json: missing; the run has not ended, resume={runs[1]} goes on with it"
+
+
+def test_a_control_that_is_not_there_is_told(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(seed), {"name": "flash_bf16"}, seed=seed) for seed in range(2)]
+    told = "no flash_fp32 among these runs to test against; choose one with --control\n"
+    assert call("survival.py", *runs).stderr == told
+    assert call("survival.py", *runs, "--control", "flash_bf16").stderr == ""
+
+
+def test_a_reader_who_has_had_enough_is_no_error() -> None:
+    command = f"{sys.executable} scripts/hottest.py {'runs/reference/default-h200/explosion ' * 400} | head -1"
+    result = subprocess.run(["bash", "-c", command], cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
+    assert result.stdout.startswith("explosion ")
+    assert result.stderr == ""

@@ -28,7 +28,7 @@ from tests.conftest import REPOSITORY, Command, environment, train_command, wait
 
 OUTCOME = re.compile(
     r"outcome=(stable|exploded|nonfinite) step=(\d+) onset=(\d+|none) loss=([\d.]+|nan|inf) "
-    r"digest=([0-9a-f]{16}) run=(\S+)"
+    r"digest=([0-9a-f]{16})(?: interrupted=(?:SIGINT|SIGTERM))? run=(\S+)"
 )
 
 
@@ -136,7 +136,7 @@ def test_an_injected_replay_of_an_older_run_says_what_it_is(recorded: Path, trai
     result = train("replay=runs/older", *injection, tiny=False)
     assert "flash_bf16 injected: δ takes errors on purpose" in result.stderr
     run = Path(outcome_of(result)[6])
-    assert "_flash_bf16_injected_seed0" in run.name
+    assert "_flash_bf16-injected_seed0" in run.name
     error = json.loads((tmp_path / run / "config.json").read_text())["attn"]["delta_error"]
     assert error == {"kind": "bias", "size": 0.01, "layers": None, "into": "both"}
     assert losses_of(tmp_path / run)[0] == losses_of(older)[0]
@@ -222,6 +222,7 @@ def test_a_signal_ends_the_run_cleanly(text_file: Path, tmp_path: Path, number: 
     assert process.returncode == 128 + number, stderr
     match = OUTCOME.fullmatch(stdout.splitlines()[-1])
     assert match
+    assert f" interrupted={number.name} " in match[0]
     outcome = json.loads((tmp_path / "runs/stopped/outcome.json").read_text())
     assert outcome["interrupted"] == number.name
     assert outcome["tape_steps"] == outcome["step"] == int(match[2]) == len(losses_of(tmp_path / "runs/stopped"))
@@ -376,6 +377,11 @@ def assert_one_line(result: "subprocess.CompletedProcess[str]", *fragments: str)
         (["data=text", "data.path=missing.txt"], ["missing.txt"]),
         (["replay=missing"], ["missing", "runs/NAME"]),
         (["train.device=cuda"], ["train.device=cuda", "cpu"]),
+        (["attn="], ["attn=: no such option", "flash_bf16"]),
+        (["probes.attention=ties"], ["probes.attention=ties: give a list, probes.attention=[ties]"]),
+        (["train.steps", "seed=1"], ["train.steps: give KEY=VALUE"]),
+        (["run_name=a=b"], ["""'run_name="a=b"'"""]),
+        (["run_name=../a"], ["run_name=../a", "runs_dir"]),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_that_names_field_and_remedy(
@@ -409,8 +415,29 @@ def test_help_answers_quickly_and_lists_the_groups(tmp_path: Path) -> None:
         assert line in result.stdout
 
 
+def test_the_name_that_a_run_gets_is_a_value_as_it_stands(recorded: Path, train: Command) -> None:
+    choices = ("attn=flash_fixed", "attn.beta=2", "attn.layers=[1]", "attn.elsewhere=flash_fp32")
+    first = outcome_of(train(*choices, "train.steps=2", cwd=recorded))
+    assert first[6].endswith("_flash_fixed-beta-2.0-layers-1-elsewhere-flash_fp32_seed0")
+    assert outcome_of(train(f"replay={first[6]}", cwd=recorded, tiny=False))[5] == first[5]
+
+
+def test_a_step_to_start_from_is_one_of_the_tape(recorded: Path, train: Command) -> None:
+    for step, told in ((99, "runs/original has 12 steps"), (-3, "give 0 or more")):
+        result = train("replay=original", f"from_step={step}", cwd=recorded, tiny=False)
+        assert_one_line(result, f"from_step={step}", told)
+
+
+def test_an_injection_without_a_size_says_that_it_is_none(recorded: Path, train: Command) -> None:
+    error = ("attn=flash_fp32", "attn.delta_error.kind=bias")
+    result = train("replay=original", *error, "train.steps=2", cwd=recorded, tiny=False)
+    assert "attn.delta_error.size=0: nothing is injected; give the size" in result.stderr.splitlines()
+    result = train("replay=original", *error, "attn.delta_error.size=1e-3", "train.steps=2", cwd=recorded, tiny=False)
+    assert "nothing is injected" not in result.stderr
+
+
 def test_a_sweep_records_one_run_per_choice(recorded: Path, train: Command) -> None:
-    result = train("attn=flash_bf16,sdpa", "seed=range(2)", "train.steps=2", "runs_dir=swept", "-m", cwd=recorded)
+    result = train("attn=flash_bf16,sdpa", "-m", "seed=range(2)", "train.steps=2", "runs_dir=swept", cwd=recorded)
     assert result.returncode == 0, result.stderr
     configs = [json.loads(path.read_text()) for path in (recorded / "swept").glob("*/config.json")]
     (group,) = {config["tracking"]["group"] for config in configs}
@@ -421,6 +448,12 @@ def test_a_sweep_records_one_run_per_choice(recorded: Path, train: Command) -> N
     for path in (recorded / "swept").glob("*/manifest.json"):
         operation = json.loads(path.read_text())["environment"]["sdpa"]
         assert operation == ("ScaledDotProductFlashAttentionForCpu" if "sdpa" in path.parent.name else None)
+
+
+def test_a_sweep_of_one_run_twice_is_refused(train: Command, tmp_path: Path) -> None:
+    result = train("-m", "seed=0,0", "train.steps=2")
+    assert_one_line(result, "seed=0", "more than once in this sweep; give each value once")
+    assert not list(tmp_path.glob("runs/*/tape.bin"))
 
 
 def test_a_sweep_goes_on_after_a_run_that_fails(recorded: Path, train: Command) -> None:

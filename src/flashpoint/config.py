@@ -260,6 +260,10 @@ class Config:
         require_finite(self)
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed={self.seed}: give 0 to 2³² − 1")
+        if self.from_step is not None and self.from_step < 0:
+            raise ValueError(f"from_step={self.from_step}: give 0 or more")
+        if self.run_name and Path(self.run_name).name != self.run_name:
+            raise ValueError(f"run_name={self.run_name}: give a name without a folder; runs_dir is the folder")
         if self.data.tokenizer == "bpe" and self.data.vocab_size > self.model.vocab_size:
             raise ValueError(
                 f"model.vocab_size={self.model.vocab_size} is below data.vocab_size={self.data.vocab_size}: "

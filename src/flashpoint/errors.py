@@ -20,22 +20,37 @@ def one_line(error: Exception) -> str:
     """The message of a :class:`UserError`, or of a Hydra or OmegaConf error, as one line with a remedy."""
     text = str(error)
     if missing := re.search(
-        r"Could not find '([^/']+)/([^']+)'.*?Available options in '[^']+':\n(.*?)\n\S", text, re.S
+        r"Could not find '([^/']+)/([^']*)'.*?Available options in '[^']+':\n(.*?)\n\S", text, re.S
     ):
         group, option, options = missing.groups()
         return f"{group}={option}: no such option; choose one of {', '.join(options.split())}"
     if unknown := re.match(r"Could not override '([^']+)'", text):
         return f"{unknown[1]}: no such key; python train.py --help lists them"
     if merging := re.match(r"Error merging override (\S+)", text):
-        return f"{merging[1]}: {str(error.__cause__).splitlines()[0]}"
+        reason = str(error.__cause__).splitlines()[0]
+        if "is not a ListConfig" in reason:
+            reason = "give a list, " + merging[1].replace("=", "=[", 1) + "]"
+        return f"{merging[1]}: {reason}"
+    if override := getattr(error, "override", None):  # Hydra could not parse it
+        key, equals, value = override.partition("=")
+        if not equals:
+            return f"{override}: give KEY=VALUE"
+        return f"{override}: no value that Hydra reads; quote one with special characters twice: '{key}=\"{value}\"'"
     return " ".join(text.split())
 
 
 @contextmanager
 def exit_in_one_line() -> Iterator[None]:
-    """For a script: bad input, and files that cannot be read or written, as one line on stderr and status 2."""
+    """For a script: bad input, and files that cannot be read or written, as one line on stderr and status 2.
+
+    Where whoever reads what it prints has had enough (``… | head``), it ends without a word.
+    """
     try:
         yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        sys.exit(1)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

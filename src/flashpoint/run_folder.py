@@ -141,6 +141,6 @@ def read_json(path: Path) -> dict[str, Any]:
         value: dict[str, Any] = json.loads(path.read_text())
         return value
     except FileNotFoundError:
-        raise UserError(f"{path}: missing; the run is incomplete") from None
+        raise UserError(f"{path}: missing; the run has not ended, resume={path.parent} goes on with it") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: unreadable ({error}); restore the file or choose another run") from error

@@ -29,7 +29,7 @@ from tests.data.texts import DOCUMENTS, assert_refused, config, decoded
         ("a.jsonl", b"[" * 100_000, ["a.jsonl:1", "mend"]),
         ("a.txt", b"\xff\xfe\x00broken", ["a.txt", "UTF-8"]),
         ("a.parquet", b"no parquet", ["a.parquet"]),
-        ("a.txt", b"", ["too few", "data.val_fraction"]),
+        ("a.txt", b"", ["a.txt", "too few", "data.val_fraction"]),
         ("a.pdf", b"x", ["data.path=", ".parquet"]),
     ],
 )

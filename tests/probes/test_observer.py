@@ -20,6 +20,9 @@ class Longest(Probe):
 
 class NoProbe:
     pass
+
+class Unwritten(Probe):
+    pass
 """
 
 
@@ -51,6 +54,7 @@ def test_a_run_without_probes_has_the_same_digest(train: Command, tmp_path: Path
         ("nowhere.py:Longest", "nowhere.py is no file"),
         ("own.py:Shortest", "AttributeError"),
         ("own.py:NoProbe", "no subclass of"),
+        ("own.py:Unwritten", "no measure(self, seen)"),
     ],
 )
 def test_a_probe_that_is_not_there_says_what_is_wrong(

@@ -115,6 +115,16 @@ def test_a_run_without_probes_names_what_is_missing(tmp_path: Path) -> None:
     assert "&lt;mine&gt;" in html
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_run_of_no_numbers_under_a_long_name_is_drawn(tmp_path: Path) -> None:
+    run = record(tmp_path, "broken", onset=1, attention="flash_fp32_out layers=[2] heads=[1] elsewhere=flash_bf16 " * 4)
+    lines = [json.loads(line) for line in run.folder.metrics.read_text().splitlines()]
+    broken = [{name: value if name == "step" else "nan" for name, value in line.items()} for line in lines]
+    run.folder.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in broken))
+    html = write_report([RecordedRun.open(run.folder.path)], tmp_path / "out").read_text()
+    assert html.count("<img ") > 5
+
+
 def test_the_script_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) -> None:
     record(tmp_path / "runs", "plain", probes=False)
 

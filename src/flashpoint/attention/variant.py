@@ -44,7 +44,7 @@ class DeltaError:
         if not math.isfinite(self.size):
             raise ValueError(f"attn.delta_error.size={self.size}: give a finite number")
         if self.kind == "none" and (self.size or self.layers is not None or self.into != "both"):
-            raise ValueError("attn.delta_error.kind=none makes no error of that size or there: set it to bias or noise")
+            raise ValueError("attn.delta_error.kind=none injects nothing, of whatever size: set it to bias or noise")
         if self.layers is not None:
             object.__setattr__(self, "layers", _distinct("delta_error.layers", self.layers))
 
@@ -251,11 +251,13 @@ class AttentionVariant:
     @property
     def title(self) -> str:
         """The name that people read: with injected errors and with formats that are not BF16 it says so."""
-        formats = [
-            f"{symbol} of {bits} mantissa bit{'s' if bits > 1 else ''}"
+        variants = [self, *filter(None, [self.elsewhere])]
+        formats = {
+            f"{symbol} of {bits} mantissa bit{'s' if bits > 1 else ''}": None  # each once, in this order
+            for variant in variants
             for point, symbol in _POINTS.items()
-            if getattr(self, point) != "none" and (bits := getattr(self, f"{point}_bits")) != BF16_BITS
-        ]
+            if getattr(variant, point) != "none" and (bits := getattr(variant, f"{point}_bits")) != BF16_BITS
+        }
         name = f"{self.name} injected" if self.injected else self.name
         return f"{name}, {', '.join(formats)}" if formats else name
 

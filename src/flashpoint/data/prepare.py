@@ -122,8 +122,8 @@ def _join(shards: list[Path], total: int, config: DataConfig, folder: Path) -> d
     val = round(total * config.val_fraction)
     if not 0 < val < total:
         raise UserError(
-            f"data={config.source}: {total:,} tokens are too few to keep {config.val_fraction:.2%} of them for "
-            "validation; give more text or a larger data.val_fraction"
+            f"{config.path or f'data={config.source}'}: {total:,} tokens are too few to keep {config.val_fraction:.2%} "
+            "of them for validation; give more text or a larger data.val_fraction"
         )
     left = {"train": total - val, "val": val}
     files: dict[str, dict[str, Any]] = {}

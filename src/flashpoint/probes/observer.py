@@ -121,6 +121,8 @@ def load_probe(name: str) -> Probe:
         raise UserError(f"probes.attention={name}: {type(error).__name__}: {error}") from error
     if not isinstance(probe, Probe):
         raise UserError(f"probes.attention={name}: no subclass of flashpoint.probes.attention.Probe")
+    if type(probe).measure is Probe.measure:
+        raise UserError(f"probes.attention={name}: no measure(self, seen); see flashpoint.probes.attention.Probe")
     return probe
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from flashpoint.report.axes import set_log_scale
 from flashpoint.report.series import RecordedRun
 from flashpoint.run_folder import RunFolder
 
@@ -58,10 +57,8 @@ def _draw_loss(panel: Axes, run: RecordedRun) -> None:
 
 def _draw_grad_norm(panel: Axes, run: RecordedRun) -> None:
     if "grad_norm" in run.columns:
-        steps, norms = run.columns["grad_norm"]
-        panel.plot(steps, norms, color="C0", linewidth=0.8)
-        if (np.isfinite(norms) & (norms > 0)).any():
-            panel.set_yscale("log")
+        panel.plot(*run.columns["grad_norm"], color="C0", linewidth=0.8)
+        set_log_scale(panel)
     panel.set_ylabel("gradient norm")
 
 

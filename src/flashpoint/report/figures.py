@@ -6,6 +6,7 @@ Layers and heads count from 1.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.report.axes import set_log_scale
 from flashpoint.report.series import RecordedRun, Series
 
 if TYPE_CHECKING:
@@ -49,12 +51,16 @@ def colour(variant: str) -> str:
     return dict(zip(_VARIANTS, _COLOURS, strict=True)).get(variant, "black")
 
 
+def _heading(run: RecordedRun) -> str:
+    return textwrap.fill(run.label, 60)  # a longer line leaves the panels no room
+
+
 def draw_losses(runs: Sequence[RecordedRun]) -> Figure | None:
     """Training loss and gradient norm of all runs over one another."""
     figure, axes = _panels(2, 1, sharex=True)
     for run in runs:
         if smoothed := run.smoothed("loss"):
-            label = f"{run.label}, mean over {smoothed.steps} steps"
+            label = f"{_heading(run)}, mean over {smoothed.steps} steps"
             axes[0, 0].plot(*smoothed.series, color=colour(run.variant), label=label)
         if "grad_norm" in run.columns:
             axes[1, 0].plot(*run.columns["grad_norm"], color=colour(run.variant), linewidth=0.7, alpha=0.8)
@@ -62,7 +68,7 @@ def draw_losses(runs: Sequence[RecordedRun]) -> Figure | None:
             _mark_onset(panel, run, colour(run.variant))
     axes[0, 0].set_ylabel("loss (nats per token)")
     axes[1, 0].set_ylabel("gradient norm")
-    axes[1, 0].set_yscale("log")
+    set_log_scale(axes[1, 0])
     axes[0, 0].legend(frameon=False, fontsize=8)
     return _finished(figure, axes)
 
@@ -112,7 +118,7 @@ def draw_heat_map(runs: Sequence[RecordedRun]) -> Figure | None:
         heads = norms.shape[1]
         panel.set_yticks(np.arange(len(norms)) * heads + (heads + 1) / 2, [f"layer {i + 1}" for i in range(len(norms))])
         panel.invert_yaxis()
-        panel.set_title(run.label, fontsize=9)
+        panel.set_title(_heading(run), fontsize=9)
         panel.set_xlabel("optimiser step")
         _mark_onset(panel, run, "white")
     figure.colorbar(image, ax=axes[0].tolist(), label="W_Q spectral norm")
@@ -131,7 +137,7 @@ def draw_metrics(runs: Sequence[RecordedRun], titles: dict[str, str]) -> Figure 
             if series := run.by_head(name):
                 _draw_heads(panel, series, runs[0].hottest_layer)
             _mark_onset(panel, run, "black")
-            panel.set_title(f"{run.label}\n{title}" if row == 0 else title, fontsize=8)
+            panel.set_title(f"{_heading(run)}\n{title}" if row == 0 else title, fontsize=8)
     return _finished(figure, axes)
 
 
@@ -235,10 +241,10 @@ def _side_by_side(
     figure, axes = _panels(1, len(measured), sharey=True)
     for panel, (run, series) in zip(axes[0], measured, strict=True):
         draw(panel, run, series)
-        panel.set_title(run.label, fontsize=9)
+        panel.set_title(_heading(run), fontsize=9)
         _mark_onset(panel, run, "black")
         if log:
-            panel.set_yscale("log")
+            set_log_scale(panel)
     axes[0, 0].set_ylabel(axis)
     return _finished(figure, axes)
 

@@ -98,7 +98,7 @@ class Trainer:
         train = self.config.train
         self._forget_earlier_runs()
         val_loss, val_step, interrupted, step = None, None, False, self._first_step - 1
-        with progress_bar(train.steps - self._first_step, "step") as bar:
+        with progress_bar(train.steps, "step", done=self._first_step) as bar:
             started, logged = time.perf_counter(), self._first_step
             for step in range(self._first_step, train.steps):
                 self._step(step)

@@ -35,9 +35,10 @@ class Outcome:
 
     def line(self) -> str:
         onset = "none" if self.onset_step is None else self.onset_step
+        interrupted = f" interrupted={self.interrupted}" if self.interrupted else ""
         return (
             f"outcome={self.outcome} step={self.step} onset={onset} loss={self.loss:.4f} "
-            f"digest={self.digest} run={self.run}"
+            f"digest={self.digest}{interrupted} run={self.run}"
         )
 
     def to_dict(self) -> dict[str, Any]:

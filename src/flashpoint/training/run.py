@@ -68,6 +68,8 @@ def _run(
     original = RunFolder.open(config.replay, config.runs_dir) if config.replay and not resumed else None
     recorded = resumed or original
     tape = _tape(config, recorded, ranks, goes_on=bool(resumed)) if recorded else None
+    if original and tape and config.from_step is not None and config.from_step > tape.steps:
+        raise UserError(f"from_step={config.from_step}: {original.path} has {tape.steps:,} steps; give one of them")
     _tell_what_kind_of_run(config, device)
     config = _with_defaults(config, device, ranks.world, tape)
     fix_numerics(config.train.threads or 1, config.train.deterministic)
@@ -114,7 +116,7 @@ def _run(
             f"free space, then resume={folder.path}"
         ) from error
     if original and original.chain.is_file():
-        _compare_with(original, folder)
+        _compare_with(original, folder, start.step)
     return outcome
 
 
@@ -137,6 +139,8 @@ def _tell_what_kind_of_run(config: Config, device: torch.device) -> None:
         )
     if config.attn.title != config.attn.name:
         notify(f"attention: {config.attn.title}")
+    if config.attn.delta_error.kind != "none" and config.attn.delta_error.size == 0:
+        notify("attn.delta_error.size=0: nothing is injected; give the size")
     if config.attn.injected:
         notify(f"{config.attn.name} injected: δ takes errors on purpose; the run shows what they do, not rounding")
 
@@ -176,7 +180,7 @@ def _tokens(config: Config) -> TokenDataset:
     return tokens
 
 
-def _compare_with(original: RunFolder, folder: RunFolder) -> None:
+def _compare_with(original: RunFolder, folder: RunFolder, since: int) -> None:
     """One line: whether the replay computed the original's bits, and if not, since when."""
     try:
         one, other = Chain.read(original.chain), Chain.read(folder.chain)
@@ -186,7 +190,8 @@ def _compare_with(original: RunFolder, folder: RunFolder) -> None:
     if difference := first_difference(one, other):
         notify(f"differs from {original.path} from step {difference.step:,} on, first in its {difference.quantity}")
     else:
-        notify(f"equal to {original.path}, bit for bit, over {min(one.steps, other.steps):,} steps")
+        start = f" from step {since:,} on" if since else ""
+        notify(f"equal to {original.path}, bit for bit, over {min(one.steps, other.steps) - since:,} steps{start}")
 
 
 def _record(
@@ -264,7 +269,8 @@ def _batch_shape(config: Config, world: int) -> tuple[int, int, int]:
 
 
 def _run_name(config: Config) -> str:
-    attention = re.sub(r"[^\w.=-]+", "_", f"{config.attn.name} injected" if config.attn.injected else config.attn.name)
+    attention = f"{config.attn.name} injected" if config.attn.injected else config.attn.name
+    attention = re.sub(r"[^\w.]+", "-", attention).strip("-")  # what Hydra takes in replay=NAME as it stands
     return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{attention}_seed{config.seed}"
 
 

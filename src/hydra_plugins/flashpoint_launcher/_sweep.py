@@ -32,9 +32,17 @@ def shared_by(job_overrides: Sequence[Sequence[str]]) -> list[str]:
 
 
 def own_of(job_overrides: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Of each run, the overrides that not all have."""
+    """Of each run, the overrides that not all have.
+
+    Raises:
+        UserError: two runs are the same.
+    """
     shared = shared_by(job_overrides)
-    return [[o for o in overrides if o not in shared] for overrides in job_overrides]
+    own = [[o for o in overrides if o not in shared] for overrides in job_overrides]
+    for overrides, whole in zip(own, job_overrides, strict=True):
+        if own.count(overrides) > 1:
+            raise UserError(f"{' '.join(overrides or whole)}: more than once in this sweep; give each value once")
+    return own
 
 
 def named(job_overrides: Sequence[Sequence[str]]) -> list[Job]:
@@ -47,8 +55,6 @@ def named(job_overrides: Sequence[Sequence[str]]) -> list[Job]:
     names = [_name(overrides) for overrides in own]
     jobs = []
     for name, overrides, whole in zip(names, own, job_overrides, strict=True):
-        if own.count(overrides) > 1:
-            raise UserError(f"{' '.join(overrides or whole)}: more than once in this sweep; give each value once")
         if names.count(name) > 1 or len(name) > _LONGEST_NAME:
             digest = hashlib.sha256(" ".join(overrides).encode()).hexdigest()
             jobs.append(Job(f"{name[:_LONGEST_NAME]}-{digest[:8]}", tuple(whole)))
