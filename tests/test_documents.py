@@ -115,6 +115,45 @@ def test_the_counts_in_the_readme_are_those_of_the_committed_runs() -> None:
     assert told in " ".join(README.split())
 
 
+@pytest.mark.parametrize(
+    "attention",
+    [
+        *("flash_fixed_paper", "flash_fixed", "flash_exact_rowsum", "flash_delta_pdp", "flash_delta_fp32"),
+        *("flash_centered", "flash_centered_grad"),
+    ],
+)
+def test_what_a_fix_costs_in_the_readme_is_what_was_measured(attention: str) -> None:
+    (told,) = re.findall(
+        rf"^\| `{attention}` \| (\d+ of \d+) \| (\d+ and \d+) % \| (.*)\| (.*)\| .+ \|$", README, re.MULTILINE
+    )
+    exploded, costs, rate, loss = (cell.strip() for cell in told)
+    (survived,) = re.findall(rf"^\| `{attention}` \| (\d+ of \d+) \| \d+ to \d+ % \|", README, re.MULTILINE)
+    assert exploded == survived
+
+    bench = (REFERENCE / "kernels-h200/bench-2026-11-22.txt").read_text()
+    measured = [re.search(rf"^{shape} +{attention} .*both +\+?(\d+)%", bench, re.MULTILINE) for shape in SHAPES]
+    assert costs == " and ".join(match[1] for match in measured if match)
+
+    if rate:
+        speeds = {run: _tokens_per_second(REFERENCE / f"probes-h200/timed-{run}") for run in (attention, "flash_bf16")}
+        assert rate == f"{speeds[attention] / speeds['flash_bf16']:.2f}"
+    if loss:
+        page = (REPOSITORY / "docs/evidence/attentions.md").read_text()
+        number = r"([+-]\d\.\d{4})"
+        (minus,) = re.findall(rf"^\| `{attention}` \| .* \| {number} \| {number} to {number} \|$", page, re.MULTILINE)
+        rounded = [float(value) for value in re.findall(r"[+-]\d\.\d{3}", loss.replace("−", "-"))]
+        assert rounded == pytest.approx([float(value) for value in minus], abs=0.00051)
+
+
+SHAPES = ("32×12×1024×64", "64×4×512×64")
+
+
+def _tokens_per_second(run: Path) -> float:
+    printed = call("throughput.py", run).stdout
+    (rate,) = re.findall(r": ([\d,]+) tokens/s", printed)
+    return float(rate.replace(",", ""))
+
+
 def test_the_times_in_the_readme_are_those_of_the_committed_runs() -> None:
     seconds = {
         run.name: json.loads((run / "outcome.json").read_text())["seconds"]
