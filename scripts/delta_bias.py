@@ -58,7 +58,7 @@ def _summed(sums: Sums, layer: int, head: int) -> str:
     in_errors = f"= {total / expected:+5.2f} standard errors, " if expected else ""
     return (
         f"Σ {total:+.2e} {in_errors}"
-        f"positive at {positive} of {len(errors)} steps ({100 * low:.0f} to {100 * high:.0f} %)"
+        f"positive at {positive} of {len(errors)} observed steps ({100 * low:.0f} to {100 * high:.0f} %)"
     )
 
 

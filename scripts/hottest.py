@@ -18,6 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     with exit_in_one_line():
+        print(f"{'run':24} {'verdict':18} W_Q spectral norm at the end, by layer, of each head")
         for name in parser.parse_args().runs:
             run = RecordedRun.open(name)
             print(f"{run.name:24} {run.verdict:18} {norms(run)}")

@@ -75,10 +75,10 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(tmp_path: Path) -> None:
     first, second = (line.split("  ", 1)[1] for line in result.stdout.splitlines())
     # Σ = 9 · 2 over √(4 · 9 · 1) = 3 standard errors; 9 of 9 has a lower end of 0.025^(1/9) = 66 %.
     summed, relative = first.split("; ")
-    assert summed == "Σ +1.80e+01 = +3.00 standard errors, positive at 9 of 9 steps (66 to 100 %)"
+    assert summed == "Σ +1.80e+01 = +3.00 standard errors, positive at 9 of 9 observed steps (66 to 100 %)"
     assert relative == "bias +2.0e+00 ± 0.0e+00, noise 3.0e+00"
     # Five +1 and four −1: mean 1/9, t(0.975, 8) = 2.306 times √(10/9) / 3.
-    assert second.startswith("Σ +1.00e+00 = +0.17 standard errors, positive at 5 of 9 steps")
+    assert second.startswith("Σ +1.00e+00 = +0.17 standard errors, positive at 5 of 9 observed steps")
     assert second.endswith("; bias +1.1e-01 ± 8.1e-01, noise 3.0e+00")
     row_sum = call("delta_bias.py", tmp_path, "--of", "row_sum")
     assert [line.split("  ", 1)[1] for line in row_sum.stdout.splitlines()] == [
@@ -257,5 +257,5 @@ def test_a_control_that_is_not_there_is_told(tmp_path: Path) -> None:
 def test_a_reader_who_has_had_enough_is_no_error() -> None:
     command = f"{sys.executable} scripts/hottest.py {'runs/reference/default-h200/explosion ' * 400} | head -1"
     result = subprocess.run(["bash", "-c", command], cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
-    assert result.stdout.startswith("explosion ")
+    assert result.stdout.startswith("run ")
     assert result.stderr == ""
