@@ -51,6 +51,7 @@ def test_the_runs_said_to_be_equal_are(name_of_equal: tuple[str, str]) -> None:
         ("ranks-h200/ranks", "ranks-h200/ranks-again"),
         ("sdpa-h200/short", "sdpa-h200/short-again"),
         ("trainer-h200/ignite", "trainer-h200/ignite-single"),
+        *((f"laptop-wandb/disabled-{seed}", f"laptop-wandb/offline-{seed}") for seed in range(4)),
     ]
 )
 def name_of_equal(request: pytest.FixtureRequest) -> tuple[str, str]:
