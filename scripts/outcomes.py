@@ -26,7 +26,7 @@ def main() -> None:
     with exit_in_one_line():
         runs = [RecordedRun.open(name) for name in parser.parse_args().runs]
         rows = [row(run) for run in runs]
-    print("\n".join(["| run | outcome | steps | onset | digest |", "|---|---|---|---|---|", *rows]))
+        print("\n".join(["| run | outcome | steps | onset | digest |", "|---|---|---|---|---|", *rows]))
 
 
 if __name__ == "__main__":
