@@ -93,6 +93,15 @@ def no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("NETRC", raising=False)
 
 
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:
+    """A working folder in which ``runs/original`` has been recorded; what tests add there has names of its own."""
+    folder = tmp_path_factory.mktemp("recorded")
+    command = train_command("run_name=original", tiny=True, text_file=text_file)
+    subprocess.run(command, cwd=folder, env=environment(), check=True, capture_output=True, timeout=120)
+    return folder
+
+
 @pytest.fixture
 def train(tmp_path: Path, text_file: Path) -> Command:
     """``train.py`` in a process of its own that begins with the imports done, in ``tmp_path``, on the tiny model."""

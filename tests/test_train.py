@@ -1,13 +1,11 @@
-"""``train.py`` end to end: record, replay, refuse, and end cleanly. Each run is a process of its own.
+"""``train.py`` end to end: record, replay, refuse and sweep. Each run is a process of its own.
 
-``recorded``, the help, Ctrl-C in the preparation and the full disk start ``train.py`` as a user does, imports and all.
+``recorded`` and the help start ``train.py`` as a user does, imports and all.
 """
 
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -15,45 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from flashpoint.config import build_config
-from flashpoint.model import GPT
-from flashpoint.training import records
 from flashpoint.training import run as training
 from flashpoint.training.chain import Chain
-from tests import warm
 from tests.composed import CONFIGS, composed_values
-from tests.conftest import REPOSITORY, Command, environment, train_command, wait_until
-
-OUTCOME = re.compile(
-    r"outcome=(stable|exploded|nonfinite) step=(\d+) onset=(\d+|none) loss=([\d.]+|nan|inf) "
-    r"digest=([0-9a-f]{16})(?: interrupted=(?:SIGINT|SIGTERM))? run=(\S+)"
-)
-
-
-def outcome_of(result: "subprocess.CompletedProcess[str]") -> re.Match[str]:
-    assert result.returncode == 0, result.stderr
-    match = OUTCOME.fullmatch(result.stdout.splitlines()[-1])
-    assert match, result.stdout
-    return match
-
-
-def metrics_of(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses_of(run: Path) -> list[float]:
-    return [line["loss"] for line in metrics_of(run) if "loss" in line]
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:
-    """A working folder in which ``runs/original`` has been recorded."""
-    folder = tmp_path_factory.mktemp("recorded")
-    command = train_command("run_name=original", tiny=True, text_file=text_file)
-    subprocess.run(command, cwd=folder, env=environment(), check=True, capture_output=True, timeout=120)
-    return folder
+from tests.conftest import REPOSITORY, Command, environment
+from tests.verdicts import assert_one_line, losses_of, metrics_of, outcome_of
 
 
 def test_a_run_leaves_every_record_and_its_outcome_line(recorded: Path) -> None:
@@ -210,152 +176,10 @@ def test_an_explosion_is_a_result(train: Command, tmp_path: Path) -> None:
     assert outcome["onset_step"] == int(match[3])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_cleanly(text_file: Path, tmp_path: Path, number: signal.Signals) -> None:
-    command = train_command("train.steps=100000", "run_name=stopped", tiny=True, text_file=text_file)
-    process = warm.Process(command, cwd=tmp_path, env=environment())
-    run = tmp_path / "runs/stopped"
-    metrics = run / "metrics.jsonl"
-    wait_until(lambda: metrics.is_file() and "val_loss" in metrics.read_text(), process)
-    process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, stderr
-    match = OUTCOME.fullmatch(stdout.splitlines()[-1])
-    assert match
-    assert f" interrupted={number.name} " in match[0]
-    outcome = json.loads((tmp_path / "runs/stopped/outcome.json").read_text())
-    assert outcome["interrupted"] == number.name
-    assert outcome["tape_steps"] == outcome["step"] == int(match[2]) == len(losses_of(tmp_path / "runs/stopped"))
-    validated = [(line["step"] + 1, line["val_loss"]) for line in metrics_of(run) if "val_loss" in line]
-    assert (outcome["val_step"], outcome["val_loss"]) == validated[-1]
-    assert "Traceback" not in stderr
-
-
-@pytest.mark.parametrize("late", ["draw_curves", "write_json"])
-def test_a_signal_after_the_last_step_loses_nothing(
-    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str
-) -> None:
-    """The verdict and the figure are still made, and the run counts as finished."""
-    made, unheeded = getattr(records, late), []
-
-    def interrupted(*arguments: object) -> None:
-        signal.raise_signal(signal.SIGTERM)
-        made(*arguments)
-
-    values = json.loads((recorded / "runs/original/config.json").read_text())
-    monkeypatch.chdir(recorded)  # the data are there
-    monkeypatch.setattr(records, late, interrupted)
-    monkeypatch.setattr(training, "fix_numerics", lambda *_: None)  # which outlasts the test
-    before = signal.signal(signal.SIGTERM, lambda *_: unheeded.append(True))
-    try:
-        outcome = training.run(build_config({**values, "runs_dir": str(tmp_path)}, CONFIGS / "attn"))
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert not unheeded
-    assert (outcome.step, outcome.interrupted) == (12, None)
-    assert json.loads((tmp_path / "original/outcome.json").read_text())["interrupted"] is None
-    assert (tmp_path / "original/curves.png").is_file()
-
-
-def test_ctrl_c_while_data_are_prepared_ends_in_one_line(tmp_path: Path, text_file: Path) -> None:
-    six_shards = ("experiment=laptop", "data.max_bytes=24_000_000", "data.workers=2")
-    command = train_command(*six_shards, tiny=False, text_file=text_file)
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    wait_until(lambda: list(tmp_path.glob("data/.*.partial/shard-*")), process)  # four are left
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGINT
-    assert "Traceback" not in stderr
-    assert stderr.splitlines()[-1].startswith("interrupted;")
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_killed_run_replays_as_far_as_its_tape(text_file: Path, tmp_path: Path, train: Command) -> None:
-    command = train_command("train.steps=100000", "run_name=killed", tiny=True, text_file=text_file)
-    process = warm.Process(command, cwd=tmp_path, env=environment())
-    tape = tmp_path / "runs/killed/tape.bin"
-    wait_until(lambda: tape.is_file() and tape.stat().st_size > 1000, process)
-    assert_one_line(train("resume=killed", tiny=False), "runs/killed: another process runs it; wait")
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    losses = losses_of_killed(tmp_path / "runs/killed")
-    match = outcome_of(train("replay=killed", "run_name=again", tiny=False))
-    again = losses_of(tmp_path / "runs/again")
-    assert len(again) == int(match[2]) >= len(losses) > 0
-    assert again[: len(losses)] == losses
-
-
-def losses_of_killed(run: Path) -> list[float]:
-    lines = (run / "metrics.jsonl").read_text().split("\n")[:-1]  # the last may be cut short
-    return [record["loss"] for record in map(json.loads, lines) if "loss" in record]
-
-
-@pytest.mark.parametrize("left", [["config.json"], ["config.json", "manifest.json", "tape.bin", "chain.bin"]])
-def test_a_run_stopped_before_its_tape_starts_again_in_its_folder(
-    recorded: Path, train: Command, left: list[str]
-) -> None:
-    original, early = recorded / "runs/original", recorded / f"runs/early{len(left)}"
-    early.mkdir()
-    for name in left:
-        (early / name).write_bytes((original / name).read_bytes() if name.endswith(".json") else b"")
-    result = train(f"resume={early.name}", tiny=False, cwd=recorded)
-    outcome_of(result)
-    assert f"runs/{early.name}: stopped before its first step; starting it again" in result.stderr
-    for name in ("tape.bin", "chain.bin"):
-        assert (early / name).read_bytes() == (original / name).read_bytes()
-    config, manifest = (json.loads((early / name).read_text()) for name in ("config.json", "manifest.json"))
-    assert config["resume"] is None
-    assert manifest["parent"] is None
-
-
-def test_a_model_that_does_not_fit_leaves_no_run(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise torch.OutOfMemoryError
-
-    values = json.loads((recorded / "runs/original/config.json").read_text())
-    monkeypatch.chdir(recorded)
-    monkeypatch.setattr(training, "fix_numerics", lambda *_: None)  # which outlasts the test
-    monkeypatch.setattr(GPT, "to", full)
-    with pytest.raises(torch.OutOfMemoryError):
-        training.run(build_config({**values, "runs_dir": "unmade"}, CONFIGS / "attn"))
-    assert not (recorded / "unmade").exists()
-
-
-def test_a_full_disk_is_one_line_and_keeps_the_records(
-    recorded: Path, text_file: Path, tmp_path: Path, train: Command
-) -> None:
-    """The kernel refuses to grow any file past a limit that the records pass within some dozen steps."""
-    shutil.copytree(recorded / "data", tmp_path / "data")
-    command = train_command("train.steps=100000", "run_name=full", tiny=True, text_file=text_file)
-    limited = (
-        "import resource, signal, sys, os; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); os.execv(sys.argv[1], sys.argv[1:])"
-    )
-    result = subprocess.run(
-        [command[0], "-c", limited, *command],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert_one_line(result, "runs/full", "File too large")
-    assert len(losses_of_killed(tmp_path / "runs/full")) > 5
-    outcome_of(train("replay=full", "run_name=after", "train.steps=5", tiny=False))
-
-
 def copy_run(source: Path, target: Path) -> None:
     target.mkdir(parents=True)
     for name in ("config.json", "manifest.json", "outcome.json", "tape.bin"):
         (target / name).write_bytes((source / name).read_bytes())
-
-
-def assert_one_line(result: "subprocess.CompletedProcess[str]", *fragments: str) -> None:
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert result.returncode == 2, result.stderr
-    assert len(errors) == 1, result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.stderr.splitlines()[-1] == errors[0]
-    for fragment in fragments:
-        assert fragment in errors[0]
 
 
 @pytest.mark.parametrize(
