@@ -6,8 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flashpoint.config import build_config, hydra_schema
-from flashpoint.errors import UserError, one_line
+from flashpoint.errors import exit_in_one_line
 from flashpoint.hardware import default_experiment, refuse_unusable_gpu
 
 if TYPE_CHECKING:
@@ -32,12 +31,15 @@ SWEEP = os.environ.setdefault("FLASHPOINT_SWEEP", time.strftime("sweep_%Y-%m-%d_
 WANTS_TRACEBACK = os.environ.setdefault("FLASHPOINT_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR", "0")) == "1"
 """Whether the user wants them; processes that this one starts inherit both, and ``main`` sets the latter for Hydra."""
 
+HYDRAS_OWN = (HydraException, OmegaConfBaseException)
+"""Errors by which Hydra and OmegaConf tell of bad input."""
+
 
 @hydra.main(config_path=str(CONFIGS), config_name="train", version_base="1.3")
 def train(composed: DictConfig) -> None:
     multirun = HydraConfig.get().mode == RunMode.MULTIRUN
     # The launcher of a sweep takes a run's error as it is, and goes on with the next run.
-    with nullcontext() if multirun else errors_as_one_line():
+    with nullcontext() if multirun or WANTS_TRACEBACK else exit_in_one_line(*HYDRAS_OWN):
         outcome = run_composed(composed, group=SWEEP if multirun else None)
     if os.environ.get("RANK", "0") == "0":
         print(outcome.line(), flush=True)
@@ -66,18 +68,6 @@ def run_composed(composed: DictConfig, group: str | None) -> Outcome:
     return run(config)
 
 
-@contextmanager
-def errors_as_one_line() -> Iterator[None]:
-    """Bad input ends the process with one line on stderr and status 2; HYDRA_FULL_ERROR=1 shows tracebacks."""
-    try:
-        yield
-    except (UserError, HydraException, OmegaConfBaseException) as error:
-        if WANTS_TRACEBACK:
-            raise
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        sys.exit(2)
-
-
 def main() -> None:
     """Run ``train`` with the preset for this hardware."""
     ConfigStore.instance().store(name="schema", node=hydra_schema())
@@ -92,7 +82,7 @@ def main() -> None:
     sys.argv = [argument for argument in sys.argv if argument not in flags] + flags[:1]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of printing several lines
     try:
-        with errors_as_one_line():
+        with nullcontext() if WANTS_TRACEBACK else exit_in_one_line(*HYDRAS_OWN):
             train()
     except KeyboardInterrupt:
         print("interrupted; what was prepared stays, and the same command goes on from there", file=sys.stderr)

@@ -14,17 +14,24 @@ from pathlib import Path
 
 import numpy as np
 
-from flashpoint.errors import exit_in_one_line
+from flashpoint.errors import script_errors
 from flashpoint.report.bias import Window
 from flashpoint.report.intervals import mean_and_interval
-from flashpoint.report.law import Point, by_weights, draw_law, factors
+from flashpoint.report.law import Point, by_weights, draw_law
 from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
 
 
 def table(groups: Mapping[str, Sequence[Point]]) -> Iterator[str]:
     """Markdown."""
-    columns = ("roundings", "noise², largest / smallest", "bias / noise²", "95 % interval", "farthest", "δ drawn anew")
+    columns = (
+        "roundings",
+        "noise², largest / smallest",
+        "bias / noise²",
+        "95 % interval",
+        "farthest rounding",
+        "independent δ",
+    )
     yield f"| weights | {' | '.join(columns)} |"
     yield "|---|---|---|---|---|---|---|"
     for weights, points in groups.items():
@@ -32,10 +39,11 @@ def table(groups: Mapping[str, Sequence[Point]]) -> Iterator[str]:
         anew = ", ".join(f"{point.factor:.1f}" for point in points if point.independent)
         cells = ["", "", "", ""]
         if known:
-            variances, mean = [point.variance for point in known], float(np.mean(factors(known)))
+            variances, factors = ([getattr(point, name) for point in known] for name in ("variance", "factor"))
+            mean = float(np.mean(factors))
             farthest = max(known, key=lambda point: abs(point.factor - mean))
-            away = f"{100 * (farthest.factor / mean - 1):+.0f} %, `{farthest.title}`" if len(known) > 1 else ""
-            cells = [f"{max(variances) / min(variances):.0f}", *mean_and_interval(factors(known), ".1f"), away]
+            away = f"{100 * (farthest.factor / mean - 1):+.0f} %, `{farthest.run.title}`" if len(known) > 1 else ""
+            cells = [f"{max(variances) / min(variances):.0f}", *mean_and_interval(factors, ".1f"), away]
         yield f"| {weights} | {len(known)} | {' | '.join(cells)} | {anew} |"
 
 
@@ -45,7 +53,7 @@ def main() -> None:
     Window.add_options(parser)
     parser.add_argument("--out", type=Path, metavar="FILE.png")
     arguments = parser.parse_args()
-    with exit_in_one_line():
+    with script_errors():
         runs = [RecordedRun.open(name) for name in arguments.runs]
         groups = by_weights(runs, Window.of_options(arguments))
         print("\n".join([provenance(runs), "", *table(groups)]))

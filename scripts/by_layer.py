@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.errors import exit_in_one_line
+from flashpoint.errors import script_errors
 from flashpoint.report.bias import Relative, Sums, Window
 from flashpoint.report.intervals import clopper_pearson
 from flashpoint.report.provenance import provenance
@@ -81,7 +81,7 @@ def main() -> None:
     Window.add_options(parser)
     parser.add_argument("--verdicts", metavar="FOLDER", type=Path, help="of runs with the same names")
     arguments = parser.parse_args()
-    with exit_in_one_line():
+    with script_errors():
         runs = [RecordedRun.open(name) for name in arguments.runs]
         verdicts = runs
         if arguments.verdicts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from flashpoint.errors import exit_in_one_line
+from flashpoint.errors import script_errors
 from flashpoint.run_folder import RunFolder
 from flashpoint.training.chain import Chain, first_difference, loss_differences
 
@@ -14,7 +14,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs=2, metavar="RUN")
     arguments = parser.parse_args()
-    with exit_in_one_line():
+    with script_errors():
         one, other = (Chain.read(RunFolder.open(name).chain) for name in arguments.runs)
     difference = first_difference(one, other)
     shared = min(one.steps, other.steps)

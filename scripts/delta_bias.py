@@ -28,7 +28,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.errors import UserError, exit_in_one_line
+from flashpoint.errors import UserError, script_errors
 from flashpoint.report.bias import Relative, Sums, Window
 from flashpoint.report.intervals import clopper_pearson, mean_and_interval, plus_minus
 from flashpoint.report.provenance import provenance
@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--by", choices=("head", "layer", "attention"), default="head", help="what has a line each")
     parser.add_argument("--of", choices=("delta_error", "row_sum"), default="delta_error", help="which error")
     arguments = parser.parse_args()
-    with exit_in_one_line():
+    with script_errors():
         runs = [RecordedRun.open(name) for name in arguments.runs]
         window = Window.of_options(arguments)
         if arguments.by == "layer":

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flashpoint.errors import exit_in_one_line
+from flashpoint.errors import script_errors
 from flashpoint.report.departure import Departure, departure, twins
 from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", required=True, metavar="RUN")
     parser.add_argument("--hottest-head", action="store_true", help="of each pair the head that exploded only")
     arguments = parser.parse_args()
-    with exit_in_one_line():
+    with script_errors():
         runs = [RecordedRun.open(name) for name in arguments.runs]
         pairs = twins(runs)
         print(f"{provenance(runs)}\n")

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.errors import UserError, exit_in_one_line
+from flashpoint.errors import UserError, script_errors
 from flashpoint.report.bias import Sums, Window
 from flashpoint.report.intervals import mean_and_interval, plus_minus
 from flashpoint.report.provenance import provenance
@@ -64,8 +64,7 @@ def table(runs: Sequence[RecordedRun]) -> Iterator[str]:
 
 
 def _label(run: RecordedRun) -> str:
-    parent = run.manifest.get("parent")
-    return f"`{run.title}`" + (f" from step {parent['from_step']:,} of `{parent['run']}`" if parent else "")
+    return f"`{run.title}`" + (" from step {1:,} of `{0}`".format(*run.origin) if run.origin else "")
 
 
 def _row(group: Group) -> Iterator[str]:
@@ -103,7 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     arguments = parser.parse_args()
-    with exit_in_one_line():
+    with script_errors():
         runs = [RecordedRun.open(name) for name in arguments.runs]
         print("\n".join([provenance(runs), "", *table(runs)]))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from flashpoint.errors import exit_in_one_line
+from flashpoint.errors import script_errors
 from flashpoint.report.series import RecordedRun
 
 
@@ -17,7 +17,7 @@ def norms(run: RecordedRun) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN")
-    with exit_in_one_line():
+    with script_errors():
         print(f"{'run':24} {'verdict':18} W_Q spectral norm at the end, by layer, of each head")
         for name in parser.parse_args().runs:
             run = RecordedRun.open(name)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flashpoint.errors import exit_in_one_line
+from flashpoint.errors import script_errors
 from flashpoint.report.intervals import mean_and_interval
 from flashpoint.report.paired import Losses, last_common_step, losses_at
 from flashpoint.report.provenance import provenance
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--at", type=int, metavar="STEPS", help="default: the last that all stable runs have")
     parser.add_argument("--control", default="flash_fp32", help="the attention to compare with (default: flash_fp32)")
     arguments = parser.parse_args()
-    with exit_in_one_line():
+    with script_errors():
         runs = [RecordedRun.open(name) for name in arguments.runs]
         step = arguments.at or last_common_step(runs)
         print(f"{provenance(runs)}\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashpoint.errors import exit_in_one_line
+from flashpoint.errors import script_errors
 from flashpoint.report.provenance import provenance
 from flashpoint.report.response import Dose, draw_responses, responses
 from flashpoint.report.series import RecordedRun
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--out", type=Path, metavar="FILE.png")
     arguments = parser.parse_args()
-    with exit_in_one_line():
+    with script_errors():
         runs = [RecordedRun.open(name) for name in arguments.runs]
         found = responses(runs, arguments.key)
         print(f"{provenance(runs)}\n")

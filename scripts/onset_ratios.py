@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
-from flashpoint.errors import UserError, exit_in_one_line
+from flashpoint.errors import UserError, script_errors
 from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
 from flashpoint.report.survival import grouped
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--control", nargs="+", required=True, metavar="RUN", help="runs to compare with, one a seed")
     arguments = parser.parse_args()
-    with exit_in_one_line():
+    with script_errors():
         runs, controls = ([RecordedRun.open(name) for name in names] for names in (arguments.runs, arguments.control))
         print("\n".join([provenance([*runs, *controls]), "", *table(runs, controls)]))
 

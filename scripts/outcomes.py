@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from flashpoint.errors import exit_in_one_line
+from flashpoint.errors import script_errors
 from flashpoint.report.series import RecordedRun
 
 
@@ -23,7 +23,7 @@ def row(run: RecordedRun) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN")
-    with exit_in_one_line():
+    with script_errors():
         runs = [RecordedRun.open(name) for name in parser.parse_args().runs]
         rows = [row(run) for run in runs]
         print("\n".join(["| run | outcome | steps | onset | digest |", "|---|---|---|---|---|", *rows]))

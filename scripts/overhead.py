@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashpoint.errors import UserError, exit_in_one_line
+from flashpoint.errors import UserError, script_errors
 from flashpoint.run_folder import RunFolder, read_json
 from flashpoint.tracking import read_metrics
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("without", metavar="WITHOUT", help="the run that the others are held against")
     parser.add_argument("runs", nargs="+", metavar="RUN")
     arguments = parser.parse_args()
-    with exit_in_one_line():
+    with script_errors():
         base = step_milliseconds(RunFolder.open(arguments.without))
         manifest = read_json(RunFolder.open(arguments.without).manifest)
         print(f"{manifest['hardware']}, torch {manifest['environment']['torch']}, {manifest['started'][:10]}")

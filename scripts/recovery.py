@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from flashpoint.errors import UserError, exit_in_one_line
+from flashpoint.errors import UserError, script_errors
 from flashpoint.report.paired import validations
 from flashpoint.report.series import RecordedRun
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     above, count = 0, 0
-    with exit_in_one_line():
+    with script_errors():
         for name in parser.parse_args().runs:
             run = RecordedRun.open(name)
             if run.onset is None:

@@ -43,8 +43,8 @@ def shell(command: str) -> None:
 def _bash(command: str) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "LC_ALL": "C.UTF-8"}  # the locale sorts what * finds
-    shell = ["bash", "-o", "pipefail", "-c", command]
-    result = subprocess.run(shell, check=False, cwd=ROOT, env=environment, stdout=subprocess.PIPE)
+    bash = ["bash", "-o", "pipefail", "-c", command]
+    result = subprocess.run(bash, check=False, cwd=ROOT, env=environment, stdout=subprocess.PIPE)
     if result.returncode:
         sys.exit(f"error: status {result.returncode} of {command}")
     return result.stdout.decode()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashpoint.errors import exit_in_one_line
+from flashpoint.errors import script_errors
 from flashpoint.report.page import write_report
 from flashpoint.report.series import RecordedRun
 
@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--out", type=Path, help="default: report/ in the first run's folder")
     arguments = parser.parse_args()
-    with exit_in_one_line():
+    with script_errors():
         runs = [RecordedRun.open(name) for name in arguments.runs]
         page = write_report(runs, arguments.out or runs[0].folder.path / "report")
     print(page)

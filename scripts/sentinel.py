@@ -9,7 +9,7 @@ import argparse
 
 import numpy as np
 
-from flashpoint.errors import exit_in_one_line
+from flashpoint.errors import script_errors
 from flashpoint.probes.sentinel import HeadGrowth, Sentinel
 from flashpoint.report.series import RecordedRun
 
@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     leads, exploded, stable, false_alarms = [], 0, 0, 0
-    with exit_in_one_line():
+    with script_errors():
         for name in parser.parse_args().runs:
             run = RecordedRun.open(name)
             onset, warning = run.onset, warning_of(run)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from flashpoint.errors import UserError, exit_in_one_line
+from flashpoint.errors import UserError, script_errors
 from flashpoint.run_folder import RunFolder
 from flashpoint.tracking import read_metrics
 
@@ -64,7 +64,7 @@ def main() -> None:
     layer, _, head = (arguments.head or "").partition("/")
     prefix = f"layer/{layer}/head/{head}/" if arguments.head else ""
     names = [name if "/" in name else prefix + name for name in arguments.names]
-    with exit_in_one_line():
+    with script_errors():
         print("\n".join(table(RunFolder.open(arguments.run), names, arguments.every)))
 
 

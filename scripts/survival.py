@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flashpoint.errors import exit_in_one_line
+from flashpoint.errors import script_errors
 from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
 from flashpoint.report.survival import Lifetimes, by_variant, control_of, draw_survival, logrank_p, usual_settings
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--control", default="flash_fp32", help="the attention to test against (default: flash_fp32)")
     parser.add_argument("--out", type=Path, metavar="FILE.png", help="draw the curves there")
     arguments = parser.parse_args()
-    with exit_in_one_line():
+    with script_errors():
         runs = [RecordedRun.open(name) for name in arguments.runs]
         groups = by_variant(runs)
         usual = " ".join(f"{name}={value}" for name, value in usual_settings(runs).items())

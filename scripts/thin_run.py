@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flashpoint.errors import UserError, exit_in_one_line
+from flashpoint.errors import UserError, script_errors
 from flashpoint.run_folder import RunFolder
 from flashpoint.tracking import metric_lines
 
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--digits", type=int, default=EXACT, help="significant digits of the values")
     arguments = parser.parse_args()
     every, spacing, digits = arguments.every, arguments.spacing, arguments.digits
-    with exit_in_one_line():
+    with script_errors():
         if min(every, spacing, digits) < 1:
             raise UserError(f"--every {every} --spacing {spacing} --digits {digits}: give 1 or more")
         thin(RunFolder.open(arguments.run), arguments.target, every, arguments.only, spacing, digits)

@@ -7,7 +7,7 @@ import argparse
 import numpy as np
 
 from flashpoint.attention.variant import AttentionVariant
-from flashpoint.errors import UserError, exit_in_one_line
+from flashpoint.errors import UserError, script_errors
 from flashpoint.run_folder import RunFolder, read_json
 from flashpoint.tracking import read_metrics
 
@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     arguments = parser.parse_args()
-    with exit_in_one_line():
+    with script_errors():
         for name in arguments.runs:
             print(throughput(RunFolder.open(name)))
 

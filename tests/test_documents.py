@@ -18,31 +18,34 @@ README = PAGES[0].read_text()
 MECHANISM = (REPOSITORY / "docs/mechanism.md").read_text()
 
 
-def name(page: Path) -> str:
+def relative(page: Path) -> str:
     return str(page.relative_to(REPOSITORY))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_pages_have_what_their_commands_print(page: Path) -> None:
     result = call("refresh_docs.py", "--check", page)
     assert result.returncode == 0, f"python scripts/refresh_docs.py:\n{result.stdout}{result.stderr}"
 
 
 def test_the_evidence_is_printed_by_commands() -> None:
-    """Against a check that finds nothing to run, and tables pasted by hand beside the blocks."""
-    commands = [command for page in PAGES for command in re.findall(r"\[\[\[cog shell\(\"(.+)\"\)", page.read_text())]
+    """Not pasted by hand beside the blocks, and not by a check that finds nothing to run."""
+    pages = [page.read_text() for page in PAGES]
+    by_hand = [re.sub(r"<!-- \[\[\[cog .*?\[\[\[end\]\]\] -->", "", page, flags=re.DOTALL) for page in pages]
+    assert not re.findall(r"^\| `.+` \| \d+ of \d+ \| \d+ to \d+ % \|", "\n".join(by_hand), re.MULTILINE)
+    commands = [command for page in pages for command in re.findall(r"\[\[\[cog shell\(\"(.+)\"\)", page)]
     assert len(commands) >= 80
     assert sum(command.startswith("python scripts/") for command in commands) >= 75
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert not missing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_folders_of_evidence_exist(page: Path) -> None:
     folders = re.findall(r"runs/reference/([a-z0-9-]+-h200|laptop[a-z0-9-]*)", page.read_text())
     assert [folder for folder in folders if not (REFERENCE / folder).is_dir()] == []
@@ -113,6 +116,11 @@ def test_the_counts_in_the_readme_are_those_of_the_committed_runs() -> None:
     explosions, lead, stable = numbers.groups()
     told = f"on the default experiment {explosions} explosions, in the median {lead} steps before, and {stable} runs"
     assert told in " ".join(README.split())
+    on_laptops = re.fullmatch(
+        r"foretold (\d+ of \d+) .* warned of (\d+ of \d+) stable runs", printed("sentinel.py", "laptop/*")
+    )
+    assert on_laptops
+    assert "at laptop scale {}, and {} stable runs".format(*on_laptops.groups()) in " ".join(README.split())
 
 
 @pytest.mark.parametrize(

@@ -40,20 +40,29 @@ def one_line(error: Exception) -> str:
 
 
 @contextmanager
-def exit_in_one_line() -> Iterator[None]:
-    """For a script: bad input, and files that cannot be read or written, as one line on stderr and status 2.
+def exit_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
+    """A :class:`UserError` or an error of one of these kinds ends the process with one line on stderr and status 2."""
+    told: tuple[type[Exception], ...] = (UserError, *kinds)
+    try:
+        yield
+    except told as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        sys.exit(2)
+
+
+@contextmanager
+def script_errors() -> Iterator[None]:
+    """:func:`exit_in_one_line` of a script that prints what it reads: files that cannot be read or written, too.
 
     Where whoever reads what it prints has had enough (``… | head``), it ends without a word.
     """
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
-        sys.exit(1)
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    with exit_in_one_line(OSError):
+        try:
+            yield
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+            sys.exit(1)
 
 
 def notify(line: str) -> None:

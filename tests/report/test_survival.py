@@ -147,7 +147,8 @@ def test_the_length_of_a_decay_that_there_is_not_is_no_setting() -> None:
 def test_runs_that_are_no_lives_of_their_own_are_refused(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", {"name": "flash_bf16"}, onset=50)
     replay = write_run(tmp_path / "replay", {"name": "flash_bf16"}, onset=50)
-    branch = write_run(tmp_path / "branch", {"name": "flash_fp32"}, manifest={"parent": {"from_step": 40}})
+    origin = {"parent": {"run": "runs/one", "from_step": 40}}
+    branch = write_run(tmp_path / "branch", {"name": "flash_fp32"}, manifest=origin)
     told = f"error: {replay} and {one} are one experiment; leave one of them out\n"
     assert call("survival.py", one, replay).stderr == told
     assert call("onset.py", "train.lr", one, replay).stderr == told

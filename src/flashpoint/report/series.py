@@ -87,6 +87,12 @@ class RecordedRun:
         return onset
 
     @property
+    def origin(self) -> tuple[str, int] | None:
+        """The run that this one replays, and the step of it at which this one began; None of one that replays none."""
+        parent = self.manifest.get("parent")
+        return (parent["run"], parent["from_step"]) if parent else None
+
+    @property
     def failed_at(self) -> int | None:
         """The onset, or the last step of a run whose numbers ceased to be finite; None of a stable one."""
         if self.outcome["outcome"] == "stable":

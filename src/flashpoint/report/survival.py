@@ -184,7 +184,7 @@ def lifetimes(label: str, setting: str, runs: Sequence[RecordedRun]) -> Lifetime
     """
     seen: dict[object, RecordedRun] = {}
     for run in runs:
-        if (run.manifest.get("parent") or {}).get("from_step"):
+        if run.origin and run.origin[1]:
             raise UserError(f"{run.folder.path}: a branch could not explode before it began; leave it out")
         if (same := seen.setdefault(pairing(run), run)) is not run:
             raise UserError(f"{run.folder.path} and {same.folder.path} are one experiment; leave one of them out")
