@@ -10,13 +10,14 @@ import pytest
 
 from tests.conftest import Command, environment
 
-# sbatch starts every task of the array at once; sacct tells that they are done when their results are there.
+# sbatch starts every task of the array at once, from a copy of the script, which submitit moves when sbatch has ended;
+# the tasks' results tell when they are done.
 SBATCH = """#!/bin/sh
 export SLURM_JOB_ID=7 SLURM_ARRAY_JOB_ID=7 SLURM_JOB_NUM_NODES=1 SLURM_NTASKS=1
 export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0
 cp "$1" "$CLUSTER/job.sh"
 for task in 0 1; do
-    SLURM_ARRAY_TASK_ID=$task sh "$1" >/dev/null 2>&1 &
+    SLURM_ARRAY_TASK_ID=$task sh "$CLUSTER/job.sh" >/dev/null 2>&1 &
 done
 echo "Submitted batch job 7"
 """
