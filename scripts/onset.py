@@ -2,6 +2,8 @@
 
 Prints a row for each attention and value: exploded of n, Kaplan–Meier median of the onset with its 95 % interval,
 longest stable run; ``--out FILE.png`` draws them. What else runs differ in, the seed apart, stands with the attention.
+Where every seed exploded at every value, the exponent p of onset ∝ value^p follows: its mean over the seeds and the
+95 % interval of that.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ import argparse
 from pathlib import Path
 
 from flashpoint.errors import script_errors
+from flashpoint.report.intervals import mean_and_interval
 from flashpoint.report.provenance import provenance
-from flashpoint.report.response import Dose, draw_responses, responses
+from flashpoint.report.response import Dose, draw_responses, exponents, responses
 from flashpoint.report.series import RecordedRun
 
 
@@ -33,6 +36,17 @@ def table(found: dict[str, list[Dose]], key: str) -> list[str]:
     return rows
 
 
+def laws(found: dict[str, list[Dose]], key: str) -> list[str]:
+    """A line for each attention that has exponents, after an empty one."""
+    lines = []
+    for variant, doses in found.items():
+        if per_seed := exponents(doses, key):
+            mean, interval = mean_and_interval(per_seed, "+.2f")
+            interval = f" ({interval})" if interval else ""
+            lines.append(f"`{variant}`: onset ∝ {key}^p, p = {mean}{interval}, n = {len(per_seed)}")
+    return ["", *lines] if lines else []
+
+
 def _step(step: float | None) -> str:
     return "not reached" if step is None else f"{step:,.0f}"
 
@@ -47,7 +61,7 @@ def main() -> None:
         runs = [RecordedRun.open(name) for name in arguments.runs]
         found = responses(runs, arguments.key)
         print(f"{provenance(runs)}\n")
-        print("\n".join(table(found, arguments.key)))
+        print("\n".join([*table(found, arguments.key), *laws(found, arguments.key)]))
         if arguments.out:
             draw_responses(found, arguments.key).savefig(arguments.out)
 

@@ -54,6 +54,35 @@ def test_runs_that_differ_in_more_stand_in_rows_of_their_own(tmp_path: Path) -> 
     ]
 
 
+def test_the_exponent_is_that_of_each_seed(tmp_path: Path) -> None:
+    # Seed 0 takes 800, 400, 200 steps, p = -1; seed 1 takes 900, 900, 900, p = 0: mean -0.5, and Student's t for one
+    # degree of freedom, 12.706, times 0.5 for half of the interval.
+    onsets = {0: (800, 400, 200), 1: (900, 900, 900)}
+    runs = [
+        record(tmp_path, 1, seed, onset, lr)
+        for seed in onsets
+        for onset, lr in zip(onsets[seed], (0.1, 0.2, 0.4), strict=True)
+    ]
+    result = call("onset.py", "train.lr", *runs)
+    assert result.stdout.splitlines()[-2:] == [
+        "",
+        "`flash_bf16`: onset ∝ train.lr^p, p = -0.50 (-6.85 to +5.85), n = 2",
+    ]
+
+
+@pytest.mark.parametrize("missing", ["held", "absent"])
+def test_no_exponent_where_a_seed_has_no_onset(tmp_path: Path, missing: str) -> None:
+    runs = [record(tmp_path, 1, seed, 100 + seed, lr) for seed, lr in ((0, 0.1), (0, 0.2), (1, 0.1))]
+    if missing == "held":
+        runs.append(record(tmp_path, 1, 1, None, 0.2))
+    assert "∝" not in call("onset.py", "train.lr", *runs).stdout
+
+
+def test_bits_have_no_exponent(tmp_path: Path) -> None:
+    runs = [record(tmp_path, bits, 0, 100 * bits) for bits in (1, 2)]
+    assert "∝" not in call("onset.py", "attn.out_unnormalized_bits", *runs).stdout
+
+
 def test_a_run_without_decay_stands_beside_one_with_it(tmp_path: Path) -> None:
     runs = [record(tmp_path, 1, 0, 100), record(tmp_path, 1, 1, 50, min_lr_ratio=1.0)]
     result = call("onset.py", "train.lr", *runs)

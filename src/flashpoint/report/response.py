@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from flashpoint.errors import UserError
 from flashpoint.report.figures import colour
 from flashpoint.report.series import RecordedRun
-from flashpoint.report.survival import Lifetimes, choices_of, differing, lifetimes, settings_of
+from flashpoint.report.survival import Lifetimes, choices_of, differing, lifetimes, pairing, settings_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,6 +24,8 @@ class Dose:
 
     value: float
     runs: Lifetimes
+    onsets: Mapping[object, int | None]
+    """Of each seed and corpus; None where the run held."""
 
 
 def responses(runs: Sequence[RecordedRun], key: str) -> dict[str, list[Dose]]:
@@ -40,9 +44,27 @@ def responses(runs: Sequence[RecordedRun], key: str) -> dict[str, list[Dose]]:
             raise UserError(f"{run.folder.path}: {key} is no number there; give one that is, e.g. train.lr")
         groups.setdefault(_label(run, runs, key), {}).setdefault(float(value), []).append(run)
     return {
-        label: [Dose(value, lifetimes(label, "", members)) for value, members in sorted(doses.items())]
+        label: [_dose(label, value, members) for value, members in sorted(doses.items())]
         for label, doses in sorted(groups.items())
     }
+
+
+def exponents(doses: Sequence[Dose], key: str) -> list[float]:
+    """p of onset ∝ value^p for each seed: the least-squares slope of log onset over log value.
+
+    Empty where the setting is no positive quantity of two values or more, or where a seed has no onset at one of them:
+    to leave out those that held would make the answer look smaller than it is.
+    """
+    from scipy.stats import linregress
+
+    if len(doses) < 2 or not _is_quantity(doses, key):
+        return []
+    seeds = dict.fromkeys(seed for dose in doses for seed in dose.onsets)
+    onsets = np.array([[dose.onsets.get(seed) or np.nan for dose in doses] for seed in seeds])
+    if np.isnan(onsets).any():
+        return []
+    values = np.log([dose.value for dose in doses])
+    return [float(linregress(values, np.log(of_seed)).slope) for of_seed in onsets]
 
 
 def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
@@ -67,7 +89,7 @@ def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
             [dose.value for dose in held], [_longest(dose.runs) for dose in held], "^", color=line, fillstyle="none"
         )
     panel.set_yscale("log")
-    if all(dose.value > 0 for doses in found.values() for dose in doses) and not key.endswith("_bits"):
+    if all(_is_quantity(doses, key) for doses in found.values()):
         panel.set_xscale("log")
     panel.set_xlabel(key)
     panel.set_ylabel("median onset, step (95 %); △ stable to there")
@@ -75,6 +97,15 @@ def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
     panel.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", frameon=False)
     return figure
+
+
+def _dose(label: str, value: float, runs: Sequence[RecordedRun]) -> Dose:
+    return Dose(value, lifetimes(label, "", runs), {pairing(run)[:2]: run.failed_at for run in runs})
+
+
+def _is_quantity(doses: Sequence[Dose], key: str) -> bool:
+    """Whether ratios of the values mean something; bits are a logarithm already."""
+    return all(dose.value > 0 for dose in doses) and not key.endswith("_bits")
 
 
 def _label(run: RecordedRun, runs: Sequence[RecordedRun], key: str) -> str:
