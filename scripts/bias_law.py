@@ -16,8 +16,8 @@ import numpy as np
 
 from flashpoint.errors import script_errors
 from flashpoint.report.bias import Window
+from flashpoint.report.bias_law import Point, by_weights, draw_law
 from flashpoint.report.intervals import mean_and_interval
-from flashpoint.report.law import Point, by_weights, draw_law
 from flashpoint.report.provenance import provenance
 from flashpoint.report.series import RecordedRun
 

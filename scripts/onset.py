@@ -26,7 +26,7 @@ def table(found: dict[str, list[Dose]], key: str) -> list[str]:
     ]
     for variant, doses in found.items():
         for dose in doses:
-            runs = dose.runs
+            runs = dose.lifetimes
             low, high = runs.median_interval()
             interval = "" if runs.median_onset is None else f"{_step(low)} to {_step(high)}"
             longest = f"{runs.censored.max():,}" if len(runs.censored) else "none"
@@ -36,7 +36,7 @@ def table(found: dict[str, list[Dose]], key: str) -> list[str]:
     return rows
 
 
-def laws(found: dict[str, list[Dose]], key: str) -> list[str]:
+def power_laws(found: dict[str, list[Dose]], key: str) -> list[str]:
     """A line for each attention that has exponents, after an empty one."""
     lines = []
     for variant, doses in found.items():
@@ -61,7 +61,7 @@ def main() -> None:
         runs = [RecordedRun.open(name) for name in arguments.runs]
         found = responses(runs, arguments.key)
         print(f"{provenance(runs)}\n")
-        print("\n".join([*table(found, arguments.key), *laws(found, arguments.key)]))
+        print("\n".join([*table(found, arguments.key), *power_laws(found, arguments.key)]))
         if arguments.out:
             draw_responses(found, arguments.key).savefig(arguments.out)
 

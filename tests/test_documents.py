@@ -121,6 +121,10 @@ def test_the_counts_in_the_readme_are_those_of_the_committed_runs() -> None:
     )
     assert on_laptops
     assert "at laptop scale {}, and {} stable runs".format(*on_laptops.groups()) in " ".join(README.split())
+    injected = ("injected-h200/bias1e-5-L2_*", "injected-settings-h200/*-bias1e-5_*")
+    onsets = [RecordedRun.open(run).onset for pattern in injected for run in REFERENCE.glob(pattern)]
+    exploded = sum(onset is not None for onset in onsets)
+    assert f"1e-5 in {exploded} of {len(onsets)} over eight settings" in " ".join(README.split())
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from flashpoint.errors import UserError
 from flashpoint.report.figures import colour
 from flashpoint.report.series import RecordedRun
-from flashpoint.report.survival import Lifetimes, choices_of, differing, lifetimes, pairing, settings_of
+from flashpoint.report.survival import Lifetimes, choices_of, differing, lifetimes, seed_and_corpus, settings_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,9 +24,12 @@ class Dose:
     """The runs of one attention at one value of the setting."""
 
     value: float
-    runs: Lifetimes
-    onsets: Mapping[object, int | None]
-    """Of each seed and corpus; None where the run held."""
+    runs: Sequence[RecordedRun]
+
+    @cached_property
+    def lifetimes(self) -> Lifetimes:
+        """Raises UserError where two of the runs are one experiment, or one is a branch."""
+        return lifetimes("", "", self.runs)
 
 
 def responses(runs: Sequence[RecordedRun], key: str) -> dict[str, list[Dose]]:
@@ -44,7 +48,7 @@ def responses(runs: Sequence[RecordedRun], key: str) -> dict[str, list[Dose]]:
             raise UserError(f"{run.folder.path}: {key} is no number there; give one that is, e.g. train.lr")
         groups.setdefault(_label(run, runs, key), {}).setdefault(float(value), []).append(run)
     return {
-        label: [_dose(label, value, members) for value, members in sorted(doses.items())]
+        label: [Dose(value, members) for value, members in sorted(doses.items())]
         for label, doses in sorted(groups.items())
     }
 
@@ -59,8 +63,9 @@ def exponents(doses: Sequence[Dose], key: str) -> list[float]:
 
     if len(doses) < 2 or not _is_quantity(doses, key):
         return []
-    seeds = dict.fromkeys(seed for dose in doses for seed in dose.onsets)
-    onsets = np.array([[dose.onsets.get(seed) or np.nan for dose in doses] for seed in seeds])
+    by_seed = [{seed_and_corpus(run): run.failed_at for run in dose.runs} for dose in doses]
+    seeds = dict.fromkeys(seed for of_dose in by_seed for seed in of_dose)
+    onsets = np.array([[of_dose.get(seed) or np.nan for of_dose in by_seed] for seed in seeds])
     if np.isnan(onsets).any():
         return []
     values = np.log([dose.value for dose in doses])
@@ -73,20 +78,26 @@ def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
 
     figure = Figure(figsize=(7, 5.5), dpi=110, layout="constrained")
     panel = figure.subplots()
-    shared = Counter(doses[0].runs.variant for doses in found.values())
+    shared = Counter(doses[0].lifetimes.variant for doses in found.values())
     for number, (label, doses) in enumerate(found.items()):
-        variant = doses[0].runs.variant
+        variant = doses[0].lifetimes.variant
         line = colour(variant) if shared[variant] == 1 else f"C{number}"
         for dose in doses:
-            if (median := dose.runs.median_onset) is not None:
-                low, high = dose.runs.median_interval()
-                reach = [[median - (low or median)], [(high or _longest(dose.runs)) - median]]
+            if (median := dose.lifetimes.median_onset) is not None:
+                low, high = dose.lifetimes.median_interval()
+                reach = [[median - (low or median)], [(high or _longest(dose.lifetimes)) - median]]
                 panel.errorbar(dose.value, median, yerr=reach, color=line, marker="o", capsize=3)
-        reached = [(dose.value, dose.runs.median_onset) for dose in doses if dose.runs.median_onset is not None]
+        reached = [
+            (dose.value, dose.lifetimes.median_onset) for dose in doses if dose.lifetimes.median_onset is not None
+        ]
         panel.plot([value for value, _ in reached], [median for _, median in reached], color=line, label=label)
-        held = [dose for dose in doses if dose.runs.median_onset is None]
+        held = [dose for dose in doses if dose.lifetimes.median_onset is None]
         panel.plot(
-            [dose.value for dose in held], [_longest(dose.runs) for dose in held], "^", color=line, fillstyle="none"
+            [dose.value for dose in held],
+            [_longest(dose.lifetimes) for dose in held],
+            "^",
+            color=line,
+            fillstyle="none",
         )
     panel.set_yscale("log")
     if all(_is_quantity(doses, key) for doses in found.values()):
@@ -97,10 +108,6 @@ def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
     panel.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", frameon=False)
     return figure
-
-
-def _dose(label: str, value: float, runs: Sequence[RecordedRun]) -> Dose:
-    return Dose(value, lifetimes(label, "", runs), {pairing(run)[:2]: run.failed_at for run in runs})
 
 
 def _is_quantity(doses: Sequence[Dose], key: str) -> bool:

@@ -120,7 +120,12 @@ def usual_settings(runs: Sequence[RecordedRun]) -> dict[str, Any]:
 
 def pairing(run: RecordedRun) -> tuple[object, ...]:
     """Seed, fingerprint of the data and settings: two runs that share them differ in their attention alone."""
-    return run.config["seed"], run.manifest["data"].get("fingerprint"), *settings_of(run).items()
+    return *seed_and_corpus(run), *settings_of(run).items()
+
+
+def seed_and_corpus(run: RecordedRun) -> tuple[int, str | None]:
+    """The corpus by its fingerprint; None of runs that do not name it."""
+    return run.config["seed"], run.manifest["data"].get("fingerprint")
 
 
 def control_of(group: Lifetimes, groups: Sequence[Lifetimes], control: str) -> Lifetimes | None:

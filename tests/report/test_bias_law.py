@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flashpoint.report.bias import Window
-from flashpoint.report.law import by_weights, draw_law
+from flashpoint.report.bias_law import by_weights, draw_law
 from flashpoint.report.series import RecordedRun
 from tests.report.records import call, write_run
 
