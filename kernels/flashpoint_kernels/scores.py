@@ -7,8 +7,7 @@ Every function here takes either form; ``PACKED`` says which.
 import triton
 import triton.language as tl
 
-from flashpoint.kernels.choices import BF16_BITS
-from flashpoint.kernels.rounding import exponential, product, round_point
+from flashpoint_kernels.rounding import BF16_BITS, exponential, product, round_point
 
 
 @triton.jit
@@ -21,11 +20,12 @@ def tile_scores(
     ``rows`` (queries) and ``columns`` (keys) broadcast to the tile, whichever of them is first. PACKED: [R, C/2] int32,
     columns 2i and 2i + 1 in a word.
     """
+    SCORES: tl.constexpr = C.scores
     b_s = product(a, b, tl.zeros([a.shape[0], b.shape[1]], tl.float32))
     if C.prescale != 1:
         b_s *= C.prescale
-    if not PACKED or C.scores_bits != BF16_BITS:
-        b_s = round_point(b_s, C.scores, C.scores_bits, noise_ptr, layer, 0, head_number, rows, columns)
+    if not PACKED or SCORES.bits != BF16_BITS:
+        b_s = round_point(b_s, SCORES, noise_ptr, layer, 0, head_number, rows, columns)
     if MASKED:
         b_s = tl.where(columns <= rows, b_s, float("-inf"))
     if PACKED:
@@ -66,7 +66,7 @@ def _high(words):
 
 @triton.jit
 def row_maxima(x, PACKED: tl.constexpr):
-    """[R] FP32."""
+    """Return the largest score of each row, [R] FP32."""
     if PACKED:
         words = tl.reduce(x, 1, _max_of_pairs)
         b_max = tl.maximum(_low(words), _high(words))
@@ -92,7 +92,7 @@ def two_largest(x, PACKED: tl.constexpr):
 
 @triton.jit
 def merge_two_largest(b_first, b_second, b_other_first, b_other_second):
-    """The two largest of both."""
+    """Return the two largest scores of two pairs of largest scores."""
     b_beaten = tl.minimum(b_first, b_other_first)
     return tl.maximum(b_first, b_other_first), tl.maximum(tl.maximum(b_second, b_other_second), b_beaten)
 

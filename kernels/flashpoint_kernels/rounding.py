@@ -9,8 +9,11 @@ import os
 import triton
 import triton.language as tl
 
-from flashpoint.kernels.choices import BF16_BITS, NEAREST, NONE, STOCHASTIC
+from flashpoint_kernels import codes
 
+BF16_BITS = tl.constexpr(codes.BF16_BITS)
+STREAM_UNIT = tl.constexpr(codes.STREAM_UNIT)
+BLOCK_UNIT = tl.constexpr(codes.BLOCK_UNIT)
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -52,40 +55,39 @@ def round_stochastic(x, noise, BITS: tl.constexpr):
 
 
 @triton.jit
-def noise_words(noise_ptr, layer_and_stream, block, head_number, rows, columns):
+def noise_words(noise_ptr, layer, STREAM: tl.constexpr, block, head_number, rows, columns):
     """Philox4x32-10 words of a tile; the key is (seed, step), the counter is the position.
 
     ``rows`` and ``columns`` broadcast to the tile: [R, 1] and [1, C], or [1, R] and [C, 1].
     """
+    layer_and_stream = layer | (STREAM * STREAM_UNIT)
     seed = tl.load(noise_ptr).to(tl.uint64) | (tl.load(noise_ptr + 1).to(tl.uint64) << 32)
     zeros = rows * 0 + columns * 0
     c0 = (rows + zeros).to(tl.uint32)
     c1 = (columns + zeros).to(tl.uint32)
     c2 = (head_number + zeros).to(tl.uint32)
-    c3 = ((layer_and_stream | (block << 16)) + zeros).to(tl.uint32)
+    c3 = ((layer_and_stream | (block * BLOCK_UNIT)) + zeros).to(tl.uint32)
     word, _, _, _ = tl.philox(seed, c0, c1, c2, c3, n_rounds=10)
     return word
 
 
 @triton.jit
-def round_point(
-    x, MODE: tl.constexpr, BITS: tl.constexpr, noise_ptr, layer_and_stream, block, head_number, rows, columns
-):
+def round_point(x, POINT: tl.constexpr, noise_ptr, layer, block, head_number, rows, columns):
     """A tile rounded as a variant's rounding point says, in FP32."""
-    if MODE == NEAREST:
-        x = round_nearest(x, BITS)
-    elif MODE == STOCHASTIC:
-        noise = noise_words(noise_ptr, layer_and_stream, block, head_number, rows, columns)
-        x = round_stochastic(x, noise, BITS)
+    if POINT.mode == "nearest":
+        x = round_nearest(x, POINT.bits)
+    elif POINT.mode == "stochastic":
+        noise = noise_words(noise_ptr, layer, POINT.stream, block, head_number, rows, columns)
+        x = round_stochastic(x, noise, POINT.bits)
     return x
 
 
 @triton.jit
-def as_operand(x, MODE: tl.constexpr, BITS: tl.constexpr, noise_ptr, layer_and_stream, head_number, rows, columns):
+def as_operand(x, POINT: tl.constexpr, noise_ptr, layer, head_number, rows, columns):
     """A tile rounded as a rounding point says and ready for :func:`product`: BF16, or FP32 where it does not fit."""
-    if INTERPRETED or MODE == STOCHASTIC or BITS != BF16_BITS:
-        x = round_point(x, MODE, BITS, noise_ptr, layer_and_stream, 0, head_number, rows, columns)
-    return x if INTERPRETED or MODE == NONE or BITS > BF16_BITS else x.to(tl.bfloat16)
+    if INTERPRETED or POINT.mode == "stochastic" or POINT.bits != BF16_BITS:
+        x = round_point(x, POINT, noise_ptr, layer, 0, head_number, rows, columns)
+    return x if INTERPRETED or POINT.mode == "none" or POINT.bits > BF16_BITS else x.to(tl.bfloat16)
 
 
 @triton.jit
@@ -96,13 +98,6 @@ def product(a, b, acc):
     else:
         acc = tl.dot(a, b.to(tl.float32), acc, input_precision="ieee")
     return acc
-
-
-@triton.jit
-def load_rows(tiles, i_b, i_h, first, BT: tl.constexpr, D: tl.constexpr):
-    """Tokens [BT, D] of one head as an operand; 0 past the last token."""
-    x = tl.reshape(tiles.load([i_b, i_h, first, 0]), [BT, D])
-    return x.to(tl.float32) if INTERPRETED else x
 
 
 @triton.jit
@@ -140,5 +135,5 @@ def divide(x, divisor):
 def to_dtype_of(x, ptr):
     """FP32 in the dtype that ``ptr`` points at, to nearest even."""
     if INTERPRETED and ptr.dtype.element_ty == tl.bfloat16:
-        x = round_nearest(x, 7)
+        x = round_nearest(x, 7)  # BF16_BITS, which the interpreter cannot shift by
     return x.to(ptr.dtype.element_ty)

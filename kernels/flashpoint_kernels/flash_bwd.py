@@ -6,10 +6,9 @@ Comments count lines of FlashAttention-2 (arXiv 2307.08691), Algorithm 2.
 import triton
 import triton.language as tl
 
-from flashpoint.kernels.choices import FROM_OUT, FROM_P_DP, INTO_GRAD_K, INTO_GRAD_Q, NO_ERROR, NOISE
-from flashpoint.kernels.forward import program_tile, token_offsets
-from flashpoint.kernels.rounding import LOG2E, as_operand, load_rows, noise_words, product, to_dtype_of
-from flashpoint.kernels.scores import tile_scores
+from flashpoint_kernels.addressing import block_and_head, load_rows, token_offsets
+from flashpoint_kernels.rounding import LOG2E, as_operand, noise_words, product, to_dtype_of
+from flashpoint_kernels.scores import tile_scores
 
 
 @triton.jit
@@ -25,45 +24,31 @@ def probabilities(b_s, b_lse, C: tl.constexpr):
 
 @triton.jit
 def delta_error(b_do, b_o, o_rows, noise_ptr, layer, i_bh, C: tl.constexpr):
-    """What is injected into δ [BQ]: size · |dO|₂ · |O|₂, with a random sign for NOISE."""
+    """What is injected into δ [BQ]: size · |dO|₂ · |O|₂, with a random sign for ``noise``."""
     b_do, b_o = b_do.to(tl.float32), b_o.to(tl.float32)
     b_error = C.delta_error_size * tl.sqrt_rn(tl.sum(b_do * b_do, 1)) * tl.sqrt_rn(tl.sum(b_o * b_o, 1))
-    if C.delta_error == NOISE:
-        words = noise_words(noise_ptr, layer | (8 << 12), 0, i_bh, o_rows, o_rows * 0)
+    if C.delta_error == "noise":
+        words = noise_words(noise_ptr, layer, C.delta_error_stream, 0, i_bh, o_rows, o_rows * 0)
         b_error = tl.where(words >> 31 == 1, -b_error, b_error)
     return b_error
 
 
 @triton.jit
-def backward_rows(
-    q_tiles, k_tiles, centered_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
-    noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer,
+def row_delta(
+    b_q, b_do, b_lse, k_desc, v_desc, o_ptr, o_delta_ptr, noise_ptr, o_token, o_rows, i_q, i_bh, H, T, layer,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """δ and dQ [BQ, D] of one block of queries; ``centered_tiles`` hold dQ's keys where C.center_grad_q.
-
-    For the other kernel, ``rows_ptr``, two planes [B·H, T_ROWS] of PLANE elements, takes L (+∞ past the end, so that P
-    is 0 there) and dK's δ; ``drift_ptr`` [B·H, blocks, D] takes Σᵢ (Σⱼ dSᵢⱼ) qᵢ, which centring takes off dK.
-    """
+    """δ [BQ] without an injected error: from O, from the O that was saved for it, or from P and dP."""
     i_b, i_h = i_bh // H, i_bh % H
-    o_rows = i_q * BQ + tl.arange(0, BQ)
-    rows, in_rows = o_rows[:, None], o_rows < T
-    b_q = load_rows(q_tiles, i_b, i_h, i_q * BQ, BQ, D)
-    b_do = load_rows(do_tiles, i_b, i_h, i_q * BQ, BQ, D)
-    o_token = token_offsets(i_b, i_h, o_rows, H, T, D)
-    b_lse = tl.load(lse_ptr + i_bh.to(tl.int64) * T + o_rows, mask=in_rows, other=float("inf"))
-    rows_ptr += i_bh.to(tl.int64) * T_ROWS
-    tl.store(rows_ptr + o_rows, b_lse)
-    end = tl.minimum((i_q + 1) * BQ, T)
-
-    if C.delta == FROM_P_DP or C.exact_row_sum:
+    rows, in_rows, end = o_rows[:, None], o_rows < T, tl.minimum((i_q + 1) * BQ, T)
+    if C.delta == "p_dp" or C.exact_row_sum:
         b_sum, b_mass = tl.zeros([BQ], tl.float32), tl.zeros([BQ], tl.float32)
         for on_diagonal in tl.static_range(2):
             first, last = (i_q * BQ, end) if on_diagonal else (0, tl.minimum(i_q * BQ, end))
             for start in range(first, last, BK):
                 columns = (start + tl.arange(0, BK))[None, :]
-                b_k = load_rows(k_tiles, i_b, i_h, start, BK, D)
-                b_v = load_rows(v_tiles, i_b, i_h, start, BK, D)
+                b_k = load_rows(k_desc, i_b, i_h, start, BK, D)
+                b_v = load_rows(v_desc, i_b, i_h, start, BK, D)
                 b_s = tile_scores(b_q, tl.trans(b_k), rows, columns, noise_ptr, layer, i_bh, C, on_diagonal, False)
                 b_p = probabilities(b_s, b_lse[:, None], C)
                 b_dp = product(b_do, tl.trans(b_v), tl.zeros([BQ, BK], tl.float32))
@@ -74,19 +59,56 @@ def backward_rows(
         if C.exact_row_sum:
             b_delta = b_sum / tl.where(in_rows, b_mass, 1.0)
     else:  # line 4
-        if C.delta == FROM_OUT:
+        if C.delta == "out":
             b_o = tl.load(o_ptr + o_token, mask=rows < T, other=0.0)
         else:
             b_o = tl.load(o_delta_ptr + o_token, mask=rows < T, other=0.0)
         b_delta = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1)
+    return b_delta
+
+
+@triton.jit
+def with_error(b_delta, b_do, o_ptr, noise_ptr, o_token, o_rows, i_bh, T, layer, C: tl.constexpr):
+    """δ of dQ and of dK, with the error injected into those that take it."""
     b_delta_of_k = b_delta
-    if C.delta_error != NO_ERROR:
-        b_returned = tl.load(o_ptr + o_token, mask=rows < T, other=0.0)
+    if C.delta_error != "none":
+        b_returned = tl.load(o_ptr + o_token, mask=o_rows[:, None] < T, other=0.0)
         b_erring = b_delta + delta_error(b_do, b_returned, o_rows, noise_ptr, layer, i_bh, C)
-        if C.delta_error_into != INTO_GRAD_Q:
+        if C.delta_error_into != "grad_q":
             b_delta_of_k = b_erring
-        if C.delta_error_into != INTO_GRAD_K:
+        if C.delta_error_into != "grad_k":
             b_delta = b_erring
+    return b_delta, b_delta_of_k
+
+
+@triton.jit
+def flash_bwd_dq_rows(
+    q_desc, k_desc, centered_desc, v_desc, do_desc, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
+    noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer,
+    D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """δ and dQ [BQ, D] of one block of queries; ``centered_desc`` has dQ's keys where C.center_grad_q.
+
+    For the other kernel, ``rows_ptr``, two planes [B·H, T_ROWS] of PLANE elements, takes L (+∞ past the end, so that P
+    is 0 there) and dK's δ; ``drift_ptr`` [B·H, blocks, D] takes Σᵢ (Σⱼ dSᵢⱼ) qᵢ, which centring takes off dK.
+    """
+    GRAD_SCORES: tl.constexpr = C.grad_scores
+    i_b, i_h = i_bh // H, i_bh % H
+    o_rows = i_q * BQ + tl.arange(0, BQ)
+    rows, in_rows = o_rows[:, None], o_rows < T
+    b_q = load_rows(q_desc, i_b, i_h, i_q * BQ, BQ, D)
+    b_do = load_rows(do_desc, i_b, i_h, i_q * BQ, BQ, D)
+    o_token = token_offsets(i_b, i_h, o_rows, H, T, D)
+    b_lse = tl.load(lse_ptr + i_bh.to(tl.int64) * T + o_rows, mask=in_rows, other=float("inf"))
+    rows_ptr += i_bh.to(tl.int64) * T_ROWS
+    tl.store(rows_ptr + o_rows, b_lse)
+    end = tl.minimum((i_q + 1) * BQ, T)
+
+    b_delta = row_delta(
+        b_q, b_do, b_lse, k_desc, v_desc, o_ptr, o_delta_ptr, noise_ptr, o_token, o_rows, i_q, i_bh, H, T, layer,
+        D, BQ, BK, C,
+    )  # fmt: skip
+    b_delta, b_delta_of_k = with_error(b_delta, b_do, o_ptr, noise_ptr, o_token, o_rows, i_bh, T, layer, C)
     tl.store(rows_ptr + PLANE + o_rows, b_delta_of_k)
 
     b_dq = tl.zeros([BQ, D], tl.float32)
@@ -95,17 +117,15 @@ def backward_rows(
         first, last = (i_q * BQ, end) if on_diagonal else (0, tl.minimum(i_q * BQ, end))
         for start in range(first, last, BK):
             columns = (start + tl.arange(0, BK))[None, :]
-            b_k = load_rows(k_tiles, i_b, i_h, start, BK, D)
+            b_k = load_rows(k_desc, i_b, i_h, start, BK, D)
             b_s = tile_scores(b_q, tl.trans(b_k), rows, columns, noise_ptr, layer, i_bh, C, on_diagonal, False)
             b_p = probabilities(b_s, b_lse[:, None], C)
-            b_v = load_rows(v_tiles, i_b, i_h, start, BK, D)
+            b_v = load_rows(v_desc, i_b, i_h, start, BK, D)
             b_dp = product(b_do, tl.trans(b_v), tl.zeros([BQ, BK], tl.float32))  # line 13
             b_ds = b_p * (b_dp - b_delta[:, None])  # line 14
-            b_ds_operand = as_operand(
-                b_ds, C.grad_scores, C.grad_scores_bits, noise_ptr, layer | (4 << 12), i_bh, rows, columns
-            )
+            b_ds_operand = as_operand(b_ds, GRAD_SCORES, noise_ptr, layer, i_bh, rows, columns)
             if C.center_grad_q:
-                b_k = load_rows(centered_tiles, i_b, i_h, start, BK, D)
+                b_k = load_rows(centered_desc, i_b, i_h, start, BK, D)
             b_dq = product(b_ds_operand, b_k, b_dq)  # line 15
             if C.center_keys:
                 b_drift = product(b_ds_operand, tl.full([BK, 16], 1.0, b_k.dtype), b_drift)
@@ -118,17 +138,19 @@ def backward_rows(
 
 
 @triton.jit
-def backward_keys(
-    q_tiles, k_tiles, v_tiles, do_tiles, rows_ptr, drift_ptr, dk_ptr, dv_ptr, noise_ptr,
+def flash_bwd_dkdv_keys(
+    q_desc, k_desc, v_desc, do_desc, rows_ptr, drift_ptr, dk_ptr, dv_ptr, noise_ptr,
     i_k, i_bh, H, T, T_ROWS, PLANE, DRIFTS, layer,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """dK and dV [BK, D] of one block of keys, over all queries from it on. Tiles are [BK, BQ]: keys by queries."""
+    PROBS: tl.constexpr = C.probs_backward
+    GRAD_SCORES: tl.constexpr = C.grad_scores
     i_b, i_h = i_bh // H, i_bh % H
     o_cols = i_k * BK + tl.arange(0, BK)
     columns = o_cols[:, None]
-    b_k = load_rows(k_tiles, i_b, i_h, i_k * BK, BK, D)
-    b_v = load_rows(v_tiles, i_b, i_h, i_k * BK, BK, D)
+    b_k = load_rows(k_desc, i_b, i_h, i_k * BK, BK, D)
+    b_v = load_rows(v_desc, i_b, i_h, i_k * BK, BK, D)
     rows_ptr += i_bh.to(tl.int64) * T_ROWS
     b_dk, b_dv = tl.zeros([BK, D], tl.float32), tl.zeros([BK, D], tl.float32)
     diagonal, below = (i_k * BK) // BQ * BQ, tl.cdiv((i_k + 1) * BK, BQ) * BQ
@@ -137,19 +159,17 @@ def backward_keys(
         for start in range(first, last, BQ):
             o_rows = start + tl.arange(0, BQ)
             rows = o_rows[None, :]
-            b_q = load_rows(q_tiles, i_b, i_h, start, BQ, D)
-            b_do = load_rows(do_tiles, i_b, i_h, start, BQ, D)
+            b_q = load_rows(q_desc, i_b, i_h, start, BQ, D)
+            b_do = load_rows(do_desc, i_b, i_h, start, BQ, D)
             b_lse = tl.load(rows_ptr + o_rows)
             b_delta = tl.load(rows_ptr + PLANE + o_rows)
             b_s = tile_scores(b_k, tl.trans(b_q), rows, columns, noise_ptr, layer, i_bh, C, on_diagonal, False)
             b_p = probabilities(b_s, b_lse[None, :], C)
-            b_p_operand = as_operand(b_p, C.probs, C.probs_bits, noise_ptr, layer | (5 << 12), i_bh, rows, columns)
+            b_p_operand = as_operand(b_p, PROBS, noise_ptr, layer, i_bh, rows, columns)
             b_dv = product(b_p_operand, b_do, b_dv)  # line 12
             b_dp = product(b_v, tl.trans(b_do), tl.zeros([BK, BQ], tl.float32))  # line 13
             b_ds = b_p * (b_dp - b_delta[None, :])  # line 14
-            b_ds_operand = as_operand(
-                b_ds, C.grad_scores, C.grad_scores_bits, noise_ptr, layer | (4 << 12), i_bh, rows, columns
-            )
+            b_ds_operand = as_operand(b_ds, GRAD_SCORES, noise_ptr, layer, i_bh, rows, columns)
             b_dk = product(b_ds_operand, b_q, b_dk)  # line 16
     if C.center_keys:
         b_drift = tl.zeros([D], tl.float32)
@@ -164,43 +184,43 @@ def backward_keys(
     tl.store(dv_ptr + o_token, to_dtype_of(b_dv, dv_ptr), mask=columns < T)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "layer"])  # one compilation for all layers and batch sizes
 def flash_bwd_dq_kernel(
-    q_tiles, k_tiles, centered_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
+    q_desc, k_desc, centered_desc, v_desc, do_desc, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
     noise_ptr, selected_ptr, B, H, T, T_ROWS, PLANE, layer, GROUP,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
 ):  # fmt: skip
     """C for all heads, or for the selected ones and ELSEWHERE for the others."""
     n_blocks = tl.cdiv(T, BQ)
-    i_q, i_bh = program_tile(n_blocks, B * H, GROUP)
+    i_q, i_bh = block_and_head(n_blocks, B * H, GROUP)
     i_q = n_blocks - 1 - i_q  # the longest rows first
     if ELSEWHERE is None or tl.load(selected_ptr + i_bh % H) != 0:
-        backward_rows(
-            q_tiles, k_tiles, centered_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr,
+        flash_bwd_dq_rows(
+            q_desc, k_desc, centered_desc, v_desc, do_desc, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr,
             dq_ptr, noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, C,
         )  # fmt: skip
     else:
-        backward_rows(
-            q_tiles, k_tiles, centered_tiles, v_tiles, do_tiles, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr,
+        flash_bwd_dq_rows(
+            q_desc, k_desc, centered_desc, v_desc, do_desc, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr,
             dq_ptr, noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, ELSEWHERE,
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "layer"])  # one compilation for all layers and batch sizes
 def flash_bwd_dkdv_kernel(
-    q_tiles, k_tiles, v_tiles, do_tiles, rows_ptr, drift_ptr, dk_ptr, dv_ptr, noise_ptr, selected_ptr,
+    q_desc, k_desc, v_desc, do_desc, rows_ptr, drift_ptr, dk_ptr, dv_ptr, noise_ptr, selected_ptr,
     B, H, T, T_ROWS, PLANE, DRIFTS, layer, GROUP,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
 ):  # fmt: skip
     """C for all heads, or for the selected ones and ELSEWHERE for the others."""
-    i_k, i_bh = program_tile(tl.cdiv(T, BK), B * H, GROUP)
+    i_k, i_bh = block_and_head(tl.cdiv(T, BK), B * H, GROUP)
     if ELSEWHERE is None or tl.load(selected_ptr + i_bh % H) != 0:
-        backward_keys(
-            q_tiles, k_tiles, v_tiles, do_tiles, rows_ptr, drift_ptr, dk_ptr, dv_ptr, noise_ptr,
+        flash_bwd_dkdv_keys(
+            q_desc, k_desc, v_desc, do_desc, rows_ptr, drift_ptr, dk_ptr, dv_ptr, noise_ptr,
             i_k, i_bh, H, T, T_ROWS, PLANE, DRIFTS, layer, D, BQ, BK, C,
         )  # fmt: skip
     else:
-        backward_keys(
-            q_tiles, k_tiles, v_tiles, do_tiles, rows_ptr, drift_ptr, dk_ptr, dv_ptr, noise_ptr,
+        flash_bwd_dkdv_keys(
+            q_desc, k_desc, v_desc, do_desc, rows_ptr, drift_ptr, dk_ptr, dv_ptr, noise_ptr,
             i_k, i_bh, H, T, T_ROWS, PLANE, DRIFTS, layer, D, BQ, BK, ELSEWHERE,
         )  # fmt: skip

@@ -1,0 +1,57 @@
+"""A variant as the kernels take it: one compile-time value, with the words of ``flashpoint.attention.variant``."""
+
+from dataclasses import dataclass
+
+from flashpoint_kernels.codes import Stream
+
+
+@dataclass(frozen=True)
+class Point:
+    """A rounding point: its mode and mantissa bits, and the stream of random bits of its stochastic rounding."""
+
+    mode: str
+    bits: int
+    stream: Stream
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Every numerical choice of one attention; names and words as in ``flashpoint.attention.variant``.
+
+    Scores are kept in units of ``unit`` nats, after a factor ``prescale`` on QKᵀ, with prescale · unit = α. Where α
+    is a power of two nothing has to be multiplied: prescale is 1, and rounding commutes with the unit. The shift's
+    constants are in the same units.
+    """
+
+    scores: Point
+    probs: Point
+    probs_backward: Point
+    """P as the operand of PᵀdO: ``probs`` with random bits of its own."""
+    out_unnormalized: Point
+    out: Point
+    out_unnormalized_for_delta: Point
+    out_for_delta: Point
+    """Rounding of the O of δ with ``delta=out_independent``: the two points above with other random bits."""
+    grad_scores: Point
+    per_block: bool
+    shift: str
+    shift_offset: float
+    beta: float
+    tie_tolerance: float
+    max_shift: float
+    normalizer: str
+    """``before_product`` only with one block of keys for the whole row."""
+    delta: str
+    delta_error: str
+    """``none`` also in layers that take none."""
+    delta_error_size: float
+    delta_error_into: str
+    delta_error_stream: Stream
+    exact_row_sum: bool
+    center_keys: bool
+    center_grad_q: bool
+    fused_exponent: bool
+    tiles_per_block: int
+    """Tiles of keys in a block of keys of the online softmax."""
+    prescale: float
+    unit: float

@@ -1,0 +1,26 @@
+"""Numbers that the kernels and the PyTorch attention share. Without Triton, so that a CPU can read them."""
+
+from enum import IntEnum
+
+BF16_BITS = 7
+"""Explicit mantissa bits of BF16."""
+
+
+class Stream(IntEnum):
+    """What random bits are for. Streams are independent of each other; a rounding point has the stream of its name."""
+
+    SCORES = 0
+    PROBS = 1
+    OUT_UNNORMALIZED = 2
+    OUT = 3
+    GRAD_SCORES = 4
+    PROBS_BACKWARD = 5
+    OUT_UNNORMALIZED_FOR_DELTA = 6
+    OUT_FOR_DELTA = 7
+    DELTA_ERROR = 8
+    TARGETS = 9
+
+
+# The last word of Philox's counter is layer + stream · STREAM_UNIT + number of the key block · BLOCK_UNIT.
+STREAM_UNIT = 1 << 12
+BLOCK_UNIT = 1 << 16
