@@ -1,189 +1,199 @@
-"""The typed configuration of a run: what Hydra composes, what the run folder stores."""
+"""The typed configuration of a run: what Hydra composes, what the run folder stores.
+
+A key's default, constraint and description stand with its field, and nowhere else; so do two marks, by which replays
+and statistics know it: :data:`EXPERIMENT` and :class:`FromTape`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import ConfigDict, Field, InstanceOf, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 
 from flashpoint.attention.named import resolved
 from flashpoint.attention.variant import AttentionVariant
 from flashpoint.errors import UserError
-from flashpoint.typed import (
-    check_literals,
-    require_finite,
-    require_not_negative,
-    require_positive,
-    structured_config,
-)
+from flashpoint.typed import Key, in_one_line, keys_of, require_finite, structured_config
 
+_PACKAGE = Path(__file__).parent
+CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs")))
+"""Hydra's YAML files: in a wheel inside the package, in a checkout at the top level."""
 HEAD_SIZES = (16, 32, 64, 128)
+EXPERIMENT = "experiment"
+"""Mark of a setting that makes an experiment: runs that differ in it, or in attention, data or seed, are not alike."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@plain_dataclass(frozen=True)
+class FromTape:
+    """Mark of a setting, or of a whole section, that a replay takes from its original."""
+
+    reason: str
+
+
+_BATCHES, _WEIGHTS = FromTape("the batches come from the tape"), FromTape("the initial weights come from the tape")
+_CHECKED = ConfigDict(use_attribute_docstrings=True, allow_inf_nan=False, extra="forbid")
+Count = Annotated[int, Field(gt=0)]
+CountOrNone = Annotated[int, Field(ge=0)]
+"""A count that may be 0, which means none."""
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class ModelConfig:
-    """GPT-2's shape."""
+    """GPT-2's shape. The defaults are those of ``model=ignite``."""
 
-    n_layer: int = 6
-    n_head: int = 4
-    d_model: int = 256
-    context: int = 512
-    """T: tokens per sequence, and the number of learned positions."""
-    vocab_size: int = 8192
+    n_layer: Annotated[Count, EXPERIMENT] = 6
+    """Layers."""
+    n_head: Annotated[Count, EXPERIMENT] = 4
+    """Heads of a layer."""
+    d_model: Annotated[Count, EXPERIMENT] = 256
+    """Features of a token: the model's width."""
+    context: Annotated[Count, EXPERIMENT] = 2048
+    """T: tokens of a sequence, and the number of learned positions."""
+    vocab_size: Annotated[Count, EXPERIMENT] = 8192
+    """Tokens of the vocabulary."""
 
     @property
     def head_size(self) -> int:
         """d: features per head."""
         return self.d_model // self.n_head
 
-    def __post_init__(self) -> None:
-        require_positive(self, "model", ("n_layer", "n_head", "d_model", "context", "vocab_size"))
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.d_model % self.n_head or self.head_size not in HEAD_SIZES:
             raise ValueError(
                 f"model.d_model={self.d_model} over model.n_head={self.n_head} gives heads of "
                 f"{self.d_model / self.n_head:g} features; the attention has {', '.join(map(str, HEAD_SIZES))}"
             )
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class DataConfig:
     """Where the tokens come from."""
 
     source: Literal["python_corpus", "openwebtext", "text"] = "python_corpus"
+    """Where the text is from."""
     path: str | None = None
     """For ``text``: a .txt, .jsonl or .parquet file, or a folder of them."""
     text_field: str = "text"
     """The field of a .jsonl record, or the column of a .parquet file, that holds the text."""
     tokenizer: Literal["bpe", "gpt2"] = "bpe"
     """``bpe`` is a byte-level BPE trained once on the corpus; ``gpt2`` is tiktoken's encoding."""
-    vocab_size: int = 8192
+    vocab_size: Annotated[int, Field(ge=257, le=65536)] = 8192
     """Size of the trained BPE; ignored by ``gpt2`` (50,257)."""
-    max_bytes: int | None = None
-    """Bytes of text to take; None takes all."""
-    val_fraction: float = 0.005
+    max_bytes: Count | None = None
+    """Bytes of text to take; null takes all."""
+    val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.005
     """The tail of the token stream that is kept for validation."""
-    workers: int | None = None
-    """Tokenising processes; None is one per CPU core."""
+    workers: Count | None = None
+    """Tokenising processes; null is one per CPU core."""
     root: str = "data"
     """Folder of the prepared token files."""
 
-    def __post_init__(self) -> None:
-        check_literals(self, "data")
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.source == "text" and not self.path:
             raise ValueError("data.path is missing: data=text needs data.path=FILE_OR_FOLDER")
         if self.source != "text" and self.path:
             raise ValueError(f"data.path={self.path} is only read by data=text: add data=text")
-        if not 0 < self.val_fraction < 1:
-            raise ValueError(f"data.val_fraction={self.val_fraction}: give a fraction between 0 and 1")
-        if not 257 <= self.vocab_size <= 65536:
-            raise ValueError(
-                f"data.vocab_size={self.vocab_size}: give 257 (256 bytes and end-of-text) to 65,536 (uint16)"
-            )
-        for name in ("max_bytes", "workers"):
-            if getattr(self, name) is not None:
-                require_positive(self, "data", (name,))
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class TrainConfig:
     """Optimisation and its schedule."""
 
-    steps: int = 20_000
+    steps: Count = 20_000
     """Optimiser steps to run."""
-    decay_steps: int | None = None
-    """Steps over which the learning rate decays; None is ``steps``. A replay keeps the original's."""
-    lr: float = 2e-3
+    decay_steps: Annotated[Count | None, EXPERIMENT] = None
+    """Steps over which the learning rate decays; null is ``steps``. A replay keeps the original's."""
+    lr: Annotated[float, Field(ge=0), EXPERIMENT] = 2e-3
     """Peak learning rate; 0 keeps the weights as they are, for what another attention makes of the same ones."""
-    min_lr_ratio: float = 0.1
+    min_lr_ratio: Annotated[Share, EXPERIMENT] = 0.1
     """The cosine ends at this share of the peak."""
-    warmup_steps: int = 200
-    batch_size: int = 64
+    warmup_steps: Annotated[CountOrNone, EXPERIMENT] = 200
+    """Steps over which the learning rate rises."""
+    batch_size: Annotated[Count, EXPERIMENT, _BATCHES] = 64
     """Sequences per optimiser step, over all micro-batches."""
-    micro_batch_size: int | None = None
-    """Sequences per forward pass; None is ``batch_size``."""
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0
+    micro_batch_size: Annotated[Count | None, _BATCHES] = None
+    """Sequences per forward pass; null is ``batch_size``."""
+    beta1: Annotated[float, Field(ge=0, lt=1), EXPERIMENT] = 0.9
+    """AdamW's decay of the first moment."""
+    beta2: Annotated[float, Field(ge=0, lt=1), EXPERIMENT] = 0.95
+    """AdamW's decay of the second moment."""
+    eps: Annotated[float, Field(gt=0), EXPERIMENT] = 1e-8
+    """AdamW's ε."""
+    weight_decay: Annotated[float, Field(ge=0), EXPERIMENT] = 0.0
+    """AdamW's, on matrices."""
+    grad_clip: Annotated[float, Field(ge=0), EXPERIMENT] = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
-    log_interval: int = 10
+    log_interval: Count = 10
     """Steps between reads of the losses from the device, and so the detector's latency."""
-    checksum_interval: int = 100
+    checksum_interval: CountOrNone = 100
     """Steps between checksums of weights and optimiser state in the digest chain; 0 turns them off."""
-    eval_interval: int = 1000
+    eval_interval: Count = 1000
     """Steps between validations; one more follows the last step."""
-    eval_sequences: int = 256
+    eval_sequences: Count = 256
     """Validation sequences, taken in order from the start of the validation tokens."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int | None = None
-    """CPU threads; None is one per core, and one with a GPU. Part of a CPU run's identity: sums depend on it."""
+    """Where the run computes; ``auto`` is the GPU where there is one."""
+    threads: Count | None = None
+    """CPU threads; null is one per core, and one with a GPU. Part of a CPU run's identity: sums depend on it."""
     compile: bool | None = None
-    """torch.compile; None compiles on CUDA, where it pays, and not on a CPU, where it does not."""
+    """torch.compile; null compiles on CUDA, where it pays, and not on a CPU, where it does not."""
     deterministic: bool = True
     """The same bits on every run; off only to measure what that costs."""
     cuda_graph: bool | None = None
-    """Record a step once and repeat it as one launch; None does so on CUDA. Changes no bit."""
+    """Record a step once and repeat it as one launch; null does so on CUDA. Changes no bit."""
 
     @property
     def micro_batches(self) -> int:
         """Forward passes per optimiser step."""
         return self.batch_size // (self.micro_batch_size or self.batch_size)
 
-    def __post_init__(self) -> None:
-        check_literals(self, "train")
-        require_positive(
-            self,
-            "train",
-            ("steps", "batch_size", "log_interval", "eval_interval", "eval_sequences", "eps"),
-        )
-        for name in ("decay_steps", "micro_batch_size", "threads"):
-            if getattr(self, name) is not None:
-                require_positive(self, "train", (name,))
-        require_not_negative(self, "train", ("lr", "warmup_steps", "weight_decay", "grad_clip", "checksum_interval"))
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"train.{name}={getattr(self, name)}: give 0 or more and less than 1")
-        if not 0 <= self.min_lr_ratio <= 1:
-            raise ValueError(f"train.min_lr_ratio={self.min_lr_ratio}: give a share between 0 and 1")
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.batch_size % (self.micro_batch_size or self.batch_size):
             raise ValueError(
                 f"train.batch_size={self.batch_size} is no multiple of "
                 f"train.micro_batch_size={self.micro_batch_size}: change one of them"
             )
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class DetectorConfig:
     """When a run counts as exploded."""
 
-    window: int = 100
+    window: Annotated[Count, EXPERIMENT] = 100
     """Steps of the moving average of the loss."""
-    margin: float = 0.3
+    margin: Annotated[float, Field(gt=0), EXPERIMENT] = 0.3
     """Nats above its running minimum at which the moving average is out of bounds."""
-    hold_steps: int = 50
+    hold_steps: Annotated[Count, EXPERIMENT] = 50
     """Consecutive steps out of bounds that make an explosion; its onset is the first of them."""
-    tail_steps: int = 500
-    """Steps run on after the verdict, so that the explosion is on the record."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "detector", ("window", "margin", "hold_steps"))
-        require_not_negative(self, "detector", ("tail_steps",))
+    tail_steps: CountOrNone = 500
+    """Steps run on after the verdict, so that the explosion is seen."""
 
 
 Targets = Literal["data", "model", "unrounded"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class ProbesConfig:
     """What is measured beside the loss."""
 
-    weights_interval: int = 50
+    weights_interval: CountOrNone = 50
     """Steps between spectral norms of every head's W_Q, W_K, W_V and QKᵀ; 0 turns them off."""
-    attention_interval: int = 200
+    attention_interval: CountOrNone = 200
     """Steps between observations of the attention on a few sequences of the step's batch; 0 turns them off."""
-    sequences: int = 4
+    sequences: Count = 4
     """Sequences that are observed; of each head T² scores are held for them."""
     attention: tuple[str, ...] = ("delta_error", "ties", "scores", "out_bias", "null_direction", "similarity")
     """Probes of the attention (:mod:`flashpoint.probes.attention`), or FILE.py:CLASS for one of your own."""
@@ -191,77 +201,65 @@ class ProbesConfig:
     """What the observed sequences are to predict: the data; tokens drawn from the model's own prediction; or from that
     of the same weights with Ō and O unrounded (:mod:`flashpoint.probes.targets`)."""
 
-    def __post_init__(self) -> None:
-        check_literals(self, "probes")
-        object.__setattr__(self, "attention", tuple(self.attention))
-        require_positive(self, "probes", ("sequences",))
-        require_not_negative(self, "probes", ("weights_interval", "attention_interval"))
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class CheckpointsConfig:
-    """The flight recorder."""
+    """Full states on the disk, to go on from and to branch off."""
 
-    interval: int = 500
+    interval: CountOrNone = 500
     """Steps between checkpoints; 0 keeps none."""
-    budget_gib: float = 4.0
+    budget_gib: Annotated[float, Field(gt=0)] = 4.0
     """Disk that a run's checkpoints may take, all together; old ones are thinned to keep it."""
-    precursor_steps: int = 1000
+    precursor_steps: CountOrNone = 1000
     """When a run explodes, one checkpoint at least this long before the onset is kept for good, and one just before."""
 
-    def __post_init__(self) -> None:
-        require_not_negative(self, "checkpoints", ("interval", "precursor_steps"))
-        require_positive(self, "checkpoints", ("budget_gib",))
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class TrackingConfig:
     """Weights & Biases. The local metrics file is always written."""
 
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
     """``auto`` is online with a stored login and offline without one; no mode ever prompts."""
     project: str = "flashpoint"
+    """W&B's project."""
     entity: str | None = None
+    """W&B's user or team; null is the login's."""
     group: str | None = None
+    """W&B's group of the runs of one sweep; null takes the sweep's name."""
     tags: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_literals(self, "tracking")
-        object.__setattr__(self, "tags", tuple(self.tags))
+    """The hardware is added."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class Config:
-    """One run. ``configs/train.yaml`` composes it; ``config.yaml`` in the run folder stores it."""
+    """One run. ``configs/train.yaml`` composes it; ``config.json`` in the run folder stores it."""
 
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32), _WEIGHTS] = 0
     """Seeds the initial weights, the batch order and stochastic rounding."""
     replay: str | None = None
     """Run whose batches and initial weights to repeat."""
     resume: str | None = None
     """Run to go on with."""
-    from_step: int | None = None
+    from_step: CountOrNone | None = None
     """Step of ``replay`` to start from."""
     allow_world_size_change: bool = False
     """Replay or resume with another number of processes than recorded: the same global batches, other bits."""
     runs_dir: str = "runs"
+    """Where run folders are made."""
     run_name: str | None = None
-    """Folder under ``runs_dir``; None is the time, the attention and the seed."""
-    attn: AttentionVariant = field(default_factory=AttentionVariant)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    detector: DetectorConfig = field(default_factory=DetectorConfig)
-    probes: ProbesConfig = field(default_factory=ProbesConfig)
-    checkpoints: CheckpointsConfig = field(default_factory=CheckpointsConfig)
-    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    """Folder under ``runs_dir``; null is the time, the attention and the seed."""
+    attn: InstanceOf[AttentionVariant] = field(default_factory=AttentionVariant)
+    model: Annotated[InstanceOf[ModelConfig], _WEIGHTS] = field(default_factory=ModelConfig)
+    data: Annotated[InstanceOf[DataConfig], _BATCHES] = field(default_factory=DataConfig)
+    train: InstanceOf[TrainConfig] = field(default_factory=TrainConfig)
+    detector: InstanceOf[DetectorConfig] = field(default_factory=DetectorConfig)
+    probes: InstanceOf[ProbesConfig] = field(default_factory=ProbesConfig)
+    checkpoints: InstanceOf[CheckpointsConfig] = field(default_factory=CheckpointsConfig)
+    tracking: InstanceOf[TrackingConfig] = field(default_factory=TrackingConfig)
 
-    def __post_init__(self) -> None:
-        require_finite(self)
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed={self.seed}: give 0 to 2³² − 1")
-        if self.from_step is not None and self.from_step < 0:
-            raise ValueError(f"from_step={self.from_step}: give 0 or more")
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        require_finite(self.attn, "attn.")
         if self.run_name and Path(self.run_name).name != self.run_name:
             raise ValueError(f"run_name={self.run_name}: give a name without a folder; runs_dir is the folder")
         if self.data.tokenizer == "bpe" and self.data.vocab_size > self.model.vocab_size:
@@ -270,13 +268,14 @@ class Config:
                 "raise the first or lower the second"
             )
         self.attn.check_selection(self.model.n_layer, self.model.n_head)
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only: what the run folder stores."""
         return {**dataclasses.asdict(self), "attn": self.attn.to_dict()}
 
 
-_SECTIONS = {
+_SECTIONS: dict[str, type] = {
     "model": ModelConfig,
     "data": DataConfig,
     "train": TrainConfig,
@@ -285,6 +284,13 @@ _SECTIONS = {
     "checkpoints": CheckpointsConfig,
     "tracking": TrackingConfig,
 }
+
+
+def keys() -> Iterator[Key]:
+    """Every key but those of ``attn``, in the order of their fields; a section that has a mark is one of them."""
+    yield from keys_of(Config)
+    for name, section in _SECTIONS.items():
+        yield from keys_of(section, f"{name}.")
 
 
 def hydra_schema() -> type:
@@ -306,10 +312,15 @@ def build_config(values: dict[str, Any], variants_dir: Path) -> Config:
     elsewhere = values["attn"].get("elsewhere")
     if not isinstance(elsewhere, str | dict | None):
         raise UserError(f"attn.elsewhere={elsewhere}: no variant; give a name, e.g. attn.elsewhere=flash_fp32")
+    where, cls = "", cast(type, Config)
     try:
         values["attn"] = resolved(values["attn"], variants_dir)
         for name, section in _SECTIONS.items():
+            where, cls = f"{name}.", section
             values[name] = section(**values[name])
+        where, cls = "", Config
         return Config(**values)
+    except ValidationError as error:
+        raise UserError(in_one_line(error, cls, where)) from error
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from error

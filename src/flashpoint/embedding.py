@@ -41,7 +41,7 @@ def embedding_grad(grad: Tensor, tokens: Tensor, size: int) -> Tensor:
     """Σ of the rows of ``grad`` [B, T, C] float32 over the positions of each token: [size, C] float32."""
     import triton  # a CPU need not wait for it
 
-    from flashpoint.kernels.embedding import embedding_grad_kernel
+    from flashpoint_kernels.embedding import embedding_grad_kernel
 
     C = grad.shape[-1]
     ordered, positions = tokens.flatten().to(torch.int32).sort(stable=True)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 class UserError(Exception):
     """Bad input, told in one line: what is wrong, where, and what to do about it.
 
-    ``train.py`` and the scripts print the message without a traceback and exit with status 2.
+    ``flashpoint`` and the scripts print the message without a traceback and exit with status 2.
     """
 
 
@@ -25,11 +25,15 @@ def one_line(error: Exception) -> str:
         group, option, options = missing.groups()
         return f"{group}={option}: no such option; choose one of {', '.join(options.split())}"
     if unknown := re.match(r"Could not override '([^']+)'", text):
-        return f"{unknown[1]}: no such key; python train.py --help lists them"
+        return f"{unknown[1]}: no such key; flashpoint train --help lists them"
     if merging := re.match(r"Error merging override (\S+)", text):
         reason = str(error.__cause__).splitlines()[0]
         if "is not a ListConfig" in reason:
             reason = "give a list, " + merging[1].replace("=", "=[", 1) + "]"
+        elif "is not a subclass of Rounding" in reason:
+            reason = "give " + merging[1].replace("=", ".mode=", 1)
+        elif "is not a subclass of" in reason:
+            reason = "a group of keys, each to be set by itself; python train.py --help lists them"
         return f"{merging[1]}: {reason}"
     if override := getattr(error, "override", None):  # Hydra could not parse it
         key, equals, value = override.partition("=")
@@ -41,7 +45,7 @@ def one_line(error: Exception) -> str:
 
 @contextmanager
 def exit_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
-    """A :class:`UserError` or an error of one of these kinds ends the process with one line on stderr and status 2."""
+    """End the process with one line on stderr and status 2 on a :class:`UserError` or an error of these kinds."""
     told: tuple[type[Exception], ...] = (UserError, *kinds)
     try:
         yield
@@ -51,8 +55,8 @@ def exit_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
 
 
 @contextmanager
-def script_errors() -> Iterator[None]:
-    """:func:`exit_in_one_line` of a script that prints what it reads: files that cannot be read or written, too.
+def command_errors() -> Iterator[None]:
+    """:func:`exit_in_one_line` of a command that prints what it reads: files that cannot be read or written, too.
 
     Where whoever reads what it prints has had enough (``… | head``), it ends without a word.
     """
@@ -66,6 +70,6 @@ def script_errors() -> Iterator[None]:
 
 
 def notify(line: str) -> None:
-    """One line for the person at the terminal, from the first of several processes; stdout is the outcome's."""
+    """Print one line on stderr, from the first of several processes only. Stdout is kept for the outcome."""
     if os.environ.get("RANK", "0") == "0":
         print(line, file=sys.stderr, flush=True)

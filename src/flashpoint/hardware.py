@@ -1,4 +1,4 @@
-"""Which preset suits this machine, known without importing PyTorch."""
+"""The preset that suits this machine, found without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def default_experiment(device: str) -> str:
 
 
 def refuse_unusable_gpu(device: str) -> None:
-    """See that PyTorch has the GPU for which the preset was chosen.
+    """Refuse a machine whose GPU the preset was chosen for but PyTorch cannot use.
 
     Args:
         device: ``train.device``; ``cuda`` is refused elsewhere where there is none.

@@ -16,6 +16,7 @@ from flashpoint.attention.dispatch import attention
 from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import ModelConfig
 from flashpoint.embedding import token_embedding
+from flashpoint.linear import Linear, linear
 
 INIT_STD = 0.02
 
@@ -35,8 +36,8 @@ class CausalSelfAttention(nn.Module):
     def __init__(self, config: ModelConfig, variant: AttentionVariant, layer: int) -> None:
         super().__init__()
         self.n_head, self.variant, self.layer = config.n_head, variant, layer
-        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
-        self.projection = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.qkv = Linear(config.d_model, 3 * config.d_model)
+        self.projection: nn.Linear = Linear(config.d_model, config.d_model)
 
     def forward(self, x: Tensor, seed_and_step: Tensor) -> Tensor:
         B, T, C = x.shape
@@ -55,8 +56,8 @@ class CausalSelfAttention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.expand = nn.Linear(config.d_model, 4 * config.d_model, bias=False)
-        self.projection = nn.Linear(4 * config.d_model, config.d_model, bias=False)
+        self.expand = Linear(config.d_model, 4 * config.d_model)
+        self.projection = Linear(4 * config.d_model, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.projection(F.gelu(self.expand(x)))
@@ -107,14 +108,14 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     def logits(self, tokens: Tensor, seed_and_step: Tensor) -> Tensor:
-        """Of the tokens that follow, [B, T, V] in the dtype of autocast; arguments and errors as for the loss."""
+        """Return the next tokens' logits, [B, T, V] in the dtype of autocast; arguments and errors as for the loss."""
         T = tokens.shape[1]
         if self.config.context < T:
             raise ValueError(f"sequences of {T} tokens, but model.context={self.config.context} positions")
         x = token_embedding(tokens, self.token_embedding.weight) + self.position_embedding.weight[:T]  # [B, T, C]
         for block in self.blocks:
             x = block(x, seed_and_step)
-        return F.linear(self.final_norm(x), self.token_embedding.weight)  # tied
+        return linear(self.final_norm(x), self.token_embedding.weight)  # tied
 
     @torch.no_grad()
     def _initialize(self, seed: int) -> None:

@@ -7,17 +7,16 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from flashpoint.attention.variant import ROUNDING_POINTS, AttentionVariant
+from flashpoint.config import FromTape, keys
 from flashpoint.data.tape import Tape
 from flashpoint.errors import UserError
-from flashpoint.run_folder import RunFolder, read_json
+from flashpoint.files import read_json
+from flashpoint.runs.folder import RunFolder
 
 _FIXED = {
-    "data": "the batches come from the tape",
-    "model": "the initial weights come from the tape",
     "experiment": "the configuration comes from the run",
-    "seed": "the initial weights come from the tape",
-    "train.batch_size": "the batches come from the tape",
-    "train.micro_batch_size": "the batches come from the tape",
+    **{key.name: mark.reason for key in keys() for mark in key.marks if isinstance(mark, FromTape)},
 }
 _NOT_INHERITED = ("replay", "resume", "from_step", "allow_world_size_change", "runs_dir", "run_name")
 _OF_A_RESUMPTION = ("resume", "runs_dir", "allow_world_size_change", "train.steps")
@@ -41,6 +40,8 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
         raise UserError(f"resume={composed['resume']} and replay={composed['replay']}: give one of the two")
     original = RunFolder.open(composed["replay"], composed["runs_dir"])
     values = read_json(original.config)
+    attention = AttentionVariant.from_dict(values["attn"])
+    values["attn"] = attention.to_dict()  # the fields of today
     keys = _named(overrides)
     for key in keys:
         for fixed, reason in _FIXED.items():
@@ -50,11 +51,12 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
     for name in _NOT_INHERITED:
         values[name] = composed[name]
     # Another attention keeps the formats in which the original was coarse: they belong to its experiment.
-    formats = {name: bits for name, bits in values["attn"].items() if name.endswith("_bits")}
     for key in keys:
         _take(key, composed, values)
         if key == "attn":
-            values["attn"] = {**values["attn"], **formats}
+            chosen = values["attn"]
+            formats = {point: {**chosen[point], "bits": getattr(attention, point).bits} for point in ROUNDING_POINTS}
+            values["attn"] = {**chosen, **formats}
     return values
 
 

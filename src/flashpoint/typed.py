@@ -1,12 +1,18 @@
-"""Runtime checks of typed dataclasses, and their form as Hydra structured configs."""
+"""Typed dataclasses as Hydra's structured configs, as a list of keys, and their errors as one line."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
-from typing import Any, Literal, Union
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Union
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 def check_literals(instance: Any, where: str) -> None:
@@ -34,7 +40,8 @@ def structured_config(cls: type) -> type:
         annotation = hints[field.name]
         if dataclasses.is_dataclass(annotation):
             nested = structured_config(typing.cast(type, annotation))
-            fields.append((field.name, nested, dataclasses.field(default_factory=nested)))
+            own = {} if field.default is dataclasses.MISSING else dataclasses.asdict(field.default)
+            fields.append((field.name, nested, dataclasses.field(default_factory=functools.partial(nested, **own))))
         else:
             default: Any = field.default if field.default is not dataclasses.MISSING else "???"
             fields.append((field.name, _omegaconf_type(annotation), dataclasses.field(default=default)))
@@ -65,15 +72,71 @@ def require_finite(section: Any, where: str = "") -> None:
             raise ValueError(f"{name}={value}: give a finite number")
 
 
-def require_positive(section: Any, where: str, names: tuple[str, ...]) -> None:
-    """Raise ValueError, naming ``where``, for the first of the fields that is not above 0."""
-    for name in names:
-        if getattr(section, name) <= 0:
-            raise ValueError(f"{where}.{name}={getattr(section, name)}: give more than 0")
+@dataclass(frozen=True)
+class Key:
+    """A key of the configuration."""
+
+    name: str
+    """Dotted, as on the command line."""
+    type: str
+    default: Any
+    description: str
+    marks: tuple[object, ...]
+    """What its annotation has besides constraints."""
 
 
-def require_not_negative(section: Any, where: str, names: tuple[str, ...]) -> None:
-    """Raise ValueError, naming ``where``, for the first of the fields that is below 0."""
-    for name in names:
-        if getattr(section, name) < 0:
-            raise ValueError(f"{where}.{name}={getattr(section, name)}: give 0 or more")
+def keys_of(cls: type, prefix: str = "") -> Iterator[Key]:
+    """Return the keys of a pydantic dataclass; a section is a key only if it has a mark."""
+    hints, plain = typing.get_type_hints(cls, include_extras=True), typing.get_type_hints(cls)
+    described: dict[str, Any] = cls.__pydantic_fields__  # type: ignore[attr-defined]
+    for field in dataclasses.fields(cls):
+        marks = tuple(item for item in _metadata(hints[field.name]) if not type(item).__module__.startswith("pydantic"))
+        section = field.default is dataclasses.MISSING
+        if marks or not section:
+            default = None if section else field.default
+            text = " ".join((described[field.name].description or "").split())
+            yield Key(f"{prefix}{field.name}", _type_name(plain[field.name]), default, text, marks)
+
+
+def in_one_line(error: ValidationError, cls: type, where: str = "") -> str:
+    """The first thing that pydantic found wrong with a ``cls``: key, value, and what to give."""
+    first = error.errors()[0]
+    if first["type"] == "value_error":  # of a relation between fields, which names them
+        return str(first["ctx"]["error"])
+    name = str(first["loc"][0])
+    match first["type"]:
+        case "unexpected_keyword_argument":
+            return f"{where}{name}: no such key; flashpoint train --help lists them"
+        case "literal_error":
+            wanted = f"choose one of {first['ctx']['expected']}".replace("'", "").replace(" or ", ", ")
+        case "finite_number":
+            wanted = "give a finite number"
+        case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
+            wanted = f"give {_range(typing.get_type_hints(cls, include_extras=True)[name])}"
+        case _:
+            wanted = first["msg"][0].lower() + first["msg"][1:]
+    return f"{where}{name}={first['input']}: {wanted}"
+
+
+def _range(hint: Any) -> str:
+    """``more than 0``, ``0 or more and less than 1``."""
+    constraints = [item for field in _metadata(hint) for item in getattr(field, "metadata", ())]
+    bounds = {(name := type(item).__name__): getattr(item, name.lower()) for item in constraints}
+    told = {"Gt": "more than {:,}", "Ge": "{:,} or more", "Lt": "less than {:,}", "Le": "{:,} or less"}
+    return " and ".join(text.format(bounds[kind]) for kind, text in told.items() if kind in bounds)
+
+
+def _metadata(hint: Any) -> tuple[object, ...]:
+    """Yield the metadata of an ``Annotated``, of types inside it, and of the members of a union."""
+    own: tuple[object, ...] = getattr(hint, "__metadata__", ())
+    inside = (hint.__origin__,) if own else typing.get_args(hint)
+    return own + tuple(item for part in inside for item in _metadata(part))
+
+
+def _type_name(annotation: Any) -> str:
+    if typing.get_origin(annotation) is Literal:
+        return ", ".join(typing.get_args(annotation))
+    if members := [member for member in typing.get_args(annotation) if member not in (type(None), ...)]:
+        names = " or ".join(map(_type_name, members))
+        return f"list of {names}" if typing.get_origin(annotation) is tuple else f"{names} or null"
+    return str(getattr(annotation, "__name__", annotation))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -12,20 +11,15 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from flashpoint.attention.compile_time import compile_time_choices, launch_options
 from flashpoint.attention.layout import by_token
 from flashpoint.attention.variant import AttentionVariant, Groups
-from flashpoint.kernels import backward, forward, table
-from flashpoint.kernels.choices import Choices
-from flashpoint.kernels.rounding import INTERPRETED
-from flashpoint.kernels.table import Tiles
+from flashpoint_kernels.center_keys import center_keys_kernel
+from flashpoint_kernels.flash_bwd import flash_bwd_dkdv_kernel, flash_bwd_dq_kernel
+from flashpoint_kernels.flash_fwd import flash_fwd_kernel
+from flashpoint_kernels.rounding import INTERPRETED
+from flashpoint_kernels.tile_sizes import FLASH_BWD_DKDV, FLASH_BWD_DQ, FLASH_FWD, GROUP_BYTES
 
-_ROUNDING = {"none": 0, "nearest": 1, "stochastic": 2}
-_SHIFT = {"rowmax": 0, "offset": 1, "dynamic_max": 2}
-_NORMALIZER = {"unrounded": 0, "rounded": 1, "before_product": 2}
-_DELTA = {"out": 0, "out_fp32": 1, "p_dp": 2, "out_independent": 3}
-_DELTA_ERROR = {"none": 0, "bias": 1, "noise": 2}
-_INTO = {"both": 0, "grad_q": 1, "grad_k": 2}
-_NO_GUARD = 3.0e38
 _CHUNK_ELEMENTS = 16_384
 """Elements of K that the centring pass reads at a time."""
 
@@ -33,38 +27,37 @@ _CHUNK_ELEMENTS = 16_384
 def kernels_support(q: Tensor, variant: AttentionVariant) -> bool:
     """Whether the kernels compute ``variant`` on tensors like ``q`` [B, H, T, d]; the reference does all others.
 
-    They take BF16, d ∈ {16, 32, 64, 128} and key blocks of whole tiles.
+    They take BF16, d ∈ {16, 32, 64, 128} and key blocks of whole tiles. ``variant.elsewhere`` is not looked at.
     """
-    size = q.shape[-1]
-    if q.dtype != torch.bfloat16 or size not in table.FORWARD:
+    if q.dtype != torch.bfloat16 or q.shape[-1] not in FLASH_FWD:
         return False
     block = variant.block_k
     return block is None or (block >= 16 and triton.next_power_of_2(block) == block)
 
 
-def flash_forward(
-    q: Tensor, k: Tensor, v: Tensor, groups: Groups, seed_and_step: Tensor, layer: int
+def flash_fwd(
+    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, *, layer: int, seed_and_step: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention of all heads.
 
     Args:
         q, k, v: [B, H, T, d] bfloat16, read in place where rows are contiguous and strides are multiples of 16 bytes.
-        groups: one variant for all heads, or two with the heads (from 0) of each.
-        seed_and_step: [2] int64, key of stochastic rounding.
+        variant: every numerical choice, and the layers and heads it holds for.
         layer: from 1.
+        seed_and_step: [2] int64, key of stochastic rounding.
 
     Returns:
-        O, L, the O of δ and the centred keys as :func:`flashpoint.attention.reference.flash_forward` has them, the
+        O, L, the O of δ and the centred keys as :func:`flashpoint.attention.reference.flash_fwd` has them, the
         last two empty where no variant asks; O lies in memory as [B, T, H, d].
     """
     nothing = q.new_empty(0, dtype=torch.int32)
-    return _forward(q, k, v, groups, seed_and_step, layer, nothing, nothing)
+    return _flash_fwd(q, k, v, variant, layer, seed_and_step, nothing, nothing)
 
 
 def row_statistics(
-    q: Tensor, k: Tensor, v: Tensor, groups: Groups, seed_and_step: Tensor, layer: int
+    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, *, layer: int, seed_and_step: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What decides the rounding of a row, from a forward pass of its own (:func:`flash_forward`).
+    """Compute what decides the rounding of a row, in an extra forward pass (:func:`flash_fwd`).
 
     Returns:
         shift: the final m [B, H, T] float32, nats.
@@ -72,37 +65,39 @@ def row_statistics(
     """
     shift = q.new_empty(q.shape[:-1], dtype=torch.float32)
     ones = torch.empty_like(shift, dtype=torch.int32)
-    _forward(q, k, v, groups, seed_and_step, layer, shift, ones)
+    _flash_fwd(q, k, v, variant, layer, seed_and_step, shift, ones)
     return shift, ones
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, groups: Groups, seed_and_step: Tensor, layer: int, shift: Tensor, ones: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _flash_fwd(
+    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, layer: int, seed_and_step: Tensor, shift: Tensor,
+    ones: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     B, H, T, d = q.shape
-    variants = [variant for variant, _ in groups]
-    out = by_token(q, torch.float32 if any(variant.returns_fp32 for variant in variants) else q.dtype)
-    saves_another = any(variant.saves_out_for_delta for variant in variants)
+    groups = variant.groups(layer, H)
+    variants = [chosen for chosen, _ in groups]
+    out = by_token(q, torch.float32 if any(chosen.returns_fp32 for chosen in variants) else q.dtype)
+    saves_another = any(chosen.saves_out_for_delta for chosen in variants)
     out_for_delta = by_token(q, torch.float32) if saves_another else q.new_empty(0, dtype=torch.float32)
     logsumexp = q.new_empty((B, H, T), dtype=torch.float32)
-    tiles = table.FORWARD[d]
-    blocks = [variant.block_k or triton.next_power_of_2(T) for variant in variants]
-    bk = max(16, min(tiles.bk, *blocks))
+    sizes = FLASH_FWD[d]
+    blocks = [chosen.block_k or triton.next_power_of_2(T) for chosen in variants]
+    bk = max(16, min(sizes.bk, *blocks))
     selected = _selected(groups, H, q.device)
-    chosen = _chosen(groups, layer, d, [max(1, block // bk) for block in blocks])
+    choices = _choices(groups, layer, d, [max(1, block // bk) for block in blocks])
     centered = q.new_empty(0)
-    if any(variant.center_keys for variant in variants):
-        k = centered = _center_keys(k, selected, *[variant.center_keys for variant in variants])
-    forward.flash_fwd_kernel[(triton.cdiv(T, tiles.bq) * B * H,)](
-        _tiles(q, tiles.bq), _tiles(k, bk), _tiles(v, bk), out, out_for_delta, logsumexp, shift, ones, seed_and_step,
-        selected, B, H, T, layer, _group(T, d),
-        D=d, BQ=tiles.bq, BK=bk, **chosen, PAIRS=_computes_on_pairs(q.device), STATISTICS=ones.numel() > 0,
-        **_options(tiles),
+    if any(chosen.center_keys for chosen in variants):
+        k = centered = _center_keys(k, selected, *[chosen.center_keys for chosen in variants])
+    flash_fwd_kernel[(triton.cdiv(T, sizes.bq) * B * H,)](
+        _descriptor(q, sizes.bq), _descriptor(k, bk), _descriptor(v, bk), out, out_for_delta, logsumexp, shift, ones,
+        seed_and_step, selected, B, H, T, layer, _heads_side_by_side(T, d),
+        D=d, BQ=sizes.bq, BK=bk, **choices, PAIRS=_computes_on_pairs(q.device), STATISTICS=ones.numel() > 0,
+        **launch_options(sizes),
     )  # fmt: skip
     return out, logsumexp, out_for_delta, centered
 
 
-def flash_backward(
+def flash_bwd(
     grad_out: Tensor,
     q: Tensor,
     k: Tensor,
@@ -111,40 +106,22 @@ def flash_backward(
     logsumexp: Tensor,
     out_for_delta: Tensor,
     centered: Tensor,
-    groups: Groups,
-    seed_and_step: Tensor,
+    variant: AttentionVariant,
+    *,
     layer: int,
+    seed_and_step: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ, dK and dV of :func:`flash_forward` from what it took and returned; each lies in memory as [B, T, H, d]."""
-    B, H, T, d = q.shape
+    """dQ, dK and dV of :func:`flash_fwd` from what it took and returned; each lies in memory as [B, T, H, d]."""
     k = centered if centered.numel() else k
     # An FP32 O hands back a gradient that autocast made from BF16: nothing is lost here.
     grad_out = grad_out.to(q.dtype)
-    grad_q, rows, drift = row_pass(grad_out, q, k, v, out, logsumexp, out_for_delta, groups, seed_and_step, layer)
-    grad_k, grad_v = by_token(k, k.dtype), by_token(v, v.dtype)
-    tiles = table.GRAD_KV[d]
-    backward.flash_bwd_dkdv_kernel[(triton.cdiv(T, tiles.bk) * B * H,)](
-        _tiles(q, tiles.bq), _tiles(k, tiles.bk), _tiles(v, tiles.bk), _tiles(grad_out, tiles.bq), rows, drift,
-        grad_k, grad_v, seed_and_step, _selected(groups, H, q.device), B, H, T, rows.shape[-1], rows[0].numel(),
-        triton.cdiv(T, table.GRAD_Q[d].bq), layer, _group(T, d),
-        D=d, BQ=tiles.bq, BK=tiles.bk, **_chosen(groups, layer, d), **_options(tiles),
-    )  # fmt: skip
+    context: dict[str, Any] = {"layer": layer, "seed_and_step": seed_and_step}
+    grad_q, rows, drift = flash_bwd_dq(grad_out, q, k, v, out, logsumexp, out_for_delta, variant, **context)
+    grad_k, grad_v = flash_bwd_dkdv(grad_out, q, k, v, rows, drift, variant, **context)
     return grad_q, grad_k, grad_v
 
 
-def _center_keys(k: Tensor, selected: Tensor, centers: bool, elsewhere: bool | None = None) -> Tensor:
-    """K − mean_T(K) of all heads, or of the selected or the other ones and the others' K: a pass of its own over K."""
-    B, H, T, d = k.shape
-    k = _readable(k)
-    centered = by_token(k, k.dtype)
-    forward.center_keys_kernel[(B * H,)](
-        k, centered, selected, *k.stride()[:3], H, T,
-        D=d, BT=_CHUNK_ELEMENTS // d, CENTERS=centers, ELSEWHERE=elsewhere, enable_fp_fusion=False,
-    )  # fmt: skip
-    return centered
-
-
-def row_pass(
+def flash_bwd_dq(
     grad_out: Tensor,
     q: Tensor,
     k: Tensor,
@@ -152,11 +129,12 @@ def row_pass(
     out: Tensor,
     logsumexp: Tensor,
     out_for_delta: Tensor,
-    groups: Groups,
-    seed_and_step: Tensor,
+    variant: AttentionVariant,
+    *,
     layer: int,
+    seed_and_step: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The first half of :func:`flash_backward`; ``k`` centred where a variant centres keys.
+    """Compute the first half of :func:`flash_bwd`: δ and dQ. ``k`` is centred if a variant centres keys.
 
     Returns:
         grad_q: dQ [B, H, T, d].
@@ -165,76 +143,78 @@ def row_pass(
             centred.
     """
     B, H, T, d = q.shape
-    tiles = table.GRAD_Q[d]
-    blocks = triton.cdiv(T, tiles.bq)
+    groups, sizes = variant.groups(layer, H), FLASH_BWD_DQ[d]
+    blocks = triton.cdiv(T, sizes.bq)
     grad_q = by_token(q, q.dtype)
-    rows = q.new_empty((2, B * H, blocks * tiles.bq), dtype=torch.float32)
-    centers = any(variant.center_keys for variant, _ in groups)
+    rows = q.new_empty((2, B * H, blocks * sizes.bq), dtype=torch.float32)
+    centers = any(chosen.center_keys for chosen, _ in groups)
     drift = q.new_empty((B * H, blocks, d) if centers else (0,), dtype=torch.float32)
     selected = _selected(groups, H, q.device)
-    centers_grad_q = any(variant.center_grad_q for variant, _ in groups)
+    centers_grad_q = any(chosen.center_grad_q for chosen, _ in groups)
     centered = _center_keys(k, selected, True) if centers_grad_q else k
-    backward.flash_bwd_dq_kernel[(blocks * B * H,)](
-        _tiles(q, tiles.bq), _tiles(k, tiles.bk), _tiles(centered, tiles.bk), _tiles(v, tiles.bk),
-        _tiles(grad_out, tiles.bq), out, out_for_delta, logsumexp, rows, drift, grad_q, seed_and_step, selected,
-        B, H, T, rows.shape[-1], rows[0].numel(), layer, _group(T, d),
-        D=d, BQ=tiles.bq, BK=tiles.bk, **_chosen(groups, layer, d), **_options(tiles),
+    flash_bwd_dq_kernel[(blocks * B * H,)](
+        _descriptor(q, sizes.bq), _descriptor(k, sizes.bk), _descriptor(centered, sizes.bk), _descriptor(v, sizes.bk),
+        _descriptor(grad_out, sizes.bq), out, out_for_delta, logsumexp, rows, drift, grad_q, seed_and_step, selected,
+        B, H, T, rows.shape[-1], rows[0].numel(), layer, _heads_side_by_side(T, d),
+        D=d, BQ=sizes.bq, BK=sizes.bk, **_choices(groups, layer, d), **launch_options(sizes),
     )  # fmt: skip
     return grad_q, rows, drift
 
 
-def _chosen(groups: Groups, layer: int, size: int, tiles: Sequence[int] = (1, 1)) -> dict[str, Any]:
-    """The compile-time choices of a launch; ``tiles`` in a block of keys, of each variant."""
-    choices = [_choices(variant, layer, size, count) for (variant, _), count in zip(groups, tiles, strict=False)]
-    return {"C": choices[0], "ELSEWHERE": choices[1] if len(choices) > 1 else None}
+def flash_bwd_dkdv(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    drift: Tensor,
+    variant: AttentionVariant,
+    *,
+    layer: int,
+    seed_and_step: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The second half of :func:`flash_bwd`: dK and dV [B, H, T, d] from what :func:`flash_bwd_dq` returned."""
+    B, H, T, d = q.shape
+    groups, sizes = variant.groups(layer, H), FLASH_BWD_DKDV[d]
+    grad_k, grad_v = by_token(k, k.dtype), by_token(v, v.dtype)
+    flash_bwd_dkdv_kernel[(triton.cdiv(T, sizes.bk) * B * H,)](
+        _descriptor(q, sizes.bq), _descriptor(k, sizes.bk), _descriptor(v, sizes.bk), _descriptor(grad_out, sizes.bq),
+        rows, drift, grad_k, grad_v, seed_and_step, _selected(groups, H, q.device), B, H, T, rows.shape[-1],
+        rows[0].numel(), triton.cdiv(T, FLASH_BWD_DQ[d].bq), layer, _heads_side_by_side(T, d),
+        D=d, BQ=sizes.bq, BK=sizes.bk, **_choices(groups, layer, d), **launch_options(sizes),
+    )  # fmt: skip
+    return grad_k, grad_v
 
 
-@lru_cache(maxsize=256)
-def _choices(variant: AttentionVariant, layer: int, size: int, tiles: int) -> Choices:
-    scale = size**-0.5
-    exact = math.frexp(scale)[0] == 0.5  # a power of two scales without rounding
-    unit = scale if exact else 1.0
-    error_size = variant.delta_error.size_in(layer)
-    return Choices(
-        scores=_ROUNDING[variant.scores],
-        scores_bits=variant.scores_bits,
-        probs=_ROUNDING[variant.probs],
-        probs_bits=variant.probs_bits,
-        out_unnormalized=_ROUNDING[variant.out_unnormalized],
-        out_unnormalized_bits=variant.out_unnormalized_bits,
-        per_block=variant.out_unnormalized_when == "per_block",
-        out=_ROUNDING[variant.out],
-        out_bits=variant.out_bits,
-        grad_scores=_ROUNDING[variant.grad_scores],
-        grad_scores_bits=variant.grad_scores_bits,
-        shift=_SHIFT[variant.shift],
-        shift_offset=variant.shift_offset / unit,
-        beta=variant.beta,
-        tie_tolerance=variant.tie_tolerance / unit,
-        max_shift=_NO_GUARD if variant.max_shift is None else variant.max_shift / unit,
-        normalizer=_NORMALIZER[variant.normalizer],
-        delta=_DELTA[variant.delta],
-        delta_error=_DELTA_ERROR[variant.delta_error.kind if error_size else "none"],
-        delta_error_size=error_size,
-        delta_error_into=_INTO[variant.delta_error.into] if error_size else 0,
-        exact_row_sum=variant.exact_row_sum,
-        center_keys=variant.center_keys,
-        center_grad_q=variant.center_grad_q,
-        fused_exponent=variant.fused_exponent,
-        tiles=tiles,
-        prescale=1.0 if exact else scale,
-        unit=unit,
-    )
+def _center_keys(k: Tensor, selected: Tensor, centers: bool, elsewhere: bool | None = None) -> Tensor:
+    """Compute K − mean_T(K) of the heads that centre keys, in a pass of its own; other heads keep K."""
+    B, H, T, d = k.shape
+    k = _readable(k)
+    centered = by_token(k, k.dtype)
+    center_keys_kernel[(B * H,)](
+        k, centered, selected, *k.stride()[:3], H, T,
+        D=d, BT=_CHUNK_ELEMENTS // d, CENTERS=centers, ELSEWHERE=elsewhere, enable_fp_fusion=False,
+    )  # fmt: skip
+    return centered
 
 
-def _tiles(x: Tensor, tokens: int) -> TensorDescriptor:
-    """Tiles of ``tokens`` rows of one head, for the GPU's copy engine."""
+def _choices(groups: Groups, layer: int, head_size: int, tiles_per_block: Sequence[int] = (1, 1)) -> dict[str, Any]:
+    """The compile-time choices of a launch: of all heads, or of the selected ones and of the others."""
+    chosen = [
+        compile_time_choices(variant, layer, head_size, tiles)
+        for (variant, _), tiles in zip(groups, tiles_per_block, strict=False)
+    ]
+    return {"C": chosen[0], "ELSEWHERE": chosen[1] if len(chosen) > 1 else None}
+
+
+def _descriptor(x: Tensor, tokens: int) -> TensorDescriptor:
+    """Return a descriptor with which the GPU's copy engine reads ``tokens`` rows of one head at a time."""
     x = _readable(x)
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, tokens, x.shape[-1]])
 
 
 def _readable(x: Tensor) -> Tensor:
-    """``x`` itself where the copy engine takes it: rows contiguous, strides and address multiples of 16 bytes."""
+    """Return ``x``, copied if its rows are not contiguous or strides and address no multiples of 16 bytes."""
     strides = [stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
     if x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and all(stride > 0 and stride % 8 == 0 for stride in strides):
         return x if len(strides) == x.dim() - 1 else x.as_strided(x.shape, _without_odd_strides(x))
@@ -242,29 +222,20 @@ def _readable(x: Tensor) -> Tensor:
 
 
 def _without_odd_strides(x: Tensor) -> list[int]:
-    """The strides of ``x``, those of dimensions of size 1, which mean nothing, replaced."""
+    """Return the strides of ``x`` with those of dimensions of size 1 replaced: these mean nothing."""
     largest = max((size * stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1), default=8)
     rounded = -(-largest // 8) * 8
     return [rounded if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)]
 
 
-def _options(tiles: Tiles) -> dict[str, Any]:
-    """Contraction of a product and a sum is written out where it is meant, never left to the compiler."""
-    return {
-        "num_warps": tiles.warps,
-        "num_stages": tiles.stages,
-        "maxnreg": tiles.registers,
-        "enable_fp_fusion": False,
-    }
-
-
-def _group(length: int, size: int) -> int:
-    return max(1, table.GROUP_BYTES // (4 * length * size))
+def _heads_side_by_side(length: int, head_size: int) -> int:
+    """Heads whose K and V stay in L2 together."""
+    return max(1, GROUP_BYTES // (4 * length * head_size))
 
 
 @lru_cache(maxsize=256)
 def _selection(heads: tuple[int, ...], n_head: int, device: torch.device) -> Tensor:
-    """[H] int32; copied once, since a copy to a GPU waits for it."""
+    """Return which heads are selected, [H] int32. It is copied once, because a copy to a GPU waits for the GPU."""
     return torch.tensor([int(head in heads) for head in range(n_head)], dtype=torch.int32, device=device)
 
 

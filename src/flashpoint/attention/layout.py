@@ -7,6 +7,6 @@ from torch import Tensor
 
 
 def by_token(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Uninitialised, of the shape [B, H, T, d] of ``x``, in memory as [B, T, H, d]: what the model reads next."""
+    """Return an uninitialised tensor [B, H, T, d] that lies in memory as [B, T, H, d], as the model reads it next."""
     B, H, T, d = x.shape
     return x.new_empty((B, T, H, d), dtype=dtype).transpose(1, 2)

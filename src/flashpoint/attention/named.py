@@ -1,11 +1,12 @@
-"""Variants by name: the files of the ``attn`` group, and what a variant is called whose choices are not its file's."""
+"""Variants by name: the files of the ``attn`` group, and names for variants that differ from their file."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.attention.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint.errors import UserError
 
 
@@ -23,32 +24,35 @@ def resolved(attn: dict[str, Any], variants_dir: Path) -> AttentionVariant:
         UserError: ``elsewhere`` names no variant.
         ValueError: a choice is none.
     """
-    formats = {key: value for key, value in attn.items() if key.endswith("_bits")}
-    if isinstance(attn.get("elsewhere"), str):
-        attn = {**attn, "elsewhere": {**formats, **_read(attn["elsewhere"], variants_dir)}}
-    name = attn["name"].split(" ")[0]
-    variant = AttentionVariant.from_dict({**attn, "name": name})
+    name, elsewhere = attn["name"].split(" ")[0], attn.get("elsewhere")
+    if isinstance(elsewhere, str):
+        everywhere = AttentionVariant.from_dict({**attn, "layers": None, "heads": None, "elsewhere": None})
+        attn = {**attn, "elsewhere": _read(elsewhere, variants_dir).in_formats_of(everywhere).to_dict()}
+    variant = AttentionVariant.from_dict(attn)
     if not (variants_dir / f"{name}.yaml").is_file():
-        return AttentionVariant.from_dict(attn)
-    # Formats and injected errors are in a variant's title already.
-    told = {**formats, "delta_error": attn.get("delta_error", {})}
-    own, filed = variant.to_dict(), AttentionVariant.from_dict({**_read(name, variants_dir), **told}).to_dict()
-    differing = [f"{key}={_told(own[key])}" for key in own if own[key] != filed[key]]
-    return AttentionVariant.from_dict({**attn, "name": " ".join([name, *differing])})
+        return variant
+    own, filed = _told(variant), _told(_read(name, variants_dir))
+    differing = [f"{key}={value}" for key, value in own.items() if value != filed[key]]
+    return dataclasses.replace(variant, name=" ".join([name, *differing]))
 
 
-def _read(name: str, variants_dir: Path) -> dict[str, Any]:
+def _read(name: str, variants_dir: Path) -> AttentionVariant:
     import yaml  # the training core is importable without it
 
     path = variants_dir / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(path.stem for path in variants_dir.glob("*.yaml")))
         raise UserError(f"attn.elsewhere={name}: no such variant; choose one of {known}")
-    fields: dict[str, Any] = yaml.safe_load(path.read_text())
-    return fields
+    return AttentionVariant.from_dict(yaml.safe_load(path.read_text()))
 
 
-def _told(value: Any) -> str:
-    if isinstance(value, dict):
-        return str(value["name"])
-    return str(list(value)).replace(" ", "") if isinstance(value, tuple) else str(value)
+def _told(variant: AttentionVariant) -> dict[str, str]:
+    """Return the choices as a name shows them. A variant's title already shows formats and injected errors."""
+    choices = {name: value for name, value in variant.to_dict().items() if name not in ("name", "delta_error")}
+    choices |= {point: choices[point]["mode"] for point in ROUNDING_POINTS}
+    if variant.elsewhere:
+        choices["elsewhere"] = variant.elsewhere.name
+    return {
+        name: str(list(value)).replace(" ", "") if isinstance(value, tuple) else str(value)
+        for name, value in choices.items()
+    }

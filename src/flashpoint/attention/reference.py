@@ -1,7 +1,7 @@
 """Attention in PyTorch with every choice of a variant: the oracle of the kernels, and a CPU's engine.
 
-Dimensions: B sequences, H heads, T tokens, d features per head, R query rows and C keys of a tile.
-All arithmetic is FP32; a rounding point rounds to its format and stays in FP32. Only tiles [B, H, R, C]
+Dimensions: B sequences, H heads, T tokens, d features per head, R query rows and C keys of a block.
+All arithmetic is FP32; a rounding point rounds to its format and stays in FP32. Only blocks [B, H, R, C]
 with R·C ≤ 128·T are materialised, never [T, T].
 
 Equations: Dao, FlashAttention-2 (arXiv 2307.08691), Algorithms 1 and 2; the shift of Qiu & Yao
@@ -17,12 +17,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashpoint.attention.rounding import NoiseKey, Stream
-from flashpoint.attention.tiles import Inputs, Tile, exponential
-from flashpoint.attention.variant import AttentionVariant, DeltaError
+from flashpoint.attention.choices import DeltaError
+from flashpoint.attention.key_blocks import Inputs, KeyBlock, exponential
+from flashpoint.attention.rounding import NoiseKey
+from flashpoint.attention.variant import AttentionVariant
+from flashpoint_kernels.codes import Stream
 
 
-def flash_forward(
+def flash_fwd(
     q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, noise: NoiseKey
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention.
@@ -47,7 +49,7 @@ def flash_forward(
     out_for_delta = torch.empty_like(out) if variant.saves_out_for_delta else out.new_empty(0)
     logsumexp = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     for rows in inputs.row_chunks():
-        result = _forward_rows(inputs, rows)
+        result = _flash_fwd_rows(inputs, rows)
         out[..., rows, :], logsumexp[..., rows] = result.out, result.logsumexp
         if variant.saves_out_for_delta:
             out_for_delta[..., rows, :] = result.out_for_delta
@@ -57,7 +59,7 @@ def flash_forward(
 def row_statistics(
     q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, noise: NoiseKey
 ) -> tuple[Tensor, Tensor]:
-    """What decides the rounding of a row, from a forward pass of its own; arguments of :func:`flash_forward`.
+    """Compute what decides the rounding of a row, in an extra forward pass; arguments as for :func:`flash_fwd`.
 
     Returns:
         shift: the final m [B, H, T] float32, nats.
@@ -66,7 +68,7 @@ def row_statistics(
     if variant.center_keys:
         k = centered_keys(k)
     inputs = Inputs.of(q, k, v, variant, noise)
-    results = [_forward_rows(inputs, rows) for rows in inputs.row_chunks()]
+    results = [_flash_fwd_rows(inputs, rows) for rows in inputs.row_chunks()]
     return torch.cat([result.shift for result in results], -1), torch.cat([result.ones for result in results], -1)
 
 
@@ -74,10 +76,10 @@ def whole_scores(q: Tensor, k: Tensor, variant: AttentionVariant, noise: NoiseKe
     """S [B, H, T, T] float32 as the forward pass rounds it, −∞ above the diagonal; for looking at, not for training."""
     inputs = Inputs.of(q, centered_keys(k) if variant.center_keys else k, k, variant, noise)
     every = slice(0, q.shape[-2])
-    return inputs.scores(Tile(every, every, 0))
+    return inputs.scores(KeyBlock(every, every, 0))
 
 
-def flash_backward(
+def flash_bwd(
     grad_out: Tensor,
     q: Tensor,
     k: Tensor,
@@ -89,7 +91,7 @@ def flash_backward(
     variant: AttentionVariant,
     noise: NoiseKey,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of :func:`flash_forward`.
+    """Gradients of :func:`flash_fwd`.
 
     Args:
         grad_out: dO [B, H, T, d], any float dtype.
@@ -105,16 +107,16 @@ def flash_backward(
     delta_of_q, delta_of_k = _deltas(inputs, grad_out, out, logsumexp, out_for_delta)
     grad_q, grad_k, grad_v = (inputs.q.new_zeros(q.shape) for _ in range(3))
     for rows in inputs.row_chunks():
-        for tile in inputs.tiles(rows):
-            p, p_fp32 = inputs.probs(tile, logsumexp)
-            grad_out_tile = grad_out[..., tile.rows, :]
-            grad_v[..., tile.keys, :] += p.mT @ grad_out_tile
-            grad_p = grad_out_tile @ inputs.v[..., tile.keys, :].mT
-            grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - delta_of_q[..., tile.rows, None]), tile)
-            grad_q[..., tile.rows, :] += grad_s @ keys_of_grad_q[..., tile.keys, :]
+        for block in inputs.key_blocks(rows):
+            p, p_fp32 = inputs.probs(block, logsumexp)
+            grad_out_rows = grad_out[..., block.rows, :]
+            grad_v[..., block.keys, :] += p.mT @ grad_out_rows
+            grad_p = grad_out_rows @ inputs.v[..., block.keys, :].mT
+            grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - delta_of_q[..., block.rows, None]), block)
+            grad_q[..., block.rows, :] += grad_s @ keys_of_grad_q[..., block.keys, :]
             if delta_of_k is not delta_of_q:
-                grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - delta_of_k[..., tile.rows, None]), tile)
-            grad_k[..., tile.keys, :] += grad_s.mT @ inputs.q[..., tile.rows, :]
+                grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - delta_of_k[..., block.rows, None]), block)
+            grad_k[..., block.keys, :] += grad_s.mT @ inputs.q[..., block.rows, :]
     grad_q, grad_k = grad_q * inputs.scale, grad_k * inputs.scale
     if variant.center_keys:
         grad_k = grad_k - grad_k.mean(-2, keepdim=True)
@@ -153,43 +155,43 @@ class _RowResults:
     ones: Tensor  # P̄ equal to 1 as operands under the final m, int32
 
 
-def _forward_rows(inputs: Inputs, rows: slice) -> _RowResults:
+def _flash_fwd_rows(inputs: Inputs, rows: slice) -> _RowResults:
     variant = inputs.variant
     q = inputs.q[..., rows, :]
     shift = q.new_full(q.shape[:-1], -math.inf)  # m
     normalizer = torch.zeros_like(shift)  # ℓ
     ones = torch.zeros_like(shift, dtype=torch.int32)
     exact = torch.zeros_like(q)  # Ō, unrounded
-    draws: dict[Stream, Stream] = {"out_unnormalized": "out"}  # random bits of Ō and of O
+    draws: dict[Stream, Stream] = {Stream.OUT_UNNORMALIZED: Stream.OUT}  # random bits of Ō and of O
     if variant.delta == "out_independent":
-        draws["out_unnormalized_for_delta"] = "out_for_delta"
+        draws[Stream.OUT_UNNORMALIZED_FOR_DELTA] = Stream.OUT_FOR_DELTA
     rounded = {stream: torch.zeros_like(q) for stream in draws}  # Ō
     per_block = variant.out_unnormalized_when == "per_block"
     before_product = variant.normalizer == "before_product"
-    tile = Tile(rows, rows, 0)
-    for tile in inputs.tiles(rows):
-        live = slice(tile.rows.start - rows.start, None)
-        s = inputs.scores(tile)
+    block = KeyBlock(rows, rows, 0)
+    for block in inputs.key_blocks(rows):
+        live = slice(block.rows.start - rows.start, None)
+        s = inputs.scores(block)
         old_shift, shift[..., live] = (
             shift[..., live].clone(),
             torch.maximum(shift[..., live], block_shift(s, variant)),
         )
         p_fp32 = exponential(s, shift[..., live, None], variant.fused_exponent)
         mass = p_fp32.sum(-1)
-        p = inputs.round("probs", p_fp32 / mass[..., None] if before_product else p_fp32, tile)
+        p = inputs.round("probs", p_fp32 / mass[..., None] if before_product else p_fp32, block)
         under_this_shift = torch.where(shift[..., live] > old_shift, 0, ones[..., live])
         ones[..., live] = under_this_shift + (p == 1).sum(-1, dtype=torch.int32)
         if variant.normalizer == "rounded":
             mass = p.sum(-1)
         rescale = exponential(old_shift[..., None], shift[..., live, None], fused=False)
         normalizer[..., live] = normalizer[..., live] * rescale[..., 0] + mass
-        product = p @ inputs.v[..., tile.keys, :]
+        product = p @ inputs.v[..., block.keys, :]
         exact[..., live, :] = exact[..., live, :] * rescale + product
         if per_block:
             for stream, total in rounded.items():
                 blocked = total[..., live, :] * rescale + product
-                total[..., live, :] = inputs.round("out_unnormalized", blocked, tile, features=True, stream=stream)
-    last = Tile(rows, tile.keys, 0)
+                total[..., live, :] = inputs.round("out_unnormalized", blocked, block, features=True, stream=stream)
+    last = KeyBlock(rows, block.keys, 0)
     if not per_block:
         for stream in draws:
             rounded[stream] = inputs.round("out_unnormalized", exact, last, features=True, stream=stream)
@@ -213,7 +215,7 @@ def delta_error(grad_out: Tensor, out: Tensor, error: DeltaError, noise: NoiseKe
     if error.kind != "noise":
         return sizes
     rows = torch.arange(out.shape[-2], device=out.device)[:, None]
-    negative = noise.words("delta_error", rows, torch.zeros_like(rows)).squeeze(-1) >> 31 == 1
+    negative = noise.words(Stream.DELTA_ERROR, rows, torch.zeros_like(rows)).squeeze(-1) >> 31 == 1
     return torch.where(negative, -sizes, sizes)
 
 
@@ -224,9 +226,9 @@ def _deltas(
     variant = inputs.variant
     if variant.exact_row_sum or variant.delta == "p_dp":
         delta, mass = torch.zeros_like(logsumexp), torch.zeros_like(logsumexp)
-        for tile, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
-            delta[..., tile.rows] += (p * grad_p).sum(-1)
-            mass[..., tile.rows] += p.sum(-1)
+        for block, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
+            delta[..., block.rows] += (p * grad_p).sum(-1)
+            mass[..., block.rows] += p.sum(-1)
         delta = delta / mass if variant.exact_row_sum else delta
     else:
         delta = (grad_out * (out_for_delta if variant.saves_out_for_delta else out.float())).sum(-1)
@@ -237,9 +239,9 @@ def _deltas(
     return erring if error.into != "grad_k" else delta, erring if error.into != "grad_q" else delta
 
 
-def _probs_and_grads(inputs: Inputs, grad_out: Tensor, logsumexp: Tensor) -> Iterator[tuple[Tile, Tensor, Tensor]]:
-    """P and dP of every tile, FP32."""
+def _probs_and_grads(inputs: Inputs, grad_out: Tensor, logsumexp: Tensor) -> Iterator[tuple[KeyBlock, Tensor, Tensor]]:
+    """P and dP of every block, FP32."""
     for rows in inputs.row_chunks():
-        for tile in inputs.tiles(rows):
-            _, p = inputs.probs(tile, logsumexp)
-            yield tile, p, grad_out[..., tile.rows, :] @ inputs.v[..., tile.keys, :].mT
+        for block in inputs.key_blocks(rows):
+            _, p = inputs.probs(block, logsumexp)
+            yield block, p, grad_out[..., block.rows, :] @ inputs.v[..., block.keys, :].mT

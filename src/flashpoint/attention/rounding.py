@@ -7,44 +7,20 @@ whatever follows is computed in FP32.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from flashpoint.attention.variant import BF16_BITS, Rounding
+from flashpoint.attention.choices import Rounding
+from flashpoint_kernels.codes import BF16_BITS, BLOCK_UNIT, STREAM_UNIT, Stream
 
 _FP32_BITS = 23
-Stream = Literal[
-    "scores",
-    "probs",
-    "out_unnormalized",
-    "out",
-    "grad_scores",
-    "probs_backward",
-    "out_unnormalized_for_delta",
-    "out_for_delta",
-    "delta_error",
-    "targets",
-]
-_STREAM: dict[Stream, int] = {
-    "scores": 0,
-    "probs": 1,
-    "out_unnormalized": 2,
-    "out": 3,
-    "grad_scores": 4,
-    "probs_backward": 5,
-    "out_unnormalized_for_delta": 6,
-    "out_for_delta": 7,
-    "delta_error": 8,
-    "targets": 9,
-}
 _WORD = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
 class NoiseKey:
-    """Where a head's random bits come from: the same key gives the same bits on every launch.
+    """The source of a head's random bits: the same key gives the same bits on every launch.
 
     Attributes:
         seed_and_step: [2] int64: the run's seed and the count of forward passes so far.
@@ -64,7 +40,7 @@ class NoiseKey:
         """Uniform 32-bit words.
 
         Args:
-            stream: what they are for; each is independent of the others.
+            stream: what they are for.
             rows: [R, 1] int64, positions of the queries.
             columns: [1, C] int64, positions of the keys, or features.
             block: number of the key block, for a value that is rounded once per block.
@@ -72,7 +48,7 @@ class NoiseKey:
         Returns:
             [B, H, R, C] int64 in [0, 2³²).
         """
-        last = torch.full_like(rows, self.layer | _STREAM[stream] << 12 | block << 16)
+        last = torch.full_like(rows, self.layer | stream * STREAM_UNIT | block * BLOCK_UNIT)
         sequences = torch.arange(self.n_sequences, device=rows.device)[:, None, None, None]
         head_numbers = sequences * self.n_head + self.heads[:, None, None]  # [B, H, 1, 1]
         counter = torch.broadcast_tensors(rows, columns, head_numbers, last)
@@ -80,26 +56,25 @@ class NoiseKey:
         return philox4x32(counter, (seed & _WORD, step & _WORD))[0]
 
 
-def round_mantissa(x: Tensor, rounding: Rounding, bits: int = BF16_BITS, noise: Tensor | None = None) -> Tensor:
-    """Round FP32 to values with ``bits`` explicit mantissa bits and FP32's exponents, kept in FP32.
+def round_mantissa(x: Tensor, rounding: Rounding, noise: Tensor | None = None) -> Tensor:
+    """Round FP32 to values with the explicit mantissa bits of ``rounding`` and FP32's exponents, kept in FP32.
 
     Args:
         x: any shape, float32.
         rounding: ``none`` returns ``x``; ``nearest`` is IEEE 754 round-half-to-even; ``stochastic`` moves
             away from zero with a probability equal to the discarded share of an ulp.
-        bits: 1 to 10; 7 gives BF16 values.
         noise: for ``stochastic``, uniform 32-bit words, int64, of the shape of ``x``. As many of their upper bits
             are added below the last kept bit as are discarded.
 
     Infinities and NaN stay what they are.
     """
-    if rounding == "none":
+    if rounding.mode == "none":
         return x
-    if rounding == "nearest" and bits == BF16_BITS:
+    if rounding.mode == "nearest" and rounding.bits == BF16_BITS:
         return x.to(torch.bfloat16).to(torch.float32)
-    discarded = _FP32_BITS - bits
+    discarded = _FP32_BITS - rounding.bits
     pattern = x.contiguous().view(torch.int32)
-    if rounding == "nearest":
+    if rounding.mode == "nearest":
         # Just under half an ulp, and the rest of it where the last kept bit is odd.
         offset = (1 << discarded - 1) - 1 + (pattern >> discarded & 1)
     else:

@@ -1,71 +1,32 @@
-"""The variant: the one word that configuration, model, kernels, run folder and report share."""
+"""The variant of the attention, shared by configuration, model, kernels, run folder and report."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
+from flashpoint.attention.choices import NEAREST, UNROUNDED, DeltaError, Rounding, distinct, take_rounding
 from flashpoint.typed import check_literals
+from flashpoint_kernels.codes import BF16_BITS
 
-Rounding = Literal["none", "nearest", "stochastic"]
 RoundingPoint = Literal["scores", "probs", "out_unnormalized", "out", "grad_scores"]
-BF16_BITS = 7
-"""Explicit mantissa bits of BF16."""
-_POINTS: dict[RoundingPoint, str] = {
+ROUNDING_POINTS: dict[RoundingPoint, str] = {
     "scores": "S", "probs": "P", "out_unnormalized": "Ō", "out": "O", "grad_scores": "dS"
 }  # fmt: skip
-"""What the paper calls them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeltaError:
-    """An error put into δ on purpose, after δ is computed: δ_i ← δ_i + size·|dO_i|₂·|O_i|₂·z.
-
-    Raises:
-        ValueError: a field has a value outside its range, or errors are described that ``kind=none`` does not make.
-    """
-
-    kind: Literal["none", "bias", "noise"] = "none"
-    """z: 1 for ``bias``; for ``noise`` a random sign, one draw a row, of zero mean and unit variance."""
-    size: float = 0.0
-    """Share of |dO_i|₂·|O_i|₂, the largest |δ_i| that these norms allow; O as the forward pass returned it."""
-    layers: tuple[int, ...] | None = None
-    """Layers, from 1, whose δ takes the error; None means all."""
-    into: Literal["both", "grad_q", "grad_k"] = "both"
-    """Which gradient is made with the δ that has the error: dQ and dK, or one of them, the other with δ as it was."""
-
-    def __post_init__(self) -> None:
-        check_literals(self, "attn.delta_error")
-        if not math.isfinite(self.size):
-            raise ValueError(f"attn.delta_error.size={self.size}: give a finite number")
-        if self.kind == "none" and (self.size or self.layers is not None or self.into != "both"):
-            raise ValueError("attn.delta_error.kind=none injects nothing, of whatever size: set it to bias or noise")
-        if self.layers is not None:
-            object.__setattr__(self, "layers", _distinct("delta_error.layers", self.layers))
-
-    def size_in(self, layer: int) -> float:
-        """``size`` in a layer, from 1, that takes the error, 0 in the others."""
-        return self.size if self.layers is None or layer in self.layers else 0.0
+"""The fields that hold a :class:`Rounding`, with what the paper calls the values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionVariant:
     """One value of every numerical choice of an attention. The defaults are FlashAttention-2's.
 
-    Rounding points (``none`` keeps FP32; ``nearest`` is to nearest even; ``stochastic`` adds a counter-based
-    random offset) and choices, in the notation of Qiu & Yao (arXiv 2510.04212):
+    Rounding points and choices, in the notation of Qiu & Yao (arXiv 2510.04212):
 
         S = α·QKᵀ,  m = rowmax(S) + shift,  P̄ = exp(S − m),  ℓ = rowsum(P̄),  Ō = P̄V,  O = Ō/ℓ,  L = m + ln ℓ
         δ = rowsum(dO∘O),  P = exp(S − L),  dP = dO·Vᵀ,  dS = α·P∘(dP − δ),  dQ = dS·K,  dK = dSᵀQ,  dV = PᵀdO
-
-    A rounding point's format has ``_bits`` explicit mantissa bits, 1 to 10, and BF16's and FP32's 8 bits of exponent:
-    7 is BF16, 10 is TF32, and each bit less doubles the ulp, 2^(⌊log2 |x|⌋ − bits). A value with more than 7 is
-    no BF16 number: it is held and multiplied in FP32. Where nothing is rounded the bits say nothing.
 
     Layers and heads are counted from 1, as in the paper.
 
@@ -79,24 +40,19 @@ class AttentionVariant:
     """``flash`` makes every choice below; ``sdpa`` is PyTorch's production kernel and makes none."""
 
     # Rounding points
-    scores: Rounding = "none"
+    scores: Rounding = UNROUNDED
     """S, forward and backward."""
-    scores_bits: int = BF16_BITS
-    probs: Rounding = "nearest"
+    probs: Rounding = NEAREST
     """P̄ as the operand of P̄V, and P as the operand of PᵀdO."""
-    probs_bits: int = BF16_BITS
-    out_unnormalized: Rounding = "none"
+    out_unnormalized: Rounding = UNROUNDED
     """Ō."""
-    out_unnormalized_bits: int = BF16_BITS
     out_unnormalized_when: Literal["final", "per_block"] = "final"
     """Round Ō once after the last key block, or after every key block (the paper's released code)."""
-    out: Rounding = "nearest"
-    """O. With ``none``, or more bits than BF16's, the attention returns FP32, and δ is of that; a projection under
-    autocast takes it in BF16 all the same."""
-    out_bits: int = BF16_BITS
-    grad_scores: Rounding = "nearest"
+    out: Rounding = NEAREST
+    """O. Where it does not fit BF16 the attention returns FP32, and δ is of that; a projection under autocast takes it
+    in BF16 all the same."""
+    grad_scores: Rounding = NEAREST
     """P∘(dP − δ) as the operand of dQ and dK, before the factor α, as FlashAttention-2 does."""
-    grad_scores_bits: int = BF16_BITS
 
     # Choices
     shift: Literal["rowmax", "offset", "dynamic_max"] = "rowmax"
@@ -115,7 +71,7 @@ class AttentionVariant:
     """δ from O as returned; from O of the same P̄ with Ō and O unrounded; rowsum(P∘dP); or rowsum(dO∘O′), where O′ is
     O of the same P̄ with random bits of its own in every stochastic rounding of Ō and O."""
     delta_error: DeltaError = field(default_factory=DeltaError)
-    """An error injected into δ, whatever ``delta`` and ``exact_row_sum`` make of it."""
+    """An error added to δ after ``delta`` and ``exact_row_sum`` have determined it."""
     exact_row_sum: bool = False
     """δ_i += Σ_j P_ij(dP_ij − δ_i) / Σ_j P_ij, which makes every row sum of dS zero up to FP32. That is
     Σ_j P_ij·dP_ij / Σ_j P_ij whatever δ was, so ``delta`` no longer matters."""
@@ -144,7 +100,6 @@ class AttentionVariant:
     def __post_init__(self) -> None:
         check_literals(self, "attn")
         self._check_selection_fields()
-        self._check_formats()
         if self.block_k is not None and self.block_k < 1:
             raise ValueError(f"attn.block_k={self.block_k}: give at least 1, or null for no tiling")
         if self.beta < 1:
@@ -155,25 +110,17 @@ class AttentionVariant:
             raise ValueError(f"attn.max_shift={self.max_shift}: give 0 or more, or null for no guard")
         if not -60 <= self.shift_offset <= 60:
             raise ValueError(f"attn.shift_offset={self.shift_offset}: beyond ±60 nats rows over- or underflow")
-        if self.delta == "out_independent" and "stochastic" not in (self.out_unnormalized, self.out):
+        if self.delta == "out_independent" and "stochastic" not in (self.out_unnormalized.mode, self.out.mode):
             raise ValueError(
                 "attn.delta=out_independent finds no stochastic rounding of Ō or O to draw again: set "
-                "attn.out_unnormalized=stochastic or attn.out=stochastic, or attn.delta=out"
+                "attn.out_unnormalized.mode=stochastic or attn.out.mode=stochastic, or attn.delta=out"
             )
         if self.center_grad_q and self.center_keys:
             raise ValueError("attn.center_grad_q=true: attn.center_keys=true centres dQ's keys already; choose one")
         if self.normalizer == "before_product" and self.block_k is not None:
             raise ValueError("attn.normalizer=before_product needs the whole row: set attn.block_k=null")
-        if not isinstance(self.delta_error, DeltaError):
-            raise ValueError(f"attn.delta_error={self.delta_error}: give kind, size and layers, each a key of its own")
         self._check_delta_error()
         object.__setattr__(self, "key", json.dumps(self.to_dict(), sort_keys=True))
-
-    def _check_formats(self) -> None:
-        for point in _POINTS:
-            bits = getattr(self, f"{point}_bits")
-            if not 1 <= bits <= 10:
-                raise ValueError(f"attn.{point}_bits={bits}: give 1 to 10 mantissa bits; {BF16_BITS} are BF16's")
 
     def _check_delta_error(self) -> None:
         if self.delta_error.kind == "none":
@@ -195,7 +142,7 @@ class AttentionVariant:
         for name in ("layers", "heads"):
             chosen = getattr(self, name)
             if chosen is not None:
-                object.__setattr__(self, name, _distinct(name, chosen))
+                object.__setattr__(self, name, distinct(name, chosen))
         selects = self.layers is not None or self.heads is not None
         if selects and self.elsewhere is None:
             raise ValueError(
@@ -211,8 +158,14 @@ class AttentionVariant:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> AttentionVariant:
-        """Inverse of :meth:`to_dict`; ``delta_error`` and ``elsewhere`` are nested mappings, the latter or None."""
+        """Inverse of :meth:`to_dict`; a field that is left out has its default, and so has a part of a rounding.
+
+        Raises:
+            ValueError: a field has a value outside its range, or two fields contradict each other.
+        """
         fields = dict(fields)
+        for point in ROUNDING_POINTS:
+            fields[point] = take_rounding(fields, point, _DEFAULTS[point])
         if isinstance(fields.get("delta_error"), dict):
             fields["delta_error"] = DeltaError(**fields["delta_error"])
         if isinstance(fields.get("elsewhere"), dict):
@@ -220,19 +173,47 @@ class AttentionVariant:
         return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values only: what the run folder stores."""
-        values = {choice.name: getattr(self, choice.name) for choice in dataclasses.fields(self) if choice.init}
-        nested = {
-            "delta_error": dataclasses.asdict(self.delta_error),
-            "elsewhere": self.elsewhere and self.elsewhere.to_dict(),
+        """Return plain values, as the run folder stores them; roundings and other fields with parts are mappings."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, AttentionVariant):
+                return value.to_dict()
+            return dataclasses.asdict(value) if isinstance(value, Rounding | DeltaError) else value
+
+        return {choice.name: plain(getattr(self, choice.name)) for choice in dataclasses.fields(self) if choice.init}
+
+    def in_formats_of(self, other: AttentionVariant) -> AttentionVariant:
+        """The same choices with the mantissa bits of ``other`` at every rounding point."""
+        formats = {
+            point: dataclasses.replace(getattr(self, point), bits=getattr(other, point).bits)
+            for point in ROUNDING_POINTS
         }
-        return {**values, **nested}
+        return dataclasses.replace(self, **formats)
 
     @property
     def effective_choices(self) -> dict[str, Any]:
-        """The values of :meth:`to_dict`, the name and those apart that say nothing beside the others."""
-        silent = {"name"} | {f"{point}_bits" for point in _POINTS if getattr(self, point) == "none"}
-        if self.out_unnormalized == "none":
+        """The choices that have an effect, without the name, as flat keys.
+
+        A rounding point has its mode under its name and, where it rounds, its bits under ``scores.bits``; the parts
+        of ``delta_error`` are ``delta_error.kind`` and so on.
+        """
+        choices: dict[str, Any] = {}
+        for name, value in self.to_dict().items():
+            if name in ROUNDING_POINTS:
+                choices[name] = value["mode"]
+                if value["mode"] != "none":
+                    choices[f"{name}.bits"] = value["bits"]
+            elif name == "delta_error":
+                choices |= {f"delta_error.{part}": of_part for part, of_part in value.items()}
+            else:
+                choices[name] = value
+        return {name: value for name, value in choices.items() if name not in self._silent}
+
+    @property
+    def _silent(self) -> set[str]:
+        """Return the fields that have no effect beside the others."""
+        silent = {"name"}
+        if self.out_unnormalized.mode == "none":
             silent.add("out_unnormalized_when")
         if self.shift != "offset":
             silent.add("shift_offset")
@@ -240,23 +221,23 @@ class AttentionVariant:
             silent |= {"beta", "tie_tolerance", "max_shift"}
         if self.exact_row_sum:
             silent.add("delta")
-        return {name: value for name, value in self.to_dict().items() if name not in silent}
+        return silent
 
     @property
     def injected(self) -> bool:
-        """Whether some δ carries an error put in on purpose, so that a run is an experiment on δ, not a numerics."""
+        """Whether some δ carries an injected error, so that a run is an experiment on δ."""
         injects = self.delta_error.kind != "none" and self.delta_error.size != 0
         return injects or (self.elsewhere is not None and self.elsewhere.injected)
 
     @property
     def title(self) -> str:
-        """The name that people read: with injected errors and with formats that are not BF16 it says so."""
+        """The name that people read. It shows injected errors and formats other than BF16."""
         variants = [self, *filter(None, [self.elsewhere])]
         formats = {
-            f"{symbol} of {bits} mantissa bit{'s' if bits > 1 else ''}": None  # each once, in this order
+            f"{symbol} of {rounding.bits} mantissa bit{'s' if rounding.bits > 1 else ''}": None  # each once, in order
             for variant in variants
-            for point, symbol in _POINTS.items()
-            if getattr(variant, point) != "none" and (bits := getattr(variant, f"{point}_bits")) != BF16_BITS
+            for point, symbol in ROUNDING_POINTS.items()
+            if (rounding := getattr(variant, point)).mode != "none" and rounding.bits != BF16_BITS
         }
         name = f"{self.name} injected" if self.injected else self.name
         return f"{name}, {', '.join(formats)}" if formats else name
@@ -264,7 +245,7 @@ class AttentionVariant:
     @property
     def returns_fp32(self) -> bool:
         """Whether O does not fit BF16."""
-        return self.out == "none" or self.out_bits > BF16_BITS
+        return not self.out.fits_bf16
 
     @property
     def saves_out_for_delta(self) -> bool:
@@ -300,12 +281,7 @@ class AttentionVariant:
         return ((self, selected), (self.elsewhere, others)) if others else ((self, selected),)
 
 
-def _distinct(name: str, numbers: Sequence[int]) -> tuple[int, ...]:
-    if not numbers or min(numbers) < 1 or len(set(numbers)) != len(numbers):
-        raise ValueError(f"attn.{name}={list(numbers)}: give distinct numbers counted from 1")
-    return tuple(numbers)
-
-
+_DEFAULTS: dict[str, Any] = {choice.name: choice.default for choice in dataclasses.fields(AttentionVariant)}
 Groups = tuple[tuple[AttentionVariant, tuple[int, ...]], ...]
 """The variants of one layer, at most two, each with its heads as indices from 0."""
 

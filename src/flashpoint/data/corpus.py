@@ -22,14 +22,14 @@ _LARGEST_CODE_FILE = 1_000_000  # beyond it files are tables and generated code
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 _TEXT_SUFFIXES = frozenset((".txt", ".jsonl", ".parquet"))
 _OPENWEBTEXT = "Skylion007/openwebtext"
-_OPENWEBTEXT_SHARD = 20_000
+OPENWEBTEXT_SHARD = 20_000
 
 
 class Shard(Protocol):
     """Part of a corpus that one process tokenises."""
 
     def documents(self) -> Iterator[str]:
-        """Its texts, always in the same order."""
+        """Yield the shard's texts, always in the same order."""
         ...
 
 
@@ -76,10 +76,10 @@ class CodeShard:
     paths: tuple[Path, ...]
     limits: tuple[int, ...]
     sha256: tuple[str, ...]
-    """Of the whole files, when they were chosen."""
+    """SHA-256 of each whole file at the time it was chosen."""
 
     def documents(self) -> Iterator[str]:
-        """Raises ``UserError`` at a file that is no longer the one that was chosen."""
+        """Yield each file's text. Raises ``UserError`` at a file that has changed since it was chosen."""
         for path, limit, sha256 in zip(self.paths, self.limits, self.sha256, strict=True):
             content = path.read_bytes() if path.is_file() else b""
             if hashlib.sha256(content).hexdigest() != sha256:
@@ -95,7 +95,7 @@ class OpenWebTextShard:
     stop: int
 
     def documents(self) -> Iterator[str]:
-        for row in _load_openwebtext().select(range(self.start, self.stop)):
+        for row in load_openwebtext().select(range(self.start, self.stop)):
             yield row["text"]
 
 
@@ -108,7 +108,7 @@ class TextShard:
     max_bytes: int | None
 
     def documents(self) -> Iterator[str]:
-        """Raises ``UserError`` naming the file, and the line if it has lines, that cannot be read."""
+        """Yield each document. Raises ``UserError`` with the file, and the line, that cannot be read."""
         left = self.max_bytes if self.max_bytes is not None else sys.maxsize
         try:
             for document in self._all_documents():
@@ -176,7 +176,7 @@ def _python_roots() -> list[Path]:
 
 
 def _python_corpus(roots: list[Path], max_bytes: int) -> Iterator[CodeShard]:
-    """Files in the order of the hash of their names, which mixes packages and needs no reading; no text twice."""
+    """Yield shards of files in the order of the hash of their names, which mixes packages; no text comes twice."""
     paths: list[Path] = []
     limits: list[int] = []
     digests: list[str] = []
@@ -223,7 +223,8 @@ def _code_files(roots: list[Path]) -> list[Path]:
 
 
 @lru_cache(maxsize=1)
-def _load_openwebtext() -> Any:
+def load_openwebtext() -> Any:
+    """The ``datasets.Dataset`` with a ``text`` a row; loaded once in a process."""
     from datasets import load_dataset
 
     try:
@@ -240,10 +241,10 @@ def _load_openwebtext() -> Any:
 
 
 def _openwebtext(max_bytes: int | None) -> Iterator[OpenWebTextShard]:
-    dataset = _load_openwebtext()
+    dataset = load_openwebtext()
     count = len(dataset) if max_bytes is None else _documents_within(dataset, max_bytes)
-    for start in range(0, count, _OPENWEBTEXT_SHARD):
-        yield OpenWebTextShard(start, min(start + _OPENWEBTEXT_SHARD, count))
+    for start in range(0, count, OPENWEBTEXT_SHARD):
+        yield OpenWebTextShard(start, min(start + OPENWEBTEXT_SHARD, count))
 
 
 def _documents_within(dataset: Any, max_bytes: int) -> int:
@@ -290,5 +291,5 @@ def _unreadable(error: OSError) -> UserError:
 
 
 def _brief(error: BaseException) -> str:
-    """Its message as one short line."""
+    """Return an error's message as one short line."""
     return " ".join(str(error).split())[:200]

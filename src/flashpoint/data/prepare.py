@@ -5,8 +5,6 @@ Everything is written into a folder beside the final one, which a rename makes v
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from flashpoint.config import DataConfig
 from flashpoint.data.corpus import Shard, source_identity, source_shards
@@ -25,12 +24,11 @@ from flashpoint.data.tokens import (
     SPLITS,
     TRAINED_TOKENIZER,
     TokenDataset,
-    file_sha256,
     fingerprint,
     open_tokens,
 )
 from flashpoint.errors import UserError
-from flashpoint.run_folder import write_json
+from flashpoint.files import file_sha256, write_json
 
 _PIECE = 1 << 22  # tokens held in memory at once while joining
 
@@ -47,7 +45,7 @@ def prepare(config: DataConfig) -> TokenDataset:
         return open_tokens(final)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(final.parent / f".{final.name}.lock"):
+        with FileLock(final.parent / f".{final.name}.lock"):
             if not final.exists():  # another process may have prepared it while this one waited
                 _prepare(config, request, final)
     except OSError as error:
@@ -108,7 +106,7 @@ def _prepare(config: DataConfig, request: dict[str, Any], final: Path) -> None:
 
 
 def _trained(shards: list[Shard], vocab_size: int, folder: Path) -> Path:
-    """The tokeniser of these very shards: an earlier attempt's if it is whole, else a new one."""
+    """Return the tokeniser trained on these shards: that of an earlier attempt if it is whole, else a new one."""
     path, record_path = folder / TRAINED_TOKENIZER, folder / f"{TRAINED_TOKENIZER}.record"
     record, corpus = read_record(record_path), digest([repr(shard) for shard in shards])
     if record.get("corpus") != corpus or not is_whole(path, record):
@@ -162,11 +160,3 @@ def _pieces(path: Path) -> Iterator[np.ndarray]:
     with path.open("rb") as file:
         while len(piece := np.fromfile(file, "<u2", _PIECE)):
             yield piece
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an advisory lock, which a process that dies releases. The file stays: a waiting process has it open."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

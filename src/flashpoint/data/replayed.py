@@ -16,7 +16,7 @@ from flashpoint.errors import UserError
 
 @dataclass(frozen=True)
 class ReplayedOrder:
-    """The tape's order, and past its end the order that the original would have gone on with."""
+    """The tape's batch order, and after its end the order that the original would have continued with."""
 
     tape: Tape
     beyond: BatchOrder
@@ -26,7 +26,7 @@ class ReplayedOrder:
 
 
 def check_replay(taped: TapeHeader, here: TapeHeader, tokens: TokenDataset) -> None:
-    """Refuse what would not be the same batches from the same start.
+    """Refuse a replay whose batches or initial weights would differ from the tape's.
 
     Raises:
         UserError: naming the first field that differs.

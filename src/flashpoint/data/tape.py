@@ -35,7 +35,7 @@ _DIGEST_BYTES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class TapeHeader:
-    """What must be equal for the records to mean the same sequences and the same start."""
+    """The facts under which the records mean the same sequences and the same initial weights."""
 
     data_fingerprint: str
     context: int
@@ -46,7 +46,7 @@ class TapeHeader:
     sequences: int
     """Per micro-batch and rank."""
     seed: int
-    """Of the initial weights and of the order."""
+    """The seed of the initial weights and of the batch order."""
     initial_weights: str
     """Digest of the initial weights."""
 
@@ -130,9 +130,9 @@ class Tape:
     path: Path
     header: TapeHeader
     records: NDArray[np.uint32]
-    """[steps, micro-batches, ranks, sequences]."""
+    """Window numbers [steps, micro-batches, ranks, sequences]."""
     digest: str
-    """Of the file."""
+    """SHA-256 chain over all entries of the file."""
 
     @property
     def steps(self) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
+from flashpoint.files import file_sha256
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "val")
@@ -29,14 +30,14 @@ class TokenDataset:
 
     path: Path
     train: NDArray[np.uint16]
-    """[n] memory map, read-only."""
+    """Token ids [n], a read-only memory map."""
     val: NDArray[np.uint16]
-    """[n] memory map, read-only."""
+    """Token ids [n], a read-only memory map."""
     sidecar: dict[str, Any]
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below it."""
+        """The size of the vocabulary; token ids are below it."""
         return int(self.sidecar["tokenizer"]["vocab_size"])
 
     @property
@@ -48,12 +49,6 @@ class TokenDataset:
 def fingerprint(train_sha256: str, val_sha256: str) -> str:
     """SHA-256, hex, of the two files' SHA-256 digests (raw bytes, train first)."""
     return hashlib.sha256(bytes.fromhex(train_sha256) + bytes.fromhex(val_sha256)).hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    """Hex digest of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def open_tokens(path: Path) -> TokenDataset:

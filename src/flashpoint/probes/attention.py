@@ -20,7 +20,7 @@ _SAMPLED_TOKENS = 256
 
 
 class Probe:
-    """Measures one thing; made once a run."""
+    """Measures one thing. A run makes one object of each probe."""
 
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
         """Metrics by name, each [L, H], of an observed step (shapes: :mod:`flashpoint.probes.observation`)."""
@@ -212,7 +212,7 @@ def _share(matrix: Tensor, along: Tensor) -> Tensor:
 
 
 def _by_row(x: Tensor) -> Tensor:
-    """[L, N, H, T, …] as [L, H, N·T, …]."""
+    """Return values [L, N, H, T, …] as [L, H, N·T, …]."""
     return x.transpose(1, 2).flatten(2, 3)
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flashpoint.attention.dispatch import delta_error, flash_forward_op, row_statistics, whole_scores
+from flashpoint.attention.dispatch import delta_error, flash_fwd, row_statistics, whole_scores
 from flashpoint.attention.reference import centered_keys
 from flashpoint.attention.variant import AttentionVariant
 
@@ -97,7 +97,7 @@ class Observation:
 
     @cached_property
     def ones(self) -> Tensor:
-        """[L, N, H, T] int32: P̄ that entered P̄V as exactly 1."""
+        """How many P̄ of a row entered P̄V as exactly 1, [L, N, H, T] int32."""
 
         def of_layer(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return row_statistics(q, k, v, self.variant, layer=layer, seed_and_step=self.seed_and_step)[1]
@@ -130,14 +130,16 @@ class Observation:
 
     def _forward_of(self, variant: AttentionVariant) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         layers = enumerate(zip(self.q, self.k, self.v, strict=True), 1)
-        return [flash_forward_op(*tensors, self.seed_and_step, variant.key, layer) for layer, tensors in layers]
+        return [
+            flash_fwd(*tensors, variant, layer=layer, seed_and_step=self.seed_and_step) for layer, tensors in layers
+        ]
 
     def _by_layer(self, compute: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         layers = zip(self.q, self.k, self.v, strict=True)
         return torch.stack([compute(layer, *tensors) for layer, tensors in enumerate(layers, 1)])
 
     def _where_it_runs(self, compute: Callable[[AttentionVariant], Tensor]) -> Tensor:
-        """What each variant computes [L, N, H, …], in the layers and heads that it runs in."""
+        """Return what each variant computes [L, N, H, …] in the layers and heads in which it runs."""
         L, _, H = self.q.shape[:3]
         places: dict[AttentionVariant, list[tuple[int, int]]] = {}
         for layer in range(L):

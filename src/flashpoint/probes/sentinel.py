@@ -45,7 +45,7 @@ class Sentinel:
         """The first head that broke the rule, and when."""
 
     def update(self, step: int, norms: ArrayLike) -> HeadGrowth | None:
-        """Take the norms [n_layer, n_head] at ``step``; the warning, at the step at which it is raised."""
+        """Take the norms [n_layer, n_head] at ``step``; return the warning if this step raises it."""
         if step < self._warmup_steps:
             return None
         latest = np.asarray(norms, np.float64)
@@ -59,7 +59,7 @@ class Sentinel:
         return self.warning
 
     def hottest(self, count: int) -> list[HeadGrowth]:
-        """The heads that grew most over :data:`LOOKBACK` steps, largest growth first; none before there are as many."""
+        """Return the heads that grew most over :data:`LOOKBACK` steps, largest growth first; none before that step."""
         if not self._history or self._history[0][0] > self._history[-1][0] - LOOKBACK:
             return []
         (_, before), (step, latest) = self._history[0], self._history[-1]

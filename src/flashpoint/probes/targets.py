@@ -4,7 +4,7 @@ Drawn from the prediction that the rounded O makes, the targets know of O's erro
 Drawn from that of an unrounded O they do not, as the data does not: then E[dO·ε] = E[εᵀHε], H the second derivative of
 the loss by O, of which the Gauss–Newton part holds no targets. That part is what the gradients of tokens drawn from the
 model vary by (Fisher's identity): so N·dO·ε, the nats by which ε changes the loss summed over the step's N tokens, has
-the mean that its square has with the first kind of targets (docs/mechanism.md).
+the mean that its square has with the first kind of targets (docs/findings/mechanism.md).
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flashpoint.attention.choices import UNROUNDED
 from flashpoint.attention.rounding import NoiseKey
 from flashpoint.attention.variant import AttentionVariant
 from flashpoint.model import GPT, Block
+from flashpoint_kernels.codes import Stream
 
 
 def with_unrounded_out(model: GPT) -> GPT:
@@ -46,7 +48,7 @@ def draw(logits: Tensor, seed_and_step: Tensor) -> Tensor:
     N, T, V = logits.shape
     rows, columns = (torch.arange(size, device=logits.device) for size in (T, V))
     key = NoiseKey(seed_and_step, layer=0, heads=torch.zeros_like(rows[:1]), n_head=1, n_sequences=N)
-    words = key.words("targets", rows[:, None], columns[None])[:, 0]
+    words = key.words(Stream.TARGETS, rows[:, None], columns[None])[:, 0]
     uniform = (words.double() + 0.5) / 2**32
     return (logits.double() - (-uniform.log()).log()).argmax(-1)
 
@@ -66,6 +68,6 @@ class _FP32Input(nn.Linear):
 def _with_unrounded_out(variant: AttentionVariant) -> AttentionVariant:
     elsewhere = variant.elsewhere and _with_unrounded_out(variant.elsewhere)
     if variant.kernel == "sdpa":  # FlashAttention-2's numerics
-        return AttentionVariant(out="none", layers=variant.layers, heads=variant.heads, elsewhere=elsewhere)
+        return AttentionVariant(out=UNROUNDED, layers=variant.layers, heads=variant.heads, elsewhere=elsewhere)
     delta = "out" if variant.delta == "out_independent" else variant.delta
-    return dataclasses.replace(variant, out_unnormalized="none", out="none", delta=delta, elsewhere=elsewhere)
+    return dataclasses.replace(variant, out_unnormalized=UNROUNDED, out=UNROUNDED, delta=delta, elsewhere=elsewhere)

@@ -1,61 +1,18 @@
-"""Several roundings on the same weights: is the bias of δ one factor times the square of its noise?"""
+"""Figure of several roundings on the same weights: the bias of δ against the square of its noise."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flashpoint.report.bias import Relative, Window
-from flashpoint.report.figures import colour
-from flashpoint.report.intervals import mean_interval
-from flashpoint.report.series import RecordedRun
+from flashpoint.analysis.bias_law import Point
+from flashpoint.report.colours import colour
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MARKERS = "osD^P*X<>hp"
-
-
-@dataclass(frozen=True)
-class Point:
-    """One run's hottest layer, in the unit of injected errors."""
-
-    run: RecordedRun
-    bias: float
-    half: float
-    """Half of the bias' 95 % interval over the observed steps, Student's t; 0 for one step."""
-    variance: float
-    """Square of the noise."""
-
-    @classmethod
-    def of(cls, run: RecordedRun, window: Window) -> Point:
-        """Raises UserError where the run has not measured the error of δ."""
-        one = Relative.of(run, "delta_error", window).layers([run.hottest_layer])
-        bias, half = mean_interval(one.biases.mean((0, 1)))
-        return cls(run, bias, half or 0.0, one.variance)
-
-    @property
-    def independent(self) -> bool:
-        """Whether δ is independent of the error of the O that the loss sees, so that curvature expects no bias."""
-        return self.run.attention.delta == "out_independent"
-
-    @property
-    def factor(self) -> float:
-        """Bias / noise²."""
-        return self.bias / self.variance
-
-
-def by_weights(runs: Sequence[RecordedRun], window: Window) -> dict[str, list[Point]]:
-    """Points of the runs that branched off at one step of one run, under these; others under their own names."""
-    groups: dict[str, list[Point]] = {}
-    for run in runs:
-        name = f"step {run.origin[1]:,} of {Path(run.origin[0]).name}" if run.origin else run.name
-        groups.setdefault(name, []).append(Point.of(run, window))
-    return groups
 
 
 def draw_law(groups: dict[str, list[Point]]) -> Figure:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashpoint.report.axes import set_log_scale
-from flashpoint.report.series import RecordedRun
-from flashpoint.run_folder import RunFolder
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.recorded import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ def draw_curves(folder: RunFolder) -> Path:
     """
     from matplotlib.figure import Figure  # matplotlib takes half a second to import
 
-    run = RecordedRun(folder)
+    run = Run.of_folder(folder)
     figure = Figure(figsize=(10, 9), dpi=120, layout="constrained")
     axes = figure.subplots(3, 1, sharex=True)
     _draw_loss(axes[0], run)
@@ -43,7 +43,7 @@ def draw_curves(folder: RunFolder) -> Path:
     return folder.figure
 
 
-def _draw_loss(panel: Axes, run: RecordedRun) -> None:
+def _draw_loss(panel: Axes, run: Run) -> None:
     if "loss" in run.columns:
         panel.plot(*run.columns["loss"], color="0.75", linewidth=0.8, label="training")
     if smoothed := run.smoothed("loss"):
@@ -55,14 +55,14 @@ def _draw_loss(panel: Axes, run: RecordedRun) -> None:
         panel.legend(frameon=False)
 
 
-def _draw_grad_norm(panel: Axes, run: RecordedRun) -> None:
+def _draw_grad_norm(panel: Axes, run: Run) -> None:
     if "grad_norm" in run.columns:
         panel.plot(*run.columns["grad_norm"], color="C0", linewidth=0.8)
         set_log_scale(panel)
     panel.set_ylabel("gradient norm")
 
 
-def _draw_norms(panel: Axes, run: RecordedRun) -> None:
+def _draw_norms(panel: Axes, run: Run) -> None:
     if series := run.by_head("w_q_spectral_norm"):
         steps, norms = series
         for layer, largest in enumerate(norms.max(1), 1):
@@ -74,7 +74,7 @@ def _draw_norms(panel: Axes, run: RecordedRun) -> None:
     panel.set_ylabel("W_Q spectral norm\n(largest head)")
 
 
-def _title(run: RecordedRun) -> str:
+def _title(run: Run) -> str:
     model = run.config["model"]
     onset = "" if run.onset is None else f" at step {run.onset:,}"
     return (

@@ -16,21 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.report.axes import set_log_scale
-from flashpoint.report.series import RecordedRun, Series
+from flashpoint.report.colours import colour
+from flashpoint.runs.metrics import Series
+from flashpoint.runs.recorded import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-_VARIANTS = (
-    "flash_bf16", "flash_fp32", "flash_fixed", "flash_centered", "flash_stochastic", "flash_exact_rowsum",
-    "flash_delta_pdp", "flash_delta_fp32", "flash_fp32_out", "flash_untiled", "flash_per_block", "standard", "sdpa",
-    "flash_independent_delta", "flash_centered_grad", "flash_fixed_paper", "flash_unrounded_out",
-)  # fmt: skip
-_COLOURS = (
-    "#d62728", "#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22",
-    "#aec7e8", "#98df8a", "#c49c94", "#c5b0d5", "#ffbb78", "#b15928", "#393b79",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,20 +34,15 @@ class Panel:
     question: str
     claim: str
     """What the paper says."""
-    draw: Callable[[Sequence[RecordedRun]], Figure | None]
-    """None where no run has measured it."""
+    draw: Callable[[Sequence[Run]], Figure | None]
+    """Draws the figure; returns None if no run has measured its metric."""
 
 
-def colour(variant: str) -> str:
-    """The variant's, black for one of the user's own."""
-    return dict(zip(_VARIANTS, _COLOURS, strict=True)).get(variant, "black")
-
-
-def _heading(run: RecordedRun) -> str:
+def _heading(run: Run) -> str:
     return textwrap.fill(run.label, 60)  # a longer line leaves the panels no room
 
 
-def draw_losses(runs: Sequence[RecordedRun]) -> Figure | None:
+def draw_losses(runs: Sequence[Run]) -> Figure | None:
     """Training loss and gradient norm of all runs over one another."""
     figure, axes = _panels(2, 1, sharex=True)
     for run in runs:
@@ -73,34 +60,34 @@ def draw_losses(runs: Sequence[RecordedRun]) -> Figure | None:
     return _finished(figure, axes)
 
 
-def draw_layers(runs: Sequence[RecordedRun]) -> Figure | None:
+def draw_layers(runs: Sequence[Run]) -> Figure | None:
     """Largest W_Q spectral norm of each layer."""
 
     return _by_layer(runs, "w_q_spectral_norm", "W_Q spectral norm, largest head", lambda norms: norms.max(1), log=True)
 
 
-def draw_bias(runs: Sequence[RecordedRun]) -> Figure | None:
+def draw_bias(runs: Sequence[Run]) -> Figure | None:
     """Bias of δ against the exact row sum by layer, in the unit |dO|·|O| of injected errors, summed over the steps."""
     axis = "cumulative bias of δ, mean over heads"
     return _by_layer(runs, "row_sum_relative_bias", axis, lambda biases: biases.mean(1).cumsum(1))
 
 
-def draw_heads(runs: Sequence[RecordedRun]) -> Figure | None:
+def draw_heads(runs: Sequence[Run]) -> Figure | None:
     """W_Q spectral norm of each head of the hottest layer."""
     return _heads_of_hottest(runs, "w_q_spectral_norm", "W_Q spectral norm", log=True)
 
 
-def draw_cumulative(runs: Sequence[RecordedRun]) -> Figure | None:
+def draw_cumulative(runs: Sequence[Run]) -> Figure | None:
     """Σ (δ_lp − δ_hp), summed over the observed steps."""
     return _heads_of_hottest(runs, "delta_error_cumulative", "cumulative Σ (δ_lp − δ_hp)")
 
 
-def draw_scores(runs: Sequence[RecordedRun]) -> Figure | None:
+def draw_scores(runs: Sequence[Run]) -> Figure | None:
     """Mean |S| of each head of the hottest layer."""
     return _heads_of_hottest(runs, "score_mean", "mean |S|, nats", log=True)
 
 
-def draw_heat_map(runs: Sequence[RecordedRun]) -> Figure | None:
+def draw_heat_map(runs: Sequence[Run]) -> Figure | None:
     """W_Q spectral norm of every head over steps."""
     from matplotlib.colors import LogNorm
 
@@ -125,7 +112,7 @@ def draw_heat_map(runs: Sequence[RecordedRun]) -> Figure | None:
     return figure
 
 
-def draw_metrics(runs: Sequence[RecordedRun], titles: dict[str, str]) -> Figure | None:
+def draw_metrics(runs: Sequence[Run], titles: dict[str, str]) -> Figure | None:
     """The hottest layer's heads: a row of panels for each metric, with its title, and a column for each run."""
     measured = [run for run in runs if any(run.by_head(name) for name in titles)]
     if not measured:
@@ -222,16 +209,16 @@ def _finished(figure: Figure, axes: np.ndarray) -> Figure:
     return figure
 
 
-def _mark_onset(panel: Axes, run: RecordedRun, line_colour: str) -> None:
+def _mark_onset(panel: Axes, run: Run, line_colour: str) -> None:
     if run.onset is not None:
         panel.axvline(run.onset, color=line_colour, linestyle="--", linewidth=1)
 
 
 def _side_by_side(
-    runs: Sequence[RecordedRun],
+    runs: Sequence[Run],
     name: str,
     axis: str,
-    draw: Callable[[Axes, RecordedRun, Series], None],
+    draw: Callable[[Axes, Run, Series], None],
     *,
     log: bool = False,
 ) -> Figure | None:
@@ -250,7 +237,7 @@ def _side_by_side(
 
 
 def _by_layer(
-    runs: Sequence[RecordedRun],
+    runs: Sequence[Run],
     name: str,
     axis: str,
     of_layers: Callable[[NDArray[np.float64]], NDArray[np.float64]],
@@ -259,7 +246,7 @@ def _by_layer(
 ) -> Figure | None:
     """``of_layers`` makes of values [n_layer, n_head, n] one curve a layer, [n_layer, n]."""
 
-    def draw(panel: Axes, run: RecordedRun, series: Series) -> None:
+    def draw(panel: Axes, run: Run, series: Series) -> None:
         steps, values = series
         for layer, of_layer in enumerate(of_layers(values), 1):
             hot = layer == run.hottest_layer
@@ -276,8 +263,8 @@ def _draw_heads(panel: Axes, series: Series, layer: int) -> None:
         panel.plot(steps, of_head, linewidth=1.2, label=f"layer {layer}, head {head}")
 
 
-def _heads_of_hottest(runs: Sequence[RecordedRun], name: str, axis: str, *, log: bool = False) -> Figure | None:
-    def draw(panel: Axes, _run: RecordedRun, series: Series) -> None:
+def _heads_of_hottest(runs: Sequence[Run], name: str, axis: str, *, log: bool = False) -> Figure | None:
+    def draw(panel: Axes, _run: Run, series: Series) -> None:
         _draw_heads(panel, series, runs[0].hottest_layer)
         if series[1].shape[1] <= 8:
             panel.legend(frameon=False, fontsize=7)

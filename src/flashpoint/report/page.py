@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashpoint.report.figures import PANELS, Panel
-from flashpoint.report.series import RecordedRun
+from flashpoint.runs.recorded import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +30,7 @@ p, figcaption { max-width: 45rem; } figcaption, footer { font-size: .85rem; colo
 """
 
 
-def write_report(runs: Sequence[RecordedRun], folder: Path) -> Path:
+def write_report(runs: Sequence[Run], folder: Path) -> Path:
     """Write ``report.html`` and ``figures/*.png``.
 
     Args:
@@ -45,18 +45,31 @@ def write_report(runs: Sequence[RecordedRun], folder: Path) -> Path:
         OSError: the folder cannot be written.
     """
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    sections, missing = [], []
-    for panel in PANELS:
-        figure = panel.draw(runs)
-        if figure is None:
-            missing.append(panel.question)
-            continue
-        image = _png(figure)
+    images = _images(runs)
+    for panel, image in images.items():
         (folder / "figures" / f"{panel.key}.png").write_bytes(image)
-        sections.append(_section(panel, image))
-    page = folder / "report.html"
-    page.write_text(_page(runs, sections, missing), encoding="utf-8")
-    return page
+    written = folder / "report.html"
+    written.write_text(_page(runs, images, with_files=True), encoding="utf-8")
+    return written
+
+
+def page(runs: Sequence[Run], reload_seconds: float | None = None) -> str:
+    """The report as one HTML page with its figures inside.
+
+    Args:
+        runs: in the order in which they are shown; they may still be under way.
+        reload_seconds: after which a browser loads the page again; None is never.
+
+    Raises:
+        UserError: a run's files are missing or damaged.
+    """
+    return _page(runs, _images(runs), reload_seconds)
+
+
+def _images(runs: Sequence[Run]) -> dict[Panel, bytes]:
+    """PNG files of the panels that these runs have measured."""
+    drawn = ((panel, panel.draw(runs)) for panel in PANELS)
+    return {panel: _png(figure) for panel, figure in drawn if figure is not None}
 
 
 def _png(figure: Figure) -> bytes:
@@ -65,50 +78,58 @@ def _png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _section(panel: Panel, image: bytes) -> str:
+def _section(panel: Panel, image: bytes, *, with_files: bool) -> str:
+    file = f" File: figures/{panel.key}.png." if with_files else ""
     source = base64.b64encode(image).decode()
     return (
         f'<section id="{panel.key}"><h2>{escape(panel.question)}</h2><figure>'
         f'<img alt="{escape(panel.question)}" src="data:image/png;base64,{source}">'
-        f"<figcaption>The paper says: {escape(panel.claim)}. File: figures/{panel.key}.png.</figcaption>"
+        f"<figcaption>The paper says: {escape(panel.claim)}.{file}</figcaption>"
         "</figure></section>"
     )
 
 
-def _page(runs: Sequence[RecordedRun], sections: Sequence[str], missing: Sequence[str]) -> str:
-    tapes = {run.outcome["tape_digest"] for run in runs}
+def _page(
+    runs: Sequence[Run], images: Mapping[Panel, bytes], reload_seconds: float | None = None, *, with_files: bool = False
+) -> str:
+    ended = [run for run in runs if run.ended]
+    tapes = f", {_count(len({run.outcome['tape_digest'] for run in ended}), 'tape')}" if len(ended) == len(runs) else ""
     starts = {run.manifest["initial_weights"] for run in runs}
     same = "the same initial weights" if len(starts) == 1 else "different initial weights"
+    missing = [panel.question for panel in PANELS if panel not in images]
     unmeasured = f"<p>Not measured by these runs: {escape('; '.join(missing))}</p>" if missing else ""
+    reload = f'<meta http-equiv="refresh" content="{reload_seconds:g}">' if reload_seconds else ""
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">{reload}
 <title>flashpoint: {escape(", ".join(run.name for run in runs))}</title><style>{_STYLE}</style></head><body>
-<h1>{escape("; ".join(_headline(run) for run in runs))}</h1>
+<h1>{escape("; ".join(f"{run.title} {run.verdict}" for run in runs))}</h1>
 <div class="scroll"><table><thead><tr><th>run</th><th>attention</th><th>outcome</th><th>steps</th><th>seed</th>
 <th>model</th><th>hardware and versions</th><th>digest</th></tr></thead>
 <tbody>{"".join(_row(run) for run in runs)}</tbody></table></div>
-<p>{len(runs)} run(s) with {same}; {len(tapes)} tape(s). n = 1 a row: one run is no rate. Layers and heads count from 1,
-in text, figures and the names of metrics; a dashed line is the onset. Of heads those of layer {runs[0].hottest_layer}
-are shown, where the first run's W_Q norm is highest at the onset.</p>
-{"".join(sections)}
-{unmeasured}<footer>Written by scripts/report.py from the runs' own records.</footer></body></html>
+<p>{_count(len(runs), "run")} with {same}{tapes}. Each row is one run (n = 1): one run is no rate.
+Layers and heads count from 1. A dashed line is the onset.
+Figures of single heads show layer {runs[0].hottest_layer}: there W_Q of the first run is largest.</p>
+{"".join(_section(panel, image, with_files=with_files) for panel, image in images.items())}
+{unmeasured}<footer>Written by <code>flashpoint report</code> from the runs' own files.</footer></body></html>
 """
 
 
-def _headline(run: RecordedRun) -> str:
-    at = "" if run.onset is None else f" at step {run.onset:,}"
-    return f"{run.title} {run.outcome['outcome']}{at}"
-
-
-def _row(run: RecordedRun) -> str:
+def _row(run: Run) -> str:
     model, environment = run.config["model"], run.manifest["environment"]
-    onset = "" if run.onset is None else f", onset {run.onset:,}"
     shape = f"{model['n_layer']} × {model['d_model']}, {model['n_head']} heads, T {model['context']}"
     place = f"{run.manifest['hardware']}, torch {environment['torch']}, {run.manifest['started'][:10]}"
-    verdict = run.outcome["outcome"]
-    cells = [run.name, run.title, None, f"{run.outcome['step']:,}", run.config["seed"], shape, place]
-    html = "".join(
-        f'<td class="{verdict}">{verdict}{onset}</td>' if cell is None else f"<td>{escape(str(cell))}</td>"
-        for cell in cells
-    )
-    return f"<tr>{html}<td><code>{run.outcome['digest']}</code></td></tr>"
+    kind, digest = "", ""
+    steps = f"{int(run.columns['loss'][0][-1]) + 1:,} so far" if "loss" in run.columns else ""
+    if run.ended:
+        kind, steps, digest = run.outcome["outcome"], f"{run.outcome['step']:,}", run.outcome["digest"]
+    before, after = ([run.name, run.title], [steps, run.config["seed"], shape, place])
+    verdict = f'<td class="{kind}">{escape(run.verdict)}</td>'
+    return f"<tr>{_cells(before)}{verdict}{_cells(after)}<td><code>{digest}</code></td></tr>"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _cells(values: Sequence[object]) -> str:
+    return "".join(f"<td>{escape(str(value))}</td>" for value in values)

@@ -1,157 +1,19 @@
-"""How long runs of a variant last: Kaplan–Meier curves of the onset step, their intervals, and the log-rank test.
-
-A run that ended without an explosion is censored at its length: it says only that the onset is not before.
-"""
+"""Figures of how long runs last: Kaplan–Meier curves, and the median onset against a setting."""
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flashpoint.errors import UserError
-from flashpoint.report.figures import colour
-from flashpoint.report.intervals import CONFIDENCE, clopper_pearson
-from flashpoint.report.series import RecordedRun
+from flashpoint.analysis.response import Dose, is_quantity
+from flashpoint.analysis.survival import Lifetimes
+from flashpoint.report.colours import colour
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from scipy.stats import CensoredData
-
-_EPS = 1e-9  # the shares are products of fractions
-OPTIMISATION = (
-    "lr", "min_lr_ratio", "decay_steps", "warmup_steps", "batch_size", "beta1", "beta2", "eps", "weight_decay",
-    "grad_clip",
-)  # fmt: skip
-"""Settings of the training that make an experiment; its length, records and device do not."""
-
-VERDICT = ("window", "margin", "hold_steps")
-"""Settings of the detector that define the onset."""
-
-
-@dataclass(frozen=True)
-class Lifetimes:
-    """Runs of one variant."""
-
-    label: str
-    variant: str
-    onsets: NDArray[np.int64]
-    """Steps at which runs exploded, or their numbers ceased to be finite."""
-    censored: NDArray[np.int64]
-    """Lengths of the runs that did not."""
-    setting: str = ""
-    """In what their experiment differs from the usual one of those at hand."""
-
-    @property
-    def count(self) -> int:
-        return len(self.onsets) + len(self.censored)
-
-    @property
-    def median_onset(self) -> float | None:
-        """Step by which half of the runs have exploded by the Kaplan–Meier estimate; None where it is not reached.
-
-        Where the curve stays at one half until the next explosion, the middle of the two, as R's ``survfit`` has it.
-        """
-        if not len(self.onsets):
-            return None
-        steps, share, *_ = self.curve()
-        reached, below = _first_step(steps, share <= 0.5 + _EPS), _first_step(steps, share < 0.5 - _EPS)
-        return reached if reached is None or below is None else (reached + below) / 2
-
-    def median_interval(self) -> tuple[float | None, float | None]:
-        """Steps at which the curve's interval passes one half (Brookmeyer & Crowley 1982); None where not reached."""
-        if not len(self.onsets):
-            return None, None
-        steps, _, low, high = self.curve()
-        return _first_step(steps, low <= 0.5 + _EPS), _first_step(steps, high <= 0.5 + _EPS)
-
-    def exploded_interval(self) -> tuple[float, float]:
-        """Clopper–Pearson interval of the share of runs that exploded within the lengths they were given."""
-        return clopper_pearson(len(self.onsets), self.count)
-
-    def curve(self) -> tuple[NDArray[np.float64], ...]:
-        """Steps, share of runs still stable, and the lower and upper end of its log-log interval, from step 0 on."""
-        from scipy.stats import ecdf
-
-        function = ecdf(self.data()).sf
-        with warnings.catch_warnings():  # where all runs are stable, or none, the formula has no answer
-            warnings.simplefilter("ignore", RuntimeWarning)
-            interval = function.confidence_interval(CONFIDENCE, method="log-log")
-        steps, share = np.r_[0.0, function.quantiles], np.r_[1.0, function.probabilities]
-        low, high = (np.r_[1.0, end.probabilities] for end in (interval.low, interval.high))
-        low = np.where(np.isnan(low), np.where(share == 1, 1.0, 0.0), low)
-        for at in np.flatnonzero(np.isnan(high)):
-            high[at] = high[at - 1]  # the last that is known, from 1 on
-        return steps, share, low, high
-
-    def data(self) -> CensoredData:
-        """As SciPy takes them."""
-        from scipy.stats import CensoredData
-
-        return CensoredData(uncensored=self.onsets, right=self.censored)
-
-
-def by_variant(runs: Sequence[RecordedRun]) -> list[Lifetimes]:
-    """Lifetimes of the groups of :func:`grouped`."""
-    return [lifetimes(label, setting, members) for (setting, label), members in grouped(runs).items()]
-
-
-def grouped(runs: Sequence[RecordedRun]) -> dict[tuple[str, str], list[RecordedRun]]:
-    """Runs by setting, where it is not the usual one, and by attention, in the order of the first of each."""
-    usual = usual_settings(runs)
-    groups: dict[tuple[str, str], list[RecordedRun]] = {}
-    for run in runs:
-        setting = " ".join(differing(settings_of(run), [usual]))
-        groups.setdefault((setting, _label(run, runs)), []).append(run)
-    return groups
-
-
-def usual_settings(runs: Sequence[RecordedRun]) -> dict[str, Any]:
-    """Of each setting in which runs differ the commonest value, of equally common ones the first."""
-    found = [settings_of(run) for run in runs]
-    values = {name: [own[name] for own in found if name in own] for own in found for name in own}
-    return {name: Counter(of_runs).most_common(1)[0][0] for name, of_runs in values.items() if len(set(of_runs)) > 1}
-
-
-def pairing(run: RecordedRun) -> tuple[object, ...]:
-    """Seed, fingerprint of the data and settings: two runs that share them differ in their attention alone."""
-    return *seed_and_corpus(run), *settings_of(run).items()
-
-
-def seed_and_corpus(run: RecordedRun) -> tuple[int, str | None]:
-    """The corpus by its fingerprint; None of runs that do not name it."""
-    return run.config["seed"], run.manifest["data"].get("fingerprint")
-
-
-def control_of(group: Lifetimes, groups: Sequence[Lifetimes], control: str) -> Lifetimes | None:
-    """The group of that label in the same setting, or else the one of that attention's name.
-
-    Raises:
-        UserError: several groups have that name and none that label.
-    """
-    rivals = [other for other in groups if other.setting == group.setting]
-    named = [o for o in rivals if o.label == control] or [o for o in rivals if o.variant == control]
-    if len(named) > 1:
-        labels = "; ".join(other.label for other in named)
-        raise UserError(f"--control {control} fits several rows: give one of {labels}")
-    return named[0] if named else None
-
-
-def logrank_p(one: Lifetimes, other: Lifetimes) -> float | None:
-    """Two-sided p of the log-rank test; None where the runs say nothing: none exploded while both groups had some, or
-    there are fewer than three in one of them, whose p could not be small."""
-    from scipy.stats import logrank
-
-    if not len(one.onsets) + len(other.onsets) or min(one.count, other.count) < 3:
-        return None
-    with np.errstate(invalid="ignore"):
-        p = float(logrank(one.data(), other.data()).pvalue)
-    return None if np.isnan(p) else p
 
 
 def draw_survival(groups: Sequence[Lifetimes]) -> Figure:
@@ -177,54 +39,43 @@ def draw_survival(groups: Sequence[Lifetimes]) -> Figure:
     return figure
 
 
-def _first_step(steps: NDArray[np.float64], where: NDArray[np.bool_]) -> float | None:
-    return float(steps[where][0]) if where.any() else None
+def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
+    """Median onset with its 95 % interval over the setting; an arrow where most runs were stable to the end."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 5.5), dpi=110, layout="constrained")
+    panel = figure.subplots()
+    shared = Counter(doses[0].lifetimes.variant for doses in found.values())
+    for number, (label, doses) in enumerate(found.items()):
+        variant = doses[0].lifetimes.variant
+        line = colour(variant) if shared[variant] == 1 else f"C{number}"
+        for dose in doses:
+            if (median := dose.lifetimes.median_onset) is not None:
+                low, high = dose.lifetimes.median_interval()
+                reach = [[median - (low or median)], [(high or _longest(dose.lifetimes)) - median]]
+                panel.errorbar(dose.value, median, yerr=reach, color=line, marker="o", capsize=3)
+        reached = [
+            (dose.value, dose.lifetimes.median_onset) for dose in doses if dose.lifetimes.median_onset is not None
+        ]
+        panel.plot([value for value, _ in reached], [median for _, median in reached], color=line, label=label)
+        held = [dose for dose in doses if dose.lifetimes.median_onset is None]
+        panel.plot(
+            [dose.value for dose in held],
+            [_longest(dose.lifetimes) for dose in held],
+            "^",
+            color=line,
+            fillstyle="none",
+        )
+    panel.set_yscale("log")
+    if all(is_quantity(doses, key) for doses in found.values()):
+        panel.set_xscale("log")
+    panel.set_xlabel(key)
+    panel.set_ylabel("median onset, step (95 %); △ stable to there")
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", frameon=False)
+    return figure
 
 
-def lifetimes(label: str, setting: str, runs: Sequence[RecordedRun]) -> Lifetimes:
-    """Of runs of one attention and setting.
-
-    Raises:
-        UserError: two are the same experiment, or one did not start at step 0: neither is a life of its own.
-    """
-    seen: dict[object, RecordedRun] = {}
-    for run in runs:
-        if run.origin and run.origin[1]:
-            raise UserError(f"{run.folder.path}: a branch could not explode before it began; leave it out")
-        if (same := seen.setdefault(pairing(run), run)) is not run:
-            raise UserError(f"{run.folder.path} and {same.folder.path} are one experiment; leave one of them out")
-    failed = [run.failed_at for run in runs if run.failed_at is not None]
-    held = [run.outcome["step"] for run in runs if run.failed_at is None]
-    onsets, censored = np.array(sorted(failed), np.int64), np.array(sorted(held), np.int64)
-    return Lifetimes(label, runs[0].variant, onsets, censored, setting)
-
-
-def _label(run: RecordedRun, runs: Sequence[RecordedRun]) -> str:
-    """The variant's title, with each choice in which runs of that title differ."""
-    namesakes = [choices_of(other) for other in runs if other.title == run.title]
-    return " ".join([run.title, *differing(choices_of(run), namesakes)])
-
-
-def differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[str]:
-    """``name=value`` of each of one's own settings that is another in some that have it."""
-    return [
-        f"{name}={value}" for name, value in own.items() if any(other.get(name, value) != value for other in others)
-    ]
-
-
-def choices_of(run: RecordedRun) -> dict[str, Any]:
-    """Every choice of the attention that has an effect."""
-    choices = run.attention.effective_choices
-    error = {f"delta_error.{name}": value for name, value in choices.pop("delta_error").items()}
-    return {**choices, **error}
-
-
-def settings_of(run: RecordedRun) -> dict[str, Any]:
-    """What makes an experiment besides attention and seed."""
-    model, train, detector = (run.config[section] for section in ("model", "train", "detector"))
-    settings = {f"model.{name}": model[name] for name in model}
-    settings |= {f"train.{name}": train[name] for name in OPTIMISATION}
-    settings |= {f"detector.{name}": detector[name] for name in VERDICT}
-    if train["min_lr_ratio"] == 1:
-        del settings["train.decay_steps"]  # nothing decays
-    return settings
+def _longest(runs: Lifetimes) -> float:
+    return float(max([*runs.onsets, *runs.censored]))

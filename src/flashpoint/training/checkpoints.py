@@ -1,7 +1,7 @@
-"""The flight recorder: full checkpoints, dense near the present, written while training goes on.
+"""Full checkpoints, dense near the present, written while training goes on.
 
-A checkpoint is a safetensors file with the loop's state as JSON in its metadata, and a record beside it that names
-its size and SHA-256. The record is written last, atomically: without a matching one a file does not count.
+A checkpoint is a safetensors file with the loop's state as JSON in its metadata, and a sidecar that names
+its size and SHA-256. The sidecar is written last, atomically: without a matching one a file does not count.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flashpoint.config import CheckpointsConfig
-from flashpoint.data.tokens import file_sha256
 from flashpoint.errors import UserError
-from flashpoint.run_folder import write_json
+from flashpoint.files import file_sha256, write_json
 
-_OVERHEAD_BYTES = 1 << 16  # names, metadata and the record
+_OVERHEAD_BYTES = 1 << 16  # names, metadata and the sidecar
 
 
 @dataclass(frozen=True)
@@ -44,14 +43,14 @@ class Checkpoint:
 
 def verified(folder: Path, notify: Callable[[str], None]) -> Iterator[Checkpoint]:
     """The checkpoints of a run that are whole, newest first; each damaged one that is passed over is told."""
-    for record in sorted(folder.glob("step-*.json"), reverse=True):
-        path = record.with_suffix(".safetensors")
+    for sidecar in sorted(folder.glob("step-*.json"), reverse=True):
+        path = sidecar.with_suffix(".safetensors")
         try:
-            expected = json.loads(record.read_text())
+            expected = json.loads(sidecar.read_text())
             with safe_open(path, "pt") as file:
                 step = json.loads(file.metadata()["state"])["step"]
             whole = path.stat().st_size == expected["size"] and file_sha256(path) == expected["sha256"]
-            if whole and record == _record_path(folder, step):
+            if whole and sidecar == _sidecar_path(folder, step):
                 yield Checkpoint(path, step)
                 continue
         except (OSError, ValueError, KeyError, TypeError, SafetensorError):
@@ -60,7 +59,7 @@ def verified(folder: Path, notify: Callable[[str], None]) -> Iterator[Checkpoint
 
 
 def retained(steps: Sequence[int], interval: int, capacity: int, pinned: set[int]) -> set[int]:
-    """Which ``capacity`` checkpoints stay: the pinned, of every 2ʲ-th the two newest, and the newest of the others.
+    """Choose ``capacity`` checkpoints to keep: the pinned, the two newest at each spacing of 2ʲ intervals, the newest.
 
     For any age there is then one between it and some four times it.
     """
@@ -92,7 +91,7 @@ def capacity(config: CheckpointsConfig, state_bytes: int) -> int:
     return count
 
 
-class FlightRecorder:
+class CheckpointWriter:
     """Writes checkpoints into ``folder`` within a disk budget.
 
     Args:
@@ -130,22 +129,22 @@ class FlightRecorder:
         self._writer.start()
 
     def wait(self) -> None:
-        """Until the checkpoint under way is on the disk."""
+        """Wait until the checkpoint under way is on the disk."""
         if self._writer:
             self._writer.join()
 
     def _write(self, copies: dict[str, Tensor], copied: torch.cuda.Event | None, state: dict[str, Any]) -> None:
         step = state["step"]
-        path = _record_path(self._folder, step).with_suffix(".safetensors")
+        path = _sidecar_path(self._folder, step).with_suffix(".safetensors")
         partial = path.with_name(f".{path.name}.partial")
         try:
             self._make_room(step)
             save_file(_to_host(copies, copied), partial, metadata={"state": json.dumps(state)})
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
-            record = {"step": step, "size": partial.stat().st_size, "sha256": file_sha256(partial)}
+            sidecar = {"step": step, "size": partial.stat().st_size, "sha256": file_sha256(partial)}
             partial.replace(path)
-            write_json(path.with_suffix(".json"), record)
+            write_json(path.with_suffix(".json"), sidecar)
             _sync_folder(self._folder)
         except (OSError, SafetensorError) as error:
             partial.unlink(missing_ok=True)
@@ -155,22 +154,20 @@ class FlightRecorder:
         """Delete before writing, so that the budget holds all the time; what a kill left unfinished goes, too."""
         steps = self._steps()
         kept = set(steps) & retained([*steps, step], self._config.interval, self._capacity, self._pinned)
-        records = {_record_path(self._folder, old) for old in kept}
-        kept_files = records | {record.with_suffix(".safetensors") for record in records}
-        for pattern in ("step-*.json", "step-*.safetensors", ".step-*.partial"):  # a record before its checkpoint
+        sidecars = {_sidecar_path(self._folder, old) for old in kept}
+        kept_files = sidecars | {sidecar.with_suffix(".safetensors") for sidecar in sidecars}
+        for pattern in ("step-*.json", "step-*.safetensors", ".step-*.partial"):  # a sidecar before its checkpoint
             for path in self._folder.glob(pattern):
                 if path not in kept_files:
                     path.unlink(missing_ok=True)
 
     def _steps(self) -> list[int]:
-        """Of the checkpoints that are there with their records."""
-        records = self._folder.glob("step-*.json")
-        return [
-            int(record.stem.removeprefix("step-")) for record in records if record.with_suffix(".safetensors").exists()
-        ]
+        """Return the steps of the checkpoints that have their sidecars."""
+        sidecars = self._folder.glob("step-*.json")
+        return [int(path.stem.removeprefix("step-")) for path in sidecars if path.with_suffix(".safetensors").exists()]
 
 
-def _record_path(folder: Path, step: int) -> Path:
+def _sidecar_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:09}.json"
 
 

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 import flashpoint
+import flashpoint_kernels
 from flashpoint.attention.dispatch import sdpa_operation
 from flashpoint.config import Config, ModelConfig
-from flashpoint.kernels.table import tiles_of
+from flashpoint_kernels.tile_sizes import tile_sizes_of
 
-_PACKAGE = Path(flashpoint.__file__).parent
+_PACKAGES = [Path(str(package.__file__)).parent for package in (flashpoint, flashpoint_kernels)]
 
 
 def fix_numerics(threads: int, deterministic: bool) -> None:
@@ -45,12 +46,12 @@ def describe_environment(device: torch.device, config: Config) -> dict[str, Any]
     return {
         "flashpoint": flashpoint.__version__,
         "commit": _commit(),
-        "source": source_digest(_PACKAGE),
+        "source": source_digest(*_PACKAGES),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda if on_gpu else None,
         "triton": version("triton") if on_gpu else None,
-        "tiles": tiles_of(config.model.head_size) if on_gpu else None,
+        "tiles": tile_sizes_of(config.model.head_size) if on_gpu else None,
         "sdpa": _sdpa(device, config.model) if config.attn.kernel == "sdpa" else None,
         "numpy": np.__version__,
         "platform": platform.platform(),
@@ -70,13 +71,14 @@ def environment_difference(recorded: dict[str, Any], here: dict[str, Any]) -> st
     return f"not the tape's environment ({changes}): same batches and initial weights, other bits"
 
 
-def source_digest(package: Path) -> str:
-    """SHA-256 of a package's Python files and their places in it: which code made a run whose tree has no Git."""
-    files = (Path(folder, name) for folder, _, names in os.walk(package, followlinks=True) for name in names)
+def source_digest(*packages: Path) -> str:
+    """SHA-256 of the Python files of packages, and of their places: which code made a run whose tree has no Git."""
     digest = hashlib.sha256()
-    for path in sorted(file for file in files if file.suffix == ".py"):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(package).as_posix()}\0{len(content)}\0".encode() + content)
+    for package in packages:
+        for path in sorted(package.rglob("*.py")):
+            content = path.read_bytes()
+            place = path.relative_to(package.parent).as_posix()
+            digest.update(f"{place}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
 
 
@@ -105,4 +107,6 @@ def _commit() -> str | None:
 
 def _git(*arguments: str) -> str:
     command = ["git", *arguments]
-    return subprocess.run(command, cwd=_PACKAGE, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return subprocess.run(
+        command, cwd=_PACKAGES[0], capture_output=True, text=True, timeout=10, check=True
+    ).stdout.strip()

@@ -17,14 +17,13 @@ from torch import Tensor
 from flashpoint.config import Config
 from flashpoint.data.batches import gather_windows
 from flashpoint.data.tokens import TokenDataset
-from flashpoint.model import GPT
-from flashpoint.probes.observer import Observer
+from flashpoint.probes.runner import ProbeRunner
 from flashpoint.progress import progress_bar
 from flashpoint.training.detector import ExplosionDetector
 from flashpoint.training.optimizer import learning_rate
 from flashpoint.training.parallel import Ranks
-from flashpoint.training.records import Records
 from flashpoint.training.step import OptimizerStep
+from flashpoint.training.writer import RunWriter
 
 _HOTTEST = 3
 """Heads that the terminal shows."""
@@ -47,7 +46,7 @@ class LoopResult:
     loss: float
     """Training loss of the last of them, nats."""
     val_loss: float | None
-    """Of the last validation, nats."""
+    """Loss of the last validation, nats."""
     val_step: int | None
     """Optimiser steps done then."""
     interrupted: bool
@@ -55,12 +54,12 @@ class LoopResult:
 
 
 class Trainer:
-    """One run's model, optimiser and records.
+    """One run's model, optimiser and files.
 
     Args:
-        model: on ``device``.
-        records: take tape, chain, metrics and checkpoints.
-        observer: runs the probes, or None.
+        step: one optimiser step of the model, which is on ``device``.
+        files: take tape, chain, metrics and checkpoints.
+        probes: run beside the training, or None.
         ranks: this process among those that share each batch.
         stop_requested: asked once a step; a True ends the run cleanly after that step.
     """
@@ -68,22 +67,22 @@ class Trainer:
     def __init__(
         self,
         config: Config,
-        model: GPT,
+        step: OptimizerStep,
         tokens: TokenDataset,
         order: Order,
-        records: Records,
-        observer: Observer | None,
+        files: RunWriter,
+        probes: ProbeRunner | None,
         device: torch.device,
         ranks: Ranks,
         *,
         stop_requested: Callable[[], bool],
     ) -> None:
-        self.config, self.model, self.tokens, self.order = config, model, tokens, order
+        self.config, self.model, self.tokens, self.order = config, step.model, tokens, order
         self.device, self._ranks, self._stop_requested = device, ranks, stop_requested
-        self._records, self._observer = records, observer
+        self._files, self._probes = files, probes
         self._first_step, self._last_loss = 0, math.nan
         self.detector = ExplosionDetector(config.detector)
-        self._optimizer_step = OptimizerStep(model, config, device, ranks)
+        self._optimizer_step = step
         # Losses and gradient norms wait on the device, so that a step never waits for the host.
         self._pending = torch.zeros(config.train.log_interval, len(self._optimizer_step.result), device=device)
         self._pending_steps: list[int] = []
@@ -112,32 +111,32 @@ class Trainer:
                     now, steps = time.perf_counter(), step + 1 - logged
                     rate = steps * train.batch_size * self.config.model.context / (now - started)
                     started, logged = now, step + 1
-                    self._records.log(step, {"tokens_per_second": rate, **self._memory()})
+                    self._files.log(step, {"tokens_per_second": rate, **self._memory()})
                     bar.set_postfix_str(self._status(rate), refresh=False)
                     bar.update(steps)
                     last = last or (self.detector.last_step is not None and step >= self.detector.last_step)
-                if self._observer and (metrics := self._observer.after_step(step, last=last)):
-                    self._records.log(step, metrics)
+                if self._probes and (metrics := self._probes.after_step(step, last=last)):
+                    self._files.log(step, metrics)
                 if (step + 1) % train.eval_interval == 0 or last:
                     val_loss, val_step = self.validate(), step + 1
-                    self._records.log(step, {"val_loss": val_loss})
+                    self._files.log(step, {"val_loss": val_loss})
                     started = time.perf_counter()
-                if self._records.checkpoint_due(step + 1, now=interrupted):
+                if self._files.checkpoint_due(step + 1, now=interrupted):
                     self._checkpoint(step + 1)
                 if last or interrupted:
                     break
-        self._records.wait()
+        self._files.wait()
         return LoopResult(step + 1, self._last_loss, val_loss, val_step, interrupted and not last)
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint; before :meth:`run`."""
         self._optimizer_step.load_state(tensors)
         self.detector.load_state(state["detector"])
-        if self._observer:
-            self._observer.load_state(state["probes"])
+        if self._probes:
+            self._probes.load_state(state["probes"])
         self._first_step, self._last_loss = state["step"], state["loss"]
         if self.detector.onset_step is not None:
-            self._records.keep_before(self.detector.onset_step)
+            self._files.keep_before(self.detector.onset_step)
 
     def _checkpoint(self, steps: int) -> None:
         if self._pending_steps:
@@ -145,18 +144,18 @@ class Trainer:
         state = {
             "step": steps,
             "loss": self._last_loss,
-            "chain": self._records.chain.digest,
+            "chain": self._files.chain.digest,
             "detector": self.detector.state(),
-            "probes": self._observer.state() if self._observer else {},
+            "probes": self._probes.state() if self._probes else {},
         }
-        self._records.save(self._optimizer_step.state(), state)
+        self._files.save(self._optimizer_step.state(), state)
 
     def _step(self, step: int) -> None:
         windows = self.order.windows(step)
-        self._records.tape.append(windows)
+        self._files.tape.append(windows)
         batch = gather_windows(self.tokens.train, windows[:, self._ranks.rank], self.config.model.context)
-        if self._observer:
-            self._observer.before_step(step, batch, self._optimizer_step.seed_and_step)
+        if self._probes:
+            self._probes.before_step(step, batch, self._optimizer_step.seed_and_step)
         if self.device.type == "cuda":
             batch = batch.pin_memory()
         self._optimizer_step(batch, learning_rate(step, self.config.train))
@@ -171,13 +170,13 @@ class Trainer:
         values = self._pending.tolist()  # waits for the device
         for step, (loss, grad_norm, update_norm) in zip(self._pending_steps, values, strict=False):
             checksum = self._pending_checksums.pop(step, None)
-            self._records.chain.append(loss, grad_norm, int(checksum) % 2**64 if checksum is not None else 0)
+            self._files.chain.append(loss, grad_norm, int(checksum) % 2**64 if checksum is not None else 0)
             stable = self.detector.onset_step is None
             self.detector.update(step, loss, grad_norm)
             if stable and self.detector.onset_step is not None:
-                self._records.keep_before(self.detector.onset_step)
+                self._files.keep_before(self.detector.onset_step)
             clip = self.config.train.grad_clip
-            self._records.log(
+            self._files.log(
                 step,
                 {
                     "loss": loss,
@@ -192,7 +191,7 @@ class Trainer:
 
     def _status(self, rate: float) -> str:
         """Loss, rate and the heads whose W_Q grows fastest, for the terminal."""
-        hottest = self._observer.sentinel.hottest(_HOTTEST) if self._observer else []
+        hottest = self._probes.sentinel.hottest(_HOTTEST) if self._probes else []
         return ", ".join([f"loss {self._last_loss:.3f}", f"{rate:,.0f} tokens/s", *map(str, hottest)])
 
     def _forget_earlier_runs(self) -> None:

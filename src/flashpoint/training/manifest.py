@@ -1,4 +1,4 @@
-"""What a run folder says of where its run comes from."""
+"""The part of a run folder that says how its run was made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch import nn
 
 from flashpoint.config import Config
 from flashpoint.data.tokens import TokenDataset
-from flashpoint.run_folder import RunFolder, read_json, write_json
+from flashpoint.files import read_json, write_json
+from flashpoint.runs.folder import RunFolder
 
 
 def describe_run(
@@ -21,7 +22,7 @@ def describe_run(
     environment: dict[str, Any],
     parent: dict[str, Any] | None,
 ) -> None:
-    """Configuration and manifest of a run that begins."""
+    """Write the configuration and manifest of a run that begins."""
     write_json(folder.config, {**config.to_dict(), "resume": None})
     write_json(
         folder.manifest,
@@ -38,7 +39,7 @@ def describe_run(
 
 
 def note_resumption(folder: RunFolder, config: Config, step: int, processes: int, environment: dict[str, Any]) -> None:
-    """That a run goes on, and its verdict no longer holds."""
+    """Record that a run goes on; remove its old verdict."""
     write_json(folder.config, {**config.to_dict(), "resume": None, "allow_world_size_change": False})
     manifest = read_json(folder.manifest)
     resumption = {"time": _now(), "step": step, "processes": processes, "environment": environment}

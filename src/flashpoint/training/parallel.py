@@ -36,7 +36,7 @@ class Ranks:
             tensor.copy_(mean.view_as(tensor))
 
     def any(self, here: bool, device: torch.device) -> bool:
-        """Whether it holds in one of the processes."""
+        """Return whether ``here`` is true in any of the processes."""
         if self.world == 1:
             return here
         flag = torch.tensor(int(here), device=device)
@@ -44,13 +44,13 @@ class Ranks:
         return bool(flag.item())
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes are here."""
         if self.world > 1:
             dist.barrier()
 
 
 def join(device: torch.device) -> tuple[Ranks, torch.device]:
-    """Join the processes that ``torchrun`` started, or be the only one; with the GPU of this process."""
+    """Join the processes that ``torchrun`` started, if any; return this process's rank and device."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         return Ranks(), device

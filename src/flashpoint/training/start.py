@@ -10,14 +10,15 @@ from torch import Tensor
 
 from flashpoint.config import Config
 from flashpoint.errors import UserError, notify
-from flashpoint.run_folder import RunFolder, read_json
-from flashpoint.training.chain import Chain
+from flashpoint.files import read_json
+from flashpoint.runs.chain import Chain
+from flashpoint.runs.folder import RunFolder
 from flashpoint.training.checkpoints import verified
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run's steps begin: at step 0, or at a checkpoint of this run or of the one it branches from."""
+    """The state that a run starts from: step 0, or a checkpoint of this run or of the run it branches from."""
 
     step: int = 0
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -52,7 +53,7 @@ def _newest(resumed: RunFolder) -> Start | None:
 
 
 def _beginning(resumed: RunFolder, runs_dir: str) -> Start:
-    """Where the run began: at step 0, or at the very checkpoint from which it branched off."""
+    """Return where the run itself began: step 0, or the checkpoint that it branched off."""
     parent = read_json(resumed.manifest).get("parent") or {}
     step = parent.get("from_step") or 0
     notify(f"{resumed.path}: no checkpoint to go on from; starting over at step {step:,}")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flashpoint.config import Config
 from flashpoint.model import GPT
-from flashpoint.training.chain import state_checksum
+from flashpoint.training.digests import state_checksum
 from flashpoint.training.optimizer import build_optimizer
 from flashpoint.training.parallel import Ranks
 
@@ -32,9 +32,10 @@ class OptimizerStep:
 
     def __init__(self, model: GPT, config: Config, device: torch.device, ranks: Ranks) -> None:
         train, self._ranks = config.train, ranks
-        self._model, self._train, self._device = model, train, device
+        self.model, self._train, self._device = model, train, device
         on_gpu = device.type == "cuda"
         compiled = train.compile if train.compile is not None else on_gpu
+        self._compiled = compiled
         if compiled:
             torch.compiler.reset()  # runs of one sweep share a process, and a function compiles so many times only
         self._loss_of: nn.Module = torch.compile(model, fullgraph=True) if compiled else model  # type: ignore[assignment]
@@ -49,10 +50,16 @@ class OptimizerStep:
         self.result = torch.zeros(3, device=device)
         """Loss, nats, gradient norm before clipping, and norm of what the step added to the weights; on the device, and
         the next step's place too."""
-        self._records = on_gpu and ranks.world == 1 and train.cuda_graph is not False
-        self._stream = torch.cuda.Stream(device) if self._records else None
+        self._captures = on_gpu and ranks.world == 1 and train.cuda_graph is not False
+        self._stream = torch.cuda.Stream(device) if self._captures else None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._steps = 0
+
+    def warm_up(self) -> None:
+        """Compile what a step compiles, on a batch of zeros; no state of the training changes."""
+        if self._compiled:
+            self._loss(self._batch[0]).backward()
+            self._optimizer.zero_grad(set_to_none=True)
 
     def __call__(self, batch: Tensor, learning_rate: float) -> None:
         """Queue one step.
@@ -80,49 +87,54 @@ class OptimizerStep:
         self._steps += 1
 
     def checksum(self) -> Tensor:
-        """[] int64 on the device, of weights and optimiser state (:func:`flashpoint.training.chain.state_checksum`)."""
+        """Return a checksum [] int64 of weights and optimiser state on the device (:func:`.state_checksum`)."""
         return state_checksum(self._state_tensors())
 
     def state(self) -> dict[str, Tensor]:
-        """What the next step depends on, by name; the tensors themselves."""
+        """Return the tensors that the next step depends on, by name; they are not copied."""
         named = {"seed_and_step": self.seed_and_step}
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in self.model.named_parameters():
             named[f"model/{name}"] = parameter
             named |= {f"{key}/{name}": value for key, value in self._optimizer.state[parameter].items()}
         return named
 
     def load_state(self, named: Mapping[str, Tensor]) -> None:
-        """Take on a state; before the first step.
+        """Take over a state, before the first step.
 
         Raises:
             KeyError: a tensor is missing.
         """
         self.seed_and_step[1] = named["seed_and_step"][1]  # the seed is this process's own
         with torch.no_grad():
-            for name, parameter in self._model.named_parameters():
+            for name, parameter in self.model.named_parameters():
                 parameter.copy_(named[f"model/{name}"])
                 self._optimizer.state[parameter] = {
                     key: named[f"{key}/{name}"].to(self._device) for key in ("step", "exp_avg", "exp_avg_sq")
                 }
 
     def _state_tensors(self) -> Iterator[Tensor]:
-        for parameter in self._model.parameters():
+        for parameter in self.model.parameters():
             yield parameter
             for name in ("exp_avg", "exp_avg_sq"):
                 yield self._optimizer.state[parameter][name]
+
+    def _loss(self, sequences: Tensor) -> Tensor:
+        """Mean loss [], nats, of a micro-batch [sequences, T + 1]."""
+        with torch.autocast(self._device.type, dtype=torch.bfloat16):
+            loss: Tensor = self._loss_of(sequences[:, :-1], sequences[:, 1:], self.seed_and_step)
+        return loss
 
     def _compute(self) -> None:
         total = torch.zeros((), device=self._device)
         self._optimizer.zero_grad(set_to_none=True)
         for sequences in self._batch:
-            with torch.autocast(self._device.type, dtype=torch.bfloat16):
-                loss: Tensor = self._loss_of(sequences[:, :-1], sequences[:, 1:], self.seed_and_step)
+            loss = self._loss(sequences)
             (loss / len(self._batch)).backward()
             total += loss.detach() / len(self._batch)
             self.seed_and_step[1] += 1
-        self._ranks.average([total, *(p.grad for p in self._model.parameters() if p.grad is not None)])
-        norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._train.grad_clip or math.inf)
-        weights = [parameter.detach() for parameter in self._model.parameters()]
+        self._ranks.average([total, *(p.grad for p in self.model.parameters() if p.grad is not None)])
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._train.grad_clip or math.inf)
+        weights = [parameter.detach() for parameter in self.model.parameters()]
         before = [weight.clone() for weight in weights]
         self._optimizer.step()
         update = nn.utils.get_total_norm(torch._foreach_sub(weights, before))

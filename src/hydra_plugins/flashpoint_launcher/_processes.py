@@ -65,7 +65,7 @@ class Process:
         sweep.clear(job)
         self._log = sweep.log(job).open("a+b")
         self._begin = self._log.tell()
-        run = [sys.executable, sys.argv[0], *sweep.arguments(job, slot.settings)]
+        run = [sys.executable, "-P", sys.argv[0], *sweep.arguments(job, slot.settings)]
         self._process = subprocess.Popen(
             [sys.executable, "-IS", _DIE_WITH_PARENT, str(os.getpid()), *run],
             env=slot.environment,
@@ -83,7 +83,7 @@ class Process:
         self._process.wait()
 
     def ending(self) -> Ending | None:
-        """None while it runs."""
+        """How the process ended; None while it runs."""
         status = self._process.poll()
         if status is None:
             return None

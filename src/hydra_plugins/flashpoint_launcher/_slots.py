@@ -1,4 +1,4 @@
-"""Where the runs of a sweep go: GPUs, or the CPU's cores."""
+"""Slots for the runs of a sweep: GPUs, or the CPU's cores."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Slot:
     """Room for one run at a time."""
 
     settings: Mapping[str, str]
-    """Of the run, where the user gives none."""
+    """Settings of the run that the user has not given."""
     environment: Mapping[str, str]
-    """Of the run's process, whole."""
+    """The whole environment of the run's process."""
 
 
 def slots_for(jobs: Sequence[Job], runs_per_gpu: int) -> list[Slot]:

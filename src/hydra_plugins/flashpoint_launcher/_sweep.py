@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashpoint.errors import UserError
-from flashpoint.run_folder import RunFolder, read_json, write_json
+from flashpoint.files import read_json, write_json
+from flashpoint.runs.folder import RunFolder
 
 _LONGEST_NAME = 120
 
@@ -18,7 +19,7 @@ class Job:
     """One run of a sweep."""
 
     name: str
-    """Of its folder: made of the overrides in which the sweep's runs differ."""
+    """Name of the run's folder: the overrides in which the sweep's runs differ."""
     overrides: tuple[str, ...]
 
     def get(self, key: str) -> str | None:
@@ -32,7 +33,7 @@ def shared_by(job_overrides: Sequence[Sequence[str]]) -> list[str]:
 
 
 def own_of(job_overrides: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Of each run, the overrides that not all have.
+    """Return, for each run, the overrides that not all runs have.
 
     Raises:
         UserError: two runs are the same.
@@ -151,5 +152,5 @@ def _name(overrides: Sequence[str]) -> str:
 
 
 def _quoted(value: object) -> str:
-    """As Hydra takes a value literally, whatever characters it has."""
+    """Quote a value so that Hydra takes it literally."""
     return "'" + str(value).replace("'", r"\'") + "'"

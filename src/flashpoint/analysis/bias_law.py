@@ -1,0 +1,49 @@
+"""Several roundings on the same weights: is the bias of δ one factor times the square of its noise?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashpoint.analysis.bias import Relative, Window
+from flashpoint.analysis.intervals import mean_interval
+from flashpoint.runs.recorded import Run
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run's hottest layer, in the unit of injected errors."""
+
+    run: Run
+    bias: float
+    half: float
+    """Half of the bias' 95 % interval over the observed steps, Student's t; 0 for one step."""
+    variance: float
+    """Square of the noise."""
+
+    @classmethod
+    def of(cls, run: Run, window: Window) -> Point:
+        """Measure a run. Raises UserError if the run has not measured the error of δ."""
+        one = Relative.of(run, "delta_error", window).layers([run.hottest_layer])
+        bias, half = mean_interval(one.biases.mean((0, 1)))
+        return cls(run, bias, half or 0.0, one.variance)
+
+    @property
+    def independent(self) -> bool:
+        """Whether δ is independent of the error of the O that the loss sees, so that curvature expects no bias."""
+        return self.run.attention.delta == "out_independent"
+
+    @property
+    def factor(self) -> float:
+        """The bias over the square of the noise."""
+        return self.bias / self.variance
+
+
+def by_weights(runs: Sequence[Run], window: Window) -> dict[str, list[Point]]:
+    """Group points by the run and step that their runs branched off; a run that is no branch has a group of its own."""
+    groups: dict[str, list[Point]] = {}
+    for run in runs:
+        name = f"step {run.origin[1]:,} of {Path(run.origin[0]).name}" if run.origin else run.name
+        groups.setdefault(name, []).append(Point.of(run, window))
+    return groups

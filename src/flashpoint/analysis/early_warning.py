@@ -1,0 +1,44 @@
+"""What the early warning says of recorded runs: explosions foretold, and false alarms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flashpoint.probes.sentinel import HeadGrowth, Sentinel
+from flashpoint.runs.recorded import Run
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """Warnings of several runs."""
+
+    leads: tuple[int, ...]
+    """Steps from the warning to the onset, of the explosions that were warned of before."""
+    exploded: int
+    false_alarms: int
+    """Runs without an onset that were warned of."""
+    stable: int
+
+
+def warning_of(run: Run) -> HeadGrowth | None:
+    """Return the warning that the run's W_Q norms give, or None.
+
+    Raises:
+        UserError: the run has not measured them.
+    """
+    steps, norms = run.measured_by_head("w_q_spectral_norm")
+    sentinel = Sentinel(run.config["train"]["warmup_steps"])
+    for step, norms_then in zip(steps, np.moveaxis(norms, -1, 0), strict=True):
+        sentinel.update(int(step), norms_then)
+    return sentinel.warning
+
+
+def foretold(warnings: Sequence[tuple[Run, HeadGrowth | None]]) -> Foretold:
+    """Count the warnings of these runs."""
+    exploded = [(run.onset, warning) for run, warning in warnings if run.onset is not None]
+    stable = [warning for run, warning in warnings if run.onset is None]
+    leads = tuple(onset - warning.step for onset, warning in exploded if warning and warning.step < onset)
+    return Foretold(leads, len(exploded), sum(warning is not None for warning in stable), len(stable))

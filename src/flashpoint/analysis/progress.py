@@ -1,0 +1,71 @@
+"""How far a run has come, from what it has written so far."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from flashpoint.analysis.early_warning import warning_of
+from flashpoint.errors import UserError
+from flashpoint.probes.sentinel import HeadGrowth
+from flashpoint.runs.recorded import Run
+
+_RECENT_READINGS = 5
+"""Readings of the rate whose median tells the time left."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A run under way, or one that has ended."""
+
+    done: int
+    """Optimiser steps in the metrics file."""
+    steps: int
+    """Optimiser steps that the run is to make."""
+    tokens_per_second: float | None
+    """Median of the last readings; None before the first."""
+    seconds_left: float | None
+    """The time left at that rate; None before the first reading and after the end."""
+    silent_seconds: float
+    """Since the run last wrote; 0 of a run that has ended."""
+    warning: HeadGrowth | None
+    """What the early warning says of the norms so far."""
+
+
+def progress_of(run: Run, now: float | None = None) -> Progress:
+    """Return how far a run in a folder has come. A run without metrics has done no step.
+
+    Args:
+        now: seconds since the epoch; None is the present.
+
+    Raises:
+        UserError: the configuration is missing, or the metrics are damaged.
+    """
+    steps = int(run.config["train"]["steps"])
+    done = int(run.columns["loss"][0][-1]) + 1 if "loss" in run.columns else 0
+    rate = None
+    if "tokens_per_second" in run.columns:
+        rate = float(np.median(run.columns["tokens_per_second"][1][-_RECENT_READINGS:]))
+    left = None
+    if rate and not run.ended:
+        tokens = run.config["train"]["batch_size"] * run.config["model"]["context"]
+        left = max(0, steps - done) * tokens / rate
+    silent = 0.0
+    if not run.ended and run.folder:
+        written = run.folder.metrics if run.folder.metrics.exists() else run.folder.config
+        silent = max(0.0, (time.time() if now is None else now) - written.stat().st_mtime)
+    warning = warning_of(run) if run.by_head("w_q_spectral_norm") else None
+    return Progress(done, steps, rate, left, silent, warning)
+
+
+def under_way(run: Run) -> bool:
+    """Whether the run has no verdict yet: a process writes it, or was killed.
+
+    Raises:
+        UserError: the run is in an evidence table, where every run has ended.
+    """
+    if run.folder is None:
+        raise UserError(f"{run.where}: a run of the evidence tables is not under way; give a run's folder")
+    return not run.ended

@@ -1,0 +1,26 @@
+"""Where and when recorded runs were made, and on which data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from flashpoint.runs.recorded import Run
+
+
+def provenance(runs: Sequence[Run]) -> str:
+    """Return one line with the hardware, PyTorch versions, corpora, seeds and days of the runs."""
+    hardware = {f"{run.manifest['hardware']}, torch {run.manifest['environment']['torch']}" for run in runs}
+    data = {str(run.manifest["data"].get("fingerprint", "unknown"))[:8] for run in runs}
+    days = sorted({run.manifest["started"][:10] for run in runs})
+    between = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+    seeds = ranges(run.config["seed"] for run in runs)
+    return f"{'; '.join(sorted(hardware))}; corpus {', '.join(sorted(data))}; seeds {seeds}; {between}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Write numbers as people do: ``0, 2 to 4`` for 0, 2, 3 and 4."""
+    known = sorted(set(numbers))
+    gaps = [(before, after) for before, after in pairwise(known) if after > before + 1]
+    starts, ends = [known[0], *(after for _, after in gaps)], [*(before for before, _ in gaps), known[-1]]
+    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))

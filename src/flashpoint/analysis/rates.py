@@ -1,0 +1,49 @@
+"""How fast runs trained: tokens per second, and the mean time of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.errors import UserError
+from flashpoint.runs.recorded import Run
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Quartiles of a run's readings, tokens per second."""
+
+    low: float
+    median: float
+    high: float
+    readings: int
+    """All of them; the first fifth, when code is compiled and caches fill, is not in the quartiles."""
+
+
+def throughput(run: Run) -> Throughput:
+    """Return a run's rates. Raises UserError if the run has no reading."""
+    rates = _tokens_per_second(run)
+    low, median, high = np.percentile(rates[int(len(rates) * 0.2) :], [25, 50, 75])
+    return Throughput(float(low), float(median), float(high), len(rates))
+
+
+def step_milliseconds(run: Run) -> float:
+    """Return the mean time of a step over the second half of the run, without compilation and validation.
+
+    A mean, not a median: what is done every 200 steps must show.
+
+    Raises:
+        UserError: the run has no reading.
+    """
+    rates = _tokens_per_second(run)
+    tokens = run.config["train"]["batch_size"] * run.config["model"]["context"]
+    return float(1e3 * tokens * (1 / rates[int(len(rates) * 0.5) :]).mean())
+
+
+def _tokens_per_second(run: Run) -> NDArray[np.float64]:
+    """Return the readings of a run, [n]."""
+    if "tokens_per_second" not in run.columns:
+        raise UserError(f"{run.where}: no reading of tokens_per_second; give a run of more steps")
+    return run.columns["tokens_per_second"][1]

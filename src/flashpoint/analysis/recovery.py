@@ -1,0 +1,43 @@
+"""Whether the loss came back after an explosion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashpoint.analysis.paired import validations
+from flashpoint.errors import UserError
+from flashpoint.runs.recorded import Run
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Validation losses of a run that exploded, nats per token."""
+
+    before: float
+    """At the last validation before the onset."""
+    end: float
+    """At the end of the run, ``detector.tail_steps`` after the verdict."""
+    margin: float
+    """``detector.margin``."""
+
+    @property
+    def rise(self) -> float:
+        return self.end - self.before
+
+    @property
+    def above(self) -> bool:
+        """Whether the run ended more than the margin above what it had before."""
+        return self.rise > self.margin
+
+
+def recovery(run: Run) -> Recovery:
+    """Return the losses before and after the onset of a run that has one.
+
+    Raises:
+        UserError: the run was validated only after its onset, or not at its end.
+    """
+    known, end = validations(run), int(run.outcome["step"])
+    before = [step for step in known if step <= (run.onset or 0)]
+    if not before or end not in known:
+        raise UserError(f"{run.where}: not validated both before its onset and at its end")
+    return Recovery(known[max(before)], known[end], run.config["detector"]["margin"])

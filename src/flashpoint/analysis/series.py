@@ -1,0 +1,54 @@
+"""Metrics of a run at the steps at which all of them were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.errors import UserError
+from flashpoint.runs.metrics import Series
+from flashpoint.runs.recorded import Run
+
+Head = tuple[int, int]
+"""Layer and head, from 1."""
+
+
+def metric_series(run: Run, name: str, head: Head | None = None) -> Series:
+    """Steps [n] and values [n] of a metric of the run, or of one of heads with the head.
+
+    Args:
+        name: ``loss``, ``w_q_spectral_norm``, or with the layer and head of its own ``2/1/w_q_spectral_norm``.
+
+    Raises:
+        UserError: the run has not measured it, or has no such head.
+    """
+    own, head = _split(name, head)
+    if own not in run.columns:
+        known = sorted(known for known, (_, values) in run.columns.items() if head is None or values.ndim == 3)
+        raise UserError(f"{run.where}: no metric {own}; it has {', '.join(known)}")
+    steps, values = run.columns[own]
+    if values.ndim == 1:
+        return steps, values
+    layers, heads, _ = values.shape
+    if head is None or not (1 <= head[0] <= layers and 1 <= head[1] <= heads):
+        raise UserError(f"{run.where}: {own} is of a head; give --head LAYER/HEAD, one of 1/1 to {layers}/{heads}")
+    return steps, values[head[0] - 1, head[1] - 1]
+
+
+def together(series: Sequence[Series], every: int = 1) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Steps [n] and values [metrics, n] at every ``every``-th step that all have, and at the last."""
+    common = series[0][0]
+    for steps, _ in series[1:]:
+        common = np.intersect1d(common, steps)
+    last = common[-1] if len(common) else -1
+    chosen = common[((common + 1) % every == 0) | (common == last)]
+    return chosen, np.array([values[np.searchsorted(steps, chosen)] for steps, values in series])
+
+
+def _split(name: str, head: Head | None) -> tuple[str, Head | None]:
+    match name.split("/"):
+        case [layer, number, own] if layer.isdecimal() and number.isdecimal():
+            return own, (int(layer), int(number))
+    return name, head

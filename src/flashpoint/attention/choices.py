@@ -1,0 +1,107 @@
+"""Two choices of a variant that have parts of their own: how a value is rounded, and an error put into δ."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from flashpoint.typed import check_literals
+from flashpoint_kernels.codes import BF16_BITS
+
+Mode = Literal["none", "nearest", "stochastic"]
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How FP32 values are rounded at one rounding point.
+
+    The format has ``bits`` explicit mantissa bits, and the 8 bits of exponent that BF16 and FP32 have: 7 is BF16, 10 is
+    TF32. Each bit less doubles the ulp, 2^(⌊log2 |x|⌋ − bits).
+
+    Raises:
+        ValueError: a field has a value outside its range.
+    """
+
+    mode: Mode = "none"
+    """``none`` keeps FP32; ``nearest`` is to nearest even; ``stochastic`` adds a counter-based random offset."""
+    bits: int = BF16_BITS
+    """1 to 10. A value with more than BF16's 7 is held and multiplied in FP32. With ``none`` they say nothing."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"mode={self.mode}: choose one of {', '.join(get_args(Mode))}")
+        if not 1 <= self.bits <= 10:
+            raise ValueError(f"bits={self.bits}: give 1 to 10 mantissa bits; {BF16_BITS} are BF16's")
+
+    @property
+    def fits_bf16(self) -> bool:
+        """Whether every rounded value is a BF16 number."""
+        return self.mode != "none" and self.bits <= BF16_BITS
+
+
+UNROUNDED, NEAREST, STOCHASTIC = Rounding("none"), Rounding("nearest"), Rounding("stochastic")
+"""Each mode, with BF16's bits."""
+
+
+def take_rounding(fields: dict[str, Any], point: str, default: Rounding) -> Rounding:
+    """Take a rounding point out of stored fields. A part that the fields leave out is that of ``default``.
+
+    Older records have the mode in the field of the point's name, and the bits in another field, such as
+    ``scores_bits``.
+
+    Raises:
+        ValueError: naming the point and the part that has a value outside its range.
+    """
+    given, older_bits = fields.pop(point, {}), fields.pop(f"{point}_bits", None)
+    parts = {"mode": given} if isinstance(given, str) else dict(given)
+    if older_bits is not None:
+        parts["bits"] = older_bits
+    try:
+        return dataclasses.replace(default, **parts)
+    except ValueError as error:
+        raise ValueError(f"attn.{point}.{error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaError:
+    """An error put into δ on purpose, after δ is computed: δ_i ← δ_i + size·|dO_i|₂·|O_i|₂·z.
+
+    Raises:
+        ValueError: a field has a value outside its range, or errors are described that ``kind=none`` does not make.
+    """
+
+    kind: Literal["none", "bias", "noise"] = "none"
+    """z: 1 for ``bias``; for ``noise`` a random sign, one draw a row, of zero mean and unit variance."""
+    size: float = 0.0
+    """Share of |dO_i|₂·|O_i|₂, the largest |δ_i| that these norms allow; O as the forward pass returned it."""
+    layers: tuple[int, ...] | None = None
+    """Layers, from 1, whose δ takes the error; None means all."""
+    into: Literal["both", "grad_q", "grad_k"] = "both"
+    """Which gradient is made with the δ that has the error: dQ and dK, or one of them, the other with δ as it was."""
+
+    def __post_init__(self) -> None:
+        check_literals(self, "attn.delta_error")
+        if not math.isfinite(self.size):
+            raise ValueError(f"attn.delta_error.size={self.size}: give a finite number")
+        if self.kind == "none" and (self.size or self.layers is not None or self.into != "both"):
+            raise ValueError("attn.delta_error.kind=none injects nothing, of whatever size: set it to bias or noise")
+        if self.layers is not None:
+            object.__setattr__(self, "layers", distinct("delta_error.layers", self.layers))
+
+    def size_in(self, layer: int) -> float:
+        """Return ``size`` in a layer that takes the error, and 0 in the others; layers count from 1."""
+        return self.size if self.layers is None or layer in self.layers else 0.0
+
+
+def distinct(name: str, numbers: Sequence[int]) -> tuple[int, ...]:
+    """Return the numbers of layers or heads, checked.
+
+    Raises:
+        ValueError: naming ``attn.`` and ``name``: one is there twice, below 1, or there is none.
+    """
+    if not numbers or min(numbers) < 1 or len(set(numbers)) != len(numbers):
+        raise ValueError(f"attn.{name}={list(numbers)}: give distinct numbers counted from 1")
+    return tuple(numbers)

@@ -1,0 +1,72 @@
+"""What a kernel is compiled for: a variant's choices as one constant, and the launch options of its tile sizes."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+from flashpoint.attention.choices import Rounding
+from flashpoint.attention.variant import AttentionVariant
+from flashpoint_kernels.choices import Choices, Point
+from flashpoint_kernels.codes import Stream
+from flashpoint_kernels.tile_sizes import TileSizes
+
+_NO_GUARD = 3.0e38
+
+
+@lru_cache(maxsize=256)
+def compile_time_choices(variant: AttentionVariant, layer: int, head_size: int, tiles_per_block: int = 1) -> Choices:
+    """Return the choices that ``variant`` makes in a layer; its selection of layers and heads does not count.
+
+    Args:
+        head_size: d, of which α = 1/√d.
+        tiles_per_block: of a block of keys of the online softmax; the forward kernel alone asks.
+    """
+    scale = head_size**-0.5
+    exact = math.frexp(scale)[0] == 0.5  # a power of two scales without rounding
+    unit = scale if exact else 1.0
+    error_size = variant.delta_error.size_in(layer)
+    return Choices(
+        scores=_point(variant.scores, Stream.SCORES),
+        probs=_point(variant.probs, Stream.PROBS),
+        probs_backward=_point(variant.probs, Stream.PROBS_BACKWARD),
+        out_unnormalized=_point(variant.out_unnormalized, Stream.OUT_UNNORMALIZED),
+        out=_point(variant.out, Stream.OUT),
+        out_unnormalized_for_delta=_point(variant.out_unnormalized, Stream.OUT_UNNORMALIZED_FOR_DELTA),
+        out_for_delta=_point(variant.out, Stream.OUT_FOR_DELTA),
+        grad_scores=_point(variant.grad_scores, Stream.GRAD_SCORES),
+        per_block=variant.out_unnormalized_when == "per_block",
+        shift=variant.shift,
+        shift_offset=variant.shift_offset / unit,
+        beta=variant.beta,
+        tie_tolerance=variant.tie_tolerance / unit,
+        max_shift=_NO_GUARD if variant.max_shift is None else variant.max_shift / unit,
+        normalizer=variant.normalizer,
+        delta=variant.delta,
+        delta_error=variant.delta_error.kind if error_size else "none",
+        delta_error_size=error_size,
+        delta_error_into=variant.delta_error.into if error_size else "both",
+        delta_error_stream=Stream.DELTA_ERROR,
+        exact_row_sum=variant.exact_row_sum,
+        center_keys=variant.center_keys,
+        center_grad_q=variant.center_grad_q,
+        fused_exponent=variant.fused_exponent,
+        tiles_per_block=tiles_per_block,
+        prescale=1.0 if exact else scale,
+        unit=unit,
+    )
+
+
+def launch_options(sizes: TileSizes) -> dict[str, Any]:
+    """Return Triton's options. Triton may not fuse a product and a sum by itself; kernels write out where they do."""
+    return {
+        "num_warps": sizes.warps,
+        "num_stages": sizes.stages,
+        "maxnreg": sizes.registers,
+        "enable_fp_fusion": False,
+    }
+
+
+def _point(rounding: Rounding, stream: Stream) -> Point:
+    return Point(rounding.mode, rounding.bits, stream)

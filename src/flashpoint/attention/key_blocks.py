@@ -1,0 +1,108 @@
+"""The PyTorch attention by blocks of keys: positions, rounding points, scores and probabilities of both passes.
+
+Dimensions as in :mod:`flashpoint.attention.reference`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashpoint.attention.choices import Rounding
+from flashpoint.attention.rounding import NoiseKey, round_mantissa
+from flashpoint.attention.variant import AttentionVariant, RoundingPoint
+from flashpoint_kernels.codes import Stream
+
+LOG2E = math.log2(math.e)
+_LOG2E_FP32 = float(torch.tensor(LOG2E, dtype=torch.float32))
+"""log2 e in FP32, as a kernel holds it."""
+_CHUNK_WIDTH = 128
+"""A chunk of query rows has at most this many scores for each token of the sequence."""
+
+
+def exponential(scores: Tensor, shift: Tensor, fused: bool) -> Tensor:
+    """exp(scores − shift) in FP32: [..., C] and [..., 1] to [..., C].
+
+    ``fused`` evaluates exp2(fma(S, log2 e, −m·log2 e)); the multiply-add runs in FP64, where the product is
+    exact and only the last step rounds. Otherwise the difference comes first, and equal maxima give exactly 1.
+    """
+    if fused:
+        shift = (shift * LOG2E).double()
+        return torch.exp2((scores.double() * _LOG2E_FP32 - shift).float())
+    return torch.exp2((scores - shift) * LOG2E)
+
+
+@dataclass(frozen=True)
+class KeyBlock:
+    """A block of keys, and the query rows that see part of it, as slices of T."""
+
+    rows: slice
+    keys: slice
+    number: int
+
+    def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        rows = torch.arange(self.rows.start, self.rows.stop, device=device)
+        keys = torch.arange(self.keys.start, self.keys.stop, device=device)
+        return rows[:, None], keys[None, :]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """q, k, v in FP32, K centred where the variant says so, and the pieces that both passes share."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float  # α
+    variant: AttentionVariant
+    noise: NoiseKey
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, noise: NoiseKey) -> Inputs:
+        return cls(q.float(), k.float(), v.float(), q.shape[-1] ** -0.5, variant, noise)
+
+    def row_chunks(self) -> Iterator[slice]:
+        length = self.q.shape[-2]
+        block = min(self.variant.block_k or length, length)
+        step = length if block <= _CHUNK_WIDTH else max(1, _CHUNK_WIDTH * length // block)
+        for start in range(0, length, step):
+            yield slice(start, min(start + step, length))
+
+    def key_blocks(self, rows: slice) -> Iterator[KeyBlock]:
+        """Key blocks that some row attends to, each with the rows from its first key on."""
+        block = self.variant.block_k or self.q.shape[-2]
+        for number, start in enumerate(range(0, rows.stop, block)):
+            live = slice(max(rows.start, start), rows.stop)
+            yield KeyBlock(live, slice(start, min(start + block, rows.stop)), number)
+
+    def round(
+        self, point: RoundingPoint, x: Tensor, block: KeyBlock, *, features: bool = False, stream: Stream | None = None
+    ) -> Tensor:
+        """Round values [B, H, R, C], or with ``features`` a [B, H, R, d], at a rounding point.
+
+        ``stream`` is where stochastic rounding takes its random bits from, if not from the rounding point's own.
+        """
+        rounding: Rounding = getattr(self.variant, point)
+        if rounding.mode != "stochastic":
+            return round_mantissa(x, rounding)
+        rows, columns = block.positions(x.device)
+        if features:
+            columns = torch.arange(x.shape[-1], device=x.device)[None, :]
+        stream = Stream[point.upper()] if stream is None else stream
+        noise = self.noise.words(stream, rows, columns, block.number if features else 0)
+        return round_mantissa(x, rounding, noise)
+
+    def scores(self, block: KeyBlock) -> Tensor:
+        """S [B, H, R, C], rounded, then −inf where the key comes after the query."""
+        s = self.q[..., block.rows, :] @ self.k[..., block.keys, :].mT * self.scale
+        rows, keys = block.positions(s.device)
+        return self.round("scores", s, block).masked_fill(keys > rows, -math.inf)
+
+    def probs(self, block: KeyBlock, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
+        """P = exp(S − L) [B, H, R, C] as the operand of dV, and in FP32."""
+        p = exponential(self.scores(block), logsumexp[..., block.rows, None], self.variant.fused_exponent)
+        return self.round("probs", p, block, stream=Stream.PROBS_BACKWARD), p

@@ -1,0 +1,140 @@
+"""The forward and the backward pass as ``torch.library`` ops: on a GPU by the kernels, else by the reference.
+
+The ops keep ``torch.compile`` from tracing into the reference, where its fusions would drop rounding points
+(an FP32 → BF16 → FP32 cast pair counts as removable there).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashpoint.attention import reference
+from flashpoint.attention.layout import by_token
+from flashpoint.attention.rounding import NoiseKey
+from flashpoint.attention.variant import AttentionVariant, variant_from_key
+
+
+@torch.library.custom_op("flashpoint::flash_fwd", mutates_args=())
+def flash_fwd_op(
+    q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """O, L, the O of δ and centred keys (:mod:`flashpoint.attention.reference`) of all heads; takes a variant's key."""
+    choices = variant_from_key(variant)
+    with torch.autocast(q.device.type, enabled=False):
+        if kernels := kernels_for(q, choices, layer):
+            results: tuple[Tensor, Tensor, Tensor, Tensor] = kernels.flash_fwd(
+                q, k, v, choices, layer=layer, seed_and_step=seed_and_step
+            )
+            return results
+        saved = _saved_like(q, choices, layer)
+        for of_heads, heads in choices.groups(layer, q.shape[1]):
+            noise, chosen = noise_key(q, seed_and_step, layer, heads), index_of(heads, q)
+            parts = reference.flash_fwd(q[:, chosen], k[:, chosen], v[:, chosen], of_heads, noise)
+            for whole, part in zip(saved, parts, strict=True):
+                if part.numel():
+                    whole[:, chosen] = part.to(whole.dtype)
+        return saved
+
+
+@torch.library.custom_op("flashpoint::flash_bwd", mutates_args=())
+def flash_bwd_op(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    out_for_delta: Tensor,
+    centered: Tensor,
+    seed_and_step: Tensor,
+    variant: str,
+    layer: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dQ, dK and dV of :func:`flash_fwd_op`."""
+    choices = variant_from_key(variant)
+    saved = (out, logsumexp, out_for_delta, centered)
+    with torch.autocast(q.device.type, enabled=False):
+        if kernels := kernels_for(q, choices, layer):
+            results: tuple[Tensor, Tensor, Tensor] = kernels.flash_bwd(
+                grad_out, q, k, v, *saved, choices, layer=layer, seed_and_step=seed_and_step
+            )
+            return results
+        grads = by_token(q, q.dtype), by_token(k, k.dtype), by_token(v, v.dtype)
+        for of_heads, heads in choices.groups(layer, q.shape[1]):
+            noise, chosen = noise_key(q, seed_and_step, layer, heads), index_of(heads, q)
+            g, q_, k_, v_, o, lse, o_delta, keys = (
+                x[:, chosen] if x.numel() else x for x in (grad_out, q, k, v, *saved)
+            )
+            parts = reference.flash_bwd(g, q_, k_, v_, o, lse, o_delta, keys, of_heads, noise)
+            for whole, part in zip(grads, parts, strict=True):
+                whole[:, chosen] = part
+        return grads
+
+
+def kernels_for(q: Tensor, variant: AttentionVariant, layer: int) -> ModuleType | None:
+    """Return the kernels' launcher if the kernels support every variant of the layer on this device, else None."""
+    if q.is_cuda:
+        from flashpoint.attention import launch  # a CPU need not wait for Triton
+
+        if all(launch.kernels_support(q, chosen) for chosen, _ in variant.groups(layer, q.shape[1])):
+            return launch
+    return None
+
+
+def noise_key(q: Tensor, seed_and_step: Tensor, layer: int, heads: tuple[int, ...]) -> NoiseKey:
+    """Return the source of random bits for some heads of ``q`` [B, H, T, d]; heads count from 0."""
+    return NoiseKey(seed_and_step, layer, _on_device(heads, q.device), q.shape[1], q.shape[0])
+
+
+def index_of(heads: tuple[int, ...], q: Tensor) -> slice | Tensor:
+    """Return an index that takes these heads out of [B, H, …]: all heads as a view, some as a copy."""
+    return slice(None) if len(heads) == q.shape[1] else _on_device(heads, q.device)
+
+
+@lru_cache(maxsize=256)
+def _on_device(heads: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return head numbers, [heads] int64. They are copied once: a CUDA graph cannot record a copy from the host."""
+    return torch.tensor(heads, device=device)
+
+
+def _saved_like(q: Tensor, variant: AttentionVariant, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Uninitialised results of the forward pass: O, L, and the O of δ and centred keys or nothing."""
+    variants = [chosen for chosen, _ in variant.groups(layer, q.shape[1])]
+    out = by_token(q, torch.float32 if any(chosen.returns_fp32 for chosen in variants) else q.dtype)
+    saves_another = any(chosen.saves_out_for_delta for chosen in variants)
+    return (
+        out,
+        q.new_empty(q.shape[:-1], dtype=torch.float32),
+        by_token(q, torch.float32) if saves_another else q.new_empty(0, dtype=torch.float32),
+        by_token(q, q.dtype) if any(chosen.center_keys for chosen in variants) else q.new_empty(0),
+    )
+
+
+@flash_fwd_op.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _saved_like(q, variant_from_key(variant), layer)
+
+
+@flash_bwd_op.register_fake
+def _(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return by_token(q, q.dtype), by_token(k, k.dtype), by_token(v, v.dtype)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, seed_and_step, *ctx.choice = inputs
+    ctx.save_for_backward(q, k, v, *output, seed_and_step)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad_out: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    return (*flash_bwd_op(grad_out, *ctx.saved_tensors, *ctx.choice), None, None, None)
+
+
+flash_fwd_op.register_autograd(_backward, setup_context=_setup_context)

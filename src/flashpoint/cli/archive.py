@@ -1,0 +1,38 @@
+"""``flashpoint archive``: add runs to the evidence tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from flashpoint.cli.selection import runs_argument
+from flashpoint.runs.archive import archive
+from flashpoint.runs.arrow import FEW_DIGITS
+from flashpoint.runs.select import select_runs
+from flashpoint.runs.tables import EVIDENCE
+
+
+@click.command("archive")
+@runs_argument
+@click.argument("experiment", metavar="EXPERIMENT")
+@click.option(
+    "--every", type=click.IntRange(1), default=10, show_default=True, help="Of per-step values keep one in N."
+)
+@click.option("--only", multiple=True, metavar="NAME", help="A metric to keep; repeatable. Default: all.")
+@click.option("--spacing", type=click.IntRange(1), default=1, metavar="STEPS", help="Between values of other metrics.")
+@click.option(
+    "--digits", type=click.IntRange(1), default=FEW_DIGITS, show_default=True, help="Significant digits of values."
+)
+def command(
+    words: tuple[str, ...], experiment: str, every: int, only: tuple[str, ...], spacing: int, digits: int
+) -> None:
+    """Add runs that have ended to the evidence in runs/reference, as EXPERIMENT.
+
+    Configuration, manifest, outcome and digest chain are kept whole. Of what is measured at each step, as the loss is,
+    every N-th value stays; what is measured at intervals stays whole, or --spacing STEPS apart.
+    """
+    runs = select_runs(words)
+    root = Path("runs") / EVIDENCE
+    archive(runs, experiment, root, every=every, only=only or None, spacing=spacing, digits=digits)
+    click.echo(f"{root}: {len(runs)} added, '{experiment}:*' names the runs of {experiment}")

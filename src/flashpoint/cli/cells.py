@@ -1,0 +1,65 @@
+"""Cells that many tables have: labels, counts, steps, means and intervals."""
+
+from __future__ import annotations
+
+from numpy.typing import ArrayLike
+
+from flashpoint.analysis.intervals import clopper_pearson, mean_interval
+from flashpoint.cli.table import Cell
+
+
+def code(label: str) -> Cell:
+    """Return a name; Markdown shows it as code."""
+    return Cell(label, f"`{label}`")
+
+
+def number(value: float | None, form: str) -> Cell:
+    """Return a number in this format; None becomes an empty cell."""
+    return Cell(value, "" if value is None else f"{value:{form}}")
+
+
+def step(value: float | None, none: str) -> Cell:
+    """Return a step, or this text if there is none."""
+    return Cell(value, none if value is None else f"{value:,.0f}")
+
+
+def steps_between(low: float | None, high: float | None, none: str) -> Cell:
+    """Return an interval of steps, with this text for an unknown end."""
+    return Cell({"low": low, "high": high}, f"{step(low, none).text} to {step(high, none).text}")
+
+
+def share(count: int, of: int) -> Cell:
+    """``5 of 6``."""
+    return Cell({"count": count, "of": of}, f"{count} of {of}")
+
+
+def share_interval(count: int, of: int) -> Cell:
+    """The 95 % interval of a share (Clopper–Pearson), in percent."""
+    low, high = clopper_pearson(count, of)
+    return Cell({"low": low, "high": high}, f"{100 * low:.0f} to {100 * high:.0f} %")
+
+
+def plus_minus(values: ArrayLike, form: str) -> Cell:
+    """``mean ± half`` of a 95 % interval (Student's t), or one value alone, in this format."""
+    mean, half = mean_interval(values)
+    told = "" if half is None else f" ± {half:{form.lstrip('+')}}"
+    return Cell({"mean": mean, "half": half}, f"{mean:{form}}{told}")
+
+
+def mean(values: ArrayLike, form: str) -> Cell:
+    """The mean, in this format."""
+    return number(mean_interval(values)[0], form)
+
+
+def interval(values: ArrayLike, form: str) -> Cell:
+    """The mean's 95 % interval (Student's t), in this format; empty for one value."""
+    middle, half = mean_interval(values)
+    if half is None:
+        return Cell(None, "")
+    return Cell({"low": middle - half, "high": middle + half}, f"{middle - half:{form}} to {middle + half:{form}}")
+
+
+def mean_and_interval(values: ArrayLike, form: str) -> Cell:
+    """``mean (low to high)``; empty for fewer than two values."""
+    middle, ends = mean(values, form), interval(values, form)
+    return Cell({"mean": middle.value, **ends.value}, f"{middle.text} ({ends.text})")

@@ -1,0 +1,48 @@
+"""``flashpoint compare``: are two runs equal, and if not, where do they first differ?"""
+
+from __future__ import annotations
+
+import click
+
+from flashpoint.cli.cells import number
+from flashpoint.cli.selection import format_option
+from flashpoint.cli.table import Cell, Table, show
+from flashpoint.runs.chain import Difference, first_difference, loss_differences
+from flashpoint.runs.select import open_run
+
+
+@click.command("compare")
+@click.argument("run", metavar="RUN")
+@click.argument("other", metavar="OTHER")
+@format_option
+def command(run: str, other: str, form: str) -> int:
+    """Say whether two runs computed the same bits, or the first step that differs, and in what.
+
+    The exit status is 0 if they are equal over the steps that both have, 1 if not, 2 on bad input.
+    """
+    one, two = (open_run(word).chain for word in (run, other))
+    shared = min(one.steps, two.steps)
+    columns = ("runs", "steps of both", "first difference", "in", "values", "largest difference of losses", "at step")
+    if difference := first_difference(one, two):
+        largest, at, last = loss_differences(one, two)
+        values = _values(difference)
+        note = (
+            f"first difference at step {difference.step:,}: {difference.quantity} {values.text}; losses differ by up "
+            f"to {largest:.2g} nats (step {at:,}), by {last:.2g} at step {shared - 1:,}"
+        )
+        row = ["different", shared, difference.step, difference.quantity, values, number(largest, ".2g"), at]
+    else:
+        note = f"equal: {shared:,} steps"
+        if one.steps != two.steps:
+            note = f"equal for the {shared:,} steps that both have; one has {max(one.steps, two.steps):,}"
+        row = ["equal", shared, None, None, None, None, None]
+    if form == "markdown":
+        click.echo(note)
+    else:
+        show(Table(columns, [row], note), form)
+    return 1 if difference else 0
+
+
+def _values(difference: Difference) -> Cell:
+    one, other = (f"{value:016x}" if difference.quantity == "state" else f"{value!r}" for value in difference.values)
+    return Cell({"one": one, "other": other}, f"{one} against {other}")

@@ -1,0 +1,182 @@
+"""``flashpoint delta``: the error of δ, by head, layer, attention, weights or targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from flashpoint.analysis.bias import Window
+from flashpoint.analysis.provenance import provenance
+from flashpoint.cli import delta_tables as tables
+from flashpoint.cli.selection import answered, ended, figure_option, format_option, runs_argument
+from flashpoint.cli.table import Table, show
+from flashpoint.runs.recorded import Run
+from flashpoint.runs.select import open_run
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line chose."""
+
+    window: Window
+    error: str
+    layers: Sequence[int] | None
+    metric: str | None
+    verdicts: str | None
+    out: Path | None
+
+
+def _by_head(runs: Sequence[Run], options: Options) -> list[Table]:
+    from flashpoint.analysis.bias_breakdown import by_head
+
+    return [tables.heads(answered(runs, lambda run: by_head(run, options.error, options.layers, options.window)))]
+
+
+def _by_layer(runs: Sequence[Run], options: Options) -> list[Table]:
+    if options.metric:
+        return [_metric_by_layer(runs, options.metric, options)]
+    from flashpoint.analysis.bias_breakdown import by_layer
+
+    return tables.layers([found for _, found in answered(runs, lambda run: by_layer(run, options.window))])
+
+
+def _metric_by_layer(runs: Sequence[Run], metric: str, options: Options) -> Table:
+    from flashpoint.analysis.localisation import by_layer, localisation
+
+    def verdict(run: Run) -> Run:
+        if options.verdicts is None:
+            return run
+        between = "" if options.verdicts.endswith(":") else "/"
+        return open_run(f"{options.verdicts}{between}{run.name}")
+
+    found = answered(runs, lambda run: (verdict(run), by_layer(metric, run, options.window)))
+    verdicts, values = [one for _, (one, _) in found], [layers for _, (_, layers) in found]
+    return tables.metric([run for run, _ in found], verdicts, values, metric, localisation(verdicts, values))
+
+
+def _by_attention(runs: Sequence[Run], options: Options) -> list[Table]:
+    from flashpoint.analysis.bias_breakdown import by_attention
+
+    return [tables.attentions(by_attention(runs, options.error, options.layers, options.window))]
+
+
+def _by_weights(runs: Sequence[Run], options: Options) -> list[Table]:
+    from flashpoint.analysis.bias_law import by_weights
+
+    groups = by_weights(runs, options.window)
+    if options.out:
+        from flashpoint.report.bias_law import draw_law
+
+        draw_law(groups).savefig(options.out)
+    return [tables.weights(groups)]
+
+
+def _by_targets(runs: Sequence[Run], _options: Options) -> list[Table]:
+    from flashpoint.analysis.drawn_targets import by_digest
+
+    return tables.targets(by_digest(runs))
+
+
+WINDOW = ("since", "until", "last")
+KINDS: dict[str, tuple[Callable[[Sequence[Run], Options], list[Table]], tuple[str, ...]]] = {
+    "head": (_by_head, (*WINDOW, "of", "layers")),
+    "layer": (_by_layer, (*WINDOW, "metric", "verdicts")),
+    "attention": (_by_attention, (*WINDOW, "of", "layers")),
+    "weights": (_by_weights, (*WINDOW, "out")),
+    "targets": (_by_targets, ()),
+}
+"""What has a row each: how its tables are made, and the options that it takes."""
+
+
+def _layers(_context: click.Context, _option: click.Parameter, value: str | None) -> list[int] | None:
+    try:
+        return None if value is None else [int(layer) for layer in value.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{value}: give layers from 1 with commas between, e.g. 2,3") from None
+
+
+@click.command("delta")
+@runs_argument
+@click.option("--by", "kind", type=click.Choice(list(KINDS)), default="head", show_default=True, help="What has a row.")
+@click.option(
+    "--of", "error", type=click.Choice(["delta_error", "row_sum"]), help="Which error.  [default: delta_error]"
+)
+@click.option(
+    "--layers",
+    callback=_layers,
+    metavar="LAYER,...",
+    help="Layers, with commas between.  [default: the hottest; by attention all]",
+)
+@click.option("--since", type=int, metavar="STEP", help="First step that counts.  [default: 0]")
+@click.option(
+    "--until",
+    type=int,
+    metavar="STEP",
+    help="First step that no longer counts.  [default: 1,000 before the onset, or the end]",
+)
+@click.option("--last", type=int, metavar="STEPS", help="Count only the last so many of these steps.")
+@click.option("--metric", metavar="NAME", help="With --by layer: a metric of heads, or sensitivity.")
+@click.option(
+    "--verdicts", metavar="FOLDER|EXPERIMENT:", help="With --metric: where runs of the same names have the verdicts."
+)
+@figure_option("with --by weights the biases")
+@format_option
+def command(
+    words: tuple[str, ...],
+    kind: str,
+    error: str | None,
+    layers: list[int] | None,
+    since: int | None,
+    until: int | None,
+    last: int | None,
+    metric: str | None,
+    verdicts: str | None,
+    out: Path | None,
+    form: str,
+) -> None:
+    """Print the error of δ = Σ dO·O before the onset: low precision (lp) minus high precision (hp).
+
+    --by head: the heads of the hottest layer. Σ (δ_lp − δ_hp) over all observed steps, and z, the same in units of its
+    own standard error if the errors of all tokens were independent with mean zero. The share of observed steps at which
+    the sum over tokens was positive. Bias and noise (root mean square) in units of |dO|·|O|.
+
+    --by layer: z of each layer, the hottest in bold. Of the hottest layer bias, noise and bias over noise²; and in nats
+    of the loss summed over the step's N tokens the sensitivity N·|dO|·|O|, and the mean of N·error over its mean
+    square. Several runs have a second table: Σz/√n, and means over the runs.
+
+    --by layer --metric NAME: the mean of a metric over heads and steps, or the sensitivity. A line says in how many
+    explosions the layer that explodes has the largest.
+
+    --by attention: bias, noise and bias over noise², means over steps, heads and layers, with intervals over runs.
+
+    --by weights: RUN... are several attentions on the same weights, replayed with from_step and train.lr=0. Bias over
+    noise² as a mean over the roundings, and the rounding farthest from the mean. A δ that is independent of the error
+    that the loss sees has a column of its own.
+
+    --by targets: variance and bias by what the observed sequences were to predict (probes.targets), over the variance
+    with the model's targets. Where that was not measured, the bias is over its own variance, in italics, and in no
+    mean.
+
+    All intervals are 95 %.
+    """
+    given = {
+        "since": since,
+        "until": until,
+        "last": last,
+        "of": error,
+        "layers": layers,
+        "metric": metric,
+        "verdicts": verdicts,
+        "out": out,
+    }
+    make, taken = KINDS[kind]
+    if unused := [f"--{name}" for name, value in given.items() if value is not None and name not in taken]:
+        raise click.UsageError(f"--by {kind}: takes no {' and no '.join(unused)}")
+    if verdicts and not metric:
+        raise click.UsageError("--verdicts: needs --metric")
+    runs = ended(words)
+    options = Options(Window(since or 0, until, last), error or "delta_error", layers, metric, verdicts, out)
+    show(make(runs, options), form, provenance(runs))

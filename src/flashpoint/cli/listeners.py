@@ -1,0 +1,15 @@
+"""The listeners of a run that the command line starts."""
+
+from __future__ import annotations
+
+from flashpoint.config import TrackingConfig
+from flashpoint.training.listeners import Listener
+
+
+def default_listeners(tracking: TrackingConfig) -> list[Listener]:
+    """Return the listeners: drawings first, then W&B, which uploads the drawings."""
+    from flashpoint.report.ending import EndOfRunDrawing
+    from flashpoint.wandb_tracking.listener import WandbListener
+
+    tracked = tracking.wandb != "disabled"
+    return [EndOfRunDrawing(report=tracked), *([WandbListener(tracking)] if tracked else [])]

@@ -1,0 +1,53 @@
+"""``flashpoint loss``: what an attention costs in validation loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+import numpy as np
+
+from flashpoint.analysis.paired import Losses, last_common_step, losses_at
+from flashpoint.analysis.provenance import provenance
+from flashpoint.cli.cells import code, interval, mean, number
+from flashpoint.cli.selection import ended, format_option, runs_argument
+from flashpoint.cli.table import Table, show
+
+
+def table(found: Sequence[Losses], after: int, control: str) -> Table:
+    """A row for each attention; rows of other settings than the usual ones name them."""
+    settings = any(losses.setting for losses in found)
+    columns = ["attention", "runs", "exploded before", f"validation loss after {after:,} steps", "spread over seeds"]
+    columns += ["pairs", f"minus {control}", "95 % interval"]
+    rows = []
+    for losses in sorted(found, key=lambda losses: losses.setting):
+        pairs = len(losses.differences)
+        rows.append(
+            [
+                *([losses.setting] if settings else []),
+                code(losses.label),
+                len(losses.losses),
+                losses.exploded,
+                number(float(np.mean(losses.losses)) if len(losses.losses) else None, ".4f"),
+                number(losses.spread, ".4f"),
+                pairs or None,
+                *((mean(losses.differences, "+.4f"), interval(losses.differences, "+.4f")) if pairs else (None, None)),
+            ]
+        )
+    return Table([*(["setting"] if settings else []), *columns], rows)
+
+
+@click.command("loss")
+@runs_argument
+@click.option("--at", type=click.IntRange(1), metavar="STEPS", help="Default: the last that all stable runs have.")
+@click.option("--control", default="flash_fp32", show_default=True, help="The attention to compare with.")
+@format_option
+def command(words: tuple[str, ...], at: int | None, control: str, form: str) -> None:
+    """Compare validation losses after equal numbers of steps, a row for each attention.
+
+    The difference is to the control's run of the same seed, data and experiment, with its 95 % interval over seeds
+    (Student's t). A run that had exploded by then has no loss to compare: it is counted, and left out.
+    """
+    runs = ended(words)
+    after = at or last_common_step(runs)
+    show(table(losses_at(after, runs, control), after, control), form, provenance(runs))

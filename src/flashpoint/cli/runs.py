@@ -1,0 +1,161 @@
+"""``flashpoint runs``: how runs ended, and other questions to each run alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import click
+import numpy as np
+
+from flashpoint.analysis.early_warning import foretold, warning_of
+from flashpoint.analysis.provenance import provenance
+from flashpoint.analysis.rates import step_milliseconds, throughput
+from flashpoint.analysis.recovery import recovery
+from flashpoint.cli.cells import code, number, step
+from flashpoint.cli.selection import answered, chosen, format_option, runs_argument
+from flashpoint.cli.table import Cell, Table, show
+from flashpoint.runs.recorded import Run
+
+
+def outcomes(runs: Sequence[Run]) -> Table:
+    """Return how each run ended; runs that have not ended, or were killed, have a row as well."""
+
+    def row(run: Run) -> list[object]:
+        if not run.ended:
+            return [code(run.name), "not ended", None, None, None]
+        outcome = run.outcome
+        onset = step(outcome["onset_step"], "none")
+        return [code(run.name), outcome["outcome"], outcome["step"], onset, code(outcome["digest"])]
+
+    return Table(("run", "outcome", "steps", "onset", "digest"), [row for _, row in answered(runs, row)])
+
+
+def rates(runs: Sequence[Run]) -> Table:
+    """Tokens per second: median and quartiles without the first fifth of the readings."""
+    columns = ["run", "attention", "model", "tokens/s", "quartiles", "readings", "hardware", "torch", "seed", "day"]
+    rows = []
+    for run, found in answered(runs, throughput):
+        model, manifest = run.config["model"], run.manifest
+        rows.append(
+            [
+                code(run.name),
+                code(run.title),
+                f"{model['n_layer']} × {model['d_model']}, T {model['context']}",
+                number(found.median, ",.0f"),
+                Cell({"low": found.low, "high": found.high}, f"{found.low:,.0f} to {found.high:,.0f}"),
+                found.readings,
+                manifest["hardware"],
+                manifest["environment"]["torch"],
+                run.config["seed"],
+                manifest["started"][:10],
+            ]
+        )
+    return Table(columns, rows, "Median and quartiles of the readings, without their first fifth.")
+
+
+def hottest(runs: Sequence[Run]) -> Table:
+    """Spectral norm of W_Q at the end, of each head."""
+    found = answered(runs, lambda run: run.measured_by_head("w_q_spectral_norm")[1][..., -1])
+    count = max(len(norms) for _, norms in found)
+    rows = []
+    for run, norms in found:
+        layers = [
+            Cell(
+                {f"head {head}": float(norm) for head, norm in enumerate(heads, 1)},
+                " ".join(f"{norm:.1f}" for norm in heads),
+            )
+            for heads in norms
+        ]
+        rows.append([code(run.name), run.verdict, *layers, *[None] * (count - len(layers))])
+    columns = ["run", "verdict", *(f"layer {layer + 1}" for layer in range(count))]
+    return Table(columns, rows, "Spectral norm of W_Q of each head at the end of the run.")
+
+
+def recoveries(runs: Sequence[Run]) -> Table:
+    """Validation losses before the onset and at the end, of the runs that exploded."""
+    found = answered([run for run in runs if run.onset is not None], recovery)
+    rows = [
+        [
+            code(run.name),
+            run.onset,
+            run.outcome["step"],
+            number(one.before, ".2f"),
+            number(one.end, ".2f"),
+            number(one.rise, "+.2f"),
+        ]
+        for run, one in found
+    ]
+    above = sum(one.above for _, one in found)
+    note = f"{above} of {len(found)} ended above what they had before by more than the detector's margin"
+    return Table(("run", "onset", "ended at", "loss before", "loss at the end", "difference"), rows, note)
+
+
+def warnings(runs: Sequence[Run]) -> Table:
+    """What the early warning says, and how many explosions it foretold."""
+    found = answered(runs, warning_of)
+    rows = [
+        [
+            code(run.name),
+            run.verdict,
+            step(warning.step if warning else None, "none"),
+            f"L{warning.layer}H{warning.head}" if warning else None,
+            number(warning.norm if warning else None, ".1f"),
+            Cell(warning.growth, f"×{warning.growth:.2f}") if warning else None,
+        ]
+        for run, warning in found
+    ]
+    told = foretold(found)
+    leads = told.leads
+    lead = f", {min(leads):,} to {max(leads):,} steps before (median {np.median(leads):,.0f})" if leads else ""
+    note = (
+        f"foretold {len(leads)} of {told.exploded} explosions{lead}; "
+        f"warned of {told.false_alarms} of {told.stable} stable runs"
+    )
+    return Table(("run", "verdict", "warned at", "head", "W_Q norm", "growth"), rows, note)
+
+
+def overhead(runs: Sequence[Run]) -> Table:
+    """Mean time of a step of each run against the first run's."""
+    base, *others = runs
+    fastest = step_milliseconds(base)
+    rows: list[list[object]] = [[code(base.name), number(fastest, ".3f"), None]]
+    for run, milliseconds in answered(others, step_milliseconds):
+        more = 100 * (milliseconds / fastest - 1)
+        rows.append([code(run.name), number(milliseconds, ".3f"), Cell(more, f"{more:+.1f} %")])
+    return Table(("run", "ms a step", "against the first run"), rows, "Means over the second half of each run's steps.")
+
+
+QUESTIONS: dict[str, Callable[[Sequence[Run]], Table]] = {
+    "outcomes": outcomes,
+    "rates": rates,
+    "hottest": hottest,
+    "recovery": recoveries,
+    "warnings": warnings,
+    "overhead": overhead,
+}
+
+
+@click.command("runs")
+@runs_argument
+@click.option(
+    "--show",
+    "question",
+    type=click.Choice(list(QUESTIONS)),
+    default="outcomes",
+    show_default=True,
+    help="The question.",
+)
+@format_option
+def command(words: tuple[str, ...], question: str, form: str) -> None:
+    """Print a row for each run.
+
+    \b
+    outcomes  verdict, steps, onset and digest
+    rates     tokens per second
+    hottest   spectral norm of W_Q at the end, of each head
+    recovery  validation loss before the onset and at the end, of the runs that exploded
+    warnings  what the early warning said, and how many explosions it foretold
+    overhead  mean time of a step, against the first run's
+    """
+    runs = [run for run, _ in answered(chosen(words), lambda run: (run.config, run.manifest))]
+    show(QUESTIONS[question](runs), form, provenance(runs))

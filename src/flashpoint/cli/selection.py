@@ -1,0 +1,85 @@
+"""What verbs share: the runs that words name, and the format of tables."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from flashpoint.cli.table import FORMATS
+from flashpoint.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    from flashpoint.runs.recorded import Run
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+BAD_RUNS = "flashpoint.bad_runs"
+"""A key of click's context: whether a run was left out, so that the command ends with status 2."""
+
+_TOLD = 5
+
+runs_argument = click.argument("words", nargs=-1, required=True, metavar="RUN...")
+format_option = click.option(
+    "--format", "form", type=click.Choice(FORMATS), default="markdown", show_default=True, help="What tables look like."
+)
+
+
+def figure_option(what: str) -> Callable[[Any], Any]:
+    """``--out FILE.png``, into which ``what`` is drawn."""
+    kind = click.Path(dir_okay=False, path_type=Path)
+    return click.option("--out", type=kind, metavar="FILE.png", help=f"Draw {what} into this file.")
+
+
+def chosen(words: Sequence[str]) -> list[Run]:
+    """The runs that the words name. A word that names none is told on stderr.
+
+    Raises:
+        UserError: no run is left.
+    """
+    from flashpoint.runs.select import select_runs
+
+    return [run for _, runs in answered(words, lambda word: select_runs([word])) for run in runs]
+
+
+def ended(words: Sequence[str]) -> list[Run]:
+    """:func:`chosen`, without runs whose configuration, manifest or outcome cannot be read. Those are told on stderr.
+
+    Raises:
+        UserError: no run is left.
+    """
+    return [run for run, _ in answered(chosen(words), lambda run: (run.config, run.manifest, run.outcome))]
+
+
+def answered(asked: Sequence[T], question: Callable[[T], A]) -> list[tuple[T, A]]:
+    """Each with its answer. One that has none is told on stderr and left out; the command then ends with status 2.
+
+    Raises:
+        UserError: none has an answer.
+    """
+    answers, errors = [], []
+    for one in asked:
+        try:
+            answers.append((one, question(one)))
+        except (UserError, OSError) as error:
+            errors.append(error)
+    if errors and not answers:
+        *others, last = errors
+        tell(others)
+        raise last
+    tell(errors)
+    return answers
+
+
+def tell(errors: Sequence[Exception]) -> None:
+    """The first errors in a line each on stderr, and how many more there are; the command then ends with status 2."""
+    for error in errors[:_TOLD]:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+    if len(errors) > _TOLD:
+        print(f"error: {len(errors) - _TOLD} more runs or words could not be used", file=sys.stderr)
+    if errors:
+        click.get_current_context().meta[BAD_RUNS] = True

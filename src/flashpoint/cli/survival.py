@@ -1,0 +1,153 @@
+"""``flashpoint survival``: how long runs last, against a control, a setting, or the same seed elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from flashpoint.analysis.provenance import provenance
+from flashpoint.analysis.ratios import OnsetRatio, onset_ratios
+from flashpoint.analysis.response import Dose, exponents, responses
+from flashpoint.analysis.survival import Lifetimes, by_variant, control_of, logrank_p, usual_settings
+from flashpoint.cli.cells import code, interval, mean, number, share, share_interval, step, steps_between
+from flashpoint.cli.selection import ended, figure_option, format_option, runs_argument
+from flashpoint.cli.table import Cell, Table, show
+from flashpoint.runs.recorded import Run
+
+CONTROL = "flash_fp32"
+NOT_REACHED = "not reached"
+
+
+def by_attention(groups: Sequence[Lifetimes], control: str) -> Table:
+    """Within a setting those first of which most exploded, and soonest."""
+    settings = any(group.setting for group in groups)
+    columns = ["attention", "exploded", "95 % interval", "median onset", "longest stable"]
+    columns.append(f"log-rank p against {control}")
+    rows = []
+    for group in sorted(groups, key=_rank):
+        against = control_of(group, groups, control)
+        rows.append(
+            [
+                *([group.setting] if settings else []),
+                code(group.label),
+                share(len(group.onsets), group.count),
+                share_interval(len(group.onsets), group.count),
+                step(group.median_onset, NOT_REACHED),
+                _longest(group),
+                number(logrank_p(group, against) if against and against is not group else None, ".2g"),
+            ]
+        )
+    return Table([*(["setting"] if settings else []), *columns], rows)
+
+
+def _rank(group: Lifetimes) -> tuple[str, float, float]:
+    median = float("inf") if group.median_onset is None else group.median_onset
+    return group.setting, -len(group.onsets) / group.count, median
+
+
+def _longest(group: Lifetimes) -> Cell:
+    return step(int(group.censored.max()) if len(group.censored) else None, "none")
+
+
+def by_setting(found: dict[str, list[Dose]], key: str) -> list[Table]:
+    """A row for each attention and value; then, where every seed exploded, the exponents."""
+    rows, laws = [], []
+    for label, doses in found.items():
+        for dose in doses:
+            runs = dose.lifetimes
+            reached = runs.median_onset is not None
+            rows.append(
+                [
+                    code(label),
+                    number(dose.value, "g"),
+                    share(len(runs.onsets), runs.count),
+                    step(runs.median_onset, NOT_REACHED),
+                    steps_between(*runs.median_interval(), NOT_REACHED) if reached else None,
+                    _longest(runs),
+                ]
+            )
+        if per_seed := exponents(doses, key):
+            laws.append([code(label), mean(per_seed, "+.2f"), interval(per_seed, "+.2f"), len(per_seed)])
+    doses_table = Table(("attention", key, "exploded", "median onset", "95 % interval", "longest stable"), rows)
+    law_table = Table(("attention", f"p of onset ∝ {key}^p", "95 % interval", "seeds"), laws)
+    return [doses_table, law_table] if laws else [doses_table]
+
+
+def by_seed(groups: dict[str, dict[int, OnsetRatio]]) -> Table:
+    """A row for each attention and setting, a column for each seed."""
+    seeds = sorted({seed for ratios in groups.values() for seed in ratios})
+    rows = [
+        [code(label), *(_ratio(ratios[seed]) if seed in ratios else None for seed in seeds)]
+        for label, ratios in groups.items()
+    ]
+    return Table(("experiment", *(f"seed {seed}" for seed in seeds)), rows)
+
+
+def _ratio(one: OnsetRatio) -> Cell:
+    return Cell({"ratio": one.ratio, "exploded": one.exploded}, f"{'' if one.exploded else '>'}{one.ratio:.2f}")
+
+
+@click.command("survival")
+@runs_argument
+@click.option("--control", metavar="ATTENTION", help=f"The attention to test against.  [default: {CONTROL}]")
+@click.option("--by", "key", metavar="KEY", help="A number of the configuration, e.g. train.lr.")
+@click.option("--paired", multiple=True, metavar="RUN", help="Runs to compare with, one a seed; repeatable.")
+@figure_option("the survival curves, or with --by the median onsets,")
+@format_option
+def command(
+    words: tuple[str, ...],
+    control: str | None,
+    key: str | None,
+    paired: tuple[str, ...],
+    out: Path | None,
+    form: str,
+) -> None:
+    """Count the runs that exploded, and when, a row for each attention and setting.
+
+    Exploded of n with its 95 % interval (Clopper–Pearson), Kaplan–Meier median of the onset, the longest stable run,
+    and the p of a log-rank test against the control.
+
+    --by KEY: the median onset at each value of a setting, with its 95 % interval. Where every seed exploded at every
+    value, the exponent p of onset ∝ value^p follows: its mean over seeds, with its 95 % interval.
+
+    --paired RUN: a run's onset over the onset of the run of the same seed among RUN, a column for each seed. A run that
+    did not explode has ">" and its length.
+    """
+    _refuse_together(control=control, by=key, paired=paired)
+    runs = ended(words)
+    if paired:
+        if out:
+            raise click.UsageError("--paired: draws nothing, drop --out")
+        controls = ended(paired)
+        show(by_seed(onset_ratios(runs, controls)), form, provenance([*runs, *controls]))
+    elif key:
+        found = responses(runs, key)
+        show(by_setting(found, key), form, provenance(runs))
+        if out:
+            from flashpoint.report.survival import draw_responses
+
+            draw_responses(found, key).savefig(out)
+    else:
+        _against_control(runs, control or CONTROL, out, form)
+
+
+def _against_control(runs: Sequence[Run], control: str, out: Path | None, form: str) -> None:
+    groups = by_variant(runs)
+    usual = " ".join(f"{name}={value}" for name, value in usual_settings(runs).items())
+    unless = f"\nunless a row says otherwise: {usual}" if usual else ""
+    show(by_attention(groups, control), form, provenance(runs) + unless)
+    if not any(control in (group.label, group.variant) for group in groups):
+        print(f"no {control} among these runs to test against; choose one with --control", file=sys.stderr)
+    if out:
+        from flashpoint.report.survival import draw_survival
+
+        draw_survival(groups).savefig(out)
+
+
+def _refuse_together(**options: object) -> None:
+    given = [f"--{name}" for name, value in options.items() if value]
+    if len(given) > 1:
+        raise click.UsageError(f"{' and '.join(given)}: give one of them")

@@ -1,0 +1,117 @@
+"""Tables as values, and their text: Markdown for people, CSV and JSON for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+FORMATS = ("markdown", "csv", "json")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value whose text is not the obvious one."""
+
+    value: Any
+    """The value in CSV and JSON: a string, a number, None, or a dict of these. In CSV each key has a column."""
+    text: str
+    """What Markdown shows."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns.
+
+    A cell is a :class:`Cell`, or a string, a number or None, which are shown as they are; an integer with commas.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    note: str = ""
+    """A line about the whole table."""
+
+
+def show(tables: Table | Sequence[Table], form: str, heading: str = "") -> None:
+    """Print tables in one of :data:`FORMATS`.
+
+    Args:
+        heading: a line before the tables, e.g. where their runs were made. CSV leaves it and the notes out.
+    """
+    tables = [tables] if isinstance(tables, Table) else tables
+    if form == "json":
+        click.echo(json.dumps({"heading": heading, "tables": [_plain(table) for table in tables]}, ensure_ascii=False))
+    elif form == "csv":
+        click.echo("\n".join(_csv(table) for table in tables), nl=False)
+    else:
+        parts = [heading, *(part for table in tables for part in (_markdown(table), table.note))]
+        click.echo("\n\n".join(filter(None, parts)))
+
+
+def _markdown(table: Table) -> str:
+    from tabulate import tabulate
+
+    texts = [[_text(cell).replace("|", "\\|") for cell in row] for row in table.rows]
+    columns = [column.replace("|", "\\|") for column in table.columns]
+    numeric = [all(_is_number(row[at]) for row in table.rows) for at in range(len(columns))]
+    sides = ["right" if right else "left" for right in numeric]
+    return tabulate(texts, columns, "pipe", colalign=sides if texts else None, disable_numparse=True)
+
+
+def _text(cell: Any) -> str:
+    match cell:
+        case Cell():
+            return cell.text
+        case None:
+            return ""
+        case bool() | float():
+            return str(cell)
+        case int():
+            return f"{cell:,}"
+    return str(cell)
+
+
+def _value(cell: Any) -> Any:
+    value = cell.value if isinstance(cell, Cell) else cell
+    if isinstance(value, dict):
+        return {name: _value(part) for name, part in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number
+    return value
+
+
+def _is_number(cell: Any) -> bool:
+    value = _value(cell)
+    return value is None or isinstance(value, dict) or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _csv(table: Table) -> str:
+    headings: list[str] = []
+    columns: list[list[Any]] = []
+    for at, column in enumerate(table.columns):
+        parts = [_parts(row[at]) for row in table.rows]
+        names = dict.fromkeys(name for of_row in parts for name in of_row) or {"": None}
+        headings += [f"{column} {name}".strip() for name in names]
+        columns += [[of_row.get(name) for of_row in parts] for name in names]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([headings, *zip(*columns, strict=True)])
+    return text.getvalue()
+
+
+def _parts(cell: Any) -> dict[str, Any]:
+    """Values by name; one alone has none."""
+    value = _value(cell)
+    if isinstance(value, dict):
+        return value
+    return {} if value is None else {"": value}
+
+
+def _plain(table: Table) -> dict[str, Any]:
+    rows = [dict(zip(table.columns, map(_value, row), strict=True)) for row in table.rows]
+    return {"rows": rows, "note": table.note}

@@ -1,0 +1,102 @@
+"""``flashpoint watch``: follow runs under way, in the terminal or in a browser."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from flashpoint.analysis.progress import under_way
+from flashpoint.errors import UserError
+from flashpoint.runs.recorded import Run
+from flashpoint.runs.select import select_runs
+
+_TERMINAL_SECONDS, _PAGE_SECONDS = 2.0, 15.0
+"""Between two frames in the terminal, and between two pages: a page has many figures."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("word", metavar="RUN|FOLDER")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.html",
+    help="Write the report as a page there. A browser loads it again while the runs go on.",
+)
+@click.option("--once", is_flag=True, help="Show the present state and end.")
+def command(word: str, html: Path | None, once: bool) -> None:
+    """Follow a run, or all runs of a folder that are under way, until the last has ended.
+
+    Shown are loss, gradient norm, the heads with the largest W_Q, warnings, the rate and the time left. Everything is
+    read from the runs' own files, so another terminal or another machine that sees them will do. Ctrl-C ends the view,
+    not the runs.
+    """
+    runs = followed(word)
+    if html:
+        _keep_page(runs, html, once)
+    else:
+        _keep_frame(runs, once)
+    for run in runs:
+        run = Run.of_folder(run.folder) if run.folder else run  # noqa: PLW2901 - as it is now
+        click.echo(f"{run.name}: {run.verdict if run.ended else 'under way'}")
+
+
+def followed(word: str) -> list[Run]:
+    """Return the one run that the word names, or those of several runs that are under way.
+
+    Raises:
+        UserError: the word names no run, or several of which none is under way.
+    """
+    named = select_runs([word])
+    going = [run for run in named if under_way(run)]
+    if len(named) > 1 and not going:
+        raise UserError(f"{word}: none of its {len(named)} runs is under way; name one run to see how it went")
+    return named if len(named) == 1 else going
+
+
+def _present(runs: Sequence[Run]) -> list[Run]:
+    """The runs as their files are now: a ``Run`` reads each file once."""
+    return [Run.of_folder(run.folder) for run in runs if run.folder]
+
+
+def _keep_frame(runs: Sequence[Run], once: bool) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from flashpoint.report.live import frame
+
+    console = Console()
+    if once:
+        console.print(frame(_present(runs), console.width, console.height))
+        return
+    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        while True:
+            began, now = time.monotonic(), _present(runs)
+            ended = not any(map(under_way, now))
+            live.update(frame(now, console.width, console.height), refresh=True)
+            if ended:
+                break
+            # A long run takes a while to read: most of the time is to be left for it.
+            time.sleep(max(_TERMINAL_SECONDS, 3 * (time.monotonic() - began)))
+    if console.is_terminal:  # the screen with the last frame is gone
+        console.print(frame(_present(runs), console.width, console.height))
+
+
+def _keep_page(runs: Sequence[Run], html: Path, once: bool) -> None:
+    from flashpoint.report.page import page
+
+    told = False
+    while True:
+        began, now = time.monotonic(), _present(runs)
+        goes_on = not once and any(map(under_way, now))
+        partial = html.with_name(f".{html.name}.partial")
+        partial.write_text(page(now, reload_seconds=_PAGE_SECONDS if goes_on else None), encoding="utf-8")
+        partial.replace(html)
+        if not told:
+            click.echo(f"{html.resolve().as_uri()}")
+            told = True
+        if not goes_on:
+            return
+        time.sleep(max(1.0, _PAGE_SECONDS - (time.monotonic() - began)))

@@ -1,0 +1,43 @@
+"""Files that are whole or not there: JSON written atomically, and digests of bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from flashpoint.errors import UserError
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write atomically: a reader sees the old file or the whole new one."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w") as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read what :func:`write_json` wrote.
+
+    Raises:
+        UserError: the file is missing or is no JSON.
+    """
+    try:
+        value: dict[str, Any] = json.loads(path.read_text())
+        return value
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; the run has not ended, resume={path.parent} goes on with it") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: unreadable ({error}); restore the file or choose another run") from error
+
+
+def file_sha256(path: Path) -> str:
+    """Hex digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,80 @@
+"""Linear layers whose BF16 products run at FP32 speed on any CPU.
+
+Few CPUs have BF16 matrix instructions, and without them PyTorch multiplies BF16 matrices a hundred times slower than
+FP32 ones. A product of two BF16 values is exact in FP32. So an FP32 product of the same operands, rounded once to BF16,
+is what autocast asks for: exact products, FP32 sums, a BF16 result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x · Wᵀ.
+
+    Under autocast both operands and the result are BF16, and so are both gradients before they take the dtypes of ``x``
+    and ``weight``. On a CPU every BF16 product is then :func:`bf16_matmul`; a GPU takes PyTorch's.
+
+    Args:
+        x: [..., in_features] float32 or bfloat16, any strides.
+        weight: [out_features, in_features] float32.
+
+    Returns:
+        [..., out_features]; bfloat16 under autocast, else float32.
+    """
+    if x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+        return F.linear(x, weight)
+    rows = x.bfloat16().reshape(-1, x.shape[-1])
+    product: Tensor = bf16_matmul(rows, weight.bfloat16().mT)
+    return product.view(*x.shape[:-1], weight.shape[0])
+
+
+class Linear(nn.Linear):
+    """``nn.Linear`` without a bias that computes :func:`linear`."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight)
+
+
+@torch.library.custom_op("flashpoint::bf16_matmul", mutates_args=())
+def bf16_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a · b with exact products, FP32 sums and one rounding to nearest even, on a CPU; its gradients likewise.
+
+    An op, so that ``torch.compile`` does not drop the rounding of an operand: a cast from FP32 to BF16 and back counts
+    as removable there.
+
+    Args:
+        a: [M, K] bfloat16, any strides.
+        b: [K, N] bfloat16, any strides.
+
+    Returns:
+        [M, N] bfloat16, contiguous.
+    """
+    with torch.autocast("cpu", enabled=False):  # which would round the operands' FP32 product back to a BF16 one
+        return torch.mm(a.float(), b.float()).bfloat16()
+
+
+@bf16_matmul.register_fake
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty(a.shape[0], b.shape[1])
+
+
+def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    a, b = ctx.saved_tensors
+    for_a, for_b = ctx.needs_input_grad
+    return bf16_matmul(grad, b.mT) if for_a else None, bf16_matmul(a.mT, grad) if for_b else None
+
+
+bf16_matmul.register_autograd(_backward, setup_context=_setup_context)

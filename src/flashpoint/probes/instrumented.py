@@ -1,0 +1,120 @@
+"""The forward and backward pass that is observed, beside the training."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from flashpoint.attention.variant import AttentionVariant
+from flashpoint.config import Targets
+from flashpoint.model import GPT, Block
+from flashpoint.probes.captured import Captured
+from flashpoint.probes.observation import Observation
+from flashpoint.probes.targets import draw, with_unrounded_out
+
+
+class InstrumentedPass:
+    """Runs the model on a few sequences: no gradient of a parameter, no state changes.
+
+    Args:
+        like: sequences of the shape of all that follow, [N, T + 1].
+        batch_size: sequences of a whole step: dO is these sequences' part of the step's.
+        targets: what they are to predict, as in the configuration.
+    """
+
+    def __init__(
+        self, model: GPT, like: Tensor, batch_size: int, device: torch.device, targets: Targets = "data"
+    ) -> None:
+        self._model, self._share = model, len(like) / batch_size
+        self._predicts = None if targets == "data" else with_unrounded_out(model) if targets == "unrounded" else model
+        self._attentions = [cast(Block, block).attention for block in model.blocks]
+        self._sequences = torch.zeros_like(like, device=device)
+        self._seed_and_step = torch.zeros(2, dtype=torch.int64, device=device)
+        self._observe = Captured(self._run, device)
+
+    def __call__(self, sequences: Tensor, seed_and_step: Tensor) -> Observation:
+        """Run one pass.
+
+        Args:
+            sequences: [N, T + 1] int64.
+            seed_and_step: [2] int64, key of stochastic rounding.
+
+        Returns:
+            The observation, its ``update`` zero so far (:meth:`with_update`); good until the next call.
+        """
+        self._sequences.copy_(sequences)
+        self._seed_and_step.copy_(seed_and_step)
+        return dataclasses.replace(self._observe())  # a new one: what it derives is of this pass alone
+
+    def with_update(self, seen: Observation) -> Observation:
+        """Return the observation with what the step added to W_Q."""
+        return dataclasses.replace(seen, update=self._w_q() - seen.w_q)
+
+    def _run(self) -> Observation:
+        inputs: list[Tensor] = []
+        packed: list[Tensor] = []
+        outs: list[Tensor] = []
+
+        targets = self._targets()
+
+        def keep_projected(_module: Any, arguments: tuple[Tensor, ...], result: Tensor) -> None:
+            inputs.append(arguments[0])
+            packed.append(result)
+
+        def keep_out(_module: Any, arguments: tuple[Tensor, ...]) -> None:
+            outs.append(arguments[0])
+
+        handles = [attention.qkv.register_forward_hook(keep_projected) for attention in self._attentions]
+        handles += [attention.projection.register_forward_pre_hook(keep_out) for attention in self._attentions]
+        try:
+            with torch.enable_grad(), self._autocast():
+                loss = self._model(self._sequences[:, :-1], targets, self._seed_and_step)
+        finally:
+            for handle in handles:
+                handle.remove()
+        grads = torch.autograd.grad(loss * self._share, outs)
+        q, k, v = (self._by_head(part) for part in torch.stack(packed).detach().chunk(3, dim=-1))
+        w_q = self._w_q().clone()
+        return Observation(
+            variant=_analysed(self._attentions[0].variant),
+            x=torch.stack(inputs).detach().float(),
+            q=q,
+            k=k,
+            v=v,
+            out=self._by_head(torch.stack(outs).detach()),
+            grad_out=self._by_head(torch.stack(grads)).float(),
+            seed_and_step=self._seed_and_step,
+            w_q=w_q,
+            update=torch.zeros_like(w_q),
+        )
+
+    def _targets(self) -> Tensor:
+        """Return the tokens to predict, [N, T] int64."""
+        if self._predicts is None:
+            return self._sequences[:, 1:]
+        with torch.no_grad(), self._autocast():  # one of its own: autocast keeps the weights that it has cast
+            logits = self._predicts.logits(self._sequences[:, :-1], self._seed_and_step)
+        return draw(logits, self._seed_and_step)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self._sequences.device.type, dtype=torch.bfloat16)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """Return features [L, N, T, C] by head, [L, N, H, T, d]."""
+        return x.unflatten(-1, (self._model.config.n_head, -1)).transpose(2, 3)
+
+    def _w_q(self) -> Tensor:
+        """Return W_Q of each layer and head, [L, H, d, C]."""
+        return torch.stack([attention.w_q.detach() for attention in self._attentions])
+
+
+def _analysed(variant: AttentionVariant) -> AttentionVariant:
+    """Return the variant to analyse: for PyTorch's own kernels, FlashAttention-2's numerics, which they implement."""
+    elsewhere = variant.elsewhere and _analysed(variant.elsewhere)
+    if variant.kernel == "sdpa":
+        selection = {"layers": variant.layers, "heads": variant.heads, "elsewhere": elsewhere}
+        return AttentionVariant(name="sdpa", **selection)  # type: ignore[arg-type]
+    return dataclasses.replace(variant, elsewhere=elsewhere)

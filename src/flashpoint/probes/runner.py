@@ -1,0 +1,127 @@
+"""Runs the probes beside the training and names what they measure."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flashpoint.config import ProbesConfig, TrainConfig
+from flashpoint.errors import UserError
+from flashpoint.model import GPT
+from flashpoint.probes.attention import BUILT_IN, Probe
+from flashpoint.probes.captured import Captured
+from flashpoint.probes.instrumented import InstrumentedPass
+from flashpoint.probes.observation import Observation
+from flashpoint.probes.sentinel import LOOKBACK, Sentinel
+from flashpoint.probes.spectral import weight_norms
+
+
+class ProbeRunner:
+    """The probes of one run. They read weights and batches and change nothing: digests are the same without them.
+
+    Args:
+        train: for the sequences of a whole step, and the steps of the warm-up.
+        device: where the model is while it trains.
+        notify: takes the sentinel's warning.
+
+    Raises:
+        UserError: a probe that is named is not there.
+    """
+
+    def __init__(
+        self,
+        config: ProbesConfig,
+        model: GPT,
+        train: TrainConfig,
+        device: torch.device,
+        notify: Callable[[str], None],
+    ) -> None:
+        self._config, self._notify = config, notify
+        self._model, self._batch_size, self._device = model, train.batch_size, device
+        self._probes = {name: load_probe(name) for name in config.attention}
+        self._weight_norms = Captured(lambda: weight_norms(model), device)
+        self._pass: InstrumentedPass | None = None
+        self._seen: Observation | None = None
+        self.sentinel = Sentinel(train.warmup_steps)
+
+    def before_step(self, step: int, batch: Tensor, seed_and_step: Tensor) -> None:
+        """Observe the attention, if it is due, on the first sequences of the batch [..., sequences, T + 1]."""
+        if self._probes and _is_due(step, self._config.attention_interval):
+            sequences = batch.flatten(0, -2)[: self._config.sequences]
+            self._pass = self._pass or InstrumentedPass(
+                self._model, sequences, self._batch_size, self._device, self._config.targets
+            )
+            self._seen = self._pass(sequences, seed_and_step)
+
+    @torch.no_grad()
+    def after_step(self, step: int, *, last: bool) -> dict[str, NDArray[np.float64]]:
+        """Return the metrics due at this step by name, each [L, H]."""
+        measured: dict[str, Tensor] = {}
+        if self._config.weights_interval and (last or _is_due(step, self._config.weights_interval)):
+            measured |= self._weight_norms()
+        if self._pass and self._seen:
+            seen, self._seen = self._pass.with_update(self._seen), None
+            for probe in self._probes.values():
+                measured |= probe.measure(seen)
+        if not measured:
+            return {}
+        stacked = torch.stack([by_head.double() for by_head in measured.values()])
+        values = dict(zip(measured, stacked.cpu().numpy(), strict=True))  # one copy from the device
+        if "w_q_spectral_norm" in values and (warning := self.sentinel.update(step, values["w_q_spectral_norm"])):
+            self._notify(
+                f"step {step:,}: W_Q of layer {warning.layer}, head {warning.head} has grown ×{warning.growth:.1f} "
+                f"in {LOOKBACK} steps, to {warning.norm:.1f}: an explosion may follow"
+            )
+        return values
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs to go on, as plain values."""
+        probes = {name: state for name, probe in self._probes.items() if (state := probe.state())}
+        return {"attention": probes, "sentinel": self.sentinel.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Inverse of :meth:`state`. States of probes that this run does not have are ignored."""
+        self.sentinel.load_state(state["sentinel"])
+        for name, probe in self._probes.items():
+            if name in state["attention"]:
+                probe.load_state(state["attention"][name])
+
+
+def load_probe(name: str) -> Probe:
+    """A built-in probe, or ``FILE.py:CLASS``.
+
+    Raises:
+        UserError: neither is there, or the class is no probe.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]()
+    file, _, class_name = name.rpartition(":")
+    if not file:
+        raise UserError(f"probes.attention: no probe named {name}; choose of {', '.join(BUILT_IN)}, or FILE.py:CLASS")
+    if not Path(file).is_file():
+        raise UserError(f"probes.attention={name}: {file} is no file")
+    spec = importlib.util.spec_from_file_location(f"flashpoint_probe_{Path(file).stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        probe = getattr(module, class_name)()
+    except Exception as error:
+        raise UserError(f"probes.attention={name}: {type(error).__name__}: {error}") from error
+    if not isinstance(probe, Probe):
+        raise UserError(f"probes.attention={name}: no subclass of flashpoint.probes.attention.Probe")
+    if type(probe).measure is Probe.measure:
+        raise UserError(f"probes.attention={name}: no measure(self, seen); see flashpoint.probes.attention.Probe")
+    return probe
+
+
+def _is_due(step: int, interval: int) -> bool:
+    return interval > 0 and (step + 1) % interval == 0

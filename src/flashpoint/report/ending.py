@@ -1,0 +1,30 @@
+"""The listener that draws a run when it has ended."""
+
+from __future__ import annotations
+
+from flashpoint.config import Config
+from flashpoint.report.curves import draw_curves
+from flashpoint.report.page import write_report
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.recorded import Run
+from flashpoint.training.listeners import Metrics
+from flashpoint.training.outcome import Outcome
+
+
+class EndOfRunDrawing:
+    """Writes ``curves.png``, and with ``report`` the page with every figure under ``report/``."""
+
+    def __init__(self, *, report: bool) -> None:
+        self._report = report
+
+    def begun(self, folder: RunFolder, config: Config, first_step: int) -> None:
+        """Nothing to draw yet."""
+
+    def logged(self, step: int, metrics: Metrics) -> None:
+        """All metrics are read from the run's file at its end."""
+
+    def ended(self, folder: RunFolder, outcome: Outcome) -> None:
+        """Draw."""
+        draw_curves(folder)
+        if self._report:
+            write_report([Run.of_folder(folder)], folder.path / "report")

@@ -1,0 +1,202 @@
+"""Metrics and digest chains as rows of Arrow tables, and Parquet files whose bytes follow from their rows.
+
+A value with at most six significant decimal digits, as evidence has, is stored with 21 significant bits: the fewest
+that tell six-digit decimals apart (2²⁰ > 10⁶). The rest of its bits are 0 and cost nothing once compressed. Reading
+gives back the decimal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.runs.chain import Chain
+from flashpoint.runs.metrics import Columns, Series
+
+FEW_DIGITS = 6
+EXACT_DIGITS = 17
+"""Significant decimal digits that tell any two float64 apart."""
+_KEPT_BITS = np.uint64(0xFFFF_FFFF_0000_0000)  # sign, exponent and 20 bits of a mantissa whose first is implied
+_HALF = np.uint64(0x8000_0000)
+_POWERS = np.array([float(10**power) for power in range(23)])  # each without a rounding error
+_RUNS_A_GROUP = 16
+"""Runs in a row group: more compress better, fewer are read sooner."""
+_ZSTD_LEVEL = 19
+
+
+def to_few_bits(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Values rounded to nearest at 21 significant bits, from which :func:`to_few_digits` has their first six digits."""
+    bits = np.ascontiguousarray(values).view(np.uint64)
+    rounded = ((bits + _HALF) & _KEPT_BITS).view(np.float64)
+    return np.where(np.isfinite(values), rounded, values)
+
+
+def to_few_digits(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Values rounded to the nearest decimals of six significant digits, each the float64 nearest to its decimal."""
+    size = np.abs(values)
+    plain = (size > 1e-16) & (size < 1e27)
+    size = np.where(plain, size, 1.0)
+    exponent = np.floor(np.log10(size)).astype(int) - (FEW_DIGITS - 1)
+    power = _POWERS[np.abs(exponent)]
+    # A quotient or product of two such numbers is rounded once: the float64 nearest to the decimal.
+    digits = np.rint(np.where(exponent < 0, size * power, size / power))
+    decimals = np.copysign(np.where(exponent < 0, digits / power, digits * power), values)
+    for at in zip(*np.nonzero(~plain), strict=True):
+        decimals[at] = float(f"{values[at]:.{FEW_DIGITS}g}")
+    return decimals
+
+
+def digits_of(columns: Columns) -> int:
+    """6 where six significant digits say every value exactly, else 17."""
+    few = all(_same(to_few_digits(to_few_bits(values)), values) for _, values in columns.values())
+    return FEW_DIGITS if few else EXACT_DIGITS
+
+
+def _same(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
+    return bool(((one == other) & (np.signbit(one) == np.signbit(other)) | (np.isnan(one) & np.isnan(other))).all())
+
+
+def metrics_table(run: str, columns: Columns, digits: int) -> Any:
+    """Rows of a run: its name, a step at which something was measured, and each metric or null.
+
+    Args:
+        digits: 6 or 17 significant decimal digits of every value.
+    """
+    import pyarrow as pa
+
+    steps = np.unique(np.concatenate([np.empty(0, np.int64), *(at for at, _ in columns.values())]))
+    arrays = {"run": pa.array([run] * len(steps), pa.string()), "step": pa.array(steps)}
+    for name in sorted(columns):
+        at, values = columns[name]
+        places = np.full(len(steps), -1)
+        places[np.searchsorted(steps, at)] = np.arange(len(at))
+        # [n] or [n, n_layer, n_head], as rows are ordered
+        stored = np.moveaxis(to_few_bits(values) if digits == FEW_DIGITS else values, -1, 0)
+        arrays[name] = _nested(stored).take(pa.array(places, mask=places < 0))
+    return pa.table(list(arrays.values()), schema=metrics_schema({name: columns[name][1].ndim for name in columns}))
+
+
+def metrics_schema(dimensions: Mapping[str, int]) -> Any:
+    """Return the schema of metrics of that many dimensions: 1 for a run's metrics, 3 for metrics of heads."""
+    import pyarrow as pa
+
+    heads = pa.list_(pa.field("element", pa.list_(pa.field("element", pa.float64()))))
+    types = {name: heads if dimensions[name] == 3 else pa.float64() for name in sorted(dimensions)}
+    return pa.schema({"run": pa.string(), "step": pa.int64(), **types})
+
+
+def _nested(values: NDArray[np.float64]) -> Any:
+    """Return values [n] or [n, n_layer, n_head] as an Arrow array of n numbers or nested lists."""
+    import pyarrow as pa
+
+    array = pa.array(np.ascontiguousarray(values).reshape(-1))
+    for axis in range(values.ndim - 1, 0, -1):
+        offsets = np.arange(0, len(array) + 1, values.shape[axis], dtype=np.int32)
+        array = pa.ListArray.from_arrays(pa.array(offsets), array, type=pa.list_(pa.field("element", array.type)))
+    return array
+
+
+def metrics_of(rows: Any, digits: int) -> Columns:
+    """Inverse of :func:`metrics_table`, of the rows of one run."""
+    steps = rows["step"].to_numpy()
+    columns = ((name, _series(steps, rows[name].combine_chunks(), digits)) for name in rows.column_names[2:])
+    return {name: series for name, series in columns if len(series[0])}
+
+
+def _series(steps: NDArray[np.int64], array: Any, digits: int) -> Series:
+    import pyarrow as pa
+
+    at, values = steps[array.is_valid().to_numpy(zero_copy_only=False)], array.drop_null()
+    shape = []
+    while pa.types.is_list(values.type):
+        shape.append(len(values[0]) if len(values) else 0)
+        values = values.flatten()
+    numbers = values.to_numpy(zero_copy_only=False).reshape(len(at), *shape)
+    if digits == FEW_DIGITS:
+        numbers = to_few_digits(numbers)
+    return at, np.ascontiguousarray(np.moveaxis(numbers, 0, -1))
+
+
+def chain_table(run: str, chain: Chain) -> Any:
+    """Rows of a run: its name, and of each step loss, gradient norm and checksum, null where none was taken.
+
+    Digests follow from these.
+    """
+    import pyarrow as pa
+
+    loss, grad_norm = (chain.records[name].view(np.float32) for name in ("loss", "grad_norm"))
+    state = chain.records["state"].astype(np.uint64)
+    arrays = [pa.array([run] * chain.steps, pa.string()), pa.array(loss), pa.array(grad_norm)]
+    return pa.table([*arrays, pa.array(state, mask=state == 0)], schema=chain_schema())
+
+
+def chain_schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema({"run": pa.string(), "loss": pa.float32(), "grad_norm": pa.float32(), "state": pa.uint64()})
+
+
+def chain_of(rows: Any) -> Chain:
+    """Inverse of :func:`chain_table`, of the rows of one run."""
+    columns = (rows["loss"], rows["grad_norm"], rows["state"].fill_null(0))
+    return Chain.of_values(*(column.to_numpy() for column in columns))
+
+
+def runs_together(tables: Mapping[str, Any], schema: Any) -> Iterator[Any]:
+    """Row groups of runs' tables, ordered by name; columns that a run has not are null there."""
+    import pyarrow as pa
+
+    names = sorted(tables)
+    for first in range(0, len(names), _RUNS_A_GROUP):
+        group = [tables[name].select(_shared(schema, tables[name])) for name in names[first : first + _RUNS_A_GROUP]]
+        yield pa.concat_tables([schema.empty_table(), *group], promote_options="default").combine_chunks()
+
+
+def _shared(schema: Any, table: Any) -> list[str]:
+    return [name for name in schema.names if name in table.column_names]
+
+
+def write_parquet(path: Path, schema: Any, groups: Iterator[Any] | Sequence[Any], dictionary: Sequence[str]) -> None:
+    """Write atomically, one row group a table; the same rows give the same bytes.
+
+    Args:
+        dictionary: columns whose values repeat. Bytes of floating-point numbers are stored place by place.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    encodings = {
+        field.name + ".list.element" * _depth(field.type): "BYTE_STREAM_SPLIT"
+        for field in schema
+        if pa.types.is_floating(_leaf(field.type))
+    }
+    if "step" in schema.names:
+        encodings["step"] = "DELTA_BINARY_PACKED"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with pq.ParquetWriter(
+        partial,
+        schema,
+        compression="zstd",
+        compression_level=_ZSTD_LEVEL,
+        use_dictionary=list(dictionary),
+        column_encoding=encodings or None,
+        write_statistics=list(dictionary),  # by which a reader finds a run's row group
+        store_schema=False,
+        write_page_checksum=True,
+    ) as writer:
+        for table in groups:
+            writer.write_table(table, row_group_size=max(1, table.num_rows))
+    partial.replace(path)
+
+
+def _depth(kind: Any) -> int:
+    return 0 if not hasattr(kind, "value_type") else 1 + _depth(kind.value_type)
+
+
+def _leaf(kind: Any) -> Any:
+    return kind if not hasattr(kind, "value_type") else _leaf(kind.value_type)

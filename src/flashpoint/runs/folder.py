@@ -1,0 +1,123 @@
+"""The only place that knows file names inside a run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from flashpoint.errors import UserError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run on disk. Training writes it; everything after reads it."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration, JSON."""
+        return self.path / "config.json"
+
+    @property
+    def manifest(self) -> Path:
+        """Environment, data and initial weights, JSON."""
+        return self.path / "manifest.json"
+
+    @property
+    def tape(self) -> Path:
+        """The batch order (:mod:`flashpoint.data.tape`)."""
+        return self.path / "tape.bin"
+
+    @property
+    def chain(self) -> Path:
+        """What every step computed (:mod:`flashpoint.runs.chain`)."""
+        return self.path / "chain.bin"
+
+    @property
+    def metrics(self) -> Path:
+        """The metrics file (:mod:`flashpoint.runs.metrics`); gzipped where the run is kept as evidence."""
+        packed = self.packed_metrics
+        return packed if packed.exists() else self.path / "metrics.jsonl"
+
+    @property
+    def packed_metrics(self) -> Path:
+        """The thinned metrics of a run that is kept as evidence in a folder, with its tape."""
+        return self.path / "metrics.jsonl.gz"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of full checkpoints (:mod:`flashpoint.training.checkpoints`)."""
+        return self.path / "checkpoints"
+
+    @property
+    def outcome(self) -> Path:
+        """The verdict, JSON; absent while the run goes on or if it was killed."""
+        return self.path / "outcome.json"
+
+    @property
+    def figure(self) -> Path:
+        """Loss, gradient norm and W_Q norms over steps, PNG."""
+        return self.path / "curves.png"
+
+    @property
+    def begun(self) -> bool:
+        """Whether a step may have run: the tape is written before the first one, the metrics after it."""
+        return any(file.is_file() and file.stat().st_size > 0 for file in (self.tape, self.metrics))
+
+    @classmethod
+    def create(cls, runs_dir: str | Path, name: str) -> RunFolder:
+        """Make a new folder; an existing one is never written to, the name gets a number instead.
+
+        Raises:
+            UserError: the folder cannot be made.
+        """
+        for attempt in range(1, 1000):
+            path = Path(runs_dir) / (name if attempt == 1 else f"{name}-{attempt}")
+            try:
+                path.mkdir(parents=True)
+                return cls(path)
+            except FileExistsError:
+                if not Path(runs_dir).is_dir():
+                    raise UserError(f"runs_dir={runs_dir} is a file: choose another runs_dir") from None
+            except OSError as error:
+                raise UserError(f"{path}: {error.strerror}; choose a writable runs_dir") from error
+        raise UserError(f"runs_dir={runs_dir} holds 999 runs named {name}: choose another run_name")
+
+    @classmethod
+    def open(cls, run: str | Path, runs_dir: str | Path = "runs") -> RunFolder:
+        """An existing run, by path or by its name under ``runs_dir``.
+
+        Raises:
+            UserError: no run is there.
+        """
+        for path in (Path(run), Path(runs_dir) / run):
+            if (path / "config.json").is_file():
+                return cls(path)
+        tables = "; a run of the evidence tables has no tape and no checkpoints" if ":" in str(run) else ""
+        raise UserError(f"{run}: no run there (no config.json){tables}; give a run's folder, e.g. {runs_dir}/NAME")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the only process that writes the run, in the block; one that dies gives it up.
+
+        Raises:
+            UserError: another process writes the run, or the folder takes no lock.
+        """
+        lock = FileLock(self.path / ".lock", blocking=False)
+        try:
+            Path(lock.lock_file).touch()  # FileLock would take a folder that holds no file for one that is locked
+            lock.acquire()
+        except Timeout:
+            raise UserError(f"{self.path}: another process runs it; wait until it ends, or stop it first") from None
+        except (OSError, NotImplementedError) as error:  # the latter on a file system without locks
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{self.path}: {reason}; choose a writable runs_dir that has locks") from error
+        try:
+            yield
+        finally:
+            lock.release()

@@ -1,0 +1,146 @@
+"""The metrics file of a run: the only place that knows its format.
+
+One JSON object a line, each with its ``step`` (from 0). A metric of the run is a number, a metric of heads a list of
+layers, each a list of heads. NaN and infinities are strings, which ``float`` reads. Files of older runs name each head:
+``"layer/2/head/3/NAME": 0.5`` (from 1); they read the same.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.errors import UserError
+
+Series = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""Steps [n] and values: [n] of a metric of the run, [n_layer, n_head, n] of a metric of heads."""
+Columns = dict[str, Series]
+"""Every metric of a run, by name."""
+
+
+class MetricsFile:
+    """Appends one line a call of :meth:`log`, flushed to the operating system.
+
+    Args:
+        path: of a new file, or of one to go on with.
+        first_step: lines of this step and of later ones are dropped from an existing file.
+
+    Raises:
+        OSError: the file cannot be written, here and from every method.
+    """
+
+    def __init__(self, path: Path, first_step: int = 0) -> None:
+        if path.exists():
+            _drop_steps_from(path, first_step)
+        self._file = path.open("a", buffering=1)
+
+    def log(self, step: int, metrics: Mapping[str, float | NDArray[np.floating]]) -> None:
+        """Record metrics of a step (from 0); those of heads are arrays [n_layer, n_head].
+
+        The steps of one metric never go back; those of different ones may.
+        """
+        line = {"step": step, **{name: _to_json(value) for name, value in metrics.items()}}
+        self._file.write(json.dumps(line) + "\n")
+
+    def sync(self) -> None:
+        """Wait until the metrics are on the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> Columns:
+    """Columns of a metrics file, gzipped or not. A last line cut short, as a killed run leaves it, is left out.
+
+    Raises:
+        UserError: the file is missing or its compression damaged, or a line is, with its number.
+    """
+    columns: dict[str, tuple[list[int], list[NDArray[np.float64]]]] = {}
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            metrics = json.loads(line)
+            step = metrics.pop("step")
+            if type(step) is not int or not 0 <= step < 2**63:
+                raise ValueError("no number of a step")
+            for name, value in _by_name(metrics).items():
+                steps, values = columns.setdefault(name, ([], []))
+                steps.append(step)
+                values.append(_from_json(value))
+                if values[-1].shape != values[0].shape:
+                    raise ValueError("other heads than before")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}:{number}: damaged line; restore the file") from error
+    return {name: (np.array(steps), _last_axis_steps(values)) for name, (steps, values) in columns.items()}
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        content = path.read_bytes()
+        *lines, _unfinished = (gzip.decompress(content) if path.suffix == ".gz" else content).split(b"\n")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: damaged ({error}); restore the file") from error
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give a run that has metrics") from error
+    return lines
+
+
+def _by_name(metrics: dict[str, Any]) -> dict[str, Any]:
+    """A line's metrics, those that an older file has under a name for each head as lists under one name."""
+    by_name, heads = {}, dict[str, dict[tuple[int, int], Any]]()
+    for name, value in metrics.items():
+        match name.split("/"):
+            case ["layer", layer, "head", head, own]:
+                heads.setdefault(own, {})[int(layer), int(head)] = value
+            case _:
+                by_name[name] = value
+    for name, values in heads.items():
+        n_layer, n_head = (max(numbers) for numbers in zip(*values, strict=True))
+        by_name[name] = [[values[layer, head] for head in range(1, n_head + 1)] for layer in range(1, n_layer + 1)]
+    return by_name
+
+
+def _from_json(value: Any) -> NDArray[np.float64]:
+    """Return a metric of a JSON line as an array [] or [n_layer, n_head]."""
+    if not isinstance(value, list):
+        return np.array(float(value))
+    heads = np.array([[float(number) for number in layer] for layer in value])
+    if heads.ndim != 2:
+        raise ValueError("no layers of heads")
+    return heads
+
+
+def _to_json(value: float | NDArray[np.floating]) -> Any:
+    """JSON has no NaN and no infinities: those are strings."""
+    if isinstance(value, np.ndarray):
+        assert value.ndim == 2, f"{value.shape}, a metric of heads is [n_layer, n_head]"
+        return [[_to_json(number) for number in layer] for layer in value.tolist()]
+    return value if math.isfinite(value) else str(value)
+
+
+def _last_axis_steps(values: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    return np.ascontiguousarray(np.moveaxis(np.array(values), 0, -1))
+
+
+def _drop_steps_from(path: Path, step: int) -> None:
+    """Keep only the lines of steps before ``step``: what a run that goes on from there counts on."""
+    *lines, _unfinished = path.read_text(errors="replace").split("\n")
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text("".join(f"{line}\n" for line in lines if _is_before(line, step)))
+    partial.replace(path)
+
+
+def _is_before(line: str, step: int) -> bool:
+    try:
+        return bool(json.loads(line)["step"] < step)
+    except ValueError:  # garbled by a power loss: later than anything that a checkpoint counts on
+        return False

@@ -1,0 +1,105 @@
+"""Which runs a word on the command line names."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable, Sequence
+from fnmatch import filter as matching
+from pathlib import Path
+
+from flashpoint.errors import UserError
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.recorded import Run
+from flashpoint.runs.tables import EVIDENCE, Evidence
+
+_LISTED = 12
+
+
+def open_run(word: str, runs_dir: str | Path = "runs") -> Run:
+    """The one run that the word names (:func:`select_runs`).
+
+    Raises:
+        UserError: it names none, or several.
+    """
+    runs = select_runs([word], runs_dir)
+    if len(runs) > 1:
+        raise UserError(f"{word}: names {len(runs)} runs, one is needed; give one of {_listed(r.name for r in runs)}")
+    return runs[0]
+
+
+def select_runs(words: Sequence[str], runs_dir: str | Path = "runs") -> list[Run]:
+    """The runs that the words name, in the order of the words, those of one word by name.
+
+    A word is a run's folder, a run's name under ``runs_dir``, a folder of runs, a pattern of the shell for any of these
+    (``*``, ``?``, ``[…]``, ``{a,b}``), or ``EXPERIMENT:PATTERN`` of the evidence in ``runs_dir/reference``. A folder
+    goes before evidence.
+
+    Raises:
+        UserError: a word names no run.
+    """
+    runs_dir = Path(runs_dir)
+    evidence = Evidence(runs_dir / EVIDENCE)
+    return [run for word in words for run in _named(word, runs_dir, evidence)]
+
+
+def _named(word: str, runs_dir: Path, evidence: Evidence) -> list[Run]:
+    for path in (Path(word), runs_dir / word):
+        if runs := _at(path):
+            return runs
+    alternatives = expand_braces(word)
+    if len(alternatives) > 1:
+        return [run for alternative in alternatives for run in _named(alternative, runs_dir, evidence)]
+    for pattern in (word, str(runs_dir / word)):
+        if runs := [run for path in sorted(glob.glob(pattern)) for run in _at(Path(path))]:
+            return runs
+    if ":" in word:
+        return _kept(word, evidence)
+    raise UserError(
+        f"{word}: no run there (no config.json); give a run's folder, e.g. {runs_dir}/NAME, or EXPERIMENT:PATTERN"
+    )
+
+
+def _at(path: Path) -> list[Run]:
+    """The run in this folder, or the runs in its folders."""
+    if (path / "config.json").is_file():
+        return [Run.of_folder(RunFolder(path))]
+    return [Run.of_folder(RunFolder(config.parent)) for config in sorted(path.glob("*/config.json"))]
+
+
+def _kept(word: str, evidence: Evidence) -> list[Run]:
+    """Runs of the evidence; their names are patterns, and so may be that of the experiment."""
+    experiment, _, pattern = word.partition(":")
+    experiments = matching(evidence.experiments, experiment)
+    if not experiments:
+        there = ", ".join(evidence.experiments) or "none"
+        raise UserError(f"{word}: no experiment {experiment} in {evidence.root}; it has {there}")
+    runs = [run for name in experiments for run in evidence.experiments[name].values()]
+    found = set(matching((run.name for run in runs), pattern))
+    if not found:
+        there = _listed(run.name for run in runs)
+        raise UserError(f"{word}: no run of {experiment} is named {pattern}; it has {there}")
+    return [run for run in runs if run.name in found]
+
+
+def expand_braces(word: str) -> list[str]:
+    """``a{b,c{d,e}}`` is ``ab``, ``acd`` and ``ace``, as in a shell; braces without a comma stay."""
+    start, depth, cuts = -1, 0, list[int]()
+    for at, character in enumerate(word):
+        if character == "{":
+            depth += 1
+            if depth == 1:
+                start, cuts = at, [at]
+        elif character == "," and depth == 1:
+            cuts.append(at)
+        elif character == "}" and depth:
+            depth -= 1
+            if depth == 0 and len(cuts) > 1:
+                parts = [word[a + 1 : b] for a, b in zip(cuts, [*cuts[1:], at], strict=True)]
+                return [whole for part in parts for whole in expand_braces(word[:start] + part + word[at + 1 :])]
+    return [word]
+
+
+def _listed(names: Iterable[str]) -> str:
+    known = list(names)
+    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+    return ", ".join(known[:_LISTED]) + more

@@ -1,0 +1,56 @@
+"""Who is told of a run while it trains: W&B, drawings, or whatever a caller registers."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.config import Config
+from flashpoint.errors import notify
+from flashpoint.runs.folder import RunFolder
+from flashpoint.training.outcome import Outcome
+
+Metrics = Mapping[str, float | NDArray[np.floating]]
+"""Metrics by name: a number, or an array [n_layer, n_head]."""
+
+
+class Listener(Protocol):
+    """Hears of one run, in the process that keeps its files. What it raises is told in one line; the run goes on."""
+
+    def begun(self, folder: RunFolder, config: Config, first_step: int) -> None:
+        """The folder has its configuration and manifest; training begins at ``first_step``, from 0."""
+
+    def logged(self, step: int, metrics: Metrics) -> None:
+        """Metrics of a step were written to the metrics file."""
+
+    def ended(self, folder: RunFolder, outcome: Outcome) -> None:
+        """All files of the run are written."""
+
+
+class Listeners:
+    """Several as one. One that fails is told of once, by its class's name, and hears nothing more."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self._listeners = list(listeners)
+
+    def begun(self, folder: RunFolder, config: Config, first_step: int) -> None:
+        self._each(lambda listener: listener.begun(folder, config, first_step))
+
+    def logged(self, step: int, metrics: Metrics) -> None:
+        self._each(lambda listener: listener.logged(step, metrics))
+
+    def ended(self, folder: RunFolder, outcome: Outcome) -> None:
+        self._each(lambda listener: listener.ended(folder, outcome))
+
+    def _each(self, tell: Callable[[Listener], None]) -> None:
+        for listener in tuple(self._listeners):
+            try:
+                tell(listener)
+            except Exception as error:  # whatever a listener does, the run is not to end by it
+                self._listeners.remove(listener)
+                reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+                notify(f"{type(listener).__name__} is off for this run ({reason}); the run's files have everything")

@@ -1,0 +1,46 @@
+"""Lines that a person should read before a run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from flashpoint.config import Config
+from flashpoint.errors import notify
+
+MANY_PASSES = 20
+"""The default experiment explodes with 18 passes as with 2, with 117 late or not at all (docs/findings/settings.md)."""
+
+
+def tell_what_kind_of_run(config: Config, device: torch.device) -> None:
+    """Say if there is no GPU, if formats are not BF16's, and if errors are injected."""
+    if device.type == "cpu":
+        notify(
+            "no GPU: the model is small and explodes where Ō is rounded to few bits (experiment=laptop); "
+            "BF16's own explosion takes thousands of steps of experiment=ignite, which needs a GPU"
+        )
+    if config.attn.title != config.attn.name:
+        notify(f"attention: {config.attn.title}")
+    if config.attn.delta_error.kind != "none" and config.attn.delta_error.size == 0:
+        notify("attn.delta_error.size=0: nothing is injected; give the size")
+    if config.attn.injected:
+        notify(f"{config.attn.name} injected: δ takes errors on purpose; the run shows what they do, not rounding")
+
+
+def tell_of_a_small_corpus(config: Config, tokens: int) -> None:
+    """Say if the run goes over its text many times."""
+    train = config.train
+    passes = train.steps * train.batch_size * config.model.context / tokens
+    if passes > MANY_PASSES:
+        notify(
+            f"the corpus has {tokens:,} tokens, and train.steps={train.steps} go over it {passes:.0f} times: a model "
+            "that knows its text by heart may explode late or not at all; more installed packages make a larger "
+            "corpus, or give your own text with data=text"
+        )
+
+
+def tell_what_took_time(seconds: Mapping[str, float]) -> None:
+    """Say what a first run waited for; a second run finds it done."""
+    if max(seconds.values()) >= 5:
+        notify(", ".join(f"{name} took {value:.0f} s" for name, value in seconds.items()) + ", side by side")

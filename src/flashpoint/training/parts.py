@@ -1,0 +1,124 @@
+"""What a planned run is made of: data, model, batch order, probes, and where its steps begin."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from flashpoint.config import Config
+from flashpoint.data.batches import BatchOrder
+from flashpoint.data.prepare import prepare
+from flashpoint.data.replayed import ReplayedOrder, check_replay
+from flashpoint.data.tape import Tape, TapeHeader
+from flashpoint.data.tokens import TokenDataset
+from flashpoint.errors import UserError, notify
+from flashpoint.model import GPT
+from flashpoint.probes.runner import ProbeRunner
+from flashpoint.training.checkpoints import capacity
+from flashpoint.training.digests import weights_digest
+from flashpoint.training.interrupt import surely_interrupted
+from flashpoint.training.plan import Plan
+from flashpoint.training.start import Start, starting_point
+from flashpoint.training.step import OptimizerStep, state_bytes
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Everything that a run needs before it has a folder.
+
+    Attributes:
+        step: trains the model, which is on the plan's device.
+        order: which windows a step trains on.
+        header: of the tape that this run writes.
+        tape: the plan's, dealt to as many processes as here.
+        probes: None in all processes but the first.
+        seconds: that ``data`` and ``compilation`` took, one beside the other.
+    """
+
+    tokens: TokenDataset
+    step: OptimizerStep
+    order: BatchOrder | ReplayedOrder
+    header: TapeHeader
+    tape: Tape | None
+    probes: ProbeRunner | None
+    start: Start
+    seconds: dict[str, float]
+
+
+def build(plan: Plan) -> Parts:
+    """Prepare the data, make the model, and check them against the tape.
+
+    Raises:
+        UserError: data, tape, checkpoints or probes are not what the configuration needs.
+    """
+    config, ranks = plan.config, plan.ranks
+    model = GPT(config.model, config.attn, config.seed)
+    if config.checkpoints.interval:
+        capacity(config.checkpoints, state_bytes(model))  # refused before there is a folder
+    model.to(plan.device)  # where it may not fit
+    step = OptimizerStep(model, config, plan.device, ranks)
+    with ThreadPoolExecutor(1) as beside:  # a first run prepares its data for as long as it compiles
+        compiling = beside.submit(_timed, step.warm_up)
+        tokens, data_seconds = _timed(lambda: _tokens(config))
+        _, compile_seconds = compiling.result()
+    order = BatchOrder(len(tokens.train), config.model.context, _batch_shape(config, ranks.world), config.seed)
+    header = _tape_header(config, tokens, order, model)
+    tape = plan.tape
+    if tape:
+        if tape.header.ranks != ranks.world:
+            tape = tape.shared_among(header.shape)
+        check_replay(tape.header, header, tokens)
+    probes = ProbeRunner(config.probes, model, config.train, plan.device, notify) if ranks.first else None
+    return Parts(
+        tokens=tokens,
+        step=step,
+        order=ReplayedOrder(tape, order) if tape else order,
+        header=header,
+        tape=tape,
+        probes=probes,
+        start=starting_point(config, plan.resumed, plan.original),
+        seconds={"data": data_seconds, "compilation": compile_seconds},
+    )
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    """Return what the work returns, and the seconds it took."""
+    started = time.perf_counter()
+    return work(), time.perf_counter() - started
+
+
+def _tokens(config: Config) -> TokenDataset:
+    """Return the data. One of several processes prepares them; the others wait for its lock, without a time limit."""
+    with surely_interrupted():
+        tokens = prepare(config.data)
+    if tokens.vocab_size > config.model.vocab_size:
+        raise UserError(
+            f"model.vocab_size={config.model.vocab_size} is below the {tokens.vocab_size:,} tokens of "
+            f"{tokens.path}: raise it, or choose data.tokenizer=bpe"
+        )
+    return tokens
+
+
+def _batch_shape(config: Config, world: int) -> tuple[int, int, int]:
+    """Return the shape of a batch: micro-batches, processes, sequences of each."""
+    sequences = config.train.micro_batch_size or config.train.batch_size
+    return config.train.micro_batches // world, world, sequences
+
+
+def _tape_header(config: Config, tokens: TokenDataset, order: BatchOrder, model: GPT) -> TapeHeader:
+    micro_batches, ranks, sequences = order.shape
+    return TapeHeader(
+        data_fingerprint=tokens.fingerprint,
+        context=config.model.context,
+        n_windows=order.n_windows,
+        micro_batches=micro_batches,
+        ranks=ranks,
+        sequences=sequences,
+        seed=config.seed,
+        initial_weights=weights_digest(model),
+    )

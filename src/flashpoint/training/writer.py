@@ -1,0 +1,103 @@
+"""The files that a run writes while it trains: tape, digest chain, metrics and checkpoints, in one hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from flashpoint.config import Config
+from flashpoint.data.tape import Tape, TapeHeader, TapeWriter
+from flashpoint.errors import notify
+from flashpoint.files import write_json
+from flashpoint.runs.chain import ChainWriter
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.metrics import MetricsFile
+from flashpoint.training.checkpoints import CheckpointWriter
+from flashpoint.training.listeners import Listeners, Metrics
+from flashpoint.training.outcome import Outcome
+
+
+class RunWriter:
+    """The open files of one run.
+
+    Args:
+        folder: where they are; a process that is not the first has one of its own that nobody reads.
+        header: of the tape to write.
+        tape: the original's batches, of a run that repeats one or goes on, dealt to as many processes as here.
+        first_step: where the run begins; what the folder holds of later steps is dropped.
+        state_bytes: size of a checkpoint; None writes none.
+        listeners: hear of the metrics too.
+
+    Raises:
+        UserError: tape or chain of the run to go on with are damaged or too short.
+        OSError: a file cannot be written, here and from every method.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        header: TapeHeader,
+        tape: Tape | None,
+        first_step: int,
+        state_bytes: int | None,
+        listeners: Listeners,
+    ) -> None:
+        self._folder, self._listeners = folder, listeners
+        self.tape = _tape_writer(folder, header, tape, first_step)
+        goes_on = first_step > 0 and folder.chain.exists()
+        self.chain = ChainWriter(folder.chain, steps=first_step if goes_on else None)
+        self._metrics = MetricsFile(folder.metrics, first_step)
+        self._checkpoints = None
+        if config.checkpoints.interval and state_bytes is not None:
+            self._checkpoints = CheckpointWriter(folder.checkpoints, config.checkpoints, state_bytes, notify)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Log the metrics of a step; steps count from 0."""
+        self._metrics.log(step, metrics)
+        self._listeners.logged(step, metrics)
+
+    def checkpoint_due(self, steps: int, *, now: bool) -> bool:
+        """Whether a checkpoint follows when ``steps`` are done; ``now`` where the run is about to end."""
+        return self._checkpoints is not None and (now or self._checkpoints.due(steps))
+
+    def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Write a checkpoint, in the background, once all that it counts on is on the disk."""
+        assert self._checkpoints is not None
+        for file in (self.tape, self.chain, self._metrics):
+            file.sync()
+        self._checkpoints.save(tensors, state)
+
+    def keep_before(self, onset: int) -> None:
+        """Keep the checkpoints that precede an explosion at ``onset``."""
+        if self._checkpoints:
+            self._checkpoints.wait()
+            self._checkpoints.pin(onset)
+
+    def wait(self) -> None:
+        """Wait until the checkpoint under way is on the disk."""
+        if self._checkpoints:
+            self._checkpoints.wait()
+
+    def close(self, outcome: Outcome) -> None:
+        """Close all files and write the verdict."""
+        self.tape.close()
+        self.chain.close()
+        self._metrics.close()
+        write_json(self._folder.outcome, outcome.to_dict())
+
+
+def _tape_writer(folder: RunFolder, header: TapeHeader, tape: Tape | None, step: int) -> TapeWriter:
+    """Return a writer that continues the folder's tape, or a new one for a branch or another number of processes."""
+    if folder.begun and Tape.read(folder.tape, until_broken=True).header == header:
+        return TapeWriter(folder.tape, header, steps=step)
+    partial = folder.tape.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    writer = TapeWriter(partial, header)
+    for windows in tape.records[:step] if tape else ():
+        writer.append(windows)
+    writer.sync()
+    partial.replace(folder.tape)
+    return writer

@@ -1,0 +1,1 @@
+"""Weights & Biases as a listener of a run."""

@@ -1,0 +1,132 @@
+"""The process that speaks to W&B: ``python -m flashpoint.wandb_tracking.client``, fed with messages on stdin.
+
+A message is a pickled pair: ``("begin", settings)``, then ``("log", (step, metrics))`` any number of times, then
+``("end", (summary, figures, files))``. Each line on stdout is for the person at the terminal. Where stdin ends without
+an end, the run was killed, and the client ends what it has.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from flashpoint.wandb_tracking.media import HeadMedia
+
+FINISH_SECONDS = 120.0
+"""Longest time for the upload at the end of a run. After it ``wandb sync`` can upload the rest."""
+_INIT_SECONDS = 30
+
+
+def main(messages: Iterator[tuple[str, Any]]) -> None:
+    """Serve one run; ends at the first thing that fails, with one line."""
+    run: Any = None
+    media = HeadMedia()
+    try:
+        for kind, content in messages:
+            if kind == "begin":
+                run = _begin(content)
+                if run is None:
+                    return
+            elif kind == "log":
+                step, metrics = content
+                run.log({"step": step, **_by_head(metrics), **media.of(step, metrics)})
+            elif kind == "end":
+                _upload(run, *content)
+        if run is not None:
+            run.finish()
+    except Exception as error:
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+        print(f"W&B is off for this run ({reason}); the run's files have everything", flush=True)
+
+
+def chosen_mode(wanted: str, environment: dict[str, str], has_login: bool) -> str:
+    """``online``, ``offline`` or ``disabled``, of ``tracking.wandb``.
+
+    Args:
+        wanted: ``auto`` follows WANDB_MODE where it is set, and else is ``online`` with a login and ``offline``
+            without one. ``online`` without a login is ``offline``: W&B would prompt, or raise.
+    """
+    if wanted == "auto":
+        named = environment.get("WANDB_MODE", "")
+        modes = {"online": "online", "offline": "offline", "dryrun": "offline", "disabled": "disabled"}
+        wanted = modes.get(named, "online" if has_login else "offline")
+    return "offline" if wanted == "online" and not has_login else wanted
+
+
+def has_login(environment: dict[str, str]) -> bool:
+    """Whether W&B finds an API key in the environment or in a netrc file."""
+    if environment.get("WANDB_API_KEY"):
+        return True
+    try:
+        import wandb
+        from wandb.sdk.lib.wbauth import read_netrc_auth  # its own look-up: hosts and files change with its versions
+
+        return read_netrc_auth(host=wandb.Settings().base_url) is not None
+    except Exception:  # whatever is wrong with the login, or with W&B: then there is none
+        return False
+
+
+def _begin(settings: dict[str, Any]) -> Any:
+    """Start W&B's run; return None if WANDB_MODE switches W&B off."""
+    wanted = settings.pop("mode")
+    mode = chosen_mode(wanted, dict(os.environ), has_login(dict(os.environ)))
+    if mode == "disabled":
+        return None
+    if mode == "offline" and "online" in (wanted, os.environ.get("WANDB_MODE") if wanted == "auto" else None):
+        print("W&B: no login is stored; logging offline (wandb login, then wandb sync)", flush=True)
+    import wandb
+
+    seconds = settings.pop("finish_seconds")
+    run = wandb.init(
+        mode=mode,  # type: ignore[arg-type]
+        **settings,
+        settings=wandb.Settings(
+            silent=True, console="off", init_timeout=_INIT_SECONDS, finish_timeout=seconds, finish_timeout_raises=True
+        ),
+    )
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    return run
+
+
+def _by_head(metrics: dict[str, Any]) -> dict[str, float]:
+    """Arrays [n_layer, n_head] as ``layer/2/head/3/NAME``."""
+    named: dict[str, float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, np.ndarray):
+            named |= {f"layer/{i + 1}/head/{j + 1}/{name}": float(x) for (i, j), x in np.ndenumerate(value)}
+        else:
+            named[name] = value
+    return named
+
+
+def _upload(run: Any, summary: dict[str, Any], figures: list[str], files: list[str]) -> None:
+    import wandb
+
+    run.summary.update(summary)
+    if figures:
+        run.log({f"figures/{Path(path).stem}": wandb.Image(path) for path in figures})
+    if files:
+        artifact = wandb.Artifact(f"records-{run.id}", type="records")
+        for path in files:
+            artifact.add_file(path)
+        run.log_artifact(artifact)
+
+
+def _received(stdin: BinaryIO) -> Iterator[tuple[str, Any]]:
+    while True:
+        try:
+            yield pickle.load(stdin)
+        except (EOFError, pickle.UnpicklingError):  # the run has ended, or was killed in the middle of a message
+            return
+
+
+if __name__ == "__main__":
+    main(_received(sys.stdin.buffer))
