@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashpoint.run_folder import RunFolder
+from flashpoint.runs.folder import RunFolder
 from tests import warm
 
 if not torch.cuda.is_available():
@@ -35,7 +35,7 @@ TINY = (
     "train.eval_interval=6",
     "train.checksum_interval=4",
     "train.eval_sequences=8",
-    "train.threads=2",
+    "train.threads=1",
     "probes.weights_interval=4",
     "probes.attention_interval=5",
     "tracking=disabled",
@@ -45,6 +45,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name != "test_laptop.py")  # minutes: not to begin when all others have ended
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:
@@ -98,7 +99,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:
     """A working folder in which ``runs/original`` has been recorded; what tests add there has names of its own."""
     folder = tmp_path_factory.mktemp("recorded")
     command = train_command("run_name=original", tiny=True, text_file=text_file)
-    subprocess.run(command, cwd=folder, env=environment(), check=True, capture_output=True, timeout=120)
+    warm.run(command, cwd=folder, env=environment(), timeout=120).check_returncode()
     return folder
 
 
@@ -121,7 +122,8 @@ def train_command(*arguments: str, tiny: bool, text_file: Path) -> list[str]:
 def environment() -> dict[str, str]:
     """This process's, with the sources on the path and no way to a W&B login."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    path = os.pathsep.join([str(REPOSITORY / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    sources = [str(REPOSITORY / "src"), str(REPOSITORY / "kernels")]
+    path = os.pathsep.join([*sources, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**kept, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
 
 

@@ -11,24 +11,26 @@ from typing import Any
 
 import pytest
 
-from flashpoint.attention.variant import AttentionVariant, DeltaError
+from flashpoint.attention.choices import DeltaError, Rounding
+from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import (
     Config,
-    DataConfig,
-    DetectorConfig,
     ModelConfig,
-    TrainConfig,
     build_config,
+    keys,
 )
 from flashpoint.errors import UserError
+from flashpoint.runs.select import open_run
+from flashpoint.runs.tables import Evidence
 from flashpoint.training.checkpoints import capacity
 from tests.composed import CONFIGS, composed_values
 from tests.conftest import REPOSITORY
 
 # One run of each attention that was ever recorded.
 RECORDED = {
-    json.dumps(json.loads(path.read_text())["attn"]): path.parent.name
-    for path in sorted((REPOSITORY / "runs/reference").rglob("config.json"))
+    json.dumps(run.config["attn"]): name
+    for runs in Evidence(REPOSITORY / "runs/reference").experiments.values()
+    for name, run in runs.items()
 }
 
 
@@ -63,8 +65,7 @@ def test_every_experiment_has_room_for_its_checkpoints(path: Path) -> None:
 def test_the_gpu_default_is_the_setting_in_which_the_explosion_was_seen() -> None:
     config = composed("experiment=ignite")
     assert config.model == ModelConfig(n_layer=6, n_head=4, d_model=256, context=2048, vocab_size=8192)
-    seen = REPOSITORY / "runs/reference/ignite-h200"
-    settings = json.loads((seen / "flash_bf16_seed-1/config.json").read_text())
+    settings = open_run("ignite-h200:flash_bf16_seed-1", REPOSITORY / "runs").config
     assert config.model == ModelConfig(**settings["model"])
     fields = ("batch_size", "lr", "warmup_steps", "min_lr_ratio", "beta1", "beta2", "eps", "weight_decay", "grad_clip")
     for field in fields:
@@ -84,11 +85,18 @@ def test_a_selection_names_its_other_variant() -> None:
     assert config.attn.layers == (2,)
 
 
-def test_a_format_is_one_key() -> None:
-    config = composed("attn=flash_bf16", "attn.out_unnormalized_bits=3")
-    assert (config.attn.out_unnormalized, config.attn.out_unnormalized_bits) == ("nearest", 3)
+def test_a_rounding_is_a_group_of_two_keys() -> None:
+    config = composed("attn=flash_bf16", "attn.out_unnormalized.bits=3")
+    assert config.attn.out_unnormalized == Rounding("nearest", 3)
     assert config.attn.title == "flash_bf16, Ō of 3 mantissa bits"
-    assert composed("attn=flash_fp32", "attn.out_unnormalized_bits=3").attn.title == "flash_fp32"  # nothing is rounded
+    assert composed("attn=flash_fp32", "attn.out_unnormalized.bits=3").attn.title == "flash_fp32"  # nothing is rounded
+    config = composed("attn=flash_bf16", "attn.out.mode=stochastic", "attn.scores={mode: none}")
+    assert (config.attn.out, config.attn.scores) == (Rounding("stochastic"), Rounding("none"))
+    assert config.attn.name == "flash_bf16 scores=none out=stochastic"
+    assert composed("experiment=laptop").attn.out_unnormalized == Rounding("nearest", 1)
+    for wrong in ("attn.scores.mode=fp8", "attn.out.bits=0", "attn.out.bits=11"):
+        with pytest.raises(UserError, match=wrong):
+            composed(wrong)
 
 
 def test_an_injected_error_is_keys_of_a_group_and_tells_itself() -> None:
@@ -120,11 +128,17 @@ def test_the_attention_of_older_runs_still_builds(text: str) -> None:
 
 
 def _of_names_in(recorded: dict[str, Any], choices: dict[str, Any]) -> dict[str, Any]:
-    """Without the choices, nested ones among them, that came later."""
-    return {
-        name: _of_names_in(value, choices[name]) if isinstance(value, dict) else choices[name]
-        for name, value in recorded.items()
-    }
+    """As the record has them: without choices that came later, nested ones among them, and roundings in two fields."""
+    found = {}
+    for name, value in recorded.items():
+        point = name.removesuffix("_bits")
+        if isinstance(value, dict):
+            found[name] = _of_names_in(value, choices[name])
+        elif name != point:
+            found[name] = choices[point]["bits"]
+        else:
+            found[name] = choices[name]["mode"] if isinstance(choices[name], dict) else choices[name]
+    return found
 
 
 def test_what_the_run_folder_stores_builds_the_same_configuration() -> None:
@@ -133,31 +147,39 @@ def test_what_the_run_folder_stores_builds_the_same_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "values", "named"),
+    ("override", "told"),
     [
-        (ModelConfig, {"n_layer": 0}, "model.n_layer=0"),
-        (ModelConfig, {"d_model": 96, "n_head": 4}, "model.d_model=96"),
-        (DataConfig, {"source": "books"}, "data.source=books"),
-        (DataConfig, {"source": "text"}, "data.path"),
-        (DataConfig, {"path": "x"}, "data.path=x"),
-        (DataConfig, {"val_fraction": 1.0}, "data.val_fraction=1.0"),
-        (DataConfig, {"vocab_size": 70_000}, "data.vocab_size=70000"),
-        (DataConfig, {"max_bytes": 0}, "data.max_bytes=0"),
-        (TrainConfig, {"steps": 0}, "train.steps=0"),
-        (TrainConfig, {"lr": -1.0}, "train.lr=-1.0"),
-        (TrainConfig, {"beta2": 1.0}, "train.beta2=1.0"),
-        (TrainConfig, {"min_lr_ratio": 2.0}, "train.min_lr_ratio=2.0"),
-        (TrainConfig, {"warmup_steps": -1}, "train.warmup_steps=-1"),
-        (TrainConfig, {"batch_size": 5, "micro_batch_size": 2}, "train.batch_size=5"),
-        (TrainConfig, {"device": "tpu"}, "train.device=tpu"),
-        (DetectorConfig, {"window": 0}, "detector.window=0"),
-        (DetectorConfig, {"tail_steps": -1}, "detector.tail_steps=-1"),
+        ("model.n_layer=0", "model.n_layer=0: give more than 0"),
+        ("model.d_model=96", "model.d_model=96 over model.n_head=4 gives heads of 24 features"),
+        ("data.source=books", "data.source=books: choose one of python_corpus, openwebtext, text"),
+        ("data.source=text", "data.path is missing"),
+        ("data.path=x", "data.path=x is only read by data=text"),
+        ("data.val_fraction=1.0", "data.val_fraction=1.0: give more than 0 and less than 1"),
+        ("data.vocab_size=70000", "data.vocab_size=70000: give 257 or more and 65,536 or less"),
+        ("data.max_bytes=0", "data.max_bytes=0: give more than 0"),
+        ("train.steps=0", "train.steps=0: give more than 0"),
+        ("train.lr=-1.0", "train.lr=-1.0: give 0 or more"),
+        ("train.beta2=1.0", "train.beta2=1.0: give 0 or more and less than 1"),
+        ("train.min_lr_ratio=2.0", "train.min_lr_ratio=2.0: give 0 or more and 1 or less"),
+        ("train.warmup_steps=-1", "train.warmup_steps=-1: give 0 or more"),
+        ("train.threads=0", "train.threads=0: give more than 0"),
+        ("train.micro_batch_size=5", "train.batch_size=8 is no multiple of train.micro_batch_size=5"),
+        ("train.device=tpu", "train.device=tpu: choose one of auto, cpu, cuda"),
+        ("detector.window=0", "detector.window=0: give more than 0"),
+        ("detector.tail_steps=-1", "detector.tail_steps=-1: give 0 or more"),
     ],
 )
-def test_a_value_out_of_range_is_refused_by_name(section: type, values: dict, named: str) -> None:
-    with pytest.raises(ValueError, match=named.replace(".", r"\.")) as caught:
-        section(**values)
+def test_a_value_out_of_range_is_refused_by_name(override: str, told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        composed("experiment=ignite", override)
+    assert str(caught.value).startswith(told)
     assert "\n" not in str(caught.value)
+
+
+def test_every_key_says_what_it_is() -> None:
+    listed = list(keys())
+    assert {"seed", "model.context", "train.lr", "tracking.group"} <= {key.name for key in listed}
+    assert [key.name for key in listed if "." in key.name and not key.description] == []
 
 
 def numbers(section: type) -> Iterator[tuple[str, ...]]:

@@ -1,22 +1,34 @@
 """The committed runs are whole, small, and equal where they are said to be."""
 
-import json
-from pathlib import Path
+import subprocess
 
+import numpy as np
 import pytest
 
+from flashpoint.config import DetectorConfig
 from flashpoint.data.tape import Tape
-from flashpoint.run_folder import RunFolder
-from flashpoint.tracking import metric_lines
+from flashpoint.errors import UserError
+from flashpoint.runs.archive import index_of
+from flashpoint.runs.metrics import Series
+from flashpoint.runs.recorded import Run
+from flashpoint.runs.select import open_run
+from flashpoint.runs.tables import Evidence
+from flashpoint.training.detector import ExplosionDetector
 from tests.conftest import REPOSITORY
 
 REFERENCE = REPOSITORY / "runs/reference"
+EVIDENCE = Evidence(REFERENCE)
+
+
+def kept(name: str) -> Run:
+    """A run of the evidence, EXPERIMENT:NAME."""
+    return open_run(name, REPOSITORY / "runs")
 
 
 def test_the_runs_said_to_be_equal_are(name_of_equal: tuple[str, str]) -> None:
-    one, other = (REFERENCE / name / "outcome.json" for name in name_of_equal)
+    one, other = (kept(name.replace("/", ":")).outcome for name in name_of_equal)
     for field in ("digest", "chain_digest", "weights_digest", "tape_digest", "onset_step"):
-        assert json.loads(one.read_text())[field] == json.loads(other.read_text())[field]
+        assert one[field] == other[field]
 
 
 @pytest.fixture(
@@ -59,34 +71,56 @@ def name_of_equal(request: pytest.FixtureRequest) -> tuple[str, str]:
     return pair
 
 
-def test_the_evidence_stays_small() -> None:
-    assert sum(file.stat().st_size for file in REFERENCE.rglob("*") if file.is_file()) <= 40e6  # bytes
+@pytest.mark.slow
+def test_every_run_of_the_tables_is_whole() -> None:
+    """Every configuration, series and digest chain can be read, and all that is said to be there is."""
+    for row in EVIDENCE.rows:
+        run = EVIDENCE.experiments[row["experiment"]][row["name"]]
+        assert run.attention.name == run.config["attn"]["name"]
+        if row["digits"] is None:
+            with pytest.raises(UserError, match="kept without metrics"):
+                run.columns  # noqa: B018
+        else:
+            assert run.columns
+        if row["chain"]:
+            assert run.chain.digest == run.outcome["chain_digest"]
+
+
+def test_the_index_is_that_of_the_tables() -> None:
+    assert EVIDENCE.index_path.read_text() == index_of(EVIDENCE)
+    experiments = {row["experiment"] for row in EVIDENCE.rows if row["digits"] is not None}
+    assert {path.stem for path in (REFERENCE / "metrics").iterdir()} == experiments
+    assert {path.stem for path in (REFERENCE / "chains").iterdir()} == {
+        row["experiment"] for row in EVIDENCE.rows if row["chain"]
+    }
+
+
+def test_the_checkout_stays_small() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True).stdout
+    files = [REPOSITORY / name for name in listed.decode().split("\0") if name]
+    assert sum(file.lstat().st_size for file in files if file.is_file()) <= 25e6  # bytes
 
 
 @pytest.mark.parametrize("seed", [1, 3, 4, 5])
 def test_the_runs_with_longer_tails_are_the_same_until_their_onset(seed: int) -> None:
-    onset, losses = _until_onset(REFERENCE / f"ignite-h200/flash_bf16_seed-{seed}")
-    assert _until_onset(REFERENCE / f"tail-h200/flash_bf16_seed-{seed}") == (onset, losses)
+    onset, losses = _until_onset(kept(f"ignite-h200:flash_bf16_seed-{seed}"))
+    assert _until_onset(kept(f"tail-h200:flash_bf16_seed-{seed}")) == (onset, losses)
+    assert onset is not None
     assert len(losses) == onset // 1000
 
 
-def _until_onset(run: Path) -> tuple[int, dict[int, str]]:
+def _until_onset(run: Run) -> tuple[int | None, dict[int, str]]:
     """Onset, and the validation losses before it to the six digits that evidence has."""
-    onset = json.loads((run / "outcome.json").read_text())["onset_step"]
-    records = map(json.loads, metric_lines(RunFolder(run).metrics))
-    return onset, {
-        record["step"]: f"{record['val_loss']:.6g}"
-        for record in records
-        if "val_loss" in record and record["step"] < onset
-    }
+    series = zip(*run.columns["val_loss"], strict=True)
+    return run.onset, {int(step): f"{loss:.6g}" for step, loss in series if step < (run.onset or 0)}
 
 
-@pytest.mark.parametrize("name", ["default-h200/explosion", "default-h200/fixed"])
+@pytest.mark.parametrize("name", ["explosion", "fixed"])
 def test_the_committed_tapes_are_whole(name: str) -> None:
-    run = REFERENCE / name
-    outcome = json.loads((run / "outcome.json").read_text())
-    tape = Tape.read(run / "tape.bin")
-    assert (tape.steps, tape.digest) == (outcome["tape_steps"], outcome["tape_digest"])
+    run = kept(f"default-h200:{name}")
+    assert run.folder
+    tape = Tape.read(run.folder.tape)
+    assert (tape.steps, tape.digest) == (run.outcome["tape_steps"], run.outcome["tape_digest"])
 
 
 def test_the_committed_twins_had_the_same_weights_and_batches() -> None:
@@ -95,10 +129,24 @@ def test_the_committed_twins_had_the_same_weights_and_batches() -> None:
 
 
 def test_the_committed_run_repeats_from_its_checkpoint() -> None:
-    original, rewound = (REFERENCE / "replay-h200" / name for name in ("explosion", "explosion-rewound"))
-    by_step, again = (
-        {record["step"]: record for record in map(json.loads, metric_lines(RunFolder(run).metrics)) if "loss" in record}
-        for run in (original, rewound)
-    )
-    assert len(again) > 50
-    assert all(by_step[step] == record for step, record in again.items())
+    original, rewound = (kept(f"replay-h200:{name}") for name in ("explosion", "explosion-rewound"))
+    for name in ("loss", "grad_norm"):
+        by_step, again = (_by_step(run.columns[name]) for run in (original, rewound))
+        assert len(again) > 50
+        assert again.items() <= by_step.items()
+
+
+def _by_step(series: Series) -> dict[int, float]:
+    return dict(zip(series[0].tolist(), series[1].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["default-h200:explosion", "ranks-h200:ranks"])
+def test_a_verdict_follows_from_the_digest_chain(name: str) -> None:
+    run = kept(name)
+    detector = ExplosionDetector(DetectorConfig(**run.config["detector"]))
+    losses, norms = (run.chain.records[part].view(np.float32).tolist() for part in ("loss", "grad_norm"))
+    for step, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
+        detector.update(step, loss, norm)
+    assert (detector.verdict, detector.onset_step) == (run.outcome["outcome"], run.onset)
+    steps, kept_losses = run.columns["loss"]
+    assert [float(f"{losses[step]:.6g}") for step in steps] == [float(f"{loss:.6g}") for loss in kept_losses]

@@ -69,6 +69,7 @@ def train(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return warm.run([sys.executable, "beside_a_driver.py", *arguments], cwd=folder, env=environment())
 
 
+@pytest.mark.slow
 def test_train_takes_the_laptop_preset_for_a_cpu_and_refuses_to_fall_back_to_it(tmp_path: Path) -> None:
     laptops_text = "max_bytes: 8000000"
     assert laptops_text not in train(tmp_path, "-c", "job").stdout

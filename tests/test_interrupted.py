@@ -15,8 +15,11 @@ import torch
 
 from flashpoint.config import build_config
 from flashpoint.model import GPT
-from flashpoint.training import records
-from flashpoint.training import run as training
+from flashpoint.report.ending import EndOfRunDrawing
+from flashpoint.runs.folder import RunFolder
+from flashpoint.training import plan
+from flashpoint.training.outcome import Outcome
+from flashpoint.training.run import run
 from tests import warm
 from tests.composed import CONFIGS
 from tests.conftest import Command, environment, train_command, wait_until
@@ -44,24 +47,34 @@ def test_a_signal_ends_the_run_cleanly(text_file: Path, tmp_path: Path, number: 
     assert "Traceback" not in stderr
 
 
-@pytest.mark.parametrize("late", ["draw_curves", "write_json"])
+class Interrupted(EndOfRunDrawing):
+    """A signal arrives as the figure is about to be drawn."""
+
+    def ended(self, folder: RunFolder, outcome: Outcome) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        super().ended(folder, outcome)
+
+
+@pytest.mark.parametrize("late", ["verdict", "figure"])
 def test_a_signal_after_the_last_step_loses_nothing(
     recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
     """The verdict and the figure are still made, and the run counts as finished."""
-    made, unheeded = getattr(records, late), []
+    written, unheeded = Outcome.to_dict, []
 
-    def interrupted(*arguments: object) -> None:
+    def interrupted(outcome: Outcome) -> dict[str, object]:
         signal.raise_signal(signal.SIGTERM)
-        made(*arguments)
+        return written(outcome)
 
     values = json.loads((recorded / "runs/original/config.json").read_text())
     monkeypatch.chdir(recorded)  # the data are there
-    monkeypatch.setattr(records, late, interrupted)
-    monkeypatch.setattr(training, "fix_numerics", lambda *_: None)  # which outlasts the test
+    monkeypatch.setattr(plan, "fix_numerics", lambda *_: None)  # which outlasts the test
+    if late == "verdict":
+        monkeypatch.setattr(Outcome, "to_dict", interrupted)
+    drawing = (Interrupted if late == "figure" else EndOfRunDrawing)(report=False)
     before = signal.signal(signal.SIGTERM, lambda *_: unheeded.append(True))
     try:
-        outcome = training.run(build_config({**values, "runs_dir": str(tmp_path)}, CONFIGS / "attn"))
+        outcome = run(build_config({**values, "runs_dir": str(tmp_path)}, CONFIGS / "attn"), [drawing])
     finally:
         signal.signal(signal.SIGTERM, before)
     assert not unheeded
@@ -70,13 +83,17 @@ def test_a_signal_after_the_last_step_loses_nothing(
     assert (tmp_path / "original/curves.png").is_file()
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_data_are_prepared_ends_in_one_line(tmp_path: Path, text_file: Path) -> None:
-    six_shards = ("experiment=laptop", "data.max_bytes=24_000_000", "data.workers=2")
-    command = train_command(*six_shards, tiny=False, text_file=text_file)
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for part in range(12):
+        (shards / f"{part:02}.txt").write_text(f"{part} {text_file.read_text()}" * 10)
+    command = train_command(f"data.path={shards}", "data.workers=2", tiny=True, text_file=text_file)
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    wait_until(lambda: list(tmp_path.glob("data/.*.partial/shard-*")), process)  # four are left
+    wait_until(lambda: list(tmp_path.glob("data/.*.partial/shard-*")), process)  # most are left
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
@@ -85,6 +102,7 @@ def test_ctrl_c_while_data_are_prepared_ends_in_one_line(tmp_path: Path, text_fi
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_run_replays_as_far_as_its_tape(text_file: Path, tmp_path: Path, train: Command) -> None:
     command = train_command("train.steps=100000", "run_name=killed", tiny=True, text_file=text_file)
     process = warm.Process(command, cwd=tmp_path, env=environment())
@@ -124,13 +142,14 @@ def test_a_model_that_does_not_fit_leaves_no_run(recorded: Path, monkeypatch: py
 
     values = json.loads((recorded / "runs/original/config.json").read_text())
     monkeypatch.chdir(recorded)
-    monkeypatch.setattr(training, "fix_numerics", lambda *_: None)  # which outlasts the test
+    monkeypatch.setattr(plan, "fix_numerics", lambda *_: None)  # which outlasts the test
     monkeypatch.setattr(GPT, "to", full)
     with pytest.raises(torch.OutOfMemoryError):
-        training.run(build_config({**values, "runs_dir": "unmade"}, CONFIGS / "attn"))
+        run(build_config({**values, "runs_dir": "unmade"}, CONFIGS / "attn"))
     assert not (recorded / "unmade").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_keeps_the_records(
     recorded: Path, text_file: Path, tmp_path: Path, train: Command
 ) -> None:

@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashpoint.attention.choices import UNROUNDED
 from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import ModelConfig
 from flashpoint.model import GPT
 
 CONFIG = ModelConfig(n_layer=3, n_head=2, d_model=64, context=32, vocab_size=97)
-EXACT = AttentionVariant(probs="none", out="none", grad_scores="none")
+EXACT = AttentionVariant(probs=UNROUNDED, out=UNROUNDED, grad_scores=UNROUNDED)
 SEED_AND_STEP = torch.tensor([0, 0])
 
 
@@ -109,7 +110,7 @@ def test_w_q_is_the_projection_that_makes_each_heads_queries() -> None:
 def test_an_fp32_o_is_rounded_by_the_projection_and_so_serves_delta_alone() -> None:
     """Under autocast: O rounded to nearest, with δ of the unrounded O, gives the same bits."""
     found = []
-    for variant in (AttentionVariant(out="none"), AttentionVariant(delta="out_fp32"), AttentionVariant()):
+    for variant in (AttentionVariant(out=UNROUNDED), AttentionVariant(delta="out_fp32"), AttentionVariant()):
         model = GPT(CONFIG, variant, 3)
         with torch.no_grad():
             for parameter in model.parameters():  # so that attention matters

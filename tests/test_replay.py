@@ -8,8 +8,9 @@ import pytest
 from flashpoint.config import build_config
 from flashpoint.data.tape import TapeHeader, TapeWriter
 from flashpoint.errors import UserError
+from flashpoint.files import read_json, write_json
 from flashpoint.replay import replayed_values, resumed_values
-from flashpoint.run_folder import RunFolder, read_json, write_json
+from flashpoint.runs.folder import RunFolder
 from tests.composed import CONFIGS, composed_values
 
 RECORDED = ("checkpoints.budget_gib=24", "train.lr=0.5", "tracking=disabled", "tracking.tags=[a]", "tracking.project=p")

@@ -5,10 +5,10 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,12 +16,15 @@ from safetensors.torch import load_file
 from flashpoint.config import Config
 from flashpoint.data.tape import Tape
 from flashpoint.errors import UserError
-from flashpoint.run_folder import RunFolder
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.select import open_run
 from flashpoint.training.start import starting_point
 from tests import warm
 from tests.conftest import Command, environment, train_command, wait_until
 
+pytestmark = pytest.mark.slow
 LONG = ("train.steps=300", "checkpoints.interval=20", "train.checksum_interval=50", "train.eval_interval=150")
+KILLS = 8
 
 
 def outcome(run: Path) -> dict:
@@ -33,18 +36,18 @@ def outcome(run: Path) -> dict:
 def undisturbed(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("resume")
     command = train_command(*LONG, "run_name=whole", tiny=True, text_file=text_file)
-    subprocess.run(command, cwd=folder, env=environment(), check=True, capture_output=True, timeout=120)
+    warm.run(command, cwd=folder, env=environment(), timeout=120).check_returncode()
     return folder
 
 
-def test_killed_at_twenty_random_instants_it_ends_with_the_same_digest(
+def test_killed_at_random_instants_it_ends_with_the_same_digest(
     undisturbed: Path, text_file: Path, train: Command
 ) -> None:
     rng = random.Random(0)
     command = train_command(*LONG, "run_name=killed", tiny=True, text_file=text_file)
     tape = undisturbed / "runs/killed/tape.bin"
     kills = 0
-    while kills < 20:
+    while kills < KILLS:
         process = warm.Process(command, cwd=undisturbed, env=environment())
         before = tape.stat().st_size if tape.exists() else 0
         while process.poll() is None and not (tape.exists() and tape.stat().st_size != before):
@@ -60,7 +63,7 @@ def test_killed_at_twenty_random_instants_it_ends_with_the_same_digest(
     else:
         result = train("resume=killed", tiny=False, cwd=undisturbed)
         assert result.returncode == 0, result.stderr
-    assert kills == 20
+    assert kills == KILLS
     whole, killed = (outcome(undisturbed / "runs" / name) for name in ("whole", "killed"))
     for name in ("digest", "chain_digest", "weights_digest", "tape_digest", "step"):
         assert whole[name] == killed[name], name
@@ -108,7 +111,7 @@ def test_after_a_power_loss_it_ends_with_the_same_digest(undisturbed: Path, trai
 
 def test_a_signal_leaves_a_checkpoint_of_its_step(undisturbed: Path, text_file: Path, train: Command) -> None:
     command = train_command(*LONG, "run_name=stopped", tiny=True, text_file=text_file)
-    process = subprocess.Popen(command, cwd=undisturbed, env=environment(), stderr=subprocess.PIPE)
+    process = warm.Process(command, cwd=undisturbed, env=environment())
     wait_until(lambda: list((undisturbed / "runs/stopped/checkpoints").glob("*.json")), process)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
@@ -152,16 +155,11 @@ def test_from_step_goes_on_bit_for_bit_and_another_attention_branches(undisturbe
     assert outcome(undisturbed / "runs/branch")["tape_digest"] == whole["tape_digest"]
     assert outcome(undisturbed / "runs/branch")["digest"] != whole["digest"]
     cumulative = [
-        [
-            record[name]
-            for record in map(json.loads, (undisturbed / f"runs/{run}/metrics.jsonl").open())
-            if name in record
-        ]
-        for run in ("whole", "rewound")
-        for name in ("layer/2/head/1/delta_error_cumulative",)
+        open_run(name, undisturbed / "runs").measured_by_head("delta_error_cumulative")[1][1, 0]
+        for name in ("whole", "rewound")
     ]
     assert 0 < len(cumulative[1]) < len(cumulative[0])
-    assert cumulative[1] == cumulative[0][-len(cumulative[1]) :]
+    assert np.array_equal(cumulative[1], cumulative[0][-len(cumulative[1]) :])
     chains = [(undisturbed / f"runs/{name}/chain.bin").read_bytes() for name in ("whole", "branch")]
     shared = 8 + 24 * step
     assert chains[0][:shared] == chains[1][:shared]

@@ -10,6 +10,8 @@ import pytest
 
 from tests.conftest import Command, environment
 
+pytestmark = pytest.mark.slow
+
 # sbatch starts every task of the array at once, from a copy of the script, which submitit moves when sbatch has ended;
 # the tasks' results tell when they are done.
 SBATCH = """#!/bin/sh

@@ -3,6 +3,7 @@
 Where the launcher alone is at stake a stand-in of ``train.py`` runs, which costs no import of PyTorch.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -17,10 +18,10 @@ from hydra.types import HydraContext
 from omegaconf import OmegaConf
 
 from flashpoint.errors import UserError
-from hydra_plugins.flashpoint_launcher import _slots, _sweep
 from hydra_plugins.flashpoint_launcher.gpus import GpusLauncher
 from tests import warm
 from tests.conftest import Command, environment, wait_until
+from tests.test_hardware import Driver
 
 SWEEP = (
     "hydra/launcher=gpus",
@@ -62,10 +63,10 @@ launch([[f"seed={seed}"] for seed in range(3)], runs_per_gpu=2)
 """
 
 
-def launch(jobs: Sequence[Sequence[str]], runs_per_gpu: int = 1) -> None:
-    """A sweep called s of runs of the stand-in, in the working folder."""
+def launch(jobs: Sequence[Sequence[str]], runs_per_gpu: int = 1, sweep: str = "s") -> None:
+    """A sweep of runs of the stand-in, in the working folder."""
     sys.argv[0] = "stand_in.py"
-    launcher = GpusLauncher("s", runs_per_gpu)
+    launcher = GpusLauncher(sweep, runs_per_gpu)
     context: Any = HydraContext
     launcher.setup(hydra_context=context, task_function=print, config=OmegaConf.create({"runs_dir": "runs"}))
     launcher.launch(jobs, 0)
@@ -96,6 +97,7 @@ def interrupted(sweep: Path) -> dict[str, str | None]:
     return {path.parent.name: json.loads(path.read_text())["interrupted"] for path in sweep.glob("*/outcome.json")}
 
 
+@pytest.mark.slow
 def test_a_failed_run_stops_no_other_and_the_same_command_runs_what_is_missing(train: Command, tmp_path: Path) -> None:
     command = ("attn.elsewhere=flash_fp32", "attn.layers=[9],[1]", *SWEEP)  # the model has two layers
     first = train(*command)
@@ -180,26 +182,37 @@ def test_a_sweep_goes_on_only_with_the_settings_that_it_began_with(
     assert sorted(interrupted(stand_in)) == ["seed-0", "seed-1", "seed-2"]
 
 
+@pytest.mark.usefixtures("stand_in")
 def test_names_hold_what_differs_and_tell_runs_apart() -> None:
     jobs = [["experiment=ignite", "attn=flash_bf16", "seed=0"], ["experiment=ignite", "attn=flash_fp32", "seed=0"]]
-    assert names_of(jobs) == ["flash_bf16", "flash_fp32"]
-    assert names_of([["seed=0"]]) == ["run"]
-    assert names_of([["train.lr=1e-3"], ["train.lr=1e+3"]]) == ["train.lr-1e-3", "train.lr-1e+3"]
-    for values in (["a/b", "a-b"], ["a" * 300 + "b", "a" * 300 + "c"]):
-        names = names_of([[f"data.path={value}"] for value in values])
+    assert names_of("names", jobs) == ["flash_bf16", "flash_fp32"]
+    assert names_of("one", [["seed=0"]]) == ["run"]
+    assert names_of("signs", [["train.lr=1e-3"], ["train.lr=1e+3"]]) == ["train.lr-1e-3", "train.lr-1e+3"]
+    for sweep, values in {"alike": ["a/b", "a-b"], "long": ["a" * 300 + "b", "a" * 300 + "c"]}.items():
+        names = names_of(sweep, [[f"data.path={value}"] for value in values])
         assert len(set(names)) == 2
         assert max(map(len, names)) < 200  # bytes of a file's name: 255
-        assert names[::-1] == names_of([[f"data.path={value}"] for value in reversed(values)])
+        assert names[::-1] == names_of(f"{sweep}, reversed", [[f"data.path={value}"] for value in reversed(values)])
     with pytest.raises(UserError, match="seed=0: more than once"):
-        _sweep.named([["attn=a", "seed=0"], ["attn=a", "seed=0"], ["attn=a", "seed=1"]])
+        launch([["attn=a", "seed=0"], ["attn=a", "seed=0"], ["attn=a", "seed=1"]])
 
 
-def names_of(job_overrides: Sequence[Sequence[str]]) -> list[str]:
-    return [job.name for job in _sweep.named(job_overrides)]
+def names_of(sweep: str, job_overrides: Sequence[Sequence[str]]) -> list[str]:
+    """Folders that a sweep makes, in the order of its runs."""
+    launch(job_overrides, sweep=sweep)
+    folders = [path for path in Path("runs", sweep).iterdir() if path.name[0] != "."]
+    given = {tuple(_own(starts(folder)[0]["given"])): folder.name for folder in folders}
+    return [given[tuple(overrides)] for overrides in job_overrides]
+
+
+def _own(given: dict[str, str]) -> list[str]:
+    """Without what the launcher adds."""
+    added = ("tracking.group", "train.threads", "runs_dir", "run_name")
+    return [f"{key}={value}" for key, value in given.items() if key not in added]
 
 
 def test_runs_take_one_gpu_after_the_other(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_slots, "cuda_devices", lambda: 2)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5,-1")
     launch([["seed=0", "train.device=auto"], ["seed=1"], ["seed=2"], ["seed=3"]], runs_per_gpu=2)

@@ -12,40 +12,42 @@ import yaml
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from flashpoint.attention import launch
+from flashpoint.attention.compile_time import compile_time_choices, launch_options
 from flashpoint.attention.variant import AttentionVariant
-from flashpoint.kernels import backward, forward, table
+from flashpoint_kernels.flash_bwd import flash_bwd_dkdv_kernel, flash_bwd_dq_kernel
+from flashpoint_kernels.flash_fwd import flash_fwd_kernel
+from flashpoint_kernels.tile_sizes import FLASH_BWD_DKDV, FLASH_BWD_DQ, FLASH_FWD, TileSizes
 
 KERNELS = {
-    "forward": (forward.flash_fwd_kernel, table.FORWARD[64]),
-    "grad_q": (backward.flash_bwd_dq_kernel, table.GRAD_Q[64]),
-    "grad_kv": (backward.flash_bwd_dkdv_kernel, table.GRAD_KV[64]),
+    "flash_fwd": (flash_fwd_kernel, FLASH_FWD[64]),
+    "flash_bwd_dq": (flash_bwd_dq_kernel, FLASH_BWD_DQ[64]),
+    "flash_bwd_dkdv": (flash_bwd_dkdv_kernel, FLASH_BWD_DKDV[64]),
 }
 CONFIGS = Path(__file__).parents[2] / "configs/attn"
 SIZES = ("B", "H", "T", "T_ROWS", "PLANE", "DRIFTS", "GROUP")
 POINTERS = {"o_ptr": "*bf16", "dq_ptr": "*bf16", "dk_ptr": "*bf16", "dv_ptr": "*bf16", "noise_ptr": "*i64"}
 POINTERS |= {"ones_ptr": "*i32", "selected_ptr": "*i32"}
-QUERIES = ("q_tiles", "do_tiles")
+QUERIES = ("q_desc", "do_desc")
 LENGTH = 2048
 
 
 def ptx(kernel: str, name: str) -> str:
     """As training launches it on ``ignite``, heads of 64 features."""
-    function, tiles = KERNELS[kernel]
+    function, sizes = KERNELS[kernel]
     variant = AttentionVariant.from_dict(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()))
-    block = (variant.block_k or LENGTH) // tiles.bk if kernel == "forward" else 1
-    choices = launch._choices(variant, 2, 64, block)
-    constants: dict[str, Any] = {"D": 64, "BQ": tiles.bq, "BK": tiles.bk, "C": choices, "ELSEWHERE": None}
-    constants |= {"PAIRS": True, "STATISTICS": False} if kernel == "forward" else {}
-    source = ASTSource(function, {name: _type(name, tiles) for name in function.arg_names}, constants)
-    options = {name: value for name, value in launch._options(tiles).items() if value is not None}
+    block = (variant.block_k or LENGTH) // sizes.bk if kernel == "flash_fwd" else 1
+    choices = compile_time_choices(variant, 2, 64, block)
+    constants: dict[str, Any] = {"D": 64, "BQ": sizes.bq, "BK": sizes.bk, "C": choices, "ELSEWHERE": None}
+    constants |= {"PAIRS": True, "STATISTICS": False} if kernel == "flash_fwd" else {}
+    source = ASTSource(function, {name: _type(name, sizes) for name in function.arg_names}, constants)
+    options = {name: value for name, value in launch_options(sizes).items() if value is not None}
     text: str = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
     return text
 
 
-def _type(name: str, tiles: table.Tiles) -> str:
-    if name.endswith("_tiles"):
-        return f"tensordesc<bf16[1, 1, {tiles.bq if name in QUERIES else tiles.bk}, 64]>"
+def _type(name: str, sizes: TileSizes) -> str:
+    if name.endswith("_desc"):
+        return f"tensordesc<bf16[1, 1, {sizes.bq if name in QUERIES else sizes.bk}, 64]>"
     if name.endswith("_ptr"):
         return POINTERS.get(name, "*fp32")
     return "constexpr" if name.isupper() and name not in SIZES else "i32"

@@ -15,12 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flashpoint.attention.reference import flash_backward, flash_forward
+from flashpoint.attention.choices import NEAREST, UNROUNDED
+from flashpoint.attention.reference import flash_bwd, flash_fwd
 from flashpoint.attention.rounding import NoiseKey
 from flashpoint.attention.variant import AttentionVariant
 
 F32 = NDArray[np.float32]
-UNROUNDED: dict = {"probs": "none", "out": "none", "grad_scores": "none"}
+NOTHING_ROUNDED: dict[str, Any] = {"probs": UNROUNDED, "out": UNROUNDED, "grad_scores": UNROUNDED}
 
 
 def bf16(x: Any) -> Any:
@@ -41,8 +42,8 @@ def noise_key(q: Tensor, seed: int = 0, step: int = 0, layer: int = 1) -> NoiseK
 def run_reference(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, variant: AttentionVariant) -> dict[str, Tensor]:
     """O, L and the gradients of the implementation under test."""
     noise = noise_key(q)
-    saved = flash_forward(q, k, v, variant, noise)
-    grads = flash_backward(grad_out, q, k, v, *saved, variant, noise)
+    saved = flash_fwd(q, k, v, variant, noise)
+    grads = flash_bwd(grad_out, q, k, v, *saved, variant, noise)
     return dict(zip(("out", "logsumexp", "grad_q", "grad_k", "grad_v"), (*saved[:2], *grads), strict=True))
 
 
@@ -111,14 +112,14 @@ def exp(x: np.float32) -> np.float32:
 def numpy_attention(q: F32, k: F32, v: F32, grad_out: F32, **choices: Any) -> dict[str, F32]:
     """One head, [T, d] float32 each, block_k = 1: every step is one FP32 operation on one key.
 
-    ``choices`` names the rounding points that round to nearest, BF16 where they have no ``_bits``, and may set
-    ``out_unnormalized_when``.
+    ``choices`` has the rounding points that round, all to nearest, and may set ``out_unnormalized_when``.
     """
 
     def point(name: str, x: Any) -> Any:
-        if choices.get(name) != "nearest":
+        rounding = choices.get(name, UNROUNDED)
+        if rounding.mode == "none":
             return x
-        return with_mantissa(x, choices[f"{name}_bits"]) if f"{name}_bits" in choices else bf16(x)
+        return bf16(x) if rounding == NEAREST else with_mantissa(x, rounding.bits)
 
     per_block = choices.get("out_unnormalized_when") == "per_block"
     T, d = q.shape

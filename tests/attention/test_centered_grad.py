@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from flashpoint.attention import launch, reference
-from flashpoint.attention.variant import AttentionVariant, DeltaError
-from tests.attention.oracle import UNROUNDED, injected_gradients, noise_key
+from flashpoint.attention.choices import NEAREST, UNROUNDED, DeltaError
+from flashpoint.attention.variant import AttentionVariant
+from tests.attention.oracle import NOTHING_ROUNDED, injected_gradients, noise_key
 from tests.attention.test_kernels import DEVICE
 
-BF16 = AttentionVariant(scores="nearest", out_unnormalized="nearest")
+BF16 = AttentionVariant(scores=NEAREST, out_unnormalized=NEAREST)
 SIZE, LAYER = 0.1, 1
 
 
@@ -29,14 +30,14 @@ def grads(engine: str, variant: AttentionVariant, tensors: list[Tensor]) -> list
     q, k, v, grad_out = tensors
     if engine == "kernels":
         q, k, v, grad_out = (x.to(DEVICE) for x in tensors)
-        groups, seed_and_step = variant.groups(LAYER, 3), torch.tensor([0, 0], device=DEVICE)
-        assert all(launch.kernels_support(q, choices) for choices, _ in groups)
-        saved = launch.flash_forward(q, k, v, groups, seed_and_step, LAYER)
-        results = launch.flash_backward(grad_out, q, k, v, *saved, groups, seed_and_step, LAYER)
+        context: dict[str, Any] = {"layer": LAYER, "seed_and_step": torch.tensor([0, 0], device=DEVICE)}
+        assert all(launch.kernels_support(q, choices) for choices, _ in variant.groups(LAYER, 3))
+        saved = launch.flash_fwd(q, k, v, variant, **context)
+        results = launch.flash_bwd(grad_out, q, k, v, *saved, variant, **context)
     else:
         noise = noise_key(q)
-        saved = reference.flash_forward(q, k, v, variant, noise)
-        results = reference.flash_backward(grad_out, q, k, v, *saved, variant, noise)
+        saved = reference.flash_fwd(q, k, v, variant, noise)
+        results = reference.flash_bwd(grad_out, q, k, v, *saved, variant, noise)
     return [x.cpu() for x in (saved[0], *results)]
 
 
@@ -47,7 +48,7 @@ def grads_of_inputs(engine: str, variant: AttentionVariant, batch: int) -> list[
 
 
 def injecting(**fields: Any) -> AttentionVariant:
-    return AttentionVariant(**{**UNROUNDED, "delta_error": DeltaError(kind="bias", size=SIZE), **fields})
+    return AttentionVariant(**{**NOTHING_ROUNDED, "delta_error": DeltaError(kind="bias", size=SIZE), **fields})
 
 
 @pytest.mark.parametrize("engine", ["kernels", "reference"])
@@ -88,7 +89,8 @@ def test_output_and_the_other_gradients_keep_their_bits(engine: str) -> None:
         assert torch.equal(one, other) == (name != "grad_q"), name
 
 
-@pytest.mark.parametrize("elsewhere", [{}, {"center_keys": True}, {"center_grad_q": True, "scores": "none"}])
+@pytest.mark.slow
+@pytest.mark.parametrize("elsewhere", [{}, {"center_keys": True}, {"center_grad_q": True, "scores": UNROUNDED}])
 def test_each_head_computes_as_if_its_variant_were_everywhere(elsewhere: dict[str, Any]) -> None:
     chosen, other = dataclasses.replace(BF16, center_grad_q=True), dataclasses.replace(BF16, **elsewhere)
     for first, second in ((chosen, other), (other, chosen)):

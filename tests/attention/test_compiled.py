@@ -1,5 +1,6 @@
-"""The kernels compile for compute capability 9.0, with their products on the matrix units; no GPU needed."""
+"""What the kernels compile to for compute capability 9.0, and how often one run compiles them; no GPU needed."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,25 +10,38 @@ import pytest
 from tests.conftest import REPOSITORY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "variant", "instructions"),
     [
         # A product of 64 features or keys takes four instructions, 16 deep each; tiles below the diagonal and on it
         # are two loops. QKᵀ and P̄V:
-        ("forward", "flash_bf16", 2 * 2 * 4),
+        ("flash_fwd", "flash_bf16", 2 * 2 * 4),
         # One loop: QKᵀ for the maximum, for ℓ and for P, and PV.
-        ("forward", "standard", 4 * 4),
+        ("flash_fwd", "standard", 4 * 4),
         # QKᵀ and dO·Vᵀ for δ, both again for dS, and dS·K.
-        ("grad_q", "flash_exact_rowsum", 2 * 5 * 4),
+        ("flash_bwd_dq", "flash_exact_rowsum", 2 * 5 * 4),
         # By 32 queries: KQᵀ and V·dOᵀ, four instructions each, dV and dK, two each.
-        ("grad_kv", "flash_bf16", 2 * (2 * 4 + 2 * 2)),
+        ("flash_bwd_dkdv", "flash_bf16", 2 * (2 * 4 + 2 * 2)),
     ],
 )
 def test_kernels_compile_with_products_on_the_matrix_units(kernel: str, variant: str, instructions: int) -> None:
+    assert not_interpreted("tests.attention.compiled", kernel, variant).count("wgmma.mma_async") == instructions
+
+
+def test_all_layers_and_batch_sizes_share_one_compilation() -> None:
+    counts = json.loads(not_interpreted("tests.attention.compilations"))
+    assert counts == dict.fromkeys(
+        ("center_keys_kernel", "flash_fwd_kernel", "flash_bwd_dq_kernel", "flash_bwd_dkdv_kernel"), 1
+    )
+
+
+def not_interpreted(module: str, *arguments: str) -> str:
+    """What a module prints where Triton compiles."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.attention.compiled", kernel, variant]
+    command = [sys.executable, "-m", module, *arguments]
     result = subprocess.run(
         command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("wgmma.mma_async") == instructions
+    return result.stdout

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from flashpoint.attention import launch, reference
+from flashpoint.attention.choices import NEAREST, DeltaError, Rounding
+from flashpoint.attention.compile_time import compile_time_choices
 from flashpoint.attention.dispatch import attention, delta_error
 from flashpoint.attention.rounding import philox4x32
-from flashpoint.attention.variant import AttentionVariant, DeltaError
-from tests.attention.oracle import UNROUNDED, injected_gradients, noise_key
+from flashpoint.attention.variant import AttentionVariant
+from tests.attention.oracle import NOTHING_ROUNDED, injected_gradients, noise_key
 from tests.attention.test_kernels import DEVICE
 
 SEED, STEP, LAYER, SIZE = 5, 6, 2, 0.25
+CONTEXT: dict[str, Any] = {"layer": LAYER, "seed_and_step": torch.tensor([SEED, STEP], device=DEVICE)}
 BASES: dict[str, dict[str, Any]] = {
     "from_out": {},
     "from_p_dp": {"delta": "p_dp"},
@@ -42,7 +45,7 @@ def z_of(kind: str) -> Tensor:
 
 def injecting(kind: str, size: float = SIZE, **fields: Any) -> AttentionVariant:
     error = DeltaError(kind=kind, size=0.0 if kind == "none" else size)  # type: ignore[arg-type]
-    return AttentionVariant(**{**UNROUNDED, **fields}, delta_error=error)
+    return AttentionVariant(**{**NOTHING_ROUNDED, **fields}, delta_error=error)
 
 
 def test_signs_have_zero_mean_and_unit_variance() -> None:
@@ -58,8 +61,8 @@ def test_gradients_of_the_pytorch_attention_equal_fp64_with_the_error(base: str,
     q, k, v, grad_out = tensors
     variant = injecting(kind, **BASES[base])
     noise = noise_key(q, SEED, STEP, LAYER)
-    saved = reference.flash_forward(q, k, v, variant, noise)
-    grads = reference.flash_backward(grad_out, q, k, v, *saved, variant, noise)
+    saved = reference.flash_fwd(q, k, v, variant, noise)
+    grads = reference.flash_bwd(grad_out, q, k, v, *saved, variant, noise)
     if base == "centred_keys":
         k = k - k.mean(-2, keepdim=True)
     expected = injected_gradients(q, k, v, grad_out, SIZE, z_of(kind))
@@ -71,29 +74,30 @@ def test_gradients_of_the_pytorch_attention_equal_fp64_with_the_error(base: str,
         assert (grad.double() - expected[name]).norm() <= 1e-5 * norm, name
         if kind != "none" and name != "grad_v" and base != "centred_keys":
             assert (plain[name] - expected[name]).norm() > 0.05 * norm, name
-    assert torch.equal(saved[0], reference.flash_forward(*tensors[:3], injecting("none", **BASES[base]), noise)[0])
+    assert torch.equal(saved[0], reference.flash_fwd(*tensors[:3], injecting("none", **BASES[base]), noise)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bias", "noise"])
 @pytest.mark.parametrize("base", BASES)
 def test_delta_of_the_kernels_equals_fp64_with_the_error(base: str, kind: str) -> None:
     q, k, v, grad_out = (x.to(DEVICE) for x in inputs())
     variant = injecting(kind, **BASES[base])
     assert launch.kernels_support(q, variant)
-    groups, seed_and_step = variant.groups(LAYER, 3), torch.tensor([SEED, STEP], device=DEVICE)
-    saved = launch.flash_forward(q, k, v, groups, seed_and_step, LAYER)
+    saved = launch.flash_fwd(q, k, v, variant, **CONTEXT)
     centered = saved[3] if base == "centred_keys" else k
-    grad_q, rows, _ = launch.row_pass(grad_out, q, centered, v, *saved[:3], groups, seed_and_step, LAYER)
+    grad_q, rows, _ = launch.flash_bwd_dq(grad_out, q, centered, v, *saved[:3], variant, **CONTEXT)
     expected = injected_gradients(*inputs()[:1], centered.cpu(), *inputs()[2:], SIZE, z_of(kind))
     delta = rows[1].view(2, 3, -1)[..., :100].double().cpu()
     scale = grad_out.float().norm(dim=-1) * saved[0].norm(dim=-1)
     assert ((delta - expected["delta"]).abs() <= 1e-5 * scale.double().cpu() + 1e-6).all()
     assert (grad_q.double().cpu() - expected["grad_q"]).norm() <= 2**-8 * expected["grad_q"].norm()
-    grads = launch.flash_backward(grad_out, q, k, v, *saved, groups, seed_and_step, LAYER)
+    grads = launch.flash_bwd(grad_out, q, k, v, *saved, variant, **CONTEXT)
     if base != "centred_keys":
         assert (grads[1].double().cpu() - expected["grad_k"]).norm() <= 2**-8 * expected["grad_k"].norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["pytorch", "kernels"])
 @pytest.mark.parametrize("into", ["grad_q", "grad_k"])
 @pytest.mark.parametrize("kind", ["bias", "noise"])
@@ -101,16 +105,15 @@ def test_the_error_enters_one_gradient_alone(kind: str, into: str, engine: str) 
     tensors = inputs()
     q, k, v, grad_out = (x.float() if engine == "pytorch" else x.to(DEVICE) for x in tensors)
     error = DeltaError(kind=kind, size=SIZE, into=into)  # type: ignore[arg-type]
-    variant = AttentionVariant(**UNROUNDED, exact_row_sum=True, delta_error=error)
+    variant = AttentionVariant(**NOTHING_ROUNDED, exact_row_sum=True, delta_error=error)
     seed_and_step = torch.tensor([SEED, STEP], device=q.device)
     if engine == "pytorch":
         noise = noise_key(q, SEED, STEP, LAYER)
-        saved = reference.flash_forward(q, k, v, variant, noise)
-        grads = reference.flash_backward(grad_out, q, k, v, *saved, variant, noise)
+        saved = reference.flash_fwd(q, k, v, variant, noise)
+        grads = reference.flash_bwd(grad_out, q, k, v, *saved, variant, noise)
     else:
-        groups = variant.groups(LAYER, 3)
-        saved = launch.flash_forward(q, k, v, groups, seed_and_step, LAYER)
-        grads = launch.flash_backward(grad_out, q, k, v, *saved, groups, seed_and_step, LAYER)
+        saved = launch.flash_fwd(q, k, v, variant, **CONTEXT)
+        grads = launch.flash_bwd(grad_out, q, k, v, *saved, variant, **CONTEXT)
     expected, plain = (injected_gradients(*tensors, size, z_of(kind), into=into) for size in (SIZE, 0.0))
     for name, grad in zip(("grad_q", "grad_k", "grad_v"), grads, strict=True):
         assert (grad.double().cpu() - expected[name]).norm() <= 2**-8 * expected[name].norm(), name
@@ -136,24 +139,24 @@ def test_an_error_of_delta_rewards_large_attended_scores() -> None:
     variant = injecting("bias", exact_row_sum=True)
     single = [x.detach().float() for x in (q, k, v, grad_out)]
     noise = noise_key(single[0], SEED, STEP, LAYER)
-    saved = reference.flash_forward(*single[:3], variant, noise)
-    grads = reference.flash_backward(single[3], *single[:3], *saved, variant, noise)
+    saved = reference.flash_fwd(*single[:3], variant, noise)
+    grads = reference.flash_bwd(single[3], *single[:3], *saved, variant, noise)
     for grad, expected in zip(grads, tilted, strict=False):
         assert (grad.double() - expected).norm() <= 1e-5 * expected.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bias", "noise"])
 def test_the_error_is_of_the_output_as_returned(kind: str) -> None:
     """Not of the O that δ is of: here the two differ by BF16's rounding to 2 bits."""
     q, k, v, grad_out = (x.to(DEVICE) for x in inputs())
-    variant = injecting(kind, out="nearest", out_bits=2, delta="out_fp32")
+    variant = injecting(kind, out=Rounding("nearest", 2), delta="out_fp32")
     plain = dataclasses.replace(variant, delta_error=DeltaError())
     seed_and_step = torch.tensor([SEED, STEP], device=DEVICE)
     deltas = []
     for choice in (variant, plain):
-        groups = choice.groups(LAYER, 3)
-        saved = launch.flash_forward(q, k, v, groups, seed_and_step, LAYER)
-        _, rows, _ = launch.row_pass(grad_out, q, k, v, *saved[:3], groups, seed_and_step, LAYER)
+        saved = launch.flash_fwd(q, k, v, choice, **CONTEXT)
+        _, rows, _ = launch.flash_bwd_dq(grad_out, q, k, v, *saved[:3], choice, **CONTEXT)
         deltas.append(rows[1].view(2, 3, -1)[..., :100].double().cpu())
     norms = grad_out.double().norm(dim=-1).cpu() * saved[0].double().norm(dim=-1).cpu()
     torch.testing.assert_close(deltas[0] - deltas[1], SIZE * norms * z_of(kind), rtol=1e-4, atol=1e-5)
@@ -168,29 +171,28 @@ def out_and_grads(variant: AttentionVariant, layer: int) -> list[Tensor]:
 
 
 def test_only_the_named_layers_take_the_error() -> None:
-    plain = AttentionVariant(scores="nearest")
+    plain = AttentionVariant(scores=NEAREST)
     everywhere = dataclasses.replace(plain, delta_error=DeltaError(kind="noise", size=0.1))
     in_two = dataclasses.replace(plain, delta_error=DeltaError(kind="noise", size=0.1, layers=(2,)))
     for layer, alike, unlike in ((1, plain, everywhere), (2, everywhere, plain)):
         results, same, other = (out_and_grads(variant, layer) for variant in (in_two, alike, unlike))
         assert all(torch.equal(one, two) for one, two in zip(results, same, strict=True))
         assert not torch.equal(results[1], other[1])
-        choices = [launch._choices(variant, layer, 64, 1) for variant in (in_two, alike)]
+        choices = [compile_time_choices(variant, layer, 64) for variant in (in_two, alike)]
         assert choices[0] == choices[1]  # one compiled kernel
 
 
+@pytest.mark.slow
 def test_only_the_selected_heads_take_the_error() -> None:
-    plain = AttentionVariant(scores="nearest")
+    plain = AttentionVariant(scores=NEAREST)
     error = DeltaError(kind="noise", size=0.1)
     injected = dataclasses.replace(plain, delta_error=error)
     mixed = dataclasses.replace(injected, heads=(2,), elsewhere=plain)
     q, k, v, grad_out = (x[:1].to(DEVICE) for x in inputs())
-    seed_and_step = torch.tensor([SEED, STEP], device=DEVICE)
 
     def grads(variant: AttentionVariant) -> tuple[Tensor, ...]:
-        groups = variant.groups(LAYER, 3)
-        saved = launch.flash_forward(q, k, v, groups, seed_and_step, LAYER)
-        return launch.flash_backward(grad_out, q, k, v, *saved, groups, seed_and_step, LAYER)
+        saved = launch.flash_fwd(q, k, v, variant, **CONTEXT)
+        return launch.flash_bwd(grad_out, q, k, v, *saved, variant, **CONTEXT)
 
     of_all, of_plain = grads(injected), grads(plain)
     for one, by_injected, by_plain in zip(grads(mixed), of_all, of_plain, strict=True):

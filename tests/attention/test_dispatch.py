@@ -8,15 +8,17 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashpoint.attention.dispatch import attention, flash_forward_op, sdpa_operation
+from flashpoint.attention.choices import NEAREST, STOCHASTIC, UNROUNDED
+from flashpoint.attention.dispatch import attention, sdpa_operation
+from flashpoint.attention.ops import flash_fwd_op
 from flashpoint.attention.variant import AttentionVariant
 from tests.attention.oracle import run_reference
 
-BASELINE = AttentionVariant(scores="nearest", out_unnormalized="nearest")
+BASELINE = AttentionVariant(scores=NEAREST, out_unnormalized=NEAREST)
 CHOICES = [
     BASELINE,
-    AttentionVariant(out="none", delta="out_fp32", block_k=None),
-    AttentionVariant(out_unnormalized="stochastic", exact_row_sum=True, center_keys=True),
+    AttentionVariant(out=UNROUNDED, delta="out_fp32", block_k=None),
+    AttentionVariant(out_unnormalized=STOCHASTIC, exact_row_sum=True, center_keys=True),
 ]
 SEED_AND_STEP = torch.tensor([1, 2])
 
@@ -33,12 +35,13 @@ def out_and_grads(tensors: list[Tensor], variant: AttentionVariant = BASELINE) -
     return [x for x in (out.detach(), q.grad, k.grad, v.grad) if x is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", CHOICES, ids=["baseline", "fp32", "stochastic"])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_op_passes_pytorchs_own_checks(variant: AttentionVariant, transposed: bool) -> None:
     q, k, v = ((x.transpose(1, 2).contiguous().transpose(1, 2) if transposed else x).requires_grad_() for x in inputs())
     arguments = (q, k, v, SEED_AND_STEP, variant.key, 2)
-    torch.library.opcheck(flash_forward_op, arguments)
+    torch.library.opcheck(flash_fwd_op, arguments)
 
 
 @pytest.mark.parametrize("variant", CHOICES, ids=["baseline", "fp32", "stochastic"])
@@ -67,8 +70,8 @@ def test_two_launches_give_the_same_bits(variant: AttentionVariant) -> None:
 def test_stochastic_rounding_is_unbiased_over_steps() -> None:
     """The mean of n outputs nears the unrounded one like 1/√n; one BF16 ulp is at most 2⁻⁷ relative."""
     q, k, v = inputs()
-    stochastic = AttentionVariant(probs="none", out="none", out_unnormalized="stochastic")
-    unrounded = AttentionVariant(probs="none", out="none")
+    stochastic = AttentionVariant(probs=UNROUNDED, out=UNROUNDED, out_unnormalized=STOCHASTIC)
+    unrounded = AttentionVariant(probs=UNROUNDED, out=UNROUNDED)
     exact = attention(q, k, v, unrounded, layer=1, seed_and_step=SEED_AND_STEP)
     steps = 400
     outs = torch.stack(
@@ -99,7 +102,7 @@ class Largest(TorchDispatchMode):
 def test_nothing_larger_than_a_block_row_is_materialised(block: int | None) -> None:
     length = 1024
     q, k, v = (x[:1, :1] for x in inputs(length))
-    variant = AttentionVariant(scores="nearest", exact_row_sum=True, block_k=block)
+    variant = AttentionVariant(scores=NEAREST, exact_row_sum=True, block_k=block)
     with Largest() as largest:
         run_reference(q, k, v, v, variant)
     assert length * 32 < largest.elements <= length * 128  # a block row, of 2²⁰ scores in all

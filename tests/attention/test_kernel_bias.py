@@ -5,6 +5,8 @@ it, and Ō is a sum of BF16 values, exact in FP32 in any order. What each roundi
 to the bit.
 """
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,11 +14,11 @@ import torch
 from torch import Tensor
 
 from flashpoint.attention import launch
+from flashpoint.attention.choices import NEAREST, Mode, Rounding
 from flashpoint.attention.variant import AttentionVariant
 from tests.attention.test_kernels import DEVICE
 
 GROUPS, LENGTH, SIZE = 5, 150, 64
-SEED_AND_STEP = torch.zeros(2, dtype=torch.int64)
 
 
 def bf16(x: np.ndarray) -> np.ndarray:
@@ -38,25 +40,25 @@ def tied_rows() -> tuple[list[Tensor], np.ndarray]:
     return [x.bfloat16().to(DEVICE) for x in (q, k, v, grad_out)], ones
 
 
-@pytest.mark.parametrize("rounding", ["none", "nearest"])
+@pytest.mark.parametrize("mode", ["none", "nearest"])
 @pytest.mark.parametrize("source", ["out", "out_fp32", "p_dp"])
-def test_signed_errors_are_those_the_rounding_points_predict(rounding: str, source: str) -> None:
-    variant = AttentionVariant(scores="nearest", out_unnormalized=rounding, delta=source)  # type: ignore[arg-type]
+def test_signed_errors_are_those_the_rounding_points_predict(mode: Mode, source: str) -> None:
+    variant = AttentionVariant(scores=NEAREST, out_unnormalized=Rounding(mode), delta=source)  # type: ignore[arg-type]
     (q, k, v, grad_out), ones = tied_rows()
-    groups, seed_and_step = variant.groups(1, 1), SEED_AND_STEP.to(DEVICE)
-    out, logsumexp, out_for_delta, _ = launch.flash_forward(q, k, v, groups, seed_and_step, 1)
-    grad_q, rows, _ = launch.row_pass(grad_out, q, k, v, out, logsumexp, out_for_delta, groups, seed_and_step, 1)
+    context: dict[str, Any] = {"layer": 1, "seed_and_step": torch.zeros(2, dtype=torch.int64, device=DEVICE)}
+    out, logsumexp, out_for_delta, _ = launch.flash_fwd(q, k, v, variant, **context)
+    grad_q, rows, _ = launch.flash_bwd_dq(grad_out, q, k, v, out, logsumexp, out_for_delta, variant, **context)
 
     values, count = v[0, 0].double().cpu().numpy(), ones.sum(1)[:, None]
     total = ones @ values
     exact = total / count
-    unnormalized = bf16(total) if rounding == "nearest" else total
+    unnormalized = bf16(total) if mode == "nearest" else total
     expected = bf16(unnormalized.astype(np.float32) / count.astype(np.float32))
     assert np.array_equal(out[0, 0].double().cpu().numpy(), expected)
 
     bias = (expected - exact).mean(0)
     assert np.allclose((out[0, 0].double().cpu().numpy() - exact).mean(0), bias, rtol=0, atol=1e-12)
-    if rounding == "nearest":
+    if mode == "nearest":
         assert np.abs(bias).max() > 1e-4  # there is something to predict
 
     delta = rows[1, 0, :LENGTH].double().cpu().numpy()
@@ -70,5 +72,5 @@ def test_signed_errors_are_those_the_rounding_points_predict(rounding: str, sour
     limit = SIZE**-0.5 * (2.0**-9 + of_p) * np.abs(terms).sum(1) + 2.0**-9 * np.abs(expected_sums) + 1e-6
     row_sums = grad_q[0, 0, :, SIZE - 1].double().cpu().numpy()
     assert (np.abs(row_sums - expected_sums) <= 1.1 * limit).all()
-    if source == "out" and rounding == "nearest":
+    if source == "out" and mode == "nearest":
         assert np.abs(expected_sums).max() > 3 * limit.max()

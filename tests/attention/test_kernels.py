@@ -15,9 +15,10 @@ import yaml
 from torch import Tensor
 
 from flashpoint.attention import launch, reference
+from flashpoint.attention.choices import NEAREST, STOCHASTIC, UNROUNDED, Rounding
 from flashpoint.attention.rounding import NoiseKey
-from flashpoint.attention.variant import AttentionVariant
-from flashpoint.kernels import table
+from flashpoint.attention.variant import ROUNDING_POINTS, AttentionVariant
+from flashpoint_kernels import tile_sizes
 from tests.attention.oracle import exact_attention
 from tests.conftest import REPOSITORY
 
@@ -27,38 +28,33 @@ FROM_FILES = {
     for path in sorted((REPOSITORY / "configs/attn").glob("*.yaml"))
     if path.stem != "sdpa"
 }
-POINTS = ("scores", "probs", "out_unnormalized", "out", "grad_scores")
 
 
-def in_format(rounding: str, bits: int) -> AttentionVariant:
+def in_format(rounding: Rounding) -> AttentionVariant:
     """Every rounding point alike."""
-    fields = dict.fromkeys(POINTS, rounding) | {f"{point}_bits": bits for point in POINTS}
-    return AttentionVariant(**fields)  # type: ignore[arg-type]
+    return AttentionVariant(**dict.fromkeys(ROUNDING_POINTS, rounding))  # type: ignore[arg-type]
 
 
 VARIANTS = {
     **FROM_FILES,
-    "rounded_normalizer": AttentionVariant(scores="nearest", normalizer="rounded"),
+    "rounded_normalizer": AttentionVariant(scores=NEAREST, normalizer="rounded"),
     "normalized_for_delta": AttentionVariant(normalizer="before_product", block_k=None, delta="out_fp32"),
     "fused": AttentionVariant(fused_exponent=True),
     "offset": AttentionVariant(shift="offset", shift_offset=1.5),
     "small_blocks": AttentionVariant(
-        scores="nearest", out_unnormalized="nearest", out_unnormalized_when="per_block", block_k=16, delta="out_fp32"
+        scores=NEAREST, out_unnormalized=NEAREST, out_unnormalized_when="per_block", block_k=16, delta="out_fp32"
     ),
-    "dynamic_untiled": AttentionVariant(scores="nearest", shift="dynamic_max", beta=2.0, block_k=None),
-    "all_stochastic": AttentionVariant(
-        scores="stochastic", probs="stochastic", out_unnormalized="stochastic", out="stochastic",
-        grad_scores="stochastic",
-    ),
-    "fp32": AttentionVariant(probs="none", out="none", grad_scores="none"),
+    "dynamic_untiled": AttentionVariant(scores=NEAREST, shift="dynamic_max", beta=2.0, block_k=None),
+    "all_stochastic": in_format(STOCHASTIC),
+    "fp32": AttentionVariant(probs=UNROUNDED, out=UNROUNDED, grad_scores=UNROUNDED),
     "independent_per_block": AttentionVariant(
-        scores="nearest", out_unnormalized="stochastic", out_unnormalized_when="per_block", out="stochastic",
+        scores=NEAREST, out_unnormalized=STOCHASTIC, out_unnormalized_when="per_block", out=STOCHASTIC,
         delta="out_independent", block_k=16,
     ),
-    "coarse": in_format("nearest", 4),
-    "fine": in_format("nearest", 10),
-    "coarse_stochastic": in_format("stochastic", 5),
-    "fine_stochastic": in_format("stochastic", 8),
+    "coarse": in_format(Rounding("nearest", 4)),
+    "fine": in_format(Rounding("nearest", 10)),
+    "coarse_stochastic": in_format(Rounding("stochastic", 5)),
+    "fine_stochastic": in_format(Rounding("stochastic", 8)),
 }  # fmt: skip
 NAMES = ("out", "logsumexp", "grad_q", "grad_k", "grad_v")
 
@@ -77,13 +73,12 @@ def run(engine: str, tensors: list[Tensor], variant: AttentionVariant) -> dict[s
     q, k, v, grad_out = tensors
     seed_and_step = torch.tensor([5, 6], device=DEVICE)
     if engine == "kernels":
-        groups = variant.groups(2, 2)
-        saved = launch.flash_forward(q, k, v, groups, seed_and_step, 2)
-        grads = launch.flash_backward(grad_out, q, k, v, *saved, groups, seed_and_step, 2)
+        saved = launch.flash_fwd(q, k, v, variant, layer=2, seed_and_step=seed_and_step)
+        grads = launch.flash_bwd(grad_out, q, k, v, *saved, variant, layer=2, seed_and_step=seed_and_step)
     else:
         noise = noise_of(q)
-        saved = reference.flash_forward(q, k, v, variant, noise)
-        grads = reference.flash_backward(grad_out, q, k, v, *saved, variant, noise)
+        saved = reference.flash_fwd(q, k, v, variant, noise)
+        grads = reference.flash_bwd(grad_out, q, k, v, *saved, variant, noise)
     return {name: x.double().cpu() for name, x in zip(NAMES, (*saved[:2], *grads), strict=True)}
 
 
@@ -97,8 +92,10 @@ def computed(name: str, length: int, size: int) -> list[dict[str, Tensor]]:
     return kernels_and_reference(inputs(length, size), VARIANTS[name])
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize(("length", "size"), [(65, 32), (130, 64)])
+@pytest.mark.parametrize(
+    "name", [name if name in FROM_FILES else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+)
+@pytest.mark.parametrize(("length", "size"), [(65, 32), pytest.param(130, 64, marks=pytest.mark.slow)])
 def test_kernels_equal_the_pytorch_attention_up_to_flips_of_a_rounding(name: str, length: int, size: int) -> None:
     assert launch.kernels_support(inputs(length, size)[0], VARIANTS[name])
     kernel, expected = computed(name, length, size)
@@ -110,6 +107,7 @@ def test_kernels_equal_the_pytorch_attention_up_to_flips_of_a_rounding(name: str
         assert flipped < (0.01 if quantity in ("out", "logsumexp") else 0.05), quantity
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_kernels_are_as_close_to_fp64_as_the_pytorch_attention(name: str) -> None:
     exact = exact_attention(*(x.cpu() for x in inputs(130, 64)))  # type: ignore[arg-type]
@@ -123,6 +121,7 @@ def noise_of(q: Tensor) -> NoiseKey:
     return NoiseKey(torch.tensor([5, 6], device=DEVICE), 2, torch.arange(2, device=DEVICE), 2, q.shape[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_what_is_exactly_decidable_is_identical(name: str) -> None:
     """q and k are small integers, so scores are exact in any order: the shift and the P̄ that are 1 must agree."""
@@ -130,7 +129,8 @@ def test_what_is_exactly_decidable_is_identical(name: str) -> None:
     q, k = (torch.randint(-2, 3, (1, 2, 130, 64), generator=generator).bfloat16().to(DEVICE) for _ in range(2))
     q[:, :, :, 2:] = 0  # few distinct scores, so many ties
     variant = dataclasses.replace(VARIANTS[name], center_keys=False)
-    shift, ones = launch.row_statistics(q, k, q, variant.groups(2, 2), torch.tensor([5, 6], device=DEVICE), 2)
+    seed_and_step = torch.tensor([5, 6], device=DEVICE)
+    shift, ones = launch.row_statistics(q, k, q, variant, layer=2, seed_and_step=seed_and_step)
     expected_shift, expected_ones = reference.row_statistics(q, k, q, variant, noise_of(q))
     assert torch.equal(shift, expected_shift)
     if variant.fused_exponent:  # P̄ at the maximum is 1 but for the last bit of FP32, and the operand is BF16
@@ -138,7 +138,7 @@ def test_what_is_exactly_decidable_is_identical(name: str) -> None:
     else:
         assert torch.equal(ones, expected_ones)
     unnormalized = variant.normalizer != "before_product"
-    if unnormalized and variant.shift == "rowmax" and variant.probs == "nearest" and not variant.fused_exponent:
+    if unnormalized and variant.shift == "rowmax" and variant.probs.mode == "nearest" and not variant.fused_exponent:
         scores = (q.double() @ k.double().mT).cpu().masked_fill(torch.ones(130, 130).triu(1) == 1, -torch.inf)
         tied = (scores == scores.amax(-1, keepdim=True)).sum(-1)
         assert torch.equal(ones.cpu(), tied.int())
@@ -173,6 +173,7 @@ def plain_bf16_attention(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor) -> d
     return {name: x.detach().double().cpu() for name, x in zip(("out", *NAMES[2:]), (out, *grads), strict=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["flash_fp32", "flash_bf16", "flash_exact_rowsum", "flash_delta_pdp", "flash_untiled"])
 @pytest.mark.parametrize("stress", STRESSES)
 def test_flashattentions_own_criterion(name: str, stress: str) -> None:
@@ -196,6 +197,7 @@ def test_flashattentions_own_criterion(name: str, stress: str) -> None:
             assert error <= 2 * by_plain + 1e-5, quantity
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 15, 16, 63, 64, 128])
 @pytest.mark.parametrize("size", [16, 128])
 @pytest.mark.parametrize("name", ["flash_bf16", "standard"])
@@ -207,6 +209,7 @@ def test_edges_of_tiles(name: str, length: int, size: int) -> None:
         assert (kernel[quantity] - expected[quantity]).abs().max() <= 2**-6 * scale, quantity
 
 
+@pytest.mark.slow
 def test_nothing_is_read_or_written_outside_the_tensors() -> None:
     """Inputs are views into storage full of NaN: one stray read would show."""
     views = []
@@ -221,6 +224,7 @@ def test_nothing_is_read_or_written_outside_the_tensors() -> None:
             assert torch.equal(value, computed(name, 65, 32)[0][quantity])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other", ["flash_fp32", "flash_per_block", "fp32", "flash_centered", "coarse", "flash_centered_grad"]
 )
@@ -254,9 +258,11 @@ def test_what_the_kernels_lack_is_left_to_the_reference() -> None:
     assert not launch.kernels_support(q, AttentionVariant(block_k=100))
 
 
-def test_the_table_suits_both_backward_kernels_and_travels_as_plain_values() -> None:
-    for size in table.FORWARD:
-        assert table.GRAD_KV[size].bq <= table.GRAD_Q[size].bq  # L and δ are written in whole blocks of the latter
-        assert json.loads(json.dumps(table.tiles_of(size))) == table.tiles_of(size)
-        assert table.tiles_of(size)["grad_kv"]["bk"] == table.GRAD_KV[size].bk
-    assert table.tiles_of(24) == {}
+def test_tile_sizes_suit_both_backward_kernels_and_travel_as_plain_values() -> None:
+    for size in tile_sizes.FLASH_FWD:
+        dq, dkdv = tile_sizes.FLASH_BWD_DQ[size], tile_sizes.FLASH_BWD_DKDV[size]
+        assert dkdv.bq <= dq.bq  # L and δ are written in whole blocks of the latter
+        plain = tile_sizes.tile_sizes_of(size)
+        assert json.loads(json.dumps(plain)) == plain
+        assert plain["grad_kv"]["bk"] == dkdv.bk
+    assert tile_sizes.tile_sizes_of(24) == {}

@@ -8,7 +8,6 @@ import yaml
 
 from flashpoint.attention.named import resolved
 from flashpoint.errors import UserError
-from flashpoint.report.figures import colour
 from tests.conftest import REPOSITORY
 
 VARIANTS = REPOSITORY / "configs/attn"
@@ -25,26 +24,21 @@ def filed(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_file_holds_the_variant_of_its_name_and_has_a_colour(file: Path) -> None:
+def test_a_file_holds_the_variant_of_its_name(file: Path) -> None:
     assert named(file.stem) == file.stem
-    assert colour(file.stem) != "black"
-
-
-def test_colours_differ() -> None:
-    assert len({colour(file.stem) for file in FILES}) == len(FILES)
 
 
 @pytest.mark.parametrize(
     ("name", "choices", "told"),
     [
         ("flash_fixed", {"beta": 2.0}, "flash_fixed beta=2.0"),
-        ("flash_fp32", {"out": "none", "block_k": 32}, "flash_fp32 out=none block_k=32"),
+        ("flash_fp32", {"out": {"mode": "none"}, "block_k": 32}, "flash_fp32 out=none block_k=32"),
         (
             "flash_fp32_out",
             {"layers": [2], "elsewhere": "flash_bf16"},
             "flash_fp32_out layers=[2] elsewhere=flash_bf16",
         ),
-        ("flash_bf16", {"out_unnormalized_bits": 1}, "flash_bf16"),  # its title says so
+        ("flash_bf16", {"out_unnormalized": {"mode": "nearest", "bits": 1}}, "flash_bf16"),  # its title says so
         ("flash_bf16", {"delta_error": {"kind": "bias", "size": 0.1}}, "flash_bf16"),
     ],
 )
@@ -57,21 +51,21 @@ def test_a_name_without_a_file_stays() -> None:
 
 
 def test_a_stored_name_is_told_anew() -> None:
-    stored = resolved({"name": "flash_fp32", "out": "none"}, VARIANTS).to_dict()
+    stored = resolved({"name": "flash_fp32", "out": {"mode": "none"}}, VARIANTS).to_dict()
     assert resolved(stored, VARIANTS).to_dict() == stored
-    assert resolved({**stored, "out": "nearest"}, VARIANTS).name == "flash_fp32"
+    assert resolved({**stored, "out": {"mode": "nearest"}}, VARIANTS).name == "flash_fp32"
 
 
 def test_elsewhere_takes_the_formats_and_is_named() -> None:
     variant = resolved(
-        {"name": "flash_exact_rowsum", "scores": "nearest", "out_unnormalized": "nearest", "exact_row_sum": True,
-         "out_unnormalized_bits": 1, "layers": [1], "elsewhere": "flash_bf16"}, VARIANTS,
+        {**filed("flash_exact_rowsum"), "out_unnormalized": {"mode": "nearest", "bits": 1}, "layers": [1],
+         "elsewhere": "flash_bf16"}, VARIANTS,
     )  # fmt: skip
     assert variant.elsewhere is not None
-    assert variant.elsewhere.out_unnormalized_bits == 1
+    assert variant.elsewhere.out_unnormalized.bits == 1
     assert variant.title.endswith("elsewhere=flash_bf16, Ō of 1 mantissa bit")  # of both, once
     unrounded = resolved(
-        {"name": "flash_fp32", "out_unnormalized_bits": 1, "layers": [1], "elsewhere": "flash_bf16"}, VARIANTS
+        {"name": "flash_fp32", "out_unnormalized": {"bits": 1}, "layers": [1], "elsewhere": "flash_bf16"}, VARIANTS
     )
     assert unrounded.title == "flash_fp32 layers=[1] elsewhere=flash_bf16, Ō of 1 mantissa bit"
     with pytest.raises(UserError, match=r"attn\.elsewhere=flash_b16: no such variant; choose one of flash_bf16"):

@@ -7,8 +7,9 @@ import torch
 import yaml
 from torch import Tensor
 
+from flashpoint.attention.choices import NEAREST, UNROUNDED
 from flashpoint.attention.variant import AttentionVariant
-from tests.attention.oracle import UNROUNDED, exact_attention, run_reference
+from tests.attention.oracle import NOTHING_ROUNDED, exact_attention, run_reference
 from tests.conftest import REPOSITORY
 
 VARIANTS = {
@@ -85,20 +86,20 @@ def relative_errors(inputs: list[Tensor], variant: AttentionVariant) -> dict[str
 @pytest.mark.parametrize("length", [1, 2, 7, 63, 64, 65, 130, 257])
 @pytest.mark.parametrize("block", [16, 64, 100, None])
 def test_fp32_is_within_1e_5_of_fp64(length: int, size: int, block: int | None) -> None:
-    errors = relative_errors(normal(length, size), AttentionVariant(**UNROUNDED, block_k=block))
+    errors = relative_errors(normal(length, size), AttentionVariant(**NOTHING_ROUNDED, block_k=block))
     assert max(errors.values()) < 1e-5, errors
 
 
 @pytest.mark.parametrize("stress", [normal, tied, sink, one_signed], ids=lambda stress: stress.__name__)
 @pytest.mark.parametrize("choices", NEUTRAL, ids=lambda choices: "_".join(map(str, choices.values())) or "default")
 def test_choices_that_cancel_exactly_stay_within_1e_5(choices: dict, stress) -> None:
-    errors = relative_errors(stress(150, 32), AttentionVariant(**{**UNROUNDED, **choices}))
+    errors = relative_errors(stress(150, 32), AttentionVariant(**{**NOTHING_ROUNDED, **choices}))
     assert max(errors.values()) < 1e-5, errors
 
 
 def test_scores_of_500_keep_fp32_accuracy() -> None:
     # A score of 500 carries an FP32 rounding of 500·2⁻²⁴ = 3e-5, and exp passes it on.
-    errors = relative_errors(large_scores(150, 32), AttentionVariant(**UNROUNDED))
+    errors = relative_errors(large_scores(150, 32), AttentionVariant(**NOTHING_ROUNDED))
     assert max(errors.values()) < 2e-4, errors
 
 
@@ -120,13 +121,17 @@ def test_bf16_variants_stay_within_the_bound_of_their_rounding_points(name: str,
         kd = kd - kd.mean(-2, keepdim=True)
     scores = qd @ kd.mT / math.sqrt(32)
     future = torch.ones(150, 150, dtype=torch.bool).triu(1)
-    moved = scores.abs() * 2**-9 * (variant.scores != "none") + scores.abs() * 2**-20
+    moved = scores.abs() * 2**-9 * (variant.scores.mode != "none") + scores.abs() * 2**-20
     if variant.center_keys:
         moved = moved + qd.abs() @ kd.abs().mT / math.sqrt(32) * 2**-8
     moved = moved.masked_fill(future, 0).amax(-1, keepdim=True)
     p = scores.masked_fill(future, -math.inf).softmax(-1)
     blocks = math.ceil(150 / (variant.block_k or 150)) if variant.out_unnormalized_when == "per_block" else 1
-    roundings = (variant.probs != "none") + 2 * blocks * (variant.out_unnormalized != "none") + (variant.out != "none")
+    roundings = (
+        (variant.probs.mode != "none")
+        + 2 * blocks * (variant.out_unnormalized.mode != "none")
+        + (variant.out.mode != "none")
+    )
     bound = (p @ vd.abs()) * (torch.expm1(2 * moved) + roundings * 2**-8)
     error = (result["out"].double() - p @ vd).abs()
     assert (error <= bound + 1e-7).all(), (error / bound).max()
@@ -142,7 +147,7 @@ def test_errors_are_at_most_twice_those_of_a_bf16_pytorch_attention(name: str, s
     plain = bf16_pytorch_attention(*inputs)
     # Gradients of variants with Ō in BF16 carry δ's error on top; FlashAttention's tests allow them 3. A stochastic
     # rounding of O errs by up to an ulp, one to nearest by half of that, and δ takes it on.
-    of_out = 2 if VARIANTS[name].out == "stochastic" else 1
+    of_out = 2 if VARIANTS[name].out.mode == "stochastic" else 1
     for quantity in ("out", *GRADIENTS):
         factor = of_out * (2 if quantity == "out" else 3)
         error, plain_error = ((x[quantity].double() - expected[quantity]).abs().max().item() for x in (result, plain))
@@ -178,7 +183,7 @@ def test_the_exact_row_sum_removes_what_a_wrong_delta_puts_into_ds() -> None:
         q, k, v, grad_out = one_signed(128, 64)
         q = torch.ones_like(q)
         variant = AttentionVariant(
-            probs="none", out="none", grad_scores="none", out_unnormalized="nearest", exact_row_sum=exact
+            probs=UNROUNDED, out=UNROUNDED, grad_scores=UNROUNDED, out_unnormalized=NEAREST, exact_row_sum=exact
         )
         sums[exact] = run_reference(q, k, v, grad_out + 1, variant)["grad_k"].double().sum(-2).abs().max().item()
     assert sums[False] > 1e-2

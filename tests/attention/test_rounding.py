@@ -9,8 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
+from flashpoint.attention.choices import NEAREST, STOCHASTIC, UNROUNDED, Mode, Rounding
 from flashpoint.attention.rounding import NoiseKey, philox4x32, round_mantissa
-from flashpoint.kernels.rounding import round_nearest, round_stochastic
+from flashpoint_kernels.codes import Stream
+from flashpoint_kernels.rounding import round_nearest, round_stochastic
 from tests.attention.oracle import with_mantissa
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -28,7 +30,7 @@ def bits_of(x: torch.Tensor) -> np.ndarray:
 @pytest.mark.parametrize("lower", [0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
 def test_nearest_even_equals_ml_dtypes_on_every_upper_half(lower: int) -> None:
     x = floats((np.arange(1 << 16, dtype=np.uint32) << 16) | lower)
-    rounded = round_mantissa(x, "nearest")
+    rounded = round_mantissa(x, NEAREST)
     with np.errstate(invalid="ignore"):
         expected = x.numpy().astype(ml_dtypes.bfloat16).astype(np.float32)
     number = ~np.isnan(x.numpy())
@@ -38,7 +40,7 @@ def test_nearest_even_equals_ml_dtypes_on_every_upper_half(lower: int) -> None:
 
 def test_no_rounding_is_the_identity() -> None:
     x = torch.randn(100)
-    assert torch.equal(round_mantissa(x, "none"), x)
+    assert torch.equal(round_mantissa(x, UNROUNDED), x)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,7 @@ def test_no_rounding_is_the_identity() -> None:
 )
 def test_stochastic_rounding_goes_up_for_exactly_the_discarded_share_of_offsets(pattern: int) -> None:
     x = floats(np.full(1 << 16, pattern))
-    rounded = bits_of(round_mantissa(x, "stochastic", noise=EVERY_OFFSET))
+    rounded = bits_of(round_mantissa(x, STOCHASTIC, noise=EVERY_OFFSET))
     down, up = pattern & 0xFFFF0000, (pattern & 0xFFFF0000) + 0x10000
     assert set(np.unique(rounded)) == {down, up}
     assert (rounded == up).sum() == pattern & 0xFFFF
@@ -55,13 +57,13 @@ def test_stochastic_rounding_goes_up_for_exactly_the_discarded_share_of_offsets(
 @pytest.mark.parametrize("pattern", [0x00000000, 0x80000000, 0x3F800000, 0xC0490000, 0x7F7F0000, 0x00010000])
 def test_stochastic_rounding_keeps_every_bf16_value(pattern: int) -> None:
     x = floats(np.full(1 << 16, pattern))
-    assert (bits_of(round_mantissa(x, "stochastic", noise=EVERY_OFFSET)) == pattern).all()
+    assert (bits_of(round_mantissa(x, STOCHASTIC, noise=EVERY_OFFSET)) == pattern).all()
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_stochastic_rounding_keeps_what_is_no_number(value: float) -> None:
     x = torch.full((1 << 16,), value)
-    assert torch.equal(round_mantissa(x, "stochastic", noise=EVERY_OFFSET).nan_to_num(7.0), x.nan_to_num(7.0))
+    assert torch.equal(round_mantissa(x, STOCHASTIC, noise=EVERY_OFFSET).nan_to_num(7.0), x.nan_to_num(7.0))
 
 
 FORMATS = range(1, 11)
@@ -79,7 +81,7 @@ def normal_numbers() -> torch.Tensor:
 def test_nearest_even_equals_rint_in_fp64_in_every_format(bits: int) -> None:
     x = normal_numbers()
     expected = with_mantissa(x.numpy(), bits)
-    np.testing.assert_array_equal(bits_of(round_mantissa(x, "nearest", bits)), expected.view(np.uint32))
+    np.testing.assert_array_equal(bits_of(round_mantissa(x, Rounding("nearest", bits))), expected.view(np.uint32))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_nearest_even_equals_the_small_formats_of_ml_dtypes_and_numpy(
     x = np.concatenate([np.linspace(low, min(high, 64 * low), 40_000), np.geomspace(low, high, 40_000)])
     x = x.clip(low, high).astype(np.float32)
     x = np.concatenate([x, -x])
-    rounded = round_mantissa(torch.from_numpy(x), "nearest", bits)
+    rounded = round_mantissa(torch.from_numpy(x), Rounding("nearest", bits))
     np.testing.assert_array_equal(rounded.numpy(), x.astype(dtype).astype(np.float32))
 
 
@@ -108,9 +110,9 @@ def test_ties_and_overflow_by_hand() -> None:
     patterns = {1: (0x3FA00000, 0x3F800000), 2: (0x3FB00000, 0x3FC00000), 10: (0x3F803000, 0x3F804000)}
     for bits, (tie, even) in patterns.items():  # 1.25, 1.375 and 1 + 3·2⁻¹¹
         for sign in (0, 1 << 31):
-            assert bits_of(round_mantissa(floats(np.array([tie | sign])), "nearest", bits)) == even | sign
+            assert bits_of(round_mantissa(floats(np.array([tie | sign])), Rounding("nearest", bits))) == even | sign
     largest = floats(np.array([0x7F7FFFFF, 0xFF7FFFFF]))
-    assert round_mantissa(largest, "nearest", 3).tolist() == [np.inf, -np.inf]
+    assert round_mantissa(largest, Rounding("nearest", 3)).tolist() == [np.inf, -np.inf]
 
 
 @pytest.mark.parametrize("bits", FORMATS)
@@ -118,7 +120,10 @@ def test_ties_and_overflow_by_hand() -> None:
 def test_every_format_keeps_infinities_nan_and_zeros(bits: int, value: float) -> None:
     x = torch.full((64,), value)
     words = torch.randint(0, 1 << 32, (64,), generator=torch.Generator().manual_seed(bits))
-    for rounded in (round_mantissa(x, "nearest", bits), round_mantissa(x, "stochastic", bits, words)):
+    for rounded in (
+        round_mantissa(x, Rounding("nearest", bits)),
+        round_mantissa(x, Rounding("stochastic", bits), words),
+    ):
         np.testing.assert_array_equal(rounded.numpy(), x.numpy())
         assert torch.equal(rounded.signbit(), x.signbit()) or np.isnan(value)
 
@@ -129,7 +134,7 @@ def test_stochastic_rounding_goes_up_for_exactly_the_discarded_share_in_every_fo
     discarded = 23 - bits
     every_offset = torch.arange(1 << discarded) << 9 + bits
     noise = every_offset | 0x1FF  # what lies below is not looked at
-    rounded = bits_of(round_mantissa(floats(np.full(1 << discarded, pattern)), "stochastic", bits, noise))
+    rounded = bits_of(round_mantissa(floats(np.full(1 << discarded, pattern)), Rounding("stochastic", bits), noise))
     share = pattern & ((1 << discarded) - 1)
     down = pattern - share
     assert set(np.unique(rounded)) == {down, down + (1 << discarded)}
@@ -149,16 +154,16 @@ def round_kernel(x_ptr, noise_ptr, out_ptr, STOCHASTIC: tl.constexpr, BITS: tl.c
 
 
 @pytest.mark.parametrize("bits", FORMATS)
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-def test_the_kernels_round_as_pytorch_does_in_every_format(rounding: str, bits: int) -> None:
+@pytest.mark.parametrize("mode", ["nearest", "stochastic"])
+def test_the_kernels_round_as_pytorch_does_in_every_format(mode: Mode, bits: int) -> None:
     specials = torch.tensor([np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-45, 3.4e38, -3.4e38])
     x = torch.cat([normal_numbers()[:: 3 * 64 + 1], specials])
     x = torch.cat([x, x.new_ones(-len(x) % 1024)])
     noise = torch.randint(0, 1 << 32, x.shape, generator=torch.Generator().manual_seed(bits))
-    expected = round_mantissa(x, rounding, bits, noise)  # type: ignore[arg-type]
+    expected = round_mantissa(x, Rounding(mode, bits), noise)
     out = torch.empty_like(x, device=DEVICE)
     grid = (len(x) // 1024,)
-    round_kernel[grid](x.to(DEVICE), noise.to(DEVICE), out, rounding == "stochastic", bits, 1024)
+    round_kernel[grid](x.to(DEVICE), noise.to(DEVICE), out, mode == "stochastic", bits, 1024)
     np.testing.assert_array_equal(bits_of(out.cpu()), bits_of(expected))
 
 
@@ -189,15 +194,15 @@ ROWS, COLUMNS = torch.arange(40)[:, None], torch.arange(16)[None]
 
 def test_every_part_of_the_key_makes_other_words() -> None:
     streams = [
-        key().words("out", ROWS, COLUMNS),
-        key(seed=4).words("out", ROWS, COLUMNS),
-        key(step=4).words("out", ROWS, COLUMNS),
-        key(layer=4).words("out", ROWS, COLUMNS),
-        key(first_head=2).words("out", ROWS, COLUMNS),
-        key().words("probs", ROWS, COLUMNS),
-        key().words("out", ROWS, COLUMNS, block=1),
-        key().words("out", ROWS + 40, COLUMNS),
-        key().words("out", ROWS, COLUMNS + 16),
+        key().words(Stream.OUT, ROWS, COLUMNS),
+        key(seed=4).words(Stream.OUT, ROWS, COLUMNS),
+        key(step=4).words(Stream.OUT, ROWS, COLUMNS),
+        key(layer=4).words(Stream.OUT, ROWS, COLUMNS),
+        key(first_head=2).words(Stream.OUT, ROWS, COLUMNS),
+        key().words(Stream.PROBS, ROWS, COLUMNS),
+        key().words(Stream.OUT, ROWS, COLUMNS, block=1),
+        key().words(Stream.OUT, ROWS + 40, COLUMNS),
+        key().words(Stream.OUT, ROWS, COLUMNS + 16),
     ]
     for one, other in itertools.combinations(streams, 2):
         assert (one == other).float().mean() < 0.01
@@ -206,13 +211,13 @@ def test_every_part_of_the_key_makes_other_words() -> None:
 
 
 def test_words_belong_to_positions_not_to_tiles() -> None:
-    whole = key().words("scores", ROWS, COLUMNS)
-    part = key().words("scores", ROWS[10:25], COLUMNS[:, 4:9])
+    whole = key().words(Stream.SCORES, ROWS, COLUMNS)
+    part = key().words(Stream.SCORES, ROWS[10:25], COLUMNS[:, 4:9])
     assert torch.equal(whole[..., 10:25, 4:9], part)
 
 
 def test_words_are_uniform() -> None:
-    words = key().words("out", torch.arange(500)[:, None], torch.arange(64)[None]).flatten()
+    words = key().words(Stream.OUT, torch.arange(500)[:, None], torch.arange(64)[None]).flatten()
     for bits in (words >> 16, words & 0xFFFF):
         assert_uniform(bits.double())
 

@@ -10,25 +10,28 @@ import numpy as np
 import pytest
 import torch
 
-from flashpoint.attention import reference, tiles
+from flashpoint.attention import key_blocks, reference
+from flashpoint.attention.choices import NEAREST, Rounding
 from flashpoint.attention.variant import AttentionVariant
-from tests.attention.oracle import UNROUNDED, exponential_fp64, numpy_attention, run_reference
+from tests.attention.oracle import NOTHING_ROUNDED, exponential_fp64, numpy_attention, run_reference
 
 RESULTS = ("out", "logsumexp", "grad_q", "grad_k", "grad_v")
 CHOICES = [
-    {"scores": "nearest"},
-    {"probs": "nearest"},
-    {"out_unnormalized": "nearest"},
-    {"out_unnormalized": "nearest", "out_unnormalized_when": "per_block"},
-    {"out": "nearest"},
-    {"grad_scores": "nearest"},
+    {"scores": NEAREST},
+    {"probs": NEAREST},
+    {"out_unnormalized": NEAREST},
+    {"out_unnormalized": NEAREST, "out_unnormalized_when": "per_block"},
+    {"out": NEAREST},
+    {"grad_scores": NEAREST},
 ]
-FORMATS = [{**choices, f"{next(iter(choices))}_bits": bits} for choices in CHOICES for bits in (1, 3, 6, 8, 10)]
+FORMATS = [
+    {**choices, next(iter(choices)): Rounding("nearest", bits)} for choices in CHOICES for bits in (1, 3, 6, 8, 10)
+]
 
 
 @pytest.fixture(autouse=True)
 def _exponential_exact_to_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (reference, tiles):
+    for module in (key_blocks, reference):
         monkeypatch.setattr(module, "exponential", exponential_fp64)
 
 
@@ -49,12 +52,12 @@ def exact_inputs(seed: int, length: int = 12, size: int = 16) -> list[np.ndarray
 
 def reference_of(inputs: list[np.ndarray], **choices: Any) -> dict[str, np.ndarray]:
     tensors = [torch.from_numpy(x)[None, None] for x in inputs]
-    variant = AttentionVariant(**{**UNROUNDED, **choices, "block_k": 1})
+    variant = AttentionVariant(**{**NOTHING_ROUNDED, **choices, "block_k": 1})
     return {name: value[0, 0].numpy() for name, value in run_reference(*tensors, variant).items()}  # type: ignore[arg-type]
 
 
 def named(choices: dict[str, Any]) -> str:
-    return "_".join(map(str, (*choices, *(value for value in choices.values() if isinstance(value, int)))))
+    return "_".join(map(str, (*choices, *(value.bits for value in choices.values() if isinstance(value, Rounding)))))
 
 
 @pytest.mark.parametrize("choices", CHOICES + FORMATS, ids=named)
@@ -69,21 +72,21 @@ def test_a_rounding_point_alone_equals_numpy_bit_for_bit(choices: dict[str, Any]
 @pytest.mark.parametrize("choices", FORMATS, ids=named)
 def test_each_format_differs_from_bf16(choices: dict[str, Any]) -> None:
     inputs = exact_inputs(0)
-    in_bf16 = reference_of(inputs, **{name: value for name, value in choices.items() if not name.endswith("bits")})
+    in_bf16 = reference_of(inputs, **{**choices, next(iter(choices)): NEAREST})
     result = reference_of(inputs, **choices)
     assert any(not np.array_equal(result[name], in_bf16[name]) for name in RESULTS)
 
 
 @pytest.mark.parametrize("choices", CHOICES, ids=lambda choices: "_".join(choices))
-def test_a_rounding_point_alone_changes_what_it_should(choices: dict[str, str]) -> None:
+def test_a_rounding_point_alone_changes_what_it_should(choices: dict[str, Any]) -> None:
     inputs = exact_inputs(0)
     unrounded, rounded = reference_of(inputs), reference_of(inputs, **choices)
     changed = {name for name in RESULTS if not np.array_equal(unrounded[name], rounded[name])}
-    if choices == {"grad_scores": "nearest"}:
+    if choices == {"grad_scores": NEAREST}:
         assert changed == {"grad_q", "grad_k"}
-    elif choices == {"scores": "nearest"}:
+    elif choices == {"scores": NEAREST}:
         assert changed == set(RESULTS)
-    elif choices == {"probs": "nearest"}:
+    elif choices == {"probs": NEAREST}:
         assert changed == {"out", "grad_q", "grad_k", "grad_v"}
     else:  # Ō and O reach the gradients through δ alone
         assert changed == {"out", "grad_q", "grad_k"}
@@ -99,16 +102,16 @@ def test_without_rounding_points_nothing_is_rounded() -> None:
 
 def test_rounding_per_block_differs_from_rounding_once() -> None:
     inputs = exact_inputs(2)
-    final = reference_of(inputs, out_unnormalized="nearest")["out"]
-    per_block = reference_of(inputs, out_unnormalized="nearest", out_unnormalized_when="per_block")["out"]
+    final = reference_of(inputs, out_unnormalized=NEAREST)["out"]
+    per_block = reference_of(inputs, out_unnormalized=NEAREST, out_unnormalized_when="per_block")["out"]
     assert not np.array_equal(final, per_block)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_rounded_normalizer_sums_what_was_multiplied(seed: int) -> None:
     inputs = exact_inputs(seed)
-    choices = {"probs": "nearest", "normalizer": "rounded"}
+    choices = {"probs": NEAREST, "normalizer": "rounded"}
     result, expected = reference_of(inputs, **choices), numpy_attention(*inputs, **choices)
     np.testing.assert_array_equal(result["out"], expected["out"])
     np.testing.assert_array_equal(result["logsumexp"], expected["logsumexp"])
-    assert not np.array_equal(result["logsumexp"], reference_of(inputs, probs="nearest")["logsumexp"])
+    assert not np.array_equal(result["logsumexp"], reference_of(inputs, probs=NEAREST)["logsumexp"])

@@ -8,11 +8,12 @@ import torch
 import yaml
 from torch import Tensor
 
+from flashpoint.attention.choices import NEAREST, STOCHASTIC, UNROUNDED, DeltaError, Rounding
 from flashpoint.attention.dispatch import attention
-from flashpoint.attention.variant import AttentionVariant, DeltaError, variant_from_key
+from flashpoint.attention.variant import AttentionVariant, variant_from_key
 from tests.conftest import REPOSITORY
 
-STOCHASTIC = AttentionVariant(name="stochastic", scores="nearest", out_unnormalized="stochastic")
+CHOSEN = AttentionVariant(name="stochastic", scores=NEAREST, out_unnormalized=STOCHASTIC)
 PLAIN = AttentionVariant(name="plain")
 FILES = sorted((REPOSITORY / "configs/attn").glob("*.yaml"))
 
@@ -30,7 +31,7 @@ def out_and_grads(variant: AttentionVariant, layer: int) -> list[Tensor]:
 
 
 def selecting(**selection: Any) -> AttentionVariant:
-    return dataclasses.replace(STOCHASTIC, elsewhere=PLAIN, **selection)
+    return dataclasses.replace(CHOSEN, elsewhere=PLAIN, **selection)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_each_head_computes_as_if_its_variant_were_everywhere(
     selection: dict[str, tuple[int, ...]], layer: int, selected: set[int]
 ) -> None:
     mixed = out_and_grads(selecting(**selection), layer)
-    chosen, others = out_and_grads(STOCHASTIC, layer), out_and_grads(PLAIN, layer)
+    chosen, others = out_and_grads(CHOSEN, layer), out_and_grads(PLAIN, layer)
     assert not torch.equal(chosen[0], others[0])
     for result, by_choice, by_other in zip(mixed, chosen, others, strict=True):
         for head in range(4):
@@ -56,7 +57,7 @@ def test_each_head_computes_as_if_its_variant_were_everywhere(
 
 
 def test_one_head_in_fp32_makes_the_output_fp32() -> None:
-    variant = AttentionVariant(out="none", heads=(2,), elsewhere=PLAIN)
+    variant = AttentionVariant(out=UNROUNDED, heads=(2,), elsewhere=PLAIN)
     q, k, v = inputs()
     out = attention(q, k, v, variant, layer=1, seed_and_step=torch.zeros(2, dtype=torch.int64))
     assert out.dtype == torch.float32
@@ -68,9 +69,9 @@ def test_one_head_in_fp32_makes_the_output_fp32() -> None:
     ("fields", "dtype"),
     [
         ({}, torch.bfloat16),
-        ({"out_bits": 3}, torch.bfloat16),
-        ({"out_bits": 8}, torch.float32),
-        ({"out_bits": 8, "heads": (2,), "elsewhere": PLAIN}, torch.float32),
+        ({"out": Rounding("nearest", 3)}, torch.bfloat16),
+        ({"out": Rounding("nearest", 8)}, torch.float32),
+        ({"out": Rounding("nearest", 8), "heads": (2,), "elsewhere": PLAIN}, torch.float32),
     ],
 )
 def test_more_than_bf16s_bits_make_the_output_fp32(fields: dict, dtype: torch.dtype) -> None:
@@ -78,7 +79,7 @@ def test_more_than_bf16s_bits_make_the_output_fp32(fields: dict, dtype: torch.dt
     out = attention(q, k, v, AttentionVariant(**fields), layer=1, seed_and_step=torch.zeros(2, dtype=torch.int64))
     assert out.dtype == dtype
     lower = out.float().view(torch.int32)[:, 1]
-    kept = fields.get("out_bits", 7)
+    kept = fields.get("out", NEAREST).bits
     assert not (lower & ((1 << 23 - kept) - 1)).any()
     assert (lower & ((1 << 24 - kept) - 1)).any()
 
@@ -105,7 +106,6 @@ def test_a_selection_travels_whole() -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"scores": "fp8"}, "attn.scores=fp8"),
         ({"kernel": "cudnn"}, "attn.kernel=cudnn"),
         ({"delta": "none"}, "attn.delta=none"),
         ({"block_k": 0}, "attn.block_k=0"),
@@ -114,7 +114,7 @@ def test_a_selection_travels_whole() -> None:
         ({"max_shift": -1.0}, "attn.max_shift=-1.0"),
         ({"shift_offset": 100.0}, "attn.shift_offset=100.0"),
         ({"normalizer": "before_product"}, "attn.normalizer=before_product"),
-        ({"delta": "out_independent", "out_unnormalized": "nearest"}, "attn.delta=out_independent"),
+        ({"delta": "out_independent", "out_unnormalized": NEAREST}, "attn.delta=out_independent"),
         ({"kernel": "sdpa", "delta_error": DeltaError(kind="bias", size=1e-3)}, "attn.delta_error: kernel=sdpa"),
         (
             {"layers": (2,), "elsewhere": PLAIN, "delta_error": DeltaError(kind="bias", size=1e-3, layers=(1,))},
@@ -125,8 +125,6 @@ def test_a_selection_travels_whole() -> None:
             "attn.delta_error.into",
         ),
         ({"center_keys": True, "center_grad_q": True}, "attn.center_grad_q=true"),
-        ({"scores": "nearest", "scores_bits": 0}, "attn.scores_bits=0"),
-        ({"out_bits": 11}, "attn.out_bits=11"),
         ({"layers": (2,)}, "attn.elsewhere"),
         ({"elsewhere": PLAIN}, "attn.elsewhere"),
         ({"layers": (), "elsewhere": PLAIN}, "attn.layers="),

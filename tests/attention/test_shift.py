@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.attention.reference import block_shift, flash_forward
-from flashpoint.attention.tiles import exponential
+from flashpoint.attention.choices import NEAREST, UNROUNDED
+from flashpoint.attention.key_blocks import exponential
+from flashpoint.attention.reference import block_shift, flash_fwd
 from flashpoint.attention.variant import AttentionVariant
-from tests.attention.oracle import UNROUNDED, exact_attention, noise_key, run_reference
+from tests.attention.oracle import NOTHING_ROUNDED, exact_attention, noise_key, run_reference
 
 INF = math.inf
 PAPER = AttentionVariant(shift="dynamic_max", beta=7.0, tie_tolerance=0.0, max_shift=None)
@@ -67,10 +68,10 @@ def tied_rows(row_max: float, length: int = 20) -> list[Tensor]:
 @pytest.mark.parametrize("row_max", [30.0, 100.0, -200.0])
 def test_past_underflow_the_guard_keeps_the_exact_result(row_max: float) -> None:
     inputs = tied_rows(row_max)
-    unguarded = AttentionVariant(**UNROUNDED, shift="dynamic_max", beta=7.0, max_shift=None)
-    guarded = AttentionVariant(**UNROUNDED, shift="dynamic_max", beta=7.0, max_shift=60.0)
+    unguarded = AttentionVariant(**NOTHING_ROUNDED, shift="dynamic_max", beta=7.0, max_shift=None)
+    guarded = AttentionVariant(**NOTHING_ROUNDED, shift="dynamic_max", beta=7.0, max_shift=60.0)
     q, k, v, _ = inputs
-    assert not flash_forward(q, k, v, unguarded, noise_key(q))[0].isfinite().all()
+    assert not flash_fwd(q, k, v, unguarded, noise_key(q))[0].isfinite().all()
     result, expected = run_reference(*inputs, guarded), exact_attention(*inputs)  # type: ignore[arg-type]
     for name, value in result.items():
         assert (value - expected[name]).abs().max() <= 1e-4 * max(1.0, expected["grad_v"].abs().max().item()), name
@@ -81,9 +82,9 @@ def test_the_running_maximum_keeps_the_largest_shift_of_all_blocks() -> None:
     q, k, v, _ = tied_rows(2.0, length=4)
     k[0, 0, 2:, 0] = torch.tensor([3.0, 1.0])
     variant = AttentionVariant(
-        probs="none", out="none", out_unnormalized="nearest", shift="dynamic_max", beta=7.0, block_k=2
+        probs=UNROUNDED, out=UNROUNDED, out_unnormalized=NEAREST, shift="dynamic_max", beta=7.0, block_k=2
     )
-    out, logsumexp, *_ = flash_forward(q, k, v, variant, noise_key(q))
+    out, logsumexp, *_ = flash_fwd(q, k, v, variant, noise_key(q))
     # Ō = Σ exp(s − 14) v, rounded to BF16, over ℓ = Σ exp(s − 14).
     p = torch.tensor([2.0, 2.0, 3.0, 1.0]).double().sub(14).exp().float()
     unnormalized = (p @ v[0, 0]).bfloat16().float()
@@ -95,7 +96,7 @@ def test_tiles_without_any_visible_key_leave_no_nan() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v, grad_out = (torch.randn(1, 2, 9, 16, generator=generator) for _ in range(4))
     for block in (1, 2, 4, 64):
-        result = run_reference(q, k, v, grad_out, AttentionVariant(**UNROUNDED, block_k=block))
+        result = run_reference(q, k, v, grad_out, AttentionVariant(**NOTHING_ROUNDED, block_k=block))
         expected = exact_attention(q, k, v, grad_out)
         for name, value in result.items():
             assert (value - expected[name]).abs().max() < 1e-5

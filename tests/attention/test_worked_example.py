@@ -5,10 +5,11 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from flashpoint.attention.reference import flash_forward
+from flashpoint.attention.choices import NEAREST
+from flashpoint.attention.reference import flash_fwd
 from flashpoint.attention.rounding import round_mantissa
 from flashpoint.attention.variant import AttentionVariant
-from tests.attention.oracle import UNROUNDED, noise_key
+from tests.attention.oracle import NOTHING_ROUNDED, noise_key
 
 FIRST, SECOND = -2.40625, -2.296875  # both exact in BF16
 RESIDUAL = -0.00087
@@ -30,14 +31,14 @@ def test_a_residual_of_the_same_sign_rounds_the_sum_away_from_zero() -> None:
     exact = Fraction(FIRST) + Fraction(SECOND) + Fraction(str(RESIDUAL))
     assert float(exact) == -4.703995
     total = torch.tensor([FIRST + SECOND + RESIDUAL])
-    rounded = round_mantissa(total, "nearest").item()
+    rounded = round_mantissa(total, NEAREST).item()
     assert pattern(rounded) == 0xC0970000
     assert rounded == -4.71875
     assert round(rounded - float(exact), 5) == -0.01476  # the paper's error, to its five digits
 
 
 def test_without_the_residual_the_tie_goes_to_even() -> None:
-    assert round_mantissa(torch.tensor([-4.703125]), "nearest").item() == -4.6875
+    assert round_mantissa(torch.tensor([-4.703125]), NEAREST).item() == -4.6875
     assert pattern(-4.6875) == 0xC0960000
 
 
@@ -48,9 +49,9 @@ def test_attention_makes_the_error_out_of_two_probabilities_of_one() -> None:
     q[..., 0] = 4.0  # α = 1/4, so a score is the key's first feature
     k[0, 0, :, 0] = torch.tensor([below, 0.0, 0.0])
     v[0, 0, :, 0] = torch.tensor([RESIDUAL * 1024, FIRST, SECOND])
-    rounded = AttentionVariant(**UNROUNDED, out_unnormalized="nearest")
-    unrounded = AttentionVariant(**UNROUNDED)
-    outs = [flash_forward(q, k, v, variant, noise_key(q))[0][0, 0, 2, 0].item() for variant in (rounded, unrounded)]
+    rounded = AttentionVariant(**NOTHING_ROUNDED, out_unnormalized=NEAREST)
+    unrounded = AttentionVariant(**NOTHING_ROUNDED)
+    outs = [flash_fwd(q, k, v, variant, noise_key(q))[0][0, 0, 2, 0].item() for variant in (rounded, unrounded)]
     normalizer = np.float32(2 + 2.0**-10)
     assert pattern(outs[0]) == pattern(np.float32(-4.71875) / normalizer)
     error = (outs[0] - outs[1]) * float(normalizer)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from flashpoint.config import DataConfig
 from flashpoint.data import corpus
+from flashpoint.data.corpus import Shard, source_shards
 from flashpoint.data.prepare import prepare
 from flashpoint.data.tokenizer import load_bpe
 from flashpoint.errors import UserError
@@ -104,6 +106,7 @@ def test_max_bytes_is_the_size_of_the_text_over_all_files(tmp_path: Path) -> Non
 
 @pytest.fixture
 def site(tmp_path: Path) -> list[Path]:
+    """Folders of an interpreter: its library, and packages installed within."""
     roots = [tmp_path / "lib", tmp_path / "lib/site-packages"]
     files = {
         "lib/a.py": "print(1)\n",
@@ -123,8 +126,16 @@ def site(tmp_path: Path) -> list[Path]:
     return roots
 
 
-def texts(roots: list[Path], max_bytes: int = 10**9) -> list[str]:
-    return [text for shard in corpus._python_corpus(roots, max_bytes) for text in shard.documents()]
+def shards_of(roots: list[Path], max_bytes: int | None = None) -> list[Shard]:
+    """The corpus of an interpreter that has these folders, the library's first."""
+    folders = {"stdlib": roots[0], "purelib": roots[-1], "platlib": roots[-1]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sysconfig, "get_path", lambda name: str(folders[name]))
+        return source_shards(DataConfig(source="python_corpus", max_bytes=max_bytes))
+
+
+def texts(roots: list[Path], max_bytes: int | None = None) -> list[str]:
+    return [text for shard in shards_of(roots, max_bytes) for text in shard.documents()]
 
 
 def test_the_python_corpus_takes_each_text_once(site: list[Path]) -> None:
@@ -139,7 +150,7 @@ def test_the_python_corpus_is_ordered_by_the_hash_of_relative_names(
     expected = list(dict.fromkeys(by_hash))
     assert texts(site) == expected
     walk = os.walk
-    monkeypatch.setattr(corpus.os, "walk", lambda root: reversed(list(walk(root))))
+    monkeypatch.setattr(os, "walk", lambda root: reversed(list(walk(root))))
     assert [text for text in texts(site) if text != "cached"] == expected
 
 
@@ -149,7 +160,7 @@ def test_packages_of_the_base_interpreter_are_no_part_of_a_virtual_environment(s
 
 @pytest.mark.parametrize("change", ["rewritten", "deleted"])
 def test_a_file_that_changes_during_preparation_is_refused(site: list[Path], change: str) -> None:
-    shards = list(corpus._python_corpus(site, 10**9))
+    shards = shards_of(site)
     file = site[1] / "b.md"
     file.unlink() if change == "deleted" else file.write_text("# c\n")
     with pytest.raises(UserError, match=r"b\.md: changed while the corpus was prepared; run again"):
@@ -159,7 +170,7 @@ def test_a_file_that_changes_during_preparation_is_refused(site: list[Path], cha
 def test_a_python_corpus_of_many_shards_is_that_of_one(site: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = texts(site)
     monkeypatch.setattr(corpus, "SHARD_BYTES", 1)
-    assert len(list(corpus._python_corpus(site, 10**9))) == 3
+    assert len(shards_of(site)) == 3
     assert texts(site) == whole
 
 
@@ -175,7 +186,7 @@ def test_max_bytes_is_the_size_of_the_python_corpus(site: list[Path]) -> None:
 @pytest.fixture(autouse=True)
 def _forget_openwebtext() -> Iterator[None]:
     yield
-    corpus._load_openwebtext.cache_clear()
+    corpus.load_openwebtext.cache_clear()
 
 
 @pytest.mark.parametrize("script_on_main", [False, True])
@@ -193,7 +204,7 @@ def test_openwebtext_is_taken_in_ranges_in_order(
         return loaded
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(corpus, "_OPENWEBTEXT_SHARD", 70)
+    monkeypatch.setattr(corpus, "OPENWEBTEXT_SHARD", 70)
     settings = DataConfig(source="openwebtext", vocab_size=300, val_fraction=0.1, root=str(tmp_path), workers=1)
     dataset = prepare(settings)
     tokens = np.concatenate([dataset.train, dataset.val])

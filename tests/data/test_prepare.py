@@ -8,6 +8,7 @@ import sys
 import time
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,9 +67,6 @@ def test_an_interrupted_preparation_is_not_trusted_and_ends_the_same(
     class PowerLoss(BaseException):
         pass
 
-    def fail(*_: object, **__: object) -> None:
-        raise PowerLoss
-
     with monkeypatch.context() as patch:
         if stage == "second shard":
             run, calls = Job.run, []
@@ -81,27 +79,30 @@ def test_an_interrupted_preparation_is_not_trusted_and_ends_the_same(
 
             patch.setattr(Job, "run", second_fails)
         else:
-            name = {"tokenizer": "train_bpe", "joining": "_join", "sidecar": "write_json"}[stage]
-            original = preparation.write_json
-
-            def sidecar_fails(path: Path, value: dict) -> None:
-                fail() if path.name == "meta.json" else original(path, value)
-
-            patch.setattr(preparation, name, sidecar_fails if stage == "sidecar" else fail)
+            written = {"tokenizer": "tokenizer.json.record", "joining": "train.bin", "sidecar": "meta.json"}[stage]
+            fail_at_writing(written, PowerLoss, patch)
         with pytest.raises(PowerLoss):
             prepare(config(jsonl, tmp_path / "broken"))
     assert not [path for path in (tmp_path / "broken").iterdir() if not path.name.startswith(".")]
     assert bytes_of(prepare(config(jsonl, tmp_path / "broken")).path) == bytes_of(whole.path)
 
 
+def fail_at_writing(name: str, error: type[BaseException], patch: pytest.MonkeyPatch) -> None:
+    """From here on ``error`` comes as a file is opened to be written, that of this name or what is to be renamed."""
+    opened = Path.open
+
+    def open_or_fail(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if name in path.name and "w" in mode:
+            raise error
+        return opened(path, mode, *arguments, **options)
+
+    patch.setattr(Path, "open", open_or_fail)
+
+
 def interrupted_before_joining(jsonl: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that an interruption leaves when all shards are finished."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "_join", interrupt)
+        fail_at_writing("train.bin", KeyboardInterrupt, patch)
         with pytest.raises(KeyboardInterrupt):
             prepare(config(jsonl, root))
     (partial,) = root.glob(".*.partial")
@@ -209,6 +210,7 @@ def wait_until(condition: object) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the workers in /proc")
 @pytest.mark.parametrize("pattern", ["tokenizer.json", "shard-*.bin", "train.bin"])
 @pytest.mark.parametrize("workers", [1, 2])
@@ -254,6 +256,7 @@ def test_a_worker_killed_while_the_next_one_starts_ends_the_preparation_in_one_l
     assert_refused(config(large, tmp_path / "data", workers=2), "data.workers=2", "a tokenising process died")
 
 
+@pytest.mark.slow
 def test_two_processes_prepare_the_same_data_once(large: Path, whole: TokenDataset, tmp_path: Path) -> None:
     processes = [preparing(large, tmp_path / "data") for _ in range(2)]
     results = [process.communicate(timeout=120) for process in processes]
@@ -262,6 +265,7 @@ def test_two_processes_prepare_the_same_data_once(large: Path, whole: TokenDatas
     assert sum("tokenising" in stderr for _, stderr in results) == 1  # the other one waited
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_in_one_line(large: Path, whole: TokenDataset, tmp_path: Path) -> None:
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)); {SCRIPT}"
     command = [sys.executable, "-c", limited, str(large), str(tmp_path / "data"), "1"]

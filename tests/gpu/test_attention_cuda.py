@@ -8,9 +8,11 @@ import torch
 import yaml
 from torch import Tensor
 
+from flashpoint.attention.choices import NEAREST
 from flashpoint.attention.dispatch import attention
 from flashpoint.attention.rounding import NoiseKey
 from flashpoint.attention.variant import AttentionVariant
+from flashpoint_kernels.codes import Stream
 from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.gpu
@@ -71,7 +73,7 @@ def test_random_words_do_not_depend_on_the_device() -> None:
     for device in ("cpu", "cuda"):
         key = NoiseKey(torch.tensor([7, 11], device=device), 2, torch.arange(3, device=device), 3, 2)
         rows, columns = torch.arange(50, device=device)[:, None], torch.arange(64, device=device)[None]
-        words.append(key.words("out_unnormalized", rows, columns).cpu())
+        words.append(key.words(Stream.OUT_UNNORMALIZED, rows, columns).cpu())
     assert torch.equal(*words)
 
 
@@ -80,7 +82,7 @@ def test_memory_grows_linearly_with_the_sequence() -> None:
     q, k, v = (torch.randn(1, 1, 8192, 64, device="cuda").bfloat16().requires_grad_() for _ in range(3))
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    variant = AttentionVariant(scores="nearest", out_unnormalized="nearest")
+    variant = AttentionVariant(scores=NEAREST, out_unnormalized=NEAREST)
     attention(
         q, k, v, variant, layer=1, seed_and_step=torch.zeros(2, dtype=torch.int64, device="cuda")
     ).sum().backward()

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from flashpoint.attention.choices import NEAREST
 from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import ModelConfig, Targets
 from flashpoint.model import GPT
-from flashpoint.probes.observed_pass import ObservedPass
+from flashpoint.probes.instrumented import InstrumentedPass
 from flashpoint.probes.targets import draw
 
 pytestmark = pytest.mark.gpu
@@ -21,10 +22,10 @@ def test_a_gpu_draws_what_a_cpu_draws() -> None:
 @pytest.mark.parametrize("targets", ["model", "unrounded"])
 def test_a_recorded_pass_draws_anew_for_each_key(targets: Targets) -> None:
     shape = ModelConfig(n_layer=2, n_head=2, d_model=64, context=64, vocab_size=50)
-    variant = AttentionVariant(name="flash_bf16", scores="nearest", out_unnormalized="nearest")
+    variant = AttentionVariant(name="flash_bf16", scores=NEAREST, out_unnormalized=NEAREST)
     model = GPT(shape, variant, seed=0).cuda()
     sequences = torch.randint(0, 50, (4, 65), generator=torch.Generator().manual_seed(0))
-    observe = ObservedPass(model, sequences, 4, torch.device("cuda"), targets)
+    observe = InstrumentedPass(model, sequences, 4, torch.device("cuda"), targets)
     keys = [torch.tensor([0, step]) for step in (0, 1, 2, 0)]  # the second call records, the others repeat
     gradients = [observe(sequences, key.cuda()).grad_out.clone() for key in keys]
     assert torch.equal(gradients[0], gradients[3])

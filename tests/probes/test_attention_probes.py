@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from flashpoint.attention import reference
+from flashpoint.attention.choices import NEAREST, STOCHASTIC, UNROUNDED, DeltaError
 from flashpoint.attention.rounding import NoiseKey
-from flashpoint.attention.variant import AttentionVariant, DeltaError
+from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import ModelConfig
 from flashpoint.model import GPT
 from flashpoint.probes import attention as probes
+from flashpoint.probes.instrumented import InstrumentedPass
 from flashpoint.probes.observation import Observation
-from flashpoint.probes.observed_pass import ObservedPass
 
-BF16 = AttentionVariant(name="flash_bf16", scores="nearest", out_unnormalized="nearest")
+BF16 = AttentionVariant(name="flash_bf16", scores=NEAREST, out_unnormalized=NEAREST)
 T, D, C = 4, 16, 3
 
 
@@ -212,7 +213,7 @@ def model() -> GPT:
 def captured(model: GPT) -> Observation:
     """Two layers of a small model on two sequences, after one made-up step."""
     tokens = torch.randint(0, 50, (2, 41), generator=torch.Generator().manual_seed(0))
-    observe = ObservedPass(model, tokens, batch_size=4, device=torch.device("cpu"))
+    observe = InstrumentedPass(model, tokens, batch_size=4, device=torch.device("cpu"))
     seen = observe(tokens, torch.tensor([1, 2]))
     assert all(parameter.grad is None for parameter in model.parameters())
     with torch.no_grad():
@@ -247,12 +248,12 @@ def test_the_papers_identity_holds_on_it(captured: Observation, layer: int, cent
     """dW_Q,hp − dW_Q,lp = α Σ_T (δ_lp − δ_hp)[T]·(PK)[T]ᵀX[T], both sides from backward passes in FP32."""
     captured = dataclasses.replace(captured, variant=dataclasses.replace(BF16, center_grad_q=centers))
     noise = NoiseKey(captured.seed_and_step, layer, torch.arange(2), 2, 2)
-    variant = dataclasses.replace(captured.variant, delta="out_fp32", grad_scores="none")
+    variant = dataclasses.replace(captured.variant, delta="out_fp32", grad_scores=UNROUNDED)
     q, k, v = (x[layer - 1].float() for x in (captured.q, captured.k, captured.v))
-    _, logsumexp, out_fp32, centered = reference.flash_forward(q, k, v, variant, noise)
+    _, logsumexp, out_fp32, centered = reference.flash_fwd(q, k, v, variant, noise)
 
     def weight_gradient(out: Tensor) -> Tensor:
-        grad_q, *_ = reference.flash_backward(
+        grad_q, *_ = reference.flash_bwd(
             captured.grad_out[layer - 1], q, k, v, out, logsumexp, out, centered, variant, noise
         )  # fmt: skip
         return torch.einsum("nhtd,ntc->hdc", grad_q.double(), captured.x[layer - 1].double())
@@ -270,18 +271,18 @@ def drawn(variant: AttentionVariant) -> tuple[Observation, NoiseKey]:
     q, k, v, grad_out = (torch.randn(2, 2, 40, D, generator=generator) for _ in range(4))
     q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
     noise = NoiseKey(torch.tensor([1, 2]), 1, torch.arange(2), 2, 2)
-    out = reference.flash_forward(q, k, v, variant, noise)[0]
+    out = reference.flash_fwd(q, k, v, variant, noise)[0]
     seen = observation(q=q, k=k, v=v, out=out, grad_out=grad_out, variant=variant)
     return dataclasses.replace(seen, seed_and_step=noise.seed_and_step), noise
 
 
 def test_an_independent_delta_is_of_the_other_output_and_its_error_against_the_unrounded_one() -> None:
-    variant = dataclasses.replace(BF16, out_unnormalized="stochastic", delta="out_independent")
+    variant = dataclasses.replace(BF16, out_unnormalized=STOCHASTIC, delta="out_independent")
     seen, noise = drawn(variant)
     q, k, v, grad_out = seen.q[0], seen.k[0], seen.v[0], seen.grad_out[0]
-    _, _, other, _ = reference.flash_forward(q, k, v, variant, noise)
+    _, _, other, _ = reference.flash_fwd(q, k, v, variant, noise)
     unrounded = dataclasses.replace(variant, delta="out_fp32")
-    _, _, exact, _ = reference.flash_forward(q, k, v, unrounded, noise)
+    _, _, exact, _ = reference.flash_fwd(q, k, v, unrounded, noise)
     assert torch.equal(seen.out_fp32[0], exact)
     assert torch.equal(seen.delta_fp32[0], (grad_out * exact).sum(-1))
     assert torch.equal(seen.delta[0], (grad_out * other).sum(-1))

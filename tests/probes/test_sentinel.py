@@ -1,15 +1,11 @@
 """The rule on norms made by hand, alone and through the script on recorded runs."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flashpoint.probes.sentinel import HeadGrowth, Sentinel
-from tests.conftest import REPOSITORY, environment
 
 
 def norms(hot: float) -> np.ndarray:
@@ -56,31 +52,3 @@ def test_the_hottest_come_first_and_survive_a_resumption() -> None:
     resumed.load_state(json.loads(json.dumps(sentinel.state())))
     assert resumed.hottest(4) == sentinel.hottest(4)
     assert resumed.warning == sentinel.warning == HeadGrowth(500, 1, 2, 3.0, 3.0)
-
-
-def test_the_script_counts_leads_and_false_alarms(tmp_path: Path) -> None:
-    def record(name: str, onset: int | None, final: float) -> str:
-        run = tmp_path / name
-        run.mkdir()
-        (run / "config.json").write_text(json.dumps({"train": {"warmup_steps": 0}}))
-        verdict = "stable" if onset is None else "exploded"
-        (run / "outcome.json").write_text(json.dumps({"outcome": verdict, "step": 1501, "onset_step": onset}))
-        with (run / "metrics.jsonl").open("w") as file:
-            for step, hot in ((0, 1.0), (500, 1.0), (1000, final), (1500, final)):
-                table = norms(hot)
-                line = {
-                    f"layer/{i + 1}/head/{j + 1}/w_q_spectral_norm": table[i, j] for i in range(2) for j in range(3)
-                }
-                file.write(json.dumps({"step": step, **line}) + "\n")
-        return str(run)
-
-    runs = [record("a", 1400, 3.0), record("b", 900, 3.0), record("c", None, 3.0), record("d", None, 1.0)]
-    command = [sys.executable, str(REPOSITORY / "scripts/sentinel.py"), *runs]
-    result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
-    assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
-    assert lines[0].split(None, 1) == ["a", "exploded at 1,400    warned at 1,000 of L2H3 3.0 (×3.00)"]
-    assert lines[3].split(None, 1) == ["d", "stable to 1,501      no warning"]
-    assert lines[4] == (
-        "foretold 1 of 2 explosions, 400 to 400 steps before (median 400); warned of 1 of 2 stable runs"
-    )

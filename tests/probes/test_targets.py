@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 import torch
 
+from flashpoint.attention.choices import STOCHASTIC, UNROUNDED, Rounding
 from flashpoint.attention.variant import AttentionVariant
-from flashpoint.config import ModelConfig, ProbesConfig, Targets
+from flashpoint.config import ModelConfig, Targets, build_config
+from flashpoint.errors import UserError
 from flashpoint.model import GPT
-from flashpoint.probes.observed_pass import ObservedPass
+from flashpoint.probes.instrumented import InstrumentedPass
 from flashpoint.probes.targets import draw, with_unrounded_out
+from tests.composed import CONFIGS, composed_values
 
 CPU = torch.device("cpu")
 SHAPE = ModelConfig(n_layer=2, n_head=2, d_model=32, context=16, vocab_size=32)
-COARSE = AttentionVariant(name="coarse", out_unnormalized="nearest", out_unnormalized_bits=2)
+COARSE = AttentionVariant(name="coarse", out_unnormalized=Rounding("nearest", 2))
 N, T = 64, 16
 
 
@@ -55,13 +58,13 @@ def test_the_unrounded_twin_has_the_same_weights_and_leaves_o_alone() -> None:
     assert [id(p) for p in twin.parameters()] == [id(p) for p in model.parameters()]
     variants = [block.attention.variant for block in twin.blocks]
     for variant in (*variants, variants[0].elsewhere):
-        assert (variant.out_unnormalized, variant.out) == ("none", "none")
+        assert (variant.out_unnormalized, variant.out) == (UNROUNDED, UNROUNDED)
     assert variants[0].layers == (2,)
     assert model.blocks[0].attention.variant == selected
-    independent = AttentionVariant(out_unnormalized="stochastic", delta="out_independent")
+    independent = AttentionVariant(out_unnormalized=STOCHASTIC, delta="out_independent")
     assert with_unrounded_out(sensitive(independent)).blocks[0].attention.variant.delta == "out"
     production = AttentionVariant(name="sdpa", kernel="sdpa")
-    assert with_unrounded_out(sensitive(production)).blocks[0].attention.variant.out == "none"
+    assert with_unrounded_out(sensitive(production)).blocks[0].attention.variant.out == UNROUNDED
 
 
 def test_the_unrounded_twins_projection_takes_o_with_all_its_bits() -> None:
@@ -84,12 +87,13 @@ def test_the_unrounded_twins_projection_takes_o_with_all_its_bits() -> None:
     assert rounded_agree < 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("targets", "expected"), [("model", 0.0), ("unrounded", 1.0)])
 def test_in_nats_the_bias_of_delta_is_its_variance_where_the_targets_do_not_know_of_the_error(
     targets: Targets, expected: float
 ) -> None:
     """Fisher's identity; 0 where they do. Of the random tokens that the model sees neither would hold."""
-    observe = ObservedPass(sensitive(), torch.zeros(N, T + 1, dtype=torch.int64), N, CPU, targets)
+    observe = InstrumentedPass(sensitive(), torch.zeros(N, T + 1, dtype=torch.int64), N, CPU, targets)
     generator = torch.Generator().manual_seed(0)
     means, squares = [], []
     for step in range(120):
@@ -106,7 +110,7 @@ def test_in_nats_the_bias_of_delta_is_its_variance_where_the_targets_do_not_know
 def test_the_datas_targets_are_the_default() -> None:
     sequences = torch.randint(0, 32, (N, T + 1), generator=torch.Generator().manual_seed(0))
     model = sensitive()
-    seen = ObservedPass(model, sequences, N, CPU)(sequences, torch.tensor([0, 0]))
+    seen = InstrumentedPass(model, sequences, N, CPU)(sequences, torch.tensor([0, 0]))
     with torch.enable_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         loss = model(sequences[:, :-1], sequences[:, 1:], torch.tensor([0, 0]))
     (gradient,) = torch.autograd.grad(loss, [model.blocks[1].attention.projection.weight])
@@ -118,5 +122,5 @@ def test_the_datas_targets_are_the_default() -> None:
 
 
 def test_other_targets_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"probes.targets=labels: choose one of data, model, unrounded"):
-        ProbesConfig(targets="labels")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"probes\.targets=labels: choose one of data, model, unrounded"):
+        build_config(composed_values("probes.targets=labels"), CONFIGS / "attn")

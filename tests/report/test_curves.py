@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from flashpoint.config import Config
+from flashpoint.files import write_json
 from flashpoint.report.curves import draw_curves
-from flashpoint.run_folder import RunFolder, write_json
+from flashpoint.runs.folder import RunFolder
 
 NORMS = [f"layer/{layer}/head/{head}/w_q_spectral_norm" for layer in range(1, 11) for head in (1, 2)]
 

@@ -12,11 +12,13 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from flashpoint.files import write_json
 from flashpoint.report.figures import PANELS, draw_bias
 from flashpoint.report.page import write_report
-from flashpoint.report.series import RecordedRun
-from flashpoint.run_folder import RunFolder, write_json
-from tests.report.records import call, refusal
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.recorded import Run
+from flashpoint.runs.select import open_run
+from tests.records import call, refusal
 
 BY_HEAD = (
     "w_q_spectral_norm",
@@ -38,9 +40,7 @@ BY_HEAD = (
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-def record(
-    folder: Path, name: str, *, onset: int | None = None, probes: bool = True, attention: str = ""
-) -> RecordedRun:
+def record(folder: Path, name: str, *, onset: int | None = None, probes: bool = True, attention: str = "") -> Run:
     run = RunFolder.create(folder, name)
     model = {"n_layer": 3, "n_head": 2, "d_model": 64, "context": 32}
     write_json(run.config, {"attn": {"name": attention or name}, "model": model, "seed": 4})
@@ -62,7 +62,7 @@ def record(
                     for metric in BY_HEAD
                 }
                 file.write(json.dumps({"step": step, **values}) + "\n")
-    return RecordedRun(run)
+    return Run.of_folder(run)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +72,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(runs, folder / "out")
 
 
+@pytest.mark.slow
 def test_it_needs_no_other_file_and_shows_every_figure(report: Path) -> None:
     html = report.read_text()
     assert re.findall(r'(?:src|href)="(?!data:image/png;base64,)', html) == []
@@ -85,14 +86,14 @@ def test_it_needs_no_other_file_and_shows_every_figure(report: Path) -> None:
 def test_it_says_what_happened_and_where(report: Path) -> None:
     html = report.read_text()
     for text in (
-        "flash_bf16 exploded at step 300; flash_centered stable",
-        "exploded, onset 300",
+        "flash_bf16 exploded at 300; flash_centered stable",
+        "exploded at 300</td>",
         "a &lt;GPU&gt;, torch 2.99",
     ):
         assert text in html
     assert "<code>d-flash_centered</code>" in html
-    assert "2 run(s) with the same initial weights; 1 tape(s)" in html
-    assert "those of layer 2\nare shown" in html
+    assert "2 runs with the same initial weights, 1 tape" in html
+    assert "show layer 2" in html
     assert "Not measured" not in html
 
 
@@ -115,23 +116,24 @@ def test_a_run_without_probes_names_what_is_missing(tmp_path: Path) -> None:
     assert "&lt;mine&gt;" in html
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_a_run_of_no_numbers_under_a_long_name_is_drawn(tmp_path: Path) -> None:
     run = record(tmp_path, "broken", onset=1, attention="flash_fp32_out layers=[2] heads=[1] elsewhere=flash_bf16 " * 4)
     lines = [json.loads(line) for line in run.folder.metrics.read_text().splitlines()]
     broken = [{name: value if name == "step" else "nan" for name, value in line.items()} for line in lines]
     run.folder.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in broken))
-    html = write_report([RecordedRun.open(run.folder.path)], tmp_path / "out").read_text()
+    html = write_report([open_run(str(run.folder.path))], tmp_path / "out").read_text()
     assert html.count("<img ") > 5
 
 
-def test_the_script_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) -> None:
+def test_the_verb_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) -> None:
     record(tmp_path / "runs", "plain", probes=False)
 
-    result = call("report.py", "plain", cwd=tmp_path)
+    result = call("report", "plain", cwd=tmp_path)
     assert result.stdout == "runs/plain/report/report.html\n", result.stderr
     assert (tmp_path / "runs/plain/report/figures/loss.png").is_file()
-    assert refusal(call("report.py", "nowhere", cwd=tmp_path)).startswith("error: nowhere: no run there")
+    assert refusal(call("report", "nowhere", cwd=tmp_path)).startswith("error: nowhere: no run there")
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashpoint.config import CheckpointsConfig
-from flashpoint.training.checkpoints import FlightRecorder, retained, verified
+from flashpoint.training.checkpoints import CheckpointWriter, retained, verified
 
 TENSORS = {"a": torch.arange(1000, dtype=torch.float32), "b": torch.tensor(3.0)}
 
@@ -14,7 +14,7 @@ TENSORS = {"a": torch.arange(1000, dtype=torch.float32), "b": torch.tensor(3.0)}
 def record(folder: Path, steps: range) -> list[str]:
     """Save at every tenth step; the lines told."""
     lines: list[str] = []
-    recorder = FlightRecorder(folder, CheckpointsConfig(interval=10), 4004, lines.append)
+    recorder = CheckpointWriter(folder, CheckpointsConfig(interval=10), 4004, lines.append)
     for step in steps:
         if recorder.due(step):
             recorder.save(TENSORS, {"step": step, "detector": {"minimum": float("inf")}})
@@ -38,7 +38,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
 
 
 def test_saving_copies_before_it_returns(tmp_path: Path) -> None:
-    recorder = FlightRecorder(tmp_path / "c", CheckpointsConfig(interval=1), 400_000, print)
+    recorder = CheckpointWriter(tmp_path / "c", CheckpointsConfig(interval=1), 400_000, print)
     changing = torch.zeros(100_000)
     recorder.save({"x": changing}, {"step": 1})
     changing.fill_(1.0)
@@ -83,7 +83,7 @@ def test_a_full_disk_is_one_line_and_no_rest_stays(tmp_path: Path, monkeypatch: 
 def test_the_budget_holds_and_recent_steps_are_dense(tmp_path: Path) -> None:
     config = CheckpointsConfig(interval=10, budget_gib=8.5 * (4004 + 2**16) / 2**30)
     folder = tmp_path / "c"
-    recorder = FlightRecorder(folder, config, 4004, print)
+    recorder = CheckpointWriter(folder, config, 4004, print)
     for step in range(10, 1010, 10):
         recorder.save(TENSORS, {"step": step})
         recorder.wait()
@@ -99,7 +99,7 @@ def test_what_a_kill_or_a_hand_left_takes_no_room_and_stops_nothing(tmp_path: Pa
     (folder / "step-000000020.json").unlink()  # the kill came between the two
     config = CheckpointsConfig(interval=10, budget_gib=3.5 * (4004 + 2**16) / 2**30)
     lines: list[str] = []
-    recorder = FlightRecorder(folder, config, 4004, lines.append)
+    recorder = CheckpointWriter(folder, config, 4004, lines.append)
     for step in range(60, 100, 10):
         recorder.save(TENSORS, {"step": step})
         recorder.wait()
@@ -120,7 +120,7 @@ def test_for_any_age_there_is_a_checkpoint_not_much_older() -> None:
 
 def test_an_explosion_keeps_what_precedes_it(tmp_path: Path) -> None:
     config = CheckpointsConfig(interval=10, budget_gib=8.5 * (4004 + 2**16) / 2**30, precursor_steps=100)
-    recorder = FlightRecorder(tmp_path / "c", config, 4004, print)
+    recorder = CheckpointWriter(tmp_path / "c", config, 4004, print)
     before: list[int] = []
     for step in range(10, 1010, 10):
         recorder.save(TENSORS, {"step": step})

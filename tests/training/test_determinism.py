@@ -4,21 +4,29 @@ import hashlib
 from pathlib import Path
 
 import pytest
+import torch
 
-from flashpoint.training.determinism import environment_difference, source_digest
+import flashpoint
+import flashpoint_kernels
+from flashpoint.config import Config
+from flashpoint.training.determinism import describe_environment, environment_difference, source_digest
 
 
 def test_the_source_is_all_python_files_and_their_places(tmp_path: Path) -> None:
-    package, elsewhere = tmp_path / "package", tmp_path / "elsewhere"
+    package, kernels = tmp_path / "src/package", tmp_path / "kernels/of_it"
     (package / "inside").mkdir(parents=True)
-    elsewhere.mkdir()
+    kernels.mkdir(parents=True)
     (package / "b.py").write_bytes(b"xy")
     (package / "inside/a.py").write_bytes(b"")
-    (elsewhere / "k.py").write_bytes(b"z")
-    (package / "linked").symlink_to(elsewhere)  # as src/flashpoint/kernels is in a checkout
+    (kernels / "k.py").write_bytes(b"z")
     (package / "b.pyc").write_bytes(b"no source")
-    by_hand = b"b.py\x002\x00xy" + b"inside/a.py\x000\x00" + b"linked/k.py\x001\x00z"
-    assert source_digest(package) == hashlib.sha256(by_hand).hexdigest()
+    by_hand = b"package/b.py\x002\x00xy" + b"package/inside/a.py\x000\x00" + b"of_it/k.py\x001\x00z"
+    assert source_digest(package, kernels) == hashlib.sha256(by_hand).hexdigest()
+
+
+def test_a_manifests_source_covers_the_kernels() -> None:
+    packages = [Path(str(package.__file__)).parent for package in (flashpoint, flashpoint_kernels)]
+    assert describe_environment(torch.device("cpu"), Config())["source"] == source_digest(*packages)
 
 
 @pytest.mark.parametrize(

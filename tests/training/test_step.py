@@ -32,3 +32,17 @@ def test_loss_gradient_norm_and_update_norm() -> None:
     clipped = [parameter.grad.double().norm().item() for parameter in model.parameters() if parameter.grad is not None]
     assert grad_norm > 0.5
     assert np.sqrt(np.square(clipped).sum()) == pytest.approx(0.5, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_warming_up_changes_nothing() -> None:
+    config = Config(model=MODEL, data=DataConfig(vocab_size=300), train=TrainConfig(batch_size=2, compile=True))
+    batch = torch.randint(0, 300, (1, 2, 9), generator=torch.Generator().manual_seed(0))
+    results = []
+    for warm in (False, True):
+        step = OptimizerStep(GPT(MODEL, AttentionVariant(), 0), config, torch.device("cpu"), Ranks())
+        if warm:
+            step.warm_up()
+        step(batch, 1e-2)
+        results.append([step.result.clone(), *(tensor.clone() for tensor in step.state().values())])
+    assert all(torch.equal(cold, warmed) for cold, warmed in zip(*results, strict=True))

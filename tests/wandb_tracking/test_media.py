@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from flashpoint.media import heat_map
+from flashpoint.wandb_tracking.media import heat_map
 
 
 def test_each_head_is_a_band_and_time_runs_to_the_right() -> None:

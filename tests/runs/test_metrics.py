@@ -9,23 +9,54 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from flashpoint.config import TrackingConfig
 from flashpoint.errors import UserError
-from flashpoint.run_folder import RunFolder
-from flashpoint.tracking import Tracker, read_metrics
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.metrics import MetricsFile, read_metrics
 from tests.conftest import environment
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_values_that_json_has_no_number_for_come_back(run: RunFolder, value: float) -> None:
-    tracker = Tracker(run, TrackingConfig(wandb="disabled"), run_config={}, notify=print)
-    tracker.log(7, {"loss": value})
-    tracker.close({})
+    file = MetricsFile(run.metrics)
+    file.log(7, {"loss": value, "norm": np.array([[1.0, value]])})
+    file.close()
     record = json.loads(run.metrics.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert record["step"] == 7
-    assert read_metrics(run.metrics)["loss"][1].tolist() == pytest.approx([value], nan_ok=True)
+    columns = read_metrics(run.metrics)
+    assert columns["loss"][1].tolist() == pytest.approx([value], nan_ok=True)
+    assert columns["norm"][1].ravel().tolist() == pytest.approx([1.0, value], nan_ok=True)
+
+
+def test_metrics_of_heads_are_layers_of_heads_whatever_wrote_them(run: RunFolder) -> None:
+    norms = np.arange(12.0).reshape(2, 2, 3)  # of 2 steps, 2 layers and 3 heads
+    old = [
+        {"step": step, **{f"layer/{i + 1}/head/{j + 1}/norm": norms[step, i, j] for i in range(2) for j in range(3)}}
+        for step in range(2)
+    ]
+    run.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in old))
+    file = MetricsFile(run.metrics, first_step=1)  # goes on with an older file
+    file.log(1, {"loss": 0.5, "norm": norms[1].astype(np.float32)})
+    file.close()
+    *_, last = run.metrics.read_text().splitlines()
+    assert json.loads(last) == {"step": 1, "loss": 0.5, "norm": [[6.0, 7.0, 8.0], [9.0, 10.0, 11.0]]}
+    steps, values = read_metrics(run.metrics)["norm"]
+    assert steps.tolist() == [0, 1]
+    np.testing.assert_array_equal(values, np.moveaxis(norms, 0, -1))
+    assert values.flags.c_contiguous
+
+
+@pytest.mark.parametrize(("first_step", "losses"), [(3, [0.0, 1.0, 2.0, -1.0]), (0, [-1.0]), (9, [0, 1, 2, 3, 4, -1])])
+def test_a_file_that_goes_on_keeps_the_steps_before(run: RunFolder, first_step: int, losses: list[float]) -> None:
+    for first, metrics in ((0, {step: float(step) for step in range(5)}), (first_step, {first_step: -1.0})):
+        file = MetricsFile(run.metrics, first)
+        for step, loss in metrics.items():
+            file.log(step, {"loss": loss})
+        file.sync()
+        file.close()
+    assert read_metrics(run.metrics)["loss"][1].tolist() == losses
 
 
 def test_columns_have_one_type_each(tmp_path: Path) -> None:
@@ -59,6 +90,13 @@ def test_a_last_line_cut_short_is_left_out(tmp_path: Path, tail: bytes) -> None:
         b'{"step": 99999999999999999999, "loss": 1.0}',
         b'{"step": 1, "loss": "low"}',
         b'{"step": 1, "loss": null}',
+        b'{"step": 1, "norm": [1.0, 2.0]}',
+        b'{"step": 1, "norm": [[1.0, 2.0], [3.0]]}',
+        b'{"step": 1, "norm": [[1.0, null]]}',
+        b'{"step": 1, "norm": []}',
+        b'{"step": 1, "loss": [[1.0]]}',
+        b'{"step": 1, "layer/1/head/2/norm": 1.0}',
+        b'{"step": 1, "layer/one/head/2/norm": 1.0}',
     ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, damaged: bytes) -> None:
@@ -76,12 +114,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 LOGGING = """
 import signal, sys
 from pathlib import Path
-from flashpoint.config import TrackingConfig
-from flashpoint.run_folder import RunFolder
-from flashpoint.tracking import Tracker
-tracker = Tracker(RunFolder(Path(sys.argv[1])), TrackingConfig(wandb="disabled"), run_config={}, notify=print)
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.metrics import MetricsFile
+file = MetricsFile(RunFolder(Path(sys.argv[1])).metrics)
 for step in range(int(sys.argv[2])):
-    tracker.log(step, {"loss": 1.0})
+    file.log(step, {"loss": 1.0})
 print("logged", flush=True)
 signal.pause()
 """

@@ -7,7 +7,8 @@ import pytest
 
 from flashpoint.errors import UserError
 from flashpoint.probes.attention import BUILT_IN
-from flashpoint.probes.observer import load_probe
+from flashpoint.probes.runner import load_probe
+from flashpoint.runs.metrics import read_metrics
 from tests.conftest import Command
 
 OWN = """
@@ -26,10 +27,7 @@ class Unwritten(Probe):
 """
 
 
-def records(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
+@pytest.mark.slow
 def test_a_run_without_probes_has_the_same_digest(train: Command, tmp_path: Path) -> None:
     without = train("probes.weights_interval=0", "probes.attention_interval=0", "run_name=without")
     (tmp_path / "own.py").write_text(OWN)
@@ -39,12 +37,14 @@ def test_a_run_without_probes_has_the_same_digest(train: Command, tmp_path: Path
         assert result.returncode == 0, result.stderr
     outcomes = [json.loads((tmp_path / f"runs/{name}/outcome.json").read_text()) for name in ("without", "with")]
     assert outcomes[0]["digest"] == outcomes[1]["digest"]
-    assert not any("layer/" in key for record in records(tmp_path / "runs/without") for key in record)
-    steps = [record["step"] for record in records(tmp_path / "runs/with") if "layer/2/head/1/longest_query" in record]
-    assert steps == list(range(12))
-    last = next(record for record in records(tmp_path / "runs/with")[::-1] if "layer/1/head/2/entropy" in record)
-    assert last["layer/1/head/2/w_q_update_mean_key_share"] > 0
-    assert abs(last["layer/1/head/2/delta_error_cumulative"]) > 0
+    metrics = [read_metrics(tmp_path / f"runs/{name}/metrics.jsonl") for name in ("without", "with")]
+    without_probes, with_probes = metrics
+    assert not any(values.ndim == 3 for _, values in without_probes.values())
+    steps, longest = with_probes["longest_query"]
+    assert steps.tolist() == list(range(12))
+    assert longest.shape == (2, 2, 12)
+    assert with_probes["w_q_update_mean_key_share"][1][0, 1, -1] > 0
+    assert abs(with_probes["delta_error_cumulative"][1][0, 1, -1]) > 0
 
 
 @pytest.mark.parametrize(

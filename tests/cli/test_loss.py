@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.records import call, refusal, write_run
+from tests.records import call, refusal, rows, values, write_run
 
 
 def record(
@@ -32,22 +32,23 @@ def test_differences_are_of_the_same_seed_and_data(tmp_path: Path) -> None:
         record(tmp_path, "flash_fixed", 4, {100: 0.0, 200: 4.4}),
         record(tmp_path, "sdpa", 1, {200: 7.0}, data="b"),
     ]
-    result = call("loss.py", *runs)
-    assert result.returncode == 0, result.stderr
     # Differences 0.1, 0.2, 0.3: t(0.975, 2) = 4.303 times 0.1 / √3 is 0.248. The spread is that of 1.1, 2.2, 3.3, 4.4.
-    assert result.stdout.splitlines()[4:] == [
+    assert rows(call("loss", *runs)) == [
         "| `flash_fp32` | 3 | 0 | 2.0000 | 1.0000 |  |  |  |",
         "| `flash_fixed` | 4 | 0 | 2.7500 | 1.4201 | 3 | +0.2000 | -0.0484 to +0.4484 |",
         "| `sdpa` | 1 | 0 | 7.0000 |  |  |  |  |",
     ]
-    assert "| `flash_fixed` | 4 | 0 | 0.0000 |" in call("loss.py", *runs[:-1], "--at", "100").stdout
+    fixed = values("loss", *runs)[1]
+    assert fixed["minus flash_fp32"] == pytest.approx(0.2)
+    assert fixed["95 % interval"] == pytest.approx({"low": 0.2 - 0.24841, "high": 0.2 + 0.24841}, abs=1e-5)
+    assert rows(call("loss", *runs[:-1], "--at", "100"))[1].startswith("| `flash_fixed` | 4 | 0 | 0.0000 |")
 
 
 def test_a_run_that_had_exploded_is_counted_and_has_no_loss(tmp_path: Path) -> None:
     runs = [record(tmp_path, "flash_fp32", seed, {100: 2.0, 200: 1.0}) for seed in (1, 2)]
     runs += [record(tmp_path, "flash_bf16", seed, {100: 3.0, 150: 8.0}, onset=50 * seed) for seed in (1, 2)]
-    assert "| `flash_bf16` | 0 | 2 |  |  |  |  |  |" in call("loss.py", *runs).stdout
-    at_100 = call("loss.py", *runs, "--at", "100").stdout  # the second one's onset is no earlier
+    assert "| `flash_bf16` | 0 | 2 |  |  |  |  |  |" in rows(call("loss", *runs))
+    at_100 = rows(call("loss", *runs, "--at", "100"))  # the second one's onset is no earlier
     assert "| `flash_bf16` | 1 | 1 | 3.0000 |  | 1 | +1.0000 |  |" in at_100
 
 
@@ -57,7 +58,7 @@ def test_a_run_that_had_exploded_is_counted_and_has_no_loss(tmp_path: Path) -> N
 )
 def test_runs_without_a_common_step_are_one_line(tmp_path: Path, arguments: list[str], told: str) -> None:
     runs = [record(tmp_path, "flash_fp32", 1, {100: 2.0, 200: 1.0}), record(tmp_path, "sdpa", 1, {300: 1.0})]
-    assert told in refusal(call("loss.py", *runs, *arguments))
+    assert told in refusal(call("loss", *runs, *arguments))
 
 
 @pytest.mark.parametrize("recorded", [{"interrupted": "SIGINT"}, {"interrupted": "SIGINT", "val_step": 100}])
@@ -65,4 +66,4 @@ def test_the_last_validation_of_a_stopped_run_is_not_of_its_end(tmp_path: Path, 
     run = record(tmp_path, "flash_fp32", 1, {100: 2.0, 200: 2.0})
     outcome = Path(run) / "outcome.json"
     outcome.write_text(json.dumps({**json.loads(outcome.read_text()), **recorded}))
-    assert "not validated after step 200 but 100;" in refusal(call("loss.py", run, "--at", "200"))
+    assert "not validated after step 200 but 100;" in refusal(call("loss", run, "--at", "200"))

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from flashpoint.report.series import RecordedRun
-from tests.report.records import write_run
+from flashpoint.runs.select import open_run
+from tests.records import write_run
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,6 @@ def test_the_layer_that_explodes_is_the_hottest_at_the_onset(
         {"step": step, **{f"layer/{n}/head/1/w_q_spectral_norm": norm for n, norm in enumerate(norms[step], 1)}}
         for step in measured
     ]
-    run = RecordedRun.open(write_run(tmp_path / "run", {"name": "flash_bf16"}, onset=onset, metrics=metrics))
+    run = open_run(write_run(tmp_path / "run", {"name": "flash_bf16"}, onset=onset, metrics=metrics))
     assert run.hottest_head == head
     assert run.hottest_layer == head[0]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from flashpoint.report.bias import Relative, Sums
+from flashpoint.analysis.bias import Relative, Sums
 
 
 def test_an_exact_head_tells_no_sensitivity() -> None:

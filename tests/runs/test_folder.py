@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flashpoint.errors import UserError
-from flashpoint.run_folder import RunFolder
+from flashpoint.runs.folder import RunFolder
 
 
 def test_a_run_is_written_by_one_at_a_time(run: RunFolder) -> None:
@@ -18,3 +18,9 @@ def test_a_run_is_written_by_one_at_a_time(run: RunFolder) -> None:
 def test_a_folder_that_takes_no_lock_is_one_line() -> None:
     with pytest.raises(UserError, match=r"/proc: .+; choose a writable runs_dir"), RunFolder(Path("/proc")).locked():
         pass
+
+
+def test_evidence_in_tables_is_no_folder_to_replay() -> None:
+    told = r"ignite-h200:flash_bf16_seed-0: no run there \(no config.json\); a run of the evidence tables has no tape"
+    with pytest.raises(UserError, match=told):
+        RunFolder.open("ignite-h200:flash_bf16_seed-0")

@@ -6,15 +6,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from flashpoint.report.survival import Lifetimes
-from tests.report.records import call, refusal, write_run
+from tests.records import call, refusal, rows, write_run
 
-TREATED = Lifetimes(
-    "treated",
-    "treated",
-    np.array([6, 6, 6, 7, 10, 13, 16, 22, 23]),
-    np.array([6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35]),
-)
+BITS = "attn.out_unnormalized.bits"
 
 
 def record(folder: Path, bits: int, seed: int, onset: int | None, lr: float = 0.5, **settings: float) -> str:
@@ -23,19 +17,11 @@ def record(folder: Path, bits: int, seed: int, onset: int | None, lr: float = 0.
     return write_run(folder / f"{bits}-{seed}-{lr}-{len(settings)}", attn, seed=seed, onset=onset, train=train)
 
 
-def test_the_medians_interval_is_the_textbooks() -> None:
-    # R's survfit with conf.type="log-log" on the same data: median 23, 95 % interval 13 to none.
-    assert TREATED.median_onset == 23
-    assert TREATED.median_interval() == (13, None)
-
-
 def test_each_value_is_a_row_with_its_median(tmp_path: Path) -> None:
     runs = [record(tmp_path, 1, seed, 100 + seed) for seed in range(5)]
     runs += [record(tmp_path, 2, seed, 300 if seed < 3 else None) for seed in range(5)]
     runs += [record(tmp_path, 3, seed, None) for seed in range(2)]
-    result = call("onset.py", "attn.out_unnormalized_bits", *runs, "--out", str(tmp_path / "response.png"))
-    assert result.returncode == 0, result.stderr
-    first, second, third = result.stdout.splitlines()[4:]
+    first, second, third = rows(call("survival", *runs, "--by", BITS, "--out", tmp_path / "response.png"))
     assert first.startswith("| `flash_bf16` | 1 | 5 of 5 | 102 | 100 to ")
     assert first.endswith(" | none |")
     assert second.startswith("| `flash_bf16` | 2 | 3 of 5 | 300 | 300 to not reached | 1,000 |")
@@ -46,8 +32,7 @@ def test_each_value_is_a_row_with_its_median(tmp_path: Path) -> None:
 
 def test_runs_that_differ_in_more_stand_in_rows_of_their_own(tmp_path: Path) -> None:
     runs = [record(tmp_path, bits, 0, onset, lr) for bits, onset, lr in ((1, 100, 0.5), (1, 50, 0.1), (2, 70, 0.1))]
-    result = call("onset.py", "attn.out_unnormalized_bits", *runs)
-    assert [row.split("|")[1:5] for row in result.stdout.splitlines()[4:]] == [
+    assert [row.split("|")[1:5] for row in rows(call("survival", *runs, "--by", BITS))] == [
         [" `flash_bf16 train.lr=0.1` ", " 1 ", " 1 of 1 ", " 50 "],
         [" `flash_bf16 train.lr=0.1` ", " 2 ", " 1 of 1 ", " 70 "],
         [" `flash_bf16 train.lr=0.5` ", " 1 ", " 1 of 1 ", " 100 "],
@@ -63,11 +48,9 @@ def test_the_exponent_is_that_of_each_seed(tmp_path: Path) -> None:
         for seed in onsets
         for onset, lr in zip(onsets[seed], (0.1, 0.2, 0.4), strict=True)
     ]
-    result = call("onset.py", "train.lr", *runs)
-    assert result.stdout.splitlines()[-2:] == [
-        "",
-        "`flash_bf16`: onset ∝ train.lr^p, p = -0.50 (-6.85 to +5.85), n = 2",
-    ]
+    result = call("survival", *runs, "--by", "train.lr")
+    assert rows(result)[-1] == "| `flash_bf16` | -0.50 | -6.85 to +5.85 | 2 |"
+    assert "p of onset ∝ train.lr^p" in result.stdout
 
 
 @pytest.mark.parametrize("missing", ["held", "absent"])
@@ -75,24 +58,23 @@ def test_no_exponent_where_a_seed_has_no_onset(tmp_path: Path, missing: str) -> 
     runs = [record(tmp_path, 1, seed, 100 + seed, lr) for seed, lr in ((0, 0.1), (0, 0.2), (1, 0.1))]
     if missing == "held":
         runs.append(record(tmp_path, 1, 1, None, 0.2))
-    assert "∝" not in call("onset.py", "train.lr", *runs).stdout
+    assert "∝" not in call("survival", *runs, "--by", "train.lr").stdout
 
 
 def test_bits_have_no_exponent(tmp_path: Path) -> None:
     runs = [record(tmp_path, bits, 0, 100 * bits) for bits in (1, 2)]
-    assert "∝" not in call("onset.py", "attn.out_unnormalized_bits", *runs).stdout
+    assert "∝" not in call("survival", *runs, "--by", BITS).stdout
 
 
 def test_a_run_without_decay_stands_beside_one_with_it(tmp_path: Path) -> None:
     runs = [record(tmp_path, 1, 0, 100), record(tmp_path, 1, 1, 50, min_lr_ratio=1.0)]
-    result = call("onset.py", "train.lr", *runs)
-    assert [row.split("|")[1].strip() for row in result.stdout.splitlines()[4:]] == [
+    assert [row.split("|")[1].strip() for row in rows(call("survival", *runs, "--by", "train.lr"))] == [
         "`flash_bf16 train.min_lr_ratio=0.25`",
         "`flash_bf16 train.min_lr_ratio=1.0`",
-    ], result.stderr
+    ]
 
 
 @pytest.mark.parametrize("key", ["attn.bits", "attn.exact_row_sum"])
 def test_what_is_no_number_is_one_line(tmp_path: Path, key: str) -> None:
-    result = call("onset.py", key, record(tmp_path, 1, 0, 100))
+    result = call("survival", record(tmp_path, 1, 0, 100), "--by", key)
     assert f"{key} is no number there" in refusal(result)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.records import call, refusal, write_run
+from tests.records import call, refusal, rows, write_run
 
 STEPS = range(0, 100, 10)
 
@@ -49,13 +49,13 @@ def test_a_departure_is_for_good_and_outside_all_the_twin_had_after_the_warm_up(
     }
     runs = [record(tmp_path, 1, None, twin), record(tmp_path, 1, 65, exploding)]
     runs += [record(tmp_path, 2, None, twin), record(tmp_path, 2, 85, {**exploding, "falls": [FLAT, FLAT]})]
-    result = call("departures.py", "falls", "comes_back", "rises", "ends", "--runs", *runs)
-    assert result.stdout.splitlines()[4:] == [
+    metrics = [word for name in ("falls", "comes_back", "rises", "ends") for word in ("--departures", name)]
+    assert rows(call("series", *runs, *metrics)) == [
         "| `falls` | 2 of 2 | 30 | -5 to 65 |",  # 65 − 70; of the second run the first step after the warm-up, 85 − 20
         "| `rises` | 2 of 2 | 25 | 15 to 35 |",
         "| `ends` | 2 of 2 | 15 | 5 to 25 |",
         "| `comes_back` | 0 of 2 |  |  |",
-    ], result.stderr
+    ]
 
 
 def test_the_hottest_head_is_compared_with_the_same_head_of_the_twin(tmp_path: Path) -> None:
@@ -64,8 +64,7 @@ def test_the_hottest_head_is_compared_with_the_same_head_of_the_twin(tmp_path: P
     exploding = {"w_q_spectral_norm": [FLAT, hotter], "rises": [[8.0] * 10, [1, 1, 1, 1, 1, 5, 5, 5, 5, 5]]}
     runs = [record(tmp_path, 1, None, twin), record(tmp_path, 1, 85, exploding)]
     largest, hottest = (
-        call("departures.py", "rises", *flag, "--runs", *runs).stdout.splitlines()[-1]
-        for flag in ([], ["--hottest-head"])
+        rows(call("series", *runs, "--departures", "rises", *flag))[-1] for flag in ([], ["--hottest-head"])
     )
     assert largest == "| `rises` | 0 of 1 |  |  |"  # head 1 has 8 in both
     assert hottest == "| `rises` | 1 of 1 | 35 | 35 to 35 |"
@@ -83,4 +82,4 @@ def test_runs_that_do_not_pair_are_one_line(tmp_path: Path, count: int, metric: 
     runs = [record(tmp_path, 1, None, {"rises": [FLAT, FLAT]}) for _ in range(count)]
     runs += [record(tmp_path, 1, 50, {"rises": [FLAT, FLAT]})]
     runs += [record(tmp_path, 2, None, {"rises": [FLAT, FLAT]})]  # another seed's does not count
-    assert told in refusal(call("departures.py", metric, "--runs", *runs))
+    assert told in refusal(call("series", *runs, "--departures", metric))

@@ -1,8 +1,6 @@
 """The digest chain on disk, hand-computed; where it says two runs part; what damage it names."""
 
 import struct
-import subprocess
-import sys
 from hashlib import blake2b
 from pathlib import Path
 
@@ -10,16 +8,14 @@ import pytest
 import torch
 
 from flashpoint.errors import UserError
-from flashpoint.training.chain import (
+from flashpoint.runs.chain import (
     Chain,
     ChainWriter,
     Difference,
     first_difference,
     loss_differences,
-    state_checksum,
 )
-from tests import warm
-from tests.conftest import REPOSITORY, environment
+from flashpoint.training.digests import state_checksum
 
 STEPS = [(2.5, 0.5, 0), (2.25, 0.75, 2**64 - 1), (float("nan"), float("inf"), 7)]
 
@@ -108,26 +104,3 @@ def test_the_checksum_is_that_of_the_bits() -> None:
     assert int(state_checksum(tensors)) % 2**64 == sum(sums) % 2**64
     assert state_checksum(tensors) != state_checksum(tensors[::-1])
     assert state_checksum([torch.tensor([1.0, 0.0]), tensors[1]]) != state_checksum(tensors)
-
-
-def test_the_script_says_where_two_runs_part(tmp_path: Path) -> None:
-    for name, steps in (("one", STEPS), ("same", STEPS), ("longer", [*STEPS, STEPS[0]]), ("other", [(1.0, 0.5, 0)])):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
-        write(tmp_path / name / "chain.bin", steps)
-
-    command = [sys.executable, str(REPOSITORY / "scripts/compare_runs.py"), "one", "same"]
-    result = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
-    assert (result.returncode, result.stdout) == (0, "equal: 3 steps\n"), result.stderr
-
-    def compare(*names: str) -> tuple[int, str]:
-        result = warm.run([*command[:2], *names], cwd=tmp_path, env=environment())
-        return result.returncode, result.stdout + result.stderr
-
-    assert compare("one", "longer") == (0, "equal for the 3 steps that both have; one has 4\n")
-    difference = "first difference at step 0: loss 2.5 against 1.0"
-    apart = "losses differ by up to 1.5 nats (step 0), by 1.5 at step 0"
-    assert compare("one", "other") == (1, f"{difference}; {apart}\n")
-    status, line = compare("one", "nowhere")
-    assert status == 2
-    assert line.startswith("error: nowhere: no run there")

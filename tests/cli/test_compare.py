@@ -1,0 +1,57 @@
+"""``flashpoint compare``: where two runs part, and the exit status that says so."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flashpoint.runs.chain import ChainWriter
+from tests.records import call, refusal
+
+STEPS = [(2.5, 0.5, 0), (2.25, 0.75, 2**64 - 1), (float("nan"), float("inf"), 7)]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    kept = {"one": STEPS, "same": STEPS, "longer": [*STEPS, STEPS[0]], "other": [(1.0, 0.5, 0)]}
+    kept["state"] = [STEPS[0], (2.25, 0.75, 1), STEPS[2]]
+    for name, steps in kept.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        writer = ChainWriter(tmp_path / name / "chain.bin")
+        for step in steps:
+            writer.append(*step)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("other", "status", "told"),
+    [
+        ("same", 0, "equal: 3 steps"),
+        ("longer", 0, "equal for the 3 steps that both have; one has 4"),
+        (
+            "other",
+            1,
+            "first difference at step 0: loss 2.5 against 1.0; losses differ by up to 1.5 nats (step 0), "
+            "by 1.5 at step 0",
+        ),
+    ],
+)
+def test_it_says_where_two_runs_part(runs: Path, other: str, status: int, told: str) -> None:
+    result = call("compare", "one", other, cwd=runs)
+    assert (result.returncode, result.stdout) == (status, f"{told}\n"), result.stderr
+
+
+def test_a_difference_is_a_row(runs: Path) -> None:
+    result = call("compare", "one", "state", "--format", "json", cwd=runs)
+    assert result.returncode == 1
+    (table,) = json.loads(result.stdout)["tables"]
+    (row,) = table["rows"]
+    assert (row["runs"], row["steps of both"], row["first difference"], row["in"]) == ("different", 3, 1, "state")
+    assert row["values"] == {"one": "f" * 16, "other": f"{1:016x}"}
+
+
+def test_bad_input_is_one_line(runs: Path) -> None:
+    assert refusal(call("compare", "one", "nowhere", cwd=runs)).startswith("error: nowhere: no run there")
+    (runs / "one/chain.bin").unlink()
+    assert "one/chain.bin" in refusal(call("compare", "one", "same", cwd=runs))

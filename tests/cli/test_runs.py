@@ -1,0 +1,96 @@
+"""``flashpoint runs`` on runs whose rates, norms and warnings are known by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.records import call, refusal, rows, values, write_run
+
+ATTN = {"name": "flash_bf16"}
+
+
+def test_a_run_that_has_not_ended_is_listed_among_those_that_have(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / "whole", ATTN, steps=1000, onset=900, digest="abc"),
+        write_run(tmp_path / "killed", ATTN, seed=2),
+    ]
+    (tmp_path / "killed/outcome.json").unlink()
+    assert rows(call("runs", *runs)) == [
+        "| `whole` | exploded | 1,000 | 900 | `abc` |",
+        "| `killed` | not ended |  |  |  |",
+    ]
+    assert call("runs", *runs).stdout.splitlines()[0] == "a CPU, torch 2.99; corpus unknown; seeds 1 to 2; 2026-11-21"
+
+
+def test_a_bad_run_is_told_and_the_others_are_shown(tmp_path: Path) -> None:
+    good, damaged = (write_run(tmp_path / name, ATTN) for name in ("good", "damaged"))
+    (tmp_path / "damaged/manifest.json").write_text("{")
+    result = call("runs", damaged, "nowhere", good)
+    assert result.returncode == 2
+    assert result.stdout == call("runs", good).stdout
+    missing, unreadable = result.stderr.splitlines()
+    assert missing.startswith("error: nowhere: no run there")
+    assert unreadable.startswith(f"error: {damaged}/manifest.json: unreadable")
+
+
+def rate(step: int, value: float) -> dict[str, Any]:
+    return {"step": step, "tokens_per_second": value}
+
+
+def test_rates_are_quartiles_without_the_first_fifth(tmp_path: Path) -> None:
+    model = {"n_layer": 2, "d_model": 64, "context": 32}
+    readings = [rate(10 * number, 1.0 if number < 2 else 1000.0 * number) for number in range(10)]
+    run = write_run(tmp_path / "run", ATTN, seed=3, metrics=readings, config={"model": model})
+    # Of 2,000 to 9,000: the quartiles of eight values, as NumPy interpolates them.
+    assert rows(call("runs", run, "--show", "rates")) == [
+        "| `run` | `flash_bf16` | 2 × 64, T 32 | 5,500 | 3,750 to 7,250 | 10 | a CPU | 2.99 | 3 | 2026-11-21 |"
+    ]
+    none = write_run(tmp_path / "none", ATTN)
+    assert "no reading of tokens_per_second" in refusal(call("runs", none, "--show", "rates"))
+
+
+def test_overhead_is_that_of_the_mean_step_of_the_second_half(tmp_path: Path) -> None:
+    def record(name: str, *rates: float) -> str:
+        config = {"model": {"context": 10}, "train": {"batch_size": 4}}
+        metrics = [rate(step, value) for step, value in enumerate(rates)]
+        return write_run(tmp_path / name, ATTN, metrics=metrics, config=config)
+
+    without, probed = record("without", 1.0, 1.0, 40_000.0, 20_000.0), record("probed", 1.0, 20_000.0)
+    # 40 tokens a step: 1 and 2 ms, and 2 ms.
+    assert rows(call("runs", without, probed, "--show", "overhead")) == [
+        "| `without` | 1.500 |  |",
+        "| `probed` | 2.000 | +33.3 % |",
+    ]
+    assert values("runs", without, probed, "--show", "overhead")[1]["ms a step"] == pytest.approx(2)
+
+
+def norms(hot: float) -> list[list[float]]:
+    return [[1.0, 1.0, 1.0], [1.0, 1.0, hot]]
+
+
+def test_the_hottest_heads_are_those_at_the_end(tmp_path: Path) -> None:
+    metrics = [{"step": step, "w_q_spectral_norm": norms(hot)} for step, hot in ((0, 1.0), (9, 35.25))]
+    deep = write_run(tmp_path / "deep", ATTN, onset=700, metrics=metrics)
+    flat = write_run(tmp_path / "flat", ATTN, metrics=[{"step": 0, "w_q_spectral_norm": [[2.0]]}])
+    assert rows(call("runs", deep, flat, "--show", "hottest")) == [
+        "| `deep` | exploded at 700 | 1.0 1.0 1.0 | 1.0 1.0 35.2 |",
+        "| `flat` | stable to 1,000 | 2.0 |  |",
+    ]
+    assert values("runs", deep, "--show", "hottest")[0]["layer 2"] == {"head 1": 1.0, "head 2": 1.0, "head 3": 35.25}
+
+
+def test_warnings_are_leads_and_false_alarms(tmp_path: Path) -> None:
+    def record(name: str, onset: int | None, final: float) -> str:
+        at = ((0, 1.0), (500, 1.0), (1000, final), (1500, final))
+        metrics = [{"step": step, "w_q_spectral_norm": norms(hot)} for step, hot in at]
+        return write_run(tmp_path / name, ATTN, steps=1501, onset=onset, metrics=metrics)
+
+    runs = [record("a", 1400, 3.0), record("b", 900, 3.0), record("c", None, 3.0), record("d", None, 1.0)]
+    result = call("runs", *runs, "--show", "warnings")
+    first, _, _, last = rows(result)
+    assert first == "| `a` | exploded at 1,400 | 1,000 | L2H3 | 3.0 | ×3.00 |"
+    assert last == "| `d` | stable to 1,501 | none |  |  |  |"
+    assert result.stdout.splitlines()[-1] == (
+        "foretold 1 of 2 explosions, 400 to 400 steps before (median 400); warned of 1 of 2 stable runs"
+    )

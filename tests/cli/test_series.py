@@ -1,0 +1,49 @@
+"""``flashpoint series``: metrics side by side."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.records import call, refusal, rows, write_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    """Losses at every step to 9, two metrics of heads at every second one."""
+    metrics = [
+        {"step": step, "loss": 10.0 - step}
+        | ({"ties": [[float(step), 1.5]], "norm": [[2.0, 12345.678]]} if step % 2 else {})
+        for step in range(10)
+    ]
+    return write_run(tmp_path / "run", {"name": "flash_bf16"}, metrics=metrics)
+
+
+def test_a_row_is_a_step_at_which_all_were_measured(run: str) -> None:
+    assert rows(call("series", run, "loss", "ties", "--head", "1/1", "--every", "4")) == [
+        "| 3 | 7 | 3 |",
+        "| 7 | 3 | 7 |",
+        "| 9 | 1 | 9 |",  # the last
+    ]
+    assert rows(call("series", run, "norm", "--head", "1/2"))[0] == "| 1 | 1.235e+04 |"
+
+
+def test_heads_stand_side_by_side(run: str) -> None:
+    result = call("series", run, "loss", "1/1/ties", "1/2/ties", "--format", "csv")
+    assert result.stdout.splitlines()[:2] == ["step,loss,1/1/ties,1/2/ties", "1,9.0,1.0,1.5"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["los"], "no metric los; it has loss, norm, ties"),
+        (["tie", "--head", "1/1"], "no metric tie; it has norm, ties"),
+        (["ties"], "ties is of a head; give --head LAYER/HEAD, one of 1/1 to 1/2"),
+        (["ties", "--head", "2/1"], "ties is of a head; give --head LAYER/HEAD, one of 1/1 to 1/2"),
+        (["ties", "--head", "first"], "give LAYER/HEAD, e.g. 2/1"),
+        ([], "missing NAME"),
+        (["loss", "--hottest-head"], "--hottest-head: needs --departures"),
+        (["--departures", "ties", "--every", "2"], "--departures: takes no --head and no --every"),
+    ],
+)
+def test_what_a_run_does_not_hold_is_one_line(run: str, arguments: list[str], told: str) -> None:
+    assert told in refusal(call("series", run, *arguments))

@@ -1,0 +1,147 @@
+"""``flashpoint survival`` on runs whose counts, medians and ratios are known by hand."""
+
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from tests.records import call, refusal, rows, values, write_run
+
+
+def test_runs_are_grouped_and_says_where_they_were_made(tmp_path: Path) -> None:
+    manifest = {"hardware": "a GPU", "environment": {"torch": "2.99"}, "started": "2026-11-21T"}
+
+    def record(name: str, attn: dict, steps: int, onset: int | None, outcome: str = "", **train: float) -> str:
+        run, seed = tmp_path / name, len(list(tmp_path.iterdir()))
+        return write_run(
+            run, attn, seed=seed, steps=steps, onset=onset, outcome=outcome, train=train, manifest=manifest
+        )
+
+    control, bf16 = {"name": "flash_fp32", "beta": 7}, {"name": "flash_bf16", "beta": 7}
+    fixed = {"name": "flash_fixed", "shift": "dynamic_max"}
+    runs = [record(f"c{i}", control, 2000, None) for i in range(3)]
+    runs += [record(f"b{i}", bf16, 900, 500 + 100 * i) for i in range(3)]
+    # A younger record of the same choices has more fields.
+    runs.append(record("b3", {**bf16, "out_unnormalized_bits": 7}, 900, 550))
+    runs += [record("n", bf16, 450, None, "nonfinite"), record("s", bf16, 1000, None)]
+    runs += [record("f2", {**fixed, "beta": 2}, 1000, None)]
+    runs += [record("f7", {**fixed, "beta": 7}, 1000, 700)]
+    for kind, size, onset in (("bias", 3e-4, 300), ("noise", 3e-4, None)):
+        error = {"kind": kind, "size": size, "layers": None}
+        runs.append(record(kind, {**control, "delta_error": error}, 1000, onset))
+    result = call("survival", *runs, "--out", tmp_path / "curves.png")
+    assert result.stdout.splitlines()[0] == "a GPU, torch 2.99; corpus unknown; seeds 0 to 12; 2026-11-21"
+    found = rows(result)
+    assert found[0].startswith("| `flash_fp32 injected delta_error.kind=bias` | 1 of 1 | 3 to 100 % | 300 |")
+    assert found[1].startswith("| `flash_fixed beta=7` | 1 of 1 | 3 to 100 % | 700 | none |")
+    assert found[2].startswith("| `flash_bf16` | 5 of 6 | 36 to 100 % | 575 | 1,000 | 0.0")
+    assert found[3] == "| `flash_fp32` | 0 of 3 | 0 to 71 % | not reached | 2,000 |  |"
+    assert found[4].startswith("| `flash_fixed beta=2` | 0 of 1 |")
+    assert found[5].startswith("| `flash_fp32 injected delta_error.kind=noise` | 0 of 1 |")
+
+    runs += [record("c9", control, 2000, None, lr=0.1), record("b9", bf16, 900, 400, lr=0.1)]
+    again = call("survival", *runs)
+    assert again.stdout.splitlines()[1] == "unless a row says otherwise: train.lr=0.5"
+    assert rows(again) == [
+        *(f"|  {row}" for row in found),
+        "| train.lr=0.1 | `flash_bf16` | 1 of 1 | 3 to 100 % | 400 | none |  |",
+        "| train.lr=0.1 | `flash_fp32` | 0 of 1 | 0 to 98 % | not reached | 2,000 |  |",
+    ]
+    image = matplotlib.image.imread(tmp_path / "curves.png")[..., :3]
+    assert (np.ptp(image, axis=-1) > 0.3).mean() > 1e-3
+
+
+def test_runs_that_are_no_lives_of_their_own_are_refused(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", {"name": "flash_bf16"}, onset=50)
+    replay = write_run(tmp_path / "replay", {"name": "flash_bf16"}, onset=50)
+    origin = {"parent": {"run": "runs/one", "from_step": 40}}
+    branch = write_run(tmp_path / "branch", {"name": "flash_fp32"}, manifest=origin)
+    told = f"error: {replay} and {one} are one experiment; leave one of them out\n"
+    assert call("survival", one, replay).stderr == told
+    assert call("survival", one, replay, "--by", "train.lr").stderr == told
+    assert "a branch could not explode before it began" in refusal(call("survival", one, branch))
+    other = write_run(tmp_path / "other", {"name": "flash_bf16"}, onset=50, manifest={"data": {"fingerprint": "b"}})
+    assert values("survival", one, other)[0]["exploded"] == {"count": 2, "of": 2}
+
+
+def test_choices_without_an_effect_split_no_group(tmp_path: Path) -> None:
+    unrounded = {"name": "flash_fp32", "out_unnormalized": "none", "shift": "rowmax"}
+    runs = [
+        write_run(tmp_path / str(seed), {**unrounded, "out_unnormalized_bits": bits, "beta": beta}, seed=seed)
+        for seed, (bits, beta) in enumerate(((1, 7), (3, 2)))
+    ]
+    (row,) = values("survival", *runs)
+    assert (row["attention"], row["exploded"]) == ("flash_fp32", {"count": 0, "of": 2})
+
+
+def test_other_definitions_of_the_onset_are_another_experiment(tmp_path: Path) -> None:
+    attn = {"name": "flash_bf16"}
+    runs = [write_run(tmp_path / str(m), attn, seed=m, onset=50, detector={"margin": m}) for m in (1, 2)]
+    assert call("survival", *runs).stdout.splitlines()[1] == "unless a row says otherwise: detector.margin=1"
+    assert [row["setting"] for row in values("survival", *runs)] == ["", "detector.margin=2"]
+
+
+def test_a_control_that_several_rows_are_is_to_be_named(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / f"{out}-{seed}", {"name": "flash_fp32", "out": out}, seed=seed)
+        for out in ("nearest", "none")
+        for seed in range(3)
+    ]
+    runs += [write_run(tmp_path / str(seed), {"name": "flash_bf16"}, seed=seed, onset=50) for seed in range(3)]
+    told = refusal(call("survival", *runs))
+    assert "fits several rows: give one of flash_fp32 out=nearest; flash_fp32 out=none" in told
+    named = rows(call("survival", *runs, "--control", "flash_fp32 out=none"))
+    assert "| `flash_bf16` | 3 of 3 | 29 to 100 % | 50 | none | 0.025 |" in named  # χ² = 5, as by hand
+
+
+def test_onsets_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    def record(name: str, seed: int, steps: int, onset: int | None = None, **train: float) -> str:
+        return write_run(tmp_path / name, {"name": "flash_bf16"}, seed=seed, steps=steps, onset=onset, train=train)
+
+    controls = [record("control-1", 1, 500, 400), record("control-2", 2, 900, 800)]
+    runs = [record("half-1", 1, 700, 600, lr=1.0), record("half-2", 2, 2000, lr=1.0), record("same-2", 2, 600, 500)]
+    assert rows(call("survival", *runs, "--paired", controls[0], "--paired", controls[1])) == [
+        "| `flash_bf16` | 1.50 | >2.50 |",
+        "| `flash_bf16 train.lr=0.5` |  | 0.62 |",
+    ]
+    alone = refusal(call("survival", runs[0], "--paired", controls[1]))
+    assert alone == f"error: {runs[0]}: no control of seed 1; add one, or leave the run out"
+    stable = refusal(call("survival", runs[0], "--paired", runs[1]))
+    assert stable == f"error: {runs[1]}: stable to 2,000, no onset to compare with; leave it out"
+    twice = refusal(call("survival", runs[0], "--paired", controls[0], "--paired", controls[0]))
+    assert twice == f"error: {controls[0]}: a second control of seed 1; name one of each"
+    again = record("again-1", 1, 800, 700, lr=1.0)
+    twice = refusal(call("survival", runs[0], again, "--paired", controls[0]))
+    assert twice == f"error: {again}: a second run of seed 1 in its row; leave one of them out"
+
+
+def test_a_control_that_is_not_there_is_told(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(seed), {"name": "flash_bf16"}, seed=seed) for seed in range(2)]
+    told = "no flash_fp32 among these runs to test against; choose one with --control\n"
+    assert call("survival", *runs).stderr == told
+    assert call("survival", *runs, "--control", "flash_bf16").stderr == ""
+
+
+def test_a_run_that_has_not_ended_is_told_and_the_others_are_counted(tmp_path: Path) -> None:
+    whole, killed = (write_run(tmp_path / name, {"name": "flash_bf16"}) for name in ("whole", "killed"))
+    (tmp_path / "killed/outcome.json").unlink()
+    result = call("survival", whole, killed, "--control", "flash_bf16")
+    assert result.returncode == 2
+    assert "| 0 of 1 |" in " ".join(result.stdout.split())
+    assert result.stderr == (
+        f"error: {killed}/outcome.json: missing; the run has not ended, resume={killed} goes on with it\n"
+    )
+    refusal(call("survival", killed))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--by", "train.lr", "--control", "flash_fp32"], "--control and --by: give one of them"),
+        (["--paired", "one", "--out", "x.png"], "--paired: draws nothing, drop --out"),
+    ],
+)
+def test_options_that_do_not_go_together_are_one_line(tmp_path: Path, options: list[str], told: str) -> None:
+    run = write_run(tmp_path / "one", {"name": "flash_bf16"})
+    assert told in refusal(call("survival", run, *options, cwd=tmp_path))
