@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -67,12 +68,12 @@ def both(tensors: list[Tensor], variant: AttentionVariant) -> list[tuple[Tensor,
     """O and dQ of the kernels and of the PyTorch attention."""
     q, k, v, grad_out = tensors
     seed_and_step = torch.tensor([1, 2], device="cuda")
-    groups = variant.groups(LAYER, HEADS)
+    context: dict[str, Any] = {"layer": LAYER, "seed_and_step": seed_and_step}
     noise = NoiseKey(seed_and_step, LAYER, torch.arange(HEADS, device="cuda"), HEADS, q.shape[0])
-    saved = launch.flash_forward(q, k, v, groups, seed_and_step, LAYER)
-    by_kernels = saved[0], launch.flash_backward(grad_out, q, k, v, *saved, groups, seed_and_step, LAYER)[0]
-    saved = reference.flash_forward(q, k, v, variant, noise)
-    return [by_kernels, (saved[0], reference.flash_backward(grad_out, q, k, v, *saved, variant, noise)[0])]
+    saved = launch.flash_fwd(q, k, v, variant, **context)
+    by_kernels = saved[0], launch.flash_bwd(grad_out, q, k, v, *saved, variant, **context)[0]
+    saved = reference.flash_fwd(q, k, v, variant, noise)
+    return [by_kernels, (saved[0], reference.flash_bwd(grad_out, q, k, v, *saved, variant, noise)[0])]
 
 
 def ulps(x: Tensor, y: Tensor) -> float:

@@ -20,5 +20,5 @@ train "${gpt2[@]}" train.steps=100 run_name=gpt2
 train "${gpt2[@]}" train.steps=100 train.deterministic=false run_name=gpt2-nondeterministic
 train "${gpt2[@]}" train.steps=100 attn=sdpa run_name=gpt2-sdpa
 "$python" -m pytest -m gpu || true
-"$python" scripts/throughput.py ignite ignite-again ignite-single ignite-nondeterministic ignite-unrecorded ignite-sdpa ignite-centered gpt2 gpt2-nondeterministic gpt2-sdpa
+"$python" -m flashpoint runs ignite ignite-again ignite-single ignite-nondeterministic ignite-unrecorded ignite-sdpa ignite-centered gpt2 gpt2-nondeterministic gpt2-sdpa --show rates
 grep -H '"digest"' runs/{ignite,ignite-again,ignite-single}/outcome.json

@@ -17,5 +17,5 @@ measure() {  # name, steps, settings
 measure ignite 2000
 measure gpt2 800 experiment=gpt2_124m data=python_corpus data.vocab_size=8192 train.batch_size=32 train.eval_sequences=32
 for name in ignite gpt2; do
-    "$python" scripts/overhead.py "runs/$name-unprobed" "runs/$name-probed" "runs/$name-probed-every-step"
+    "$python" -m flashpoint runs "runs/$name-unprobed" "runs/$name-probed" "runs/$name-probed-every-step" --show overhead
 done

@@ -16,6 +16,6 @@ done
 wait
 for pair in "ranks ranks-again" "ranks accumulated" "accumulated side-by-side-0" "side-by-side-0 side-by-side-1"; do
   # shellcheck disable=SC2086 - two words
-  echo "$pair: $("$python" scripts/compare_runs.py $pair || true)"
+  echo "$pair: $("$python" -m flashpoint compare $pair || true)"
 done
-"$python" scripts/throughput.py accumulated ranks ranks-again side-by-side-0 side-by-side-1
+"$python" -m flashpoint runs accumulated ranks ranks-again side-by-side-0 side-by-side-1 --show rates

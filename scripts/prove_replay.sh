@@ -27,9 +27,9 @@ for attention in flash_fp32 flash_centered flash_fixed; do
 done
 
 for other in proof-again proof-killed; do
-  echo "proof against $other: $("$python" scripts/compare_runs.py proof "$other" || true)"
+  echo "proof against $other: $("$python" -m flashpoint compare proof "$other" || true)"
 done
 for other in explosion-rewound branch-flash_fp32 branch-flash_centered branch-flash_fixed; do
-  echo "explosion against $other: $("$python" scripts/compare_runs.py explosion "$other" || true)"
+  echo "explosion against $other: $("$python" -m flashpoint compare explosion "$other" || true)"
 done
 grep -H -E '"(outcome|step|onset_step|digest|seconds)"' runs/{proof,proof-again,proof-killed,explosion,explosion-rewound,branch-*}/outcome.json

@@ -3,7 +3,7 @@
 Pages name the commands in comments that `cog <https://cog.readthedocs.io>`_ reads (``pip install -e '.[dev]'``); after
 each stand the command and what it printed, a table as a table and the rest as a block::
 
-    <!-- [[[cog shell("python scripts/recovery.py runs/reference/tail-h200/*") ]]] -->
+    <!-- [[[cog shell("flashpoint runs tail-h200:* --show recovery") ]]] -->
     <!-- [[[end]]] -->
 
 ``--check`` changes nothing: it prints what would change, and ends with status 5 if anything would.
@@ -15,16 +15,18 @@ import argparse
 import contextlib
 import io
 import os
-import runpy
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 from cogapp import Cog
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OURS = re.compile(r"flashpoint ([^|;&]*?)(?: \| ([^;&]+))?")
+"""One verb, and perhaps a pipe that takes what it prints."""
 
 
 def shell(command: str) -> None:
@@ -33,29 +35,41 @@ def shell(command: str) -> None:
     Raises:
         SystemExit: the command failed; what it said has gone to stderr.
     """
-    printed = _one_of_ours(command) if command.startswith("python ") and "|" not in command else _bash(command)
-    if "\n|---" in printed:
+    if ours := OURS.fullmatch(command):
+        printed = _in_this_process(ours[1])
+        if ours[2]:
+            printed = _bash(ours[2], printed)
+    else:
+        printed = _bash(command)
+    if re.search(r"^\|[:-]", printed, re.MULTILINE):
         print(f"```console\n$ {command}\n```\n\n{printed.rstrip()}\n")
     else:
         print(f"```console\n$ {command}\n{printed.rstrip()}\n```")
 
 
-def _bash(command: str) -> str:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "LC_ALL": "C.UTF-8"}  # the locale sorts what * finds
-    bash = ["bash", "-o", "pipefail", "-c", command]
-    result = subprocess.run(bash, check=False, cwd=ROOT, env=environment, stdout=subprocess.PIPE)
+def _bash(command: str, given: str = "") -> str:
+    python = shlex.quote(sys.executable)
+    ours = f'python() {{ {python} "$@"; }}; flashpoint() {{ {python} -m flashpoint "$@"; }}'
+    environment = {**os.environ, "LC_ALL": "C.UTF-8"}  # the locale sorts what * finds
+    bash = ["bash", "-o", "pipefail", "-c", f"{ours}\n{command}"]
+    result = subprocess.run(bash, check=False, cwd=ROOT, env=environment, input=given.encode(), stdout=subprocess.PIPE)
     if result.returncode:
         sys.exit(f"error: status {result.returncode} of {command}")
     return result.stdout.decode()
 
 
-def _one_of_ours(command: str) -> str:
-    """The same of one Python script, in this process: its imports take longer than its work."""
-    _, *argv = _bash(f"printf '%s\\0' {command}").split("\0")[:-1]
+def _in_this_process(arguments: str) -> str:
+    """What a verb prints: its imports take longer than its work."""
+    from flashpoint.cli.main import main as flashpoint
+
+    words = _bash(f"printf '%s\\0' {arguments}").split("\0")[:-1]
     printed = io.StringIO()
-    with contextlib.chdir(ROOT), mock.patch.object(sys, "argv", argv), contextlib.redirect_stdout(printed):
-        runpy.run_path(argv[0], run_name="__main__")
+    with contextlib.chdir(ROOT), contextlib.redirect_stdout(printed):
+        try:
+            flashpoint(words, prog_name="flashpoint")
+        except SystemExit as ended:
+            if ended.code:
+                raise
     return printed.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""Time tile sizes of each kernel on one GPU and print the fastest: what ``kernels/table.py`` is written from.
+"""Time tile sizes of each kernel on one GPU and print the fastest: what the table of the kernels is written from.
 
 ``python scripts/tune_kernels.py [SIZE …]``. One kernel at a time, the others as the table has them, with
 ``flash_bf16``; each choice with registers as the compiler likes and, for 4 warps, capped at 128, which lets four
@@ -11,44 +11,47 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
 
 from flashpoint.attention import launch
+from flashpoint.attention.choices import NEAREST
 from flashpoint.attention.variant import AttentionVariant
-from flashpoint.kernels import table
-from flashpoint.kernels.table import Tiles
+from flashpoint_kernels import tile_sizes
+from flashpoint_kernels.tile_sizes import TileSizes
 
 SHAPES = {64: (32, 12, 1024, 64), 128: (8, 16, 4096, 128)}  # B, H, T, d
 _BY_ROWS = [
-    Tiles(bq, bk, warps, stages)
+    TileSizes(bq, bk, warps, stages)
     for bq, bk, warps, stages in itertools.product((64, 128), (64, 128), (4, 8), (2, 3))
     if bk <= bq
 ]
 CHOICES = {
-    "FORWARD": _BY_ROWS,
-    "GRAD_Q": _BY_ROWS,
-    "GRAD_KV": [Tiles(bq, bk, w, s) for bq, bk, w, s in itertools.product((32, 64), (64, 128), (4, 8), (2, 3))],
+    "FLASH_FWD": _BY_ROWS,
+    "FLASH_BWD_DQ": _BY_ROWS,
+    "FLASH_BWD_DKDV": [
+        TileSizes(bq, bk, w, s) for bq, bk, w, s in itertools.product((32, 64), (64, 128), (4, 8), (2, 3))
+    ],
 }
-VARIANT = AttentionVariant(scores="nearest", out_unnormalized="nearest")
+VARIANT = AttentionVariant(scores=NEAREST, out_unnormalized=NEAREST)
 
 
 def passes(shape: tuple[int, int, int, int]) -> tuple[Callable[[], object], Callable[[], object]]:
     """The forward and the backward pass on random tensors."""
     q, k, v, grad_out = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    groups = VARIANT.groups(1, shape[1])
-    seed_and_step = torch.zeros(2, dtype=torch.int64, device="cuda")
-    saved = launch.flash_forward(q, k, v, groups, seed_and_step, 1)
+    context: dict[str, Any] = {"layer": 1, "seed_and_step": torch.zeros(2, dtype=torch.int64, device="cuda")}
+    saved = launch.flash_fwd(q, k, v, VARIANT, **context)
     return (
-        lambda: launch.flash_forward(q, k, v, groups, seed_and_step, 1),
-        lambda: launch.flash_backward(grad_out, q, k, v, *saved, groups, seed_and_step, 1),
+        lambda: launch.flash_fwd(q, k, v, VARIANT, **context),
+        lambda: launch.flash_bwd(grad_out, q, k, v, *saved, VARIANT, **context),
     )
 
 
-def with_caps(choices: list[Tiles]) -> list[Tiles]:
+def with_caps(choices: list[TileSizes]) -> list[TileSizes]:
     """Each choice as it is and, for programs of 4 warps, with at most 128 registers a thread."""
-    capped = [dataclasses.replace(tiles, registers=128) for tiles in choices if tiles.warps == 4]
+    capped = [dataclasses.replace(sizes, registers=128) for sizes in choices if sizes.warps == 4]
     return list(dict.fromkeys([*choices, *capped]))
 
 
@@ -60,19 +63,19 @@ def main() -> None:
         shape = SHAPES[size]
         forward, backward = passes(shape)
         for name, choices in CHOICES.items():
-            tiles_by_size: dict[int, Tiles] = getattr(table, name)
-            times: dict[Tiles, float] = {}
-            for tiles in with_caps([tiles_by_size[size], *choices]):
-                tiles_by_size[size] = tiles
+            sizes_by_head: dict[int, TileSizes] = getattr(tile_sizes, name)
+            times: dict[TileSizes, float] = {}
+            for sizes in with_caps([sizes_by_head[size], *choices]):
+                sizes_by_head[size] = sizes
                 try:
-                    times[tiles] = triton.testing.do_bench(
-                        forward if name == "FORWARD" else backward, warmup=10, rep=40, return_mode="median"
+                    times[sizes] = triton.testing.do_bench(
+                        forward if name == "FLASH_FWD" else backward, warmup=10, rep=40, return_mode="median"
                     )
                 except triton.runtime.errors.OutOfResources:
                     continue
-            tiles_by_size[size] = min(times, key=lambda tiles: times[tiles])
-            for tiles, milliseconds in sorted(times.items(), key=lambda item: item[1])[:4]:
-                print(f"{name} d={size} {tiles}: {milliseconds:.3f} ms for the pass", flush=True)
+            sizes_by_head[size] = min(times, key=lambda sizes: times[sizes])
+            for sizes, milliseconds in sorted(times.items(), key=lambda item: item[1])[:4]:
+                print(f"{name} d={size} {sizes}: {milliseconds:.3f} ms for the pass", flush=True)
 
 
 if __name__ == "__main__":
