@@ -32,13 +32,20 @@ class Choices:
     out_unnormalized_for_delta: Point
     out_for_delta: Point
     """Rounding of the O of δ with ``delta=out_independent``: the two points above with other random bits."""
+    grad_probs: Point
     grad_scores: Point
-    per_block: bool
+    denominator: Point
+    grad_blocks: Point
+    grad_k_blocks: Point
+    grad_v_blocks: Point
+    out_unnormalized_when: str
     shift: str
     shift_offset: float
     beta: float
     tie_tolerance: float
     max_shift: float
+    denominator_floor: float
+    counts_masked: bool
     normalizer: str
     """``before_product`` only with one block of keys for the whole row."""
     delta: str
@@ -51,6 +58,8 @@ class Choices:
     center_keys: bool
     center_grad_q: bool
     fused_exponent: bool
+    block_k: int
+    """Keys, and in the backward pass queries, per block; 0 is the whole sequence."""
     tiles_per_block: int
     """Tiles of keys in a block of keys of the online softmax."""
     prescale: float

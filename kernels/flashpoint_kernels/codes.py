@@ -19,6 +19,12 @@ class Stream(IntEnum):
     OUT_FOR_DELTA = 7
     DELTA_ERROR = 8
     TARGETS = 9
+    GRAD_PROBS = 10
+    DENOMINATOR = 11
+    GRAD_BLOCKS = 12
+    """Of dQ; those of dK and dV follow."""
+    GRAD_K_BLOCKS = 13
+    GRAD_V_BLOCKS = 14
 
 
 # The last word of Philox's counter is layer + stream · STREAM_UNIT + number of the key block · BLOCK_UNIT.

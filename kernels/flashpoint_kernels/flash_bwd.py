@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from flashpoint_kernels.addressing import block_and_head, load_rows, token_offsets
-from flashpoint_kernels.rounding import LOG2E, as_operand, noise_words, product, to_dtype_of
+from flashpoint_kernels.rounding import LOG2E, as_operand, noise_words, product, round_point, to_dtype_of
 from flashpoint_kernels.scores import tile_scores
 
 
@@ -39,6 +39,7 @@ def row_delta(
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """δ [BQ] without an injected error: from O, from the O that was saved for it, or from P and dP."""
+    GRAD_PROBS: tl.constexpr = C.grad_probs
     i_b, i_h = i_bh // H, i_bh % H
     rows, in_rows, end = o_rows[:, None], o_rows < T, tl.minimum((i_q + 1) * BQ, T)
     if C.delta == "p_dp" or C.exact_row_sum:
@@ -52,6 +53,7 @@ def row_delta(
                 b_s = tile_scores(b_q, tl.trans(b_k), rows, columns, noise_ptr, layer, i_bh, C, on_diagonal, False)
                 b_p = probabilities(b_s, b_lse[:, None], C)
                 b_dp = product(b_do, tl.trans(b_v), tl.zeros([BQ, BK], tl.float32))
+                b_dp = round_point(b_dp, GRAD_PROBS, noise_ptr, layer, 0, i_bh, rows, columns)
                 b_sum += tl.sum(b_p * b_dp, 1)
                 if C.exact_row_sum:
                     b_mass += tl.sum(b_p, 1)
@@ -92,10 +94,12 @@ def flash_bwd_dq_rows(
     For the other kernel, ``rows_ptr``, two planes [B·H, T_ROWS] of PLANE elements, takes L (+∞ past the end, so that P
     is 0 there) and dK's δ; ``drift_ptr`` [B·H, blocks, D] takes Σᵢ (Σⱼ dSᵢⱼ) qᵢ, which centring takes off dK.
     """
+    GRAD_PROBS: tl.constexpr = C.grad_probs
     GRAD_SCORES: tl.constexpr = C.grad_scores
+    BLOCKS: tl.constexpr = C.grad_blocks
     i_b, i_h = i_bh // H, i_bh % H
     o_rows = i_q * BQ + tl.arange(0, BQ)
-    rows, in_rows = o_rows[:, None], o_rows < T
+    rows, in_rows, features = o_rows[:, None], o_rows < T, tl.arange(0, D)[None, :]
     b_q = load_rows(q_desc, i_b, i_h, i_q * BQ, BQ, D)
     b_do = load_rows(do_desc, i_b, i_h, i_q * BQ, BQ, D)
     o_token = token_offsets(i_b, i_h, o_rows, H, T, D)
@@ -112,6 +116,7 @@ def flash_bwd_dq_rows(
     tl.store(rows_ptr + PLANE + o_rows, b_delta_of_k)
 
     b_dq = tl.zeros([BQ, D], tl.float32)
+    b_dq_before = b_dq  # of the blocks of keys before this one, if each is rounded
     b_drift = tl.zeros([BQ, 16], tl.float32)  # Σⱼ dSᵢⱼ in every column: the matrix units' narrowest product
     for on_diagonal in tl.static_range(2):
         first, last = (i_q * BQ, end) if on_diagonal else (0, tl.minimum(i_q * BQ, end))
@@ -122,17 +127,24 @@ def flash_bwd_dq_rows(
             b_p = probabilities(b_s, b_lse[:, None], C)
             b_v = load_rows(v_desc, i_b, i_h, start, BK, D)
             b_dp = product(b_do, tl.trans(b_v), tl.zeros([BQ, BK], tl.float32))  # line 13
+            b_dp = round_point(b_dp, GRAD_PROBS, noise_ptr, layer, 0, i_bh, rows, columns)
             b_ds = b_p * (b_dp - b_delta[:, None])  # line 14
             b_ds_operand = as_operand(b_ds, GRAD_SCORES, noise_ptr, layer, i_bh, rows, columns)
             if C.center_grad_q:
                 b_k = load_rows(centered_desc, i_b, i_h, start, BK, D)
             b_dq = product(b_ds_operand, b_k, b_dq)  # line 15
+            if BLOCKS.mode != "none":  # noqa: SIM102 - known when compiling
+                if (start + BK) % C.block_k == 0 or start + BK >= end:
+                    b_dq = round_point(b_dq, BLOCKS, noise_ptr, layer, start // C.block_k, i_bh, rows, features)
+                    b_dq_before, b_dq = b_dq_before + b_dq, tl.zeros([BQ, D], tl.float32)
             if C.center_keys:
                 b_drift = product(b_ds_operand, tl.full([BK, 16], 1.0, b_k.dtype), b_drift)
     if C.center_keys:
         b_row_sum = tl.max(b_drift, 1)
         o_drift = (i_bh.to(tl.int64) * tl.cdiv(T, BQ) + i_q) * D + tl.arange(0, D)
         tl.store(drift_ptr + o_drift, tl.sum(b_row_sum[:, None] * b_q.to(tl.float32), 0))
+    if BLOCKS.mode != "none":
+        b_dq = b_dq_before
     ALPHA: tl.constexpr = C.prescale * C.unit
     tl.store(dq_ptr + o_token, to_dtype_of(b_dq * ALPHA, dq_ptr), mask=rows < T)
 
@@ -145,17 +157,23 @@ def flash_bwd_dkdv_keys(
 ):  # fmt: skip
     """dK and dV [BK, D] of one block of keys, over all queries from it on. Tiles are [BK, BQ]: keys by queries."""
     PROBS: tl.constexpr = C.probs_backward
+    GRAD_PROBS: tl.constexpr = C.grad_probs
     GRAD_SCORES: tl.constexpr = C.grad_scores
+    K_BLOCKS: tl.constexpr = C.grad_k_blocks
+    V_BLOCKS: tl.constexpr = C.grad_v_blocks
     i_b, i_h = i_bh // H, i_bh % H
     o_cols = i_k * BK + tl.arange(0, BK)
-    columns = o_cols[:, None]
+    columns, features = o_cols[:, None], tl.arange(0, D)[None, :]
     b_k = load_rows(k_desc, i_b, i_h, i_k * BK, BK, D)
     b_v = load_rows(v_desc, i_b, i_h, i_k * BK, BK, D)
     rows_ptr += i_bh.to(tl.int64) * T_ROWS
     b_dk, b_dv = tl.zeros([BK, D], tl.float32), tl.zeros([BK, D], tl.float32)
+    b_dk_before, b_dv_before = b_dk, b_dv  # of the blocks of queries before this one, if each is rounded
     diagonal, below = (i_k * BK) // BQ * BQ, tl.cdiv((i_k + 1) * BK, BQ) * BQ
-    for on_diagonal in tl.static_range(2):
-        first, last = (diagonal, tl.minimum(below, T)) if on_diagonal else (below, T)
+    # Blocks that are rounded come in one pass, in which every tile is masked.
+    ONE_PASS: tl.constexpr = K_BLOCKS.mode != "none"
+    for on_diagonal in tl.static_range(1 if ONE_PASS else 0, 2):
+        first, last = (diagonal, T if ONE_PASS else tl.minimum(below, T)) if on_diagonal else (below, T)
         for start in range(first, last, BQ):
             o_rows = start + tl.arange(0, BQ)
             rows = o_rows[None, :]
@@ -168,9 +186,19 @@ def flash_bwd_dkdv_keys(
             b_p_operand = as_operand(b_p, PROBS, noise_ptr, layer, i_bh, rows, columns)
             b_dv = product(b_p_operand, b_do, b_dv)  # line 12
             b_dp = product(b_v, tl.trans(b_do), tl.zeros([BK, BQ], tl.float32))  # line 13
+            b_dp = round_point(b_dp, GRAD_PROBS, noise_ptr, layer, 0, i_bh, rows, columns)
             b_ds = b_p * (b_dp - b_delta[None, :])  # line 14
             b_ds_operand = as_operand(b_ds, GRAD_SCORES, noise_ptr, layer, i_bh, rows, columns)
             b_dk = product(b_ds_operand, b_q, b_dk)  # line 16
+            if K_BLOCKS.mode != "none":  # noqa: SIM102
+                if (start + BQ) % C.block_k == 0 or start + BQ >= T:
+                    block = start // C.block_k
+                    b_dk = round_point(b_dk, K_BLOCKS, noise_ptr, layer, block, i_bh, columns, features)
+                    b_dv = round_point(b_dv, V_BLOCKS, noise_ptr, layer, block, i_bh, columns, features)
+                    b_dk_before, b_dk = b_dk_before + b_dk, tl.zeros([BK, D], tl.float32)
+                    b_dv_before, b_dv = b_dv_before + b_dv, tl.zeros([BK, D], tl.float32)
+    if K_BLOCKS.mode != "none":
+        b_dk, b_dv = b_dk_before, b_dv_before
     if C.center_keys:
         b_drift = tl.zeros([D], tl.float32)
         for first_drift in range(0, DRIFTS, 16):

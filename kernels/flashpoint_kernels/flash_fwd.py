@@ -107,13 +107,30 @@ def largest_of_block(
 def round_unnormalized(
     b_o, b_other, block, noise_ptr, layer, i_bh, rows, features, C: tl.constexpr, REDRAWS: tl.constexpr
 ):  # fmt: skip
-    """Ō and, with REDRAWS, the Ō of δ, rounded after the block of keys of that number."""
+    """Ō, or P̄V of one block of keys, and with REDRAWS that of δ, rounded after the block of keys of that number."""
     OUT_UNNORMALIZED: tl.constexpr = C.out_unnormalized
     FOR_DELTA: tl.constexpr = C.out_unnormalized_for_delta
     b_o = round_point(b_o, OUT_UNNORMALIZED, noise_ptr, layer, block, i_bh, rows, features)
     if REDRAWS:
         b_other = round_point(b_other, FOR_DELTA, noise_ptr, layer, block, i_bh, rows, features)
     return b_o, b_other
+
+
+@triton.jit
+def count_masked_blocks(b_m, b_l, b_ones, o_rows, first, T, BLOCK: tl.constexpr, C: tl.constexpr):
+    """m, ℓ, the factor by which Ō shrinks and the P̄ that are 1, with the blocks of keys after each query."""
+    b_factor = tl.full(b_m.shape, 1.0, tl.float32)
+    for block in range(first, tl.cdiv(T, BLOCK)):
+        masked = o_rows < block * BLOCK
+        b_m_new = b_m
+        if C.shift == "dynamic_max":
+            b_m_new = tl.where(masked, tl.maximum(b_m, 0.0), b_m)
+        b_rescale = exponential(b_m, b_m_new, C.unit, False)
+        b_ones = tl.where(b_m_new > b_m, 0, b_ones)
+        b_l = b_l * b_rescale + tl.where(masked, C.denominator_floor, 0.0)
+        b_factor = b_factor * b_rescale
+        b_m = b_m_new
+    return b_m, b_l, b_factor, b_ones
 
 
 @triton.jit
@@ -126,16 +143,20 @@ def store_rows(
     OUT: tl.constexpr = C.out
     OUT_FOR_DELTA: tl.constexpr = C.out_for_delta
     rows, features = o_rows[:, None], tl.arange(0, D)[None, :]
+    DENOMINATOR: tl.constexpr = C.denominator
+    b_unrounded = b_l
+    b_l = round_point(b_l, DENOMINATOR, noise_ptr, layer, 0, i_bh, o_rows, o_rows * 0)
     b_divisor = b_l
     if C.normalizer == "before_product":
         b_divisor = tl.full([BQ], 1.0, tl.float32)
+        b_unrounded = b_divisor
     b_out = divide(b_o, b_divisor[:, None])
     b_out = round_point(b_out, OUT, noise_ptr, layer, 0, i_bh, rows, features)
     o_out = token_offsets(i_bh // H, i_bh % H, o_rows, H, T, D)
     tl.store(o_ptr + o_out, to_dtype_of(b_out, o_ptr), mask=rows < T)  # line 12
     if FOR_DELTA:
         o_delta_ptr += o_out
-        b_other = divide(b_other, b_divisor[:, None])
+        b_other = divide(b_other, b_divisor[:, None] if REDRAWS else b_unrounded[:, None])
         if REDRAWS:
             b_other = round_point(b_other, OUT_FOR_DELTA, noise_ptr, layer, 0, i_bh, rows, features)
         tl.store(o_delta_ptr, b_other, mask=rows < T)
@@ -159,7 +180,9 @@ def flash_fwd_rows(
     PACKED: tl.constexpr = PAIRS and C.scores.mode == "nearest" and C.scores.bits <= BF16_BITS
     REDRAWS: tl.constexpr = C.delta == "out_independent"
     FOR_DELTA: tl.constexpr = REDRAWS or C.delta == "out_fp32"
-    OTHER_SUM: tl.constexpr = FOR_DELTA and C.per_block
+    BY_BLOCK: tl.constexpr = C.out_unnormalized_when != "final"
+    BY_PRODUCT: tl.constexpr = C.out_unnormalized_when == "per_product"
+    OTHER_SUM: tl.constexpr = FOR_DELTA and BY_BLOCK
     BLOCK: tl.constexpr = C.tiles_per_block * BK
     i_b, i_h = i_bh // H, i_bh % H
     o_rows = i_q * BQ + tl.arange(0, BQ)
@@ -200,6 +223,11 @@ def flash_fwd_rows(
             if STATISTICS:
                 b_ones = tl.where(b_m_new > b_m, 0, b_ones)
             b_m = b_m_new
+            b_l_before, b_o_before, b_other_before = b_l, b_o, b_other
+            if C.denominator_floor > 0:
+                b_l = tl.zeros([BQ], tl.float32)
+            if BY_PRODUCT:
+                b_o, b_other = tl.zeros([BQ, D], tl.float32), tl.zeros([BQ, D], tl.float32)
             if C.normalizer == "before_product":
                 for o_k in range(start, stop, BK):
                     x_again = scores_of_keys(
@@ -220,13 +248,20 @@ def flash_fwd_rows(
                         x, v_desc, i_b, i_h, o_k, rows, b_m, b_l, b_o, b_other, b_ones, noise_ptr, layer, i_bh, D, BK,
                         C, PACKED, OTHER_SUM, STATISTICS,
                     )  # fmt: skip
-            if C.per_block:
+            if BY_BLOCK:
                 b_o, b_other = round_unnormalized(
                     b_o, b_other, start // BLOCK, noise_ptr, layer, i_bh, rows, features, C, REDRAWS
                 )
+            if BY_PRODUCT:
+                b_o, b_other = b_o_before + b_o, b_other_before + b_other
+            if C.denominator_floor > 0:
+                b_l = b_l_before + tl.maximum(b_l, C.denominator_floor)
+    if C.counts_masked:
+        b_m, b_l, b_rescale, b_ones = count_masked_blocks(b_m, b_l, b_ones, o_rows, i_q * BQ // BLOCK + 1, T, BLOCK, C)
+        b_o, b_other = b_o * b_rescale[:, None], b_other * b_rescale[:, None]
     if not OTHER_SUM:
         b_other = b_o
-    if not C.per_block:
+    if not BY_BLOCK:
         b_o, b_other = round_unnormalized(b_o, b_other, 0, noise_ptr, layer, i_bh, rows, features, C, REDRAWS)
     store_rows(
         b_m, b_l, b_o, b_other, b_ones, o_ptr, o_delta_ptr, lse_ptr, shift_ptr, ones_ptr, noise_ptr,

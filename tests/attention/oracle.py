@@ -112,7 +112,8 @@ def exp(x: np.float32) -> np.float32:
 def numpy_attention(q: F32, k: F32, v: F32, grad_out: F32, **choices: Any) -> dict[str, F32]:
     """One head, [T, d] float32 each, block_k = 1: every step is one FP32 operation on one key.
 
-    ``choices`` has the rounding points that round, all to nearest, and may set ``out_unnormalized_when``.
+    ``choices`` has the rounding points that round, all to nearest, and may set ``out_unnormalized_when``,
+    ``denominator_floor`` and ``masked_blocks``.
     """
 
     def point(name: str, x: Any) -> Any:
@@ -121,7 +122,7 @@ def numpy_attention(q: F32, k: F32, v: F32, grad_out: F32, **choices: Any) -> di
             return x
         return bf16(x) if rounding == NEAREST else with_mantissa(x, rounding.bits)
 
-    per_block = choices.get("out_unnormalized_when") == "per_block"
+    when, floor = choices.get("out_unnormalized_when", "final"), np.float32(choices.get("denominator_floor", 0))
     T, d = q.shape
     scale = np.float32(d**-0.5)
     out, maxima, masses = np.zeros((T, d), np.float32), np.zeros(T, np.float32), np.zeros(T, np.float32)
@@ -133,13 +134,20 @@ def numpy_attention(q: F32, k: F32, v: F32, grad_out: F32, **choices: Any) -> di
             m_new = max(m, s)
             p, rescale = exp(s - m_new), exp(m - m_new)
             p_operand = point("probs", p)
-            mass = mass * rescale + (p_operand if choices.get("normalizer") == "rounded" else p)
-            unnormalized = unnormalized * rescale + p_operand * v[j]
-            if per_block:
+            mass = mass * rescale + max(p_operand if choices.get("normalizer") == "rounded" else p, floor)
+            product = p_operand * v[j]
+            if when == "per_product":
+                product = point("out_unnormalized", product)
+            unnormalized = unnormalized * rescale + product
+            if when == "per_block":
                 unnormalized = point("out_unnormalized", unnormalized)
             m = m_new
-        if not per_block:
+        if choices.get("masked_blocks") == "count":
+            for _ in range(i + 1, T):
+                mass += floor
+        if when == "final":
             unnormalized = point("out_unnormalized", unnormalized)
+        mass = point("denominator", mass)
         out[i] = point("out", unnormalized / mass)
         maxima[i], masses[i] = m, mass
     logsumexp = maxima + torch.from_numpy(masses).log().numpy()  # the logarithm is not under test
@@ -149,11 +157,11 @@ def numpy_attention(q: F32, k: F32, v: F32, grad_out: F32, **choices: Any) -> di
         for i in range(j, T):
             s = point("scores", np.float32(q[i] @ k[j]) * scale)
             p = exp(s - logsumexp[i])
-            grad_p = np.float32(grad_out[i] @ v[j])
+            grad_p = point("grad_probs", np.float32(grad_out[i] @ v[j]))
             grad_s = point("grad_scores", p * (grad_p - delta[i]))
-            grad_v[j] += point("probs", p) * grad_out[i]
-            grad_q[i] += grad_s * k[j]
-            grad_k[j] += grad_s * q[i]
+            grad_v[j] += point("grad_blocks", point("probs", p) * grad_out[i])
+            grad_q[i] += point("grad_blocks", grad_s * k[j])
+            grad_k[j] += point("grad_blocks", grad_s * q[i])
     return {
         "out": out, "logsumexp": logsumexp, "grad_q": grad_q * scale, "grad_k": grad_k * scale, "grad_v": grad_v,
     }  # fmt: skip

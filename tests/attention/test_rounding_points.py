@@ -21,8 +21,12 @@ CHOICES = [
     {"probs": NEAREST},
     {"out_unnormalized": NEAREST},
     {"out_unnormalized": NEAREST, "out_unnormalized_when": "per_block"},
+    {"out_unnormalized": NEAREST, "out_unnormalized_when": "per_product"},
+    {"denominator": NEAREST},
     {"out": NEAREST},
+    {"grad_probs": NEAREST},
     {"grad_scores": NEAREST},
+    {"grad_blocks": NEAREST},
 ]
 FORMATS = [
     {**choices, next(iter(choices)): Rounding("nearest", bits)} for choices in CHOICES for bits in (1, 3, 6, 8, 10)
@@ -39,13 +43,16 @@ def powers(generator: np.random.Generator, shape: tuple, low: int, high: int) ->
     return (generator.choice([-1.0, 1.0], shape) * 2.0 ** generator.integers(low, high, shape)).astype(np.float32)
 
 
-def exact_inputs(seed: int, length: int = 12, size: int = 16) -> list[np.ndarray]:
+def exact_inputs(seed: int, choices: Any = (), length: int = 12, size: int = 16) -> list[np.ndarray]:
+    """Q, K, V and dO [T, d] float32. V is of powers of two, but where dP is rounded, which is a product with them."""
     generator = np.random.default_rng(seed)
     rows = np.arange(length)
     q, grad_out = (np.zeros((length, size), np.float32) for _ in range(2))
     q[rows, generator.permutation(size)[:length]] = powers(generator, (length,), 0, 3)
     k = generator.standard_normal((length, size))  # no BF16 values: each enters products of one term only
     v = powers(generator, (length, size), -2, 2)
+    if "grad_probs" in choices:
+        v = generator.standard_normal((length, size)).astype(np.float32)
     grad_out[rows, generator.permutation(size)[:length]] = powers(generator, (length,), -1, 2)
     return [q, k.astype(np.float32), v, grad_out]
 
@@ -63,7 +70,7 @@ def named(choices: dict[str, Any]) -> str:
 @pytest.mark.parametrize("choices", CHOICES + FORMATS, ids=named)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_rounding_point_alone_equals_numpy_bit_for_bit(choices: dict[str, Any], seed: int) -> None:
-    inputs = exact_inputs(seed)
+    inputs = exact_inputs(seed, choices)
     result, expected = reference_of(inputs, **choices), numpy_attention(*inputs, **choices)
     for name in RESULTS:
         np.testing.assert_array_equal(result[name], expected[name], err_msg=name)
@@ -71,7 +78,7 @@ def test_a_rounding_point_alone_equals_numpy_bit_for_bit(choices: dict[str, Any]
 
 @pytest.mark.parametrize("choices", FORMATS, ids=named)
 def test_each_format_differs_from_bf16(choices: dict[str, Any]) -> None:
-    inputs = exact_inputs(0)
+    inputs = exact_inputs(0, choices)
     in_bf16 = reference_of(inputs, **{**choices, next(iter(choices)): NEAREST})
     result = reference_of(inputs, **choices)
     assert any(not np.array_equal(result[name], in_bf16[name]) for name in RESULTS)
@@ -79,12 +86,14 @@ def test_each_format_differs_from_bf16(choices: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("choices", CHOICES, ids=lambda choices: "_".join(choices))
 def test_a_rounding_point_alone_changes_what_it_should(choices: dict[str, Any]) -> None:
-    inputs = exact_inputs(0)
+    inputs = exact_inputs(0, choices)
     unrounded, rounded = reference_of(inputs), reference_of(inputs, **choices)
     changed = {name for name in RESULTS if not np.array_equal(unrounded[name], rounded[name])}
-    if choices == {"grad_scores": NEAREST}:
+    if choices in ({"grad_scores": NEAREST}, {"grad_probs": NEAREST}):
         assert changed == {"grad_q", "grad_k"}
-    elif choices == {"scores": NEAREST}:
+    elif choices == {"grad_blocks": NEAREST}:
+        assert changed == {"grad_q", "grad_k", "grad_v"}
+    elif choices in ({"scores": NEAREST}, {"denominator": NEAREST}):
         assert changed == set(RESULTS)
     elif choices == {"probs": NEAREST}:
         assert changed == {"out", "grad_q", "grad_k", "grad_v"}
@@ -115,3 +124,12 @@ def test_the_rounded_normalizer_sums_what_was_multiplied(seed: int) -> None:
     np.testing.assert_array_equal(result["out"], expected["out"])
     np.testing.assert_array_equal(result["logsumexp"], expected["logsumexp"])
     assert not np.array_equal(result["logsumexp"], reference_of(inputs, probs=NEAREST)["logsumexp"])
+
+
+@pytest.mark.parametrize("counted", [{}, {"masked_blocks": "count"}], ids=["skipped", "counted"])
+def test_the_floor_under_each_block_of_the_denominator(counted: dict[str, Any]) -> None:
+    inputs, choices = exact_inputs(3), {"denominator_floor": 0.25, **counted}
+    result, expected = reference_of(inputs, **choices), numpy_attention(*inputs, **choices)
+    for name in RESULTS:
+        np.testing.assert_array_equal(result[name], expected[name], err_msg=name)
+    assert not np.array_equal(result["out"], reference_of(inputs)["out"])

@@ -72,6 +72,12 @@ class Inputs:
         for start in range(0, length, step):
             yield slice(start, min(start + step, length))
 
+    def row_blocks(self) -> Iterator[slice]:
+        """Blocks of as many queries as a block has keys."""
+        length, block = self.q.shape[-2], self.variant.block_k or self.q.shape[-2]
+        for start in range(0, length, block):
+            yield slice(start, min(start + block, length))
+
     def key_blocks(self, rows: slice) -> Iterator[KeyBlock]:
         """Key blocks that some row attends to, each with the rows from its first key on."""
         block = self.variant.block_k or self.q.shape[-2]
@@ -106,3 +112,7 @@ class Inputs:
         """P = exp(S − L) [B, H, R, C] as the operand of dV, and in FP32."""
         p = exponential(self.scores(block), logsumexp[..., block.rows, None], self.variant.fused_exponent)
         return self.round("probs", p, block, stream=Stream.PROBS_BACKWARD), p
+
+    def grad_probs(self, block: KeyBlock, grad_out: Tensor) -> Tensor:
+        """Return dP = dO·Vᵀ [B, H, R, C] of dO [B, H, T, d], rounded."""
+        return self.round("grad_probs", grad_out[..., block.rows, :] @ self.v[..., block.keys, :].mT, block)

@@ -27,12 +27,14 @@ _CHUNK_ELEMENTS = 16_384
 def kernels_support(q: Tensor, variant: AttentionVariant) -> bool:
     """Whether the kernels compute ``variant`` on tensors like ``q`` [B, H, T, d]; the reference does all others.
 
-    They take BF16, d ∈ {16, 32, 64, 128} and key blocks of whole tiles. ``variant.elsewhere`` is not looked at.
+    They take BF16, d ∈ {16, 32, 64, 128} and key blocks of whole tiles; where ``grad_blocks`` rounds, of whole tiles of
+    the backward pass, 64 keys. ``variant.elsewhere`` is not looked at.
     """
     if q.dtype != torch.bfloat16 or q.shape[-1] not in FLASH_FWD:
         return False
     block = variant.block_k
-    return block is None or (block >= 16 and triton.next_power_of_2(block) == block)
+    smallest = 16 if variant.grad_blocks.mode == "none" else 64
+    return block is None or (block >= smallest and triton.next_power_of_2(block) == block)
 
 
 def flash_fwd(

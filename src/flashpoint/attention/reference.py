@@ -2,7 +2,7 @@
 
 Dimensions: B sequences, H heads, T tokens, d features per head, R query rows and C keys of a block.
 All arithmetic is FP32; a rounding point rounds to its format and stays in FP32. Only blocks [B, H, R, C]
-with R·C ≤ 128·T are materialised, never [T, T].
+are materialised, never [T, T]: R·C ≤ 128·T, or one block of queries by one of keys where ``grad_blocks`` rounds.
 
 Equations: Dao, FlashAttention-2 (arXiv 2307.08691), Algorithms 1 and 2; the shift of Qiu & Yao
 (arXiv 2510.04212), Algorithm 1.
@@ -106,17 +106,29 @@ def flash_bwd(
     grad_out = grad_out.float()
     delta_of_q, delta_of_k = _deltas(inputs, grad_out, out, logsumexp, out_for_delta)
     grad_q, grad_k, grad_v = (inputs.q.new_zeros(q.shape) for _ in range(3))
-    for rows in inputs.row_chunks():
+    for rows in inputs.row_blocks() if variant.grad_blocks.mode != "none" else inputs.row_chunks():
+        of_rows = rows.start // variant.block_k if variant.block_k else 0
         for block in inputs.key_blocks(rows):
             p, p_fp32 = inputs.probs(block, logsumexp)
             grad_out_rows = grad_out[..., block.rows, :]
-            grad_v[..., block.keys, :] += p.mT @ grad_out_rows
-            grad_p = grad_out_rows @ inputs.v[..., block.keys, :].mT
+            of_keys = KeyBlock(block.keys, block.keys, of_rows)
+            grad_v[..., block.keys, :] += inputs.round(
+                "grad_blocks", p.mT @ grad_out_rows, of_keys, features=True, stream=Stream.GRAD_V_BLOCKS
+            )
+            grad_p = inputs.grad_probs(block, grad_out)
             grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - delta_of_q[..., block.rows, None]), block)
-            grad_q[..., block.rows, :] += grad_s @ keys_of_grad_q[..., block.keys, :]
+            grad_q[..., block.rows, :] += inputs.round(
+                "grad_blocks", grad_s @ keys_of_grad_q[..., block.keys, :], block, features=True
+            )
             if delta_of_k is not delta_of_q:
                 grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - delta_of_k[..., block.rows, None]), block)
-            grad_k[..., block.keys, :] += grad_s.mT @ inputs.q[..., block.rows, :]
+            grad_k[..., block.keys, :] += inputs.round(
+                "grad_blocks",
+                grad_s.mT @ inputs.q[..., block.rows, :],
+                of_keys,
+                features=True,
+                stream=Stream.GRAD_K_BLOCKS,
+            )
     grad_q, grad_k = grad_q * inputs.scale, grad_k * inputs.scale
     if variant.center_keys:
         grad_k = grad_k - grad_k.mean(-2, keepdim=True)
@@ -166,7 +178,7 @@ def _flash_fwd_rows(inputs: Inputs, rows: slice) -> _RowResults:
     if variant.delta == "out_independent":
         draws[Stream.OUT_UNNORMALIZED_FOR_DELTA] = Stream.OUT_FOR_DELTA
     rounded = {stream: torch.zeros_like(q) for stream in draws}  # Ō
-    per_block = variant.out_unnormalized_when == "per_block"
+    when = variant.out_unnormalized_when
     before_product = variant.normalizer == "before_product"
     block = KeyBlock(rows, rows, 0)
     for block in inputs.key_blocks(rows):
@@ -184,24 +196,53 @@ def _flash_fwd_rows(inputs: Inputs, rows: slice) -> _RowResults:
         if variant.normalizer == "rounded":
             mass = p.sum(-1)
         rescale = exponential(old_shift[..., None], shift[..., live, None], fused=False)
-        normalizer[..., live] = normalizer[..., live] * rescale[..., 0] + mass
+        normalizer[..., live] = normalizer[..., live] * rescale[..., 0] + mass.clamp(min=variant.denominator_floor)
         product = p @ inputs.v[..., block.keys, :]
         exact[..., live, :] = exact[..., live, :] * rescale + product
-        if per_block:
+        if when != "final":
             for stream, total in rounded.items():
-                blocked = total[..., live, :] * rescale + product
-                total[..., live, :] = inputs.round("out_unnormalized", blocked, block, features=True, stream=stream)
+                rescaled = total[..., live, :] * rescale
+                added = product if when == "per_product" else rescaled + product
+                added = inputs.round("out_unnormalized", added, block, features=True, stream=stream)
+                total[..., live, :] = rescaled + added if when == "per_product" else added
+    if variant.masked_blocks == "count":
+        rescale = _count_masked_blocks(inputs, rows, shift, normalizer, ones)
+        for total in (exact, *rounded.values()):
+            total.mul_(rescale)
     last = KeyBlock(rows, block.keys, 0)
-    if not per_block:
+    if when == "final":
         for stream in draws:
             rounded[stream] = inputs.round("out_unnormalized", exact, last, features=True, stream=stream)
-    logsumexp = shift + normalizer.log()
-    divisor = torch.ones_like(normalizer[..., None]) if before_product else normalizer[..., None]
+    denominator = inputs.round("denominator", normalizer[..., None], last, features=True)
+    logsumexp = shift + denominator[..., 0].log()
+    divisor = torch.ones_like(denominator) if before_product else denominator
+    unrounded = divisor if before_product else normalizer[..., None]
     outs = [
         inputs.round("out", rounded[of_sum] / divisor, last, features=True, stream=of_out)
         for of_sum, of_out in draws.items()
     ]
-    return _RowResults(outs[0], outs[1] if len(outs) > 1 else exact / divisor, logsumexp, shift, ones)
+    return _RowResults(outs[0], outs[1] if len(outs) > 1 else exact / unrounded, logsumexp, shift, ones)
+
+
+def _count_masked_blocks(inputs: Inputs, rows: slice, shift: Tensor, normalizer: Tensor, ones: Tensor) -> Tensor:
+    """Count the blocks of keys after each query into m, ℓ and the P̄ that are 1, in place.
+
+    Returns:
+        The factor [B, H, R, 1] float32 by which Ō shrinks.
+    """
+    variant, length = inputs.variant, inputs.q.shape[-2]
+    block = variant.block_k or length
+    first_masked = torch.arange(rows.start, rows.stop, device=shift.device) // block + 1
+    factor = torch.ones_like(shift)
+    for number in range(-(-length // block)):
+        masked = first_masked <= number
+        new_shift = shift.clamp(min=0) if variant.shift == "dynamic_max" else shift
+        rescale = torch.where(masked, exponential(shift, new_shift, fused=False), 1.0)
+        ones.masked_fill_(masked & (new_shift > shift), 0)
+        shift.copy_(torch.where(masked, new_shift, shift))
+        normalizer.mul_(rescale).add_(torch.where(masked, variant.denominator_floor, 0.0))
+        factor *= rescale
+    return factor[..., None]
 
 
 def centered_keys(k: Tensor) -> Tensor:
@@ -244,4 +285,4 @@ def _probs_and_grads(inputs: Inputs, grad_out: Tensor, logsumexp: Tensor) -> Ite
     for rows in inputs.row_chunks():
         for block in inputs.key_blocks(rows):
             _, p = inputs.probs(block, logsumexp)
-            yield block, p, grad_out[..., block.rows, :] @ inputs.v[..., block.keys, :].mT
+            yield block, p, inputs.grad_probs(block, grad_out)

@@ -12,9 +12,12 @@ from flashpoint.attention.choices import NEAREST, UNROUNDED, DeltaError, Roundin
 from flashpoint.typed import check_literals
 from flashpoint_kernels.codes import BF16_BITS
 
-RoundingPoint = Literal["scores", "probs", "out_unnormalized", "out", "grad_scores"]
+RoundingPoint = Literal[
+    "scores", "probs", "out_unnormalized", "denominator", "out", "grad_probs", "grad_scores", "grad_blocks"
+]  # fmt: skip
 ROUNDING_POINTS: dict[RoundingPoint, str] = {
-    "scores": "S", "probs": "P", "out_unnormalized": "Ō", "out": "O", "grad_scores": "dS"
+    "scores": "S", "probs": "P", "out_unnormalized": "Ō", "denominator": "ℓ", "out": "O", "grad_probs": "dP",
+    "grad_scores": "dS", "grad_blocks": "blocks of dQ, dK, dV"
 }  # fmt: skip
 """The fields that hold a :class:`Rounding`, with what the paper calls the values."""
 
@@ -46,13 +49,21 @@ class AttentionVariant:
     """P̄ as the operand of P̄V, and P as the operand of PᵀdO."""
     out_unnormalized: Rounding = UNROUNDED
     """Ō."""
-    out_unnormalized_when: Literal["final", "per_block"] = "final"
-    """Round Ō once after the last key block, or after every key block (the paper's released code)."""
+    out_unnormalized_when: Literal["final", "per_block", "per_product"] = "final"
+    """Round Ō once after the last key block, or after every key block, when that block's P̄V is added. ``per_product``
+    rounds each block's P̄V before FP32 arithmetic rescales and adds it: the paper's released code, compiled."""
+    denominator: Rounding = UNROUNDED
+    """ℓ, once, after the last key block. O is divided by it, and L has its logarithm."""
     out: Rounding = NEAREST
     """O. Where it does not fit BF16 the attention returns FP32, and δ is of that; a projection under autocast takes it
     in BF16 all the same."""
+    grad_probs: Rounding = UNROUNDED
+    """dP, as a matrix product that returns BF16 hands it on."""
     grad_scores: Rounding = NEAREST
     """P∘(dP − δ) as the operand of dQ and dK, before the factor α, as FlashAttention-2 does."""
+    grad_blocks: Rounding = UNROUNDED
+    """What a block of ``block_k`` keys adds to dQ, and a block of as many queries to dK and dV, before the blocks are
+    added in FP32."""
 
     # Choices
     shift: Literal["rowmax", "offset", "dynamic_max"] = "rowmax"
@@ -65,6 +76,12 @@ class AttentionVariant:
     """Scores ≥ r_m − tie_tolerance count as maxima; the released code has 1e-3."""
     max_shift: float | None = 60.0
     """Guard: m − r_m never exceeds this many nats, so no row underflows whole. None removes it."""
+    denominator_floor: float = 0.0
+    """What a block of keys adds to ℓ is at least this; the released code has 1e-10. It is a floor under a row whose P̄
+    all underflow: ℓ is not 0, O and P of the row vanish instead of becoming NaN."""
+    masked_blocks: Literal["skip", "count"] = "skip"
+    """Blocks of keys that come after a query: skipped, as FlashAttention-2 does, or counted, as the released code does.
+    A counted block adds ``denominator_floor`` to ℓ, and ``shift=dynamic_max`` finds its maxima tied below 0: m = 0."""
     normalizer: Literal["unrounded", "rounded", "before_product"] = "unrounded"
     """ℓ of the unrounded or the rounded P̄; ``before_product`` rounds P̄/ℓ first: standard attention."""
     delta: Literal["out", "out_fp32", "p_dp", "out_independent"] = "out"
@@ -117,10 +134,22 @@ class AttentionVariant:
             )
         if self.center_grad_q and self.center_keys:
             raise ValueError("attn.center_grad_q=true: attn.center_keys=true centres dQ's keys already; choose one")
-        if self.normalizer == "before_product" and self.block_k is not None:
-            raise ValueError("attn.normalizer=before_product needs the whole row: set attn.block_k=null")
+        if not 0 <= self.denominator_floor < 1:
+            raise ValueError(f"attn.denominator_floor={self.denominator_floor}: give 0 or more, and less than 1")
+        self._check_blocks()
         self._check_delta_error()
         object.__setattr__(self, "key", json.dumps(self.to_dict(), sort_keys=True))
+
+    def _check_blocks(self) -> None:
+        if self.normalizer == "before_product" and self.block_k is not None:
+            raise ValueError("attn.normalizer=before_product needs the whole row: set attn.block_k=null")
+        if self.normalizer == "before_product" and (self.denominator.mode != "none" or self.denominator_floor):
+            raise ValueError(
+                "attn.normalizer=before_product divides P̄ by ℓ as summed: set attn.denominator.mode=none and "
+                "attn.denominator_floor=0"
+            )
+        if self.grad_blocks.mode != "none" and self.block_k is None:
+            raise ValueError("attn.grad_blocks: attn.block_k=null makes one block of all; set attn.block_k")
 
     def _check_delta_error(self) -> None:
         if self.delta_error.kind == "none":
