@@ -92,7 +92,7 @@ class GPT(nn.Module):
         self.position_embedding = nn.Embedding(config.context, config.d_model)
         self.blocks = nn.ModuleList(Block(config, variant, layer + 1) for layer in range(config.n_layer))
         self.final_norm = LayerNorm(config.d_model)
-        self._initialize(seed)
+        self.initialize(seed)
 
     def forward(self, tokens: Tensor, targets: Tensor, seed_and_step: Tensor) -> Tensor:
         """Mean cross-entropy, [] float32, in nats.
@@ -118,14 +118,15 @@ class GPT(nn.Module):
         return linear(self.final_norm(x), self.token_embedding.weight)  # tied
 
     @torch.no_grad()
-    def _initialize(self, seed: int) -> None:
-        """Normal with std 0.02; projections back into the residual stream × 1/√(2L).
+    def initialize(self, seed: int) -> None:
+        """Set gains to 1 and matrices to normal values with std 0.02; projections into the residual stream × 1/√(2L).
 
         NumPy draws them: unlike PyTorch's, its stream does not depend on the CPU's instruction set.
         """
         generator = np.random.Generator(np.random.PCG64(seed))
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
+                parameter.fill_(1.0)
                 continue
             std = INIT_STD / math.sqrt(2 * self.config.n_layer) if "projection" in name else INIT_STD
             normal = generator.standard_normal(tuple(parameter.shape), dtype=np.float32)

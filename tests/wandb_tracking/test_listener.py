@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("no_login")
 
 def outcome(run: RunFolder) -> Outcome:
     return Outcome(
-        outcome="exploded", step=7, onset_step=5, loss=1.0, val_loss=None, val_step=None, digest="d",
+        outcome="exploded", step=7, onset_step=5, nonfinite=None, loss=1.0, val_loss=None, val_step=None, digest="d",
         chain_digest="c", weights_digest="w", tape_digest="t", tape_steps=7, interrupted=None, seconds=1.0,
         run=str(run.path),
     )  # fmt: skip

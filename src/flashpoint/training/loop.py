@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +19,9 @@ from flashpoint.data.batches import gather_windows
 from flashpoint.data.tokens import TokenDataset
 from flashpoint.probes.runner import ProbeRunner
 from flashpoint.progress import progress_bar
+from flashpoint.training.checkpoints import Checkpoint
 from flashpoint.training.detector import ExplosionDetector
+from flashpoint.training.nonfinite import locate
 from flashpoint.training.optimizer import learning_rate
 from flashpoint.training.parallel import Ranks
 from flashpoint.training.step import OptimizerStep
@@ -138,6 +140,38 @@ class Trainer:
         if self.detector.onset_step is not None:
             self._files.keep_before(self.detector.onset_step)
 
+    def what_was_not_finite(self, checkpoints: Iterable[Checkpoint]) -> str | None:
+        """Go back to before the step that was not finite, repeat the steps from there, and look at that step.
+
+        Args:
+            checkpoints: of this run, newest first.
+
+        Returns:
+            One sentence; None where no step was NaN or infinite, the run began later than the last checkpoint before
+            that step, several processes share a batch, or a request to stop came in between.
+        """
+        onset = self.detector.onset_step
+        if self.detector.verdict != "nonfinite" or onset is None or self._ranks.world > 1:
+            return None
+        before = next((checkpoint for checkpoint in checkpoints if checkpoint.step <= onset), None)
+        if before:
+            self._optimizer_step.load_state(before.load()[0])
+        elif self._first_step == 0:
+            self._optimizer_step.restart(self.config.seed)
+        else:
+            return None
+        for step in range(before.step if before else 0, onset):
+            if self._stop_requested():
+                return None
+            self._optimizer_step(self._batch(step), learning_rate(step, self.config.train))
+        return locate(self.model, self._batch(onset).to(self.device), self._optimizer_step.seed_and_step)
+
+    def _batch(self, step: int) -> Tensor:
+        """Return this process's windows of a step, [micro-batches, sequences, T + 1] int64, in host memory."""
+        windows = self.order.windows(step)[:, self._ranks.rank]
+        batch = gather_windows(self.tokens.train, windows, self.config.model.context)
+        return batch.pin_memory() if self.device.type == "cuda" else batch
+
     def _checkpoint(self, steps: int) -> None:
         if self._pending_steps:
             self._read_pending()
@@ -151,13 +185,10 @@ class Trainer:
         self._files.save(self._optimizer_step.state(), state)
 
     def _step(self, step: int) -> None:
-        windows = self.order.windows(step)
-        self._files.tape.append(windows)
-        batch = gather_windows(self.tokens.train, windows[:, self._ranks.rank], self.config.model.context)
+        self._files.tape.append(self.order.windows(step))
+        batch = self._batch(step)
         if self._probes:
             self._probes.before_step(step, batch, self._optimizer_step.seed_and_step)
-        if self.device.type == "cuda":
-            batch = batch.pin_memory()
         self._optimizer_step(batch, learning_rate(step, self.config.train))
         self._pending[len(self._pending_steps)] = self._optimizer_step.result
         self._pending_steps.append(step)

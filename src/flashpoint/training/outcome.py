@@ -16,6 +16,8 @@ class Outcome:
     step: int
     """Optimiser steps done."""
     onset_step: int | None
+    nonfinite: str | None
+    """Where the first NaN or infinity of a ``nonfinite`` run came from; None where nobody could look."""
     loss: float
     """Last training loss, nats."""
     val_loss: float | None

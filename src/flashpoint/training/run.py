@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import shutil
 import tempfile
@@ -14,6 +15,7 @@ from flashpoint.config import Config
 from flashpoint.errors import UserError, notify
 from flashpoint.runs.chain import Chain, first_difference
 from flashpoint.runs.folder import RunFolder
+from flashpoint.training.checkpoints import verified
 from flashpoint.training.digests import run_digest, weights_digest
 from flashpoint.training.interrupt import StopRequest
 from flashpoint.training.listeners import Listener, Listeners
@@ -124,6 +126,12 @@ def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) ->
         result = trainer.run()
         interrupted = stop.signal_name if result.interrupted else None
         outcome = _outcome(trainer, result, files, interrupted, time.perf_counter() - started, folder)
+        if outcome.outcome == "nonfinite" and plan.ranks.first:
+            where = trainer.what_was_not_finite(verified(folder.checkpoints, notify))
+            notify(
+                f"step {outcome.onset_step:,}: {where or 'not finite, and no state from before it to repeat it from'}"
+            )
+            outcome = dataclasses.replace(outcome, nonfinite=where)
         files.close(outcome)
         listeners.ended(folder, outcome)
     return outcome
@@ -157,6 +165,7 @@ def _outcome(
         outcome=trainer.detector.verdict,
         step=result.steps,
         onset_step=trainer.detector.onset_step,
+        nonfinite=None,
         loss=result.loss,
         val_loss=result.val_loss,
         val_step=result.val_step,

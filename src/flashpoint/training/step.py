@@ -99,7 +99,7 @@ class OptimizerStep:
         return named
 
     def load_state(self, named: Mapping[str, Tensor]) -> None:
-        """Take over a state, before the first step.
+        """Take over a state, in place if there have been steps: a recorded one goes on from there.
 
         Raises:
             KeyError: a tensor is missing.
@@ -108,9 +108,18 @@ class OptimizerStep:
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(named[f"model/{name}"])
-                self._optimizer.state[parameter] = {
-                    key: named[f"{key}/{name}"].to(self._device) for key in ("step", "exp_avg", "exp_avg_sq")
-                }
+                kept = self._optimizer.state[parameter]
+                for key in ("step", "exp_avg", "exp_avg_sq"):
+                    value = named[f"{key}/{name}"]
+                    kept[key] = kept[key].copy_(value) if key in kept else value.to(self._device)
+
+    def restart(self, seed: int) -> None:
+        """Go back, in place, to the initial weights of a seed and to an optimiser that has done no step."""
+        self.model.initialize(seed)
+        self.seed_and_step[1] = 0
+        for parameter in self.model.parameters():
+            for value in self._optimizer.state[parameter].values():
+                value.zero_()
 
     def _state_tensors(self) -> Iterator[Tensor]:
         for parameter in self.model.parameters():

@@ -1,0 +1,69 @@
+"""A run that turns NaN says where: the layer, head and row, and what underflowed."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashpoint.attention.variant import AttentionVariant
+from flashpoint.config import ModelConfig
+from flashpoint.model import GPT
+from flashpoint.training.nonfinite import locate
+from tests.conftest import Command
+from tests.verdicts import outcome_of
+
+PLACE = re.compile(r"O of layer (\d+), head (\d+), row (\d+) of sequence (\d+) is NaN \((\d+) of (\d+) rows")
+MODEL = ModelConfig(n_layer=3, n_head=2, d_model=32, context=16, vocab_size=32)
+UNGUARDED = AttentionVariant(name="unguarded", shift="dynamic_max", beta=1e6, tie_tolerance=1e-3, max_shift=None)
+
+
+def batch(micro_batches: int = 1) -> Tensor:
+    return torch.randint(0, 4, (micro_batches, 3, 17), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("layer", [1, 2, 3])
+def test_the_place_is_the_first_row_that_is_nan(layer: int) -> None:
+    variant = dataclasses.replace(UNGUARDED, layers=(layer,), elsewhere=AttentionVariant())
+    model, outs = GPT(MODEL, variant, seed=1), []
+    model.blocks[layer - 1].attention.projection.register_forward_pre_hook(lambda _, args: outs.append(args[0]))
+    said = locate(model, batch(), torch.tensor([0, 0]))
+    broken = outs[0].unflatten(-1, (2, 16)).transpose(1, 2).isnan().all(-1)  # [B, H, T]
+    sequence, head, row = broken.nonzero()[0].tolist()
+    found = PLACE.search(said)
+    assert found, said
+    assert [int(number) for number in found.groups()] == [
+        layer, head + 1, row + 1, sequence + 1, int(broken.sum()), broken.numel()
+    ]  # fmt: skip
+    assert "ℓ = 0" in said
+
+
+def test_finite_steps_and_other_causes_are_told_apart() -> None:
+    model = GPT(MODEL, AttentionVariant(), seed=1)
+    assert locate(model, batch(2), torch.tensor([0, 0])).startswith("no value")
+    with torch.no_grad():
+        model.blocks[1].attention.qkv.weight[0, 0] = torch.nan
+    assert "layer 2" in locate(model, batch(), torch.tensor([0, 0]))
+    model = GPT(MODEL, AttentionVariant(), seed=1)
+    with torch.no_grad():
+        model.final_norm.weight[0] = torch.inf
+    assert locate(model, batch(), torch.tensor([0, 0])).startswith("the loss")
+
+
+@pytest.mark.parametrize("interval", [0, 2])
+def test_a_run_that_turns_nan_is_repeated_from_before_that(train: Command, tmp_path: Path, interval: int) -> None:
+    result = train(
+        "attn=flash_fixed_paper_unguarded",
+        "attn.beta=3000",
+        f"checkpoints.interval={interval}",
+        "run_name=nan",
+        cwd=tmp_path,
+    )
+    assert outcome_of(result)[1] == "nonfinite"
+    outcome = json.loads((tmp_path / "runs/nan/outcome.json").read_text())
+    assert outcome["outcome"] == "nonfinite"
+    assert PLACE.search(outcome["nonfinite"])
+    assert f"step {outcome['onset_step']:,}: {outcome['nonfinite']}" in result.stderr
