@@ -146,6 +146,31 @@ def test_loss_differences_are_paired_and_have_their_interval(tmp_path: Path) -> 
     assert (alone.verdict, alone.n, alone.low) == (Verdict.UNDECIDED, 1, None)
 
 
+@pytest.mark.parametrize(("variance", "verdict"), [(1e-4, Verdict.REPLICATES), (0.0, None)])
+def test_a_bias_over_its_variance_needs_an_error(tmp_path: Path, variance: float, verdict: Verdict | None) -> None:
+    size = 1e-3 if verdict else 0.0
+    of_heads = {
+        "delta_error_sum": [[2 * size]],
+        "delta_error_variance": [[variance]],
+        "delta_error_relative_bias": [[size]],
+        "delta_error_relative_noise": [[size]],
+        "w_q_spectral_norm": [[1.0]],
+    }
+    config = {"probes": {"sequences": 1}, "model": {"context": 2, "n_layer": 1, "d_model": 8}}
+    metrics = [{"step": step, **of_heads} for step in range(0, 1000, 100)]
+    for seed in range(2):
+        write_run(tmp_path / str(seed), BF16, seed=seed, metrics=metrics, config=config, train={"batch_size": 2})
+    runs = select_runs([str(tmp_path)])
+    asked = claim(kind="interval", quantity="bias_over_variance", above=0)
+    if verdict is None:
+        with pytest.raises(UserError, match="leave the run out"):
+            judge(asked, runs)
+    else:
+        finding = judge(asked, runs)
+        # N = 4: bias 4 · 2e-3 / 2 = 4e-3, mean square 16 · (1e-4 / 2 + 1e-6) = 8.16e-4.
+        assert (finding.n, finding.value) == (2, pytest.approx(4e-3 / 8.16e-4))
+
+
 def test_the_exponent_of_a_quadratic_bias_is_one(tmp_path: Path) -> None:
     for place, noise in enumerate((1e-4, 1e-3, 1e-2)):
         of_heads = {

@@ -125,6 +125,19 @@ def test_the_runs_of_a_horizon_that_none_reached_test_nothing(folder: Path) -> N
     assert row.endswith("|  |  |  | not tested |")
 
 
+def test_a_mean_has_its_unit_bounds_and_interval(tmp_path: Path) -> None:
+    for name, losses in (("flash_bf16", (2.5, 2.7, 2.9)), ("flash_fp32", (2.4, 2.5, 2.6))):
+        for seed, loss in enumerate(losses):
+            write_run(tmp_path / f"runs/{name}/{seed}", {"name": name}, seed=seed, steps=1000, val_loss=loss)
+    asked = {"kind": "interval", "quantity": "validation_loss", "step": 1000, "against": ["flash_fp32"], "below": 0.5}
+    listed(tmp_path, {**EXPLODES, "runs": ["flash_bf16"], "criterion": asked})
+    (row,) = rows(call("claims", cwd=tmp_path))
+    assert row.endswith(
+        "| difference of validation loss in nats after 1,000 steps: below 0.5 "
+        "| 3 | +0.200 | -0.048 to +0.448 | replicates |"
+    )
+
+
 def test_a_run_that_two_patterns_name_counts_once(folder: Path) -> None:
     listed(folder, {**EXPLODES, "runs": ["exploded", "exploded/[01]"]})
     (row,) = rows(call("claims", cwd=folder))

@@ -276,7 +276,11 @@ class Quantity:
 
 
 def _bias_over_variance(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
-    return np.array([by_layer(run, Window()).biases_over_variance.mean() for run in runs])
+    by_run = [by_layer(run, Window()).biases_over_variance for run in runs]
+    for run, by_step in zip(runs, by_run, strict=True):
+        if not len(by_step):
+            raise UserError(f"{run.where}: δ takes no part of the error of O there; leave the run out")
+    return np.array([by_step.mean() for by_step in by_run])
 
 
 def _bias_exponents(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
