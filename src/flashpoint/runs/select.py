@@ -27,18 +27,21 @@ def open_run(word: str, runs_dir: str | Path = "runs") -> Run:
     return runs[0]
 
 
-def select_runs(words: Sequence[str], runs_dir: str | Path = "runs") -> list[Run]:
+def select_runs(words: Sequence[str], runs_dir: str | Path = "runs", evidence: Evidence | None = None) -> list[Run]:
     """The runs that the words name, in the order of the words, those of one word by name.
 
     A word is a run's folder, a run's name under ``runs_dir``, a folder of runs, a pattern of the shell for any of these
     (``*``, ``?``, ``[…]``, ``{a,b}``), or ``EXPERIMENT:PATTERN`` of the evidence in ``runs_dir/reference``. A folder
     goes before evidence.
 
+    Args:
+        evidence: the evidence in ``runs_dir``, for a caller who selects many times: it is read once.
+
     Raises:
         UserError: a word names no run.
     """
     runs_dir = Path(runs_dir)
-    evidence = Evidence(runs_dir / EVIDENCE)
+    evidence = evidence or Evidence(runs_dir / EVIDENCE)
     return [run for word in words for run in _named(word, runs_dir, evidence)]
 
 

@@ -1,0 +1,164 @@
+"""``flashpoint claims``: what was claimed about the failure, and what the evidence says to each claim."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from flashpoint.analysis.claims import (
+    QUANTITIES,
+    Claim,
+    Explodes,
+    Finding,
+    Holds,
+    Interval,
+    Layer,
+    Onset,
+    Verdict,
+    judge,
+    read_claims,
+)
+from flashpoint.analysis.provenance import provenance
+from flashpoint.cli.cells import code, share, share_interval
+from flashpoint.cli.selection import format_option
+from flashpoint.cli.table import Cell, Table, show
+from flashpoint.errors import UserError
+from flashpoint.runs.recorded import Run
+from flashpoint.runs.select import select_runs
+from flashpoint.runs.tables import EVIDENCE, Evidence
+
+RUNS = Path("runs")
+FILE = RUNS / EVIDENCE / "claims.yaml"
+SOURCES = {"paper": "Qiu & Yao", "golden": "Golden et al.", "ours": "flashpoint"}
+"""Sources as the file has them → as tables have them."""
+
+_COLUMNS = ("id", "claim", "source", "scale", "criterion", "n", "value", "95 % interval", "verdict")
+
+
+def table(found: Sequence[tuple[Claim, Finding]]) -> Table:
+    """A row for each claim, in the order of the file, and a line with the number of each verdict."""
+    rows = [
+        [
+            code(claim.id),
+            claim.claim,
+            ", ".join(filter(None, (SOURCES[claim.source], claim.where))),
+            claim.scale,
+            criterion(claim),
+            Cell(finding.n, f"{finding.n or ''}"),
+            value(claim, finding),
+            interval(claim, finding),
+            finding.verdict.value,
+        ]
+        for claim, finding in found
+    ]
+    verdicts = Counter(finding.verdict for _, finding in found)
+    told = ", ".join(f"{verdict} {verdicts[verdict]}" for verdict in Verdict)
+    return Table(_COLUMNS, rows, f"Of {len(found)} claims: {told}.")
+
+
+def criterion(claim: Claim) -> str | None:
+    """Return the criterion in words; None for a claim without one."""
+    told = None
+    match claim.criterion:
+        case Explodes(steps=steps):
+            told = "most explode" if steps is None else f"most explode within {steps:,} steps"
+        case Holds(steps=steps):
+            told = f"most hold for {steps:,} steps"
+        case Onset(kind=kind):
+            told = f"most explode {kind}, paired by seed"
+        case Layer(layer=layer):
+            told = f"most explosions have their largest W_Q in layer {layer}"
+        case Interval() as asked:
+            after = "" if asked.step is None else f" after {asked.step:,} steps"
+            bounds = {"above": asked.above, "below": asked.below}
+            between = " and ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
+            told = f"{QUANTITIES[asked.quantity].told}{after}: {between}"
+    return told
+
+
+def value(claim: Claim, finding: Finding) -> Cell | None:
+    """Return the value: a count with the runs left out, or a mean."""
+    if finding.count is not None:
+        counted = share(finding.count, finding.n)
+        left_out = f", {finding.left_out} left out" if finding.left_out else ""
+        return Cell({**counted.value, "left out": finding.left_out}, f"{counted.text}{left_out}")
+    if finding.value is None or not isinstance(claim.criterion, Interval):
+        return None
+    return Cell(finding.value, f"{finding.value:{QUANTITIES[claim.criterion.quantity].form}}")
+
+
+def interval(claim: Claim, finding: Finding) -> Cell | None:
+    """Return the 95 % interval, in percent of a count or in the unit of a mean; None where there is none."""
+    if finding.low is None or finding.high is None:
+        return None
+    if finding.count is not None:
+        return share_interval(finding.count, finding.n)
+    assert isinstance(claim.criterion, Interval)
+    form = QUANTITIES[claim.criterion.quantity].form
+    return Cell({"low": finding.low, "high": finding.high}, f"{finding.low:{form}} to {finding.high:{form}}")
+
+
+class Runs:
+    """The runs that words name. The evidence is read once for all of them."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, Run] = {}
+        """Every run named so far, by where it is."""
+        self._evidence = Evidence(RUNS / EVIDENCE)
+
+    def judge(self, claim: Claim) -> Finding:
+        """Judge a claim. Raises UserError with the key at fault."""
+        runs = self._named("runs", claim.runs or ())
+        against = self._named("criterion.against", claim.against if runs else ())
+        try:
+            return judge(claim, runs, against)
+        except UserError as error:
+            raise UserError(f"runs: {error}") from error
+
+    def _named(self, key: str, words: Sequence[str]) -> list[Run]:
+        try:
+            runs = {run.where: run for run in select_runs(words, RUNS, self._evidence)}  # each once
+            for run in runs.values():
+                _ = run.config, run.manifest, run.outcome
+        except (UserError, OSError) as error:
+            raise UserError(f"{key}: {error}; name runs that are there, or none") from error
+        self.all |= runs
+        return list(runs.values())
+
+
+@click.command("claims")
+@click.option("--source", type=click.Choice(list(SOURCES)), help="Whose claims: Qiu & Yao's, Golden et al.'s, or ours.")
+@click.option("--short", is_flag=True, help="Only the claims that the file marks with short: true.")
+@click.option(
+    "--file",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=FILE,
+    show_default=True,
+    metavar="FILE.yaml",
+    help="The file of claims.",
+)
+@format_option
+def command(source: str | None, short: bool, path: Path, form: str) -> None:
+    """Print what was claimed about the explosion, and what the evidence says to each claim.
+
+    The file holds the claims, their runs and their criteria. Values, intervals and verdicts are computed from the runs.
+    A verdict is of the scale in its row, and of no other.
+
+    A share replicates where its 95 % interval (Clopper-Pearson) lies above one half, and does not where it lies below.
+    A mean replicates where its 95 % interval (Student's t) lies within the bounds, and does not where it lies outside.
+    Everything else is undecided. A claim without runs is not tested.
+    """
+    claims = [claim for claim in read_claims(path) if source in (None, claim.source) and (claim.short or not short)]
+    if not claims:
+        raise UserError(f"{path}: no such claims; drop --source or --short")
+    runs, found = Runs(), []
+    for claim in claims:
+        try:
+            found.append((claim, runs.judge(claim)))
+        except UserError as error:
+            raise UserError(f"{path}: {claim.id}: {error}") from error
+    show(table(found), form, provenance(list(runs.all.values())) if runs.all else "no runs")

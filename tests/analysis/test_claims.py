@@ -1,0 +1,192 @@
+"""Verdicts on counts and intervals that are known by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flashpoint.analysis.claims import (
+    QUANTITIES,
+    Claim,
+    Tally,
+    Verdict,
+    compared,
+    exploded,
+    held,
+    in_layer,
+    judge,
+    majority,
+    within,
+)
+from flashpoint.analysis.ratios import OnsetRatio
+from flashpoint.errors import UserError
+from flashpoint.runs.recorded import Run
+from flashpoint.runs.select import select_runs
+from tests.records import write_run
+
+BF16 = {"name": "flash_bf16"}
+
+
+def recorded(folder: Path, *onsets: int | None, steps: int = 1000, **rest: object) -> list[Run]:
+    """A run for each onset, its seed its place; without an onset stable for so many steps."""
+    for seed, onset in enumerate(onsets):
+        write_run(folder / f"{steps}-{seed}", BF16, seed=seed, steps=steps, onset=onset, **rest)  # type: ignore[arg-type]
+    return select_runs([str(folder)])
+
+
+def claim(**criterion: object) -> Claim:
+    return Claim(id="one", source="ours", claim="One.", scale="tiny", runs=("some",), criterion=criterion)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("count", "of", "verdict"),
+    [
+        (6, 6, Verdict.REPLICATES),  # from 0.025^(1/6) = 54.1 % on
+        (5, 5, Verdict.UNDECIDED),  # from 0.025^(1/5) = 47.8 % on
+        (0, 6, Verdict.FAILS),
+        (0, 5, Verdict.UNDECIDED),
+        (12, 16, Verdict.UNDECIDED),  # sign test: two-sided p = 2 · 2,517 / 65,536 = 0.077
+        (13, 16, Verdict.REPLICATES),  # 2 · 697 / 65,536 = 0.021
+        (3, 16, Verdict.FAILS),
+        (0, 0, Verdict.NOT_TESTED),
+    ],
+)
+def test_a_share_is_judged_against_one_half(count: int, of: int, verdict: Verdict) -> None:
+    assert majority(count, of) is verdict
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "above", "below", "verdict"),
+    [
+        (0.1, 0.2, 0.0, None, Verdict.REPLICATES),
+        (-0.1, 0.2, 0.0, None, Verdict.UNDECIDED),
+        (-0.2, -0.1, 0.0, None, Verdict.FAILS),
+        (-0.2, -0.1, None, 0.0, Verdict.REPLICATES),
+        (0.1, 0.2, None, 0.0, Verdict.FAILS),
+        (0.9, 1.1, 0.8, 1.25, Verdict.REPLICATES),
+        (0.7, 1.1, 0.8, 1.25, Verdict.UNDECIDED),
+        (0.7, 1.5, 0.8, 1.25, Verdict.UNDECIDED),
+        (1.3, 1.5, 0.8, 1.25, Verdict.FAILS),
+        (0.0, 0.2, 0.0, None, Verdict.UNDECIDED),
+    ],
+)
+def test_an_interval_is_judged_by_its_bounds(
+    low: float, high: float, above: float | None, below: float | None, verdict: Verdict
+) -> None:
+    assert within(low, high, above, below) is verdict
+
+
+def test_explosions_are_counted_with_their_exact_interval(tmp_path: Path) -> None:
+    finding = judge(claim(kind="explodes"), recorded(tmp_path, *[500] * 16))
+    assert (finding.verdict, finding.count, finding.n, finding.value) == (Verdict.REPLICATES, 16, 16, 1.0)
+    assert finding.low == pytest.approx(0.025 ** (1 / 16))  # 79.4 %
+    assert finding.high == 1
+
+
+def test_runs_shorter_than_the_horizon_do_not_hold(tmp_path: Path) -> None:
+    recorded(tmp_path, 400, None, None, steps=1000)
+    write_run(tmp_path / "late", BF16, seed=3, steps=1400, onset=900)
+    write_run(tmp_path / "edge", BF16, seed=4, steps=1400, onset=800)
+    write_run(tmp_path / "short", BF16, seed=5, steps=799)
+    write_run(tmp_path / "nan", BF16, seed=6, steps=300, outcome="nonfinite")
+    runs = select_runs([str(tmp_path)])
+    assert held(runs, 800) == Tally(4, 6, left_out=1)
+    assert exploded(runs, 800) == Tally(2, 6, left_out=1)
+    assert exploded(runs) == Tally(4, 7, left_out=0)
+    assert judge(claim(kind="holds", steps=800), runs).left_out == 1
+    nothing = judge(claim(kind="holds", steps=800), [run for run in runs if run.name == "short"])
+    assert (nothing.verdict, nothing.n, nothing.left_out) == (Verdict.NOT_TESTED, 0, 1)
+
+
+def test_a_run_counts_once_and_with_its_own_attention(tmp_path: Path) -> None:
+    runs, again = recorded(tmp_path / "one", 400, 400), recorded(tmp_path / "again", 400)
+    with pytest.raises(UserError, match="are one experiment"):
+        exploded([*runs, *again])
+    write_run(tmp_path / "other", {"name": "flash_fp32"}, seed=9)
+    with pytest.raises(UserError, match="2 attentions: flash_bf16; flash_fp32"):
+        exploded([*runs, *select_runs([str(tmp_path / "other")])])
+
+
+def test_pairs_that_cannot_say_are_left_out() -> None:
+    ratios = [OnsetRatio(0.5, True), OnsetRatio(1.5, True), OnsetRatio(2.0, False)]
+    cannot = [OnsetRatio(1.0, True), OnsetRatio(0.9, False), OnsetRatio(1.0, False)]
+    assert compared([*ratios, *cannot], "later") == Tally(2, 3, left_out=3)
+    assert compared([*ratios, *cannot], "earlier") == Tally(1, 3, left_out=3)
+
+
+def test_onsets_are_paired_by_seed(tmp_path: Path) -> None:
+    controls = recorded(tmp_path / "controls", *[500] * 6)
+    runs = recorded(tmp_path / "runs", *[600] * 5, None)
+    finding = judge(claim(kind="later", against=["controls"]), runs, controls)
+    assert (finding.verdict, finding.count, finding.n) == (Verdict.REPLICATES, 6, 6)
+    assert judge(claim(kind="earlier", against=["controls"]), runs, controls).verdict is Verdict.FAILS
+
+
+def test_explosions_are_counted_by_the_layer_of_their_largest_w_q(tmp_path: Path) -> None:
+    for seed, layer in enumerate((1, 2, 2, 2)):
+        norms = [[1.0, 2.0], [1.0, 1.5 if layer == 1 else 3.0]]
+        metrics = [{"step": step, "w_q_spectral_norm": norms} for step in range(0, 1000, 100)]
+        write_run(tmp_path / str(seed), BF16, seed=seed, onset=None if seed == 3 else 500, metrics=metrics)
+    assert in_layer(select_runs([str(tmp_path)]), 2) == Tally(2, 3, left_out=1)
+
+
+def test_loss_differences_are_paired_and_have_their_interval(tmp_path: Path) -> None:
+    for name, losses in (("flash_bf16", (2.5, 2.7, 2.9)), ("flash_fp32", (2.4, 2.5, 2.6))):
+        for seed, loss in enumerate(losses):
+            write_run(tmp_path / name / str(seed), {"name": name}, seed=seed, steps=1000, val_loss=loss)
+    runs, against = (select_runs([str(tmp_path / name)]) for name in ("flash_bf16", "flash_fp32"))
+    asked = {"kind": "interval", "quantity": "validation_loss", "step": 1000, "against": ["them"]}
+    finding = judge(claim(**asked, above=-0.1, below=0.5), runs, against)
+    # Differences 0.1, 0.2, 0.3: mean 0.2, standard error 0.1 / √3, t = 4.303 with two degrees of freedom.
+    assert (finding.n, finding.count, finding.value) == (3, None, pytest.approx(0.2))
+    assert (finding.low, finding.high) == (pytest.approx(-0.0484, abs=1e-4), pytest.approx(0.4484, abs=1e-4))
+    assert finding.verdict is Verdict.REPLICATES
+    assert judge(claim(**asked, below=0.0), runs, against).verdict is Verdict.UNDECIDED
+    alone = judge(claim(**asked, below=0.0), runs[:1], against)
+    assert (alone.verdict, alone.n, alone.low) == (Verdict.UNDECIDED, 1, None)
+
+
+@pytest.mark.parametrize(("variance", "verdict"), [(1e-4, Verdict.REPLICATES), (0.0, None)])
+def test_a_bias_over_its_variance_needs_an_error(tmp_path: Path, variance: float, verdict: Verdict | None) -> None:
+    size = 1e-3 if verdict else 0.0
+    of_heads = {
+        "delta_error_sum": [[2 * size]],
+        "delta_error_variance": [[variance]],
+        "delta_error_relative_bias": [[size]],
+        "delta_error_relative_noise": [[size]],
+        "w_q_spectral_norm": [[1.0]],
+    }
+    config = {"probes": {"sequences": 1}, "model": {"context": 2, "n_layer": 1, "d_model": 8}}
+    metrics = [{"step": step, **of_heads} for step in range(0, 1000, 100)]
+    for seed in range(2):
+        write_run(tmp_path / str(seed), BF16, seed=seed, metrics=metrics, config=config, train={"batch_size": 2})
+    runs = select_runs([str(tmp_path)])
+    asked = claim(kind="interval", quantity="bias_over_variance", above=0)
+    if verdict is None:
+        with pytest.raises(UserError, match="leave the run out"):
+            judge(asked, runs)
+    else:
+        finding = judge(asked, runs)
+        # N = 4: bias 4 · 2e-3 / 2 = 4e-3, mean square 16 · (1e-4 / 2 + 1e-6) = 8.16e-4.
+        assert (finding.n, finding.value) == (2, pytest.approx(4e-3 / 8.16e-4))
+
+
+def test_the_exponent_of_a_quadratic_bias_is_one(tmp_path: Path) -> None:
+    for place, noise in enumerate((1e-4, 1e-3, 1e-2)):
+        of_heads = {
+            "delta_error_relative_bias": [[20 * noise**2]],
+            "delta_error_relative_noise": [[noise]],
+            "w_q_spectral_norm": [[1.0]],
+        }
+        metrics = [{"step": step, **of_heads} for step in range(0, 1000, 100)]
+        parent = {"parent": {"run": "runs/one", "from_step": 40}}
+        write_run(tmp_path / str(place), BF16, manifest=parent, metrics=metrics)
+    runs = select_runs([str(tmp_path)])
+    asked = claim(kind="interval", quantity="bias_exponent", above=0.8, below=1.25)
+    exponents = QUANTITIES["bias_exponent"].values(runs, [], asked.criterion)  # type: ignore[arg-type]
+    np.testing.assert_allclose(exponents, [1.0])
+
+
+def test_a_claim_without_runs_is_not_tested() -> None:
+    untested = Claim(id="one", source="paper", claim="One.", criterion={"kind": "holds", "steps": 10})  # type: ignore[arg-type]
+    assert judge(untested, []).verdict is Verdict.NOT_TESTED

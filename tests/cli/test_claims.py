@@ -1,0 +1,150 @@
+"""``flashpoint claims`` on files and runs whose verdicts are known by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flashpoint.analysis.claims import read_claims
+from flashpoint.cli.claims import FILE
+from tests.conftest import REPOSITORY
+from tests.records import call, refusal, rows, write_run
+
+HOLDS = {"id": "holds", "source": "paper", "where": "§3.2", "claim": "It holds.", "scale": "tiny", "short": True}
+HOLDS |= {"runs": ["stable"], "criterion": {"kind": "holds", "steps": 1000}}
+EXPLODES = {"id": "explodes", "source": "ours", "claim": "It explodes.", "scale": "tiny", "runs": ["exploded"]}
+EXPLODES |= {"criterion": {"kind": "explodes"}}
+UNTESTED = {"id": "untested", "source": "golden", "where": "abstract", "claim": "It deviates."}
+
+
+def listed(folder: Path, *claims: object, version: int = 1) -> Path:
+    path = folder / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump({"version": version, "claims": list(claims)}, allow_unicode=True))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Seven stable runs, one of them short, and five that exploded."""
+    for seed in range(7):
+        write_run(tmp_path / f"runs/stable/{seed}", {"name": "flash_fp32"}, seed=seed, steps=900 if seed == 6 else 1000)
+    for seed in range(5):
+        write_run(tmp_path / f"runs/exploded/{seed}", {"name": "flash_bf16"}, seed=seed, onset=500)
+    return tmp_path
+
+
+def test_each_claim_has_its_value_interval_and_verdict(folder: Path) -> None:
+    listed(folder, HOLDS, EXPLODES, UNTESTED)
+    result = call("claims", cwd=folder)
+    assert rows(result) == [
+        "| `holds` | It holds. | Qiu & Yao, §3.2 | tiny | most hold for 1,000 steps | 6 | 6 of 6, 1 left out "
+        "| 54 to 100 % | replicates |",
+        "| `explodes` | It explodes. | flashpoint | tiny | most explode | 5 | 5 of 5 | 48 to 100 % | undecided |",
+        "| `untested` | It deviates. | Golden et al., abstract |  |  |  |  |  | not tested |",
+    ]
+    assert result.stdout.splitlines()[0] == "a CPU, torch 2.99; corpus unknown; seeds 0 to 6; 2026-11-21"
+
+
+def test_a_source_and_the_short_table_can_be_chosen(folder: Path) -> None:
+    path = listed(folder, HOLDS, EXPLODES, UNTESTED)
+    golden = call("claims", "--source", "golden", cwd=folder)
+    assert [row.split(" | ")[0] for row in rows(golden)] == ["| `untested`"]
+    assert [row.split(" | ")[0] for row in rows(call("claims", "--short", cwd=folder))] == ["| `holds`"]
+    assert "drop --source or --short" in refusal(call("claims", "--short", "--source", "ours", cwd=folder))
+    moved = path.rename(folder / "mine.yaml")
+    assert len(rows(call("claims", "--file", moved, cwd=folder))) == 3
+    assert "no such file" in refusal(call("claims", cwd=folder))
+
+
+def test_programs_read_the_table(folder: Path) -> None:
+    listed(folder, HOLDS, UNTESTED)
+    holds, untested = json.loads(call("claims", "--format", "json", cwd=folder).stdout)["tables"][0]["rows"]
+    assert holds["value"] == {"count": 6, "of": 6, "left out": 1}
+    assert holds["95 % interval"] == {"low": pytest.approx(0.025 ** (1 / 6)), "high": 1}
+    assert (untested["n"], untested["value"], untested["verdict"]) == (0, None, "not tested")
+    assert len(call("claims", "--format", "csv", cwd=folder).stdout.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"claim": None}, "holds: claim: None; input should be a valid string"),
+        ({"source": "them"}, "holds: source: them; give one of paper, golden, ours"),
+        ({"scale": None}, "holds: scale: missing; a claim with runs needs it"),
+        ({"criterion": None}, "holds: criterion: missing; a claim with runs needs it"),
+        ({"verdict": "replicates"}, "holds: verdict: no such key; drop it"),
+        ({"runs": "stable"}, "holds: runs: stable; give a list of runs"),
+        ({"runs": []}, "holds: runs: []; give a list of runs"),
+        ({"criterion": {"steps": 10}}, "holds: criterion.kind: missing; give one of explodes, holds, "),
+        ({"criterion": {"kind": "held"}}, "holds: criterion.kind: held: no such kind; give one of explodes, holds, "),
+        ({"criterion": {"kind": "holds"}}, "holds: criterion.steps: missing; add it"),
+        ({"criterion": {"kind": "holds", "steps": 0}}, "holds: criterion.steps: 0; input should be greater than 0"),
+        ({"criterion": {"kind": "explodes", "step": 1}}, "holds: criterion.step: no such key; drop it"),
+        ({"criterion": {"kind": "later", "against": ["nowhere"]}}, "holds: criterion.against: nowhere: no run there"),
+        (
+            {"criterion": {"kind": "interval", "quantity": "bias_exponent"}},
+            "holds: criterion.above: missing; give above, below or both",
+        ),
+        (
+            {"criterion": {"kind": "interval", "quantity": "validation_loss", "below": 0}},
+            "holds: criterion.step: missing; validation_loss needs it",
+        ),
+        (
+            {"criterion": {"kind": "interval", "quantity": "bias_over_variance", "above": 0}},
+            "holds: runs: runs/stable/0: ",
+        ),
+        ({"runs": ["nowhere:*"]}, "holds: runs: nowhere:*: no experiment nowhere in runs/reference"),
+        ({"runs": ["stable", "exploded"]}, "holds: runs: 2 attentions: flash_fp32; flash_bf16; name runs of one of"),
+    ],
+)
+def test_a_wrong_claim_is_one_line_with_file_claim_and_key(folder: Path, changed: dict[str, object], told: str) -> None:
+    listed(folder, {**HOLDS, **changed})
+    assert refusal(call("claims", cwd=folder)).startswith(f"error: {FILE}: {told}")
+
+
+def test_a_wrong_file_is_one_line(folder: Path) -> None:
+    path = listed(folder, HOLDS, HOLDS)
+    assert refusal(call("claims", cwd=folder)).startswith(f"error: {FILE}: holds: id: a second claim has it")
+    listed(folder, {key: value for key, value in HOLDS.items() if key != "id"})
+    assert refusal(call("claims", cwd=folder)) == f"error: {FILE}: claim 1: id: missing; add it"
+    listed(folder, "holds")
+    assert refusal(call("claims", cwd=folder)).startswith(f"error: {FILE}: claim 1: no keys")
+    listed(folder, HOLDS, version=2)
+    assert refusal(call("claims", cwd=folder)).startswith(f"error: {FILE}: version: 2; ")
+    path.write_text("claims: [")
+    assert refusal(call("claims", cwd=folder)).startswith(f"error: {FILE}: no YAML: ")
+    path.write_text("version: 1\n")
+    assert refusal(call("claims", cwd=folder)).startswith(f"error: {FILE}: claims: missing")
+
+
+def test_the_runs_of_a_horizon_that_none_reached_test_nothing(folder: Path) -> None:
+    listed(folder, {**HOLDS, "criterion": {"kind": "holds", "steps": 2000}})
+    (row,) = rows(call("claims", cwd=folder))
+    assert row.endswith("|  |  |  | not tested |")
+
+
+def test_a_mean_has_its_unit_bounds_and_interval(tmp_path: Path) -> None:
+    for name, losses in (("flash_bf16", (2.5, 2.7, 2.9)), ("flash_fp32", (2.4, 2.5, 2.6))):
+        for seed, loss in enumerate(losses):
+            write_run(tmp_path / f"runs/{name}/{seed}", {"name": name}, seed=seed, steps=1000, val_loss=loss)
+    asked = {"kind": "interval", "quantity": "validation_loss", "step": 1000, "against": ["flash_fp32"], "below": 0.5}
+    listed(tmp_path, {**EXPLODES, "runs": ["flash_bf16"], "criterion": asked})
+    (row,) = rows(call("claims", cwd=tmp_path))
+    assert row.endswith(
+        "| difference of validation loss in nats after 1,000 steps: below 0.5 "
+        "| 3 | +0.200 | -0.048 to +0.448 | replicates |"
+    )
+
+
+def test_a_run_that_two_patterns_name_counts_once(folder: Path) -> None:
+    listed(folder, {**EXPLODES, "runs": ["exploded", "exploded/[01]"]})
+    (row,) = rows(call("claims", cwd=folder))
+    assert "| 5 of 5 |" in row
+
+
+def test_the_committed_claims_are_whole_and_the_short_table_is_short() -> None:
+    claims = read_claims(REPOSITORY / FILE)
+    assert {claim.source for claim in claims} == {"paper", "golden", "ours"}
+    assert 0 < sum(claim.short for claim in claims) <= 8
