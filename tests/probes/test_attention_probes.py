@@ -89,6 +89,35 @@ def test_the_variants_own_delta_counts(choice: dict, error: float) -> None:
     assert values(probes.DeltaError(), seen)["delta_error_sum"] == pytest.approx(error, abs=1e-6)
 
 
+def test_rows_of_exact_attention_are_all_on() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad_out = (torch.randn(1, 1, T, D, generator=generator).bfloat16().float() for _ in range(4))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    unrounded = AttentionVariant(probs=UNROUNDED, out=UNROUNDED, grad_scores=UNROUNDED)
+    found = values(probes.Rows(), observation(unrounded, q=q, k=k, v=v, out=out, grad_out=grad_out))
+    assert found["row_mass_mean"] == pytest.approx(1)
+    assert found["half_mass_rows"] == found["half_norm_rows"] == found["zero_grad_rows"] == 0
+
+
+def test_rows_that_a_floor_switches_off_are_counted() -> None:
+    """Three of four rows see equal scores of 32 nats; with m = 64 their ℓ is the floor, 1e-10, and P̄ is exp(−32)."""
+    q, k = torch.zeros(1, 1, T, D), torch.zeros(1, 1, T, D)
+    q[..., 0], k[..., 0] = 4.0, 32.0
+    v = grad_out = torch.randn(1, 1, T, D, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+    variant = AttentionVariant(shift="dynamic_max", beta=2.0, max_shift=None, denominator_floor=1e-10)
+    key = NoiseKey(torch.zeros(2, dtype=torch.int64), 1, torch.arange(1), 1, 1)
+    out = reference.flash_fwd(q, k, v, variant, key)[0]
+    found = values(probes.Rows(), observation(variant, q=q, k=k, v=v, out=out, grad_out=grad_out))
+    masses = [1.0, *(count * math.exp(-32) / 1e-10 for count in (2, 3, 4))]
+    assert found["row_mass_mean"] == pytest.approx(sum(masses) / 4, rel=1e-4)
+    assert found["half_mass_rows"] == found["half_norm_rows"] == 3 / 4
+    assert found["zero_grad_rows"] == 0
+    k[..., 0] = 128.0  # exp(−128) is less than any FP32 number
+    out = reference.flash_fwd(q, k, v, variant, key)[0]
+    found = values(probes.Rows(), observation(variant, q=q, k=k, v=v, out=out, grad_out=grad_out))
+    assert found["zero_grad_rows"] == 1
+
+
 def test_ties_of_even_attention() -> None:
     found = values(probes.Ties(), observation())  # row t has t + 1 equal scores
     assert found["tied_rows"] == 3 / 4

@@ -122,6 +122,27 @@ class Scores(Probe):
         }
 
 
+class Rows(Probe):
+    """Rows that an attention has switched off: their P sum to little, their O is short, or their dS are all 0.
+
+    ``row_mass_mean`` is the mean of Σⱼ Pᵢⱼ, as the backward pass has P; 1 in exact arithmetic. The others are shares of
+    the rows: those with less than half that mass, those whose |O|₂ is below half of exact attention's, and those whose
+    dS are all 0. The first row, whose one dS is 0 in exact arithmetic, is not counted among the last.
+    """
+
+    def measure(self, seen: Observation) -> Mapping[str, Tensor]:
+        mass = _by_row(seen.probs.sum(-1)).double()
+        short = seen.out.float().norm(dim=-1) < 0.5 * seen.out_exact.norm(dim=-1)
+        grad_scores = seen.probs * (seen.grad_probs - seen.delta[..., None])
+        silent = (grad_scores == 0).all(-1)[..., 1:]
+        return {
+            "row_mass_mean": mass.mean(-1),
+            "half_mass_rows": (mass < 0.5).double().mean(-1),
+            "half_norm_rows": _by_row(short).double().mean(-1),
+            "zero_grad_rows": _by_row(silent).double().mean(-1),
+        }
+
+
 class OutBias(Probe):
     """Signs of V, and the bias of O_lp − O_hp, by feature; of a head the most one-sided feature is told."""
 
@@ -187,6 +208,7 @@ BUILT_IN: dict[str, type[Probe]] = {
     "delta_error": DeltaError,
     "ties": Ties,
     "scores": Scores,
+    "rows": Rows,
     "out_bias": OutBias,
     "null_direction": NullDirection,
     "similarity": Similarity,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from flashpoint.attention.dispatch import delta_error, flash_fwd, row_statistics, whole_scores
@@ -53,6 +54,12 @@ class Observation:
     def out_fp32(self) -> Tensor:
         """O of the same P̄ with nothing rounded after them, [L, N, H, T, d]."""
         return torch.stack([results[2] for results in self._forward])
+
+    @cached_property
+    def out_exact(self) -> Tensor:
+        """O [L, N, H, T, d] of attention in FP32 throughout, on the same Q, K and V."""
+        q, k, v = (x.flatten(0, 1).float() for x in (self.q, self.k, self.v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).unflatten(0, self.q.shape[:2])
 
     @cached_property
     def logsumexp(self) -> Tensor:
