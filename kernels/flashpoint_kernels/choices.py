@@ -39,6 +39,7 @@ class Choices:
     grad_k_blocks: Point
     grad_v_blocks: Point
     out_unnormalized_when: str
+    out_divisor: str
     shift: str
     shift_offset: float
     beta: float
@@ -59,7 +60,7 @@ class Choices:
     center_grad_q: bool
     fused_exponent: bool
     block_k: int
-    """Keys, and in the backward pass queries, per block; 0 is the whole sequence."""
+    """Keys, and in the backward pass queries, per block; 2³⁰ for the whole sequence."""
     tiles_per_block: int
     """Tiles of keys in a block of keys of the online softmax."""
     prescale: float

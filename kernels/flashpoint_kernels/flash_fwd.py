@@ -147,6 +147,8 @@ def store_rows(
     b_unrounded = b_l
     b_l = round_point(b_l, DENOMINATOR, noise_ptr, layer, 0, i_bh, o_rows, o_rows * 0)
     b_divisor = b_l
+    if C.out_divisor == "unrounded_in_first_block":
+        b_divisor = tl.where(o_rows < C.block_k, b_unrounded, b_l)
     if C.normalizer == "before_product":
         b_divisor = tl.full([BQ], 1.0, tl.float32)
         b_unrounded = b_divisor

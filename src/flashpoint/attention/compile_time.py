@@ -13,6 +13,7 @@ from flashpoint_kernels.codes import Stream
 from flashpoint_kernels.tile_sizes import TileSizes
 
 _NO_GUARD = 3.0e38
+_NO_TILING = 1 << 30
 
 
 @lru_cache(maxsize=256)
@@ -42,6 +43,7 @@ def compile_time_choices(variant: AttentionVariant, layer: int, head_size: int, 
         grad_k_blocks=_point(variant.grad_blocks, Stream.GRAD_K_BLOCKS),
         grad_v_blocks=_point(variant.grad_blocks, Stream.GRAD_V_BLOCKS),
         out_unnormalized_when=variant.out_unnormalized_when,
+        out_divisor=variant.out_divisor,
         shift=variant.shift,
         shift_offset=variant.shift_offset / unit,
         beta=variant.beta,
@@ -59,7 +61,7 @@ def compile_time_choices(variant: AttentionVariant, layer: int, head_size: int, 
         center_keys=variant.center_keys,
         center_grad_q=variant.center_grad_q,
         fused_exponent=variant.fused_exponent,
-        block_k=variant.block_k or 0,
+        block_k=variant.block_k or _NO_TILING,
         tiles_per_block=tiles_per_block,
         prescale=1.0 if exact else scale,
         unit=unit,

@@ -54,6 +54,9 @@ class AttentionVariant:
     rounds each block's P̄V before FP32 arithmetic rescales and adds it: the paper's released code, compiled."""
     denominator: Rounding = UNROUNDED
     """ℓ, once, after the last key block. O is divided by it, and L has its logarithm."""
+    out_divisor: Literal["denominator", "unrounded_in_first_block"] = "denominator"
+    """What O is divided by: ℓ as rounded, or in the first ``block_k`` rows ℓ as summed, as torch.compile has it in the
+    paper's released fix."""
     out: Rounding = NEAREST
     """O. Where it does not fit BF16 the attention returns FP32, and δ is of that; a projection under autocast takes it
     in BF16 all the same."""
@@ -244,6 +247,8 @@ class AttentionVariant:
         silent = {"name"}
         if self.out_unnormalized.mode == "none":
             silent.add("out_unnormalized_when")
+        if self.denominator.mode == "none":
+            silent.add("out_divisor")
         if self.shift != "offset":
             silent.add("shift_offset")
         if self.shift != "dynamic_max":
