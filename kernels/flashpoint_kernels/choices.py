@@ -53,6 +53,9 @@ class Choices:
     delta_error: str
     """``none`` also in layers that take none."""
     delta_error_size: float
+    delta_error_sizes: int
+    """Sizes that follow each other, each for ``delta_error_interval`` forward passes; 0 for one constant size."""
+    delta_error_interval: int
     delta_error_into: str
     delta_error_stream: Stream
     exact_row_sum: bool

@@ -23,10 +23,17 @@ def probabilities(b_s, b_lse, C: tl.constexpr):
 
 
 @triton.jit
-def delta_error(b_do, b_o, o_rows, noise_ptr, layer, i_bh, C: tl.constexpr):
-    """What is injected into δ [BQ]: size · |dO|₂ · |O|₂, with a random sign for ``noise``."""
+def delta_error(b_do, b_o, o_rows, noise_ptr, sizes_ptr, layer, i_bh, C: tl.constexpr):
+    """What is injected into δ [BQ]: size · |dO|₂ · |O|₂, with a random sign for ``noise``.
+
+    ``sizes_ptr`` has the sizes that follow each other, if there are several: C.delta_error_sizes float32.
+    """
     b_do, b_o = b_do.to(tl.float32), b_o.to(tl.float32)
-    b_error = C.delta_error_size * tl.sqrt_rn(tl.sum(b_do * b_do, 1)) * tl.sqrt_rn(tl.sum(b_o * b_o, 1))
+    size = C.delta_error_size
+    if C.delta_error_sizes > 0:
+        number = tl.load(noise_ptr + 1) // C.delta_error_interval
+        size = tl.load(sizes_ptr + tl.minimum(number, C.delta_error_sizes - 1))
+    b_error = size * tl.sqrt_rn(tl.sum(b_do * b_do, 1)) * tl.sqrt_rn(tl.sum(b_o * b_o, 1))
     if C.delta_error == "noise":
         words = noise_words(noise_ptr, layer, C.delta_error_stream, 0, i_bh, o_rows, o_rows * 0)
         b_error = tl.where(words >> 31 == 1, -b_error, b_error)
@@ -70,12 +77,12 @@ def row_delta(
 
 
 @triton.jit
-def with_error(b_delta, b_do, o_ptr, noise_ptr, o_token, o_rows, i_bh, T, layer, C: tl.constexpr):
+def with_error(b_delta, b_do, o_ptr, noise_ptr, sizes_ptr, o_token, o_rows, i_bh, T, layer, C: tl.constexpr):
     """δ of dQ and of dK, with the error injected into those that take it."""
     b_delta_of_k = b_delta
     if C.delta_error != "none":
         b_returned = tl.load(o_ptr + o_token, mask=o_rows[:, None] < T, other=0.0)
-        b_erring = b_delta + delta_error(b_do, b_returned, o_rows, noise_ptr, layer, i_bh, C)
+        b_erring = b_delta + delta_error(b_do, b_returned, o_rows, noise_ptr, sizes_ptr, layer, i_bh, C)
         if C.delta_error_into != "grad_q":
             b_delta_of_k = b_erring
         if C.delta_error_into != "grad_k":
@@ -86,7 +93,7 @@ def with_error(b_delta, b_do, o_ptr, noise_ptr, o_token, o_rows, i_bh, T, layer,
 @triton.jit
 def flash_bwd_dq_rows(
     q_desc, k_desc, centered_desc, v_desc, do_desc, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
-    noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer,
+    noise_ptr, sizes_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """δ and dQ [BQ, D] of one block of queries; ``centered_desc`` has dQ's keys where C.center_grad_q.
@@ -112,7 +119,7 @@ def flash_bwd_dq_rows(
         b_q, b_do, b_lse, k_desc, v_desc, o_ptr, o_delta_ptr, noise_ptr, o_token, o_rows, i_q, i_bh, H, T, layer,
         D, BQ, BK, C,
     )  # fmt: skip
-    b_delta, b_delta_of_k = with_error(b_delta, b_do, o_ptr, noise_ptr, o_token, o_rows, i_bh, T, layer, C)
+    b_delta, b_delta_of_k = with_error(b_delta, b_do, o_ptr, noise_ptr, sizes_ptr, o_token, o_rows, i_bh, T, layer, C)
     tl.store(rows_ptr + PLANE + o_rows, b_delta_of_k)
 
     b_dq = tl.zeros([BQ, D], tl.float32)
@@ -215,7 +222,7 @@ def flash_bwd_dkdv_keys(
 @triton.jit(do_not_specialize=["B", "layer"])  # one compilation for all layers and batch sizes
 def flash_bwd_dq_kernel(
     q_desc, k_desc, centered_desc, v_desc, do_desc, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr, dq_ptr,
-    noise_ptr, selected_ptr, B, H, T, T_ROWS, PLANE, layer, GROUP,
+    noise_ptr, sizes_ptr, sizes_elsewhere_ptr, selected_ptr, B, H, T, T_ROWS, PLANE, layer, GROUP,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
 ):  # fmt: skip
     """C for all heads, or for the selected ones and ELSEWHERE for the others."""
@@ -225,12 +232,12 @@ def flash_bwd_dq_kernel(
     if ELSEWHERE is None or tl.load(selected_ptr + i_bh % H) != 0:
         flash_bwd_dq_rows(
             q_desc, k_desc, centered_desc, v_desc, do_desc, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr,
-            dq_ptr, noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, C,
+            dq_ptr, noise_ptr, sizes_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, C,
         )  # fmt: skip
     else:
         flash_bwd_dq_rows(
             q_desc, k_desc, centered_desc, v_desc, do_desc, o_ptr, o_delta_ptr, lse_ptr, rows_ptr, drift_ptr,
-            dq_ptr, noise_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, ELSEWHERE,
+            dq_ptr, noise_ptr, sizes_elsewhere_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer, D, BQ, BK, ELSEWHERE,
         )  # fmt: skip
 
 

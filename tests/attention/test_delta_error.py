@@ -222,3 +222,44 @@ def test_an_error_that_cannot_be_is_refused_by_name(fields: dict[str, Any], name
         DeltaError(**fields)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+TRAJECTORY = ((1.0, 0.0, -2.0), (0.5, 2.0, 0.0))
+
+
+@pytest.mark.parametrize("engine", ["pytorch", "kernels"])
+@pytest.mark.parametrize(("step", "number"), [(0, 0), (9, 0), (10, 1), (29, 2), (500, 2)])
+def test_a_trajectory_gives_the_size_of_the_layer_and_the_step(engine: str, step: int, number: int) -> None:
+    tensors = inputs()
+    q, k, v, grad_out = (x.float() if engine == "pytorch" else x.to(DEVICE) for x in tensors)
+    error = DeltaError(kind="bias", size=0.25, trajectory=TRAJECTORY, interval=10)
+    constant = DeltaError(kind="bias", size=0.25 * TRAJECTORY[LAYER - 1][number])
+    seed_and_step = torch.tensor([SEED, step], device=q.device)
+    grads = []
+    for errors in (error, constant):
+        variant = AttentionVariant(exact_row_sum=True, delta_error=errors)
+        if engine == "pytorch":
+            noise = noise_key(q, SEED, step, LAYER)
+            saved = reference.flash_fwd(q, k, v, variant, noise)
+            grads.append(reference.flash_bwd(grad_out, q, k, v, *saved, variant, noise))
+        else:
+            context: dict[str, Any] = {"layer": LAYER, "seed_and_step": seed_and_step}
+            saved = launch.flash_fwd(q, k, v, variant, **context)
+            grads.append(launch.flash_bwd(grad_out, q, k, v, *saved, variant, **context))
+    for one, other in zip(*grads, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_trajectory_fits_the_model_and_is_told_by_a_digest() -> None:
+    error = DeltaError(kind="bias", size=1.0, trajectory=TRAJECTORY)
+    variant = AttentionVariant(delta_error=error)
+    variant.check_selection(2, 1)
+    with pytest.raises(ValueError, match=r"attn\.delta_error\.trajectory: factors for 2 layers"):
+        variant.check_selection(6, 1)
+    other = AttentionVariant(delta_error=dataclasses.replace(error, trajectory=TRAJECTORY[::-1]))
+    told = [one.effective_choices["delta_error.trajectory"] for one in (variant, other)]
+    assert len(set(told)) == 2
+    assert AttentionVariant.from_dict(variant.to_dict()) == variant
+    for wrong in ((), ((1.0,), ()), ((float("nan"),),)):
+        with pytest.raises(ValueError, match=r"attn\.delta_error\.trajectory"):
+            DeltaError(kind="bias", size=1.0, trajectory=wrong)

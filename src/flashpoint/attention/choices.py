@@ -77,6 +77,11 @@ class DeltaError:
     """z: 1 for ``bias``; for ``noise`` a random sign, one draw a row, of zero mean and unit variance."""
     size: float = 0.0
     """Share of |dO_i|₂·|O_i|₂, the largest |δ_i| that these norms allow; O as the forward pass returned it."""
+    trajectory: tuple[Any, ...] | None = None  # of tuples of float, which OmegaConf has no type for
+    """Factors of ``size`` by layer, from layer 1, and within a layer by time; the last one of a layer holds on. None is
+    1 in every layer and at every time. ``flashpoint delta --by time`` measures such factors."""
+    interval: int = 250
+    """Steps for which a factor of ``trajectory`` holds; with micro-batches, forward passes."""
     layers: tuple[int, ...] | None = None
     """Layers, from 1, whose δ takes the error; None means all."""
     into: Literal["both", "grad_q", "grad_k"] = "both"
@@ -86,14 +91,33 @@ class DeltaError:
         check_literals(self, "attn.delta_error")
         if not math.isfinite(self.size):
             raise ValueError(f"attn.delta_error.size={self.size}: give a finite number")
-        if self.kind == "none" and (self.size or self.layers is not None or self.into != "both"):
+        described = self.size or self.layers is not None or self.into != "both" or self.trajectory is not None
+        if self.kind == "none" and described:
             raise ValueError("attn.delta_error.kind=none injects nothing, of whatever size: set it to bias or noise")
         if self.layers is not None:
             object.__setattr__(self, "layers", distinct("delta_error.layers", self.layers))
+        if self.interval < 1:
+            raise ValueError(f"attn.delta_error.interval={self.interval}: give at least 1 step")
+        if self.trajectory is not None:
+            object.__setattr__(self, "trajectory", tuple(tuple(map(float, factors)) for factors in self.trajectory))
+            if not self.trajectory or not all(self.trajectory):
+                raise ValueError("attn.delta_error.trajectory: give one or more factors for each layer, or null")
+            if not all(math.isfinite(factor) for factors in self.trajectory for factor in factors):
+                raise ValueError("attn.delta_error.trajectory: give finite numbers")
 
-    def size_in(self, layer: int) -> float:
-        """Return ``size`` in a layer that takes the error, and 0 in the others; layers count from 1."""
-        return self.size if self.layers is None or layer in self.layers else 0.0
+    def sizes_in(self, layer: int) -> tuple[float, ...]:
+        """Return the sizes in a layer, one for each ``interval``, of which the last holds on.
+
+        Args:
+            layer: from 1.
+
+        Returns:
+            One 0 for a layer that takes no error.
+        """
+        if self.layers is not None and layer not in self.layers:
+            return (0.0,)
+        factors = (1.0,) if self.trajectory is None else self.trajectory[layer - 1]
+        return tuple(self.size * factor for factor in factors)
 
 
 def distinct(name: str, numbers: Sequence[int]) -> tuple[int, ...]:

@@ -27,7 +27,9 @@ def compile_time_choices(variant: AttentionVariant, layer: int, head_size: int, 
     scale = head_size**-0.5
     exact = math.frexp(scale)[0] == 0.5  # a power of two scales without rounding
     unit = scale if exact else 1.0
-    error_size = variant.delta_error.size_in(layer)
+    error = variant.delta_error
+    error_sizes = error.sizes_in(layer)
+    errs = any(error_sizes)
     return Choices(
         scores=_point(variant.scores, Stream.SCORES),
         probs=_point(variant.probs, Stream.PROBS),
@@ -53,9 +55,11 @@ def compile_time_choices(variant: AttentionVariant, layer: int, head_size: int, 
         counts_masked=variant.masked_blocks == "count",
         normalizer=variant.normalizer,
         delta=variant.delta,
-        delta_error=variant.delta_error.kind if error_size else "none",
-        delta_error_size=error_size,
-        delta_error_into=variant.delta_error.into if error_size else "both",
+        delta_error=error.kind if errs else "none",
+        delta_error_size=error_sizes[0] if len(error_sizes) == 1 else 0.0,
+        delta_error_sizes=len(error_sizes) if errs and len(error_sizes) > 1 else 0,
+        delta_error_interval=error.interval if errs and len(error_sizes) > 1 else 0,
+        delta_error_into=error.into if errs else "both",
         delta_error_stream=Stream.DELTA_ERROR,
         exact_row_sum=variant.exact_row_sum,
         center_keys=variant.center_keys,

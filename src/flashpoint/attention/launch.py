@@ -149,15 +149,17 @@ def flash_bwd_dq(
     blocks = triton.cdiv(T, sizes.bq)
     grad_q = by_token(q, q.dtype)
     rows = q.new_empty((2, B * H, blocks * sizes.bq), dtype=torch.float32)
-    centers = any(chosen.center_keys for chosen, _ in groups)
+    variants = [chosen for chosen, _ in groups]
+    centers = any(chosen.center_keys for chosen in variants)
     drift = q.new_empty((B * H, blocks, d) if centers else (0,), dtype=torch.float32)
     selected = _selected(groups, H, q.device)
-    centers_grad_q = any(chosen.center_grad_q for chosen, _ in groups)
+    centers_grad_q = any(chosen.center_grad_q for chosen in variants)
     centered = _center_keys(k, selected, True) if centers_grad_q else k
     flash_bwd_dq_kernel[(blocks * B * H,)](
         _descriptor(q, sizes.bq), _descriptor(k, sizes.bk), _descriptor(centered, sizes.bk), _descriptor(v, sizes.bk),
-        _descriptor(grad_out, sizes.bq), out, out_for_delta, logsumexp, rows, drift, grad_q, seed_and_step, selected,
-        B, H, T, rows.shape[-1], rows[0].numel(), layer, _heads_side_by_side(T, d),
+        _descriptor(grad_out, sizes.bq), out, out_for_delta, logsumexp, rows, drift, grad_q, seed_and_step,
+        _error_sizes(variants[0], layer, q.device), _error_sizes(variants[-1], layer, q.device), selected, B, H, T,
+        rows.shape[-1], rows[0].numel(), layer, _heads_side_by_side(T, d),
         D=d, BQ=sizes.bq, BK=sizes.bk, **_choices(groups, layer, d), **launch_options(sizes),
     )  # fmt: skip
     return grad_q, rows, drift
@@ -239,6 +241,12 @@ def _heads_side_by_side(length: int, head_size: int) -> int:
 def _selection(heads: tuple[int, ...], n_head: int, device: torch.device) -> Tensor:
     """Return which heads are selected, [H] int32. It is copied once, because a copy to a GPU waits for the GPU."""
     return torch.tensor([int(head in heads) for head in range(n_head)], dtype=torch.int32, device=device)
+
+
+@lru_cache(maxsize=256)
+def _error_sizes(variant: AttentionVariant, layer: int, device: torch.device) -> Tensor:
+    """Return the sizes of the errors injected into δ, [sizes] float32. They are copied once, as the selection is."""
+    return torch.tensor(variant.delta_error.sizes_in(layer), device=device)
 
 
 def _selected(groups: Groups, n_head: int, device: torch.device) -> Tensor:

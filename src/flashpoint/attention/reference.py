@@ -255,7 +255,9 @@ def centered_keys(k: Tensor) -> Tensor:
 
 def delta_error(grad_out: Tensor, out: Tensor, error: DeltaError, noise: NoiseKey) -> Tensor:
     """What is injected into δ: size·|dO|₂·|O|₂·z [B, H, T] float32, of dO and O [B, H, T, d]; see ``DeltaError``."""
-    sizes = error.size_in(noise.layer) * grad_out.float().norm(dim=-1) * out.float().norm(dim=-1)
+    by_time = torch.tensor(error.sizes_in(noise.layer), device=out.device)
+    number = (noise.seed_and_step[1] // error.interval).clamp(max=len(by_time) - 1)
+    sizes = by_time[number] * grad_out.float().norm(dim=-1) * out.float().norm(dim=-1)
     if error.kind != "noise":
         return sizes
     rows = torch.arange(out.shape[-2], device=out.device)[:, None]

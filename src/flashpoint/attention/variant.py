@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -237,6 +238,9 @@ class AttentionVariant:
                     choices[f"{name}.bits"] = value["bits"]
             elif name == "delta_error":
                 choices |= {f"delta_error.{part}": of_part for part, of_part in value.items()}
+                if value["trajectory"] is not None:  # too long to be told
+                    told = hashlib.sha256(json.dumps(value["trajectory"]).encode()).hexdigest()[:8]
+                    choices["delta_error.trajectory"] = told
             else:
                 choices[name] = value
         return {name: value for name, value in choices.items() if name not in self._silent}
@@ -249,6 +253,8 @@ class AttentionVariant:
             silent.add("out_unnormalized_when")
         if self.denominator.mode == "none":
             silent.add("out_divisor")
+        if self.delta_error.trajectory is None:
+            silent.add("delta_error.interval")
         if self.shift != "offset":
             silent.add("shift_offset")
         if self.shift != "dynamic_max":
@@ -300,6 +306,10 @@ class AttentionVariant:
             beyond = [number for number in variant.delta_error.layers or () if number > n_layer]
             if beyond:
                 raise ValueError(f"attn.delta_error.layers={beyond}: the model has layers 1 to {n_layer}")
+            trajectory = variant.delta_error.trajectory
+            if trajectory is not None and len(trajectory) != n_layer:
+                given = len(trajectory)
+                raise ValueError(f"attn.delta_error.trajectory: factors for {given} layers, the model has {n_layer}")
 
     def groups(self, layer: int, n_head: int) -> Groups:
         """The variants that run in ``layer`` (from 1), each with its heads as indices from 0."""

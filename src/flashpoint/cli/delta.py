@@ -27,6 +27,8 @@ class Options:
     metric: str | None
     verdicts: str | None
     out: Path | None
+    every: int
+    variant: Path | None
 
 
 def _by_head(runs: Sequence[Run], options: Options) -> list[Table]:
@@ -74,6 +76,18 @@ def _by_weights(runs: Sequence[Run], options: Options) -> list[Table]:
     return [tables.weights(groups)]
 
 
+def _by_time(runs: Sequence[Run], options: Options) -> list[Table]:
+    import yaml
+
+    from flashpoint.analysis.trajectory import trajectory
+
+    found = trajectory(runs, options.error, options.every)
+    if options.variant:
+        text = yaml.safe_dump(found.variant(options.variant.stem), sort_keys=False, default_flow_style=None, width=120)
+        options.variant.write_text(text)
+    return [tables.over_time(found)]
+
+
 def _by_targets(runs: Sequence[Run], _options: Options) -> list[Table]:
     from flashpoint.analysis.drawn_targets import by_digest
 
@@ -87,6 +101,7 @@ KINDS: dict[str, tuple[Callable[[Sequence[Run], Options], list[Table]], tuple[st
     "attention": (_by_attention, (*WINDOW, "of", "layers")),
     "weights": (_by_weights, (*WINDOW, "out")),
     "targets": (_by_targets, ()),
+    "time": (_by_time, ("of", "every", "variant")),
 }
 """What has a row each: how its tables are made, and the options that it takes."""
 
@@ -123,6 +138,13 @@ def _layers(_context: click.Context, _option: click.Parameter, value: str | None
     "--verdicts", metavar="FOLDER|EXPERIMENT:", help="With --metric: where runs of the same names have the verdicts."
 )
 @figure_option("with --by weights the biases")
+@click.option("--every", type=click.IntRange(1), metavar="STEPS", help="With --by time: of a row.  [default: 500]")
+@click.option(
+    "--variant",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.yaml",
+    help="With --by time: write an attention variant that injects these biases.",
+)
 @format_option
 def command(
     words: tuple[str, ...],
@@ -135,6 +157,8 @@ def command(
     metric: str | None,
     verdicts: str | None,
     out: Path | None,
+    every: int | None,
+    variant: Path | None,
     form: str,
 ) -> None:
     """Print the error of δ = Σ dO·O before the onset: low precision (lp) minus high precision (hp).
@@ -160,6 +184,10 @@ def command(
     with the model's targets. Where that was not measured, the bias is over its own variance, in italics, and in no
     mean.
 
+    --by time: the bias of each layer in units of |dO|·|O|, a mean over heads, observed steps and the runs that have no
+    onset yet; as long as these are at least half of the runs. --variant FILE.yaml writes exact row sums with these
+    biases injected: attn.delta_error.trajectory.
+
     All intervals are 95 %.
     """
     given = {
@@ -171,6 +199,8 @@ def command(
         "metric": metric,
         "verdicts": verdicts,
         "out": out,
+        "every": every,
+        "variant": variant,
     }
     make, taken = KINDS[kind]
     if unused := [f"--{name}" for name, value in given.items() if value is not None and name not in taken]:
@@ -178,5 +208,7 @@ def command(
     if verdicts and not metric:
         raise click.UsageError("--verdicts: needs --metric")
     runs = ended(words)
-    options = Options(Window(since or 0, until, last), error or "delta_error", layers, metric, verdicts, out)
+    options = Options(
+        Window(since or 0, until, last), error or "delta_error", layers, metric, verdicts, out, every or 500, variant
+    )
     show(make(runs, options), form, provenance(runs))

@@ -12,6 +12,7 @@ from flashpoint.analysis.bias_breakdown import AttentionErrors, HeadError, Layer
 from flashpoint.analysis.bias_law import Point
 from flashpoint.analysis.drawn_targets import MEASURES, Group
 from flashpoint.analysis.localisation import SENSITIVITY, Localisation
+from flashpoint.analysis.trajectory import Trajectory
 from flashpoint.cli.cells import (
     code,
     interval,
@@ -159,6 +160,16 @@ def attentions(found: Sequence[AttentionErrors]) -> Table:
         )
     columns = ("attention", "runs", "bias", "95 % interval of the bias", "noise", "bias / noise²", "95 % interval")
     return Table(columns, rows)
+
+
+def over_time(found: Trajectory) -> Table:
+    """A row for each interval of time, with the bias of each layer."""
+    rows = [
+        [number * found.interval, len(values), *(plus_minus(of_layer, ".1e") for of_layer in values.T)]
+        for number, values in enumerate(found.values)
+    ]
+    layers = range(1, found.values[0].shape[1] + 1)
+    return Table(("from step", "runs", *(f"L{layer}" for layer in layers)), rows)
 
 
 def weights(groups: Mapping[str, Sequence[Point]]) -> Table:
