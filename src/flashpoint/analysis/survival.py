@@ -182,7 +182,7 @@ def differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> li
     ]
 
 
-def choices_of(run: Run) -> dict[str, Any]:
+def choices_of(run: Run) -> Mapping[str, Any]:
     """Every choice of the attention that has an effect."""
     return run.attention.effective_choices
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from flashpoint.attention.choices import NEAREST, UNROUNDED, DeltaError, Rounding, distinct, take_rounding
@@ -223,8 +224,8 @@ class AttentionVariant:
         }
         return dataclasses.replace(self, **formats)
 
-    @property
-    def effective_choices(self) -> dict[str, Any]:
+    @cached_property
+    def effective_choices(self) -> Mapping[str, Any]:
         """The choices that have an effect, without the name, as flat keys.
 
         A rounding point has its mode under its name and, where it rounds, its bits under ``scores.bits``; the parts
