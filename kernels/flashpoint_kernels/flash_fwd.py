@@ -117,6 +117,64 @@ def round_unnormalized(
 
 
 @triton.jit
+def add_block(
+    b_q, k_desc, v_desc, i_b, i_h, start, stop, rows, features, b_m, b_l, b_o, b_other, b_ones, noise_ptr, layer, i_bh,
+    D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, MASKED: tl.constexpr, PACKED: tl.constexpr,
+    OTHER_SUM: tl.constexpr, REDRAWS: tl.constexpr, STATISTICS: tl.constexpr,
+):  # fmt: skip
+    """m, ℓ, Ō, the Ō of δ and the P̄ that are 1, with the keys from ``start`` to ``stop``: a block of the softmax."""
+    BY_BLOCK: tl.constexpr = C.out_unnormalized_when != "final"
+    BY_PRODUCT: tl.constexpr = C.out_unnormalized_when == "per_product"
+    if C.tiles_per_block == 1:
+        x = scores_of_keys(b_q, k_desc, i_b, i_h, start, rows, noise_ptr, layer, i_bh, D, BK, C, MASKED, PACKED)
+        b_max, b_second = largest_scores(x, C, PACKED)
+    else:
+        b_max, b_second = largest_of_block(
+            b_q, k_desc, i_b, i_h, start, stop, rows, noise_ptr, layer, i_bh, D, BQ, BK, C, MASKED, PACKED
+        )
+    # line 9: the running m, and what was summed under the old one rescaled
+    b_m_new = tl.maximum(b_m, block_shift(b_max, b_second, C))
+    b_rescale = exponential(b_m, b_m_new, C.unit, False)
+    b_l = b_l * b_rescale
+    b_o = b_o * b_rescale[:, None]
+    if OTHER_SUM:
+        b_other = b_other * b_rescale[:, None]
+    if STATISTICS:
+        b_ones = tl.where(b_m_new > b_m, 0, b_ones)
+    b_m = b_m_new
+    b_l_before, b_o_before, b_other_before = b_l, b_o, b_other
+    if C.denominator_floor > 0:
+        b_l = tl.zeros([BQ], tl.float32)
+    if BY_PRODUCT:
+        b_o, b_other = tl.zeros([BQ, D], tl.float32), tl.zeros([BQ, D], tl.float32)
+    if C.normalizer == "before_product":
+        for o_k in range(start, stop, BK):
+            x_again = scores_of_keys(b_q, k_desc, i_b, i_h, o_k, rows, noise_ptr, layer, i_bh, D, BK, C, MASKED, PACKED)
+            b_l += tl.sum(exponentials(x_again, b_m, C, PACKED), 1)
+    if C.tiles_per_block == 1:
+        b_l, b_o, b_other, b_ones = add_tile(
+            x, v_desc, i_b, i_h, start, rows, b_m, b_l, b_o, b_other, b_ones, noise_ptr, layer, i_bh, D, BK, C,
+            PACKED, OTHER_SUM, STATISTICS,
+        )  # fmt: skip
+    else:
+        for o_k in range(start, stop, BK):
+            x = scores_of_keys(b_q, k_desc, i_b, i_h, o_k, rows, noise_ptr, layer, i_bh, D, BK, C, MASKED, PACKED)
+            b_l, b_o, b_other, b_ones = add_tile(
+                x, v_desc, i_b, i_h, o_k, rows, b_m, b_l, b_o, b_other, b_ones, noise_ptr, layer, i_bh, D, BK,
+                C, PACKED, OTHER_SUM, STATISTICS,
+            )  # fmt: skip
+    if BY_BLOCK:
+        b_o, b_other = round_unnormalized(
+            b_o, b_other, start // (C.tiles_per_block * BK), noise_ptr, layer, i_bh, rows, features, C, REDRAWS
+        )
+    if BY_PRODUCT:
+        b_o, b_other = b_o_before + b_o, b_other_before + b_other
+    if C.denominator_floor > 0:
+        b_l = b_l_before + tl.maximum(b_l, C.denominator_floor)
+    return b_m, b_l, b_o, b_other, b_ones
+
+
+@triton.jit
 def count_masked_blocks(b_m, b_l, b_ones, o_rows, first, T, BLOCK: tl.constexpr, C: tl.constexpr):
     """m, ℓ, the factor by which Ō shrinks and the P̄ that are 1, with the blocks of keys after each query."""
     b_factor = tl.full(b_m.shape, 1.0, tl.float32)
@@ -183,7 +241,6 @@ def flash_fwd_rows(
     REDRAWS: tl.constexpr = C.delta == "out_independent"
     FOR_DELTA: tl.constexpr = REDRAWS or C.delta == "out_fp32"
     BY_BLOCK: tl.constexpr = C.out_unnormalized_when != "final"
-    BY_PRODUCT: tl.constexpr = C.out_unnormalized_when == "per_product"
     OTHER_SUM: tl.constexpr = FOR_DELTA and BY_BLOCK
     BLOCK: tl.constexpr = C.tiles_per_block * BK
     i_b, i_h = i_bh // H, i_bh % H
@@ -205,59 +262,11 @@ def flash_fwd_rows(
         first = diagonal if SPLIT and on_diagonal else 0
         last = end if on_diagonal else tl.minimum(diagonal, end)
         for start in range(first, last, BLOCK):
-            stop = tl.minimum(start + BLOCK, last)
-            if C.tiles_per_block == 1:
-                x = scores_of_keys(
-                    b_q, k_desc, i_b, i_h, start, rows, noise_ptr, layer, i_bh, D, BK, C, on_diagonal, PACKED
-                )
-                b_max, b_second = largest_scores(x, C, PACKED)
-            else:
-                b_max, b_second = largest_of_block(
-                    b_q, k_desc, i_b, i_h, start, stop, rows, noise_ptr, layer, i_bh, D, BQ, BK, C, on_diagonal, PACKED
-                )
-            # line 9: the running m, and what was summed under the old one rescaled
-            b_m_new = tl.maximum(b_m, block_shift(b_max, b_second, C))
-            b_rescale = exponential(b_m, b_m_new, C.unit, False)
-            b_l = b_l * b_rescale
-            b_o = b_o * b_rescale[:, None]
-            if OTHER_SUM:
-                b_other = b_other * b_rescale[:, None]
-            if STATISTICS:
-                b_ones = tl.where(b_m_new > b_m, 0, b_ones)
-            b_m = b_m_new
-            b_l_before, b_o_before, b_other_before = b_l, b_o, b_other
-            if C.denominator_floor > 0:
-                b_l = tl.zeros([BQ], tl.float32)
-            if BY_PRODUCT:
-                b_o, b_other = tl.zeros([BQ, D], tl.float32), tl.zeros([BQ, D], tl.float32)
-            if C.normalizer == "before_product":
-                for o_k in range(start, stop, BK):
-                    x_again = scores_of_keys(
-                        b_q, k_desc, i_b, i_h, o_k, rows, noise_ptr, layer, i_bh, D, BK, C, on_diagonal, PACKED
-                    )
-                    b_l += tl.sum(exponentials(x_again, b_m, C, PACKED), 1)
-            if C.tiles_per_block == 1:
-                b_l, b_o, b_other, b_ones = add_tile(
-                    x, v_desc, i_b, i_h, start, rows, b_m, b_l, b_o, b_other, b_ones, noise_ptr, layer, i_bh, D, BK, C,
-                    PACKED, OTHER_SUM, STATISTICS,
-                )  # fmt: skip
-            else:
-                for o_k in range(start, stop, BK):
-                    x = scores_of_keys(
-                        b_q, k_desc, i_b, i_h, o_k, rows, noise_ptr, layer, i_bh, D, BK, C, on_diagonal, PACKED
-                    )
-                    b_l, b_o, b_other, b_ones = add_tile(
-                        x, v_desc, i_b, i_h, o_k, rows, b_m, b_l, b_o, b_other, b_ones, noise_ptr, layer, i_bh, D, BK,
-                        C, PACKED, OTHER_SUM, STATISTICS,
-                    )  # fmt: skip
-            if BY_BLOCK:
-                b_o, b_other = round_unnormalized(
-                    b_o, b_other, start // BLOCK, noise_ptr, layer, i_bh, rows, features, C, REDRAWS
-                )
-            if BY_PRODUCT:
-                b_o, b_other = b_o_before + b_o, b_other_before + b_other
-            if C.denominator_floor > 0:
-                b_l = b_l_before + tl.maximum(b_l, C.denominator_floor)
+            b_m, b_l, b_o, b_other, b_ones = add_block(
+                b_q, k_desc, v_desc, i_b, i_h, start, tl.minimum(start + BLOCK, last), rows, features, b_m, b_l, b_o,
+                b_other, b_ones, noise_ptr, layer, i_bh, D, BQ, BK, C, on_diagonal, PACKED, OTHER_SUM, REDRAWS,
+                STATISTICS,
+            )  # fmt: skip
     if C.counts_masked:
         b_m, b_l, b_rescale, b_ones = count_masked_blocks(b_m, b_l, b_ones, o_rows, i_q * BQ // BLOCK + 1, T, BLOCK, C)
         b_o, b_other = b_o * b_rescale[:, None], b_other * b_rescale[:, None]
