@@ -27,7 +27,7 @@ def observation(variant: AttentionVariant = BF16, **given: Tensor) -> Observatio
     """One layer, one sequence, one head; only zeros where nothing is given. Zero queries attend evenly."""
     zeros = torch.zeros(1, 1, T, D)
     fields: dict[str, Any] = {
-        "x": torch.zeros(1, T, C), "q": zeros, "k": zeros, "v": zeros, "out": zeros, "grad_out": zeros,
+        "x": torch.zeros(1, T, C), "q": zeros, "k": zeros, "v": zeros, "out": zeros, "grad_out": zeros, "grad_q": zeros,
         "w_q": torch.zeros(1, D, C), "update": torch.zeros(1, D, C),
     }  # fmt: skip
     fields = {name: value[None] for name, value in {**fields, **given}.items()}
@@ -116,6 +116,37 @@ def test_rows_that_a_floor_switches_off_are_counted() -> None:
     out = reference.flash_fwd(q, k, v, variant, key)[0]
     found = values(probes.Rows(), observation(variant, q=q, k=k, v=v, out=out, grad_out=grad_out))
     assert found["zero_grad_rows"] == 1
+
+
+def test_deviation_of_a_known_error() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad_out = (torch.randn(1, 1, T, D, generator=generator) for _ in range(4))
+    exact_q = q.clone().double().requires_grad_()
+    scores = (exact_q @ k.double().mT / math.sqrt(D)).masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -math.inf)
+    out = scores.softmax(-1) @ v.double()
+    (grad_q,) = torch.autograd.grad(out, exact_q, grad_out.double())
+    out = out.detach()
+    seen = observation(
+        q=q, k=k, v=v, grad_out=grad_out, out=(out + 0.25).float(), grad_q=(grad_q - 0.5).float()
+    )  # δ is of the O that is 0.25 too large
+    found = values(probes.Deviation(), seen)
+    of_delta = 0.25 * grad_out.double().sum(-1)
+    for name, error, exact in (
+        ("out", torch.full_like(out, 0.25), out),
+        ("grad_q", torch.full_like(out, -0.5), grad_q),
+        ("delta", of_delta, (grad_out.double() * out).sum(-1)),
+    ):
+        unit = exact.square().mean().sqrt().item()
+        assert found[f"{name}_deviation_max"] == pytest.approx(error.abs().max().item(), rel=1e-4), name
+        assert found[f"{name}_deviation_rms"] == pytest.approx(error.square().mean().sqrt().item() / unit, rel=1e-4)
+        assert found[f"{name}_deviation_mean"] == pytest.approx(error.mean().item() / unit, rel=1e-4)
+
+
+def test_the_observed_gradient_of_q_is_the_attentions_own(captured: Observation) -> None:
+    """In BF16 O and dQ of the observed pass deviate from attention in FP32, by little."""
+    found = {name: value.amax().item() for name, value in probes.Deviation().measure(captured).items()}
+    assert 0 < found["grad_q_deviation_rms"] < 0.05
+    assert 0 < found["out_deviation_rms"] < 0.05
 
 
 def test_ties_of_even_attention() -> None:

@@ -143,6 +143,33 @@ class Rows(Probe):
         }
 
 
+class Deviation(Probe):
+    """How far O, δ and dQ are from attention in FP32 throughout, on the same Q, K, V and dO (arXiv 2405.02803).
+
+    ``_max`` is the largest absolute difference and ``_rms`` the root mean square of the differences, over that of the
+    FP32 values. ``_mean`` is their signed mean, in the same unit.
+    """
+
+    def measure(self, seen: Observation) -> Mapping[str, Tensor]:
+        delta_exact = (seen.grad_out * seen.out_exact).sum(-1)
+        return {
+            **_deviation("out", seen.out.float(), seen.out_exact),
+            **_deviation("delta", seen.delta[..., None], delta_exact[..., None]),
+            **_deviation("grad_q", seen.grad_q, seen.grad_q_exact),
+        }
+
+
+def _deviation(name: str, found: Tensor, exact: Tensor) -> dict[str, Tensor]:
+    """Differences of [L, N, H, T, d], by layer and head."""
+    difference, size = (_by_row(x).double().flatten(2) for x in (found - exact, exact))
+    unit = size.square().mean(-1).sqrt().clamp_min(1e-300)
+    return {
+        f"{name}_deviation_max": difference.abs().amax(-1),
+        f"{name}_deviation_rms": difference.square().mean(-1).sqrt() / unit,
+        f"{name}_deviation_mean": difference.mean(-1) / unit,
+    }
+
+
 class OutBias(Probe):
     """Signs of V, and the bias of O_lp − O_hp, by feature; of a head the most one-sided feature is told."""
 
@@ -209,6 +236,7 @@ BUILT_IN: dict[str, type[Probe]] = {
     "ties": Ties,
     "scores": Scores,
     "rows": Rows,
+    "deviation": Deviation,
     "out_bias": OutBias,
     "null_direction": NullDirection,
     "similarity": Similarity,

@@ -75,7 +75,8 @@ class InstrumentedPass:
         finally:
             for handle in handles:
                 handle.remove()
-        grads = torch.autograd.grad(loss * self._share, outs)
+        grads = torch.autograd.grad(loss * self._share, [*outs, *packed])
+        grad_outs, grad_packed = grads[: len(outs)], grads[len(outs) :]
         q, k, v = (self._by_head(part) for part in torch.stack(packed).detach().chunk(3, dim=-1))
         w_q = self._w_q().clone()
         return Observation(
@@ -85,7 +86,8 @@ class InstrumentedPass:
             k=k,
             v=v,
             out=self._by_head(torch.stack(outs).detach()),
-            grad_out=self._by_head(torch.stack(grads)).float(),
+            grad_out=self._by_head(torch.stack(grad_outs)).float(),
+            grad_q=self._by_head(torch.stack(grad_packed).chunk(3, dim=-1)[0]).float(),
             seed_and_step=self._seed_and_step,
             w_q=w_q,
             update=torch.zeros_like(w_q),

@@ -29,6 +29,7 @@ class Observation:
         q, k, v: [L, N, H, T, d] as the attention took them, bfloat16 or float32.
         out: O [L, N, H, T, d] in the dtype in which the projection is given it.
         grad_out: dO [L, N, H, T, d] float32, of these sequences' part of the step's loss.
+        grad_q: dQ [L, N, H, T, d] float32, of the same, as the attention computed it.
         seed_and_step: [2] int64, key of stochastic rounding.
         w_q: [L, H, d, C] before the step.
         update: [L, H, d, C], what the step added to W_Q.
@@ -41,6 +42,7 @@ class Observation:
     v: Tensor
     out: Tensor
     grad_out: Tensor
+    grad_q: Tensor
     seed_and_step: Tensor
     w_q: Tensor
     update: Tensor
@@ -58,8 +60,22 @@ class Observation:
     @cached_property
     def out_exact(self) -> Tensor:
         """O [L, N, H, T, d] of attention in FP32 throughout, on the same Q, K and V."""
-        q, k, v = (x.flatten(0, 1).float() for x in (self.q, self.k, self.v))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True).unflatten(0, self.q.shape[:2])
+        return self._exact[0]
+
+    @cached_property
+    def grad_q_exact(self) -> Tensor:
+        """dQ [L, N, H, T, d] of that attention, for the same dO."""
+        return self._exact[1]
+
+    @cached_property
+    def _exact(self) -> tuple[Tensor, Tensor]:
+        q, k, v, grad_out = (x.flatten(0, 1).float() for x in (self.q, self.k, self.v, self.grad_out))
+        with torch.enable_grad():
+            q.requires_grad_()
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            (grad_q,) = torch.autograd.grad(out, q, grad_out)
+        shape = self.q.shape[:2]
+        return out.detach().unflatten(0, shape), grad_q.unflatten(0, shape)
 
     @cached_property
     def logsumexp(self) -> Tensor:
