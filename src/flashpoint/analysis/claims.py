@@ -1,51 +1,25 @@
-"""The claims table: what was claimed about the failure, and what the evidence says to each claim.
+"""The file of claims: what was claimed about the failure, and how each claim is put to the test.
 
-A file lists the claims. A claim names its runs and a criterion, and no result. The value, its interval and the verdict
-are computed from the runs whenever they are asked for.
+A claim names its runs and a criterion, and no result. :mod:`flashpoint.analysis.verdicts` judges a claim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass as plain_dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from flashpoint.analysis.bias import Window
-from flashpoint.analysis.bias_breakdown import by_layer
-from flashpoint.analysis.bias_law import by_weights
-from flashpoint.analysis.drawn_targets import by_digest
-from flashpoint.analysis.intervals import clopper_pearson, mean_interval
-from flashpoint.analysis.paired import losses_at
-from flashpoint.analysis.ratios import OnsetRatio, onset_ratios
-from flashpoint.analysis.survival import grouped, lifetimes
 from flashpoint.config import Count
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
 
 VERSION = 1
 """The version of the file that this module reads."""
-HALF = 0.5
-"""A share is a majority above it."""
 
 _CHECKED = ConfigDict(use_attribute_docstrings=True, allow_inf_nan=False, extra="forbid")
 Words = Annotated[tuple[str, ...], Field(min_length=1)]
 """Runs as the command line names them, e.g. ``ignite-h200:flash_bf16_seed*``."""
-
-
-class Verdict(StrEnum):
-    """What the evidence says to a claim, at the scale of its runs."""
-
-    REPLICATES = "replicates"
-    FAILS = "does not replicate"
-    UNDECIDED = "undecided"
-    NOT_TESTED = "not tested"
 
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
@@ -157,233 +131,6 @@ class Claim:
     def against(self) -> tuple[str, ...]:
         """The runs that the criterion compares with; empty where it compares with none."""
         return getattr(self.criterion, "against", None) or ()
-
-
-@plain_dataclass(frozen=True)
-class Finding:
-    """What the runs of a claim say."""
-
-    verdict: Verdict
-    n: int = 0
-    """Runs, pairs or sets of weights behind the value."""
-    count: int | None = None
-    """How many of the n are as the claim says; None where the value is a mean."""
-    value: float | None = None
-    """The share, or the mean in the unit of the quantity; None without any n."""
-    low: float | None = None
-    """Lower end of the 95 % interval; None for the mean of one value."""
-    high: float | None = None
-    """Upper end of the 95 % interval; None for the mean of one value."""
-    left_out: int = 0
-    """Runs that could not say: too short, tied with their pair, or without an explosion."""
-
-
-@plain_dataclass(frozen=True)
-class Tally:
-    """How many runs are as a claim says."""
-
-    count: int
-    of: int
-    """The runs that could say."""
-    left_out: int
-    """The runs that could not."""
-
-
-def majority(count: int, of: int) -> Verdict:
-    """Judge a share by its 95 % Clopper–Pearson interval.
-
-    Returns:
-        ``replicates`` for an interval above one half, ``does not replicate`` for one below, or else ``undecided``;
-        ``not tested`` without any run. For pairs this is the two-sided sign test at 5 %.
-    """
-    if not of:
-        return Verdict.NOT_TESTED
-    return within(*clopper_pearson(count, of), above=HALF)
-
-
-def within(low: float, high: float, above: float | None = None, below: float | None = None) -> Verdict:
-    """Judge an interval from ``low`` to ``high`` by bounds.
-
-    Returns:
-        ``replicates`` for an interval inside the bounds, ``does not replicate`` for one wholly outside, or else
-        ``undecided``.
-    """
-    floor, ceiling = -np.inf if above is None else above, np.inf if below is None else below
-    if floor < low and high < ceiling:
-        return Verdict.REPLICATES
-    return Verdict.FAILS if high < floor or ceiling < low else Verdict.UNDECIDED
-
-
-def exploded(runs: Sequence[Run], steps: int | None = None) -> Tally:
-    """Count the runs that exploded within ``steps`` steps, or within their own length.
-
-    A run that exploded later is one that did not. A stable run of fewer steps is left out.
-
-    Raises:
-        UserError: two runs are one experiment, a run is a branch, or the runs have several attentions.
-    """
-    _of_one_attention(runs)
-    lifetimes(runs[0].title, "", runs)  # refuses what is no life of its own
-    horizon = np.inf if steps is None else steps
-    failed = [run.failed_at for run in runs]
-    count = sum(at is not None and at < horizon for at in failed)
-    short = sum(at is None and run.outcome["step"] < (steps or 0) for at, run in zip(failed, runs, strict=True))
-    return Tally(count, len(runs) - short, short)
-
-
-def held(runs: Sequence[Run], steps: int) -> Tally:
-    """Count the runs that did not explode within ``steps`` steps. A stable run of fewer steps is left out.
-
-    Raises:
-        UserError: as :func:`exploded`.
-    """
-    tally = exploded(runs, steps)
-    return Tally(tally.of - tally.count, tally.of, tally.left_out)
-
-
-def compared(ratios: Sequence[OnsetRatio], kind: Literal["earlier", "later"]) -> Tally:
-    """Count the runs whose onset is earlier, or later, than their pair's.
-
-    A run that held beyond its pair's onset is later. A tie, and a run that ended before its pair's onset without an
-    explosion, are left out.
-    """
-    later = sum(one.ratio > 1 for one in ratios)
-    earlier = sum(one.ratio < 1 and one.exploded for one in ratios)
-    of = later + earlier
-    return Tally(later if kind == "later" else earlier, of, len(ratios) - of)
-
-
-def in_layer(runs: Sequence[Run], layer: int) -> Tally:
-    """Count the explosions whose W_Q is largest in this layer (from 1). Runs without an explosion are left out.
-
-    Raises:
-        UserError: a run has not measured the norm of W_Q.
-    """
-    layers = [run.hottest_head[0] for run in runs if run.onset is not None]
-    return Tally(layers.count(layer), len(layers), len(runs) - len(layers))
-
-
-@plain_dataclass(frozen=True)
-class Quantity:
-    """A measured quantity that an interval is taken of."""
-
-    told: str
-    """What tables call it, with its unit."""
-    form: str
-    """The format of its values."""
-    values: Callable[[Sequence[Run], Sequence[Run], Interval], NDArray[np.float64]]
-    """Its values [n], from runs, the runs to compare with, and the criterion."""
-
-
-def _bias_over_variance(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
-    by_run = [by_layer(run, Window()).biases_over_variance for run in runs]
-    for run, by_step in zip(runs, by_run, strict=True):
-        if not len(by_step):
-            raise UserError(f"{run.where}: δ takes no part of the error of O there; leave the run out")
-    return np.array([by_step.mean() for by_step in by_run])
-
-
-def _bias_exponents(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
-    """One a set of weights: the slope of log bias against log noise² over its roundings."""
-    exponents = []
-    for name, points in by_weights(runs, Window()).items():
-        known = [point for point in points if not point.independent]
-        if len(known) < 2 or any(point.bias <= 0 for point in known):
-            raise UserError(f"{name}: two or more roundings with a positive bias make an exponent; leave its runs out")
-        noises, biases = np.log([point.variance for point in known]), np.log([point.bias for point in known])
-        exponents.append(np.polyfit(noises, biases, 1)[0])
-    return np.array(exponents)
-
-
-def _bias_with_targets(targets: str) -> Callable[..., NDArray[np.float64]]:
-    """One a set of weights: the mean over batches of the layer with the largest error."""
-
-    def values(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
-        groups = [group for group in by_digest(runs) if group.complete]
-        measured = [group.measure("bias", targets, group.heaviest_layer) for group in groups]
-        return np.array([by_step.mean() for by_step in measured if by_step is not None])
-
-    return values
-
-
-def _loss_differences(runs: Sequence[Run], against: Sequence[Run], asked: Interval) -> NDArray[np.float64]:
-    _of_one_attention(against)
-    assert asked.step is not None  # checked where the criterion is read
-    found = losses_at(asked.step, [*runs, *against], against[0].title)
-    return np.concatenate([losses.differences for losses in found])
-
-
-QUANTITIES: Mapping[QuantityName, Quantity] = {
-    "bias_over_variance": Quantity("bias / variance of the hottest layer", ".2f", _bias_over_variance),
-    "bias_exponent": Quantity("p of bias ∝ (noise²)^p", ".2f", _bias_exponents),
-    "bias_unrounded_targets": Quantity(
-        "bias / variance, targets of the unrounded model", ".2f", _bias_with_targets("unrounded")
-    ),
-    "bias_model_targets": Quantity("bias / variance, targets of the rounded model", ".2f", _bias_with_targets("model")),
-    "validation_loss": Quantity("difference of validation loss in nats", "+.3f", _loss_differences),
-}
-"""Quantities by name."""
-
-
-def judge(claim: Claim, runs: Sequence[Run], against: Sequence[Run] = ()) -> Finding:
-    """Judge a claim by its runs.
-
-    Args:
-        claim: the claim.
-        runs: the runs that ``claim.runs`` names.
-        against: the runs that ``claim.against`` names.
-
-    Returns:
-        The finding. Without runs, or with none that could say, its verdict is ``not tested``.
-
-    Raises:
-        UserError: the runs are not of the form that the criterion needs, or have not measured what it asks.
-    """
-    if not runs:
-        return Finding(Verdict.NOT_TESTED)
-    match claim.criterion:
-        case Explodes(steps=steps):
-            return _counted(exploded(runs, steps))
-        case Holds(steps=steps):
-            return _counted(held(runs, steps))
-        case Onset(kind=kind):
-            return _counted(compared(_ratios(runs, against), kind))
-        case Layer(layer=layer):
-            return _counted(in_layer(runs, layer))
-        case Interval() as asked:
-            return _averaged(QUANTITIES[asked.quantity].values(runs, against, asked), asked)
-    raise AssertionError("a claim with runs has a criterion")
-
-
-def _counted(tally: Tally) -> Finding:
-    if not tally.of:
-        return Finding(Verdict.NOT_TESTED, left_out=tally.left_out)
-    low, high = clopper_pearson(tally.count, tally.of)
-    share = tally.count / tally.of
-    return Finding(majority(tally.count, tally.of), tally.of, tally.count, share, low, high, tally.left_out)
-
-
-def _averaged(values: NDArray[np.float64], asked: Interval) -> Finding:
-    if not len(values):
-        return Finding(Verdict.NOT_TESTED)
-    mean, half = mean_interval(values)
-    if half is None:
-        return Finding(Verdict.UNDECIDED, 1, value=mean)
-    low, high = mean - half, mean + half
-    return Finding(within(low, high, asked.above, asked.below), len(values), None, mean, low, high)
-
-
-def _ratios(runs: Sequence[Run], against: Sequence[Run]) -> list[OnsetRatio]:
-    groups = onset_ratios(runs, against)
-    if len(groups) > 1:
-        raise UserError(f"{len(groups)} attentions or settings: {'; '.join(groups)}; name runs of one of them")
-    return [ratio for by_seed in groups.values() for ratio in by_seed.values()]
-
-
-def _of_one_attention(runs: Sequence[Run]) -> None:
-    labels = list(dict.fromkeys(label for _, label in grouped(runs)))
-    if len(labels) > 1:
-        raise UserError(f"{len(labels)} attentions: {'; '.join(labels)}; name runs of one of them")
 
 
 def read_claims(path: Path) -> list[Claim]:

@@ -8,20 +8,9 @@ from pathlib import Path
 
 import click
 
-from flashpoint.analysis.claims import (
-    QUANTITIES,
-    Claim,
-    Explodes,
-    Finding,
-    Holds,
-    Interval,
-    Layer,
-    Onset,
-    Verdict,
-    judge,
-    read_claims,
-)
+from flashpoint.analysis.claims import Claim, Explodes, Holds, Interval, Layer, Onset, read_claims
 from flashpoint.analysis.provenance import provenance
+from flashpoint.analysis.verdicts import QUANTITIES, Finding, Verdict, judge
 from flashpoint.cli.cells import code, share, share_interval
 from flashpoint.cli.selection import format_option
 from flashpoint.cli.table import Cell, Table, show

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flashpoint.analysis.claims import (
+from flashpoint.analysis.claims import Claim
+from flashpoint.analysis.ratios import OnsetRatio
+from flashpoint.analysis.verdicts import (
     QUANTITIES,
-    Claim,
     Tally,
     Verdict,
     compared,
@@ -18,7 +19,6 @@ from flashpoint.analysis.claims import (
     majority,
     within,
 )
-from flashpoint.analysis.ratios import OnsetRatio
 from flashpoint.errors import UserError
 from flashpoint.runs.recorded import Run
 from flashpoint.runs.select import select_runs
