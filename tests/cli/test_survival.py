@@ -35,7 +35,7 @@ def test_runs_are_grouped_and_says_where_they_were_made(tmp_path: Path) -> None:
     found = rows(result)
     assert found[0].startswith("| `flash_fp32 injected delta_error.kind=bias` | 1 of 1 | 3 to 100 % | 300 |")
     assert found[1].startswith("| `flash_fixed beta=7` | 1 of 1 | 3 to 100 % | 700 | none |")
-    assert found[2].startswith("| `flash_bf16` | 5 of 6 | 36 to 100 % | 575 | 1,000 | 0.0")
+    assert found[2].startswith("| `flash_bf16` | 5 of 6, 1 by NaN | 36 to 100 % | 575 | 1,000 | 0.0")
     assert found[3] == "| `flash_fp32` | 0 of 3 | 0 to 71 % | not reached | 2,000 |  |"
     assert found[4].startswith("| `flash_fixed beta=2` | 0 of 1 |")
     assert found[5].startswith("| `flash_fp32 injected delta_error.kind=noise` | 0 of 1 |")

@@ -1,6 +1,7 @@
 """A run that turns NaN says where: the layer, head and row, and what underflowed."""
 
 import dataclasses
+import html
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ from flashpoint.config import ModelConfig
 from flashpoint.model import GPT
 from flashpoint.training.nonfinite import locate
 from tests.conftest import Command
+from tests.records import call
 from tests.verdicts import outcome_of
 
 PLACE = re.compile(r"O of layer (\d+), head (\d+), row (\d+) of sequence (\d+) is NaN \((\d+) of (\d+) rows")
@@ -67,3 +69,7 @@ def test_a_run_that_turns_nan_is_repeated_from_before_that(train: Command, tmp_p
     assert outcome["outcome"] == "nonfinite"
     assert PLACE.search(outcome["nonfinite"])
     assert f"step {outcome['onset_step']:,}: {outcome['nonfinite']}" in result.stderr
+    listed = call("runs", tmp_path / "runs/nan").stdout
+    assert outcome["nonfinite"] in listed
+    call("report", tmp_path / "runs/nan")
+    assert outcome["nonfinite"] in html.unescape((tmp_path / "runs/nan/report/report.html").read_text())

@@ -39,6 +39,8 @@ class Lifetimes:
     """Lengths of the runs that did not."""
     setting: str = ""
     """How their experiment differs from the usual one among the given runs."""
+    nonfinite: int = 0
+    """How many of the onsets are of a NaN or an infinity, and not of a loss that rose."""
 
     @property
     def count(self) -> int:
@@ -166,7 +168,8 @@ def lifetimes(label: str, setting: str, runs: Sequence[Run]) -> Lifetimes:
     failed = [run.failed_at for run in runs if run.failed_at is not None]
     held = [run.outcome["step"] for run in runs if run.failed_at is None]
     onsets, censored = np.array(sorted(failed), np.int64), np.array(sorted(held), np.int64)
-    return Lifetimes(label, runs[0].variant, onsets, censored, setting)
+    nonfinite = sum(run.outcome["outcome"] == "nonfinite" for run in runs)
+    return Lifetimes(label, runs[0].variant, onsets, censored, setting, nonfinite)
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:

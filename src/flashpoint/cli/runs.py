@@ -18,16 +18,26 @@ from flashpoint.runs.recorded import Run
 
 
 def outcomes(runs: Sequence[Run]) -> Table:
-    """Return how each run ended; runs that have not ended, or were killed, have a row as well."""
+    """Return how each run ended; runs that have not ended, or were killed, have a row as well.
+
+    Where a run turned NaN and knows why, a column has the reasons.
+    """
 
     def row(run: Run) -> list[object]:
         if not run.ended:
-            return [code(run.name), "not ended", None, None, None]
+            return [code(run.name), "not ended", None, None, None, None]
         outcome = run.outcome
         onset = step(outcome["onset_step"], "none")
-        return [code(run.name), outcome["outcome"], outcome["step"], onset, code(outcome["digest"])]
+        return [
+            code(run.name), outcome["outcome"], outcome["step"], onset, code(outcome["digest"]),
+            outcome.get("nonfinite"),
+        ]  # fmt: skip
 
-    return Table(("run", "outcome", "steps", "onset", "digest"), [row for _, row in answered(runs, row)])
+    columns = ["run", "outcome", "steps", "onset", "digest", "first NaN or infinity"]
+    rows = [row for _, row in answered(runs, row)]
+    if not any(row[-1] for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    return Table(columns, rows)
 
 
 def rates(runs: Sequence[Run]) -> Table:

@@ -33,7 +33,7 @@ def by_attention(groups: Sequence[Lifetimes], control: str) -> Table:
             [
                 *([group.setting] if settings else []),
                 code(group.label),
-                share(len(group.onsets), group.count),
+                _exploded(group),
                 share_interval(len(group.onsets), group.count),
                 step(group.median_onset, NOT_REACHED),
                 _longest(group),
@@ -41,6 +41,13 @@ def by_attention(groups: Sequence[Lifetimes], control: str) -> Table:
             ]
         )
     return Table([*(["setting"] if settings else []), *columns], rows)
+
+
+def _exploded(group: Lifetimes) -> Cell:
+    counted = share(len(group.onsets), group.count)
+    if not group.nonfinite:
+        return counted
+    return Cell({**counted.value, "nonfinite": group.nonfinite}, f"{counted.text}, {group.nonfinite} by NaN")
 
 
 def _rank(group: Lifetimes) -> tuple[str, float, float]:
@@ -63,7 +70,7 @@ def by_setting(found: dict[str, list[Dose]], key: str) -> list[Table]:
                 [
                     code(label),
                     number(dose.value, "g"),
-                    share(len(runs.onsets), runs.count),
+                    _exploded(runs),
                     step(runs.median_onset, NOT_REACHED),
                     steps_between(*runs.median_interval(), NOT_REACHED) if reached else None,
                     _longest(runs),
@@ -107,8 +114,8 @@ def command(
 ) -> None:
     """Count the runs that exploded, and when, a row for each attention and setting.
 
-    Exploded of n with its 95 % interval (Clopper–Pearson), Kaplan–Meier median of the onset, the longest stable run,
-    and the p of a log-rank test against the control.
+    Exploded of n with its 95 % interval (Clopper–Pearson), and how many of them by a NaN or an infinity; Kaplan–Meier
+    median of the onset, the longest stable run, and the p of a log-rank test against the control.
 
     --by KEY: the median onset at each value of a setting, with its 95 % interval. Where every seed exploded at every
     value, the exponent p of onset ∝ value^p follows: its mean over seeds, with its 95 % interval.

@@ -123,7 +123,8 @@ def _row(run: Run) -> str:
     if run.ended:
         kind, steps, digest = run.outcome["outcome"], f"{run.outcome['step']:,}", run.outcome["digest"]
     before, after = ([run.name, run.title], [steps, run.config["seed"], shape, place])
-    verdict = f'<td class="{kind}">{escape(run.verdict)}</td>'
+    why = run.outcome.get("nonfinite") if run.ended else None
+    verdict = f'<td class="{kind}">{escape(": ".join(filter(None, [run.verdict, why])))}</td>'
     return f"<tr>{_cells(before)}{verdict}{_cells(after)}<td><code>{digest}</code></td></tr>"
 
 

@@ -189,11 +189,11 @@ class Run:
 
     @property
     def verdict(self) -> str:
-        """``exploded at 5,563``, ``stable to 20,000``, or ``under way`` before the run has ended."""
+        """``exploded at 5,563``, ``nonfinite at 389``, ``stable to 20,000``, or ``under way`` before the end."""
         if not self.ended:
             return "under way"
         if self.onset is not None:
-            return f"exploded at {self.onset:,}"
+            return f"{self.outcome['outcome']} at {self.onset:,}"
         return f"{self.outcome['outcome']} to {self.outcome['step']:,}"
 
     def by_head(self, name: str) -> Series | None:
