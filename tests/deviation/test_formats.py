@@ -106,5 +106,5 @@ def test_limits_are_those_of_the_standards() -> None:
 
 @pytest.mark.parametrize("name", ["bf8", "m0", "m53", "m", "M7"])
 def test_an_unknown_format_is_refused_with_those_there_are(name: str) -> None:
-    with pytest.raises(UserError, match=f"^{name}: no such format; give one of fp64, .* or m1 to m52"):
+    with pytest.raises(UserError, match=rf"^{name}: no such format; give one of fp64, .* or m1 to m52"):
         format_named(name)
