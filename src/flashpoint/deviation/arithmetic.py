@@ -47,15 +47,15 @@ class Arithmetic:
         """Return A·B [..., R, C] of A [..., R, K] and B [..., K, C], in the format of sums."""
         if self.sums.is_fp64:
             return a @ b
+        in_fp32 = self.sums == FP32 and self.precision.mantissa <= _EXACT_IN_FP32
+        if in_fp32:
+            a, b = a.float(), b.float()
         total = a.new_zeros((*a.shape[:-1], b.shape[-1]))
-        if self.sums == FP32 and self.precision.mantissa <= _EXACT_IN_FP32:
-            a, b, total = a.float(), b.float(), total.float()
-            for k in range(a.shape[-1]):
-                total += a[..., k : k + 1] * b[..., k : k + 1, :]
-            return total.double()
         for k in range(a.shape[-1]):
-            total = self.sums.round(total.addcmul(a[..., k : k + 1], b[..., k : k + 1, :]))
-        return total
+            total.addcmul_(a[..., k : k + 1], b[..., k : k + 1, :])
+            if not in_fp32:
+                self.sums.round_(total)
+        return total.double()
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """Return A·B as an operation whose result is rounded to the precision."""

@@ -62,18 +62,21 @@ class Format:
 
     def round(self, x: Tensor) -> Tensor:
         """Round float64 of any shape to nearest, ties to even. Subnormals are kept; overflow is ∞, of E4M3 NaN."""
+        return x if self.is_fp64 else self.round_(x.clone(memory_format=torch.contiguous_format))
+
+    def round_(self, x: Tensor) -> Tensor:
+        """Round a contiguous tensor in place, and return it."""
         if self.is_fp64:
             return x
         if (self.mantissa, self.exponent) == (23, 8):
-            return x.to(torch.float32).to(torch.float64)
-        x = x.contiguous()
+            return x.copy_(x.to(torch.float32))
         ulp = self.ulp(x)
         # Dividing by a power of two is exact, and so is the integer, which has at most 53 bits.
-        rounded = (x / ulp).round_().mul_(ulp)
-        beyond = rounded.abs() > self.largest
+        x.div_(ulp).round_().mul_(ulp)
+        beyond = x.abs() > self.largest
         if self.has_infinity:
-            return torch.where(beyond, torch.copysign(torch.full_like(x, math.inf), x), rounded)
-        return rounded.masked_fill_(beyond, math.nan)
+            return torch.where(beyond, torch.copysign(ulp.fill_(math.inf), x), x, out=x)
+        return x.masked_fill_(beyond, math.nan)
 
 
 FP64, FP32, TF32 = Format("fp64", 52, 11), Format("fp32", 23, 8), Format("tf32", 10, 8)
