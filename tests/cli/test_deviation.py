@@ -105,6 +105,18 @@ def test_a_ratio_sets_the_distances_from_golden_against_each_other() -> None:
     assert isinstance(ratios["rows"][0]["RMS, ratio"], float)
 
 
+def test_the_last_engine_may_be_the_one_with_tiles() -> None:
+    result = call("deviation", "sdpa:math", "flash", *SMALL, "--of", "O", "--block", "4x4,8x8", "--format", "json")
+    table, ratios = json.loads(result.stdout)["tables"]
+    told = [(row["difference"], row["B_r × B_c"]) for row in table["rows"]]
+    assert told == [
+        ("sdpa:math − flash", "4 × 4"), ("sdpa:math − golden", None), ("flash − golden", "4 × 4"),
+        ("sdpa:math − flash", "8 × 8"), ("flash − golden", "8 × 8"),
+    ]  # fmt: skip
+    assert [row["B_r × B_c"] for row in ratios["rows"]] == ["4 × 4", "8 × 8"]
+    assert ratios["rows"][0]["rescalings a row"] > ratios["rows"][1]["rescalings a row"]
+
+
 def test_engines_of_the_package_and_of_pytorch_are_compared_with_the_last_named() -> None:
     engines = ("flash_bf16", "released", "sdpa", "sdpa:math", "baseline")
     found = values("deviation", *engines, *SMALL, "--of", "O,L,δ,dQ")
@@ -217,6 +229,15 @@ def test_what_is_not_finite_is_counted_and_shown(tmp_path: Path) -> None:
 def test_bad_input_costs_one_line_that_tells_what_to_do(arguments: list[str], told: str) -> None:
     small = () if "--length" in arguments or "--seeds" in arguments else SMALL
     assert told in refusal(call("deviation", *small, *arguments))
+
+
+def test_what_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate(*_: Any, **__: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("flashpoint.deviation.emulated.baseline", allocate)
+    told = refusal(call("deviation", *SMALL))
+    assert told == "error: baseline at 16 tokens: not enough memory; give fewer tokens"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")

@@ -12,6 +12,7 @@ from flashpoint.deviation.arithmetic import EXACT, Arithmetic
 from flashpoint.deviation.emulated import Block, Inputs, Results
 from flashpoint.deviation.engines import Emulated, Engine, Setting
 from flashpoint.deviation.formats import Format
+from flashpoint.errors import UserError
 
 QUANTITIES = ("O", "L", "δ", "dQ", "dK", "dV")
 GOLDEN = "golden"
@@ -102,7 +103,13 @@ def _computed(engine: Engine, inputs: Inputs, setting: Setting) -> Results:
     parts = []
     for start in range(0, count, step):
         at = slice(start, start + step)
-        parts.append(engine.compute(Inputs(inputs.q[at], inputs.k[at], inputs.v[at], inputs.grad_out[at]), setting))
+        part = Inputs(inputs.q[at], inputs.k[at], inputs.v[at], inputs.grad_out[at])
+        try:
+            parts.append(engine.compute(part, setting))
+        except RuntimeError as error:
+            if "alloc" not in str(error):
+                raise
+            raise UserError(f"{engine.name} at {length:,} tokens: not enough memory; give fewer tokens") from error
     rescalings = [part.rescalings for part in parts if part.rescalings is not None]
     return Results(
         {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values},
