@@ -177,7 +177,7 @@ def test_inputs_may_come_from_a_file(tmp_path: Path) -> None:
     tensors = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "grad_out": inputs.grad_out}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
     result = call("deviation", "--inputs", path, "--device", "cpu")
-    assert f"{path}: 3 inputs of 1 heads, head size 16" in result.stdout.splitlines()[0]
+    assert f"{path}: B 3, H 1, head size 16" in result.stdout.splitlines()[0]
     assert rows(result) == rows(call("deviation", *SMALL))
     assert "a file takes no --seeds and no --length" in refusal(
         call("deviation", "--inputs", path, "--seeds", "2", "--length", "4")
@@ -235,9 +235,15 @@ def test_what_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatc
     def allocate(*_: Any, **__: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr("flashpoint.deviation.emulated.baseline", allocate)
+    monkeypatch.setattr("flashpoint.deviation.engines.baseline", allocate)
     told = refusal(call("deviation", *SMALL))
     assert told == "error: baseline at 16 tokens: not enough memory; give fewer tokens"
+
+    def too_large(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("flashpoint.deviation.inputs._of_seed", too_large)
+    assert refusal(call("deviation", *SMALL)) == "error: --length 16: not enough memory; give fewer tokens"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")

@@ -231,7 +231,7 @@ def _inputs(kind: str, seeds: int | None, lengths: list[int] | None, head_size: 
     if unused := [name for name, value in given.items() if value is not None]:
         raise click.UsageError(f"--inputs {kind}: a file takes no {' and no '.join(unused)}")
     count, heads, _, size = inputs.q.shape
-    return [inputs], f"{kind}: {count} inputs of {heads} heads, head size {size}"
+    return [inputs], f"{kind}: B {count}, H {heads}, head size {size}"
 
 
 def _provenance(device: torch.device, inputs: str, causal: bool, accumulate: str | None) -> str:

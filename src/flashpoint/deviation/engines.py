@@ -17,9 +17,8 @@ from flashpoint.attention import dispatch
 from flashpoint.attention.named import variant_named
 from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import CONFIGS
-from flashpoint.deviation import emulated
 from flashpoint.deviation.arithmetic import Arithmetic
-from flashpoint.deviation.emulated import Block, Inputs, Results
+from flashpoint.deviation.emulated import Block, Inputs, Results, baseline, flash
 from flashpoint.deviation.formats import Format
 from flashpoint.errors import UserError, one_line
 
@@ -74,11 +73,10 @@ class Emulated:
 
     def compute(self, inputs: Inputs, setting: Setting) -> Results:
         """See :class:`Engine`."""
+        how = {"causal": setting.causal, "backward": setting.backward}
         if self.tiled:
-            return emulated.flash(
-                inputs, setting.compute, setting.block, causal=setting.causal, backward=setting.backward
-            )
-        return emulated.baseline(inputs, setting.compute, causal=setting.causal, backward=setting.backward)
+            return flash(inputs, setting.compute, setting.block, **how)
+        return baseline(inputs, setting.compute, **how)
 
 
 Call = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]

@@ -47,8 +47,14 @@ def drawn(kind: str, seeds: int, length: int, head_size: int) -> Inputs:
 
     Returns:
         float64 [seeds, 1, length, head_size] each, the same on every machine.
+
+    Raises:
+        UserError: they do not fit into memory.
     """
-    tensors = np.stack([_of_seed(kind, seed, length, head_size) for seed in range(seeds)], 1)
+    try:
+        tensors = np.stack([_of_seed(kind, seed, length, head_size) for seed in range(seeds)], 1)
+    except MemoryError as error:
+        raise UserError(f"--length {length}: not enough memory; give fewer tokens") from error
     return Inputs(*torch.from_numpy(tensors)[:, :, None])
 
 
