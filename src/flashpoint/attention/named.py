@@ -27,22 +27,30 @@ def resolved(attn: dict[str, Any], variants_dir: Path) -> AttentionVariant:
     name, elsewhere = attn["name"].split(" ")[0], attn.get("elsewhere")
     if isinstance(elsewhere, str):
         everywhere = AttentionVariant.from_dict({**attn, "layers": None, "heads": None, "elsewhere": None})
-        attn = {**attn, "elsewhere": _read(elsewhere, variants_dir).in_formats_of(everywhere).to_dict()}
+        attn = {
+            **attn,
+            "elsewhere": variant_named(elsewhere, variants_dir, "attn.elsewhere=").in_formats_of(everywhere).to_dict(),
+        }
     variant = AttentionVariant.from_dict(attn)
     if not (variants_dir / f"{name}.yaml").is_file():
         return variant
-    own, filed = _told(variant), _told(_read(name, variants_dir))
+    own, filed = _told(variant), _told(variant_named(name, variants_dir))
     differing = [f"{key}={value}" for key, value in own.items() if value != filed[key]]
     return dataclasses.replace(variant, name=" ".join([name, *differing]))
 
 
-def _read(name: str, variants_dir: Path) -> AttentionVariant:
+def variant_named(name: str, variants_dir: Path, key: str = "") -> AttentionVariant:
+    """Read the variant of a file of ``variants_dir``.
+
+    Raises:
+        UserError: naming ``key`` and the variants there are: this is none.
+    """
     import yaml  # the training core is importable without it
 
     path = variants_dir / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(path.stem for path in variants_dir.glob("*.yaml")))
-        raise UserError(f"attn.elsewhere={name}: no such variant; choose one of {known}")
+        raise UserError(f"{key}{name}: no such variant; choose one of {known}")
     return AttentionVariant.from_dict(yaml.safe_load(path.read_text()))
 
 

@@ -24,6 +24,10 @@ VERBS = {
     "loss": ("flashpoint.cli.loss:command", "What an attention costs in validation loss."),
     "series": ("flashpoint.cli.series:command", "Metrics of a run over steps; what departs first before an explosion."),
     "delta": ("flashpoint.cli.delta:command", "The error of δ by head, layer, attention, weights or targets."),
+    "deviation": (
+        "flashpoint.cli.deviation:command",
+        "How far attentions are from each other and from FP64, by precision.",
+    ),
     "claims": ("flashpoint.cli.claims:command", "What was claimed of the explosion, and what the evidence says."),
     "report": ("flashpoint.cli.report:command", "Write a page with figures of runs."),
     "archive": ("flashpoint.cli.archive:command", "Add runs to the evidence tables."),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flashpoint import user_code
 from flashpoint.config import ProbesConfig, TrainConfig
 from flashpoint.errors import UserError
 from flashpoint.model import GPT
@@ -102,18 +101,11 @@ def load_probe(name: str) -> Probe:
     """
     if name in BUILT_IN:
         return BUILT_IN[name]()
-    file, _, class_name = name.rpartition(":")
-    if not file:
+    if ":" not in name:
         raise UserError(f"probes.attention: no probe named {name}; choose of {', '.join(BUILT_IN)}, or FILE.py:CLASS")
-    if not Path(file).is_file():
-        raise UserError(f"probes.attention={name}: {file} is no file")
-    spec = importlib.util.spec_from_file_location(f"flashpoint_probe_{Path(file).stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    kind = user_code.load(name, f"probes.attention={name}")
     try:
-        spec.loader.exec_module(module)
-        probe = getattr(module, class_name)()
+        probe = kind()
     except Exception as error:
         raise UserError(f"probes.attention={name}: {type(error).__name__}: {error}") from error
     if not isinstance(probe, Probe):

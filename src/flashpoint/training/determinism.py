@@ -42,7 +42,6 @@ def fix_numerics(threads: int, deterministic: bool) -> None:
 def describe_environment(device: torch.device, config: Config) -> dict[str, Any]:
     """Versions, hardware and what computes the attention, as plain values for the manifest; after ``fix_numerics``."""
     on_gpu = device.type == "cuda"
-    hardware = torch.cuda.get_device_name(device) if on_gpu else _cpu_name()
     return {
         "flashpoint": flashpoint.__version__,
         "commit": _commit(),
@@ -55,9 +54,16 @@ def describe_environment(device: torch.device, config: Config) -> dict[str, Any]
         "sdpa": _sdpa(device, config.model) if config.attn.kernel == "sdpa" else None,
         "numpy": np.__version__,
         "platform": platform.platform(),
-        "hardware": hardware if on_gpu else f"{hardware}, {torch.get_num_threads()} threads",
+        "hardware": hardware_name(device),
         "command": sys.argv,
     }
+
+
+def hardware_name(device: torch.device) -> str:
+    """Name the GPU, or the CPU with the number of threads that PyTorch takes."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_cpu_name()}, {torch.get_num_threads()} threads"
 
 
 def environment_difference(recorded: dict[str, Any], here: dict[str, Any]) -> str | None:

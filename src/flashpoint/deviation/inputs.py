@@ -1,0 +1,94 @@
+"""Q, K, V and dO of independent inputs: drawn by seed, or read from a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flashpoint.deviation.emulated import Inputs
+from flashpoint.errors import UserError
+
+_SINK_NATS = 8.0
+"""The mean score of the first key with ``sink``."""
+_NAMES = ("q", "k", "v", "grad_out")
+
+
+def _sink(q: NDArray[np.float64], k: NDArray[np.float64]) -> None:
+    """Give every query and the first key a part along one direction. Scores of other keys keep mean 0."""
+    d = q.shape[-1]
+    queries = 4.0
+    q += queries / math.sqrt(d)
+    k[0] = _SINK_NATS / queries  # along the same direction, √d·8/4 long
+
+
+def _tied(_q: NDArray[np.float64], k: NDArray[np.float64]) -> None:
+    """Make each second key equal to the one before: a row whose maximum is at such a pair has it twice."""
+    k[1::2] = k[: len(k) - 1 : 2]
+
+
+DRAWN: dict[str, Callable[[NDArray[np.float64], NDArray[np.float64]], None]] = {
+    "normal": lambda _q, _k: None,
+    "sink": _sink,
+    "tied": _tied,
+}
+"""Kinds of inputs, and what each makes of Q and K [T, d] that are standard normal."""
+
+
+def drawn(kind: str, seeds: int, length: int, head_size: int) -> Inputs:
+    """Draw one input of one head for each seed from 0 on.
+
+    Args:
+        kind: of :data:`DRAWN`.
+
+    Returns:
+        float64 [seeds, 1, length, head_size] each, the same on every machine.
+
+    Raises:
+        UserError: they do not fit into memory.
+    """
+    try:
+        tensors = np.stack([_of_seed(kind, seed, length, head_size) for seed in range(seeds)], 1)
+    except MemoryError as error:
+        raise UserError(f"--length {length}: not enough memory; give fewer tokens") from error
+    return Inputs(*torch.from_numpy(tensors)[:, :, None])
+
+
+def _of_seed(kind: str, seed: int, length: int, head_size: int) -> NDArray[np.float64]:
+    """Q, K, V and dO as [4, length, head_size]."""
+    tensors = np.random.default_rng(seed).standard_normal((4, length, head_size))
+    DRAWN[kind](tensors[0], tensors[1])
+    return tensors
+
+
+def read(path: Path) -> Inputs:
+    """Read q, k, v and grad_out [B, H, T, d] of any float dtype from a .safetensors file; B are the independent inputs.
+
+    Raises:
+        UserError: the file is none, or lacks a tensor, or has one of another shape or with NaN or infinity.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise UserError(f"--inputs {path}: no such file; give one, or {', '.join(DRAWN)}")
+    try:
+        found = load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"--inputs {path}: no .safetensors file: {error}") from error
+    if missing := [name for name in _NAMES if name not in found]:
+        raise UserError(f"--inputs {path}: no tensor {', '.join(missing)}; it needs {', '.join(_NAMES)}")
+    shape = found["q"].shape
+    for name in _NAMES:
+        tensor = found[name]
+        if tensor.shape != shape or tensor.ndim != 4 or not tensor.numel():
+            raise UserError(
+                f"--inputs {path}: {name} is {list(tensor.shape)}; all four tensors need one shape [B, H, T, d]"
+            )
+        if not (tensor.is_floating_point() and tensor.isfinite().all()):
+            raise UserError(f"--inputs {path}: {name} holds values that are no finite floating-point numbers")
+    return Inputs(*(found[name].double() for name in _NAMES))
