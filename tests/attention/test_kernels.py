@@ -45,11 +45,8 @@ VARIANTS = {
         scores=NEAREST, out_unnormalized=NEAREST, out_unnormalized_when="per_block", block_k=16, delta="out_fp32"
     ),
     "dynamic_untiled": AttentionVariant(scores=NEAREST, shift="dynamic_max", beta=2.0, block_k=None),
-    "released_64": dataclasses.replace(FROM_FILES["released"], block_k=64, delta="out_fp32"),
-    "released_fixed_64": dataclasses.replace(FROM_FILES["released_fixed"], block_k=64),
-    "released_fixed_128": dataclasses.replace(FROM_FILES["released_fixed"], block_k=128),
+    "released_64": dataclasses.replace(FROM_FILES["released_fixed"], block_k=64, delta="out_fp32"),
     "all_stochastic": in_format(STOCHASTIC),
-    "stochastic_products": dataclasses.replace(in_format(STOCHASTIC), out_unnormalized_when="per_product"),
     "fp32": AttentionVariant(probs=UNROUNDED, out=UNROUNDED, grad_scores=UNROUNDED),
     "independent_per_block": AttentionVariant(
         scores=NEAREST, out_unnormalized=STOCHASTIC, out_unnormalized_when="per_block", out=STOCHASTIC,
