@@ -54,6 +54,7 @@ def authors(path: Path, tensors: list[Tensor]) -> list[Tensor]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # torch.compile imports the file by its name
     spec.loader.exec_module(module)
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -84,6 +84,20 @@ def test_a_metric_by_layer_and_whether_it_is_largest_where_the_run_explodes(two_
     assert refusal(call("delta", two_heads, *options, two_heads)).startswith(f"error: {two_heads}/run: no run there")
 
 
+def test_a_metric_by_attention_is_a_mean_over_its_runs(tmp_path: Path) -> None:
+    def run(name: str, attention: str, values: list[list[float]]) -> str:
+        metrics = [{"step": 0, "row_mass_mean": values}]
+        return write_run(tmp_path / name, {"name": attention}, metrics=metrics)
+
+    one, two = run("1", "released", [[1, 3], [5, 5]]), run("2", "released", [[4, 4], [5, 5]])
+    other, deeper = run("3", "flash_bf16", [[7, 7], [8, 8]]), run("4", "flash_bf16", [[7, 7], [8, 8], [9, 9]])
+    told = rows(call("delta", one, two, other, "--by", "attention", "--metric", "row_mass_mean"))
+    # Layer 1: 2 and 4. Student's t of one degree of freedom is 12.7, the standard error 1.
+    assert told == ["| `released` | 2 | 3 ± 12.7 | 5 ± 0 |", "| `flash_bf16` | 1 | 7 | 8 |"]
+    refused = refusal(call("delta", one, deeper, "--by", "attention", "--metric", "row_mass_mean"))
+    assert "runs of 2 and of 3 layers" in refused
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -91,6 +105,7 @@ def test_a_metric_by_layer_and_whether_it_is_largest_where_the_run_explodes(two_
         (["--by", "layer", "--layers", "1"], "--by layer: takes no --layers"),
         (["--by", "targets", "--since", "5", "--last", "3"], "--by targets: takes no --since and no --last"),
         (["--by", "layer", "--verdicts", "x"], "--verdicts: needs --metric"),
+        (["--by", "attention", "--metric", "x", "--layers", "1"], "--by attention --metric: takes no --of and no"),
         (["--layers", "one"], "give layers from 1 with commas between"),
         (["--until", "0"], "no observed step from 0 to before step 0; give other --since, --last and --until"),
     ],

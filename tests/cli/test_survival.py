@@ -116,6 +116,23 @@ def test_onsets_are_compared_seed_by_seed(tmp_path: Path) -> None:
     assert twice == f"error: {again}: a second run of seed 1 in its row; leave one of them out"
 
 
+def test_how_bad_it_was_stands_beside_the_verdict(tmp_path: Path) -> None:
+    def run(name: str, attention: str, onset: int | None, losses: dict[int, float], norms: list[float]) -> str:
+        metrics = [{"step": step - 1, "val_loss": loss} for step, loss in losses.items()]
+        metrics += [{"step": 100 * (1 + i), "w_q_spectral_norm": [[norm, 1]]} for i, norm in enumerate(norms)]
+        return write_run(tmp_path / name, {"name": attention}, seed=int(name), steps=600, onset=onset, metrics=metrics)
+
+    runs = [
+        run("1", "flash_bf16", 450, {200: 2.5, 400: 2.0, 600: 5.0}, [90, 30]),
+        run("2", "flash_bf16", 450, {400: 2.0, 600: 1.5}, [2, 40]),
+        run("3", "flash_bf16", 100, {400: 2.0, 600: 1.5}, []),  # no validation before the onset
+        run("4", "flash_fp32", None, {600: 2.0}, [5]),
+    ]
+    exploded, stable = rows(call("survival", *runs, "--severity"))
+    assert exploded.endswith("| +1.25 (-0.50 to +3.00) | 35 (30 to 40) |")
+    assert stable.endswith("|  | 5 |")
+
+
 def test_a_control_that_is_not_there_is_told(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / str(seed), {"name": "flash_bf16"}, seed=seed) for seed in range(2)]
     told = "no flash_fp32 among these runs to test against; choose one with --control\n"
@@ -139,6 +156,7 @@ def test_a_run_that_has_not_ended_is_told_and_the_others_are_counted(tmp_path: P
     ("options", "told"),
     [
         (["--by", "train.lr", "--control", "flash_fp32"], "--control and --by: give one of them"),
+        (["--severity", "--by", "train.lr"], "--severity: takes no --by and no --paired"),
         (["--paired", "one", "--out", "x.png"], "--paired: draws nothing, drop --out"),
     ],
 )

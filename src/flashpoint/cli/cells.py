@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from numpy.typing import ArrayLike
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from flashpoint.analysis.intervals import clopper_pearson, mean_interval
 from flashpoint.cli.table import Cell
@@ -44,6 +47,15 @@ def plus_minus(values: ArrayLike, form: str) -> Cell:
     mean, half = mean_interval(values)
     told = "" if half is None else f" ± {half:{form.lstrip('+')}}"
     return Cell({"mean": mean, "half": half}, f"{mean:{form}}{told}")
+
+
+def median_and_range(values: Sequence[float] | NDArray[np.float64], form: str) -> Cell:
+    """``median (least to most)``, one value alone, or nothing for none."""
+    if not len(values):
+        return Cell(None, "")
+    middle, least, most = (float(value) for value in (np.median(values), np.min(values), np.max(values)))
+    told = f" ({least:{form}} to {most:{form}})" if len(values) > 1 else ""
+    return Cell({"median": middle, "least": least, "most": most}, f"{middle:{form}}{told}")
 
 
 def mean(values: ArrayLike, form: str) -> Cell:

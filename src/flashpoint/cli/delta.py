@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import numpy as np
+from numpy.typing import NDArray
 
 from flashpoint.analysis.bias import Window
 from flashpoint.analysis.provenance import provenance
 from flashpoint.cli import delta_tables as tables
 from flashpoint.cli.selection import answered, ended, figure_option, format_option, runs_argument
 from flashpoint.cli.table import Table, show
+from flashpoint.errors import UserError
 from flashpoint.runs.recorded import Run
 from flashpoint.runs.select import open_run
 
@@ -60,9 +63,23 @@ def _metric_by_layer(runs: Sequence[Run], metric: str, options: Options) -> Tabl
 
 
 def _by_attention(runs: Sequence[Run], options: Options) -> list[Table]:
+    if options.metric:
+        return [_metric_by_attention(runs, options.metric, options.window)]
     from flashpoint.analysis.bias_breakdown import by_attention
 
     return [tables.attentions(by_attention(runs, options.error, options.layers, options.window))]
+
+
+def _metric_by_attention(runs: Sequence[Run], metric: str, window: Window) -> Table:
+    from flashpoint.analysis.localisation import by_layer
+
+    groups: dict[str, list[NDArray[np.float64]]] = {}
+    for run, layers in answered(runs, lambda run: by_layer(metric, run, window)):
+        groups.setdefault(run.title, []).append(layers)
+    counts = sorted({len(layers) for members in groups.values() for layers in members})
+    if len(counts) > 1:
+        raise UserError(f"--metric {metric}: runs of {counts[0]} and of {counts[-1]} layers; give runs of one depth")
+    return tables.metric_by_attention(groups)
 
 
 def _by_weights(runs: Sequence[Run], options: Options) -> list[Table]:
@@ -98,7 +115,7 @@ WINDOW = ("since", "until", "last")
 KINDS: dict[str, tuple[Callable[[Sequence[Run], Options], list[Table]], tuple[str, ...]]] = {
     "head": (_by_head, (*WINDOW, "of", "layers")),
     "layer": (_by_layer, (*WINDOW, "metric", "verdicts")),
-    "attention": (_by_attention, (*WINDOW, "of", "layers")),
+    "attention": (_by_attention, (*WINDOW, "of", "layers", "metric")),
     "weights": (_by_weights, (*WINDOW, "out")),
     "targets": (_by_targets, ()),
     "time": (_by_time, ("of", "every", "variant")),
@@ -133,7 +150,7 @@ def _layers(_context: click.Context, _option: click.Parameter, value: str | None
     help="First step that no longer counts.  [default: 1,000 before the onset, or the end]",
 )
 @click.option("--last", type=int, metavar="STEPS", help="Count only the last so many of these steps.")
-@click.option("--metric", metavar="NAME", help="With --by layer: a metric of heads, or sensitivity.")
+@click.option("--metric", metavar="NAME", help="With --by layer or attention: a metric of heads, or sensitivity.")
 @click.option(
     "--verdicts", metavar="FOLDER|EXPERIMENT:", help="With --metric: where runs of the same names have the verdicts."
 )
@@ -176,6 +193,8 @@ def command(
 
     --by attention: bias, noise and bias over noise², means over steps, heads and layers, with intervals over runs.
 
+    --by attention --metric NAME: the mean of a metric over heads, steps and runs by layer, with intervals over runs.
+
     --by weights: RUN... are several attentions on the same weights, replayed with from_step and train.lr=0. Bias over
     noise² as a mean over the roundings, and the rounding farthest from the mean. A δ that is independent of the error
     that the loss sees has a column of its own.
@@ -207,6 +226,8 @@ def command(
         raise click.UsageError(f"--by {kind}: takes no {' and no '.join(unused)}")
     if verdicts and not metric:
         raise click.UsageError("--verdicts: needs --metric")
+    if kind == "attention" and metric and (error or layers):
+        raise click.UsageError("--by attention --metric: takes no --of and no --layers")
     runs = ended(words)
     options = Options(
         Window(since or 0, until, last), error or "delta_error", layers, metric, verdicts, out, every or 500, variant

@@ -162,6 +162,15 @@ def attentions(found: Sequence[AttentionErrors]) -> Table:
     return Table(columns, rows)
 
 
+def metric_by_attention(groups: Mapping[str, Sequence[NDArray[np.float64]]]) -> Table:
+    """A row for each attention, with the values [L] of its runs."""
+    rows = [
+        [code(title), len(runs), *(plus_minus(of_layer, ".3g") for of_layer in np.transpose(runs))]
+        for title, runs in groups.items()
+    ]
+    return Table(("attention", "runs", *(f"L{layer + 1}" for layer in range(len(rows[0]) - 2))), rows)
+
+
 def over_time(found: Trajectory) -> Table:
     """A row for each interval of time, with the bias of each layer."""
     rows = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -11,8 +11,19 @@ import click
 from flashpoint.analysis.provenance import provenance
 from flashpoint.analysis.ratios import OnsetRatio, onset_ratios
 from flashpoint.analysis.response import Dose, exponents, responses
-from flashpoint.analysis.survival import Lifetimes, by_variant, control_of, logrank_p, usual_settings
-from flashpoint.cli.cells import code, interval, mean, number, share, share_interval, step, steps_between
+from flashpoint.analysis.severity import Severity, severity
+from flashpoint.analysis.survival import Lifetimes, by_variant, control_of, grouped, logrank_p, usual_settings
+from flashpoint.cli.cells import (
+    code,
+    interval,
+    mean,
+    median_and_range,
+    number,
+    share,
+    share_interval,
+    step,
+    steps_between,
+)
 from flashpoint.cli.selection import ended, figure_option, format_option, runs_argument
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.runs.recorded import Run
@@ -21,14 +32,19 @@ CONTROL = "flash_fp32"
 NOT_REACHED = "not reached"
 
 
-def by_attention(groups: Sequence[Lifetimes], control: str) -> Table:
-    """Within a setting those first of which most exploded, and soonest."""
+def by_attention(
+    groups: Sequence[Lifetimes], control: str, severities: Mapping[tuple[str, str], Severity] | None = None
+) -> Table:
+    """Within a setting those first of which most exploded, and soonest. Severities are by setting and label."""
     settings = any(group.setting for group in groups)
     columns = ["attention", "exploded", "95 % interval", "median onset", "longest stable"]
     columns.append(f"log-rank p against {control}")
+    if severities is not None:
+        columns += ["rise of the loss", "largest W_Q at the end"]
     rows = []
     for group in sorted(groups, key=_rank):
         against = control_of(group, groups, control)
+        severe = severities[group.setting, group.label] if severities is not None else None
         rows.append(
             [
                 *([group.setting] if settings else []),
@@ -38,6 +54,7 @@ def by_attention(groups: Sequence[Lifetimes], control: str) -> Table:
                 step(group.median_onset, NOT_REACHED),
                 _longest(group),
                 number(logrank_p(group, against) if against and against is not group else None, ".2g"),
+                *([median_and_range(severe.rises, "+.2f"), median_and_range(severe.norms, ".0f")] if severe else []),
             ]
         )
     return Table([*(["setting"] if settings else []), *columns], rows)
@@ -102,6 +119,7 @@ def _ratio(one: OnsetRatio) -> Cell:
 @click.option("--control", metavar="ATTENTION", help=f"The attention to test against.  [default: {CONTROL}]")
 @click.option("--by", "key", metavar="KEY", help="A number of the configuration, e.g. train.lr.")
 @click.option("--paired", multiple=True, metavar="RUN", help="Runs to compare with, one a seed; repeatable.")
+@click.option("--severity", "severe", is_flag=True, help="Rise of the loss and growth of W_Q beside the verdict.")
 @figure_option("the survival curves, or with --by the median onsets,")
 @format_option
 def command(
@@ -109,6 +127,7 @@ def command(
     control: str | None,
     key: str | None,
     paired: tuple[str, ...],
+    severe: bool,
     out: Path | None,
     form: str,
 ) -> None:
@@ -117,6 +136,9 @@ def command(
     Exploded of n with its 95 % interval (Clopper–Pearson), and how many of them by a NaN or an infinity; Kaplan–Meier
     median of the onset, the longest stable run, and the p of a log-rank test against the control.
 
+    --severity: how far the validation loss of the runs that exploded ended above its value before the onset, and the
+    largest spectral norm of W_Q over all heads at the end of each run; median, least and most.
+
     --by KEY: the median onset at each value of a setting, with its 95 % interval. Where every seed exploded at every
     value, the exponent p of onset ∝ value^p follows: its mean over seeds, with its 95 % interval.
 
@@ -124,6 +146,8 @@ def command(
     did not explode has ">" and its length.
     """
     _refuse_together(control=control, by=key, paired=paired)
+    if severe and (key or paired):
+        raise click.UsageError("--severity: takes no --by and no --paired")
     runs = ended(words)
     if paired:
         if out:
@@ -138,14 +162,15 @@ def command(
 
             draw_responses(found, key).savefig(out)
     else:
-        _against_control(runs, control or CONTROL, out, form)
+        _against_control(runs, control or CONTROL, severe, out, form)
 
 
-def _against_control(runs: Sequence[Run], control: str, out: Path | None, form: str) -> None:
+def _against_control(runs: Sequence[Run], control: str, severe: bool, out: Path | None, form: str) -> None:
     groups = by_variant(runs)
+    severities = {key: severity(members) for key, members in grouped(runs).items()} if severe else None
     usual = " ".join(f"{name}={value}" for name, value in usual_settings(runs).items())
     unless = f"\nunless a row says otherwise: {usual}" if usual else ""
-    show(by_attention(groups, control), form, provenance(runs) + unless)
+    show(by_attention(groups, control, severities), form, provenance(runs) + unless)
     if not any(control in (group.label, group.variant) for group in groups):
         print(f"no {control} among these runs to test against; choose one with --control", file=sys.stderr)
     if out:
