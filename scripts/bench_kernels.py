@@ -37,7 +37,7 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def candidates() -> dict[str, Attention]:
-    """Every attention to time, by name."""
+    """Return every attention to time, by name."""
     seed_and_step = torch.zeros(2, dtype=torch.int64, device="cuda")
 
     def backend(kind: SDPBackend) -> Attention:
@@ -60,7 +60,7 @@ def candidates() -> dict[str, Attention]:
 
 
 def time_attention(run: Attention, shape: tuple[int, int, int, int]) -> dict[str, float]:
-    """TFLOP/s forward and backward, with quartiles, and peak memory in MiB beyond the inputs."""
+    """Return TFLOP/s forward and backward, with quartiles, and peak memory in MiB beyond the inputs."""
     B, H, T, d = shape
     flops = 2 * B * H * T * T * d
     with torch.cuda.stream(torch.cuda.Stream()):  # a graph holds only work of its own stream
@@ -81,7 +81,8 @@ def time_attention(run: Attention, shape: tuple[int, int, int, int]) -> dict[str
 
 
 def milliseconds(call: Callable[[], object]) -> list[float]:
-    """Time of one call in each of several replays of a CUDA graph that holds a few: the host adds nothing."""
+    """Return the time of one call in each of several replays of a CUDA graph that holds a few: the host adds
+    nothing."""
     call()
     torch.cuda.current_stream().synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -100,7 +101,7 @@ def milliseconds(call: Callable[[], object]) -> list[float]:
 
 
 def extra_time(result: dict[str, float], control: dict[str, float]) -> dict[str, float]:
-    """Time beyond the control's, as a share of it, of either pass and of both."""
+    """Return the time beyond the control's, as a share of it, of either pass and of both."""
     times = [{"forward": 1 / x["forward_tflops"], "backward": 2.5 / x["backward_tflops"]} for x in (result, control)]
     for passes in times:
         passes["both"] = passes["forward"] + passes["backward"]

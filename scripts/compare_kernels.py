@@ -28,7 +28,7 @@ SIZE, HEADS, LAYER = 64, 4, 2
 
 
 def kinds(length: int) -> dict[str, list[Tensor]]:
-    """q, k, v, dO [2, H, T, d] by kind of stress."""
+    """Return q, k, v, dO [2, H, T, d] by kind of stress."""
 
     def normal(seed: int) -> list[Tensor]:
         generator = torch.Generator("cuda").manual_seed(seed)
@@ -56,7 +56,7 @@ def kinds(length: int) -> dict[str, list[Tensor]]:
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor) -> tuple[Tensor, Tensor]:
-    """O and dQ in FP64."""
+    """Return O and dQ in FP64."""
     q, k, v = (x.double().requires_grad_() for x in (q, k, v))
     scores = (q @ k.mT) * q.shape[-1] ** -0.5
     masked = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
@@ -65,7 +65,7 @@ def exact(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor) -> tuple[Tensor, Te
 
 
 def both(tensors: list[Tensor], variant: AttentionVariant) -> list[tuple[Tensor, Tensor]]:
-    """O and dQ of the kernels and of the PyTorch attention."""
+    """Return O and dQ of the kernels and of the PyTorch attention."""
     q, k, v, grad_out = tensors
     seed_and_step = torch.tensor([1, 2], device="cuda")
     context: dict[str, Any] = {"layer": LAYER, "seed_and_step": seed_and_step}
@@ -77,7 +77,7 @@ def both(tensors: list[Tensor], variant: AttentionVariant) -> list[tuple[Tensor,
 
 
 def ulps(x: Tensor, y: Tensor) -> float:
-    """Largest difference in units of the last BF16 place of the head's largest element."""
+    """Return the largest difference in units of the last BF16 place of the head's largest element."""
     unit = 2.0 ** (y.double().abs().amax((-2, -1), keepdim=True).log2().floor() - 7)
     return float(((x.double() - y.double()).abs() / unit).max())
 

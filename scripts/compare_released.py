@@ -34,7 +34,7 @@ NAMES = ("O", "dQ", "dK", "dV")
 
 
 def inputs(kind: str, device: torch.device) -> list[Tensor]:
-    """Q, K, V and dO [B, H, T, d] bfloat16, as the authors' model makes them: views of [B, T, H, d]."""
+    """Return Q, K, V and dO [B, H, T, d] bfloat16, as the authors' model makes them: views of [B, T, H, d]."""
     generator = torch.Generator().manual_seed(KINDS.index(kind))
     q, k, v, grad_out = (torch.randn(BATCH, LENGTH, HEADS, SIZE, generator=generator) for _ in range(4))
     if kind == "large":
@@ -49,7 +49,7 @@ def inputs(kind: str, device: torch.device) -> list[Tensor]:
 
 
 def authors(path: Path, tensors: list[Tensor]) -> list[Tensor]:
-    """O and the gradients of the file."""
+    """Return O and the gradients of the file."""
     spec = importlib.util.spec_from_file_location("authors_attention", path)
     assert spec is not None
     assert spec.loader is not None
@@ -69,7 +69,7 @@ def authors(path: Path, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def ours(engine: str, tensors: list[Tensor], variant: AttentionVariant) -> list[Tensor]:
-    """The same of the kernels or of the PyTorch attention."""
+    """Return O and the gradients of the kernels or of the PyTorch attention."""
     q, k, v, grad_out = tensors
     device = q.device
     seed_and_step = torch.zeros(2, dtype=torch.int64, device=device)
@@ -83,7 +83,7 @@ def ours(engine: str, tensors: list[Tensor], variant: AttentionVariant) -> list[
 
 
 def ulps(x: Tensor) -> Tensor:
-    """BF16 numbers as integers whose difference counts ulps."""
+    """Return BF16 numbers as integers whose difference counts ulps."""
     pattern = x.contiguous().view(torch.int16).int()
     return torch.where(pattern < 0, -(pattern & 0x7FFF), pattern)
 

@@ -59,7 +59,7 @@ def _bash(command: str, given: str = "") -> str:
 
 
 def _in_this_process(arguments: str) -> str:
-    """What a verb prints: its imports take longer than its work."""
+    """Return what a verb prints: its imports take longer than its work."""
     from flashpoint.cli.main import main as flashpoint
 
     words = _bash(f"printf '%s\\0' {arguments}").split("\0")[:-1]

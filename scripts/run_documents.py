@@ -80,7 +80,7 @@ class Reader:
         shutil.copytree(ROOT / "runs/reference", folder / "runs/reference", dirs_exist_ok=True)
 
     def follow(self, page: Path) -> Iterator[list[str]]:
-        """Page, command, ending and seconds of each command, as it ends."""
+        """Return the page, command, ending and seconds of each command, as it ends."""
         self._runs = []
         whole = page.name == "README.md"
         for command in _commands(page, self._folder):
@@ -131,7 +131,7 @@ class Reader:
         return command if "resume=" in command else f"{command} train.steps={self._steps}"
 
     def _begin(self, name: str) -> subprocess.Popen[str]:
-        """A training that has done its first steps."""
+        """Return a training that has done its first steps."""
         command = ["flashpoint", "train", "attn=flash_bf16", f"train.steps={self._steps}", f"run_name={name}"]
         process = subprocess.Popen(
             command, cwd=self._folder, env=self._environment, stderr=subprocess.DEVNULL, text=True
@@ -158,7 +158,7 @@ class Reader:
 
 
 def _commands(page: Path, folder: Path) -> Iterator[str]:
-    """Commands of a page; files that it shows are written on the way."""
+    """Return the commands of a page; files that it shows are written on the way."""
     fenced: list[str] | None = None
     for line in page.read_text(encoding="utf-8").splitlines():
         if fenced is None and line.startswith("```"):

@@ -39,7 +39,7 @@ VARIANT = AttentionVariant(scores=NEAREST, out_unnormalized=NEAREST)
 
 
 def passes(shape: tuple[int, int, int, int]) -> tuple[Callable[[], object], Callable[[], object]]:
-    """The forward and the backward pass on random tensors."""
+    """Return the forward and the backward pass on random tensors."""
     q, k, v, grad_out = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     context: dict[str, Any] = {"layer": 1, "seed_and_step": torch.zeros(2, dtype=torch.int64, device="cuda")}
     saved = launch.flash_fwd(q, k, v, VARIANT, **context)
@@ -50,7 +50,7 @@ def passes(shape: tuple[int, int, int, int]) -> tuple[Callable[[], object], Call
 
 
 def with_caps(choices: list[TileSizes]) -> list[TileSizes]:
-    """Each choice as it is and, for programs of 4 warps, with at most 128 registers a thread."""
+    """Return each choice as it is and, for programs of 4 warps, with at most 128 registers a thread."""
     capped = [dataclasses.replace(sizes, registers=128) for sizes in choices if sizes.warps == 4]
     return list(dict.fromkeys([*choices, *capped]))
 

@@ -1,6 +1,7 @@
 """What a newcomer with a laptop sees: the loss explodes, and on the same batches the fix holds.
 
-With half the preset's batch and no steps after the verdict, which takes two thirds of the time.
+With one layer, half the batch and a quicker optimiser than the preset's: a fifth of the time. ``.ci/run`` has the
+preset itself.
 """
 
 import json
@@ -23,13 +24,13 @@ def test_the_laptop_explodes_and_its_fix_holds_on_the_same_batches(tmp_path: Pat
         )
         return outcome_of(result)[1]
 
-    small = ("train.batch_size=16", "detector.tail_steps=0")
-    assert train("attn=flash_bf16", "train.device=cpu", *small, "run_name=explosion") == "exploded"
+    small = ("model.n_layer=1", "train.batch_size=16", "detector.tail_steps=0")
+    quick = ("train.lr=8e-3", "train.beta2=0.9", "train.warmup_steps=50")
+    assert train("attn=flash_bf16", "train.device=cpu", *small, *quick, "run_name=explosion") == "exploded"
     assert train("replay=explosion", "attn=flash_fixed", "run_name=fixed") == "stable"
     exploded, fixed = (open_run(name, tmp_path / "runs") for name in ("explosion", "fixed"))
     outcomes = [json.loads((tmp_path / f"runs/{name}/outcome.json").read_text()) for name in ("explosion", "fixed")]
     assert outcomes[0]["tape_digest"] == outcomes[1]["tape_digest"]
     assert outcomes[0]["step"] == outcomes[1]["step"]
-    layers = [run.measured_by_head("w_q_spectral_norm")[1][..., -1].max(1) for run in (exploded, fixed)]
-    assert layers[0].argmax() == 0  # the first layer's W_Q
-    assert layers[0].max() > 3 * layers[1].max()
+    norms = [run.measured_by_head("w_q_spectral_norm")[1][..., -1].max() for run in (exploded, fixed)]
+    assert norms[0] > 3 * norms[1]

@@ -9,7 +9,7 @@ from flashpoint_kernels.rounding import to_dtype_of
 
 @triton.jit
 def load_chunk(ptr, stride_b, stride_h, stride_t, i_bh, first, H, T, D: tl.constexpr, BT: tl.constexpr):
-    """Tokens [BT, D] of one head in FP32, 0 past the last."""
+    """Return the tokens [BT, D] of one head in FP32, 0 past the last."""
     o_tokens = first + tl.arange(0, BT)
     ptr += (i_bh // H).to(tl.int64) * stride_b + (i_bh % H) * stride_h
     pointers = ptr + o_tokens[:, None].to(tl.int64) * stride_t + tl.arange(0, D)[None, :]
@@ -21,7 +21,7 @@ def center_keys_kernel(
     k_ptr, centered_ptr, selected_ptr, stride_b, stride_h, stride_t, H, T,
     D: tl.constexpr, BT: tl.constexpr, CENTERS: tl.constexpr, ELSEWHERE: tl.constexpr,
 ):  # fmt: skip
-    """K − mean_T(K) of one head and sequence, or K where a choice of heads says so; L2 holds the second read.
+    """Store K − mean_T(K) of one head and sequence, or K where a choice of heads says so; L2 holds the second read.
 
     CENTERS is of the selected heads and ELSEWHERE of the others, or None where all heads are centred.
     """

@@ -8,7 +8,7 @@ import triton.language as tl
 def embedding_grad_kernel(
     grad_ptr, positions_ptr, starts_ptr, out_ptr, C, BN: tl.constexpr, BC: tl.constexpr
 ):  # fmt: skip
-    """Features [BC] of one token's gradient: the sum over its positions, ``BN`` at a time.
+    """Store the features [BC] of one token's gradient: the sum over its positions, ``BN`` at a time.
 
     ``positions_ptr`` holds the positions sorted by token, those of token t from ``starts_ptr[t]`` to ``[t + 1]``.
     """

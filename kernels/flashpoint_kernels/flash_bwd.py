@@ -13,7 +13,7 @@ from flashpoint_kernels.scores import tile_scores
 
 @triton.jit
 def probabilities(b_s, b_lse, C: tl.constexpr):
-    """P = exp(S − L) in FP32, line 11; L broadcasts to the tile."""
+    """Return P = exp(S − L) in FP32, line 11; L broadcasts to the tile."""
     if C.fused_exponent:
         FACTOR: tl.constexpr = C.unit * LOG2E
         exponent = tl.fma(b_s, tl.full(b_s.shape, FACTOR, tl.float32), tl.zeros_like(b_s) - b_lse * LOG2E)
@@ -24,7 +24,7 @@ def probabilities(b_s, b_lse, C: tl.constexpr):
 
 @triton.jit
 def delta_error(b_do, b_o, o_rows, noise_ptr, sizes_ptr, layer, i_bh, C: tl.constexpr):
-    """What is injected into δ [BQ]: size · |dO|₂ · |O|₂, with a random sign for ``noise``.
+    """Return what is injected into δ [BQ]: size · |dO|₂ · |O|₂, with a random sign for ``noise``.
 
     ``sizes_ptr`` has the sizes that follow each other, if there are several: C.delta_error_sizes float32.
     """
@@ -45,7 +45,7 @@ def row_delta(
     b_q, b_do, b_lse, k_desc, v_desc, o_ptr, o_delta_ptr, noise_ptr, o_token, o_rows, i_q, i_bh, H, T, layer,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """δ [BQ] without an injected error: from O, from the O that was saved for it, or from P and dP."""
+    """Return δ [BQ] without an injected error: from O, from the O that was saved for it, or from P and dP."""
     GRAD_PROBS: tl.constexpr = C.grad_probs
     i_b, i_h = i_bh // H, i_bh % H
     rows, in_rows, end = o_rows[:, None], o_rows < T, tl.minimum((i_q + 1) * BQ, T)
@@ -78,7 +78,7 @@ def row_delta(
 
 @triton.jit
 def with_error(b_delta, b_do, o_ptr, noise_ptr, sizes_ptr, o_token, o_rows, i_bh, T, layer, C: tl.constexpr):
-    """δ of dQ and of dK, with the error injected into those that take it."""
+    """Return δ of dQ and of dK, with the error injected into those that take it."""
     b_delta_of_k = b_delta
     if C.delta_error != "none":
         b_returned = tl.load(o_ptr + o_token, mask=o_rows[:, None] < T, other=0.0)
@@ -96,7 +96,7 @@ def flash_bwd_dq_rows(
     noise_ptr, sizes_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """δ and dQ [BQ, D] of one block of queries; ``centered_desc`` has dQ's keys where C.center_grad_q.
+    """Return δ and dQ [BQ, D] of one block of queries; ``centered_desc`` has dQ's keys where C.center_grad_q.
 
     For the other kernel, ``rows_ptr``, two planes [B·H, T_ROWS] of PLANE elements, takes L (+∞ past the end, so that P
     is 0 there) and dK's δ; ``drift_ptr`` [B·H, blocks, D] takes Σᵢ (Σⱼ dSᵢⱼ) qᵢ, which centring takes off dK.
@@ -162,7 +162,8 @@ def flash_bwd_dkdv_keys(
     i_k, i_bh, H, T, T_ROWS, PLANE, DRIFTS, layer,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV [BK, D] of one block of keys, over all queries from it on. Tiles are [BK, BQ]: keys by queries."""
+    """Return dK and dV [BK, D] of one block of keys, over all queries from it on. Tiles are [BK, BQ]: keys by
+    queries."""
     PROBS: tl.constexpr = C.probs_backward
     GRAD_PROBS: tl.constexpr = C.grad_probs
     GRAD_SCORES: tl.constexpr = C.grad_scores
@@ -225,7 +226,7 @@ def flash_bwd_dq_kernel(
     noise_ptr, sizes_ptr, sizes_elsewhere_ptr, selected_ptr, B, H, T, T_ROWS, PLANE, layer, GROUP,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
 ):  # fmt: skip
-    """C for all heads, or for the selected ones and ELSEWHERE for the others."""
+    """Run C for all heads, or for the selected ones and ELSEWHERE for the others."""
     n_blocks = tl.cdiv(T, BQ)
     i_q, i_bh = block_and_head(n_blocks, B * H, GROUP)
     i_q = n_blocks - 1 - i_q  # the longest rows first
@@ -247,7 +248,7 @@ def flash_bwd_dkdv_kernel(
     B, H, T, T_ROWS, PLANE, DRIFTS, layer, GROUP,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
 ):  # fmt: skip
-    """C for all heads, or for the selected ones and ELSEWHERE for the others."""
+    """Run C for all heads, or for the selected ones and ELSEWHERE for the others."""
     i_k, i_bh = block_and_head(tl.cdiv(T, BK), B * H, GROUP)
     if ELSEWHERE is None or tl.load(selected_ptr + i_bh % H) != 0:
         flash_bwd_dkdv_keys(

@@ -22,7 +22,7 @@ from flashpoint_kernels.scores import exponentials, merge_two_largest, row_maxim
 
 @triton.jit
 def block_shift(b_max, b_second, C: tl.constexpr):
-    """The m [BQ] that a block of keys asks for, from its two largest scores a row (Qiu & Yao, Algorithm 1)."""
+    """Return the m [BQ] that a block of keys asks for, from its two largest scores a row (Qiu & Yao, Algorithm 1)."""
     b_shift = b_max
     if C.shift == "offset":
         b_shift = b_max + C.shift_offset
@@ -39,7 +39,7 @@ def scores_of_keys(
     b_q, k_desc, i_b, i_h, start, rows, noise_ptr, layer, i_bh,
     D: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, MASKED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """S of a block of queries and the tile of keys from ``start`` on."""
+    """Return S of a block of queries and the tile of keys from ``start`` on."""
     b_k = load_rows(k_desc, i_b, i_h, start, BK, D)
     columns = (start + tl.arange(0, BK))[None, :]
     return tile_scores(b_q, tl.trans(b_k), rows, columns, noise_ptr, layer, i_bh, C, MASKED, PACKED)
@@ -51,7 +51,7 @@ def add_tile(
     D: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, PACKED: tl.constexpr, OTHER_SUM: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):  # fmt: skip
-    """ℓ, Ō, the Ō of δ and the P̄ that are 1, with one more tile under the shift m: lines 9 and 10.
+    """Return ℓ, Ō, the Ō of δ and the P̄ that are 1, with one more tile under the shift m: lines 9 and 10.
 
     With ``before_product`` ``b_l`` is the whole row's already, and P̄/ℓ takes the place of P̄.
     """
@@ -107,7 +107,8 @@ def largest_of_block(
 def round_unnormalized(
     b_o, b_other, block, noise_ptr, layer, i_bh, rows, features, C: tl.constexpr, REDRAWS: tl.constexpr
 ):  # fmt: skip
-    """Ō, or P̄V of one block of keys, and with REDRAWS that of δ, rounded after the block of keys of that number."""
+    """Return Ō, or P̄V of one block of keys, and with REDRAWS that of δ, rounded after the block of keys of that
+    number."""
     OUT_UNNORMALIZED: tl.constexpr = C.out_unnormalized
     FOR_DELTA: tl.constexpr = C.out_unnormalized_for_delta
     b_o = round_point(b_o, OUT_UNNORMALIZED, noise_ptr, layer, block, i_bh, rows, features)
@@ -122,7 +123,8 @@ def add_block(
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, MASKED: tl.constexpr, PACKED: tl.constexpr,
     OTHER_SUM: tl.constexpr, REDRAWS: tl.constexpr, STATISTICS: tl.constexpr,
 ):  # fmt: skip
-    """m, ℓ, Ō, the Ō of δ and the P̄ that are 1, with the keys from ``start`` to ``stop``: a block of the softmax."""
+    """Return m, ℓ, Ō, the Ō of δ and the P̄ that are 1, with the keys from ``start`` to ``stop``: a block of the
+    softmax."""
     BY_BLOCK: tl.constexpr = C.out_unnormalized_when != "final"
     BY_PRODUCT: tl.constexpr = C.out_unnormalized_when == "per_product"
     if C.tiles_per_block == 1:
@@ -176,7 +178,7 @@ def add_block(
 
 @triton.jit
 def count_masked_blocks(b_m, b_l, b_ones, o_rows, first, T, BLOCK: tl.constexpr, C: tl.constexpr):
-    """m, ℓ, the factor by which Ō shrinks and the P̄ that are 1, with the blocks of keys after each query."""
+    """Return m, ℓ, the factor by which Ō shrinks and the P̄ that are 1, with the blocks of keys after each query."""
     b_factor = tl.full(b_m.shape, 1.0, tl.float32)
     for block in range(first, tl.cdiv(T, BLOCK)):
         masked = o_rows < block * BLOCK
@@ -197,7 +199,7 @@ def store_rows(
     o_rows, i_bh, H, T, layer, D: tl.constexpr, BQ: tl.constexpr, C: tl.constexpr, FOR_DELTA: tl.constexpr,
     REDRAWS: tl.constexpr, STATISTICS: tl.constexpr,
 ):  # fmt: skip
-    """O and L of a block of queries, the O of δ with FOR_DELTA, m and the count of ones with STATISTICS."""
+    """Store O and L of a block of queries, the O of δ with FOR_DELTA, m and the count of ones with STATISTICS."""
     OUT: tl.constexpr = C.out
     OUT_FOR_DELTA: tl.constexpr = C.out_for_delta
     rows, features = o_rows[:, None], tl.arange(0, D)[None, :]
@@ -233,7 +235,8 @@ def flash_fwd_rows(
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, PAIRS: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries. Shift and per-block rounding act on blocks of C.tiles_per_block tiles, products on tiles.
+    """Compute one block of queries. Shift and per-block rounding act on blocks of C.tiles_per_block tiles, products on
+    tiles.
 
     STATISTICS: the final m in nats and the number of P̄ that are 1 under it, as operands, are stored too.
     """
@@ -287,7 +290,7 @@ def flash_fwd_kernel(
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, ELSEWHERE: tl.constexpr,
     PAIRS: tl.constexpr, STATISTICS: tl.constexpr,
 ):  # fmt: skip
-    """C for all heads, or for the selected ones and ELSEWHERE for the others."""
+    """Run C for all heads, or for the selected ones and ELSEWHERE for the others."""
     n_blocks = tl.cdiv(T, BQ)
     i_q, i_bh = block_and_head(n_blocks, B * H, GROUP)
     i_q = n_blocks - 1 - i_q  # the longest rows first

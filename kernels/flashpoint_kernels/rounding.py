@@ -20,7 +20,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def round_nearest(x, BITS: tl.constexpr):
-    """FP32 to values with BITS mantissa bits, to nearest even, kept in FP32."""
+    """Round FP32 to values with BITS mantissa bits, to nearest even, kept in FP32."""
     if INTERPRETED or BITS != BF16_BITS:
         DISCARDED: tl.constexpr = 23 - BITS
         pattern = x.to(tl.uint32, bitcast=True)
@@ -43,7 +43,7 @@ def round_nearest(x, BITS: tl.constexpr):
 
 @triton.jit
 def round_stochastic(x, noise, BITS: tl.constexpr):
-    """FP32 to values with BITS mantissa bits; the upper bits of ``noise``, as many as go, are the offset.
+    """Round FP32 to values with BITS mantissa bits; the upper bits of ``noise``, as many as go, are the offset.
 
     Infinities and NaN stay.
     """
@@ -56,7 +56,7 @@ def round_stochastic(x, noise, BITS: tl.constexpr):
 
 @triton.jit
 def noise_words(noise_ptr, layer, STREAM: tl.constexpr, block, head_number, rows, columns):
-    """Philox4x32-10 words of a tile; the key is (seed, step), the counter is the position.
+    """Return Philox4x32-10 words of a tile; the key is (seed, step), the counter is the position.
 
     ``rows`` and ``columns`` broadcast to the tile: [R, 1] and [1, C], or [1, R] and [C, 1].
     """
@@ -73,7 +73,7 @@ def noise_words(noise_ptr, layer, STREAM: tl.constexpr, block, head_number, rows
 
 @triton.jit
 def round_point(x, POINT: tl.constexpr, noise_ptr, layer, block, head_number, rows, columns):
-    """A tile rounded as a variant's rounding point says, in FP32."""
+    """Return a tile rounded as a variant's rounding point says, in FP32."""
     if POINT.mode == "nearest":
         x = round_nearest(x, POINT.bits)
     elif POINT.mode == "stochastic":
@@ -84,7 +84,8 @@ def round_point(x, POINT: tl.constexpr, noise_ptr, layer, block, head_number, ro
 
 @triton.jit
 def as_operand(x, POINT: tl.constexpr, noise_ptr, layer, head_number, rows, columns):
-    """A tile rounded as a rounding point says and ready for :func:`product`: BF16, or FP32 where it does not fit."""
+    """Return a tile rounded as a rounding point says and ready for :func:`product`: BF16, or FP32 where it does not
+    fit."""
     if INTERPRETED or POINT.mode == "stochastic" or POINT.bits != BF16_BITS:
         x = round_point(x, POINT, noise_ptr, layer, 0, head_number, rows, columns)
     return x if INTERPRETED or POINT.mode == "none" or POINT.bits > BF16_BITS else x.to(tl.bfloat16)
@@ -92,7 +93,8 @@ def as_operand(x, POINT: tl.constexpr, noise_ptr, layer, head_number, rows, colu
 
 @triton.jit
 def product(a, b, acc):
-    """acc + a·b, accumulated in FP32. ``b`` holds BF16 values; ``a`` is BF16, or FP32 and then all of it counts."""
+    """Return acc + a·b, accumulated in FP32. ``b`` holds BF16 values; ``a`` is BF16, or FP32 and then all of it
+    counts."""
     if a.dtype == b.dtype:
         acc = tl.dot(a, b, acc, input_precision="ieee")
     else:
@@ -110,7 +112,7 @@ def in_registers(x):
 
 @triton.jit
 def exponential(x, shift, UNIT: tl.constexpr, FUSED: tl.constexpr):
-    """exp((x − shift)·UNIT): the difference first, or one fused multiply-add as production kernels have it."""
+    """Return exp((x − shift)·UNIT): the difference first, or one fused multiply-add as production kernels have it."""
     FACTOR: tl.constexpr = UNIT * LOG2E
     if FUSED:
         exponent = tl.fma(x, tl.full(x.shape, FACTOR, tl.float32), -(shift * FACTOR) + tl.zeros_like(x))
@@ -121,7 +123,7 @@ def exponential(x, shift, UNIT: tl.constexpr, FUSED: tl.constexpr):
 
 @triton.jit
 def divide(x, divisor):
-    """x [R, C] / divisor [R, 1] to nearest even, but for subnormal intermediates.
+    """Return x [R, C] / divisor [R, 1] to nearest even, but for subnormal intermediates.
 
     One division a row and two multiply-adds an element (Markstein 1990): the remainder of a first quotient is exact.
     """
@@ -133,7 +135,7 @@ def divide(x, divisor):
 
 @triton.jit
 def to_dtype_of(x, ptr):
-    """FP32 in the dtype that ``ptr`` points at, to nearest even."""
+    """Cast FP32 to the dtype that ``ptr`` points at, to nearest even."""
     if INTERPRETED and ptr.dtype.element_ty == tl.bfloat16:
         x = round_nearest(x, 7)  # BF16_BITS, which the interpreter cannot shift by
     return x.to(ptr.dtype.element_ty)

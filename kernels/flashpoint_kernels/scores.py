@@ -15,7 +15,7 @@ def tile_scores(
     a, b, rows, columns, noise_ptr, layer, head_number, C: tl.constexpr, MASKED: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """S of one tile, a·b, rounded; MASKED: −inf where the key comes after the query.
+    """Return S of one tile, a·b, rounded; MASKED: −inf where the key comes after the query.
 
     ``rows`` (queries) and ``columns`` (keys) broadcast to the tile, whichever of them is first. PACKED: [R, C/2] int32,
     columns 2i and 2i + 1 in a word.
@@ -77,7 +77,7 @@ def row_maxima(x, PACKED: tl.constexpr):
 
 @triton.jit
 def two_largest(x, PACKED: tl.constexpr):
-    """The largest and the second largest score of each row, [R] FP32; equal where the maximum occurs twice."""
+    """Return the largest and the second largest score of each row, [R] FP32; equal where the maximum occurs twice."""
     if PACKED:
         none = tl.full(x.shape, -8323200, tl.int32)  # 0xFF80FF80: −inf twice
         first, second = tl.reduce((x, none), 1, _two_largest_of_pairs)
@@ -99,7 +99,7 @@ def merge_two_largest(b_first, b_second, b_other_first, b_other_second):
 
 @triton.jit
 def exponentials(x, b_shift, C: tl.constexpr, PACKED: tl.constexpr):
-    """P̄ [R, C] FP32 of a tile under the shift [R]."""
+    """Return P̄ [R, C] FP32 of a tile under the shift [R]."""
     if PACKED:
         low = exponential(_low(x), b_shift[:, None], C.unit, C.fused_exponent)
         high = exponential(_high(x), b_shift[:, None], C.unit, C.fused_exponent)

@@ -29,7 +29,7 @@ GROUP_BYTES = 24 << 20
 
 
 def tile_sizes_of(size: int) -> dict[str, Any]:
-    """What the kernels take for a head size, as plain values; empty where they do not take the size.
+    """Return what the kernels take for a head size, as plain values; empty where they do not take the size.
 
     The keys are those that manifests have.
     """

@@ -271,7 +271,7 @@ class Config:
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values only: what the run folder stores."""
+        """Return the plain values only: what the run folder stores."""
         return {**dataclasses.asdict(self), "attn": self.attn.to_dict()}
 
 
@@ -287,14 +287,15 @@ _SECTIONS: dict[str, type] = {
 
 
 def keys() -> Iterator[Key]:
-    """Every key but those of ``attn``, in the order of their fields; a section that has a mark is one of them."""
+    """Return every key but those of ``attn``, in the order of their fields; a section that has a mark is one of
+    them."""
     yield from keys_of(Config)
     for name, section in _SECTIONS.items():
         yield from keys_of(section, f"{name}.")
 
 
 def hydra_schema() -> type:
-    """``Config`` as a structured config: Hydra refuses unknown keys and wrong types by name."""
+    """Return ``Config`` as a structured config: Hydra refuses unknown keys and wrong types by name."""
     return structured_config(Config)
 
 

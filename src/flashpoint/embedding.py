@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def token_embedding(tokens: Tensor, weight: Tensor) -> Tensor:
-    """Rows of ``weight`` [V, C] for ``tokens`` [B, T] int64: [B, T, C]. V ≤ 2³¹.
+    """Return the rows of ``weight`` [V, C] for ``tokens`` [B, T] int64: [B, T, C]. V ≤ 2³¹.
 
     Under ``torch.use_deterministic_algorithms`` a GPU sums the gradient in the order of positions.
     """
@@ -38,7 +38,7 @@ class _OrderedEmbedding(torch.autograd.Function):
 
 @torch.library.custom_op("flashpoint::embedding_grad", mutates_args=())
 def embedding_grad(grad: Tensor, tokens: Tensor, size: int) -> Tensor:
-    """Σ of the rows of ``grad`` [B, T, C] float32 over the positions of each token: [size, C] float32."""
+    """Return Σ of the rows of ``grad`` [B, T, C] float32 over the positions of each token: [size, C] float32."""
     import triton  # a CPU need not wait for it
 
     from flashpoint_kernels.embedding import embedding_grad_kernel

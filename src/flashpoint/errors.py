@@ -17,7 +17,7 @@ class UserError(Exception):
 
 
 def one_line(error: Exception) -> str:
-    """The message of a :class:`UserError`, or of a Hydra or OmegaConf error, as one line with a remedy."""
+    """Return the message of a :class:`UserError`, or of a Hydra or OmegaConf error, as one line with a remedy."""
     text = str(error)
     if missing := re.search(
         r"Could not find '([^/']+)/([^']*)'.*?Available options in '[^']+':\n(.*?)\n\S", text, re.S

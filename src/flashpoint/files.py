@@ -38,6 +38,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def file_sha256(path: Path) -> str:
-    """Hex digest of a file's bytes."""
+    """Return the hex digest of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

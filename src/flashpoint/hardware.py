@@ -8,7 +8,8 @@ from flashpoint.errors import UserError
 
 
 def default_experiment(device: str) -> str:
-    """``ignite`` with a CUDA device, ``laptop`` without, or where ``device``, which is ``train.device``, is ``cpu``."""
+    """Return ``ignite`` with a CUDA device, ``laptop`` without, or where ``device``, which is ``train.device``, is
+    ``cpu``."""
     return "ignite" if device != "cpu" and cuda_devices() else "laptop"
 
 
@@ -31,7 +32,7 @@ def refuse_unusable_gpu(device: str) -> None:
 
 
 def cuda_devices() -> int:
-    """CUDA devices the driver shows this process; 0 without a driver."""
+    """Count the CUDA devices that the driver shows this process; 0 without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x · Wᵀ.
+    """Return x · Wᵀ.
 
     Under autocast both operands and the result are BF16, and so are both gradients before they take the dtypes of ``x``
     and ``weight``. On a CPU every BF16 product is then :func:`bf16_matmul`; a GPU takes PyTorch's.
@@ -46,7 +46,7 @@ class Linear(nn.Linear):
 
 @torch.library.custom_op("flashpoint::bf16_matmul", mutates_args=())
 def bf16_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a · b with exact products, FP32 sums and one rounding to nearest even, on a CPU; its gradients likewise.
+    """Return a · b with exact products, FP32 sums and one rounding to nearest even, on a CPU; its gradients likewise.
 
     An op, so that ``torch.compile`` does not drop the rounding of an operand: a cast from FP32 to BF16 and back counts
     as removable there.

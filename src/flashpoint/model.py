@@ -95,7 +95,7 @@ class GPT(nn.Module):
         self.initialize(seed)
 
     def forward(self, tokens: Tensor, targets: Tensor, seed_and_step: Tensor) -> Tensor:
-        """Mean cross-entropy, [] float32, in nats.
+        """Return the mean cross-entropy, [] float32, in nats.
 
         Args:
             tokens, targets: [B, T] int64, T ≤ context.

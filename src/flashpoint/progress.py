@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 
 def progress_bar(total: int, unit: str, description: str | None = None, done: int = 0) -> tqdm:
-    """A bar over ``total`` units, of which ``done`` are behind it."""
+    """Return a bar over ``total`` units, of which ``done`` are behind it."""
     interval = 0.5 if sys.stderr.isatty() else 15.0
     return tqdm(
         total=total, initial=done, unit=unit, desc=description, dynamic_ncols=True,

@@ -23,7 +23,7 @@ _OF_A_RESUMPTION = ("resume", "runs_dir", "allow_world_size_change", "train.step
 
 
 def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """The original's configuration with the command line's changes.
+    """Return the original's configuration with the command line's changes.
 
     Args:
         composed: what Hydra composed, of the shape of ``Config``; its ``replay`` names the run.
@@ -61,7 +61,7 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
 
 
 def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """The interrupted run's own configuration.
+    """Return the interrupted run's own configuration.
 
     Args:
         composed: what Hydra composed, of the shape of ``Config``; its ``resume`` names the run.
@@ -99,7 +99,8 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
 
 
 def _named(overrides: list[str]) -> list[str]:
-    """The dotted keys that overrides set, ``train.lr`` of ``train={lr: 1}``; groups before the keys inside them."""
+    """Return the dotted keys that overrides set, ``train.lr`` of ``train={lr: 1}``; groups before the keys inside
+    them."""
 
     def leaves(key: str, value: Any) -> Iterator[str]:
         if not isinstance(value, dict):

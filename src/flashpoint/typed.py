@@ -27,7 +27,7 @@ def check_literals(instance: Any, where: str) -> None:
 
 
 def structured_config(cls: type) -> type:
-    """A dataclass with the fields of ``cls`` in types that OmegaConf knows, for Hydra's ConfigStore.
+    """Return a dataclass with the fields of ``cls`` in types that OmegaConf knows, for Hydra's ConfigStore.
 
     OmegaConf checks numbers, strings and booleans; it has no ``Literal`` (plain ``str`` here, checked by
     :func:`check_literals`), and tuples are lists. Nested dataclasses become nested structured configs.
@@ -99,7 +99,7 @@ def keys_of(cls: type, prefix: str = "") -> Iterator[Key]:
 
 
 def in_one_line(error: ValidationError, cls: type, where: str = "") -> str:
-    """The first thing that pydantic found wrong with a ``cls``: key, value, and what to give."""
+    """Return the first thing that pydantic found wrong with a ``cls``: key, value, and what to give."""
     first = error.errors()[0]
     if first["type"] == "value_error":  # of a relation between fields, which names them
         return str(first["ctx"]["error"])
@@ -119,7 +119,7 @@ def in_one_line(error: ValidationError, cls: type, where: str = "") -> str:
 
 
 def _range(hint: Any) -> str:
-    """``more than 0``, ``0 or more and less than 1``."""
+    """Return ``more than 0``, ``0 or more and less than 1``."""
     constraints = [item for field in _metadata(hint) for item in getattr(field, "metadata", ())]
     bounds = {(name := type(item).__name__): getattr(item, name.lower()) for item in constraints}
     told = {"Gt": "more than {:,}", "Ge": "{:,} or more", "Lt": "less than {:,}", "Le": "{:,} or less"}

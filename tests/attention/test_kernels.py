@@ -57,6 +57,14 @@ VARIANTS = {
     "coarse_stochastic": in_format(Rounding("stochastic", 5)),
     "fine_stochastic": in_format(Rounding("stochastic", 8)),
 }  # fmt: skip
+SHAPES = [
+    *(pytest.param(name, 65, 32, marks=[] if name in FROM_FILES else [pytest.mark.slow]) for name in VARIANTS),
+    # Three tiles of keys; the interpreter takes seconds where other formats are emulated.
+    *(
+        pytest.param(name, 130, 64, marks=pytest.mark.slow)
+        for name in (VARIANTS if torch.cuda.is_available() else FROM_FILES)
+    ),
+]
 NAMES = ("out", "logsumexp", "grad_q", "grad_k", "grad_v")
 
 
@@ -89,33 +97,26 @@ def kernels_and_reference(tensors: list[Tensor], variant: AttentionVariant) -> l
 
 @functools.lru_cache
 def computed(name: str, length: int, size: int) -> list[dict[str, Tensor]]:
-    """Of :func:`inputs`, by both; three tests look at them."""
+    """Of :func:`inputs`, by both; several tests look at them."""
     return kernels_and_reference(inputs(length, size), VARIANTS[name])
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FROM_FILES else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
-)
-@pytest.mark.parametrize(("length", "size"), [(65, 32), pytest.param(130, 64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "length", "size"), SHAPES)
 def test_kernels_equal_the_pytorch_attention_up_to_flips_of_a_rounding(name: str, length: int, size: int) -> None:
-    assert launch.kernels_support(inputs(length, size)[0], VARIANTS[name])
+    """And are as close to FP64 as it is."""
+    tensors = inputs(length, size)
+    assert launch.kernels_support(tensors[0], VARIANTS[name])
     kernel, expected = computed(name, length, size)
+    exact = exact_attention(*(x.cpu() for x in tensors))  # type: ignore[arg-type]
     for quantity in NAMES:
         difference = (kernel[quantity] - expected[quantity]).abs()
         assert difference.norm() <= 3e-3 * expected[quantity].norm(), quantity
         flipped = (difference > 1e-5 * expected[quantity].abs().amax(-1, keepdim=True)).double().mean()
         # A flip in O moves δ, and with it a whole row of dQ.
         assert flipped < (0.01 if quantity in ("out", "logsumexp") else 0.05), quantity
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
-def test_kernels_are_as_close_to_fp64_as_the_pytorch_attention(name: str) -> None:
-    exact = exact_attention(*(x.cpu() for x in inputs(130, 64)))  # type: ignore[arg-type]
-    kernel, reference_one = computed(name, 130, 64)
-    for quantity in ("out", "grad_q", "grad_k", "grad_v"):
-        errors = [(x[quantity] - exact[quantity]).norm() for x in (kernel, reference_one)]
-        assert errors[0] <= 1.1 * errors[1] + 1e-5 * exact[quantity].norm(), quantity
+        if quantity != "logsumexp":
+            errors = [(x[quantity] - exact[quantity]).norm() for x in (kernel, expected)]
+            assert errors[0] <= 1.1 * errors[1] + 1e-5 * exact[quantity].norm(), quantity
 
 
 def noise_of(q: Tensor) -> NoiseKey:
@@ -127,7 +128,7 @@ def noise_of(q: Tensor) -> NoiseKey:
 def test_what_is_exactly_decidable_is_identical(name: str) -> None:
     """q and k are small integers, so scores are exact in any order: the shift and the P̄ that are 1 must agree."""
     generator = torch.Generator().manual_seed(1)
-    q, k = (torch.randint(-2, 3, (1, 2, 130, 64), generator=generator).bfloat16().to(DEVICE) for _ in range(2))
+    q, k = (torch.randint(-2, 3, (1, 2, 130, 16), generator=generator).bfloat16().to(DEVICE) for _ in range(2))
     q[:, :, :, 2:] = 0  # few distinct scores, so many ties
     variant = dataclasses.replace(VARIANTS[name], center_keys=False)
     seed_and_step = torch.tensor([5, 6], device=DEVICE)
@@ -154,7 +155,7 @@ STRESSES: dict[str, dict[str, float]] = {
 }
 
 
-def stressed(stress: str, length: int = 130) -> list[Tensor]:
+def stressed(stress: str, length: int = 80) -> list[Tensor]:
     options = {"sink": 0.0, "scale": 1.0, "values": 0.0, **STRESSES[stress]}
     generator = torch.Generator().manual_seed(3)
     q, k, v, grad_out = (torch.randn(1, 2, length, 64, generator=generator) for _ in range(4))

@@ -63,18 +63,18 @@ class Sums:
         return cls(sums[..., chosen], variances[..., chosen], observed * context, all_sequences * context)
 
     def expected(self, layer: int, heads: slice = slice(None)) -> float:
-        """Standard error of Σ over steps and heads of a layer (from 1), were the errors of all tokens independent with
-        mean zero."""
+        """Return the standard error of Σ over steps and heads of a layer (from 1), were the errors of all tokens
+        independent with mean zero."""
         return float(np.sqrt(self.tokens * self.variances[layer - 1, heads].sum()))
 
     def bias_in_nats(self, layer: int) -> NDArray[np.float64]:
-        """[n]: mean over the tokens and heads of a layer (from 1) of N·error, the nats by which a token's rounding
-        error changes the summed loss."""
+        """Return, for each of n steps, the mean over the tokens and heads of a layer (from 1) of N·error, the nats
+        by which a token's rounding error changes the summed loss."""
         means: NDArray[np.float64] = self.all_tokens * self.by_step[layer - 1].mean(0) / self.tokens
         return means
 
     def variance_in_nats(self, layer: int) -> float:
-        """Mean of (N·error)² over the tokens, heads and steps of a layer (from 1)."""
+        """Return the mean of (N·error)² over the tokens, heads and steps of a layer (from 1)."""
         return float(self.all_tokens**2 * self.mean_squares[layer - 1].mean())
 
     def bias_over_variance(self, layer: int) -> NDArray[np.float64]:
@@ -89,8 +89,8 @@ class Sums:
         return spread + means**2
 
     def sensitivity(self, relative: Relative, layer: int) -> float:
-        """N·|dO_i|·|O_i|, root mean square over the tokens, heads and steps of a layer (from 1), in nats: how much the
-        summed loss depends on one row of O, to first order.
+        """Return N·|dO_i|·|O_i|, root mean square over the tokens, heads and steps of a layer (from 1), in nats: how
+        much the summed loss depends on one row of O, to first order.
 
         Where all rows of a head attend to one key each, O is exact, no error tells it, and the step counts without that
         head; nan where there is no error at all."""

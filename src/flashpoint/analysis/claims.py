@@ -172,7 +172,7 @@ def _claim(path: Path, place: int, values: object) -> Claim:
 
 
 def _told(error: ValidationError) -> str:
-    """The first thing that pydantic found wrong: the key, and what to give."""
+    """Return the first thing that pydantic found wrong: the key, and what to give."""
     first = error.errors()[0]
     *places, last = [str(part) for part in first["loc"] if part not in KINDS] or [""]
     key = ".".join([*places, last])

@@ -51,7 +51,7 @@ class Group:
         return 1 + int(np.argmax(variances))
 
     def measure(self, name: str, targets: str, layer: int) -> NDArray[np.float64] | None:
-        """The variance [1] over that with the model's targets, or the bias [n], by step, over the same variance.
+        """Return the variance [1] over that with the model's targets, or the bias [n], by step, over the same variance.
 
         Without a run with the model's targets the bias is over its own variance. None where it was not measured.
         """

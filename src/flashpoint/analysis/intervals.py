@@ -9,7 +9,7 @@ CONFIDENCE = 0.95
 
 
 def mean_interval(values: ArrayLike) -> tuple[float, float | None]:
-    """Mean, and half of its 95 % interval by Student's t; None for one value."""
+    """Return the mean, and half of its 95 % interval by Student's t; None for one value."""
     from scipy.stats import t
 
     values = np.asarray(values, np.float64)
@@ -20,7 +20,7 @@ def mean_interval(values: ArrayLike) -> tuple[float, float | None]:
 
 
 def clopper_pearson(count: int, of: int) -> tuple[float, float]:
-    """95 % interval, from 0 to 1, of the rate at which ``count`` of ``of`` happened (exact binomial)."""
+    """Return the 95 % interval, from 0 to 1, of the rate at which ``count`` of ``of`` happened (exact binomial)."""
     from scipy.stats import binomtest
 
     interval = binomtest(count, of).proportion_ci(CONFIDENCE, "exact")

@@ -33,7 +33,7 @@ class Losses:
 
 
 def losses_at(step: int, runs: Sequence[Run], control: str) -> list[Losses]:
-    """Losses of each attention after ``step`` optimiser steps, in the order of the first run of each.
+    """Return the losses of each attention after ``step`` optimiser steps, in the order of the first run of each.
 
     Args:
         control: label or name of the attention that the others are compared with.
@@ -57,7 +57,7 @@ def losses_at(step: int, runs: Sequence[Run], control: str) -> list[Losses]:
 
 
 def last_common_step(runs: Sequence[Run]) -> int:
-    """The last step at which every run that did not explode was validated.
+    """Return the last step at which every run that did not explode was validated.
 
     Raises:
         UserError: there is none.
@@ -87,7 +87,7 @@ def _exploded_before(step: int, run: Run) -> bool:
 
 
 def validations(run: Run) -> dict[int, float]:
-    """Validation loss by the number of steps done."""
+    """Return the validation loss by the number of steps done."""
     steps, losses = run.columns.get("val_loss", ([], []))
     found = {int(step) + 1: float(loss) for step, loss in zip(steps, losses, strict=True)}
     last = run.outcome

@@ -20,7 +20,7 @@ class OnsetRatio:
 
 
 def onset_ratios(runs: Sequence[Run], controls: Sequence[Run]) -> dict[str, dict[int, OnsetRatio]]:
-    """Ratios by seed, of each attention and setting.
+    """Return the ratios by seed, of each attention and setting.
 
     Raises:
         UserError: a control did not explode, a run's seed has none, or two of a group, or two controls, have one seed.

@@ -28,7 +28,8 @@ class Dose:
 
 
 def responses(runs: Sequence[Run], key: str) -> dict[str, list[Dose]]:
-    """Doses, smallest first, of each attention, and of each value of all else in which runs differ, the seed apart.
+    """Return the doses, smallest first, of each attention, and of each value of all else in which runs differ, the seed
+    apart.
 
     Args:
         key: a number of the configuration: ``attn.out_unnormalized.bits``, ``attn.delta_error.size``, ``train.lr``, …
@@ -49,7 +50,7 @@ def responses(runs: Sequence[Run], key: str) -> dict[str, list[Dose]]:
 
 
 def exponents(doses: Sequence[Dose], key: str) -> list[float]:
-    """p of onset ∝ value^p for each seed: the least-squares slope of log onset over log value.
+    """Return p of onset ∝ value^p for each seed: the least-squares slope of log onset over log value.
 
     Empty where the setting is no positive quantity of two values or more, or where a seed has no onset at one of them:
     to leave out those that held would make the answer look smaller than it is.

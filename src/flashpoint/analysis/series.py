@@ -16,7 +16,7 @@ Head = tuple[int, int]
 
 
 def metric_series(run: Run, name: str, head: Head | None = None) -> Series:
-    """Steps [n] and values [n] of a metric of the run, or of one of heads with the head.
+    """Return the steps [n] and values [n] of a metric of the run, or of one of heads with the head.
 
     Args:
         name: ``loss``, ``w_q_spectral_norm``, or with the layer and head of its own ``2/1/w_q_spectral_norm``.
@@ -38,7 +38,7 @@ def metric_series(run: Run, name: str, head: Head | None = None) -> Series:
 
 
 def together(series: Sequence[Series], every: int = 1) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Steps [n] and values [metrics, n] at every ``every``-th step that all have, and at the last."""
+    """Return the steps [n] and values [metrics, n] at every ``every``-th step that all have, and at the last."""
     common = series[0][0]
     for steps, _ in series[1:]:
         common = np.intersect1d(common, steps)

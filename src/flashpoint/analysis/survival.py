@@ -59,18 +59,20 @@ class Lifetimes:
         return reached if reached is None or below is None else (reached + below) / 2
 
     def median_interval(self) -> tuple[float | None, float | None]:
-        """Steps at which the curve's interval passes one half (Brookmeyer & Crowley 1982); None where not reached."""
+        """Return the steps at which the curve's interval passes one half (Brookmeyer & Crowley 1982); None where not
+        reached."""
         if not len(self.onsets):
             return None, None
         steps, _, low, high = self.curve()
         return _first_step(steps, low <= 0.5 + _EPS), _first_step(steps, high <= 0.5 + _EPS)
 
     def exploded_interval(self) -> tuple[float, float]:
-        """Clopper–Pearson interval of the share of runs that exploded within the lengths they were given."""
+        """Return the Clopper–Pearson interval of the share of runs that exploded within the lengths they were given."""
         return clopper_pearson(len(self.onsets), self.count)
 
     def curve(self) -> tuple[NDArray[np.float64], ...]:
-        """Steps, share of runs still stable, and the lower and upper end of its log-log interval, from step 0 on."""
+        """Return the steps, share of runs still stable, and the lower and upper end of its log-log interval, from step
+        0 on."""
         from scipy.stats import ecdf
 
         function = ecdf(self.data()).sf
@@ -85,14 +87,14 @@ class Lifetimes:
         return steps, share, low, high
 
     def data(self) -> CensoredData:
-        """The lifetimes as SciPy's censored data."""
+        """Return the lifetimes as SciPy's censored data."""
         from scipy.stats import CensoredData
 
         return CensoredData(uncensored=self.onsets, right=self.censored)
 
 
 def by_variant(runs: Sequence[Run]) -> list[Lifetimes]:
-    """Lifetimes of the groups of :func:`grouped`."""
+    """Return the lifetimes of the groups of :func:`grouped`."""
     return [lifetimes(label, setting, members) for (setting, label), members in grouped(runs).items()]
 
 
@@ -119,12 +121,12 @@ def pairing(run: Run) -> tuple[object, ...]:
 
 
 def seed_and_corpus(run: Run) -> tuple[int, str | None]:
-    """The corpus by its fingerprint; None of runs that do not name it."""
+    """Return the corpus by its fingerprint; None of runs that do not name it."""
     return run.config["seed"], run.manifest["data"].get("fingerprint")
 
 
 def control_of(group: Lifetimes, groups: Sequence[Lifetimes], control: str) -> Lifetimes | None:
-    """The group of that label in the same setting, or else the one of that attention's name.
+    """Return the group of that label in the same setting, or else the one of that attention's name.
 
     Raises:
         UserError: several groups have that name and none that label.
@@ -138,8 +140,8 @@ def control_of(group: Lifetimes, groups: Sequence[Lifetimes], control: str) -> L
 
 
 def logrank_p(one: Lifetimes, other: Lifetimes) -> float | None:
-    """Two-sided p of the log-rank test; None where the runs say nothing: none exploded while both groups had some, or
-    there are fewer than three in one of them, whose p could not be small."""
+    """Return the two-sided p of the log-rank test; None where the runs say nothing: none exploded while both groups
+    had some, or there are fewer than three in one of them, whose p could not be small."""
     from scipy.stats import logrank
 
     if not len(one.onsets) + len(other.onsets) or min(one.count, other.count) < 3:
@@ -173,25 +175,25 @@ def lifetimes(label: str, setting: str, runs: Sequence[Run]) -> Lifetimes:
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:
-    """The variant's title, with each choice in which runs of that title differ."""
+    """Return the variant's title, with each choice in which runs of that title differ."""
     namesakes = [choices_of(other) for other in runs if other.title == run.title]
     return " ".join([run.title, *differing(choices_of(run), namesakes)])
 
 
 def differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[str]:
-    """``name=value`` of each of one's own settings that is another in some that have it."""
+    """Return ``name=value`` of each of one's own settings that is another in some that have it."""
     return [
         f"{name}={value}" for name, value in own.items() if any(other.get(name, value) != value for other in others)
     ]
 
 
 def choices_of(run: Run) -> Mapping[str, Any]:
-    """Every choice of the attention that has an effect."""
+    """Return every choice of the attention that has an effect."""
     return run.attention.effective_choices
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """What makes an experiment besides attention and seed."""
+    """Return what makes an experiment besides attention and seed."""
     parts = (key.split(".") for key in SETTINGS)
     settings = {
         f"{section}.{name}": run.config[section][name] for section, name in parts if name in run.config[section]

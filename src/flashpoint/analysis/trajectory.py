@@ -68,7 +68,7 @@ def trajectory(runs: Sequence[Run], error: str, interval: int) -> Trajectory:
 
 
 def _of_run(run: Run, error: str, interval: int) -> NDArray[np.float64]:
-    """The means over heads and observed steps [L, n] of a run, up to its onset."""
+    """Return the means over heads and observed steps [L, n] of a run, up to its onset."""
     steps, biases = run.measured_by_head(f"{error}_relative_bias")
     if run.onset is not None:
         biases, steps = biases[..., steps < run.onset], steps[steps < run.onset]

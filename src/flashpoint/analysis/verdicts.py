@@ -160,7 +160,7 @@ def _bias_over_variance(runs: Sequence[Run], _against: Sequence[Run], _asked: In
 
 
 def _bias_exponents(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
-    """One a set of weights: the slope of log bias against log noise² over its roundings."""
+    """Return, for each set of weights, the slope of log bias against log noise² over its roundings."""
     exponents = []
     for name, points in by_weights(runs, Window()).items():
         known = [point for point in points if not point.independent]
@@ -172,7 +172,7 @@ def _bias_exponents(runs: Sequence[Run], _against: Sequence[Run], _asked: Interv
 
 
 def _bias_with_targets(targets: str) -> Callable[..., NDArray[np.float64]]:
-    """One a set of weights: the mean over batches of the layer with the largest error."""
+    """Return, for each set of weights, the mean over batches of the layer with the largest error."""
 
     def values(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
         groups = [group for group in by_digest(runs) if group.complete]

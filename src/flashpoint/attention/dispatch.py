@@ -88,7 +88,7 @@ def whole_scores(q: Tensor, k: Tensor, variant: AttentionVariant, *, layer: int,
 def delta_error(
     grad_out: Tensor, out: Tensor, variant: AttentionVariant, *, layer: int, seed_and_step: Tensor
 ) -> Tensor:
-    """The error [B, H, T] float32 that the variant injects into the δ of dQ; dO and O are [B, H, T, d]."""
+    """Return the error [B, H, T] float32 that the variant injects into the δ of dQ; dO and O are [B, H, T, d]."""
     error = grad_out.new_zeros(grad_out.shape[:-1], dtype=torch.float32)
     for of_heads, heads in variant.groups(layer, grad_out.shape[1]):
         if of_heads.delta_error.into != "grad_k":

@@ -25,7 +25,7 @@ _CHUNK_WIDTH = 128
 
 
 def exponential(scores: Tensor, shift: Tensor, fused: bool) -> Tensor:
-    """exp(scores − shift) in FP32: [..., C] and [..., 1] to [..., C].
+    """Return exp(scores − shift) in FP32: [..., C] and [..., 1] to [..., C].
 
     ``fused`` evaluates exp2(fma(S, log2 e, −m·log2 e)); the multiply-add runs in FP64, where the product is
     exact and only the last step rounds. Otherwise the difference comes first, and equal maxima give exactly 1.
@@ -73,13 +73,13 @@ class Inputs:
             yield slice(start, min(start + step, length))
 
     def row_blocks(self) -> Iterator[slice]:
-        """Blocks of as many queries as a block has keys."""
+        """Return the blocks of as many queries as a block has keys."""
         length, block = self.q.shape[-2], self.variant.block_k or self.q.shape[-2]
         for start in range(0, length, block):
             yield slice(start, min(start + block, length))
 
     def key_blocks(self, rows: slice) -> Iterator[KeyBlock]:
-        """Key blocks that some row attends to, each with the rows from its first key on."""
+        """Return the key blocks that some row attends to, each with the rows from its first key on."""
         block = self.variant.block_k or self.q.shape[-2]
         for number, start in enumerate(range(0, rows.stop, block)):
             live = slice(max(rows.start, start), rows.stop)
@@ -103,13 +103,13 @@ class Inputs:
         return round_mantissa(x, rounding, noise)
 
     def scores(self, block: KeyBlock) -> Tensor:
-        """S [B, H, R, C], rounded, then −inf where the key comes after the query."""
+        """Return S [B, H, R, C], rounded, then −inf where the key comes after the query."""
         s = self.q[..., block.rows, :] @ self.k[..., block.keys, :].mT * self.scale
         rows, keys = block.positions(s.device)
         return self.round("scores", s, block).masked_fill(keys > rows, -math.inf)
 
     def probs(self, block: KeyBlock, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
-        """P = exp(S − L) [B, H, R, C] as the operand of dV, and in FP32."""
+        """Return P = exp(S − L) [B, H, R, C] as the operand of dV, and in FP32."""
         p = exponential(self.scores(block), logsumexp[..., block.rows, None], self.variant.fused_exponent)
         return self.round("probs", p, block, stream=Stream.PROBS_BACKWARD), p
 

@@ -40,7 +40,7 @@ def kernels_support(q: Tensor, variant: AttentionVariant) -> bool:
 def flash_fwd(
     q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, *, layer: int, seed_and_step: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Causal attention of all heads.
+    """Compute the causal attention of all heads.
 
     Args:
         q, k, v: [B, H, T, d] bfloat16, read in place where rows are contiguous and strides are multiples of 16 bytes.
@@ -113,7 +113,7 @@ def flash_bwd(
     layer: int,
     seed_and_step: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ, dK and dV of :func:`flash_fwd` from what it took and returned; each lies in memory as [B, T, H, d]."""
+    """Return dQ, dK and dV of :func:`flash_fwd` from what it took and returned; each lies in memory as [B, T, H, d]."""
     k = centered if centered.numel() else k
     # An FP32 O hands back a gradient that autocast made from BF16: nothing is lost here.
     grad_out = grad_out.to(q.dtype)
@@ -177,7 +177,7 @@ def flash_bwd_dkdv(
     layer: int,
     seed_and_step: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The second half of :func:`flash_bwd`: dK and dV [B, H, T, d] from what :func:`flash_bwd_dq` returned."""
+    """Return the second half of :func:`flash_bwd`: dK and dV [B, H, T, d] from what :func:`flash_bwd_dq` returned."""
     B, H, T, d = q.shape
     groups, sizes = variant.groups(layer, H), FLASH_BWD_DKDV[d]
     grad_k, grad_v = by_token(k, k.dtype), by_token(v, v.dtype)
@@ -203,7 +203,7 @@ def _center_keys(k: Tensor, selected: Tensor, centers: bool, elsewhere: bool | N
 
 
 def _choices(groups: Groups, layer: int, head_size: int, tiles_per_block: Sequence[int] = (1, 1)) -> dict[str, Any]:
-    """The compile-time choices of a launch: of all heads, or of the selected ones and of the others."""
+    """Return the compile-time choices of a launch: of all heads, or of the selected ones and of the others."""
     chosen = [
         compile_time_choices(variant, layer, head_size, tiles)
         for (variant, _), tiles in zip(groups, tiles_per_block, strict=False)
@@ -233,7 +233,7 @@ def _without_odd_strides(x: Tensor) -> list[int]:
 
 
 def _heads_side_by_side(length: int, head_size: int) -> int:
-    """Heads whose K and V stay in L2 together."""
+    """Return the heads whose K and V stay in L2 together."""
     return max(1, GROUP_BYTES // (4 * length * head_size))
 
 

@@ -11,7 +11,7 @@ from flashpoint.errors import UserError
 
 
 def resolved(attn: dict[str, Any], variants_dir: Path) -> AttentionVariant:
-    """The variant of composed values.
+    """Return the variant of composed values.
 
     Args:
         attn: fields of :class:`AttentionVariant`; ``elsewhere`` may be a variant's name, and takes the formats.

@@ -23,7 +23,8 @@ from flashpoint.attention.variant import AttentionVariant, variant_from_key
 def flash_fwd_op(
     q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """O, L, the O of δ and centred keys (:mod:`flashpoint.attention.reference`) of all heads; takes a variant's key."""
+    """Return O, L, the O of δ and centred keys (:mod:`flashpoint.attention.reference`) of all heads; takes a variant's
+    key."""
     choices = variant_from_key(variant)
     with torch.autocast(q.device.type, enabled=False):
         if kernels := kernels_for(q, choices, layer):
@@ -55,7 +56,7 @@ def flash_bwd_op(
     variant: str,
     layer: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ, dK and dV of :func:`flash_fwd_op`."""
+    """Return dQ, dK and dV of :func:`flash_fwd_op`."""
     choices = variant_from_key(variant)
     saved = (out, logsumexp, out_for_delta, centered)
     with torch.autocast(q.device.type, enabled=False):
@@ -103,7 +104,7 @@ def _on_device(heads: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def _saved_like(q: Tensor, variant: AttentionVariant, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Uninitialised results of the forward pass: O, L, and the O of δ and centred keys or nothing."""
+    """Return the uninitialised results of the forward pass: O, L, and the O of δ and centred keys or nothing."""
     variants = [chosen for chosen, _ in variant.groups(layer, q.shape[1])]
     out = by_token(q, torch.float32 if any(chosen.returns_fp32 for chosen in variants) else q.dtype)
     saves_another = any(chosen.saves_out_for_delta for chosen in variants)

@@ -27,7 +27,7 @@ from flashpoint_kernels.codes import Stream
 def flash_fwd(
     q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, noise: NoiseKey
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Causal attention.
+    """Compute the causal attention.
 
     Args:
         q, k, v: [B, H, T, d] bfloat16 or float32.
@@ -73,7 +73,8 @@ def row_statistics(
 
 
 def whole_scores(q: Tensor, k: Tensor, variant: AttentionVariant, noise: NoiseKey) -> Tensor:
-    """S [B, H, T, T] float32 as the forward pass rounds it, −∞ above the diagonal; for looking at, not for training."""
+    """Return S [B, H, T, T] float32 as the forward pass rounds it, −∞ above the diagonal; for looking at, not for
+    training."""
     inputs = Inputs.of(q, centered_keys(k) if variant.center_keys else k, k, variant, noise)
     every = slice(0, q.shape[-2])
     return inputs.scores(KeyBlock(every, every, 0))
@@ -91,7 +92,7 @@ def flash_bwd(
     variant: AttentionVariant,
     noise: NoiseKey,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of :func:`flash_fwd`.
+    """Compute the gradients of :func:`flash_fwd`.
 
     Args:
         grad_out: dO [B, H, T, d], any float dtype.
@@ -136,7 +137,7 @@ def flash_bwd(
 
 
 def block_shift(scores: Tensor, variant: AttentionVariant) -> Tensor:
-    """The m that one block of keys asks for; the running m is the largest so far.
+    """Return the m that one block of keys asks for; the running m is the largest so far.
 
     Args:
         scores: [..., C] float32 as rounded, −inf where masked.
@@ -249,12 +250,13 @@ def _count_masked_blocks(inputs: Inputs, rows: slice, shift: Tensor, normalizer:
 
 
 def centered_keys(k: Tensor) -> Tensor:
-    """K − mean_T(K) of K [B, H, T, d], in its dtype."""
+    """Return K − mean_T(K) of K [B, H, T, d], in its dtype."""
     return (k.float() - k.float().mean(-2, keepdim=True)).to(k.dtype)
 
 
 def delta_error(grad_out: Tensor, out: Tensor, error: DeltaError, noise: NoiseKey) -> Tensor:
-    """What is injected into δ: size·|dO|₂·|O|₂·z [B, H, T] float32, of dO and O [B, H, T, d]; see ``DeltaError``."""
+    """Return what is injected into δ: size·|dO|₂·|O|₂·z [B, H, T] float32, of dO and O [B, H, T, d]; see
+    ``DeltaError``."""
     by_time = torch.tensor(error.sizes_in(noise.layer), device=out.device)
     number = (noise.seed_and_step[1] // error.interval).clamp(max=len(by_time) - 1)
     sizes = by_time[number] * grad_out.float().norm(dim=-1) * out.float().norm(dim=-1)
@@ -268,7 +270,7 @@ def delta_error(grad_out: Tensor, out: Tensor, error: DeltaError, noise: NoiseKe
 def _deltas(
     inputs: Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_for_delta: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """δ of dQ and of dK [B, H, T] float32 as the variant takes them; one tensor where they do not differ."""
+    """Return δ of dQ and of dK [B, H, T] float32 as the variant takes them; one tensor where they do not differ."""
     variant = inputs.variant
     if variant.exact_row_sum or variant.delta == "p_dp":
         delta, mass = torch.zeros_like(logsumexp), torch.zeros_like(logsumexp)
@@ -286,7 +288,7 @@ def _deltas(
 
 
 def _probs_and_grads(inputs: Inputs, grad_out: Tensor, logsumexp: Tensor) -> Iterator[tuple[KeyBlock, Tensor, Tensor]]:
-    """P and dP of every block, FP32."""
+    """Return P and dP of every block, FP32."""
     for rows in inputs.row_chunks():
         for block in inputs.key_blocks(rows):
             _, p = inputs.probs(block, logsumexp)

@@ -37,7 +37,7 @@ class NoiseKey:
     n_sequences: int
 
     def words(self, stream: Stream, rows: Tensor, columns: Tensor, block: int = 0) -> Tensor:
-        """Uniform 32-bit words.
+        """Return the uniform 32-bit words.
 
         Args:
             stream: what they are for.
@@ -85,7 +85,7 @@ def round_mantissa(x: Tensor, rounding: Rounding, noise: Tensor | None = None) -
 
 
 def philox4x32(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Philox4x32-10, the counter-based generator of Salmon et al. (SC 2011); Triton's ``tl.philox``.
+    """Compute Philox4x32-10, the counter-based generator of Salmon et al. (SC 2011); Triton's ``tl.philox``.
 
     Args:
         counter: four int64 tensors of one shape, each in [0, 2³²).

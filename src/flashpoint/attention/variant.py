@@ -192,7 +192,8 @@ class AttentionVariant:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> AttentionVariant:
-        """Inverse of :meth:`to_dict`; a field that is left out has its default, and so has a part of a rounding.
+        """Return the inverse of :meth:`to_dict`; a field that is left out has its default, and so has a part of a
+        rounding.
 
         Raises:
             ValueError: a field has a value outside its range, or two fields contradict each other.
@@ -217,7 +218,7 @@ class AttentionVariant:
         return {choice.name: plain(getattr(self, choice.name)) for choice in dataclasses.fields(self) if choice.init}
 
     def in_formats_of(self, other: AttentionVariant) -> AttentionVariant:
-        """The same choices with the mantissa bits of ``other`` at every rounding point."""
+        """Return the same choices with the mantissa bits of ``other`` at every rounding point."""
         formats = {
             point: dataclasses.replace(getattr(self, point), bits=getattr(other, point).bits)
             for point in ROUNDING_POINTS
@@ -313,7 +314,7 @@ class AttentionVariant:
                 raise ValueError(f"attn.delta_error.trajectory: factors for {given} layers, the model has {n_layer}")
 
     def groups(self, layer: int, n_head: int) -> Groups:
-        """The variants that run in ``layer`` (from 1), each with its heads as indices from 0."""
+        """Return the variants that run in ``layer`` (from 1), each with its heads as indices from 0."""
         every_head = tuple(range(n_head))
         if self.elsewhere is None:
             return ((self, every_head),)
@@ -333,5 +334,5 @@ Groups = tuple[tuple[AttentionVariant, tuple[int, ...]], ...]
 
 @lru_cache(maxsize=256)
 def variant_from_key(key: str) -> AttentionVariant:
-    """Inverse of :attr:`AttentionVariant.key`."""
+    """Return the inverse of :attr:`AttentionVariant.key`."""
     return AttentionVariant.from_dict(json.loads(key))

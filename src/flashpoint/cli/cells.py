@@ -32,25 +32,25 @@ def steps_between(low: float | None, high: float | None, none: str) -> Cell:
 
 
 def share(count: int, of: int) -> Cell:
-    """``5 of 6``."""
+    """Return ``5 of 6``."""
     return Cell({"count": count, "of": of}, f"{count} of {of}")
 
 
 def share_interval(count: int, of: int) -> Cell:
-    """The 95 % interval of a share (Clopper–Pearson), in percent."""
+    """Return the 95 % interval of a share (Clopper–Pearson), in percent."""
     low, high = clopper_pearson(count, of)
     return Cell({"low": low, "high": high}, f"{100 * low:.0f} to {100 * high:.0f} %")
 
 
 def plus_minus(values: ArrayLike, form: str) -> Cell:
-    """``mean ± half`` of a 95 % interval (Student's t), or one value alone, in this format."""
+    """Return ``mean ± half`` of a 95 % interval (Student's t), or one value alone, in this format."""
     mean, half = mean_interval(values)
     told = "" if half is None else f" ± {half:{form.lstrip('+')}}"
     return Cell({"mean": mean, "half": half}, f"{mean:{form}}{told}")
 
 
 def median_and_range(values: Sequence[float] | NDArray[np.float64], form: str) -> Cell:
-    """``median (least to most)``, one value alone, or nothing for none."""
+    """Return ``median (least to most)``, one value alone, or nothing for none."""
     if not len(values):
         return Cell(None, "")
     middle, least, most = (float(value) for value in (np.median(values), np.min(values), np.max(values)))
@@ -59,12 +59,12 @@ def median_and_range(values: Sequence[float] | NDArray[np.float64], form: str) -
 
 
 def mean(values: ArrayLike, form: str) -> Cell:
-    """The mean, in this format."""
+    """Return the mean, in this format."""
     return number(mean_interval(values)[0], form)
 
 
 def interval(values: ArrayLike, form: str) -> Cell:
-    """The mean's 95 % interval (Student's t), in this format; empty for one value."""
+    """Return the mean's 95 % interval (Student's t), in this format; empty for one value."""
     middle, half = mean_interval(values)
     if half is None:
         return Cell(None, "")
@@ -72,6 +72,6 @@ def interval(values: ArrayLike, form: str) -> Cell:
 
 
 def mean_and_interval(values: ArrayLike, form: str) -> Cell:
-    """``mean (low to high)``; empty for fewer than two values."""
+    """Return ``mean (low to high)``; empty for fewer than two values."""
     middle, ends = mean(values, form), interval(values, form)
     return Cell({"mean": middle.value, **ends.value}, f"{middle.text} ({ends.text})")

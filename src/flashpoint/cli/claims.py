@@ -28,7 +28,7 @@ _COLUMNS = ("id", "claim", "source", "scale", "criterion", "n", "value", "95 % i
 
 
 def table(found: Sequence[tuple[Claim, Finding]]) -> Table:
-    """A row for each claim, in the order of the file, and a line with the number of each verdict."""
+    """Return a row for each claim, in the order of the file, and a line with the number of each verdict."""
     rows = [
         [
             code(claim.id),

@@ -28,7 +28,7 @@ from flashpoint.runs.recorded import Run
 
 
 def heads(found: Sequence[tuple[Run, Sequence[HeadError]]]) -> Table:
-    """A row for each head of each run."""
+    """Return a row for each head of each run."""
     summed, related = (
         any(getattr(one, name) is not None for _, errors in found for one in errors) for name in ("summed", "biases")
     )
@@ -124,7 +124,7 @@ def metric(
     name: str,
     localised: Localisation,
 ) -> Table:
-    """A row for each run, with the verdict and in bold the hottest layer of the run that knows them."""
+    """Return a row for each run, with the verdict and in bold the hottest layer of the run that knows them."""
     count, form = max(map(len, found)), ".1f" if name == SENSITIVITY else ".3g"
     rows = []
     for run, verdict, values in zip(runs, verdicts, found, strict=True):
@@ -143,7 +143,7 @@ def metric(
 
 
 def attentions(found: Sequence[AttentionErrors]) -> Table:
-    """A row for each attention."""
+    """Return a row for each attention."""
     rows = []
     for one in found:
         ratios = one.biases / one.variances if one.variances.all() else None
@@ -163,7 +163,7 @@ def attentions(found: Sequence[AttentionErrors]) -> Table:
 
 
 def metric_by_attention(groups: Mapping[str, Sequence[NDArray[np.float64]]]) -> Table:
-    """A row for each attention, with the values [L] of its runs."""
+    """Return a row for each attention, with the values [L] of its runs."""
     rows = [
         [code(title), len(runs), *(plus_minus(of_layer, ".3g") for of_layer in np.transpose(runs))]
         for title, runs in groups.items()
@@ -172,7 +172,7 @@ def metric_by_attention(groups: Mapping[str, Sequence[NDArray[np.float64]]]) -> 
 
 
 def over_time(found: Trajectory) -> Table:
-    """A row for each interval of time, with the bias of each layer."""
+    """Return a row for each interval of time, with the bias of each layer."""
     rows = [
         [number * found.interval, len(values), *(plus_minus(of_layer, ".1e") for of_layer in values.T)]
         for number, values in enumerate(found.values)
@@ -182,7 +182,7 @@ def over_time(found: Trajectory) -> Table:
 
 
 def weights(groups: Mapping[str, Sequence[Point]]) -> Table:
-    """A row for each set of weights."""
+    """Return a row for each set of weights."""
     columns = (
         "weights",
         "roundings",

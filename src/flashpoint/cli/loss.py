@@ -15,7 +15,7 @@ from flashpoint.cli.table import Table, show
 
 
 def table(found: Sequence[Losses], after: int, control: str) -> Table:
-    """A row for each attention; rows of other settings than the usual ones name them."""
+    """Return a row for each attention; rows of other settings than the usual ones name them."""
     settings = any(losses.setting for losses in found)
     columns = ["attention", "runs", "exploded before", f"validation loss after {after:,} steps", "spread over seeds"]
     columns += ["pairs", f"minus {control}", "95 % interval"]

@@ -41,7 +41,7 @@ def outcomes(runs: Sequence[Run]) -> Table:
 
 
 def rates(runs: Sequence[Run]) -> Table:
-    """Tokens per second: median and quartiles without the first fifth of the readings."""
+    """Return the tokens per second: median and quartiles without the first fifth of the readings."""
     columns = ["run", "attention", "model", "tokens/s", "quartiles", "readings", "hardware", "torch", "seed", "day"]
     rows = []
     for run, found in answered(runs, throughput):
@@ -64,7 +64,7 @@ def rates(runs: Sequence[Run]) -> Table:
 
 
 def hottest(runs: Sequence[Run]) -> Table:
-    """Spectral norm of W_Q at the end, of each head."""
+    """Return the spectral norm of W_Q at the end, of each head."""
     found = answered(runs, lambda run: run.measured_by_head("w_q_spectral_norm")[1][..., -1])
     count = max(len(norms) for _, norms in found)
     rows = []
@@ -82,7 +82,7 @@ def hottest(runs: Sequence[Run]) -> Table:
 
 
 def recoveries(runs: Sequence[Run]) -> Table:
-    """Validation losses before the onset and at the end, of the runs that exploded."""
+    """Return the validation losses before the onset and at the end, of the runs that exploded."""
     found = answered([run for run in runs if run.onset is not None], recovery)
     rows = [
         [
@@ -101,7 +101,7 @@ def recoveries(runs: Sequence[Run]) -> Table:
 
 
 def warnings(runs: Sequence[Run]) -> Table:
-    """What the early warning says, and how many explosions it foretold."""
+    """Return what the early warning says, and how many explosions it foretold."""
     found = answered(runs, warning_of)
     rows = [
         [
@@ -125,7 +125,7 @@ def warnings(runs: Sequence[Run]) -> Table:
 
 
 def overhead(runs: Sequence[Run]) -> Table:
-    """Mean time of a step of each run against the first run's."""
+    """Return the mean time of a step of each run against the first run's."""
     base, *others = runs
     fastest = step_milliseconds(base)
     rows: list[list[object]] = [[code(base.name), number(fastest, ".3f"), None]]

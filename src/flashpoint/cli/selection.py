@@ -36,7 +36,7 @@ def figure_option(what: str) -> Callable[[Any], Any]:
 
 
 def chosen(words: Sequence[str]) -> list[Run]:
-    """The runs that the words name. A word that names none is told on stderr.
+    """Return the runs that the words name. A word that names none is told on stderr.
 
     Raises:
         UserError: no run is left.
@@ -56,7 +56,8 @@ def ended(words: Sequence[str]) -> list[Run]:
 
 
 def answered(asked: Sequence[T], question: Callable[[T], A]) -> list[tuple[T, A]]:
-    """Each with its answer. One that has none is told on stderr and left out; the command then ends with status 2.
+    """Return each of those asked with its answer. One that has none is told on stderr and left out; the command then
+    ends with status 2.
 
     Raises:
         UserError: none has an answer.

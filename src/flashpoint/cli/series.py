@@ -18,7 +18,7 @@ from flashpoint.runs.select import open_run
 
 
 def over_steps(run: Run, names: Sequence[str], head: Head | None, every: int) -> Table:
-    """A row for every ``every``-th step that has all metrics, and the last."""
+    """Return a row for every ``every``-th step that has all metrics, and the last."""
     steps, values = together([metric_series(run, name, head) for name in names], every)
     rows = [
         [int(step), *(number(float(value), ".4g") for value in at_step)]
@@ -28,7 +28,7 @@ def over_steps(run: Run, names: Sequence[str], head: Head | None, every: int) ->
 
 
 def departures(found: Sequence[Departure]) -> Table:
-    """A row for each metric, the earliest first."""
+    """Return a row for each metric, the earliest first."""
     rows = []
     for one in sorted(found, key=lambda one: -np.median(one.leads) if one.leads else np.inf):
         cells: list[Cell | None] = [None, None]

@@ -35,7 +35,8 @@ NOT_REACHED = "not reached"
 def by_attention(
     groups: Sequence[Lifetimes], control: str, severities: Mapping[tuple[str, str], Severity] | None = None
 ) -> Table:
-    """Within a setting those first of which most exploded, and soonest. Severities are by setting and label."""
+    """Return a row for each attention; within a setting, those that exploded most, and soonest, come first.
+    Severities are by setting and label."""
     settings = any(group.setting for group in groups)
     columns = ["attention", "exploded", "95 % interval", "median onset", "longest stable"]
     columns.append(f"log-rank p against {control}")
@@ -77,7 +78,7 @@ def _longest(group: Lifetimes) -> Cell:
 
 
 def by_setting(found: dict[str, list[Dose]], key: str) -> list[Table]:
-    """A row for each attention and value; then, where every seed exploded, the exponents."""
+    """Return a row for each attention and value; then, where every seed exploded, the exponents."""
     rows, laws = [], []
     for label, doses in found.items():
         for dose in doses:
@@ -101,7 +102,7 @@ def by_setting(found: dict[str, list[Dose]], key: str) -> list[Table]:
 
 
 def by_seed(groups: dict[str, dict[int, OnsetRatio]]) -> Table:
-    """A row for each attention and setting, a column for each seed."""
+    """Return a row for each attention and setting, a column for each seed."""
     seeds = sorted({seed for ratios in groups.values() for seed in ratios})
     rows = [
         [code(label), *(_ratio(ratios[seed]) if seed in ratios else None for seed in seeds)]

@@ -105,7 +105,7 @@ def _csv(table: Table) -> str:
 
 
 def _parts(cell: Any) -> dict[str, Any]:
-    """Values by name; one alone has none."""
+    """Return the values by name; one alone has none."""
     value = _value(cell)
     if isinstance(value, dict):
         return value

@@ -48,7 +48,7 @@ def train(composed: DictConfig) -> None:
 
 
 def run_composed(composed: DictConfig, group: str | None) -> Outcome:
-    """The run that Hydra composed; ``group`` is its group in W&B unless the configuration names one."""
+    """Return the run that Hydra composed; ``group`` is its group in W&B unless the configuration names one."""
     # Imported late: --help must not wait for NumPy and PyTorch.
     values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     overrides = list(HydraConfig.get().overrides.task)
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _with_experiment(arguments: Sequence[str]) -> list[str]:
-    """The arguments with the preset for this hardware, unless they name a preset or a run.
+    """Return the arguments with the preset for this hardware, unless they name a preset or a run.
 
     argparse takes overrides in one run only, before or after the flags: the preset goes beside the first override, and
     a ``-m`` among the overrides goes to the end.

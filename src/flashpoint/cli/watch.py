@@ -57,7 +57,7 @@ def followed(word: str) -> list[Run]:
 
 
 def _present(runs: Sequence[Run]) -> list[Run]:
-    """The runs as their files are now: a ``Run`` reads each file once."""
+    """Return the runs as their files are now: a ``Run`` reads each file once."""
     return [Run.of_folder(run.folder) for run in runs if run.folder]
 
 

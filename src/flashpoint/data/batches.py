@@ -34,7 +34,7 @@ class BatchOrder:
         self._epoch, self._permutation = -1, np.empty(0, np.uint32)
 
     def windows(self, step: int) -> NDArray[np.uint32]:
-        """Window numbers of a step, of the shape given."""
+        """Return the window numbers of a step, of the shape given."""
         first = step * int(np.prod(self.shape))
         positions = np.arange(first, first + int(np.prod(self.shape)), dtype=np.int64)
         epochs, places = np.divmod(positions, self.n_windows)
@@ -53,7 +53,7 @@ class BatchOrder:
 
 
 def gather_windows(tokens: NDArray[np.uint16], windows: NDArray[np.uint32], context: int) -> Tensor:
-    """Tokens [..., T + 1] int64 of the windows [...]: inputs without the last, targets without the first."""
+    """Return the tokens [..., T + 1] int64 of the windows [...]: inputs without the last, targets without the first."""
     starts = windows.astype(np.int64).ravel() * context
     batch = np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int64)
     return torch.from_numpy(batch.reshape(*windows.shape, context + 1))

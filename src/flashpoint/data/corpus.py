@@ -34,7 +34,7 @@ class Shard(Protocol):
 
 
 def source_identity(config: DataConfig) -> dict[str, Any]:
-    """What makes two preparations the same request, known without reading the text.
+    """Return what makes two preparations the same request, known without reading the text.
 
     For ``python_corpus`` the installed packages are no part of it: what was prepared once stays, so that replays
     keep their data until the folder is deleted.
@@ -55,7 +55,7 @@ def source_identity(config: DataConfig) -> dict[str, Any]:
 
 
 def source_shards(config: DataConfig) -> list[Shard]:
-    """The corpus of ``config`` in shards, in a deterministic order.
+    """Return the corpus of ``config`` in shards, in a deterministic order.
 
     Raises:
         UserError: the source is missing, empty or unreachable.
@@ -224,7 +224,7 @@ def _code_files(roots: list[Path]) -> list[Path]:
 
 @lru_cache(maxsize=1)
 def load_openwebtext() -> Any:
-    """The ``datasets.Dataset`` with a ``text`` a row; loaded once in a process."""
+    """Return the ``datasets.Dataset`` with a ``text`` a row; loaded once in a process."""
     from datasets import load_dataset
 
     try:

@@ -34,7 +34,7 @@ _PIECE = 1 << 22  # tokens held in memory at once while joining
 
 
 def prepare(config: DataConfig) -> TokenDataset:
-    """The tokens of ``config``: opened and verified if prepared before, else prepared.
+    """Return the tokens of ``config``: opened and verified if prepared before, else prepared.
 
     Raises:
         UserError: the source cannot be read, the folder cannot be written, or prepared files are damaged.

@@ -49,7 +49,7 @@ class Job:
         return self.path.with_suffix(".json")
 
     def finished(self) -> dict[str, Any] | None:
-        """The record of an earlier, complete attempt at the same shard."""
+        """Return the record of an earlier, complete attempt at the same shard."""
         record = read_record(self.record_path)
         return record if record.get("key") == self.key and is_whole(self.path, record) else None
 
@@ -108,7 +108,7 @@ def _run_in_worker(job: Job) -> dict[str, Any]:
 
 
 def tokenize(jobs: list[Job], workers: int, tokenizer: Tokenizer, name: str) -> Iterator[dict[str, Any]]:
-    """Records of all jobs, in order."""
+    """Return the records of all jobs, in order."""
     records = [job.finished() for job in jobs]
     missing = [job for job, record in zip(jobs, records, strict=True) if record is None]
     with contextlib.ExitStack() as stack:
@@ -154,17 +154,17 @@ def _tells_of_a_dead_worker(error: BaseException) -> bool:
 
 
 def load_tokenizer(trained: Path | None) -> Tokenizer:
-    """The trained tokeniser, or GPT-2's without one."""
+    """Return the trained tokeniser, or GPT-2's without one."""
     return load_bpe(trained) if trained else gpt2_tokenizer()
 
 
 def digest(value: Any) -> str:
-    """SHA-256, hex, of a JSON value; the order of keys does not count."""
+    """Return SHA-256, hex, of a JSON value; the order of keys does not count."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A record of an earlier attempt; empty if there is none or it is damaged."""
+    """Return a record of an earlier attempt; empty if there is none or it is damaged."""
     try:
         record = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -139,7 +139,7 @@ class Tape:
         return len(self.records)
 
     def shared_among(self, shape: tuple[int, int, int]) -> Tape:
-        """The same sequences in the same order, dealt to other (micro-batches, ranks, sequences)."""
+        """Return the same sequences in the same order, dealt to other (micro-batches, ranks, sequences)."""
         micro_batches, ranks, sequences = shape
         header = dataclasses.replace(self.header, micro_batches=micro_batches, ranks=ranks, sequences=sequences)
         return dataclasses.replace(self, header=header, records=self.records.reshape(-1, *shape))

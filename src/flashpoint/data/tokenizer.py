@@ -26,7 +26,7 @@ class Tokenizer:
     decode: Callable[[Sequence[int]], str]
 
     def encode_documents(self, documents: Iterable[str]) -> Iterator[NDArray[np.uint16]]:
-        """Token ids [n] of each document, its end-of-text token last."""
+        """Return the token ids [n] of each document, its end-of-text token last."""
         batch: list[str] = []
         for document in documents:
             batch.append(document)
@@ -41,7 +41,7 @@ class Tokenizer:
 
 
 def gpt2_tokenizer() -> Tokenizer:
-    """GPT-2's byte-pair encoding, 50,257 tokens.
+    """Return GPT-2's byte-pair encoding, 50,257 tokens.
 
     Raises:
         UserError: tiktoken has not cached its two files yet and cannot fetch them.
@@ -90,7 +90,7 @@ def train_bpe(documents: Iterable[str], vocab_size: int, path: Path) -> None:
 
 
 def load_bpe(path: Path) -> Tokenizer:
-    """The tokeniser that :func:`train_bpe` wrote."""
+    """Return the tokeniser that :func:`train_bpe` wrote."""
     from tokenizers import Tokenizer as BPETokenizer
 
     bpe = BPETokenizer.from_file(str(path))

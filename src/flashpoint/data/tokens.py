@@ -47,7 +47,7 @@ class TokenDataset:
 
 
 def fingerprint(train_sha256: str, val_sha256: str) -> str:
-    """SHA-256, hex, of the two files' SHA-256 digests (raw bytes, train first)."""
+    """Return SHA-256, hex, of the two files' SHA-256 digests (raw bytes, train first)."""
     return hashlib.sha256(bytes.fromhex(train_sha256) + bytes.fromhex(val_sha256)).hexdigest()
 
 

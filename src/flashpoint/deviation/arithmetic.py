@@ -72,7 +72,7 @@ EXACT = Arithmetic(FP64, FP64, FP64)
 
 
 def arithmetic(precision: Format, accumulate: str) -> Arithmetic:
-    """The arithmetic of a precision.
+    """Return the arithmetic of a precision.
 
     Args:
         accumulate: a format for sums and for what lasts, as on GPUs with ``fp32``; the precision where that is finer.

@@ -53,7 +53,7 @@ class Results:
 
 
 def baseline(inputs: Inputs, compute: Arithmetic, *, causal: bool, backward: bool) -> Results:
-    """Attention with S and P materialised [B, H, T, T]. The backward pass reads P."""
+    """Return the attention with S and P materialised [B, H, T, T]. The backward pass reads P."""
     q, k, v, grad_out = inputs.q, inputs.k, inputs.v, inputs.grad_out
     every = slice(0, q.shape[-2])
     hidden = _hidden(every, every, q.device) if causal else None
@@ -81,7 +81,7 @@ def baseline(inputs: Inputs, compute: Arithmetic, *, causal: bool, backward: boo
 
 
 def flash(inputs: Inputs, compute: Arithmetic, block: Block, *, causal: bool, backward: bool) -> Results:
-    """Attention by tiles with an online softmax. The backward pass computes P from L."""
+    """Return the attention by tiles with an online softmax. The backward pass computes P from L."""
     forward = _flash_forward(inputs, compute, block, causal)
     if not backward:
         return forward
@@ -145,34 +145,34 @@ def _flash_backward(
 
 
 def _blocks(length: int, size: int) -> Iterator[slice]:
-    """Slices of this size that cover the length. The last one may be shorter."""
+    """Return the slices of this size that cover the length. The last one may be shorter."""
     for start in range(0, length, size):
         yield slice(start, min(start + size, length))
 
 
 def _hidden(rows: slice, keys: slice, device: torch.device) -> Tensor:
-    """Where a key comes after the query: bool [R, C]."""
+    """Return where a key comes after the query: bool [R, C]."""
     queries = torch.arange(rows.start, rows.stop, device=device)
     return torch.arange(keys.start, keys.stop, device=device) > queries[:, None]
 
 
 def _alpha(q: Tensor, compute: Arithmetic) -> Tensor:
-    """1/√d in the precision."""
+    """Return 1/√d in the precision."""
     return compute.round(q.new_tensor(q.shape[-1] ** -0.5))
 
 
 def _scores(q: Tensor, k: Tensor, hidden: Tensor | None, compute: Arithmetic) -> Tensor:
-    """S [B, H, R, C], the product and its multiple by α rounded; −∞ where the key is hidden."""
+    """Return S [B, H, R, C], the product and its multiple by α rounded; −∞ where the key is hidden."""
     scores = compute.round(_alpha(q, compute) * compute.product(q, k.mT))
     return scores if hidden is None else scores.masked_fill(hidden, -math.inf)
 
 
 def _exp(difference: Tensor, hidden: Tensor | None, compute: Arithmetic) -> Tensor:
-    """exp of S minus a number of the row, 0 where the key is hidden."""
+    """Return exp of S minus a number of the row, 0 where the key is hidden."""
     p = compute.exp(difference)
     return p if hidden is None else p.masked_fill(hidden, 0.0)
 
 
 def _logsumexp(row_max: Tensor, normalizer: Tensor, compute: Arithmetic) -> Tensor:
-    """L [B, H, T] of m and ℓ [B, H, T, 1]."""
+    """Return L [B, H, T] of m and ℓ [B, H, T, 1]."""
     return compute.keep(row_max + compute.keep(normalizer.log()))[..., 0]

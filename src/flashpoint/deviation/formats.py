@@ -55,7 +55,8 @@ class Format:
         return (self.mantissa, self.exponent) == (52, 11)
 
     def ulp(self, x: Tensor) -> Tensor:
-        """The distance of neighbouring numbers at ``x``: float64 to float64 of any shape. Subnormals share one ulp."""
+        """Return the distance of neighbouring numbers at ``x``: float64 to float64 of any shape. Subnormals share one
+        ulp."""
         binade = (x.view(torch.int64) & _FP64_EXPONENT).view(torch.float64)  # 2^⌊log2 |x|⌋
         largest_binade = math.ldexp(1.0, math.frexp(self.largest)[1] - 1)
         return binade.clamp_(self.smallest_normal, largest_binade).mul_(math.ldexp(1.0, -self.mantissa))

@@ -59,7 +59,7 @@ def drawn(kind: str, seeds: int, length: int, head_size: int) -> Inputs:
 
 
 def _of_seed(kind: str, seed: int, length: int, head_size: int) -> NDArray[np.float64]:
-    """Q, K, V and dO as [4, length, head_size]."""
+    """Return Q, K, V and dO as [4, length, head_size]."""
     tensors = np.random.default_rng(seed).standard_normal((4, length, head_size))
     DRAWN[kind](tensors[0], tensors[1])
     return tensors

@@ -67,7 +67,7 @@ def deviation(difference: Tensor, golden: Tensor, precision: Format, unit: Unit)
 
 
 def largest_and_rms(difference: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Largest |difference| and root mean square of each input [B] of a difference [B, …]."""
+    """Return the largest |difference| and root mean square of each input [B] of a difference [B, …]."""
     per_input = difference.flatten(1).cpu().numpy()
     return np.abs(per_input).max(1), np.sqrt(np.square(per_input).mean(1))
 

@@ -23,11 +23,12 @@ class Probe:
     """Measures one thing. A run makes one object of each probe."""
 
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
-        """Metrics by name, each [L, H], of an observed step (shapes: :mod:`flashpoint.probes.observation`)."""
+        """Return the metrics by name, each [L, H], of an observed step (shapes:
+        :mod:`flashpoint.probes.observation`)."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs to go on, as plain values."""
+        """Return what a resumed run needs to go on, as plain values."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -78,7 +79,7 @@ class DeltaError(Probe):
 
 
 def _relative(name: str, error: Tensor, bound: Tensor) -> dict[str, Tensor]:
-    """Bias and noise [L, H] of errors [L, H, N·T] in the unit of the bounds of each."""
+    """Return the bias and noise [L, H] of errors [L, H, N·T] in the unit of the bounds of each."""
     return {
         f"{name}_relative_bias": error.sum(-1) / bound.sum(-1).clamp_min(1e-300),
         f"{name}_relative_noise": (error.square().sum(-1) / bound.square().sum(-1).clamp_min(1e-300)).sqrt(),
@@ -160,7 +161,7 @@ class Deviation(Probe):
 
 
 def _deviation(name: str, found: Tensor, exact: Tensor) -> dict[str, Tensor]:
-    """Differences of [L, N, H, T, d], by layer and head."""
+    """Return the differences of [L, N, H, T, d], by layer and head."""
     difference, size = (_by_row(x).double().flatten(2) for x in (found - exact, exact))
     unit = size.square().mean(-1).sqrt().clamp_min(1e-300)
     return {
@@ -244,19 +245,19 @@ BUILT_IN: dict[str, type[Probe]] = {
 
 
 def weight_gradient_error(seen: Observation) -> Tensor:
-    """dW_Q,hp − dW_Q,lp [L, H, d, C] = α Σ_T (δ_lp − δ_hp)[T] · (PK)[T]ᵀX[T] (Qiu & Yao)."""
+    """Return dW_Q,hp − dW_Q,lp [L, H, d, C] = α Σ_T (δ_lp − δ_hp)[T] · (PK)[T]ᵀX[T] (Qiu & Yao)."""
     weighted = (seen.delta - seen.delta_fp32)[..., None] * seen.attended_keys
     return seen.scale * torch.einsum("lnhtd,lntc->lhdc", weighted, seen.x)
 
 
 def _mean_among(cosines: Tensor) -> Tensor:
-    """Mean of [L, H, S, S] over pairs of different tokens: [L, H]."""
+    """Return the mean of [L, H, S, S] over pairs of different tokens: [L, H]."""
     count = cosines.shape[-1]
     return (cosines.sum((-2, -1)) - cosines.diagonal(dim1=-2, dim2=-1).sum(-1)) / max(1, count * (count - 1))
 
 
 def _share(matrix: Tensor, along: Tensor) -> Tensor:
-    """‖âᵀM‖² / ‖M‖² for [L, H, d, C] and [L, H, d]: [L, H]; 0 where M is."""
+    """Return ‖âᵀM‖² / ‖M‖² for [L, H, d, C] and [L, H, d]: [L, H]; 0 where M is."""
     part = torch.einsum("lhd,lhdc->lhc", _unit(along), matrix.float()).square().sum(-1)
     return part / matrix.float().square().sum((-2, -1)).clamp_min(1e-30)
 
@@ -271,7 +272,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _effective_rank(matrices: Tensor) -> Tensor:
-    """(Σσ²)² / Σσ⁴ of [L, H, d, C], the participation ratio of the squared singular values: [L, H];
-    0 for no matrix."""
+    """Return (Σσ²)² / Σσ⁴ of [L, H, d, C], the participation ratio of the squared singular values: [L, H]; 0 for no
+    matrix."""
     gram = matrices.double() @ matrices.double().mT
     return gram.diagonal(dim1=-2, dim2=-1).sum(-1).square() / gram.square().sum((-2, -1)).clamp_min(1e-300)

@@ -81,7 +81,7 @@ class ProbeRunner:
         return values
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs to go on, as plain values."""
+        """Return what a resumed run needs to go on, as plain values."""
         probes = {name: state for name, probe in self._probes.items() if (state := probe.state())}
         return {"attention": probes, "sentinel": self.sentinel.state()}
 
@@ -94,7 +94,7 @@ class ProbeRunner:
 
 
 def load_probe(name: str) -> Probe:
-    """A built-in probe, or ``FILE.py:CLASS``.
+    """Return a built-in probe, or ``FILE.py:CLASS``.
 
     Raises:
         UserError: neither is there, or the class is no probe.

@@ -69,7 +69,7 @@ class Sentinel:
         return [HeadGrowth(step, int(i) + 1, int(j) + 1, float(latest[i, j]), float(growth[i, j])) for i, j in places]
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs to go on, as plain values."""
+        """Return what a resumed run needs to go on, as plain values."""
         return {
             "history": [(step, norms.tolist()) for step, norms in self._history],
             "warning": self.warning and vars(self.warning),

@@ -14,7 +14,7 @@ _SQUARINGS = 12
 
 @torch.no_grad()
 def weight_norms(model: GPT) -> dict[str, Tensor]:
-    """Largest singular values of W_Q, W_K, W_V and of the bilinear form W_Qᵀ W_K of each head.
+    """Return the largest singular values of W_Q, W_K, W_V and of the bilinear form W_Qᵀ W_K of each head.
 
     Returns:
         ``w_q_spectral_norm``, ``w_k_…``, ``w_v_…`` and ``qk_spectral_norm`` (of QKᵀ as a form on the inputs, without
@@ -32,7 +32,7 @@ def weight_norms(model: GPT) -> dict[str, Tensor]:
 
 
 def largest_eigenvalue(matrices: Tensor, others: Tensor) -> Tensor:
-    """Largest eigenvalue of products A·B of symmetric positive semidefinite matrices [..., d, d]: [...].
+    """Return the largest eigenvalue of products A·B of symmetric positive semidefinite matrices [..., d, d]: [...].
 
     The power method by repeated squaring: after 12 squarings a column is the 4,096-th power times a unit vector. Its
     Rayleigh quotient, under the inner product uᵀBv in which A·B is symmetric, is off by some ln(d) / 4,096 at most,

@@ -25,8 +25,8 @@ from flashpoint_kernels.codes import Stream
 
 
 def with_unrounded_out(model: GPT) -> GPT:
-    """The model with the same parameters, not copies of them, and Ō and O in FP32 in every layer and head, also where
-    the projection that follows takes O."""
+    """Return the model with the same parameters, not copies of them, and Ō and O in FP32 in every layer and head,
+    also where the projection that follows takes O."""
     twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     for block in twin.blocks:
         attention = cast(Block, block).attention
@@ -36,7 +36,7 @@ def with_unrounded_out(model: GPT) -> GPT:
 
 
 def draw(logits: Tensor, seed_and_step: Tensor) -> Tensor:
-    """A token of each distribution: the largest of its logits with Gumbel noise from counter-based random bits.
+    """Return a token of each distribution: the largest of its logits with Gumbel noise from counter-based random bits.
 
     Args:
         logits: [N, T, V].

@@ -16,7 +16,7 @@ _MARKERS = "osD^P*X<>hp"
 
 
 def draw_law(groups: dict[str, list[Point]]) -> Figure:
-    """Bias against noise² of each point, and for each set of weights the line of its mean factor.
+    """Draw the bias against noise² of each point, and for each set of weights the line of its mean factor.
 
     A bias whose interval reaches zero is a ▽ at the upper end of that.
     """

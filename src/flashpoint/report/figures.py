@@ -43,7 +43,7 @@ def _heading(run: Run) -> str:
 
 
 def draw_losses(runs: Sequence[Run]) -> Figure | None:
-    """Training loss and gradient norm of all runs over one another."""
+    """Draw training loss and gradient norm of all runs over one another."""
     figure, axes = _panels(2, 1, sharex=True)
     for run in runs:
         if smoothed := run.smoothed("loss"):
@@ -61,34 +61,35 @@ def draw_losses(runs: Sequence[Run]) -> Figure | None:
 
 
 def draw_layers(runs: Sequence[Run]) -> Figure | None:
-    """Largest W_Q spectral norm of each layer."""
+    """Draw the largest W_Q spectral norm of each layer."""
 
     return _by_layer(runs, "w_q_spectral_norm", "W_Q spectral norm, largest head", lambda norms: norms.max(1), log=True)
 
 
 def draw_bias(runs: Sequence[Run]) -> Figure | None:
-    """Bias of δ against the exact row sum by layer, in the unit |dO|·|O| of injected errors, summed over the steps."""
+    """Draw the bias of δ against the exact row sum by layer, in the unit |dO|·|O| of injected errors, summed over the
+    steps."""
     axis = "cumulative bias of δ, mean over heads"
     return _by_layer(runs, "row_sum_relative_bias", axis, lambda biases: biases.mean(1).cumsum(1))
 
 
 def draw_heads(runs: Sequence[Run]) -> Figure | None:
-    """W_Q spectral norm of each head of the hottest layer."""
+    """Draw the W_Q spectral norm of each head of the hottest layer."""
     return _heads_of_hottest(runs, "w_q_spectral_norm", "W_Q spectral norm", log=True)
 
 
 def draw_cumulative(runs: Sequence[Run]) -> Figure | None:
-    """Σ (δ_lp − δ_hp), summed over the observed steps."""
+    """Draw Σ (δ_lp − δ_hp), summed over the observed steps."""
     return _heads_of_hottest(runs, "delta_error_cumulative", "cumulative Σ (δ_lp − δ_hp)")
 
 
 def draw_scores(runs: Sequence[Run]) -> Figure | None:
-    """Mean |S| of each head of the hottest layer."""
+    """Draw the mean |S| of each head of the hottest layer."""
     return _heads_of_hottest(runs, "score_mean", "mean |S|, nats", log=True)
 
 
 def draw_heat_map(runs: Sequence[Run]) -> Figure | None:
-    """W_Q spectral norm of every head over steps."""
+    """Draw the W_Q spectral norm of every head over steps."""
     from matplotlib.colors import LogNorm
 
     measured = [(run, series) for run in runs if (series := run.by_head("w_q_spectral_norm"))]
@@ -113,7 +114,7 @@ def draw_heat_map(runs: Sequence[Run]) -> Figure | None:
 
 
 def draw_metrics(runs: Sequence[Run], titles: dict[str, str]) -> Figure | None:
-    """The hottest layer's heads: a row of panels for each metric, with its title, and a column for each run."""
+    """Draw the hottest layer's heads: a row of panels for each metric, with its title, and a column for each run."""
     measured = [run for run in runs if any(run.by_head(name) for name in titles)]
     if not measured:
         return None

@@ -28,7 +28,7 @@ _POINTS = 400  # more do not show
 
 
 def frame(runs: Sequence[Run], width: int, height: int) -> RenderableType:
-    """What a terminal of that size in characters shows of the runs: one in detail, several in a table.
+    """Return what a terminal of that size in characters shows of the runs: one in detail, several in a table.
 
     Raises:
         UserError: a run's configuration is missing, or its metrics are damaged.
@@ -81,7 +81,8 @@ def _hottest(run: Run) -> str:
 
 
 def _heads(run: Run) -> list[tuple[int, int, NDArray[np.int64], NDArray[np.float64]]]:
-    """Layer, head (from 1), steps and W_Q norms of the heads whose norm is largest now, the largest first."""
+    """Return the layer, head (from 1), steps and W_Q norms of the heads whose norm is largest now, the largest
+    first."""
     series = run.by_head("w_q_spectral_norm")
     if series is None:
         return []
@@ -116,7 +117,8 @@ def _norms(run: Run, width: int, height: int) -> RenderableType:
 
 
 def _drawing(title: str, lines: dict[str, Series], width: int, height: int, *, log: bool = False) -> RenderableType:
-    """Lines of steps [n] and values [n] under a title, each in its colour; a logarithmic axis leaves out values ≤ 0."""
+    """Return the lines of steps [n] and values [n] under a title, each in its colour; a logarithmic axis leaves out
+    values ≤ 0."""
     heading = Text(f"\n{title}", "bold")
     figure = plotille.Figure()
     figure.width, figure.height, figure.color_mode, figure.with_colors = width, height, "names", True
@@ -139,7 +141,7 @@ def _drawing(title: str, lines: dict[str, Series], width: int, height: int, *, l
 
 
 def _drawable(series: Series, log: bool) -> Series:
-    """What an axis can show, thinned to what a terminal can; the newest stays."""
+    """Return what an axis can show, thinned to what a terminal can; the newest stays."""
     steps, values = series
     known = np.isfinite(values) & ((values > 0) | (not log))
     steps, values = steps[known], values[known]

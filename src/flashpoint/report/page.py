@@ -54,7 +54,7 @@ def write_report(runs: Sequence[Run], folder: Path) -> Path:
 
 
 def page(runs: Sequence[Run], reload_seconds: float | None = None) -> str:
-    """The report as one HTML page with its figures inside.
+    """Return the report as one HTML page with its figures inside.
 
     Args:
         runs: in the order in which they are shown; they may still be under way.
@@ -67,7 +67,7 @@ def page(runs: Sequence[Run], reload_seconds: float | None = None) -> str:
 
 
 def _images(runs: Sequence[Run]) -> dict[Panel, bytes]:
-    """PNG files of the panels that these runs have measured."""
+    """Return the PNG files of the panels that these runs have measured."""
     drawn = ((panel, panel.draw(runs)) for panel in PANELS)
     return {panel: _png(figure) for panel, figure in drawn if figure is not None}
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def draw_survival(groups: Sequence[Lifetimes]) -> Figure:
-    """Share of runs still stable over steps, with intervals; a tick is a run that ended there without an explosion."""
+    """Draw the share of runs still stable over steps, with intervals; a tick is a run that ended there without an
+    explosion."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 5), dpi=110, layout="constrained")
@@ -40,7 +41,8 @@ def draw_survival(groups: Sequence[Lifetimes]) -> Figure:
 
 
 def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
-    """Median onset with its 95 % interval over the setting; an arrow where most runs were stable to the end."""
+    """Draw the median onset with its 95 % interval over the setting; an arrow where most runs were stable to the
+    end."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 5.5), dpi=110, layout="constrained")

@@ -78,7 +78,7 @@ def remove(runs: Sequence[Run], root: Path) -> None:
 
 
 def index_of(evidence: Evidence) -> str:
-    """One line a run of the tables, as ``index.csv`` has them."""
+    """Return one line a run of the tables, as ``index.csv`` has them."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(INDEX_COLUMNS)
@@ -105,7 +105,7 @@ def _refuse_known(runs: Sequence[Run], experiment: str, evidence: Evidence) -> N
 
 
 def _kept(run: Run) -> Columns:
-    """The metrics of a run that has all that evidence needs."""
+    """Return the metrics of a run that has all that evidence needs."""
     if run.folder is None:
         raise UserError(f"{run.where}: is in the evidence tables already; give a run's folder")
     if not run.ended:
@@ -136,7 +136,7 @@ def _thinned(columns: Columns, run: Run, every: int, only: Sequence[str] | None,
 
 
 def _spaced(steps: NDArray[np.int64], spacing: int) -> set[int]:
-    """Places of steps at least ``spacing`` apart."""
+    """Return the places of steps at least ``spacing`` apart."""
     kept = [0]
     for place, step in enumerate(steps.tolist()):
         if step - steps[kept[-1]] >= spacing:

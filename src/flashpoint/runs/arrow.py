@@ -29,14 +29,16 @@ _ZSTD_LEVEL = 19
 
 
 def to_few_bits(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Values rounded to nearest at 21 significant bits, from which :func:`to_few_digits` has their first six digits."""
+    """Return the values rounded to nearest at 21 significant bits, from which :func:`to_few_digits` has their first six
+    digits."""
     bits = np.ascontiguousarray(values).view(np.uint64)
     rounded = ((bits + _HALF) & _KEPT_BITS).view(np.float64)
     return np.where(np.isfinite(values), rounded, values)
 
 
 def to_few_digits(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Values rounded to the nearest decimals of six significant digits, each the float64 nearest to its decimal."""
+    """Return the values rounded to the nearest decimals of six significant digits, each the float64 nearest to its
+    decimal."""
     size = np.abs(values)
     plain = (size > 1e-16) & (size < 1e27)
     size = np.where(plain, size, 1.0)
@@ -51,7 +53,7 @@ def to_few_digits(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def digits_of(columns: Columns) -> int:
-    """6 where six significant digits say every value exactly, else 17."""
+    """Return 6 where six significant digits say every value exactly, else 17."""
     few = all(_same(to_few_digits(to_few_bits(values)), values) for _, values in columns.values())
     return FEW_DIGITS if few else EXACT_DIGITS
 
@@ -61,7 +63,7 @@ def _same(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
 
 
 def metrics_table(run: str, columns: Columns, digits: int) -> Any:
-    """Rows of a run: its name, a step at which something was measured, and each metric or null.
+    """Return the rows of a run: its name, a step at which something was measured, and each metric or null.
 
     Args:
         digits: 6 or 17 significant decimal digits of every value.
@@ -101,7 +103,7 @@ def _nested(values: NDArray[np.float64]) -> Any:
 
 
 def metrics_of(rows: Any, digits: int) -> Columns:
-    """Inverse of :func:`metrics_table`, of the rows of one run."""
+    """Return the inverse of :func:`metrics_table`, of the rows of one run."""
     steps = rows["step"].to_numpy()
     columns = ((name, _series(steps, rows[name].combine_chunks(), digits)) for name in rows.column_names[2:])
     return {name: series for name, series in columns if len(series[0])}
@@ -122,7 +124,7 @@ def _series(steps: NDArray[np.int64], array: Any, digits: int) -> Series:
 
 
 def chain_table(run: str, chain: Chain) -> Any:
-    """Rows of a run: its name, and of each step loss, gradient norm and checksum, null where none was taken.
+    """Return the rows of a run: its name, and of each step loss, gradient norm and checksum, null where none was taken.
 
     Digests follow from these.
     """
@@ -141,13 +143,13 @@ def chain_schema() -> Any:
 
 
 def chain_of(rows: Any) -> Chain:
-    """Inverse of :func:`chain_table`, of the rows of one run."""
+    """Return the inverse of :func:`chain_table`, of the rows of one run."""
     columns = (rows["loss"], rows["grad_norm"], rows["state"].fill_null(0))
     return Chain.of_values(*(column.to_numpy() for column in columns))
 
 
 def runs_together(tables: Mapping[str, Any], schema: Any) -> Iterator[Any]:
-    """Row groups of runs' tables, ordered by name; columns that a run has not are null there."""
+    """Return the row groups of runs' tables, ordered by name; columns that a run has not are null there."""
     import pyarrow as pa
 
     names = sorted(tables)

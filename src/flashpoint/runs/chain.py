@@ -95,7 +95,7 @@ class Chain:
 
     @classmethod
     def of_values(cls, loss: NDArray[np.float32], grad_norm: NDArray[np.float32], state: NDArray[np.uint64]) -> Chain:
-        """The chain of what [steps] steps computed."""
+        """Return the chain of what [steps] steps computed."""
         records = np.zeros(len(loss), _RECORD)
         records["loss"], records["grad_norm"], records["state"] = loss.view("<u4"), grad_norm.view("<u4"), state
         digest = _START
@@ -161,7 +161,8 @@ def first_difference(one: Chain, other: Chain) -> Difference | None:
 
 
 def loss_differences(one: Chain, other: Chain) -> tuple[float, int, float]:
-    """How far the losses of two runs are apart, nats: the largest difference, its step, and the last one; ∞ by NaN."""
+    """Return how far the losses of two runs are apart, nats: the largest difference, its step, and the last one; ∞ by
+    NaN."""
     steps = min(one.steps, other.steps)
     a, b = (chain.records["loss"][:steps].view("<f4").astype(np.float64) for chain in (one, other))
     apart = np.where(a == b, 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf))

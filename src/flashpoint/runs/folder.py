@@ -90,7 +90,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, run: str | Path, runs_dir: str | Path = "runs") -> RunFolder:
-        """An existing run, by path or by its name under ``runs_dir``.
+        """Return an existing run, by path or by its name under ``runs_dir``.
 
         Raises:
             UserError: no run is there.

@@ -60,7 +60,8 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> Columns:
-    """Columns of a metrics file, gzipped or not. A last line cut short, as a killed run leaves it, is left out.
+    """Return the columns of a metrics file, gzipped or not. A last line cut short, as a killed run leaves it, is left
+    out.
 
     Raises:
         UserError: the file is missing or its compression damaged, or a line is, with its number.
@@ -95,7 +96,7 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def _by_name(metrics: dict[str, Any]) -> dict[str, Any]:
-    """A line's metrics, those that an older file has under a name for each head as lists under one name."""
+    """Return a line's metrics, those that an older file has under a name for each head as lists under one name."""
     by_name, heads = {}, dict[str, dict[tuple[int, int], Any]]()
     for name, value in metrics.items():
         match name.split("/"):
@@ -120,7 +121,7 @@ def _from_json(value: Any) -> NDArray[np.float64]:
 
 
 def _to_json(value: float | NDArray[np.floating]) -> Any:
-    """JSON has no NaN and no infinities: those are strings."""
+    """Return a value that JSON can hold: NaN and the infinities become strings."""
     if isinstance(value, np.ndarray):
         assert value.ndim == 2, f"{value.shape}, a metric of heads is [n_layer, n_head]"
         return [[_to_json(number) for number in layer] for layer in value.tolist()]

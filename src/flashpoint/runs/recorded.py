@@ -197,7 +197,8 @@ class Run:
         return f"{self.outcome['outcome']} to {self.outcome['step']:,}"
 
     def by_head(self, name: str) -> Series | None:
-        """Steps [n] and values [n_layer, n_head, n] of a metric of heads; None where the run has not measured it."""
+        """Return the steps [n] and values [n_layer, n_head, n] of a metric of heads; None where the run has not
+        measured it."""
         series = self.columns.get(name)
         return series if series is not None and series[1].ndim == 3 else None
 
@@ -213,7 +214,7 @@ class Run:
         return series
 
     def smoothed(self, name: str) -> Smoothed | None:
-        """Moving average of a per-step metric; None where the run has not measured it."""
+        """Return the moving average of a per-step metric; None where the run has not measured it."""
         if name not in self.columns:
             return None
         at, values = self.columns[name]

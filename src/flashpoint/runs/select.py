@@ -16,7 +16,7 @@ _LISTED = 12
 
 
 def open_run(word: str, runs_dir: str | Path = "runs") -> Run:
-    """The one run that the word names (:func:`select_runs`).
+    """Return the one run that the word names (:func:`select_runs`).
 
     Raises:
         UserError: it names none, or several.
@@ -28,7 +28,7 @@ def open_run(word: str, runs_dir: str | Path = "runs") -> Run:
 
 
 def select_runs(words: Sequence[str], runs_dir: str | Path = "runs", evidence: Evidence | None = None) -> list[Run]:
-    """The runs that the words name, in the order of the words, those of one word by name.
+    """Return the runs that the words name, in the order of the words, those of one word by name.
 
     A word is a run's folder, a run's name under ``runs_dir``, a folder of runs, a pattern of the shell for any of these
     (``*``, ``?``, ``[…]``, ``{a,b}``), or ``EXPERIMENT:PATTERN`` of the evidence in ``runs_dir/reference``. A folder
@@ -63,14 +63,14 @@ def _named(word: str, runs_dir: Path, evidence: Evidence) -> list[Run]:
 
 
 def _at(path: Path) -> list[Run]:
-    """The run in this folder, or the runs in its folders."""
+    """Return the run in this folder, or the runs in its folders."""
     if (path / "config.json").is_file():
         return [Run.of_folder(RunFolder(path))]
     return [Run.of_folder(RunFolder(config.parent)) for config in sorted(path.glob("*/config.json"))]
 
 
 def _kept(word: str, evidence: Evidence) -> list[Run]:
-    """Runs of the evidence; their names are patterns, and so may be that of the experiment."""
+    """Return the runs of the evidence; their names are patterns, and so may be that of the experiment."""
     experiment, _, pattern = word.partition(":")
     experiments = matching(evidence.experiments, experiment)
     if not experiments:

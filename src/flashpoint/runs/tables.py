@@ -53,7 +53,7 @@ class Table:
             return rows.filter(pc.equal(rows["run"], run))
 
     def by_run(self) -> dict[str, Any]:
-        """All rows."""
+        """Return all rows."""
         with told_in_one_line(self.path):
             return {run: self.of(run) for run in self._groups}
 

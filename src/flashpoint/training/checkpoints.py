@@ -34,7 +34,7 @@ class Checkpoint:
     step: int
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors in host memory, and the loop's state."""
+        """Return the tensors in host memory, and the loop's state."""
         with safe_open(self.path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             state: dict[str, Any] = json.loads(file.metadata()["state"])
@@ -42,7 +42,7 @@ class Checkpoint:
 
 
 def verified(folder: Path, notify: Callable[[str], None]) -> Iterator[Checkpoint]:
-    """The checkpoints of a run that are whole, newest first; each damaged one that is passed over is told."""
+    """Return the checkpoints of a run that are whole, newest first; each damaged one that is passed over is told."""
     for sidecar in sorted(folder.glob("step-*.json"), reverse=True):
         path = sidecar.with_suffix(".safetensors")
         try:
@@ -76,7 +76,7 @@ def retained(steps: Sequence[int], interval: int, capacity: int, pinned: set[int
 
 
 def capacity(config: CheckpointsConfig, state_bytes: int) -> int:
-    """How many checkpoints the budget holds.
+    """Return how many checkpoints the budget holds.
 
     Raises:
         UserError: fewer than three.

@@ -34,7 +34,7 @@ class ExplosionDetector:
         self.last_step: int | None = None
 
     def state(self) -> dict[str, Any]:
-        """Plain values that :meth:`load_state` takes back."""
+        """Return the plain values that :meth:`load_state` takes back."""
         return {
             "losses": list(self._losses),
             "minimum": self._minimum,

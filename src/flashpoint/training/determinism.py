@@ -40,7 +40,8 @@ def fix_numerics(threads: int, deterministic: bool) -> None:
 
 
 def describe_environment(device: torch.device, config: Config) -> dict[str, Any]:
-    """Versions, hardware and what computes the attention, as plain values for the manifest; after ``fix_numerics``."""
+    """Return the versions, hardware and what computes the attention, as plain values for the manifest; after
+    ``fix_numerics``."""
     on_gpu = device.type == "cuda"
     return {
         "flashpoint": flashpoint.__version__,
@@ -67,7 +68,7 @@ def hardware_name(device: torch.device) -> str:
 
 
 def environment_difference(recorded: dict[str, Any], here: dict[str, Any]) -> str | None:
-    """One line naming what makes bitwise equality unlikely, or None."""
+    """Return one line naming what makes bitwise equality unlikely, or None."""
     names = [name for name in ("torch", "cuda", "triton", "hardware", "tiles") if recorded.get(name) != here.get(name)]
     if recorded.get("sdpa") and here["sdpa"] not in {None, recorded["sdpa"]}:  # one that has none has another attention
         names.append("sdpa")
@@ -78,7 +79,8 @@ def environment_difference(recorded: dict[str, Any], here: dict[str, Any]) -> st
 
 
 def source_digest(*packages: Path) -> str:
-    """SHA-256 of the Python files of packages, and of their places: which code made a run whose tree has no Git."""
+    """Return SHA-256 of the Python files of packages, and of their places: which code made a run whose tree has no
+    Git."""
     digest = hashlib.sha256()
     for package in packages:
         for path in sorted(package.rglob("*.py")):
@@ -102,7 +104,7 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """The source's Git commit, with ``+changes`` if files differ from it."""
+    """Return the source's Git commit, with ``+changes`` if files differ from it."""
     try:
         commit = _git("rev-parse", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over names, shapes and bytes of all parameters, in order of names."""
+    """Return SHA-256 over names, shapes and bytes of all parameters, in order of names."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
@@ -20,7 +20,7 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def run_digest(chain: str, weights: str) -> str:
-    """The short digest of a whole run: equal if losses, gradient norms, checksums and final weights are."""
+    """Return the short digest of a whole run: equal if losses, gradient norms, checksums and final weights are."""
     return hashlib.sha256(f"{chain} {weights}".encode()).hexdigest()[:16]
 
 

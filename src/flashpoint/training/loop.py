@@ -35,7 +35,7 @@ class Order(Protocol):
     """Says which windows a step trains on."""
 
     def windows(self, step: int) -> NDArray[np.uint32]:
-        """Window numbers [micro-batches, ranks, sequences]."""
+        """Return the window numbers [micro-batches, ranks, sequences]."""
         ...
 
 
@@ -221,7 +221,7 @@ class Trainer:
         self._pending_steps.clear()
 
     def _status(self, rate: float) -> str:
-        """Loss, rate and the heads whose W_Q grows fastest, for the terminal."""
+        """Return the loss, rate and the heads whose W_Q grows fastest, for the terminal."""
         hottest = self._probes.sentinel.hottest(_HOTTEST) if self._probes else []
         return ", ".join([f"loss {self._last_loss:.3f}", f"{rate:,.0f} tokens/s", *map(str, hottest)])
 
@@ -239,7 +239,7 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> float:
-        """Mean loss, nats, over the first ``eval_sequences`` windows of the validation tokens."""
+        """Return the mean loss, nats, over the first ``eval_sequences`` windows of the validation tokens."""
         context, batch = self.config.model.context, self.config.train.micro_batch_size or 1
         count = min(self.config.train.eval_sequences, (len(self.tokens.val) - 1) // context)
         if count < 1:

@@ -11,7 +11,7 @@ from flashpoint.config import TrainConfig
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig, lr: Tensor) -> torch.optim.AdamW:
-    """AdamW in its fused form; weight decay on matrices only. ``lr`` [] float32, on the parameters' device."""
+    """Return AdamW in its fused form; weight decay on matrices only. ``lr`` [] float32, on the parameters' device."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
@@ -23,7 +23,8 @@ def build_optimizer(model: nn.Module, config: TrainConfig, lr: Tensor) -> torch.
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Linear warm-up, then a cosine from ``lr`` to ``min_lr_ratio · lr`` at ``decay_steps``, then constant."""
+    """Return the learning rate: a linear warm-up, then a cosine from ``lr`` to ``min_lr_ratio · lr`` at
+    ``decay_steps``, then constant."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     decay_steps = config.decay_steps or config.steps

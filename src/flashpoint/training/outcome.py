@@ -44,7 +44,7 @@ class Outcome:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; a loss that JSON has no number for is a string."""
+        """Return the plain values; a loss that JSON has no number for is a string."""
         values = dataclasses.asdict(self)
         for name in ("loss", "val_loss"):
             if values[name] is not None and not math.isfinite(values[name]):

@@ -28,8 +28,8 @@ class Start:
 
 
 def starting_point(config: Config, resumed: RunFolder | None, original: RunFolder | None) -> Start:
-    """The newest whole checkpoint of the run to resume, or else where that began; the one at or before ``from_step`` of
-    the run to branch from; or step 0.
+    """Return the newest whole checkpoint of the run to resume, or else where that began; the one at or before
+    ``from_step`` of the run to branch from; or step 0.
 
     Raises:
         UserError: the run to branch from has no checkpoint that early, or not any more, or the resumed run's chain is

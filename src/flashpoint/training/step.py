@@ -128,7 +128,7 @@ class OptimizerStep:
                 yield self._optimizer.state[parameter][name]
 
     def _loss(self, sequences: Tensor) -> Tensor:
-        """Mean loss [], nats, of a micro-batch [sequences, T + 1]."""
+        """Return the mean loss [], nats, of a micro-batch [sequences, T + 1]."""
         with torch.autocast(self._device.type, dtype=torch.bfloat16):
             loss: Tensor = self._loss_of(sequences[:, :-1], sequences[:, 1:], self.seed_and_step)
         return loss
@@ -151,5 +151,5 @@ class OptimizerStep:
 
 
 def state_bytes(model: nn.Module) -> int:
-    """Size of :meth:`OptimizerStep.state`: each parameter with AdamW's two moments and its step."""
+    """Return the size of :meth:`OptimizerStep.state`: each parameter with AdamW's two moments and its step."""
     return sum(3 * parameter.numel() * parameter.element_size() + 4 for parameter in model.parameters()) + 16

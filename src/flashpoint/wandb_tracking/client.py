@@ -47,7 +47,7 @@ def main(messages: Iterator[tuple[str, Any]]) -> None:
 
 
 def chosen_mode(wanted: str, environment: dict[str, str], has_login: bool) -> str:
-    """``online``, ``offline`` or ``disabled``, of ``tracking.wandb``.
+    """Return ``online``, ``offline`` or ``disabled``, of ``tracking.wandb``.
 
     Args:
         wanted: ``auto`` follows WANDB_MODE where it is set, and else is ``online`` with a login and ``offline``
@@ -97,7 +97,7 @@ def _begin(settings: dict[str, Any]) -> Any:
 
 
 def _by_head(metrics: dict[str, Any]) -> dict[str, float]:
-    """Arrays [n_layer, n_head] as ``layer/2/head/3/NAME``."""
+    """Return the arrays [n_layer, n_head] as ``layer/2/head/3/NAME``."""
     named: dict[str, float] = {}
     for name, value in metrics.items():
         if isinstance(value, np.ndarray):

@@ -47,7 +47,8 @@ class HeadMedia:
 
 
 def heat_map(values: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Values [measurements, heads] as a picture [heads · 12, 720, 3], time from left to right; grey is no number."""
+    """Return the values [measurements, heads] as a picture [heads · 12, 720, 3], time from left to right; grey is no
+    number."""
     from matplotlib import colormaps
     from matplotlib.colors import LogNorm
 

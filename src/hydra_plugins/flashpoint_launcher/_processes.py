@@ -83,7 +83,7 @@ class Process:
         self._process.wait()
 
     def ending(self) -> Ending | None:
-        """How the process ended; None while it runs."""
+        """Return how the process ended; None while it runs."""
         status = self._process.poll()
         if status is None:
             return None

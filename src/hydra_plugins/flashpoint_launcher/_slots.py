@@ -22,7 +22,8 @@ class Slot:
 
 
 def slots_for(jobs: Sequence[Job], runs_per_gpu: int) -> list[Slot]:
-    """``runs_per_gpu`` slots on each GPU, the first of each before the second of any; without a GPU, on the CPU."""
+    """Return ``runs_per_gpu`` slots on each GPU, the first of each before the second of any; without a GPU, on the
+    CPU."""
     cores = len(os.sched_getaffinity(0))
     gpus = [] if all(job.get("train.device") == "cpu" for job in jobs) else _visible_gpus()
     if not gpus:
@@ -43,6 +44,6 @@ def slots_for(jobs: Sequence[Job], runs_per_gpu: int) -> list[Slot]:
 
 
 def _visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES is for each GPU that this process sees."""
+    """Return what CUDA_VISIBLE_DEVICES is for each GPU that this process sees."""
     numbers = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(cuda_devices()))))
     return [number.strip() for number in numbers.split(",")][: cuda_devices()]

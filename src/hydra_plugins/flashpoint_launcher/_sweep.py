@@ -23,12 +23,12 @@ class Job:
     overrides: tuple[str, ...]
 
     def get(self, key: str) -> str | None:
-        """The value of ``key`` among the overrides, None without one."""
+        """Return the value of ``key`` among the overrides, None without one."""
         return next((o.split("=", 1)[1] for o in self.overrides if _key(o) == key), None)
 
 
 def shared_by(job_overrides: Sequence[Sequence[str]]) -> list[str]:
-    """The overrides that all runs have."""
+    """Return the overrides that all runs have."""
     return [o for o in job_overrides[0] if all(o in overrides for overrides in job_overrides)]
 
 
@@ -47,7 +47,7 @@ def own_of(job_overrides: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def named(job_overrides: Sequence[Sequence[str]]) -> list[Job]:
-    """The runs under names that tell them apart, the same ones whenever the same command is given.
+    """Return the runs under names that tell them apart, the same ones whenever the same command is given.
 
     Raises:
         UserError: two runs are the same.
@@ -95,7 +95,7 @@ class Sweep:
             )
 
     def log(self, job: Job) -> Path:
-        """What the run's process printed, of all attempts."""
+        """Return what the run's process printed, of all attempts."""
         return self._logs / f"{job.name}.log"
 
     def run(self, job: Job) -> RunFolder:
@@ -121,7 +121,7 @@ class Sweep:
             run.path.rmdir()
 
     def arguments(self, job: Job, settings: Mapping[str, str]) -> list[str]:
-        """The run's command line, which goes on with an earlier attempt.
+        """Return the run's command line, which goes on with an earlier attempt.
 
         Args:
             settings: for a new run, where the sweep does not give them itself.
