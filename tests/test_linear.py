@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import ModelConfig
-from flashpoint.linear import Linear, bf16_matmul, linear
+from flashpoint.linear import Linear, linear, rounded_matmul
 from flashpoint.model import GPT
 from tests.conftest import REPOSITORY
 
@@ -108,8 +108,8 @@ def test_not_a_number_and_infinity_stay_what_they_are() -> None:
 
 def test_the_op_meets_what_pytorch_asks_of_one() -> None:
     a, b = (normals(*shape, seed=0).bfloat16().requires_grad_() for shape in ((6, 5), (5, 4)))
-    torch.library.opcheck(bf16_matmul, (a, b))
-    torch.library.opcheck(bf16_matmul, (a.detach().mT, a.detach()))
+    torch.library.opcheck(rounded_matmul, (a, b))
+    torch.library.opcheck(rounded_matmul, (a.detach().mT, a.detach()))
 
 
 @pytest.mark.parametrize("attention", ["flash_bf16", "flash_fixed", "standard"])
@@ -125,4 +125,4 @@ def test_a_training_step_multiplies_no_bf16_matrices(attention: str) -> None:
     events = profile.profiler.kineto_results.events()
     multiplications = [e for e in events if e.name() in {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"}]
     assert {dtype for event in multiplications for dtype in event.dtypes()[:2]} == {"float"}
-    assert sum(event.name() == "flashpoint::bf16_matmul" for event in events) == 3 * (2 * 4 + 1)
+    assert sum(event.name() == "flashpoint::rounded_matmul" for event in events) == 3 * (2 * 4 + 1)

@@ -19,6 +19,7 @@ from pydantic.dataclasses import dataclass
 from flashpoint.attention.named import resolved
 from flashpoint.attention.variant import AttentionVariant
 from flashpoint.errors import UserError
+from flashpoint.precision import Precision
 from flashpoint.typed import Key, in_one_line, keys_of, require_finite, structured_config
 
 _PACKAGE = Path(__file__).parent
@@ -58,6 +59,10 @@ class ModelConfig:
     """T: tokens of a sequence, and the number of learned positions."""
     vocab_size: Annotated[Count, EXPERIMENT] = 8192
     """Tokens of the vocabulary."""
+    init_seed: Annotated[int | None, Field(ge=0, lt=2**32), EXPERIMENT] = None
+    """Seeds the initial weights alone; null takes ``seed``."""
+    init_ulps: Annotated[CountOrNone, EXPERIMENT] = 0
+    """FP32 ulps by which one initial weight, the first of W_Q in layer 1, is larger: 65,536 are one ulp of BF16."""
 
     @property
     def head_size(self) -> int:
@@ -138,6 +143,10 @@ class TrainConfig:
     """Steps between reads of the losses from the device, and so the detector's latency."""
     checksum_interval: CountOrNone = 100
     """Steps between checksums of weights and optimiser state in the digest chain; 0 turns them off."""
+    precision: Annotated[Precision, EXPERIMENT] = "bf16"
+    """What matrix products take and return; all but ``bf16`` need attn=sdpa. ``fp16`` scales the loss by 2¹²."""
+    order_seed: Annotated[int | None, Field(ge=0, lt=2**32), EXPERIMENT, _BATCHES] = None
+    """Seeds the batch order alone; null takes ``seed``."""
     eval_interval: Count = 1000
     """Steps between validations; one more follows the last step."""
     eval_sequences: Count = 256
@@ -197,6 +206,8 @@ class ProbesConfig:
     """Sequences that are observed; of each head T² scores are held for them."""
     attention: tuple[str, ...] = ("delta_error", "ties", "scores", "out_bias", "null_direction", "similarity")
     """Probes of the attention (:mod:`flashpoint.probes.attention`), or FILE.py:CLASS for one of your own."""
+    weights_against: str | None = None
+    """Run from whose weights these are measured, at each of its snapshots (``checkpoints.weights_interval``)."""
     targets: Targets = "data"
     """What the observed sequences are to predict: the data; tokens drawn from the model's own prediction; or from that
     of the same weights with Ō and O unrounded (:mod:`flashpoint.probes.targets`)."""
@@ -208,6 +219,8 @@ class CheckpointsConfig:
 
     interval: CountOrNone = 500
     """Steps between checkpoints; 0 keeps none."""
+    weights_interval: CountOrNone = 0
+    """Steps between snapshots of the weights alone, all of which are kept; 0 keeps none."""
     budget_gib: Annotated[float, Field(gt=0)] = 4.0
     """Disk that a run's checkpoints may take, all together; old ones are thinned to keep it."""
     precursor_steps: CountOrNone = 1000
@@ -268,6 +281,10 @@ class Config:
                 "raise the first or lower the second"
             )
         self.attn.check_selection(self.model.n_layer, self.model.n_head)
+        if self.train.precision != "bf16" and (self.attn.kernel != "sdpa" or self.attn.elsewhere is not None):
+            raise ValueError(
+                f"train.precision={self.train.precision}: attn={self.attn.name} rounds to BF16; choose attn=sdpa"
+            )
         return self
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Linear layers whose BF16 products run at FP32 speed on any CPU.
+"""Linear layers whose BF16 and FP16 products run at FP32 speed on any CPU.
 
 Few CPUs have BF16 matrix instructions, and without them PyTorch multiplies BF16 matrices a hundred times slower than
 FP32 ones. A product of two BF16 values is exact in FP32. So an FP32 product of the same operands, rounded once to BF16,
-is what autocast asks for: exact products, FP32 sums, a BF16 result.
+is what autocast asks for: exact products, FP32 sums, a BF16 result. The same holds for FP16.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from torch import Tensor, nn
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """Return x · Wᵀ.
 
-    Under autocast both operands and the result are BF16, and so are both gradients before they take the dtypes of ``x``
-    and ``weight``. On a CPU every BF16 product is then :func:`bf16_matmul`; a GPU takes PyTorch's.
+    Under autocast both operands and the result have its dtype, BF16 or FP16, and so have both gradients before they
+    take the dtypes of ``x`` and ``weight``. On a CPU every such product is then :func:`rounded_matmul`; a GPU takes
+    PyTorch's.
 
     Args:
-        x: [..., in_features] float32 or bfloat16, any strides.
+        x: [..., in_features] float32 or autocast's dtype, any strides.
         weight: [out_features, in_features] float32.
 
     Returns:
-        [..., out_features]; bfloat16 under autocast, else float32.
+        [..., out_features]; autocast's dtype under autocast, else float32.
     """
     if x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight)
-    rows = x.bfloat16().reshape(-1, x.shape[-1])
-    product: Tensor = bf16_matmul(rows, weight.bfloat16().mT)
+    dtype = torch.get_autocast_dtype("cpu")
+    rows = x.to(dtype).reshape(-1, x.shape[-1])
+    product: Tensor = rounded_matmul(rows, weight.to(dtype).mT)
     return product.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -44,25 +46,25 @@ class Linear(nn.Linear):
         return linear(x, self.weight)
 
 
-@torch.library.custom_op("flashpoint::bf16_matmul", mutates_args=())
-def bf16_matmul(a: Tensor, b: Tensor) -> Tensor:
+@torch.library.custom_op("flashpoint::rounded_matmul", mutates_args=())
+def rounded_matmul(a: Tensor, b: Tensor) -> Tensor:
     """Return a · b with exact products, FP32 sums and one rounding to nearest even, on a CPU; its gradients likewise.
 
     An op, so that ``torch.compile`` does not drop the rounding of an operand: a cast from FP32 to BF16 and back counts
     as removable there.
 
     Args:
-        a: [M, K] bfloat16, any strides.
-        b: [K, N] bfloat16, any strides.
+        a: [M, K] bfloat16 or float16, any strides.
+        b: [K, N] of the same dtype, any strides.
 
     Returns:
-        [M, N] bfloat16, contiguous.
+        [M, N] of that dtype, contiguous.
     """
     with torch.autocast("cpu", enabled=False):  # which would round the operands' FP32 product back to a BF16 one
-        return torch.mm(a.float(), b.float()).bfloat16()
+        return torch.mm(a.float(), b.float()).to(a.dtype)
 
 
-@bf16_matmul.register_fake
+@rounded_matmul.register_fake
 def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
@@ -74,7 +76,7 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> N
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     a, b = ctx.saved_tensors
     for_a, for_b = ctx.needs_input_grad
-    return bf16_matmul(grad, b.mT) if for_a else None, bf16_matmul(a.mT, grad) if for_b else None
+    return rounded_matmul(grad, b.mT) if for_a else None, rounded_matmul(a.mT, grad) if for_b else None
 
 
-bf16_matmul.register_autograd(_backward, setup_context=_setup_context)
+rounded_matmul.register_autograd(_backward, setup_context=_setup_context)

@@ -6,6 +6,7 @@ Shapes: B sequences, T tokens, C = d_model, H heads of d = C / H features, V tok
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 import torch
@@ -82,7 +83,7 @@ class GPT(nn.Module):
     Args:
         config: the shape.
         variant: numerics of the attention; the model only hands it on.
-        seed: of the initial weights, which are the same on any device.
+        seed: of the initial weights, which are the same on any device; ``config.init_seed`` has precedence.
     """
 
     def __init__(self, config: ModelConfig, variant: AttentionVariant, seed: int) -> None:
@@ -123,7 +124,8 @@ class GPT(nn.Module):
 
         NumPy draws them: unlike PyTorch's, its stream does not depend on the CPU's instruction set.
         """
-        generator = np.random.Generator(np.random.PCG64(seed))
+        own = self.config.init_seed
+        generator = np.random.Generator(np.random.PCG64(seed if own is None else own))
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 parameter.fill_(1.0)
@@ -131,3 +133,5 @@ class GPT(nn.Module):
             std = INIT_STD / math.sqrt(2 * self.config.n_layer) if "projection" in name else INIT_STD
             normal = generator.standard_normal(tuple(parameter.shape), dtype=np.float32)
             parameter.copy_(torch.from_numpy(normal) * std)
+        attention = cast(Block, self.blocks[0]).attention
+        attention.qkv.weight.view(torch.int32)[0, 0] += self.config.init_ulps  # away from zero

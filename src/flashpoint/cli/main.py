@@ -23,6 +23,7 @@ VERBS = {
     ),
     "loss": ("flashpoint.cli.loss:command", "What an attention costs in validation loss."),
     "series": ("flashpoint.cli.series:command", "Metrics of a run over steps; what departs first before an explosion."),
+    "weights": ("flashpoint.cli.weights:command", "How far weights come apart where runs differ in one thing."),
     "delta": ("flashpoint.cli.delta:command", "The error of δ by head, layer, attention, weights or targets."),
     "deviation": (
         "flashpoint.cli.deviation:command",

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from flashpoint.errors import UserError
+
+
+class Order(Protocol):
+    """Says which windows a step trains on."""
+
+    def windows(self, step: int) -> NDArray[np.uint32]:
+        """Return the window numbers [micro-batches, ranks, sequences]."""
+        ...
 
 
 class BatchOrder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import Targets
 from flashpoint.model import GPT, Block
+from flashpoint.precision import Precision, autocast
 from flashpoint.probes.captured import Captured
 from flashpoint.probes.observation import Observation
 from flashpoint.probes.targets import draw, with_unrounded_out
@@ -23,11 +25,19 @@ class InstrumentedPass:
         like: sequences of the shape of all that follow, [N, T + 1].
         batch_size: sequences of a whole step: dO is these sequences' part of the step's.
         targets: what they are to predict, as in the configuration.
+        precision: of the training.
     """
 
     def __init__(
-        self, model: GPT, like: Tensor, batch_size: int, device: torch.device, targets: Targets = "data"
+        self,
+        model: GPT,
+        like: Tensor,
+        batch_size: int,
+        device: torch.device,
+        targets: Targets = "data",
+        precision: Precision = "bf16",
     ) -> None:
+        self._precision = precision
         self._model, self._share = model, len(like) / batch_size
         self._predicts = None if targets == "data" else with_unrounded_out(model) if targets == "unrounded" else model
         self._attentions = [cast(Block, block).attention for block in model.blocks]
@@ -101,8 +111,8 @@ class InstrumentedPass:
             logits = self._predicts.logits(self._sequences[:, :-1], self._seed_and_step)
         return draw(logits, self._seed_and_step)
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self._sequences.device.type, dtype=torch.bfloat16)
+    def _autocast(self) -> AbstractContextManager[object]:
+        return autocast(self._sequences.device, self._precision)
 
     def _by_head(self, x: Tensor) -> Tensor:
         """Return features [L, N, T, C] by head, [L, N, H, T, d]."""

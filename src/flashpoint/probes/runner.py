@@ -43,7 +43,7 @@ class ProbeRunner:
         notify: Callable[[str], None],
     ) -> None:
         self._config, self._notify = config, notify
-        self._model, self._batch_size, self._device = model, train.batch_size, device
+        self._model, self._train, self._device = model, train, device
         self._probes = {name: load_probe(name) for name in config.attention}
         self._weight_norms = Captured(lambda: weight_norms(model), device)
         self._pass: InstrumentedPass | None = None
@@ -55,7 +55,12 @@ class ProbeRunner:
         if self._probes and _is_due(step, self._config.attention_interval):
             sequences = batch.flatten(0, -2)[: self._config.sequences]
             self._pass = self._pass or InstrumentedPass(
-                self._model, sequences, self._batch_size, self._device, self._config.targets
+                self._model,
+                sequences,
+                self._train.batch_size,
+                self._device,
+                self._config.targets,
+                self._train.precision,
             )
             self._seen = self._pass(sequences, seed_and_step)
 

@@ -55,6 +55,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def weights(self) -> Path:
+        """Folder of snapshots of the weights alone (:mod:`flashpoint.training.snapshots`)."""
+        return self.path / "weights"
+
+    @property
     def outcome(self) -> Path:
         """The verdict, JSON; absent while the run goes on or if it was killed."""
         return self.path / "outcome.json"

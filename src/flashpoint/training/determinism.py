@@ -18,25 +18,27 @@ import flashpoint
 import flashpoint_kernels
 from flashpoint.attention.dispatch import sdpa_operation
 from flashpoint.config import Config, ModelConfig
+from flashpoint.precision import Precision
 from flashpoint_kernels.tile_sizes import tile_sizes_of
 
 _PACKAGES = [Path(str(package.__file__)).parent for package in (flashpoint, flashpoint_kernels)]
 
 
-def fix_numerics(threads: int, deterministic: bool) -> None:
+def fix_numerics(threads: int, deterministic: bool, precision: Precision) -> None:
     """Fix what changes bits between two runs on one machine. Call before the first CUDA operation.
 
     Args:
         threads: of CPU operations; sums depend on their number.
         deterministic: False lets PyTorch choose faster operations whose bits differ from run to run.
+        precision: ``tf32`` cuts the FP32 operands of matrix products to 10 mantissa bits.
     """
     torch.set_num_threads(threads)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.use_deterministic_algorithms(deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    # TF32 would cut the FP32 operands of the reference attention to 10 bits.
-    torch.set_float32_matmul_precision("highest")
+    # TF32 would cut the FP32 operands of the reference attention, too.
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
 
 
 def describe_environment(device: torch.device, config: Config) -> dict[str, Any]:

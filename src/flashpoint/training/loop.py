@@ -7,16 +7,16 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flashpoint.config import Config
-from flashpoint.data.batches import gather_windows
+from flashpoint.data.batches import Order, gather_windows
 from flashpoint.data.tokens import TokenDataset
+from flashpoint.precision import autocast
 from flashpoint.probes.runner import ProbeRunner
 from flashpoint.progress import progress_bar
 from flashpoint.training.checkpoints import Checkpoint
@@ -24,19 +24,12 @@ from flashpoint.training.detector import ExplosionDetector
 from flashpoint.training.nonfinite import locate
 from flashpoint.training.optimizer import learning_rate
 from flashpoint.training.parallel import Ranks
+from flashpoint.training.snapshots import Twin
 from flashpoint.training.step import OptimizerStep
 from flashpoint.training.writer import RunWriter
 
 _HOTTEST = 3
 """Heads that the terminal shows."""
-
-
-class Order(Protocol):
-    """Says which windows a step trains on."""
-
-    def windows(self, step: int) -> NDArray[np.uint32]:
-        """Return the window numbers [micro-batches, ranks, sequences]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -62,6 +55,7 @@ class Trainer:
         step: one optimiser step of the model, which is on ``device``.
         files: take tape, chain, metrics and checkpoints.
         probes: run beside the training, or None.
+        twin: the run to measure the weights against, or None.
         ranks: this process among those that share each batch.
         stop_requested: asked once a step; a True ends the run cleanly after that step.
     """
@@ -74,6 +68,7 @@ class Trainer:
         order: Order,
         files: RunWriter,
         probes: ProbeRunner | None,
+        twin: Twin | None,
         device: torch.device,
         ranks: Ranks,
         *,
@@ -81,7 +76,7 @@ class Trainer:
     ) -> None:
         self.config, self.model, self.tokens, self.order = config, step.model, tokens, order
         self.device, self._ranks, self._stop_requested = device, ranks, stop_requested
-        self._files, self._probes = files, probes
+        self._files, self._probes, self._twin = files, probes, twin
         self._first_step, self._last_loss = 0, math.nan
         self.detector = ExplosionDetector(config.detector)
         self._optimizer_step = step
@@ -123,6 +118,7 @@ class Trainer:
                     val_loss, val_step = self.validate(), step + 1
                     self._files.log(step, {"val_loss": val_loss})
                     started = time.perf_counter()
+                self._look_at_weights(step + 1)
                 if self._files.checkpoint_due(step + 1, now=interrupted):
                     self._checkpoint(step + 1)
                 if last or interrupted:
@@ -164,13 +160,25 @@ class Trainer:
             if self._stop_requested():
                 return None
             self._optimizer_step(self._batch(step), learning_rate(step, self.config.train))
-        return locate(self.model, self._batch(onset).to(self.device), self._optimizer_step.seed_and_step)
+        return locate(
+            self.model,
+            self._batch(onset).to(self.device),
+            self._optimizer_step.seed_and_step,
+            self.config.train.precision,
+        )
 
     def _batch(self, step: int) -> Tensor:
         """Return this process's windows of a step, [micro-batches, sequences, T + 1] int64, in host memory."""
         windows = self.order.windows(step)[:, self._ranks.rank]
         batch = gather_windows(self.tokens.train, windows, self.config.model.context)
         return batch.pin_memory() if self.device.type == "cuda" else batch
+
+    def _look_at_weights(self, steps: int) -> None:
+        """Keep the weights, and measure how far they are from the twin's, where either is due."""
+        if self._files.snapshot_due(steps):
+            self._files.save_weights(steps, dict(self.model.named_parameters()))
+        if self._twin and steps in self._twin.steps:
+            self._files.log(steps - 1, self._twin.measure(steps, dict(self.model.named_parameters())))
 
     def _checkpoint(self, steps: int) -> None:
         if self._pending_steps:
@@ -248,7 +256,7 @@ class Trainer:
         for start in range(0, count, batch):
             windows = np.arange(start, min(start + batch, count), dtype=np.uint32)
             sequences = gather_windows(self.tokens.val, windows, context).to(self.device)
-            with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            with autocast(self.device, self.config.train.precision):
                 # Uncompiled: a short last batch would compile once more.
                 loss = self.model(sequences[:, :-1], sequences[:, 1:], self._optimizer_step.seed_and_step)
             total += loss.item() * len(windows)

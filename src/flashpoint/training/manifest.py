@@ -11,6 +11,7 @@ from flashpoint.config import Config
 from flashpoint.data.tokens import TokenDataset
 from flashpoint.files import read_json, write_json
 from flashpoint.runs.folder import RunFolder
+from flashpoint.training.snapshots import Twin
 
 
 def describe_run(
@@ -21,6 +22,7 @@ def describe_run(
     initial_weights: str,
     environment: dict[str, Any],
     parent: dict[str, Any] | None,
+    twin: Twin | None,
 ) -> None:
     """Write the configuration and manifest of a run that begins."""
     write_json(folder.config, {**config.to_dict(), "resume": None})
@@ -34,6 +36,7 @@ def describe_run(
             "initial_weights": initial_weights,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "parent": parent,
+            "twin": {"run": twin.name, "differs_in": twin.differs_in} if twin else None,
         },
     )
 

@@ -10,21 +10,23 @@ from torch import Tensor
 
 from flashpoint.attention.dispatch import flash_fwd, row_statistics, whole_scores
 from flashpoint.model import GPT, Block, CausalSelfAttention
+from flashpoint.precision import Precision, autocast, loss_scale
 
 
-def locate(model: GPT, batch: Tensor, seed_and_step: Tensor) -> str:
+def locate(model: GPT, batch: Tensor, seed_and_step: Tensor, precision: Precision = "bf16") -> str:
     """Repeat the forward and backward pass of a step; say where the first NaN or infinity appears.
 
     Args:
         model: with the weights of before the step.
         batch: [micro-batches, sequences, T + 1] int64, on the model's device.
         seed_and_step: [2] int64, key of stochastic rounding; its count goes up by one a micro-batch.
+        precision: of the training.
 
     Returns:
         One sentence. Layers, heads and rows (query positions) count from 1, sequences within the micro-batch from 1.
     """
     for number, sequences in enumerate(batch):
-        found = _forward(model, sequences, seed_and_step)
+        found = _forward(model, sequences, seed_and_step, precision)
         seed_and_step[1] += 1
         if found is not None:
             where = f" of micro-batch {number + 1}" if len(batch) > 1 else ""
@@ -32,7 +34,7 @@ def locate(model: GPT, batch: Tensor, seed_and_step: Tensor) -> str:
     return "no value of the repeated step is NaN or infinite in the attention or in the loss"
 
 
-def _forward(model: GPT, sequences: Tensor, seed_and_step: Tensor) -> str | None:
+def _forward(model: GPT, sequences: Tensor, seed_and_step: Tensor, precision: Precision) -> str | None:
     attentions = [cast(Block, block).attention for block in model.blocks]
     packed: list[Tensor] = []
     outs: list[Tensor] = []
@@ -46,7 +48,7 @@ def _forward(model: GPT, sequences: Tensor, seed_and_step: Tensor) -> str | None
     handles = [attention.qkv.register_forward_hook(keep_projected) for attention in attentions]
     handles += [attention.projection.register_forward_pre_hook(keep_out) for attention in attentions]
     try:
-        with torch.enable_grad(), torch.autocast(sequences.device.type, dtype=torch.bfloat16):
+        with torch.enable_grad(), autocast(sequences.device, precision):
             loss = model(sequences[:, :-1], sequences[:, 1:], seed_and_step)
     finally:
         for handle in handles:
@@ -58,7 +60,7 @@ def _forward(model: GPT, sequences: Tensor, seed_and_step: Tensor) -> str | None
             return _of_row(attention, projected, out, seed_and_step)
     if not loss.isfinite():
         return "the loss is not finite: every attention's output is"
-    grads = torch.autograd.grad(loss, [*outs, *packed])
+    grads = torch.autograd.grad(loss * loss_scale(precision), [*outs, *packed])
     grad_outs, grad_packed = grads[: len(outs)], grads[len(outs) :]
     for attention, grad_out, grad in reversed(list(zip(attentions, grad_outs, grad_packed, strict=True))):
         if not grad_out.isfinite().all():

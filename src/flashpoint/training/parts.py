@@ -21,6 +21,7 @@ from flashpoint.training.checkpoints import capacity
 from flashpoint.training.digests import weights_digest
 from flashpoint.training.interrupt import surely_interrupted
 from flashpoint.training.plan import Plan
+from flashpoint.training.snapshots import Twin
 from flashpoint.training.start import Start, starting_point
 from flashpoint.training.step import OptimizerStep, state_bytes
 
@@ -37,6 +38,7 @@ class Parts:
         header: of the tape that this run writes.
         tape: the plan's, dealt to as many processes as here.
         probes: None in all processes but the first.
+        twin: the run to measure the weights against; None without one, and in all processes but the first.
         seconds: that ``data`` and ``compilation`` took, one beside the other.
     """
 
@@ -46,6 +48,7 @@ class Parts:
     header: TapeHeader
     tape: Tape | None
     probes: ProbeRunner | None
+    twin: Twin | None
     start: Start
     seconds: dict[str, float]
 
@@ -66,7 +69,7 @@ def build(plan: Plan) -> Parts:
         compiling = beside.submit(_timed, step.warm_up)
         tokens, data_seconds = _timed(lambda: _tokens(config))
         _, compile_seconds = compiling.result()
-    order = BatchOrder(len(tokens.train), config.model.context, _batch_shape(config, ranks.world), config.seed)
+    order = BatchOrder(len(tokens.train), config.model.context, _batch_shape(config, ranks.world), _order_seed(config))
     header = _tape_header(config, tokens, order, model)
     tape = plan.tape
     if tape:
@@ -74,13 +77,15 @@ def build(plan: Plan) -> Parts:
             tape = tape.shared_among(header.shape)
         check_replay(tape.header, header, tokens)
     probes = ProbeRunner(config.probes, model, config.train, plan.device, notify) if ranks.first else None
+    trained_on = ReplayedOrder(tape, order) if tape else order
     return Parts(
         tokens=tokens,
         step=step,
-        order=ReplayedOrder(tape, order) if tape else order,
+        order=trained_on,
         header=header,
         tape=tape,
         probes=probes,
+        twin=Twin(config, header, trained_on) if config.probes.weights_against and ranks.first else None,
         start=starting_point(config, plan.resumed, plan.original),
         seconds={"data": data_seconds, "compilation": compile_seconds},
     )
@@ -110,6 +115,10 @@ def _batch_shape(config: Config, world: int) -> tuple[int, int, int]:
     return config.train.micro_batches // world, world, sequences
 
 
+def _order_seed(config: Config) -> int:
+    return config.seed if config.train.order_seed is None else config.train.order_seed
+
+
 def _tape_header(config: Config, tokens: TokenDataset, order: BatchOrder, model: GPT) -> TapeHeader:
     micro_batches, ranks, sequences = order.shape
     return TapeHeader(
@@ -119,6 +128,6 @@ def _tape_header(config: Config, tokens: TokenDataset, order: BatchOrder, model:
         micro_batches=micro_batches,
         ranks=ranks,
         sequences=sequences,
-        seed=config.seed,
+        seed=_order_seed(config),
         initial_weights=weights_digest(model),
     )

@@ -54,7 +54,7 @@ def settle(config: Config, existing: RunFolder | None, ranks: Ranks, device: tor
     original = RunFolder.open(config.replay, config.runs_dir) if config.replay and not resumed else None
     tape = _tape(config, resumed, original, ranks)
     config = _with_machine_defaults(config, device, ranks.world, tape)
-    fix_numerics(config.train.threads or 1, config.train.deterministic)
+    fix_numerics(config.train.threads or 1, config.train.deterministic, config.train.precision)
     environment = describe_environment(device, config)
     source = resumed or original
     if source and (difference := environment_difference(read_json(source.manifest)["environment"], environment)):
@@ -72,6 +72,8 @@ def usable_device(config: Config) -> torch.device:
         UserError: CUDA is asked for, and there is none.
     """
     available = torch.cuda.is_available()
+    if config.train.precision == "tf32" and not (available and config.train.device != "cpu"):
+        raise UserError("train.precision=tf32: needs a CUDA device; use train.precision=fp32")
     if config.train.device == "cuda" and not available:
         raise UserError("train.device=cuda: no CUDA device is visible; use train.device=cpu or auto")
     return torch.device("cuda" if available and config.train.device != "cpu" else "cpu")

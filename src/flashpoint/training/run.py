@@ -98,7 +98,7 @@ def _describe(plan: Plan, parts: Parts, folder: RunFolder) -> None:
     else:
         parent = {"run": str(plan.original.path), "from_step": start.step} if plan.original else None
         weights = parts.header.initial_weights
-        describe_run(folder, plan.config, parts.tokens, parts.step.model, weights, plan.environment, parent)
+        describe_run(folder, plan.config, parts.tokens, parts.step.model, weights, plan.environment, parent, parts.twin)
     if start.chain:
         shutil.copyfile(start.chain, folder.chain)
 
@@ -115,6 +115,7 @@ def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) ->
         parts.order,
         files,
         parts.probes,
+        parts.twin,
         plan.device,
         plan.ranks,
         stop_requested=lambda: stop.signal_name is not None,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flashpoint.config import Config
 from flashpoint.model import GPT
+from flashpoint.precision import autocast, loss_scale
 from flashpoint.training.digests import state_checksum
 from flashpoint.training.optimizer import build_optimizer
 from flashpoint.training.parallel import Ranks
@@ -129,19 +130,22 @@ class OptimizerStep:
 
     def _loss(self, sequences: Tensor) -> Tensor:
         """Return the mean loss [], nats, of a micro-batch [sequences, T + 1]."""
-        with torch.autocast(self._device.type, dtype=torch.bfloat16):
+        with autocast(self._device, self._train.precision):
             loss: Tensor = self._loss_of(sequences[:, :-1], sequences[:, 1:], self.seed_and_step)
         return loss
 
     def _compute(self) -> None:
-        total = torch.zeros((), device=self._device)
+        total, scale = torch.zeros((), device=self._device), loss_scale(self._train.precision)
         self._optimizer.zero_grad(set_to_none=True)
         for sequences in self._batch:
             loss = self._loss(sequences)
-            (loss / len(self._batch)).backward()
+            (loss * scale / len(self._batch) if scale != 1 else loss / len(self._batch)).backward()
             total += loss.detach() / len(self._batch)
             self.seed_and_step[1] += 1
-        self._ranks.average([total, *(p.grad for p in self.model.parameters() if p.grad is not None)])
+        grads = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        if scale != 1:
+            torch._foreach_div_(grads, scale)
+        self._ranks.average([total, *grads])
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._train.grad_clip or math.inf)
         weights = [parameter.detach() for parameter in self.model.parameters()]
         before = [weight.clone() for weight in weights]

@@ -17,6 +17,7 @@ from flashpoint.runs.metrics import MetricsFile
 from flashpoint.training.checkpoints import CheckpointWriter
 from flashpoint.training.listeners import Listeners, Metrics
 from flashpoint.training.outcome import Outcome
+from flashpoint.training.snapshots import write_snapshot
 
 
 class RunWriter:
@@ -46,6 +47,7 @@ class RunWriter:
         listeners: Listeners,
     ) -> None:
         self._folder, self._listeners = folder, listeners
+        self._weights_interval = config.checkpoints.weights_interval if state_bytes is not None else 0
         self.tape = _tape_writer(folder, header, tape, first_step)
         goes_on = first_step > 0 and folder.chain.exists()
         self.chain = ChainWriter(folder.chain, steps=first_step if goes_on else None)
@@ -69,6 +71,14 @@ class RunWriter:
         for file in (self.tape, self.chain, self._metrics):
             file.sync()
         self._checkpoints.save(tensors, state)
+
+    def snapshot_due(self, steps: int) -> bool:
+        """Whether the weights are to be kept when ``steps`` are done."""
+        return bool(self._weights_interval) and steps % self._weights_interval == 0
+
+    def save_weights(self, steps: int, weights: Mapping[str, Tensor]) -> None:
+        """Keep the weights after ``steps`` steps."""
+        write_snapshot(self._folder.weights, steps, weights)
 
     def keep_before(self, onset: int) -> None:
         """Keep the checkpoints that precede an explosion at ``onset``."""

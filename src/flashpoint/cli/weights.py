@@ -1,0 +1,123 @@
+"""``flashpoint weights``: how far weights come apart where runs differ in one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from flashpoint.analysis.provenance import provenance
+from flashpoint.analysis.weights import ALL, Apart, apart, by_difference, last_common_step, tensors
+from flashpoint.cli.cells import plus_minus
+from flashpoint.cli.selection import answered, ended, figure_option, format_option, runs_argument
+from flashpoint.cli.table import Table, show
+from flashpoint.errors import UserError
+from flashpoint.runs.recorded import Run
+
+_FORM = ".2e"
+_TAKEN = {"kind": ("at", "tensor", "control"), "step": ("tensor",), "tensor": ("at",)}
+
+
+def by_kind(groups: Mapping[str, Sequence[Apart]], step: int, control: str | None) -> Table:
+    """Return a row for each thing that runs differ in, with the distances after ``step`` steps."""
+    columns = ["differs in", "pairs", "largest difference", "over the spread", "W₁", "W₁ over the spread"]
+    columns += ["p of W₁ ∝ step^p"] + ([f"W₁ over that of {control}"] if control else [])
+    rows = []
+    for kind, members in groups.items():
+        found = [one.at(step) for one in members]
+        growth = [one.growth for one in members if one.growth is not None]
+        row = [
+            kind,
+            len(members),
+            plus_minus([one.largest for one in found], _FORM),
+            plus_minus([one.largest / one.spread for one in found], ".3g"),
+            plus_minus([one.wasserstein for one in found], _FORM),
+            plus_minus([one.wasserstein / one.spread for one in found], _FORM),
+            plus_minus(growth, ".2f") if growth else None,
+        ]
+        if control:
+            others = {one.seed: one.at(step).wasserstein for one in groups[control]}
+            ratios = [one.at(step).wasserstein / others[one.seed] for one in members if one.seed in others]
+            row.append(plus_minus(ratios, ".3g") if ratios and kind != control else None)
+        rows.append(row)
+    return Table(columns, rows, f"after {step:,} steps; ±: 95 % over seeds (Student's t)")
+
+
+def by_step(groups: Mapping[str, Sequence[Apart]]) -> Table:
+    """Return a row for each thing and each step at which all its runs were measured."""
+    rows = []
+    for kind, members in groups.items():
+        common = set(members[0].steps.tolist()).intersection(*(one.steps.tolist() for one in members))
+        for step in sorted(common):
+            found = [one.at(step) for one in members]
+            largest, wasserstein = ([getattr(one, name) for one in found] for name in ("largest", "wasserstein"))
+            rows.append([kind, len(members), step, plus_minus(largest, _FORM), plus_minus(wasserstein, _FORM)])
+    return Table(("differs in", "pairs", "after steps", "largest difference", "W₁"), rows)
+
+
+def by_tensor(runs: Sequence[Run], step: int) -> Table:
+    """Return a row for each thing and tensor."""
+    rows = []
+    for tensor in tensors(runs[0]):
+        for kind, members in by_difference([apart(run, tensor) for run in runs]).items():
+            found = [one.at(step) for one in members]
+            largest = [one.largest / one.spread for one in found if one.spread]
+            wasserstein = [one.wasserstein / one.spread for one in found if one.spread]
+            told = [plus_minus(values, _FORM) if values else None for values in (largest, wasserstein)]
+            rows.append([tensor, kind, len(members), *told])
+    columns = ("tensor", "differs in", "pairs", "largest difference over the spread", "W₁ over the spread")
+    return Table(columns, rows, f"after {step:,} steps")
+
+
+@click.command("weights")
+@runs_argument
+@click.option(
+    "--by", "rows", type=click.Choice(["kind", "step", "tensor"]), default="kind", show_default=True,
+    help="What has a row.",
+)  # fmt: skip
+@click.option("--at", type=click.IntRange(1), metavar="STEPS", help="Default: the last that all runs have.")
+@click.option("--tensor", metavar="NAME", help=f"A tensor of the model.  [default: {ALL} of them]")
+@click.option("--control", metavar="DIFFERENCE", help="With --by kind: what the others' W₁ is divided by, by seed.")
+@figure_option("both distances over steps")
+@format_option
+def command(
+    words: tuple[str, ...],
+    rows: str,
+    at: int | None,
+    tensor: str | None,
+    control: str | None,
+    out: Path | None,
+    form: str,
+) -> None:
+    """Print how far the weights of runs are from their twins', where the two differ in one thing.
+
+    Such runs are trained with probes.weights_against=TWIN, and the twin with checkpoints.weights_interval=N. Both have
+    the same batches and initial weights but for that thing: the attention, the precision, the initial weights, one
+    weight, or the batch order.
+
+    Largest difference: of one element. W₁: the 1-Wasserstein distance between the two distributions of values. Spread:
+    the standard deviation of the twin's values. Means over seeds, with 95 % intervals.
+
+    --control DIFFERENCE: the table's name of a difference, e.g. "initial weights".
+    """
+    given = {"at": at, "tensor": tensor, "control": control}
+    if unused := [f"--{name}" for name, value in given.items() if value is not None and name not in _TAKEN[rows]]:
+        raise click.UsageError(f"--by {rows}: takes no {' and no '.join(unused)}")
+    runs = ended(words)
+    answers = answered(runs, lambda run: apart(run, tensor or ALL))
+    runs, found = [run for run, _ in answers], [one for _, one in answers]
+    groups = by_difference(found)
+    if control and control not in groups:
+        raise UserError(f"--control {control}: these runs differ in {'; '.join(groups)}; give one of them")
+    if rows == "step":
+        table = by_step(groups)
+    elif rows == "tensor":
+        table = by_tensor(runs, at or last_common_step(found))
+    else:
+        table = by_kind(groups, at or last_common_step(found), control)
+    show(table, form, provenance(runs))
+    if out:
+        from flashpoint.report.weights import draw_weights
+
+        draw_weights(groups).savefig(out)

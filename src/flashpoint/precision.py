@@ -1,0 +1,27 @@
+"""The precision of a training: what its matrix products take and return. Weights and optimiser stay FP32."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, get_args
+
+import torch
+
+Precision = Literal["bf16", "fp16", "fp32", "tf32"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+_OF_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+    """Return the context of a forward pass: autocast to BF16 or FP16, and nothing for FP32 and TF32."""
+    if precision not in _OF_AUTOCAST:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=_OF_AUTOCAST[precision])
+
+
+def loss_scale(precision: Precision) -> float:
+    """Return the factor by which the loss is multiplied before the backward pass and its gradients divided after.
+
+    FP16's smallest positive number is 6e-8, and gradients of the logits are smaller. A power of two rounds nothing.
+    """
+    return 2.0**12 if precision == "fp16" else 1.0
