@@ -50,6 +50,7 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
     values["train"]["steps"] = _recorded_steps(original)
     for name in _NOT_INHERITED:
         values[name] = composed[name]
+    values["probes"]["weights_against"] = None  # the original's twin differs from the original in one thing
     # Another attention keeps the formats in which the original was coarse: they belong to its experiment.
     for key in keys:
         _take(key, composed, values)
