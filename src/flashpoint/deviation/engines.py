@@ -136,6 +136,13 @@ def engines_named(words: Sequence[str], precisions: Sequence[Format], device: to
     return list({engine.name: engine for engine in found}.values())
 
 
+def engine_of(variant: AttentionVariant, name: str) -> Engine:
+    """Return the engine that computes a variant: its kernels on a GPU, the PyTorch attention elsewhere."""
+    if variant.kernel == "sdpa":
+        return Called(name, _without_logsumexp(_scaled_dot_product), ("bf16", "fp16", "fp32"))
+    return Called(name, _of_variant(variant), ("bf16", "fp32"), only_causal=True)
+
+
 def _named(word: str) -> Engine:
     if word in ("baseline", "flash"):
         return Emulated(word, tiled=word == "flash")
@@ -145,10 +152,7 @@ def _named(word: str) -> Engine:
         return Called(word, _function(word))
     variants = CONFIGS / "attn"
     if (variants / f"{word}.yaml").is_file():
-        variant = variant_named(word, variants)
-        if variant.kernel == "sdpa":
-            return Called(word, _without_logsumexp(_scaled_dot_product), ("bf16", "fp16", "fp32"))
-        return Called(word, _of_variant(variant), ("bf16", "fp32"), only_causal=True)
+        return engine_of(variant_named(word, variants), word)
     backends = ", ".join(f"sdpa:{name}" for name in (*BACKENDS, "all"))
     names = ", ".join(sorted(path.stem for path in variants.glob("*.yaml")))
     raise UserError(f"{word}: no such engine; give flash, baseline, {backends}, FILE.py:FUNCTION, or of {names}")

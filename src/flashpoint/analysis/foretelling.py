@@ -1,0 +1,95 @@
+"""Which measure of an attention foretells how soon it explodes: rank correlations with the onset, seed by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.analysis.bias import Relative, Window
+from flashpoint.analysis.survival import grouped
+from flashpoint.attention.variant import AttentionVariant
+from flashpoint.errors import UserError
+from flashpoint.runs.recorded import Run
+
+INPUTS, LENGTH, HEAD_SIZE = 8, 256, 64
+"""Random inputs of the isolated measures: standard normal Q, K, V and dO, one head each."""
+WINDOW = Window(1000, 3000)
+"""Steps of the measures in training: after the warm-up, before most onsets."""
+FEWEST = 5
+"""Attentions that a seed needs for a correlation of its own."""
+
+
+@dataclass(frozen=True)
+class Foretelling:
+    """How the ranks of a measure and of the onset go together."""
+
+    measure: str
+    correlations: NDArray[np.float64]
+    """Spearman's ρ over the attentions of one seed, for each seed that has enough of them."""
+    attentions: NDArray[np.int64]
+    """How many attentions each of these seeds has."""
+
+
+def foretellings(runs: Sequence[Run]) -> list[Foretelling]:
+    """Correlate measures with the onset. A run without an onset ranks behind all onsets.
+
+    Raises:
+        UserError: no seed has enough attentions with any measure.
+    """
+    values: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for members in grouped(runs).values():
+        isolated = dict(_isolated(members[0].attention))
+        for run in members:
+            onset = float("inf") if run.failed_at is None else float(run.failed_at)
+            for measure, value in [*isolated.items(), *_in_training(run)]:
+                values.setdefault(measure, {}).setdefault(run.config["seed"], []).append((value, onset))
+    found = [_foretelling(measure, of_seeds) for measure, of_seeds in values.items()]
+    found = [one for one in found if len(one.correlations)]
+    if not found:
+        raise UserError(f"--measures: no seed has {FEWEST} attentions whose onsets differ; give more runs")
+    return found
+
+
+def _foretelling(measure: str, of_seeds: dict[int, list[tuple[float, float]]]) -> Foretelling:
+    from scipy.stats import spearmanr
+
+    correlations, counts = [], []
+    for pairs in of_seeds.values():
+        measured, onsets = np.array(pairs).T
+        if len(pairs) >= FEWEST and len(set(onsets)) > 1 and len(set(measured)) > 1:
+            correlations.append(float(spearmanr(measured, onsets).statistic))
+            counts.append(len(pairs))
+    return Foretelling(measure, np.array(correlations), np.array(counts))
+
+
+def _isolated(variant: AttentionVariant) -> Iterator[tuple[str, float]]:
+    """Yield the distances from FP64 of one forward and backward pass in BF16 on random inputs, relative to the golden
+    value's root mean square."""
+    from flashpoint.deviation.arithmetic import arithmetic
+    from flashpoint.deviation.emulated import Block
+    from flashpoint.deviation.engines import engine_of
+    from flashpoint.deviation.formats import format_named
+    from flashpoint.deviation.inputs import drawn
+    from flashpoint.deviation.pairs import pairs
+    from flashpoint.deviation.statistics import deviation
+
+    bf16, inputs = format_named("bf16"), drawn("normal", INPUTS, LENGTH, HEAD_SIZE)
+    engine, compute = engine_of(variant, variant.title), arithmetic(bf16, "fp32")
+    for pair in pairs([engine], inputs, compute, [Block(64, 64)], causal=True, quantities=("O", "dQ")):
+        told = deviation(pair.difference, pair.golden, bf16, "relative")
+        yield f"{pair.quantity} on random inputs, largest error", told.largest
+        yield f"{pair.quantity} on random inputs, RMS error", told.rms
+        yield f"{pair.quantity} on random inputs, |signed mean|", float(abs(told.signed_means.mean()))
+
+
+def _in_training(run: Run) -> Iterator[tuple[str, float]]:
+    """Yield noise and bias of δ against the exact row sum, where the run has measured them in the window."""
+    try:
+        relative = Relative.of(run, "row_sum", WINDOW)
+    except UserError:
+        return
+    yield "δ in training, noise", relative.variance**0.5
+    yield "δ in training, |bias|", abs(relative.bias)
