@@ -133,6 +133,25 @@ def test_how_bad_it_was_stands_beside_the_verdict(tmp_path: Path) -> None:
     assert stable.endswith("|  | 5 |")
 
 
+def test_a_measure_that_ranks_as_the_onset_does_has_a_correlation_of_one(tmp_path: Path) -> None:
+    """Seed 1: the noisier δ, the sooner. Seed 2: the other way round; and one run that did not explode is last."""
+    runs = []
+    for seed, sign in ((1, 1), (2, -1)):
+        for number, bits in enumerate((3, 4, 5, 6, 7)):
+            noise = [[[sign * (10 - number) + 20]]]
+            metrics = [{"step": 1000, "row_sum_relative_noise": noise[0], "row_sum_relative_bias": [[0.5]]}]
+            attn = {"name": "flash_bf16", "out_unnormalized": {"mode": "nearest", "bits": bits}}
+            onset = None if number == 4 else 2000 + 100 * number
+            folder = tmp_path / f"{seed}-{number}"
+            runs.append(write_run(folder, attn, seed=seed, steps=9000, onset=onset, metrics=metrics))
+    found = {row.split(" | ")[0].strip("| "): row for row in rows(call("survival", *runs, "--measures"))}
+    assert "| 2 | 5 (5 to 5) | +0.00 |" in found["δ in training, noise"]
+    assert "δ in training" not in str([name for name in found if "bias" in name])  # the same of all: no ranks
+    # Coarser formats have the larger error, and here the earlier onset.
+    assert "| 2 | 5 (5 to 5) | -1.00 |" in found["O on random inputs, RMS error"]
+    assert "no seed has 5 attentions" in refusal(call("survival", *runs[:3], "--measures"))
+
+
 def test_a_control_that_is_not_there_is_told(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / str(seed), {"name": "flash_bf16"}, seed=seed) for seed in range(2)]
     told = "no flash_fp32 among these runs to test against; choose one with --control\n"
@@ -156,7 +175,7 @@ def test_a_run_that_has_not_ended_is_told_and_the_others_are_counted(tmp_path: P
     ("options", "told"),
     [
         (["--by", "train.lr", "--control", "flash_fp32"], "--control and --by: give one of them"),
-        (["--severity", "--by", "train.lr"], "--severity: takes no --by and no --paired"),
+        (["--severity", "--by", "train.lr"], "--severity: takes no --by, no --paired and no"),
         (["--paired", "one", "--out", "x.png"], "--paired: draws nothing, drop --out"),
     ],
 )

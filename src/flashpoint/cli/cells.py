@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from flashpoint.analysis.intervals import clopper_pearson, mean_interval
 from flashpoint.cli.table import Cell
@@ -49,11 +47,12 @@ def plus_minus(values: ArrayLike, form: str) -> Cell:
     return Cell({"mean": mean, "half": half}, f"{mean:{form}}{told}")
 
 
-def median_and_range(values: Sequence[float] | NDArray[np.float64], form: str) -> Cell:
+def median_and_range(values: ArrayLike, form: str) -> Cell:
     """Return ``median (least to most)``, one value alone, or nothing for none."""
+    values = np.asarray(values, np.float64)
     if not len(values):
         return Cell(None, "")
-    middle, least, most = (float(value) for value in (np.median(values), np.min(values), np.max(values)))
+    middle, least, most = (float(value) for value in (np.median(values), values.min(), values.max()))
     told = f" ({least:{form}} to {most:{form}})" if len(values) > 1 else ""
     return Cell({"median": middle, "least": least, "most": most}, f"{middle:{form}}{told}")
 
