@@ -146,6 +146,21 @@ def test_loss_differences_are_paired_and_have_their_interval(tmp_path: Path) -> 
     assert (alone.verdict, alone.n, alone.low) == (Verdict.UNDECIDED, 1, None)
 
 
+def test_ratios_of_weights_are_paired_by_seed(tmp_path: Path) -> None:
+    for name, distances in (("flash", (3.0, 8.0)), ("fp32", (1.0, 2.0, 9.0))):
+        for seed, distance in enumerate(distances):
+            at = {"weights_largest/all": 1.0, "weights_wasserstein/all": distance, "weights_spread/all": 1.0}
+            manifest = {"twin": {"run": "twin", "differs_in": name}}
+            write_run(tmp_path / name / str(seed), BF16, seed=seed, manifest=manifest, metrics=[{"step": 99, **at}])
+    runs, against = (select_runs([str(tmp_path / name)]) for name in ("flash", "fp32"))
+    asked = {"kind": "interval", "quantity": "weights_distance", "step": 100, "against": ["them"]}
+    finding = judge(claim(**asked, below=20), runs, against)
+    # Ratios 3 and 4: mean 3.5, standard error 0.5, t = 12.71 with one degree of freedom.
+    assert (finding.n, finding.value) == (2, 3.5)
+    assert finding.high == pytest.approx(3.5 + 12.706 * 0.5, abs=1e-3)
+    assert finding.verdict is Verdict.REPLICATES
+
+
 @pytest.mark.parametrize(("variance", "verdict"), [(1e-4, Verdict.REPLICATES), (0.0, None)])
 def test_a_bias_over_its_variance_needs_an_error(tmp_path: Path, variance: float, verdict: Verdict | None) -> None:
     size = 1e-3 if verdict else 0.0

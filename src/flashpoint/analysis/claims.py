@@ -60,8 +60,15 @@ class Layer:
 
 
 QuantityName = Literal[
-    "bias_over_variance", "bias_exponent", "bias_unrounded_targets", "bias_model_targets", "validation_loss"
+    "bias_over_variance",
+    "bias_exponent",
+    "bias_unrounded_targets",
+    "bias_model_targets",
+    "validation_loss",
+    "weights_distance",
 ]
+COMPARED = ("validation_loss", "weights_distance")
+"""Quantities of a run against another one, after a number of steps."""
 
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
@@ -87,9 +94,9 @@ class Interval:
         if self.above is not None and self.below is not None and self.above >= self.below:
             raise ValueError(f"above: {self.above} is not less than below: {self.below}; raise below")
         for name, value in {"step": self.step, "against": self.against}.items():
-            if self.quantity == "validation_loss" and value is None:
-                raise ValueError(f"{name}: missing; validation_loss needs it")
-            if self.quantity != "validation_loss" and value is not None:
+            if self.quantity in COMPARED and value is None:
+                raise ValueError(f"{name}: missing; {self.quantity} needs it")
+            if self.quantity not in COMPARED and value is not None:
                 raise ValueError(f"{name}: {self.quantity} takes none; drop it")
         return self
 

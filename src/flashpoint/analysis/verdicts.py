@@ -19,6 +19,7 @@ from flashpoint.analysis.intervals import clopper_pearson, mean_interval
 from flashpoint.analysis.paired import losses_at
 from flashpoint.analysis.ratios import OnsetRatio, onset_ratios
 from flashpoint.analysis.survival import grouped, lifetimes
+from flashpoint.analysis.weights import apart
 from flashpoint.errors import UserError
 from flashpoint.runs.recorded import Run
 
@@ -189,6 +190,14 @@ def _loss_differences(runs: Sequence[Run], against: Sequence[Run], asked: Interv
     return np.concatenate([losses.differences for losses in found])
 
 
+def _weights_ratios(runs: Sequence[Run], against: Sequence[Run], asked: Interval) -> NDArray[np.float64]:
+    """Return, for each seed of both, W₁ of the weights from their twin's over that of the run to compare with."""
+    assert asked.step is not None  # the criterion's own check
+    others = {one.seed: one.at(asked.step).wasserstein for one in map(apart, against)}
+    own = {one.seed: one.at(asked.step).wasserstein for one in map(apart, runs)}
+    return np.array([value / others[seed] for seed, value in own.items() if seed in others])
+
+
 QUANTITIES: Mapping[QuantityName, Quantity] = {
     "bias_over_variance": Quantity("bias / variance of the hottest layer", ".2f", _bias_over_variance),
     "bias_exponent": Quantity("p of bias ∝ (noise²)^p", ".2f", _bias_exponents),
@@ -197,6 +206,7 @@ QUANTITIES: Mapping[QuantityName, Quantity] = {
     ),
     "bias_model_targets": Quantity("bias / variance, targets of the rounded model", ".2f", _bias_with_targets("model")),
     "validation_loss": Quantity("difference of validation loss in nats", "+.3f", _loss_differences),
+    "weights_distance": Quantity("ratio of the W₁ of weights", ".2f", _weights_ratios),
 }
 """Quantities by name."""
 
