@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: a small text, and runs of a model that trains in a second."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -42,6 +43,12 @@ TINY = (
 )
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported and collected out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

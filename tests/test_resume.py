@@ -24,7 +24,7 @@ from tests.conftest import Command, environment, train_command, wait_until
 
 pytestmark = pytest.mark.slow
 LONG = ("train.steps=300", "checkpoints.interval=20", "train.checksum_interval=50", "train.eval_interval=150")
-KILLS = 8
+KILLS = 5
 
 
 def outcome(run: Path) -> dict:

@@ -78,8 +78,7 @@ def test_gradients_of_the_pytorch_attention_equal_fp64_with_the_error(base: str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bias", "noise"])
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize(("base", "kind"), [("from_out", "bias"), *((base, "noise") for base in BASES)])
 def test_delta_of_the_kernels_equals_fp64_with_the_error(base: str, kind: str) -> None:
     q, k, v, grad_out = (x.to(DEVICE) for x in inputs())
     variant = injecting(kind, **BASES[base])
