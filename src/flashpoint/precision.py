@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 Precision = Literal["bf16", "fp16", "fp32", "tf32"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-_OF_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_OF_AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
+"""Precisions that autocast has, and PyTorch's names of them."""
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """Return the context of a forward pass: autocast to BF16 or FP16, and nothing for FP32 and TF32."""
+    import torch  # here, because the configuration reads this module and commands print without PyTorch
+
     if precision not in _OF_AUTOCAST:
         return nullcontext()
-    return torch.autocast(device.type, dtype=_OF_AUTOCAST[precision])
+    return torch.autocast(device.type, dtype=getattr(torch, _OF_AUTOCAST[precision]))
 
 
 def loss_scale(precision: Precision) -> float:

@@ -35,6 +35,15 @@ def test_help_lists_the_verbs_and_imports_nothing_heavy() -> None:
     assert all(f"\n  {verb} " in result.stdout for verb in VERBS)
 
 
+def test_a_verb_that_reads_runs_does_without_pytorch(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", {"name": "flash_bf16"}, onset=500)
+    code = f"from flashpoint.cli.main import main; main(['survival', {run!r}], standalone_mode=False)"
+    watched = f"import atexit, sys\natexit.register(lambda: print(*sys.modules, file=sys.stderr))\n{code}"
+    result = subprocess.run([sys.executable, "-c", watched], env=environment(), capture_output=True, text=True)
+    assert "| 1 of 1 |" in " ".join(result.stdout.split())
+    assert not {"torch", "matplotlib", "hydra"} & set(result.stderr.split())
+
+
 @pytest.mark.parametrize("verb", [verb for verb in WRITTEN if verb != "train"])
 def test_every_verb_has_its_help(verb: str) -> None:
     result = call(verb, "--help")

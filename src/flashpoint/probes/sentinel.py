@@ -52,7 +52,8 @@ class Sentinel:
         self._history.append((step, latest))
         while len(self._history) > 1 and self._history[1][0] <= step - LOOKBACK:
             self._history.popleft()
-        broken = [head for head in self.hottest(latest.size) if head.norm >= ABOVE_MEDIAN * np.median(latest)]
+        least = ABOVE_MEDIAN * np.median(latest)
+        broken = [head for head in self.hottest(latest.size) if head.norm >= least]
         if self.warning or not broken or broken[0].growth < GROWTH:
             return None
         self.warning = broken[0]
