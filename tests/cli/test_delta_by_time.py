@@ -54,7 +54,7 @@ def test_the_variant_injects_what_was_measured(runs: list[str], tmp_path: Path) 
 def test_a_run_trains_with_the_variant(runs: list[str], tmp_path: Path, train: Command) -> None:
     (tmp_path / "mine/attn").mkdir(parents=True)
     call("delta", *runs, "--by", "time", "--variant", tmp_path / "mine/attn/measured.yaml")
-    result = train("attn=measured", "attn.delta_error.size=1e-6", "train.steps=2", "--config-dir=mine", cwd=tmp_path)
+    result = train("attn=measured", "--config-dir", "mine", "attn.delta_error.size=1e-6", "train.steps=2", cwd=tmp_path)
     assert outcome_of(result)[1] == "stable"
 
 

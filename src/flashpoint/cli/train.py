@@ -33,6 +33,8 @@ WANTS_TRACEBACK = os.environ.setdefault("FLASHPOINT_TRACEBACK", os.environ.get("
 
 HYDRAS_OWN = (HydraException, OmegaConfBaseException)
 """Errors by which Hydra and OmegaConf tell of bad input."""
+_TAKE_A_VALUE = {"--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--package", "-p", "--cfg", "-c"}
+"""Hydra's flags whose value may be an argument of its own."""
 
 
 @hydra.main(config_path=str(CONFIGS), config_name="train", version_base="1.3")
@@ -90,17 +92,16 @@ def main(arguments: Sequence[str]) -> None:
 def _with_experiment(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with the preset for this hardware, unless they name a preset or a run.
 
-    argparse takes overrides in one run only, before or after the flags: the preset goes beside the first override, and
-    a ``-m`` among the overrides goes to the end.
+    argparse takes overrides in one run only, before or after the flags: the overrides go before them.
     """
-    arguments = list(arguments)
-    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    overrides, flags = [], []
+    for argument, before in zip(arguments, ["", *arguments], strict=False):
+        is_flag = argument.startswith("-") or before in _TAKE_A_VALUE
+        (flags if is_flag else overrides).append(argument)
+    given = dict(override.split("=", 1) for override in overrides if "=" in override)
     if not given.keys() & {"experiment", "replay", "resume"}:
-        experiment = default_experiment(given.get("train.device", "auto"))
-        first = (i for i, argument in enumerate(arguments) if "=" in argument and argument[0] != "-")
-        arguments.insert(next(first, len(arguments)), f"experiment={experiment}")
-    flags = [argument for argument in arguments if argument in ("-m", "--multirun")]
-    return [argument for argument in arguments if argument not in flags] + flags[:1]
+        overrides.insert(0, f"experiment={default_experiment(given.get('train.device', 'auto'))}")
+    return overrides + flags
 
 
 @click.command(

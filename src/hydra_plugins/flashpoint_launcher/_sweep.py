@@ -69,6 +69,8 @@ class Sweep:
     """The folder of a sweep."""
 
     folder: Path
+    config_dirs: tuple[str, ...] = ()
+    """The user's own folders of YAML files, in which a new run looks too."""
 
     def claim(self, shared: Sequence[str]) -> None:
         """Make the folder, or see that it is of a sweep with the same settings.
@@ -131,6 +133,7 @@ class Sweep:
             return [f"resume={_quoted(run.path)}"]
         settings = {"tracking.group": _quoted(self.folder.name), **settings}
         return [
+            *(f"--config-dir={folder}" for folder in self.config_dirs),
             *(o for o in job.overrides if _key(o) not in ("runs_dir", "run_name")),
             *(f"{key}={value}" for key, value in settings.items() if job.get(key) is None),
             f"runs_dir={_quoted(self.folder)}",

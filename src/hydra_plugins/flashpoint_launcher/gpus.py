@@ -45,10 +45,13 @@ class GpusLauncher(Launcher):
     def __init__(self, sweep: str | None, runs_per_gpu: int) -> None:
         self._name, self._runs_per_gpu = sweep or os.environ.get("FLASHPOINT_SWEEP", "sweep"), runs_per_gpu
         self._runs_dir = Path("runs")
+        self._config_dirs: tuple[str, ...] = ()
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Each run composes its own configuration; only where all are to be is taken from here."""
+        """Each run composes its own configuration; only where all are to be, and from what, is taken from here."""
         self._runs_dir = Path(config.runs_dir)
+        sources = config.hydra.runtime.config_sources
+        self._config_dirs = tuple(source.path for source in sources if source.provider == "command-line")
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run all; returns when the last has ended.
@@ -61,7 +64,7 @@ class GpusLauncher(Launcher):
 
         if self._runs_per_gpu < 1:
             raise UserError(f"hydra.launcher.runs_per_gpu={self._runs_per_gpu}: give 1 or more")
-        jobs, sweep = named(job_overrides), Sweep(self._runs_dir / self._name)
+        jobs, sweep = named(job_overrides), Sweep(self._runs_dir / self._name, self._config_dirs)
         sweep.claim(shared_by(job_overrides))
         done = [job for job in jobs if sweep.is_done(job)]
         missing = [job for job in jobs if job not in done]
