@@ -96,6 +96,15 @@ def test_the_length_of_a_decay_that_there_is_not_is_no_setting() -> None:
     assert settings_of(run(min_lr_ratio=0.1, decay_steps=9)) != settings_of(run(min_lr_ratio=0.1, decay_steps=7))
 
 
+def test_a_run_older_than_a_setting_has_its_default() -> None:
+    def run(**train: str) -> Run:
+        sections = {name: named_settings(name, 1) for name in ("model", "detector")}
+        old = {name: value for name, value in named_settings("train", 0.5).items() if name != "precision"}
+        return cast(Run, SimpleNamespace(config={**sections, "train": {**old, **train}}))
+
+    assert settings_of(run()) == settings_of(run(precision="bf16")) != settings_of(run(precision="fp32"))
+
+
 def test_the_medians_interval_is_the_textbooks() -> None:
     # R's survfit with conf.type="log-log" on the same data: median 23, 95 % interval 13 to none.
     assert TREATED.median_onset == 23

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from scipy.stats import CensoredData
 
 _EPS = 1e-9  # the shares are products of fractions
-SETTINGS = tuple(key.name for key in keys() if EXPERIMENT in key.marks)
-"""Keys of the configuration that make an experiment, besides attention, data and seed."""
+SETTINGS = {key.name: key.default for key in keys() if EXPERIMENT in key.marks}
+"""Keys of the configuration that make an experiment, besides attention, data and seed, and their defaults."""
 
 
 @dataclass(frozen=True)
@@ -193,11 +193,11 @@ def choices_of(run: Run) -> Mapping[str, Any]:
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """Return what makes an experiment besides attention and seed."""
-    parts = (key.split(".") for key in SETTINGS)
-    settings = {
-        f"{section}.{name}": run.config[section][name] for section, name in parts if name in run.config[section]
-    }
+    """Return what makes an experiment besides attention and seed; a key that is younger than the run is its default."""
+    settings = {}
+    for key, default in SETTINGS.items():
+        section, name = key.split(".")
+        settings[key] = run.config[section].get(name, default)
     if settings["train.min_lr_ratio"] == 1:
         del settings["train.decay_steps"]  # nothing decays
     return settings
