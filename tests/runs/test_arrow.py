@@ -9,41 +9,44 @@ from flashpoint.runs.arrow import digits_of, metrics_of, metrics_table, to_few_b
 from flashpoint.runs.metrics import Columns
 
 
-def decimals(count: int) -> np.ndarray:
-    """Random six-digit decimals of any size, as Python's parser reads them."""
+def decimals(kind: str, digits: int) -> np.ndarray:
+    """Decimals of so many digits, as Python's parser reads them."""
+    least, end = 10 ** (digits - 1), 10**digits
+    if kind == "one size":
+        return np.array([float(f"{integer}e-3") for integer in range(least, end, 1 + end // 100_000)])
+    if kind == "ends of a decade":
+        return np.array([float(f"{i}e{exponent}") for exponent in range(-30, 30) for i in (1, least + 1, end - 1)])
+    if kind == "special":
+        return np.array([0.0, -0.0, math.nan, math.inf, -math.inf])
     random = np.random.default_rng(0)
-    digits, exponents = random.integers(-999_999, 1_000_000, count), random.integers(-300, 300, count)
-    return np.array([float(f"{digit}e{exponent}") for digit, exponent in zip(digits, exponents, strict=True)])
+    integers, exponents = random.integers(1 - end, end, 20_000), random.integers(-300, 300, 20_000)
+    return np.array([float(f"{integer}e{exponent}") for integer, exponent in zip(integers, exponents, strict=True)])
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        decimals(20_000),
-        np.array([float(f"{digits}e-3") for digits in range(100_000, 1_000_000, 7)]),
-        np.array([float(f"{digits}e{exponent}") for exponent in range(-30, 30) for digits in (1, 100_001, 999_999)]),
-        np.array([0.0, -0.0, math.nan, math.inf, -math.inf]),
-    ],
-    ids=["any size", "one size", "ends of a decade", "special"],
-)
-def test_six_digits_survive_in_half_the_bits(values: np.ndarray) -> None:
-    stored = to_few_bits(values)
-    assert not np.any(stored[np.isfinite(stored)].view(np.uint64) & np.uint64(0xFFFF_FFFF))
-    read = to_few_digits(stored)
+@pytest.mark.parametrize("kind", ["any size", "one size", "ends of a decade", "special"])
+@pytest.mark.parametrize(("digits", "kept_bits"), [(6, 21), (4, 15)])
+def test_few_digits_survive_in_few_bits(digits: int, kept_bits: int, kind: str) -> None:
+    values = decimals(kind, digits)
+    stored = to_few_bits(values, digits)
+    assert not np.any(stored[np.isfinite(stored)].view(np.uint64) % np.uint64(1 << (53 - kept_bits)))
+    read = to_few_digits(stored, digits)
     np.testing.assert_array_equal(read, values)
     np.testing.assert_array_equal(np.signbit(read), np.signbit(values))
 
 
-def test_rounding_to_six_digits_is_that_of_python() -> None:
+@pytest.mark.parametrize("digits", [4, 6])
+def test_rounding_to_few_digits_is_that_of_python(digits: int) -> None:
     values = np.random.default_rng(1).standard_normal(20_000) * 10.0 ** np.arange(20_000).clip(0, 20)
-    assert to_few_digits(values).tolist() == [float(f"{value:.6g}") for value in values]
+    assert to_few_digits(values, digits).tolist() == [float(f"{value:.{digits}g}") for value in values]
 
 
 def test_a_value_with_more_digits_is_kept_with_all() -> None:
     few: Columns = {"loss": (np.array([0, 5]), np.array([0.123456, 1e-9]))}
     more: Columns = {**few, "lr": (np.array([0]), np.array([1 / 3]))}
-    assert (digits_of(few), digits_of(more)) == (6, 17)
-    for columns in (few, more):
+    coarse: Columns = {**few, "norm": (np.array([5]), np.array([[[1.234]]]))}
+    fine: Columns = {**few, "norm": (np.array([5]), np.array([[[1.23456]]]))}
+    assert [digits_of(columns) for columns in (few, coarse, fine, more)] == [4, 4, 6, 17]
+    for columns in (few, coarse, fine, more):
         table = metrics_table("run", columns, digits_of(columns))
         assert {name: values.tolist() for name, (_, values) in metrics_of(table, digits_of(columns)).items()} == {
             name: values.tolist() for name, (_, values) in columns.items()

@@ -8,7 +8,7 @@ import click
 
 from flashpoint.cli.selection import runs_argument
 from flashpoint.runs.archive import archive
-from flashpoint.runs.arrow import FEW_DIGITS
+from flashpoint.runs.arrow import HEAD_DIGITS, RUN_DIGITS
 from flashpoint.runs.select import select_runs
 from flashpoint.runs.tables import EVIDENCE
 
@@ -22,7 +22,11 @@ from flashpoint.runs.tables import EVIDENCE
 @click.option("--only", multiple=True, metavar="NAME", help="A metric to keep; repeatable. Default: all.")
 @click.option("--spacing", type=click.IntRange(1), default=1, metavar="STEPS", help="Between values of other metrics.")
 @click.option(
-    "--digits", type=click.IntRange(1), default=FEW_DIGITS, show_default=True, help="Significant digits of values."
+    "--digits",
+    type=click.IntRange(1),
+    default=HEAD_DIGITS,
+    show_default=True,
+    help=f"Significant digits of values by head; values of the run have {RUN_DIGITS} at least.",
 )
 def command(
     words: tuple[str, ...], experiment: str, every: int, only: tuple[str, ...], spacing: int, digits: int

@@ -33,7 +33,9 @@ WANTS_TRACEBACK = os.environ.setdefault("FLASHPOINT_TRACEBACK", os.environ.get("
 
 HYDRAS_OWN = (HydraException, OmegaConfBaseException)
 """Errors by which Hydra and OmegaConf tell of bad input."""
-_TAKE_A_VALUE = {"--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--package", "-p", "--cfg", "-c"}
+_TAKE_A_VALUE = frozenset(
+    ("--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--package", "-p", "--cfg", "-c")
+)
 """Hydra's flags whose value may be an argument of its own."""
 
 
@@ -94,7 +96,8 @@ def _with_experiment(arguments: Sequence[str]) -> list[str]:
 
     argparse takes overrides in one run only, before or after the flags: the overrides go before them.
     """
-    overrides, flags = [], []
+    overrides: list[str] = []
+    flags: list[str] = []
     for argument, before in zip(arguments, ["", *arguments], strict=False):
         is_flag = argument.startswith("-") or before in _TAKE_A_VALUE
         (flags if is_flag else overrides).append(argument)

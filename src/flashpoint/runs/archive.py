@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.runs.arrow import (
-    FEW_DIGITS,
+    HEAD_DIGITS,
     chain_schema,
     chain_table,
     digits_of,
+    digits_stored,
     metrics_schema,
     metrics_table,
     runs_together,
@@ -39,7 +40,7 @@ def archive(
     every: int = 10,
     only: Sequence[str] | None = None,
     spacing: int = 1,
-    digits: int = FEW_DIGITS,
+    digits: int = HEAD_DIGITS,
 ) -> None:
     """Add ended runs to the evidence tables under ``root``, with most of their metrics left out.
 
@@ -50,7 +51,7 @@ def archive(
         every: of this many values of what is measured at each step, as the loss is, one stays, and the last.
         only: names of the metrics to keep; None keeps all.
         spacing: least steps between values of other metrics; the last stays, too.
-        digits: significant decimal digits of each value.
+        digits: significant decimal digits of metrics of heads; a run's metrics have six at least.
 
     Raises:
         UserError: a run cannot be kept, or an argument is out of its range; then the tables are as they were.
@@ -127,7 +128,7 @@ def _thinned(columns: Columns, run: Run, every: int, only: Sequence[str] | None,
         each = np.array_equal(steps, at_each_step)
         kept = set(range(0, len(steps), every)) if each else _spaced(steps, spacing)
         places = sorted({*kept, len(steps) - 1})
-        thinned[name] = steps[places], _rounded(values[..., places], digits)
+        thinned[name] = steps[places], _rounded(values[..., places], digits_stored(digits, values.ndim))
     if not thinned:
         raise UserError(
             f"{run.where}: measured no {', '.join(only or ['metric'])}; it has {', '.join(sorted(columns))}"

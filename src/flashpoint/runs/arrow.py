@@ -1,8 +1,8 @@
 """Metrics and digest chains as rows of Arrow tables, and Parquet files whose bytes follow from their rows.
 
-A value with at most six significant decimal digits, as evidence has, is stored with 21 significant bits: the fewest
-that tell six-digit decimals apart (2²⁰ > 10⁶). The rest of its bits are 0 and cost nothing once compressed. Reading
-gives back the decimal.
+Evidence has few significant decimal digits: six of a run's metrics, four of metrics of heads. Such a value is stored
+with the fewest significant bits that tell decimals of so many digits apart: 21 (2²⁰ > 10⁶) and 15 (2¹⁴ > 10⁴). The rest
+of its bits are 0 and cost nothing once compressed. Reading gives back the decimal.
 """
 
 from __future__ import annotations
@@ -17,45 +17,63 @@ from numpy.typing import NDArray
 from flashpoint.runs.chain import Chain
 from flashpoint.runs.metrics import Columns, Series
 
-FEW_DIGITS = 6
+RUN_DIGITS = 6
+"""Significant decimal digits of a run's metrics, as its loss, at least."""
+HEAD_DIGITS = 4
+"""Significant decimal digits of metrics of heads, by default: most are sampled from a few sequences."""
 EXACT_DIGITS = 17
 """Significant decimal digits that tell any two float64 apart."""
-_KEPT_BITS = np.uint64(0xFFFF_FFFF_0000_0000)  # sign, exponent and 20 bits of a mantissa whose first is implied
-_HALF = np.uint64(0x8000_0000)
+_BITS = {HEAD_DIGITS: 15, RUN_DIGITS: 21}
+"""Significant bits by decimal digits; the first of a mantissa is implied."""
 _POWERS = np.array([float(10**power) for power in range(23)])  # each without a rounding error
 _RUNS_A_GROUP = 16
 """Runs in a row group: more compress better, fewer are read sooner."""
 _ZSTD_LEVEL = 19
 
 
-def to_few_bits(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the values rounded to nearest at 21 significant bits, from which :func:`to_few_digits` has their first six
-    digits."""
+def to_few_bits(values: NDArray[np.float64], digits: int) -> NDArray[np.float64]:
+    """Return the values rounded to nearest at the significant bits from which :func:`to_few_digits` has their first 4
+    or 6 digits."""
+    dropped = 53 - _BITS[digits]
+    half, kept = np.uint64(1 << (dropped - 1)), np.uint64(2**64 - (1 << dropped))
     bits = np.ascontiguousarray(values).view(np.uint64)
-    rounded = ((bits + _HALF) & _KEPT_BITS).view(np.float64)
-    return np.where(np.isfinite(values), rounded, values)
+    return np.where(np.isfinite(values), ((bits + half) & kept).view(np.float64), values)
 
 
-def to_few_digits(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the values rounded to the nearest decimals of six significant digits, each the float64 nearest to its
-    decimal."""
+def to_few_digits(values: NDArray[np.float64], digits: int) -> NDArray[np.float64]:
+    """Return the values rounded to the nearest decimals of that many significant digits, each the float64 nearest to
+    its decimal."""
     size = np.abs(values)
-    plain = (size > 1e-16) & (size < 1e27)
+    plain = (size > 1e-16) & (size < 1e22)
     size = np.where(plain, size, 1.0)
-    exponent = np.floor(np.log10(size)).astype(int) - (FEW_DIGITS - 1)
+    exponent = np.floor(np.log10(size)).astype(int) - (digits - 1)
     power = _POWERS[np.abs(exponent)]
     # A quotient or product of two such numbers is rounded once: the float64 nearest to the decimal.
-    digits = np.rint(np.where(exponent < 0, size * power, size / power))
-    decimals = np.copysign(np.where(exponent < 0, digits / power, digits * power), values)
+    integers = np.rint(np.where(exponent < 0, size * power, size / power))
+    decimals = np.copysign(np.where(exponent < 0, integers / power, integers * power), values)
     for at in zip(*np.nonzero(~plain), strict=True):
-        decimals[at] = float(f"{values[at]:.{FEW_DIGITS}g}")
+        decimals[at] = float(f"{values[at]:.{digits}g}")
     return decimals
 
 
 def digits_of(columns: Columns) -> int:
-    """Return 6 where six significant digits say every value exactly, else 17."""
-    few = all(_same(to_few_digits(to_few_bits(values)), values) for _, values in columns.values())
-    return FEW_DIGITS if few else EXACT_DIGITS
+    """Return the fewest of 4, 6 and 17 significant digits that say every value of heads exactly, and six or 17 every
+    value of the run."""
+    return next((few for few in sorted(_BITS) if _said_in(columns, few)), EXACT_DIGITS)
+
+
+def _said_in(columns: Columns, digits: int) -> bool:
+    """Whether values that are stored with so many digits are read as they were."""
+    return all(
+        _same(to_few_digits(to_few_bits(values, few), few), values)
+        for _, values in columns.values()
+        for few in [digits_stored(digits, values.ndim)]
+    )
+
+
+def digits_stored(digits: int, dimensions: int) -> int:
+    """Return a metric's significant digits in a run that has ``digits`` of metrics of heads."""
+    return digits if dimensions == 3 else max(digits, RUN_DIGITS)
 
 
 def _same(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
@@ -66,7 +84,7 @@ def metrics_table(run: str, columns: Columns, digits: int) -> Any:
     """Return the rows of a run: its name, a step at which something was measured, and each metric or null.
 
     Args:
-        digits: 6 or 17 significant decimal digits of every value.
+        digits: 4, 6 or 17 significant decimal digits of metrics of heads; a run's metrics have six or 17.
     """
     import pyarrow as pa
 
@@ -77,8 +95,9 @@ def metrics_table(run: str, columns: Columns, digits: int) -> Any:
         places = np.full(len(steps), -1)
         places[np.searchsorted(steps, at)] = np.arange(len(at))
         # [n] or [n, n_layer, n_head], as rows are ordered
-        stored = np.moveaxis(to_few_bits(values) if digits == FEW_DIGITS else values, -1, 0)
-        arrays[name] = _nested(stored).take(pa.array(places, mask=places < 0))
+        few = digits_stored(digits, values.ndim)
+        stored = to_few_bits(values, few) if few in _BITS else values
+        arrays[name] = _nested(np.moveaxis(stored, -1, 0)).take(pa.array(places, mask=places < 0))
     return pa.table(list(arrays.values()), schema=metrics_schema({name: columns[name][1].ndim for name in columns}))
 
 
@@ -118,8 +137,9 @@ def _series(steps: NDArray[np.int64], array: Any, digits: int) -> Series:
         shape.append(len(values[0]) if len(values) else 0)
         values = values.flatten()
     numbers = values.to_numpy(zero_copy_only=False).reshape(len(at), *shape)
-    if digits == FEW_DIGITS:
-        numbers = to_few_digits(numbers)
+    few = digits_stored(digits, numbers.ndim)
+    if few in _BITS:
+        numbers = to_few_digits(numbers, few)
     return at, np.ascontiguousarray(np.moveaxis(numbers, 0, -1))
 
 
