@@ -22,8 +22,8 @@ import yaml
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flashpoint.attention.dispatch import attention
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.numerics.dispatch import attention
+from flashpoint.numerics.variant import AttentionVariant
 
 SHAPES = [(32, 12, 1024, 64), (64, 4, 512, 64), (8, 16, 4096, 64), (8, 16, 4096, 128)]  # B, H, T, d
 BACKENDS = {

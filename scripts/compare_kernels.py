@@ -19,9 +19,9 @@ import triton
 import yaml
 from torch import Tensor
 
-from flashpoint.attention import launch, reference
-from flashpoint.attention.rounding import NoiseKey
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.numerics import launch, reference
+from flashpoint.numerics.rounding import NoiseKey
+from flashpoint.numerics.variant import AttentionVariant
 
 LENGTHS = (1, 63, 65, 512)
 SIZE, HEADS, LAYER = 64, 4, 2

@@ -23,9 +23,9 @@ import yaml
 from tabulate import tabulate
 from torch import Tensor
 
-from flashpoint.attention import launch, reference
-from flashpoint.attention.rounding import NoiseKey
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.numerics import launch, reference
+from flashpoint.numerics.rounding import NoiseKey
+from flashpoint.numerics.variant import AttentionVariant
 
 CONFIGS = Path(__file__).parents[1] / "configs/attn"
 BATCH, HEADS, LENGTH, SIZE = 2, 4, 1024, 64

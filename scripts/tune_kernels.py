@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import triton
 
-from flashpoint.attention import launch
-from flashpoint.attention.choices import NEAREST
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.numerics import launch
+from flashpoint.numerics.choices import NEAREST
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint_kernels import tile_sizes
 from flashpoint_kernels.tile_sizes import TileSizes
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 import yaml
 
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import ModelConfig
 from flashpoint.model import GPT
+from flashpoint.numerics.variant import AttentionVariant
 from tests.conftest import REPOSITORY
 
 CONFIG = ModelConfig(n_layer=2, n_head=2, d_model=32, context=24, vocab_size=31)

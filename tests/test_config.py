@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from flashpoint.attention.choices import DeltaError, Rounding
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import (
     Config,
     ModelConfig,
@@ -20,6 +18,8 @@ from flashpoint.config import (
     keys,
 )
 from flashpoint.errors import UserError
+from flashpoint.numerics.choices import DeltaError, Rounding
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.select import open_run
 from flashpoint.runs.tables import Evidence
 from flashpoint.training.checkpoints import capacity

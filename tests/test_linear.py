@@ -9,10 +9,10 @@ import torch.nn.functional as F
 import yaml
 from torch import Tensor
 
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import ModelConfig
 from flashpoint.linear import Linear, linear, rounded_matmul
 from flashpoint.model import GPT
+from flashpoint.numerics.variant import AttentionVariant
 from tests.conftest import REPOSITORY
 
 B, T, IN, OUT = 3, 50, 96, 70

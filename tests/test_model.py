@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashpoint.attention.choices import UNROUNDED
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import ModelConfig
 from flashpoint.model import GPT
+from flashpoint.numerics.choices import UNROUNDED
+from flashpoint.numerics.variant import AttentionVariant
 
 CONFIG = ModelConfig(n_layer=3, n_head=2, d_model=64, context=32, vocab_size=97)
 EXACT = AttentionVariant(probs=UNROUNDED, out=UNROUNDED, grad_scores=UNROUNDED)

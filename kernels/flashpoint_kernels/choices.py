@@ -1,4 +1,4 @@
-"""A variant as the kernels take it: one compile-time value, with the words of ``flashpoint.attention.variant``."""
+"""A variant as the kernels take it: one compile-time value, with the words of ``flashpoint.numerics.variant``."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Choices:
-    """Every numerical choice of one attention; names and words as in ``flashpoint.attention.variant``.
+    """Every numerical choice of one attention; names and words as in ``flashpoint.numerics.variant``.
 
     Scores are kept in units of ``unit`` nats, after a factor ``prescale`` on QKᵀ, with prescale · unit = α. Where α
     is a power of two nothing has to be multiplied: prescale is 1, and rounding commutes with the unit. The shift's

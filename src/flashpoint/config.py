@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import ConfigDict, Field, InstanceOf, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from flashpoint.attention.named import resolved
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.errors import UserError
+from flashpoint.numerics.named import resolved
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.precision import Precision
 from flashpoint.typed import Key, in_one_line, keys_of, require_finite, structured_config
 

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashpoint.attention.dispatch import attention
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import ModelConfig
 from flashpoint.embedding import token_embedding
 from flashpoint.linear import Linear, linear
+from flashpoint.numerics.dispatch import attention
+from flashpoint.numerics.variant import AttentionVariant
 
 INIT_STD = 0.02
 

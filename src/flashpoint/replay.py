@@ -7,11 +7,11 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from flashpoint.attention.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint.config import FromTape, keys
 from flashpoint.data.tape import Tape
 from flashpoint.errors import UserError
 from flashpoint.files import read_json
+from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint.runs.folder import RunFolder
 
 _FIXED = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.numerics.variant import AttentionVariant
 from tests.conftest import Command
 from tests.records import call, refusal, rows, write_run
 from tests.verdicts import outcome_of

@@ -12,7 +12,7 @@ from flashpoint.deviation.arithmetic import EXACT, Arithmetic, arithmetic
 from flashpoint.deviation.emulated import Block, Inputs, Results, baseline, flash
 from flashpoint.deviation.formats import BF16, E4M3, FP16, FP32, Format, format_named
 from flashpoint.errors import UserError
-from tests.attention.oracle import exact_attention
+from tests.numerics.oracle import exact_attention
 
 BF16_FP32 = arithmetic(BF16, "fp32")
 

@@ -8,10 +8,10 @@ import torch
 import yaml
 from torch import Tensor
 
-from flashpoint.attention.choices import NEAREST
-from flashpoint.attention.dispatch import attention
-from flashpoint.attention.rounding import NoiseKey
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.numerics.choices import NEAREST
+from flashpoint.numerics.dispatch import attention
+from flashpoint.numerics.rounding import NoiseKey
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint_kernels.codes import Stream
 from tests.conftest import REPOSITORY
 

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from flashpoint.attention.dispatch import attention
-from flashpoint.attention.ops import flash_fwd_op
-from flashpoint.attention.variant import AttentionVariant
-from tests.attention.test_kernels import FROM_FILES
+from flashpoint.numerics.dispatch import attention
+from flashpoint.numerics.ops import flash_fwd_op
+from flashpoint.numerics.variant import AttentionVariant
+from tests.numerics.test_kernels import FROM_FILES
 
 pytestmark = pytest.mark.gpu
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from flashpoint.attention.choices import NEAREST
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import ModelConfig, Targets
 from flashpoint.model import GPT
+from flashpoint.numerics.choices import NEAREST
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.probes.instrumented import InstrumentedPass
 from flashpoint.probes.targets import draw
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.attention import reference
-from flashpoint.attention.choices import NEAREST, STOCHASTIC, UNROUNDED, DeltaError
-from flashpoint.attention.rounding import NoiseKey
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import ModelConfig
 from flashpoint.model import GPT
+from flashpoint.numerics import reference
+from flashpoint.numerics.choices import NEAREST, STOCHASTIC, UNROUNDED, DeltaError
+from flashpoint.numerics.rounding import NoiseKey
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.probes import attention as probes
 from flashpoint.probes.instrumented import InstrumentedPass
 from flashpoint.probes.observation import Observation

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from flashpoint.attention.choices import STOCHASTIC, UNROUNDED, Rounding
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import ModelConfig, Targets, build_config
 from flashpoint.errors import UserError
 from flashpoint.model import GPT
+from flashpoint.numerics.choices import STOCHASTIC, UNROUNDED, Rounding
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.probes.instrumented import InstrumentedPass
 from flashpoint.probes.targets import draw, with_unrounded_out
 from tests.composed import CONFIGS, composed_values

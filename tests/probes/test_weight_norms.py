@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import ModelConfig
 from flashpoint.model import GPT
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.probes.spectral import largest_eigenvalue, weight_norms
 
 CONFIG = ModelConfig(n_layer=3, n_head=2, d_model=64, context=8, vocab_size=11)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import ModelConfig
 from flashpoint.model import GPT
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.training.nonfinite import locate
 from tests.conftest import Command
 from tests.records import call

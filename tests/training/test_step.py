@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import Config, DataConfig, ModelConfig, TrainConfig
 from flashpoint.model import GPT
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.training.parallel import Ranks
 from flashpoint.training.step import OptimizerStep
 

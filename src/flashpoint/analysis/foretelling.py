@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from flashpoint.analysis.bias import Relative, Window
 from flashpoint.analysis.survival import grouped
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.errors import UserError
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.recorded import Run
 
 INPUTS, LENGTH, HEAD_SIZE = 8, 256, 64

@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashpoint import user_code
-from flashpoint.attention import dispatch
-from flashpoint.attention.named import variant_named
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import CONFIGS
 from flashpoint.deviation.arithmetic import Arithmetic
 from flashpoint.deviation.emulated import Block, Inputs, Results, baseline, flash
 from flashpoint.deviation.formats import Format
 from flashpoint.errors import UserError, one_line
+from flashpoint.numerics import dispatch
+from flashpoint.numerics.named import variant_named
+from flashpoint.numerics.variant import AttentionVariant
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """PyTorch's types of the formats that engines outside the emulation can compute in."""

@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import Targets
 from flashpoint.model import GPT, Block
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.precision import Precision, autocast
 from flashpoint.probes.captured import Captured
 from flashpoint.probes.observation import Observation

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashpoint.attention.dispatch import delta_error, flash_fwd, row_statistics, whole_scores
-from flashpoint.attention.reference import centered_keys
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.numerics.dispatch import delta_error, flash_fwd, row_statistics, whole_scores
+from flashpoint.numerics.reference import centered_keys
+from flashpoint.numerics.variant import AttentionVariant
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashpoint.attention.choices import UNROUNDED
-from flashpoint.attention.rounding import NoiseKey
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.model import GPT, Block
+from flashpoint.numerics.choices import UNROUNDED
+from flashpoint.numerics.rounding import NoiseKey
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint_kernels.codes import Stream
 
 

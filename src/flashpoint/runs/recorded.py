@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.errors import UserError
 from flashpoint.files import read_json
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.chain import Chain
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import Columns, Series, read_metrics

@@ -16,8 +16,8 @@ import torch
 
 import flashpoint
 import flashpoint_kernels
-from flashpoint.attention.dispatch import sdpa_operation
 from flashpoint.config import Config, ModelConfig
+from flashpoint.numerics.dispatch import sdpa_operation
 from flashpoint.precision import Precision
 from flashpoint_kernels.tile_sizes import tile_sizes_of
 

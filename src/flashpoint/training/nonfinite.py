@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from flashpoint.attention.dispatch import flash_fwd, row_statistics, whole_scores
 from flashpoint.model import GPT, Block, CausalSelfAttention
+from flashpoint.numerics.dispatch import flash_fwd, row_statistics, whole_scores
 from flashpoint.precision import Precision, autocast, loss_scale
 
 

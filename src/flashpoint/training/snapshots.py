@@ -16,12 +16,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flashpoint.attention.variant import AttentionVariant
 from flashpoint.config import EXPERIMENT, Config, keys
 from flashpoint.data.batches import Order
 from flashpoint.data.tape import Tape, TapeHeader
 from flashpoint.errors import UserError
 from flashpoint.files import read_json
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
 
 ALL = "all"

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashpoint.attention import reference
-from flashpoint.attention.ops import flash_fwd_op, index_of, kernels_for, noise_key
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.numerics import reference
+from flashpoint.numerics.ops import flash_fwd_op, index_of, kernels_for, noise_key
+from flashpoint.numerics.variant import AttentionVariant
 
 
 def attention(

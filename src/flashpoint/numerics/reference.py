@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashpoint.attention.choices import DeltaError
-from flashpoint.attention.key_blocks import Inputs, KeyBlock, exponential
-from flashpoint.attention.rounding import NoiseKey
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.numerics.choices import DeltaError
+from flashpoint.numerics.key_blocks import Inputs, KeyBlock, exponential
+from flashpoint.numerics.rounding import NoiseKey
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint_kernels.codes import Stream
 
 

@@ -1,4 +1,4 @@
-"""``python -m tests.attention.compilations``: how often one run compiles each kernel, as JSON; no GPU needed.
+"""``python -m tests.numerics.compilations``: how often one run compiles each kernel, as JSON; no GPU needed.
 
 The launches are real but for the compiler and the kernel that it returns. A process of its own, since Triton's
 interpreter, once chosen, holds for all kernels.
@@ -13,9 +13,9 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from flashpoint.attention import launch
-from flashpoint.attention.choices import NEAREST
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.numerics import launch
+from flashpoint.numerics.choices import NEAREST
+from flashpoint.numerics.variant import AttentionVariant
 
 LAYERS = (1, 2, 16)
 BATCH_SIZES = (8, 5, 1)

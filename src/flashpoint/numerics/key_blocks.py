@@ -1,6 +1,6 @@
 """The PyTorch attention by blocks of keys: positions, rounding points, scores and probabilities of both passes.
 
-Dimensions as in :mod:`flashpoint.attention.reference`.
+Dimensions as in :mod:`flashpoint.numerics.reference`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashpoint.attention.choices import Rounding
-from flashpoint.attention.rounding import NoiseKey, round_mantissa
-from flashpoint.attention.variant import AttentionVariant, RoundingPoint
+from flashpoint.numerics.choices import Rounding
+from flashpoint.numerics.rounding import NoiseKey, round_mantissa
+from flashpoint.numerics.variant import AttentionVariant, RoundingPoint
 from flashpoint_kernels.codes import Stream
 
 LOG2E = math.log2(math.e)

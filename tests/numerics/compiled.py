@@ -1,4 +1,4 @@
-"""``python -m tests.attention.compiled KERNEL VARIANT``: PTX of one kernel for compute capability 9.0, no GPU needed.
+"""``python -m tests.numerics.compiled KERNEL VARIANT``: PTX of one kernel for compute capability 9.0, no GPU needed.
 
 A process of its own, since Triton's interpreter, once chosen, holds for all kernels.
 """
@@ -12,8 +12,8 @@ import yaml
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from flashpoint.attention.compile_time import compile_time_choices, launch_options
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.numerics.compile_time import compile_time_choices, launch_options
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint_kernels.flash_bwd import flash_bwd_dkdv_kernel, flash_bwd_dq_kernel
 from flashpoint_kernels.flash_fwd import flash_fwd_kernel
 from flashpoint_kernels.tile_sizes import FLASH_BWD_DKDV, FLASH_BWD_DQ, FLASH_FWD, TileSizes

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashpoint.attention.choices import Rounding
+from flashpoint.numerics.choices import Rounding
 from flashpoint_kernels.codes import BF16_BITS, BLOCK_UNIT, STREAM_UNIT, Stream
 
 _FP32_BITS = 23

@@ -6,8 +6,8 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from flashpoint.attention.choices import Rounding
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.numerics.choices import Rounding
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint_kernels.choices import Choices, Point
 from flashpoint_kernels.codes import Stream
 from flashpoint_kernels.tile_sizes import TileSizes

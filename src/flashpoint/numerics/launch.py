@@ -1,4 +1,4 @@
-"""Launches the Triton kernels: the same numerics as :mod:`flashpoint.attention.reference`, all heads in one launch."""
+"""Launches the Triton kernels: the same numerics as :mod:`flashpoint.numerics.reference`, all heads in one launch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from flashpoint.attention.compile_time import compile_time_choices, launch_options
-from flashpoint.attention.layout import by_token
-from flashpoint.attention.variant import AttentionVariant, Groups
+from flashpoint.numerics.compile_time import compile_time_choices, launch_options
+from flashpoint.numerics.layout import by_token
+from flashpoint.numerics.variant import AttentionVariant, Groups
 from flashpoint_kernels.center_keys import center_keys_kernel
 from flashpoint_kernels.flash_bwd import flash_bwd_dkdv_kernel, flash_bwd_dq_kernel
 from flashpoint_kernels.flash_fwd import flash_fwd_kernel
@@ -49,7 +49,7 @@ def flash_fwd(
         seed_and_step: [2] int64, key of stochastic rounding.
 
     Returns:
-        O, L, the O of δ and the centred keys as :func:`flashpoint.attention.reference.flash_fwd` has them, the
+        O, L, the O of δ and the centred keys as :func:`flashpoint.numerics.reference.flash_fwd` has them, the
         last two empty where no variant asks; O lies in memory as [B, T, H, d].
     """
     nothing = q.new_empty(0, dtype=torch.int32)

@@ -8,9 +8,9 @@ import torch
 import yaml
 from torch import Tensor
 
-from flashpoint.attention.choices import NEAREST, STOCHASTIC, UNROUNDED, DeltaError, Rounding
-from flashpoint.attention.dispatch import attention
-from flashpoint.attention.variant import AttentionVariant, variant_from_key
+from flashpoint.numerics.choices import NEAREST, STOCHASTIC, UNROUNDED, DeltaError, Rounding
+from flashpoint.numerics.dispatch import attention
+from flashpoint.numerics.variant import AttentionVariant, variant_from_key
 from tests.conftest import REPOSITORY
 
 CHOSEN = AttentionVariant(name="stochastic", scores=NEAREST, out_unnormalized=STOCHASTIC)

@@ -9,11 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-from flashpoint.attention.choices import NEAREST, STOCHASTIC, UNROUNDED, Mode, Rounding
-from flashpoint.attention.rounding import NoiseKey, philox4x32, round_mantissa
+from flashpoint.numerics.choices import NEAREST, STOCHASTIC, UNROUNDED, Mode, Rounding
+from flashpoint.numerics.rounding import NoiseKey, philox4x32, round_mantissa
 from flashpoint_kernels.codes import Stream
 from flashpoint_kernels.rounding import round_nearest, round_stochastic
-from tests.attention.oracle import with_mantissa
+from tests.numerics.oracle import with_mantissa
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EVERY_OFFSET = torch.arange(1 << 16) << 16

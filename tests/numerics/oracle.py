@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flashpoint.attention.choices import NEAREST, UNROUNDED
-from flashpoint.attention.reference import flash_bwd, flash_fwd
-from flashpoint.attention.rounding import NoiseKey
-from flashpoint.attention.variant import AttentionVariant
+from flashpoint.numerics.choices import NEAREST, UNROUNDED
+from flashpoint.numerics.reference import flash_bwd, flash_fwd
+from flashpoint.numerics.rounding import NoiseKey
+from flashpoint.numerics.variant import AttentionVariant
 
 F32 = NDArray[np.float32]
 NOTHING_ROUNDED: dict[str, Any] = {"probs": UNROUNDED, "out": UNROUNDED, "grad_scores": UNROUNDED}

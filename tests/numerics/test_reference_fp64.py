@@ -7,10 +7,10 @@ import torch
 import yaml
 from torch import Tensor
 
-from flashpoint.attention.choices import NEAREST, UNROUNDED
-from flashpoint.attention.variant import AttentionVariant
-from tests.attention.oracle import NOTHING_ROUNDED, exact_attention, run_reference
+from flashpoint.numerics.choices import NEAREST, UNROUNDED
+from flashpoint.numerics.variant import AttentionVariant
 from tests.conftest import REPOSITORY
+from tests.numerics.oracle import NOTHING_ROUNDED, exact_attention, run_reference
 
 VARIANTS = {
     path.stem: AttentionVariant.from_dict(yaml.safe_load(path.read_text()))

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.attention import launch
-from flashpoint.attention.choices import NEAREST, Mode, Rounding
-from flashpoint.attention.variant import AttentionVariant
-from tests.attention.test_kernels import DEVICE
+from flashpoint.numerics import launch
+from flashpoint.numerics.choices import NEAREST, Mode, Rounding
+from flashpoint.numerics.variant import AttentionVariant
+from tests.numerics.test_kernels import DEVICE
 
 GROUPS, LENGTH, SIZE = 5, 150, 64
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.attention import launch, reference
-from flashpoint.attention.choices import NEAREST, DeltaError, Rounding
-from flashpoint.attention.compile_time import compile_time_choices
-from flashpoint.attention.dispatch import attention, delta_error
-from flashpoint.attention.rounding import philox4x32
-from flashpoint.attention.variant import AttentionVariant
-from tests.attention.oracle import NOTHING_ROUNDED, injected_gradients, noise_key
-from tests.attention.test_kernels import DEVICE
+from flashpoint.numerics import launch, reference
+from flashpoint.numerics.choices import NEAREST, DeltaError, Rounding
+from flashpoint.numerics.compile_time import compile_time_choices
+from flashpoint.numerics.dispatch import attention, delta_error
+from flashpoint.numerics.rounding import philox4x32
+from flashpoint.numerics.variant import AttentionVariant
+from tests.numerics.oracle import NOTHING_ROUNDED, injected_gradients, noise_key
+from tests.numerics.test_kernels import DEVICE
 
 SEED, STEP, LAYER, SIZE = 5, 6, 2, 0.25
 CONTEXT: dict[str, Any] = {"layer": LAYER, "seed_and_step": torch.tensor([SEED, STEP], device=DEVICE)}

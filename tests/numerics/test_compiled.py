@@ -26,11 +26,11 @@ from tests.conftest import REPOSITORY
     ],
 )
 def test_kernels_compile_with_products_on_the_matrix_units(kernel: str, variant: str, instructions: int) -> None:
-    assert not_interpreted("tests.attention.compiled", kernel, variant).count("wgmma.mma_async") == instructions
+    assert not_interpreted("tests.numerics.compiled", kernel, variant).count("wgmma.mma_async") == instructions
 
 
 def test_all_layers_and_batch_sizes_share_one_compilation() -> None:
-    counts = json.loads(not_interpreted("tests.attention.compilations"))
+    counts = json.loads(not_interpreted("tests.numerics.compilations"))
     assert counts == dict.fromkeys(
         ("center_keys_kernel", "flash_fwd_kernel", "flash_bwd_dq_kernel", "flash_bwd_dkdv_kernel"), 1
     )

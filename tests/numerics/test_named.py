@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from flashpoint.attention.named import resolved
 from flashpoint.errors import UserError
+from flashpoint.numerics.named import resolved
 from tests.conftest import REPOSITORY
 
 VARIANTS = REPOSITORY / "configs/attn"

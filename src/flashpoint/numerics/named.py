@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from flashpoint.attention.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint.errors import UserError
+from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 
 
 def resolved(attn: dict[str, Any], variants_dir: Path) -> AttentionVariant:

@@ -1,6 +1,6 @@
 """δ from an O of other random bits, O′: those bits by hand, and an error of its own.
 
-Inputs are the tied rows of :mod:`tests.attention.test_kernel_bias`: Ō is a sum of BF16 values, exact in any order.
+Inputs are the tied rows of :mod:`tests.numerics.test_kernel_bias`: Ō is a sum of BF16 values, exact in any order.
 """
 
 import itertools
@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.attention import launch, reference
-from flashpoint.attention.choices import NEAREST, STOCHASTIC, UNROUNDED, Rounding
-from flashpoint.attention.dispatch import attention
-from flashpoint.attention.rounding import philox4x32
-from flashpoint.attention.variant import AttentionVariant
-from tests.attention.oracle import noise_key
-from tests.attention.test_kernel_bias import LENGTH, SIZE, tied_rows
-from tests.attention.test_kernels import DEVICE
+from flashpoint.numerics import launch, reference
+from flashpoint.numerics.choices import NEAREST, STOCHASTIC, UNROUNDED, Rounding
+from flashpoint.numerics.dispatch import attention
+from flashpoint.numerics.rounding import philox4x32
+from flashpoint.numerics.variant import AttentionVariant
+from tests.numerics.oracle import noise_key
+from tests.numerics.test_kernel_bias import LENGTH, SIZE, tied_rows
+from tests.numerics.test_kernels import DEVICE
 
 SEED, STEP, LAYER = 7, 11, 3
 CONTEXT: dict[str, Any] = {"layer": LAYER, "seed_and_step": torch.tensor([SEED, STEP], device=DEVICE)}

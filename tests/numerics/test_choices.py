@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from flashpoint.attention.choices import NEAREST, UNROUNDED, Rounding
-from flashpoint.attention.variant import ROUNDING_POINTS, AttentionVariant
+from flashpoint.numerics.choices import NEAREST, UNROUNDED, Rounding
+from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint_kernels.codes import BLOCK_UNIT, STREAM_UNIT, Stream
 
 # The attention of runs/reference/laptop/flash_bf16_seed-0, as it was written then.

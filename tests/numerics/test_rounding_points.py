@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from flashpoint.attention import key_blocks, reference
-from flashpoint.attention.choices import NEAREST, Rounding
-from flashpoint.attention.variant import AttentionVariant
-from tests.attention.oracle import NOTHING_ROUNDED, exponential_fp64, numpy_attention, run_reference
+from flashpoint.numerics import key_blocks, reference
+from flashpoint.numerics.choices import NEAREST, Rounding
+from flashpoint.numerics.variant import AttentionVariant
+from tests.numerics.oracle import NOTHING_ROUNDED, exponential_fp64, numpy_attention, run_reference
 
 RESULTS = ("out", "logsumexp", "grad_q", "grad_k", "grad_v")
 CHOICES = [

@@ -13,9 +13,9 @@ import yaml
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flashpoint.attention.variant import AttentionVariant
-from tests.attention.oracle import bf16, run_reference
+from flashpoint.numerics.variant import AttentionVariant
 from tests.conftest import REPOSITORY
+from tests.numerics.oracle import bf16, run_reference
 
 F32 = NDArray[np.float32]
 BLOCK, LENGTH, SIZE = 16, 48, 16

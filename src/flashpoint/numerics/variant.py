@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
-from flashpoint.attention.choices import NEAREST, UNROUNDED, DeltaError, Rounding, distinct, take_rounding
+from flashpoint.numerics.choices import NEAREST, UNROUNDED, DeltaError, Rounding, distinct, take_rounding
 from flashpoint.typed import check_literals
 from flashpoint_kernels.codes import BF16_BITS
 

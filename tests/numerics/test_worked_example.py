@@ -5,11 +5,11 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from flashpoint.attention.choices import NEAREST
-from flashpoint.attention.reference import flash_fwd
-from flashpoint.attention.rounding import round_mantissa
-from flashpoint.attention.variant import AttentionVariant
-from tests.attention.oracle import NOTHING_ROUNDED, noise_key
+from flashpoint.numerics.choices import NEAREST
+from flashpoint.numerics.reference import flash_fwd
+from flashpoint.numerics.rounding import round_mantissa
+from flashpoint.numerics.variant import AttentionVariant
+from tests.numerics.oracle import NOTHING_ROUNDED, noise_key
 
 FIRST, SECOND = -2.40625, -2.296875  # both exact in BF16
 RESIDUAL = -0.00087

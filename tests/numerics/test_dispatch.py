@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashpoint.attention.choices import NEAREST, STOCHASTIC, UNROUNDED
-from flashpoint.attention.dispatch import attention, sdpa_operation
-from flashpoint.attention.ops import flash_fwd_op
-from flashpoint.attention.variant import AttentionVariant
-from tests.attention.oracle import run_reference
+from flashpoint.numerics.choices import NEAREST, STOCHASTIC, UNROUNDED
+from flashpoint.numerics.dispatch import attention, sdpa_operation
+from flashpoint.numerics.ops import flash_fwd_op
+from flashpoint.numerics.variant import AttentionVariant
+from tests.numerics.oracle import run_reference
 
 BASELINE = AttentionVariant(scores=NEAREST, out_unnormalized=NEAREST)
 CHOICES = [

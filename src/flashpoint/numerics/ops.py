@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashpoint.attention import reference
-from flashpoint.attention.layout import by_token
-from flashpoint.attention.rounding import NoiseKey
-from flashpoint.attention.variant import AttentionVariant, variant_from_key
+from flashpoint.numerics import reference
+from flashpoint.numerics.layout import by_token
+from flashpoint.numerics.rounding import NoiseKey
+from flashpoint.numerics.variant import AttentionVariant, variant_from_key
 
 
 @torch.library.custom_op("flashpoint::flash_fwd", mutates_args=())
 def flash_fwd_op(
     q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return O, L, the O of δ and centred keys (:mod:`flashpoint.attention.reference`) of all heads; takes a variant's
+    """Return O, L, the O of δ and centred keys (:mod:`flashpoint.numerics.reference`) of all heads; takes a variant's
     key."""
     choices = variant_from_key(variant)
     with torch.autocast(q.device.type, enabled=False):
@@ -80,7 +80,7 @@ def flash_bwd_op(
 def kernels_for(q: Tensor, variant: AttentionVariant, layer: int) -> ModuleType | None:
     """Return the kernels' launcher if the kernels support every variant of the layer on this device, else None."""
     if q.is_cuda:
-        from flashpoint.attention import launch  # a CPU need not wait for Triton
+        from flashpoint.numerics import launch  # a CPU need not wait for Triton
 
         if all(launch.kernels_support(q, chosen) for chosen, _ in variant.groups(layer, q.shape[1])):
             return launch

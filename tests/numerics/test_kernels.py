@@ -14,13 +14,13 @@ import torch
 import yaml
 from torch import Tensor
 
-from flashpoint.attention import launch, reference
-from flashpoint.attention.choices import NEAREST, STOCHASTIC, UNROUNDED, Rounding
-from flashpoint.attention.rounding import NoiseKey
-from flashpoint.attention.variant import ROUNDING_POINTS, AttentionVariant
+from flashpoint.numerics import launch, reference
+from flashpoint.numerics.choices import NEAREST, STOCHASTIC, UNROUNDED, Rounding
+from flashpoint.numerics.rounding import NoiseKey
+from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint_kernels import tile_sizes
-from tests.attention.oracle import exact_attention
 from tests.conftest import REPOSITORY
+from tests.numerics.oracle import exact_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FROM_FILES = {

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.attention.choices import NEAREST, UNROUNDED
-from flashpoint.attention.key_blocks import exponential
-from flashpoint.attention.reference import block_shift, flash_fwd
-from flashpoint.attention.variant import AttentionVariant
-from tests.attention.oracle import NOTHING_ROUNDED, exact_attention, noise_key, run_reference
+from flashpoint.numerics.choices import NEAREST, UNROUNDED
+from flashpoint.numerics.key_blocks import exponential
+from flashpoint.numerics.reference import block_shift, flash_fwd
+from flashpoint.numerics.variant import AttentionVariant
+from tests.numerics.oracle import NOTHING_ROUNDED, exact_attention, noise_key, run_reference
 
 INF = math.inf
 PAPER = AttentionVariant(shift="dynamic_max", beta=7.0, tie_tolerance=0.0, max_shift=None)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.attention import launch, reference
-from flashpoint.attention.choices import NEAREST, UNROUNDED, DeltaError
-from flashpoint.attention.variant import AttentionVariant
-from tests.attention.oracle import NOTHING_ROUNDED, injected_gradients, noise_key
-from tests.attention.test_kernels import DEVICE
+from flashpoint.numerics import launch, reference
+from flashpoint.numerics.choices import NEAREST, UNROUNDED, DeltaError
+from flashpoint.numerics.variant import AttentionVariant
+from tests.numerics.oracle import NOTHING_ROUNDED, injected_gradients, noise_key
+from tests.numerics.test_kernels import DEVICE
 
 BF16 = AttentionVariant(scores=NEAREST, out_unnormalized=NEAREST)
 SIZE, LAYER = 0.1, 1
