@@ -66,5 +66,7 @@ class Choices:
     """Keys, and in the backward pass queries, per block; 2³⁰ for the whole sequence."""
     tiles_per_block: int
     """Tiles of keys in a block of keys of the online softmax."""
+    causal: bool
+    """Whether a query sees no later key; otherwise it sees all."""
     prescale: float
     unit: float

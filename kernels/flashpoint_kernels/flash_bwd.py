@@ -23,6 +23,16 @@ def probabilities(b_s, b_lse, C: tl.constexpr):
 
 
 @triton.jit
+def seen_keys(i_q, T, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
+    """Return how many keys all queries of a block see in tiles that need no mask, and where the keys they see end."""
+    if C.causal:
+        whole, end = i_q * BQ, tl.minimum((i_q + 1) * BQ, T)
+    else:
+        whole, end = T // BK * BK, T
+    return whole, end
+
+
+@triton.jit
 def delta_error(b_do, b_o, o_rows, noise_ptr, sizes_ptr, layer, i_bh, C: tl.constexpr):
     """Return what is injected into δ [BQ]: size · |dO|₂ · |O|₂, with a random sign for ``noise``.
 
@@ -48,16 +58,17 @@ def row_delta(
     """Return δ [BQ] without an injected error: from O, from the O that was saved for it, or from P and dP."""
     GRAD_PROBS: tl.constexpr = C.grad_probs
     i_b, i_h = i_bh // H, i_bh % H
-    rows, in_rows, end = o_rows[:, None], o_rows < T, tl.minimum((i_q + 1) * BQ, T)
+    rows, in_rows = o_rows[:, None], o_rows < T
+    whole, end = seen_keys(i_q, T, BQ, BK, C)
     if C.delta == "p_dp" or C.exact_row_sum:
         b_sum, b_mass = tl.zeros([BQ], tl.float32), tl.zeros([BQ], tl.float32)
-        for on_diagonal in tl.static_range(2):
-            first, last = (i_q * BQ, end) if on_diagonal else (0, tl.minimum(i_q * BQ, end))
+        for masked in tl.static_range(2):
+            first, last = (whole, end) if masked else (0, tl.minimum(whole, end))
             for start in range(first, last, BK):
                 columns = (start + tl.arange(0, BK))[None, :]
                 b_k = load_rows(k_desc, i_b, i_h, start, BK, D)
                 b_v = load_rows(v_desc, i_b, i_h, start, BK, D)
-                b_s = tile_scores(b_q, tl.trans(b_k), rows, columns, noise_ptr, layer, i_bh, C, on_diagonal, False)
+                b_s = tile_scores(b_q, tl.trans(b_k), rows, columns, T, noise_ptr, layer, i_bh, C, masked, False)
                 b_p = probabilities(b_s, b_lse[:, None], C)
                 b_dp = product(b_do, tl.trans(b_v), tl.zeros([BQ, BK], tl.float32))
                 b_dp = round_point(b_dp, GRAD_PROBS, noise_ptr, layer, 0, i_bh, rows, columns)
@@ -113,7 +124,7 @@ def flash_bwd_dq_rows(
     b_lse = tl.load(lse_ptr + i_bh.to(tl.int64) * T + o_rows, mask=in_rows, other=float("inf"))
     rows_ptr += i_bh.to(tl.int64) * T_ROWS
     tl.store(rows_ptr + o_rows, b_lse)
-    end = tl.minimum((i_q + 1) * BQ, T)
+    whole, end = seen_keys(i_q, T, BQ, BK, C)
 
     b_delta = row_delta(
         b_q, b_do, b_lse, k_desc, v_desc, o_ptr, o_delta_ptr, noise_ptr, o_token, o_rows, i_q, i_bh, H, T, layer,
@@ -125,12 +136,12 @@ def flash_bwd_dq_rows(
     b_dq = tl.zeros([BQ, D], tl.float32)
     b_dq_before = b_dq  # of the blocks of keys before this one, if each is rounded
     b_drift = tl.zeros([BQ, 16], tl.float32)  # Σⱼ dSᵢⱼ in every column: the matrix units' narrowest product
-    for on_diagonal in tl.static_range(2):
-        first, last = (i_q * BQ, end) if on_diagonal else (0, tl.minimum(i_q * BQ, end))
+    for masked in tl.static_range(2):
+        first, last = (whole, end) if masked else (0, tl.minimum(whole, end))
         for start in range(first, last, BK):
             columns = (start + tl.arange(0, BK))[None, :]
             b_k = load_rows(k_desc, i_b, i_h, start, BK, D)
-            b_s = tile_scores(b_q, tl.trans(b_k), rows, columns, noise_ptr, layer, i_bh, C, on_diagonal, False)
+            b_s = tile_scores(b_q, tl.trans(b_k), rows, columns, T, noise_ptr, layer, i_bh, C, masked, False)
             b_p = probabilities(b_s, b_lse[:, None], C)
             b_v = load_rows(v_desc, i_b, i_h, start, BK, D)
             b_dp = product(b_do, tl.trans(b_v), tl.zeros([BQ, BK], tl.float32))  # line 13
@@ -162,7 +173,7 @@ def flash_bwd_dkdv_keys(
     i_k, i_bh, H, T, T_ROWS, PLANE, DRIFTS, layer,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Return dK and dV [BK, D] of one block of keys, over all queries from it on. Tiles are [BK, BQ]: keys by
+    """Return dK and dV [BK, D] of one block of keys, over all queries that see it. Tiles are [BK, BQ]: keys by
     queries."""
     PROBS: tl.constexpr = C.probs_backward
     GRAD_PROBS: tl.constexpr = C.grad_probs
@@ -178,6 +189,8 @@ def flash_bwd_dkdv_keys(
     b_dk, b_dv = tl.zeros([BK, D], tl.float32), tl.zeros([BK, D], tl.float32)
     b_dk_before, b_dv_before = b_dk, b_dv  # of the blocks of queries before this one, if each is rounded
     diagonal, below = (i_k * BK) // BQ * BQ, tl.cdiv((i_k + 1) * BK, BQ) * BQ
+    if not C.causal:  # all queries see every key; what keys past the end get is not stored
+        diagonal, below = 0, 0
     # Blocks that are rounded come in one pass, in which every tile is masked.
     ONE_PASS: tl.constexpr = K_BLOCKS.mode != "none"
     for on_diagonal in tl.static_range(1 if ONE_PASS else 0, 2):
@@ -189,7 +202,7 @@ def flash_bwd_dkdv_keys(
             b_do = load_rows(do_desc, i_b, i_h, start, BQ, D)
             b_lse = tl.load(rows_ptr + o_rows)
             b_delta = tl.load(rows_ptr + PLANE + o_rows)
-            b_s = tile_scores(b_k, tl.trans(b_q), rows, columns, noise_ptr, layer, i_bh, C, on_diagonal, False)
+            b_s = tile_scores(b_k, tl.trans(b_q), rows, columns, T, noise_ptr, layer, i_bh, C, on_diagonal, False)
             b_p = probabilities(b_s, b_lse[None, :], C)
             b_p_operand = as_operand(b_p, PROBS, noise_ptr, layer, i_bh, rows, columns)
             b_dv = product(b_p_operand, b_do, b_dv)  # line 12

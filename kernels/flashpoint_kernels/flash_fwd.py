@@ -36,13 +36,13 @@ def block_shift(b_max, b_second, C: tl.constexpr):
 
 @triton.jit
 def scores_of_keys(
-    b_q, k_desc, i_b, i_h, start, rows, noise_ptr, layer, i_bh,
+    b_q, k_desc, i_b, i_h, start, rows, T, noise_ptr, layer, i_bh,
     D: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, MASKED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Return S of a block of queries and the tile of keys from ``start`` on."""
     b_k = load_rows(k_desc, i_b, i_h, start, BK, D)
     columns = (start + tl.arange(0, BK))[None, :]
-    return tile_scores(b_q, tl.trans(b_k), rows, columns, noise_ptr, layer, i_bh, C, MASKED, PACKED)
+    return tile_scores(b_q, tl.trans(b_k), rows, columns, T, noise_ptr, layer, i_bh, C, MASKED, PACKED)
 
 
 @triton.jit
@@ -87,14 +87,14 @@ def largest_scores(x, C: tl.constexpr, PACKED: tl.constexpr):
 
 @triton.jit
 def largest_of_block(
-    b_q, k_desc, i_b, i_h, start, stop, rows, noise_ptr, layer, i_bh,
+    b_q, k_desc, i_b, i_h, start, stop, rows, T, noise_ptr, layer, i_bh,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, MASKED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Return :func:`largest_scores` of a block of several tiles of keys."""
     b_max = tl.full([BQ], float("-inf"), tl.float32)
     b_second = b_max
     for o_k in range(start, stop, BK):
-        x = scores_of_keys(b_q, k_desc, i_b, i_h, o_k, rows, noise_ptr, layer, i_bh, D, BK, C, MASKED, PACKED)
+        x = scores_of_keys(b_q, k_desc, i_b, i_h, o_k, rows, T, noise_ptr, layer, i_bh, D, BK, C, MASKED, PACKED)
         b_max_here, b_second_here = largest_scores(x, C, PACKED)
         if C.shift == "dynamic_max":
             b_max, b_second = merge_two_largest(b_max, b_second, b_max_here, b_second_here)
@@ -119,7 +119,8 @@ def round_unnormalized(
 
 @triton.jit
 def add_block(
-    b_q, k_desc, v_desc, i_b, i_h, start, stop, rows, features, b_m, b_l, b_o, b_other, b_ones, noise_ptr, layer, i_bh,
+    b_q, k_desc, v_desc, i_b, i_h, start, stop, rows, features, T, b_m, b_l, b_o, b_other, b_ones, noise_ptr, layer,
+    i_bh,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, MASKED: tl.constexpr, PACKED: tl.constexpr,
     OTHER_SUM: tl.constexpr, REDRAWS: tl.constexpr, STATISTICS: tl.constexpr,
 ):  # fmt: skip
@@ -128,11 +129,11 @@ def add_block(
     BY_BLOCK: tl.constexpr = C.out_unnormalized_when != "final"
     BY_PRODUCT: tl.constexpr = C.out_unnormalized_when == "per_product"
     if C.tiles_per_block == 1:
-        x = scores_of_keys(b_q, k_desc, i_b, i_h, start, rows, noise_ptr, layer, i_bh, D, BK, C, MASKED, PACKED)
+        x = scores_of_keys(b_q, k_desc, i_b, i_h, start, rows, T, noise_ptr, layer, i_bh, D, BK, C, MASKED, PACKED)
         b_max, b_second = largest_scores(x, C, PACKED)
     else:
         b_max, b_second = largest_of_block(
-            b_q, k_desc, i_b, i_h, start, stop, rows, noise_ptr, layer, i_bh, D, BQ, BK, C, MASKED, PACKED
+            b_q, k_desc, i_b, i_h, start, stop, rows, T, noise_ptr, layer, i_bh, D, BQ, BK, C, MASKED, PACKED
         )
     # line 9: the running m, and what was summed under the old one rescaled
     b_m_new = tl.maximum(b_m, block_shift(b_max, b_second, C))
@@ -151,7 +152,9 @@ def add_block(
         b_o, b_other = tl.zeros([BQ, D], tl.float32), tl.zeros([BQ, D], tl.float32)
     if C.normalizer == "before_product":
         for o_k in range(start, stop, BK):
-            x_again = scores_of_keys(b_q, k_desc, i_b, i_h, o_k, rows, noise_ptr, layer, i_bh, D, BK, C, MASKED, PACKED)
+            x_again = scores_of_keys(
+                b_q, k_desc, i_b, i_h, o_k, rows, T, noise_ptr, layer, i_bh, D, BK, C, MASKED, PACKED
+            )
             b_l += tl.sum(exponentials(x_again, b_m, C, PACKED), 1)
     if C.tiles_per_block == 1:
         b_l, b_o, b_other, b_ones = add_tile(
@@ -160,7 +163,7 @@ def add_block(
         )  # fmt: skip
     else:
         for o_k in range(start, stop, BK):
-            x = scores_of_keys(b_q, k_desc, i_b, i_h, o_k, rows, noise_ptr, layer, i_bh, D, BK, C, MASKED, PACKED)
+            x = scores_of_keys(b_q, k_desc, i_b, i_h, o_k, rows, T, noise_ptr, layer, i_bh, D, BK, C, MASKED, PACKED)
             b_l, b_o, b_other, b_ones = add_tile(
                 x, v_desc, i_b, i_h, o_k, rows, b_m, b_l, b_o, b_other, b_ones, noise_ptr, layer, i_bh, D, BK,
                 C, PACKED, OTHER_SUM, STATISTICS,
@@ -258,16 +261,18 @@ def flash_fwd_rows(
     b_o = tl.zeros([BQ, D], tl.float32)  # Ō, rounded per block if the variant says so
     b_other = tl.zeros([BQ, D], tl.float32)  # the Ō of δ, where that differs from block to block
     b_ones = tl.zeros([BQ], tl.int32)
-    diagonal, end = i_q * BQ, tl.minimum((i_q + 1) * BQ, T)
-    # Tiles below the diagonal need no mask, where the first tile on it starts a block of keys.
-    SPLIT: tl.constexpr = BQ % BLOCK == 0
-    for on_diagonal in tl.static_range(0 if SPLIT else 1, 2):
-        first = diagonal if SPLIT and on_diagonal else 0
-        last = end if on_diagonal else tl.minimum(diagonal, end)
+    # Blocks of keys that all queries see whole need no mask: those below the diagonal, or all but a last one cut short.
+    SPLIT: tl.constexpr = BQ % BLOCK == 0 or not C.causal
+    whole, end = i_q * BQ, tl.minimum((i_q + 1) * BQ, T)
+    if not C.causal:
+        whole, end = T // BLOCK * BLOCK, T
+    for masked in tl.static_range(0 if SPLIT else 1, 2):
+        first = whole if SPLIT and masked else 0
+        last = end if masked else tl.minimum(whole, end)
         for start in range(first, last, BLOCK):
             b_m, b_l, b_o, b_other, b_ones = add_block(
-                b_q, k_desc, v_desc, i_b, i_h, start, tl.minimum(start + BLOCK, last), rows, features, b_m, b_l, b_o,
-                b_other, b_ones, noise_ptr, layer, i_bh, D, BQ, BK, C, on_diagonal, PACKED, OTHER_SUM, REDRAWS,
+                b_q, k_desc, v_desc, i_b, i_h, start, tl.minimum(start + BLOCK, last), rows, features, T, b_m, b_l,
+                b_o, b_other, b_ones, noise_ptr, layer, i_bh, D, BQ, BK, C, masked, PACKED, OTHER_SUM, REDRAWS,
                 STATISTICS,
             )  # fmt: skip
     if C.counts_masked:

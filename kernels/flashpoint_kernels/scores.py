@@ -12,10 +12,10 @@ from flashpoint_kernels.rounding import BF16_BITS, exponential, product, round_p
 
 @triton.jit
 def tile_scores(
-    a, b, rows, columns, noise_ptr, layer, head_number, C: tl.constexpr, MASKED: tl.constexpr,
+    a, b, rows, columns, T, noise_ptr, layer, head_number, C: tl.constexpr, MASKED: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Return S of one tile, a·b, rounded; MASKED: −inf where the key comes after the query.
+    """Return S of one tile, a·b, rounded; MASKED: −inf where the query does not see the key.
 
     ``rows`` (queries) and ``columns`` (keys) broadcast to the tile, whichever of them is first. PACKED: [R, C/2] int32,
     columns 2i and 2i + 1 in a word.
@@ -27,7 +27,8 @@ def tile_scores(
     if not PACKED or SCORES.bits != BF16_BITS:
         b_s = round_point(b_s, SCORES, noise_ptr, layer, 0, head_number, rows, columns)
     if MASKED:
-        b_s = tl.where(columns <= rows, b_s, float("-inf"))
+        seen = columns <= rows if C.causal else columns < T
+        b_s = tl.where(seen, b_s, float("-inf"))
     if PACKED:
         low, high = tl.split(tl.reshape(b_s, [b_s.shape[0], b_s.shape[1] // 2, 2]))
         x = tl.inline_asm_elementwise(

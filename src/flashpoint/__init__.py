@@ -1,6 +1,14 @@
-"""Reproduce, replay and localise the BF16 FlashAttention loss explosion in GPT-2 training."""
+"""Reproduce, replay and localise the BF16 FlashAttention loss explosion in GPT-2 training.
 
+For a model of your own: :func:`attention`, with the signature of ``scaled_dot_product_attention``.
+"""
+
+import importlib
 import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flashpoint.drop_in import attention as attention
 
 __version__ = "0.1.0"
 
@@ -9,3 +17,12 @@ if "OMP_WAIT_POLICY" not in os.environ:
 """PyTorch's OpenMP reads it when it is loaded: how long a thread that waits for another keeps its core. Steps of the
 laptop preset a second on two cores, alone and with a second run beside it: 20 and 11 with 1,000; 24 and 4 with 10,000;
 25 and less than 1 with 100,000; 14 alone with a thread that sleeps at once."""
+
+_PUBLIC = {"attention": "flashpoint.drop_in"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import PyTorch only for who asks for a function that needs it."""
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'flashpoint' has no attribute {name!r}")

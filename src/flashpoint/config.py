@@ -22,9 +22,6 @@ from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.precision import Precision
 from flashpoint.typed import Key, in_one_line, keys_of, require_finite, structured_config
 
-_PACKAGE = Path(__file__).parent
-CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs")))
-"""Hydra's YAML files: in a wheel inside the package, in a checkout at the top level."""
 HEAD_SIZES = (16, 32, 64, 128)
 EXPERIMENT = "experiment"
 """Mark of a setting that makes an experiment: runs that differ in it, or in attention, data or seed, are not alike."""

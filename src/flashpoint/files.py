@@ -1,4 +1,4 @@
-"""Files that are whole or not there: JSON written atomically, and digests of bytes."""
+"""Files that are whole or not there: JSON written atomically, digests of bytes, and where the package's own lie."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from flashpoint.errors import UserError
+
+_PACKAGE = Path(__file__).parent
+CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs")))
+"""Hydra's YAML files: in a wheel inside the package, in a checkout at the top level."""
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

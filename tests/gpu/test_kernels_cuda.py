@@ -50,7 +50,9 @@ def test_more_than_2_to_the_31_elements() -> None:
 )
 def test_the_op_passes_pytorchs_own_checks(name: str) -> None:
     q, k, v = (x.requires_grad_() for x in tensors(2, 3, 100, 64)[:3])
-    torch.library.opcheck(flash_fwd_op, (q, k, v, torch.tensor([1, 2], device="cuda"), FROM_FILES[name].key, 2))
+    torch.library.opcheck(
+        flash_fwd_op, (q, k, v, torch.tensor([1, 2], device="cuda"), FROM_FILES[name].key, 2, True, 0.125)
+    )
 
 
 def test_activation_checkpointing_changes_no_bit() -> None:

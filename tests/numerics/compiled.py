@@ -36,7 +36,7 @@ def ptx(kernel: str, name: str) -> str:
     function, sizes = KERNELS[kernel]
     variant = AttentionVariant.from_dict(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()))
     block = (variant.block_k or LENGTH) // sizes.bk if kernel == "flash_fwd" else 1
-    choices = compile_time_choices(variant, 2, 64, block)
+    choices = compile_time_choices(variant, 2, 64**-0.5, tiles_per_block=block)
     constants: dict[str, Any] = {"D": 64, "BQ": sizes.bq, "BK": sizes.bk, "C": choices, "ELSEWHERE": None}
     constants |= {"PAIRS": True, "STATISTICS": False} if kernel == "flash_fwd" else {}
     source = ASTSource(function, {name: _type(name, sizes) for name in function.arg_names}, constants)

@@ -47,11 +47,14 @@ def run_reference(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, variant: At
     return dict(zip(("out", "logsumexp", "grad_q", "grad_k", "grad_v"), (*saved[:2], *grads), strict=True))
 
 
-def exact_attention(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor) -> dict[str, Tensor]:
+def exact_attention(
+    q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, causal: bool = True, scale: float | None = None
+) -> dict[str, Tensor]:
     """The same in FP64 from the definition of softmax attention."""
     q, k, v = (x.double().requires_grad_() for x in (q, k, v))
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
     out = scores.softmax(-1) @ v
     out.backward(grad_out.double())
     assert q.grad is not None

@@ -40,7 +40,7 @@ def out_and_grads(tensors: list[Tensor], variant: AttentionVariant = BASELINE) -
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_op_passes_pytorchs_own_checks(variant: AttentionVariant, transposed: bool) -> None:
     q, k, v = ((x.transpose(1, 2).contiguous().transpose(1, 2) if transposed else x).requires_grad_() for x in inputs())
-    arguments = (q, k, v, SEED_AND_STEP, variant.key, 2)
+    arguments = (q, k, v, SEED_AND_STEP, variant.key, 2, True, 0.25)
     torch.library.opcheck(flash_fwd_op, arguments)
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -79,21 +80,22 @@ def inputs(length: int, size: int) -> list[Tensor]:
     return [x.bfloat16().to(DEVICE) for x in (q, k, v, grad_out)]
 
 
-def run(engine: str, tensors: list[Tensor], variant: AttentionVariant) -> dict[str, Tensor]:
+def run(engine: str, tensors: list[Tensor], variant: AttentionVariant, **call: Any) -> dict[str, Tensor]:
     q, k, v, grad_out = tensors
     seed_and_step = torch.tensor([5, 6], device=DEVICE)
     if engine == "kernels":
-        saved = launch.flash_fwd(q, k, v, variant, layer=2, seed_and_step=seed_and_step)
-        grads = launch.flash_bwd(grad_out, q, k, v, *saved, variant, layer=2, seed_and_step=seed_and_step)
+        call |= {"layer": 2, "seed_and_step": seed_and_step}
+        saved = launch.flash_fwd(q, k, v, variant, **call)
+        grads = launch.flash_bwd(grad_out, q, k, v, *saved, variant, **call)
     else:
         noise = noise_of(q)
-        saved = reference.flash_fwd(q, k, v, variant, noise)
-        grads = reference.flash_bwd(grad_out, q, k, v, *saved, variant, noise)
+        saved = reference.flash_fwd(q, k, v, variant, noise, **call)
+        grads = reference.flash_bwd(grad_out, q, k, v, *saved, variant, noise, **call)
     return {name: x.double().cpu() for name, x in zip(NAMES, (*saved[:2], *grads), strict=True)}
 
 
-def kernels_and_reference(tensors: list[Tensor], variant: AttentionVariant) -> list[dict[str, Tensor]]:
-    return [run(engine, tensors, variant) for engine in ("kernels", "reference")]
+def kernels_and_reference(tensors: list[Tensor], variant: AttentionVariant, **call: Any) -> list[dict[str, Tensor]]:
+    return [run(engine, tensors, variant, **call) for engine in ("kernels", "reference")]
 
 
 @functools.lru_cache
@@ -107,8 +109,20 @@ def test_kernels_equal_the_pytorch_attention_up_to_flips_of_a_rounding(name: str
     """And are as close to FP64 as it is."""
     tensors = inputs(length, size)
     assert launch.kernels_support(tensors[0], VARIANTS[name])
-    kernel, expected = computed(name, length, size)
-    exact = exact_attention(*(x.cpu() for x in tensors))  # type: ignore[arg-type]
+    assert_alike(*computed(name, length, size), exact_attention(*(x.cpu() for x in tensors)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name", ["flash_bf16", "flash_exact_rowsum", "flash_centered", "released", "small_blocks", "all_stochastic"]
+)
+def test_so_they_are_where_a_query_sees_every_key(name: str) -> None:
+    """With a scale that is no power of two, and a last tile that the keys do not fill."""
+    tensors, call = inputs(70, 16), {"causal": False, "scale": 0.3}
+    alike = kernels_and_reference(tensors, VARIANTS[name], **call)
+    assert_alike(*alike, exact_attention(*(x.cpu() for x in tensors), **call))  # type: ignore[arg-type]
+
+
+def assert_alike(kernel: dict[str, Tensor], expected: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
     for quantity in NAMES:
         difference = (kernel[quantity] - expected[quantity]).abs()
         assert difference.norm() <= 3e-3 * expected[quantity].norm(), quantity

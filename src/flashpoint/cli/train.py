@@ -19,8 +19,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from flashpoint.config import CONFIGS, build_config, hydra_schema
+from flashpoint.config import build_config, hydra_schema
 from flashpoint.errors import exit_in_one_line
+from flashpoint.files import CONFIGS
 from flashpoint.hardware import default_experiment, refuse_unusable_gpu
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashpoint import user_code
-from flashpoint.config import CONFIGS
 from flashpoint.deviation.arithmetic import Arithmetic
 from flashpoint.deviation.emulated import Block, Inputs, Results, baseline, flash
 from flashpoint.deviation.formats import Format
 from flashpoint.errors import UserError, one_line
+from flashpoint.files import CONFIGS
 from flashpoint.numerics import dispatch
 from flashpoint.numerics.named import variant_named
 from flashpoint.numerics.variant import AttentionVariant

@@ -17,14 +17,16 @@ _NO_TILING = 1 << 30
 
 
 @lru_cache(maxsize=256)
-def compile_time_choices(variant: AttentionVariant, layer: int, head_size: int, tiles_per_block: int = 1) -> Choices:
+def compile_time_choices(
+    variant: AttentionVariant, layer: int, scale: float, causal: bool = True, tiles_per_block: int = 1
+) -> Choices:
     """Return the choices that ``variant`` makes in a layer; its selection of layers and heads does not count.
 
     Args:
-        head_size: d, of which α = 1/√d.
+        scale: α.
+        causal: whether a query sees no later key.
         tiles_per_block: of a block of keys of the online softmax; the forward kernel alone asks.
     """
-    scale = head_size**-0.5
     exact = math.frexp(scale)[0] == 0.5  # a power of two scales without rounding
     unit = scale if exact else 1.0
     error = variant.delta_error
@@ -52,7 +54,7 @@ def compile_time_choices(variant: AttentionVariant, layer: int, head_size: int, 
         tie_tolerance=variant.tie_tolerance / unit,
         max_shift=_NO_GUARD if variant.max_shift is None else variant.max_shift / unit,
         denominator_floor=variant.denominator_floor,
-        counts_masked=variant.masked_blocks == "count",
+        counts_masked=variant.masked_blocks == "count" and causal,
         normalizer=variant.normalizer,
         delta=variant.delta,
         delta_error=error.kind if errs else "none",
@@ -69,6 +71,7 @@ def compile_time_choices(variant: AttentionVariant, layer: int, head_size: int, 
         tiles_per_block=tiles_per_block,
         prescale=1.0 if exact else scale,
         unit=unit,
+        causal=causal,
     )
 
 

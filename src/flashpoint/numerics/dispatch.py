@@ -1,4 +1,4 @@
-"""The public face of the package: attention as one call with one variant, and what else a variant computes.
+"""Attention as one call with one variant, and what else a variant computes.
 
 Shapes: B sequences, H heads, T tokens, d features per head. ``layer`` counts from 1; ``seed_and_step`` [2] int64, on
 the device of the tensors, is the key of stochastic rounding.
@@ -40,15 +40,28 @@ def flash_attention(
 
 
 def flash_fwd(
-    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, *, layer: int, seed_and_step: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    variant: AttentionVariant,
+    *,
+    layer: int,
+    seed_and_step: Tensor,
+    causal: bool = True,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the forward pass and what the backward pass needs; arguments as for :func:`attention`.
+    """Compute the forward pass and what the backward pass needs; arguments as for :func:`attention`, and
+
+    Args:
+        causal: whether a query sees no later key; otherwise it sees all.
+        scale: α; None is 1/√d.
 
     Returns:
         O [B, H, T, d], which alone has gradients; L [B, H, T] float32; the O of δ, [B, H, T, d] float32, empty where
         it is O; the centred keys [B, H, T, d], empty where none are centred.
     """
-    out, logsumexp, out_for_delta, centered = flash_fwd_op(q, k, v, seed_and_step, variant.key, layer)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    out, logsumexp, out_for_delta, centered = flash_fwd_op(q, k, v, seed_and_step, variant.key, layer, causal, scale)
     return out, logsumexp, out_for_delta, centered
 
 

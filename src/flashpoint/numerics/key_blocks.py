@@ -58,12 +58,23 @@ class Inputs:
     k: Tensor
     v: Tensor
     scale: float  # α
+    causal: bool
     variant: AttentionVariant
     noise: NoiseKey
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, noise: NoiseKey) -> Inputs:
-        return cls(q.float(), k.float(), v.float(), q.shape[-1] ** -0.5, variant, noise)
+    def of(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        variant: AttentionVariant,
+        noise: NoiseKey,
+        causal: bool = True,
+        scale: float | None = None,
+    ) -> Inputs:
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return cls(q.float(), k.float(), v.float(), scale, causal, variant, noise)
 
     def row_chunks(self) -> Iterator[slice]:
         length = self.q.shape[-2]
@@ -79,11 +90,13 @@ class Inputs:
             yield slice(start, min(start + block, length))
 
     def key_blocks(self, rows: slice) -> Iterator[KeyBlock]:
-        """Return the key blocks that some row attends to, each with the rows from its first key on."""
-        block = self.variant.block_k or self.q.shape[-2]
-        for number, start in enumerate(range(0, rows.stop, block)):
-            live = slice(max(rows.start, start), rows.stop)
-            yield KeyBlock(live, slice(start, min(start + block, rows.stop)), number)
+        """Return the key blocks that some row attends to, each with the rows that do: the causal ones from its first
+        key on."""
+        length = self.q.shape[-2]
+        block, end = self.variant.block_k or length, rows.stop if self.causal else length
+        for number, start in enumerate(range(0, end, block)):
+            live = slice(max(rows.start, start), rows.stop) if self.causal else rows
+            yield KeyBlock(live, slice(start, min(start + block, end)), number)
 
     def round(
         self, point: RoundingPoint, x: Tensor, block: KeyBlock, *, features: bool = False, stream: Stream | None = None
@@ -103,10 +116,11 @@ class Inputs:
         return round_mantissa(x, rounding, noise)
 
     def scores(self, block: KeyBlock) -> Tensor:
-        """Return S [B, H, R, C], rounded, then −inf where the key comes after the query."""
+        """Return S [B, H, R, C], rounded, then −inf where a causal query does not see the key."""
         s = self.q[..., block.rows, :] @ self.k[..., block.keys, :].mT * self.scale
         rows, keys = block.positions(s.device)
-        return self.round("scores", s, block).masked_fill(keys > rows, -math.inf)
+        s = self.round("scores", s, block)
+        return s.masked_fill(keys > rows, -math.inf) if self.causal else s
 
     def probs(self, block: KeyBlock, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
         """Return P = exp(S − L) [B, H, R, C] as the operand of dV, and in FP32."""

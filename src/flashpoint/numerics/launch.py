@@ -38,22 +38,32 @@ def kernels_support(q: Tensor, variant: AttentionVariant) -> bool:
 
 
 def flash_fwd(
-    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, *, layer: int, seed_and_step: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    variant: AttentionVariant,
+    *,
+    layer: int,
+    seed_and_step: Tensor,
+    causal: bool = True,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the causal attention of all heads.
+    """Compute the attention of all heads.
 
     Args:
         q, k, v: [B, H, T, d] bfloat16, read in place where rows are contiguous and strides are multiples of 16 bytes.
         variant: every numerical choice, and the layers and heads it holds for.
         layer: from 1.
         seed_and_step: [2] int64, key of stochastic rounding.
+        causal: whether a query sees no later key; otherwise it sees all.
+        scale: α; None is 1/√d.
 
     Returns:
         O, L, the O of δ and the centred keys as :func:`flashpoint.numerics.reference.flash_fwd` has them, the
         last two empty where no variant asks; O lies in memory as [B, T, H, d].
     """
     nothing = q.new_empty(0, dtype=torch.int32)
-    return _flash_fwd(q, k, v, variant, layer, seed_and_step, nothing, nothing)
+    return _flash_fwd(q, k, v, variant, layer, seed_and_step, nothing, nothing, causal, scale)
 
 
 def row_statistics(
@@ -73,7 +83,7 @@ def row_statistics(
 
 def _flash_fwd(
     q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, layer: int, seed_and_step: Tensor, shift: Tensor,
-    ones: Tensor,
+    ones: Tensor, causal: bool = True, scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     B, H, T, d = q.shape
     groups = variant.groups(layer, H)
@@ -86,7 +96,7 @@ def _flash_fwd(
     blocks = [chosen.block_k or triton.next_power_of_2(T) for chosen in variants]
     bk = max(16, min(sizes.bk, *blocks))
     selected = _selected(groups, H, q.device)
-    choices = _choices(groups, layer, d, [max(1, block // bk) for block in blocks])
+    choices = _choices(groups, layer, d, causal, scale, [max(1, block // bk) for block in blocks])
     centered = q.new_empty(0)
     if any(chosen.center_keys for chosen in variants):
         k = centered = _center_keys(k, selected, *[chosen.center_keys for chosen in variants])
@@ -112,12 +122,14 @@ def flash_bwd(
     *,
     layer: int,
     seed_and_step: Tensor,
+    causal: bool = True,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dQ, dK and dV of :func:`flash_fwd` from what it took and returned; each lies in memory as [B, T, H, d]."""
     k = centered if centered.numel() else k
     # An FP32 O hands back a gradient that autocast made from BF16: nothing is lost here.
     grad_out = grad_out.to(q.dtype)
-    context: dict[str, Any] = {"layer": layer, "seed_and_step": seed_and_step}
+    context: dict[str, Any] = {"layer": layer, "seed_and_step": seed_and_step, "causal": causal, "scale": scale}
     grad_q, rows, drift = flash_bwd_dq(grad_out, q, k, v, out, logsumexp, out_for_delta, variant, **context)
     grad_k, grad_v = flash_bwd_dkdv(grad_out, q, k, v, rows, drift, variant, **context)
     return grad_q, grad_k, grad_v
@@ -135,6 +147,8 @@ def flash_bwd_dq(
     *,
     layer: int,
     seed_and_step: Tensor,
+    causal: bool = True,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the first half of :func:`flash_bwd`: δ and dQ. ``k`` is centred if a variant centres keys.
 
@@ -160,7 +174,7 @@ def flash_bwd_dq(
         _descriptor(grad_out, sizes.bq), out, out_for_delta, logsumexp, rows, drift, grad_q, seed_and_step,
         _error_sizes(variants[0], layer, q.device), _error_sizes(variants[-1], layer, q.device), selected, B, H, T,
         rows.shape[-1], rows[0].numel(), layer, _heads_side_by_side(T, d),
-        D=d, BQ=sizes.bq, BK=sizes.bk, **_choices(groups, layer, d), **launch_options(sizes),
+        D=d, BQ=sizes.bq, BK=sizes.bk, **_choices(groups, layer, d, causal, scale), **launch_options(sizes),
     )  # fmt: skip
     return grad_q, rows, drift
 
@@ -176,6 +190,8 @@ def flash_bwd_dkdv(
     *,
     layer: int,
     seed_and_step: Tensor,
+    causal: bool = True,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the second half of :func:`flash_bwd`: dK and dV [B, H, T, d] from what :func:`flash_bwd_dq` returned."""
     B, H, T, d = q.shape
@@ -185,7 +201,7 @@ def flash_bwd_dkdv(
         _descriptor(q, sizes.bq), _descriptor(k, sizes.bk), _descriptor(v, sizes.bk), _descriptor(grad_out, sizes.bq),
         rows, drift, grad_k, grad_v, seed_and_step, _selected(groups, H, q.device), B, H, T, rows.shape[-1],
         rows[0].numel(), triton.cdiv(T, FLASH_BWD_DQ[d].bq), layer, _heads_side_by_side(T, d),
-        D=d, BQ=sizes.bq, BK=sizes.bk, **_choices(groups, layer, d), **launch_options(sizes),
+        D=d, BQ=sizes.bq, BK=sizes.bk, **_choices(groups, layer, d, causal, scale), **launch_options(sizes),
     )  # fmt: skip
     return grad_k, grad_v
 
@@ -202,10 +218,17 @@ def _center_keys(k: Tensor, selected: Tensor, centers: bool, elsewhere: bool | N
     return centered
 
 
-def _choices(groups: Groups, layer: int, head_size: int, tiles_per_block: Sequence[int] = (1, 1)) -> dict[str, Any]:
+def _choices(
+    groups: Groups,
+    layer: int,
+    head_size: int,
+    causal: bool,
+    scale: float | None,
+    tiles_per_block: Sequence[int] = (1, 1),
+) -> dict[str, Any]:
     """Return the compile-time choices of a launch: of all heads, or of the selected ones and of the others."""
     chosen = [
-        compile_time_choices(variant, layer, head_size, tiles)
+        compile_time_choices(variant, layer, head_size**-0.5 if scale is None else scale, causal, tiles)
         for (variant, _), tiles in zip(groups, tiles_per_block, strict=False)
     ]
     return {"C": chosen[0], "ELSEWHERE": chosen[1] if len(chosen) > 1 else None}

@@ -21,7 +21,7 @@ from flashpoint.numerics.variant import AttentionVariant, variant_from_key
 
 @torch.library.custom_op("flashpoint::flash_fwd", mutates_args=())
 def flash_fwd_op(
-    q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int
+    q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return O, L, the O of δ and centred keys (:mod:`flashpoint.numerics.reference`) of all heads; takes a variant's
     key."""
@@ -29,13 +29,13 @@ def flash_fwd_op(
     with torch.autocast(q.device.type, enabled=False):
         if kernels := kernels_for(q, choices, layer):
             results: tuple[Tensor, Tensor, Tensor, Tensor] = kernels.flash_fwd(
-                q, k, v, choices, layer=layer, seed_and_step=seed_and_step
+                q, k, v, choices, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale
             )
             return results
         saved = _saved_like(q, choices, layer)
         for of_heads, heads in choices.groups(layer, q.shape[1]):
             noise, chosen = noise_key(q, seed_and_step, layer, heads), index_of(heads, q)
-            parts = reference.flash_fwd(q[:, chosen], k[:, chosen], v[:, chosen], of_heads, noise)
+            parts = reference.flash_fwd(q[:, chosen], k[:, chosen], v[:, chosen], of_heads, noise, causal, scale)
             for whole, part in zip(saved, parts, strict=True):
                 if part.numel():
                     whole[:, chosen] = part.to(whole.dtype)
@@ -55,6 +55,8 @@ def flash_bwd_op(
     seed_and_step: Tensor,
     variant: str,
     layer: int,
+    causal: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dQ, dK and dV of :func:`flash_fwd_op`."""
     choices = variant_from_key(variant)
@@ -62,7 +64,7 @@ def flash_bwd_op(
     with torch.autocast(q.device.type, enabled=False):
         if kernels := kernels_for(q, choices, layer):
             results: tuple[Tensor, Tensor, Tensor] = kernels.flash_bwd(
-                grad_out, q, k, v, *saved, choices, layer=layer, seed_and_step=seed_and_step
+                grad_out, q, k, v, *saved, choices, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale
             )
             return results
         grads = by_token(q, q.dtype), by_token(k, k.dtype), by_token(v, v.dtype)
@@ -71,7 +73,7 @@ def flash_bwd_op(
             g, q_, k_, v_, o, lse, o_delta, keys = (
                 x[:, chosen] if x.numel() else x for x in (grad_out, q, k, v, *saved)
             )
-            parts = reference.flash_bwd(g, q_, k_, v_, o, lse, o_delta, keys, of_heads, noise)
+            parts = reference.flash_bwd(g, q_, k_, v_, o, lse, o_delta, keys, of_heads, noise, causal, scale)
             for whole, part in zip(grads, parts, strict=True):
                 whole[:, chosen] = part
         return grads
@@ -118,7 +120,7 @@ def _saved_like(q: Tensor, variant: AttentionVariant, layer: int) -> tuple[Tenso
 
 @flash_fwd_op.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int
+    q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _saved_like(q, variant_from_key(variant), layer)
 
@@ -135,7 +137,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _backward(ctx: Any, grad_out: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    return (*flash_bwd_op(grad_out, *ctx.saved_tensors, *ctx.choice), None, None, None)
+    return (*flash_bwd_op(grad_out, *ctx.saved_tensors, *ctx.choice), *[None] * 5)
 
 
 flash_fwd_op.register_autograd(_backward, setup_context=_setup_context)

@@ -25,14 +25,22 @@ from flashpoint_kernels.codes import Stream
 
 
 def flash_fwd(
-    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, noise: NoiseKey
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    variant: AttentionVariant,
+    noise: NoiseKey,
+    causal: bool = True,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the causal attention.
+    """Compute self-attention.
 
     Args:
         q, k, v: [B, H, T, d] bfloat16 or float32.
         variant: every numerical choice.
         noise: source of random bits for stochastic rounding.
+        causal: whether a query sees no later key; otherwise it sees all.
+        scale: α; None is 1/√d.
 
     Returns:
         out: O [B, H, T, d], in the inputs' dtype, or float32 where O does not fit BF16.
@@ -44,7 +52,7 @@ def flash_fwd(
     centered = k.new_empty(0)
     if variant.center_keys:
         k = centered = centered_keys(k)
-    inputs = Inputs.of(q, k, v, variant, noise)
+    inputs = Inputs.of(q, k, v, variant, noise, causal, scale)
     out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     out_for_delta = torch.empty_like(out) if variant.saves_out_for_delta else out.new_empty(0)
     logsumexp = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
@@ -91,18 +99,20 @@ def flash_bwd(
     centered: Tensor,
     variant: AttentionVariant,
     noise: NoiseKey,
+    causal: bool = True,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of :func:`flash_fwd`.
 
     Args:
         grad_out: dO [B, H, T, d], any float dtype.
-        q, k, v, variant, noise: as given to the forward pass.
+        q, k, v, variant, noise, causal, scale: as given to the forward pass.
         out, logsumexp, out_for_delta, centered: as returned by it.
 
     Returns:
         dQ, dK, dV: [B, H, T, d] in the inputs' dtype.
     """
-    inputs = Inputs.of(q, centered if variant.center_keys else k, v, variant, noise)
+    inputs = Inputs.of(q, centered if variant.center_keys else k, v, variant, noise, causal, scale)
     keys_of_grad_q = centered_keys(k).float() if variant.center_grad_q else inputs.k
     grad_out = grad_out.float()
     delta_of_q, delta_of_k = _deltas(inputs, grad_out, out, logsumexp, out_for_delta)
@@ -206,7 +216,7 @@ def _flash_fwd_rows(inputs: Inputs, rows: slice) -> _RowResults:
                 added = product if when == "per_product" else rescaled + product
                 added = inputs.round("out_unnormalized", added, block, features=True, stream=stream)
                 total[..., live, :] = rescaled + added if when == "per_product" else added
-    if variant.masked_blocks == "count":
+    if variant.masked_blocks == "count" and inputs.causal:
         rescale = _count_masked_blocks(inputs, rows, shift, normalizer, ones)
         for total in (exact, *rounded.values()):
             total.mul_(rescale)

@@ -118,6 +118,8 @@ class AttentionVariant:
     key: str = field(init=False, repr=False, compare=False)
     """Canonical JSON of all choices: how the variant travels through a ``torch.library`` op. Made once, since
     torch.compile cannot trace the making of it."""
+    draws: bool = field(init=False, repr=False, compare=False)
+    """Whether something depends on random bits."""
 
     def __post_init__(self) -> None:
         check_literals(self, "attn")
@@ -143,6 +145,9 @@ class AttentionVariant:
             raise ValueError(f"attn.denominator_floor={self.denominator_floor}: give 0 or more, and less than 1")
         self._check_blocks()
         self._check_delta_error()
+        rounds = any(getattr(self, point).mode == "stochastic" for point in ROUNDING_POINTS)
+        elsewhere = self.elsewhere is not None and self.elsewhere.draws
+        object.__setattr__(self, "draws", rounds or self.delta_error.kind == "noise" or elsewhere)
         object.__setattr__(self, "key", json.dumps(self.to_dict(), sort_keys=True))
 
     def _check_blocks(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from flashpoint.config import CONFIGS
+from flashpoint.files import CONFIGS
 
 _BASELINE = 3
 """Place of red among Matplotlib's ten: the first variant by name is the failing baseline."""

@@ -1,0 +1,128 @@
+"""Attention for a model of your own, with the signature of PyTorch's ``scaled_dot_product_attention``.
+
+Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d features per head.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flashpoint.errors import UserError
+from flashpoint.files import CONFIGS
+from flashpoint.numerics.dispatch import flash_fwd
+from flashpoint.numerics.named import variant_named
+from flashpoint.numerics.variant import AttentionVariant
+
+HEAD_SIZES = (16, 32, 64, 128)
+"""Features per head that the kernels take; zeros fill up to the next of them."""
+_DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    variant: str | AttentionVariant = "flash_exact_rowsum",
+    layer: int = 1,
+    seed_and_step: Tensor | None = None,
+) -> Tensor:
+    """Compute self-attention with the numerics of a variant; gradients flow.
+
+    On a GPU this package's kernels compute it in bfloat16. On a CPU, and for float32, PyTorch does, slowly, by the
+    package's reference. Under autocast the inputs are cast as PyTorch's own attention casts them.
+
+    Args:
+        query: [B, H, T, d], bfloat16 or float32, d ≤ 128.
+        key, value: [B, H_kv, T, d] of that dtype. H_kv is H, or divides H with ``enable_gqa``.
+        attn_mask, dropout_p: must stay None and 0.
+        is_causal: whether a query sees no later key.
+        scale: α; None is 1/√d.
+        enable_gqa: whether H / H_kv heads share keys and values.
+        variant: name of a file of ``configs/attn``, or a variant with every choice.
+        layer: counts from 1, for variants that select layers or round stochastically.
+        seed_and_step: [2] int64 on the inputs' device, key of stochastic rounding. Count its second number up at each
+            step.
+
+    Returns:
+        O [B, H, T, d] in the inputs' dtype, or float32 where the variant's O does not fit BF16.
+
+    Raises:
+        ValueError: an argument is not supported, or ``variant`` is none.
+    """
+    chosen = variant_of(variant) if isinstance(variant, str) else variant
+    if chosen.kernel == "sdpa" and chosen.elsewhere is None:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if attn_mask is not None:
+        raise ValueError("attn_mask: this attention takes none; pass is_causal, or choose variant='sdpa'")
+    if dropout_p:
+        raise ValueError(f"dropout_p={dropout_p}: this attention drops nothing; pass 0, or choose variant='sdpa'")
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (x.to(dtype) for x in (query, key, value))
+    _check(query, key, value, enable_gqa)
+    if seed_and_step is None:
+        if chosen.draws:
+            raise ValueError(f"variant={chosen.name}: needs random bits; pass seed_and_step, [2] int64")
+        seed_and_step = torch.zeros(2, dtype=torch.int64, device=query.device)
+    d = query.shape[-1]
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = (x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for x in (key, value))
+    filled = next(size for size in HEAD_SIZES if size >= d)
+    if filled > d:
+        query, key, value = (F.pad(x, (0, filled - d)) for x in (query, key, value))
+    out = flash_fwd(
+        query,
+        key,
+        value,
+        chosen,
+        layer=layer,
+        seed_and_step=seed_and_step,
+        causal=is_causal,
+        scale=d**-0.5 if scale is None else scale,
+    )[0]
+    return out[..., :d] if filled > d else out
+
+
+@torch.compiler.assume_constant_result
+def variant_of(name: str) -> AttentionVariant:
+    """Return the variant of a file of ``configs/attn``, read once.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name not in _VARIANTS:
+        try:
+            _VARIANTS[name] = variant_named(name, CONFIGS / "attn", "variant=")
+        except UserError as error:
+            raise ValueError(str(error)) from None
+    return _VARIANTS[name]
+
+
+_VARIANTS: dict[str, AttentionVariant] = {}
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    """Raise ValueError for tensors that the kernels and the reference do not take."""
+    shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in (("query", query), ("key", key), ("value", value)))
+    if query.dim() != 4 or key.shape != value.shape or key.dim() != 4:
+        raise ValueError(f"{shapes}: give query [B, H, T, d], key and value [B, H_kv, T, d]")
+    if query.shape[2] != key.shape[2] or query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
+        raise ValueError(f"{shapes}: this is self-attention; queries and keys need the same B, T and d")
+    if query.shape[1] != key.shape[1] and (not enable_gqa or query.shape[1] % key.shape[1]):
+        raise ValueError(f"{shapes}: other heads of keys; pass enable_gqa=True with H a multiple of H_kv")
+    if not 1 <= query.shape[3] <= HEAD_SIZES[-1]:
+        raise ValueError(f"{shapes}: d is at most {HEAD_SIZES[-1]}; choose variant='sdpa'")
+    if query.dtype not in _DTYPES or not query.dtype == key.dtype == value.dtype:
+        found = ", ".join(str(x.dtype).removeprefix("torch.") for x in (query, key, value))
+        raise ValueError(f"query, key, value are {found}: give one dtype, bfloat16 or float32")

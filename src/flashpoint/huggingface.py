@@ -1,0 +1,86 @@
+"""This package's attentions for Hugging Face Transformers, registered through its ``AttentionInterface``::
+
+model = AutoModelForCausalLM.from_pretrained(NAME, attn_implementation=implementation("flash_exact_rowsum"))
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from flashpoint.drop_in import attention, variant_of
+
+
+def implementation(variant: str = "flash_exact_rowsum") -> str:
+    """Register a variant of ``configs/attn`` and return the name by which Transformers knows it.
+
+    The name of ``flash_exact_rowsum`` is ``point:exact_rowsum``: Transformers takes names with "flash" in them for the
+    package flash-attn, and names with a slash for repositories of its Hub.
+
+    Raises:
+        ValueError: there is no such variant.
+    """
+    variant_of(variant)
+    name = f"point:{variant.removeprefix('flash_')}"
+    AttentionInterface.register(name, partial(attention_forward, variant=variant))
+    AttentionMaskInterface.register(name, sdpa_mask)
+    return name
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    *,
+    variant: str,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Compute a layer's attention as Transformers asks for it.
+
+    Where no gradient is wanted, PyTorch's own attention computes what :func:`flashpoint.attention` does not: a step of
+    generation, and sequences that are padded.
+
+    Args:
+        query: [B, H, T, d].
+        key, value: [B, H_kv, T, d].
+
+    Returns:
+        O [B, T, H, d], and None in the place of the probabilities.
+
+    Raises:
+        ValueError: a gradient is wanted of something that :func:`flashpoint.attention` does not compute.
+    """
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    plain = attention_mask is None and query.shape[2] == key.shape[2] and not options.get("position_bias")
+    if not plain and not torch.is_grad_enabled():
+        out, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, is_causal, **options
+        )
+        return out, None
+    if attention_mask is not None:
+        raise ValueError(
+            f"{variant}: takes no mask beside the causal one; give sequences of one length without padding"
+        )
+    out = attention(
+        query,
+        key,
+        value,
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=scaling,
+        enable_gqa=True,
+        variant=variant,
+        layer=int(getattr(module, "layer_idx", 0) or 0) + 1,
+    )
+    return out.transpose(1, 2).contiguous(), None

@@ -1,0 +1,192 @@
+"""The drop-in attention: its gradients in every layout against FP64, and Transformers and torch.compile with it."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import flashpoint
+from flashpoint.drop_in import attention, variant_of
+from flashpoint.numerics.choices import STOCHASTIC
+from flashpoint.numerics.variant import AttentionVariant
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def tensors(heads: int, heads_kv: int, length: int, size: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    """q, k, v and dO."""
+    generator = torch.Generator().manual_seed(size + length)
+    shapes = [(2, heads, length, size), *[(2, heads_kv, length, size)] * 2, (2, heads, length, size)]
+    return [torch.randn(shape, generator=generator).to(dtype).to(DEVICE) for shape in shapes]
+
+
+def out_and_grads(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    *qkv, grad_out = (x.clone() for x in inputs)
+    leaves = [x.requires_grad_() for x in qkv]
+    out = function(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad_out.to(out.dtype))]
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
+    """From the definition, in the inputs' dtype."""
+    groups, (length, size) = q.shape[1] // k.shape[1], q.shape[-2:]
+    k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+    scores = q @ k.mT * (size**-0.5 if scale is None else scale)
+    if is_causal:
+        scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1), -math.inf)
+    return scores.softmax(-1) @ v
+
+
+LAYOUTS = [
+    # heads, heads of keys, T, d, causal, scale
+    (2, 2, 33, 16, True, None),
+    (2, 2, 33, 16, False, None),
+    (4, 2, 65, 24, True, None),
+    (4, 1, 130, 64, False, 0.3),
+    (6, 3, 70, 80, True, 0.05),
+    (2, 1, 3, 128, True, None),
+    (2, 2, 5, 8, False, None),
+]
+
+
+@pytest.mark.parametrize("variant", ["flash_exact_rowsum", "flash_bf16", "flash_centered", "released"])
+@pytest.mark.parametrize(("heads", "heads_kv", "length", "size", "is_causal", "scale"), LAYOUTS)
+def test_it_is_as_near_to_fp64_as_baseline_attention_in_bf16(
+    variant: str, heads: int, heads_kv: int, length: int, size: int, is_causal: bool, scale: float | None
+) -> None:
+    inputs = tensors(heads, heads_kv, length, size)
+    options = {"is_causal": is_causal, "scale": scale}
+    found = out_and_grads(lambda *qkv: attention(*qkv, **options, enable_gqa=True, variant=variant), inputs)
+    golden = out_and_grads(lambda *qkv: exact(*qkv, **options), [x.double() for x in inputs])
+    baseline = out_and_grads(lambda *qkv: exact(*qkv, **options), inputs)
+    for one, other, wanted in zip(found, baseline, golden, strict=True):
+        assert one.shape == wanted.shape
+        assert one.dtype == torch.bfloat16
+        assert (one - wanted).norm() <= 2 * (other - wanted).norm() + 1e-3 * wanted.norm()
+
+
+def test_in_fp32_nothing_but_the_variants_roundings_is_rounded() -> None:
+    plain = AttentionVariant.from_dict(dict.fromkeys(("probs", "out", "grad_scores"), "none"))
+    inputs = tensors(4, 2, 50, 20, torch.float32)
+    for is_causal in (True, False):
+        found = out_and_grads(lambda *qkv: attention(*qkv, is_causal=is_causal, enable_gqa=True, variant=plain), inputs)  # noqa: B023
+        golden = out_and_grads(lambda *qkv: exact(*qkv, is_causal, None), [x.double() for x in inputs])  # noqa: B023
+        for one, wanted in zip(found, golden, strict=True):
+            torch.testing.assert_close(one.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_grouped_heads_are_those_of_pytorchs_attention() -> None:
+    inputs = tensors(6, 2, 40, 32)
+    found, expected = (
+        out_and_grads(lambda *qkv: function(*qkv, is_causal=True, enable_gqa=True), inputs)  # noqa: B023
+        for function in (flashpoint.attention, F.scaled_dot_product_attention)
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).float().norm() <= 0.02 * other.float().norm()
+
+
+def test_compiled_it_computes_the_same_bits() -> None:
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q.sin(), k, v, is_causal=True, enable_gqa=True, variant="flash_fixed").float()
+
+    inputs = tensors(4, 2, 40, 24)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for one, other in zip(out_and_grads(compiled, inputs), out_and_grads(loss, inputs), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_under_autocast_it_takes_what_pytorchs_attention_takes() -> None:
+    q, k, v, _ = tensors(2, 2, 20, 16, torch.float32)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        out = attention(q, k, v, is_causal=True)
+    assert torch.equal(out, attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), is_causal=True))
+
+
+def test_stochastic_rounding_takes_its_bits_from_the_caller() -> None:
+    q, k, v, _ = tensors(2, 2, 20, 16)
+    variant = dataclasses.replace(variant_of("flash_bf16"), out=STOCHASTIC)
+    outs = [
+        attention(q, k, v, variant=variant, seed_and_step=torch.tensor([3, step], device=DEVICE)) for step in (0, 0, 1)
+    ]
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2])
+    with pytest.raises(ValueError, match="seed_and_step"):
+        attention(q, k, v, variant=variant)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"attn_mask": torch.ones(20, 20, dtype=torch.bool)}, "attn_mask"),
+        ({"dropout_p": 0.1}, "dropout_p=0.1"),
+        ({"variant": "flash_bf17"}, "flash_bf17"),
+        ({"key": torch.zeros(2, 3, 20, 16, dtype=torch.bfloat16)}, "key"),
+        ({"key": torch.zeros(2, 1, 20, 16, dtype=torch.bfloat16)}, "key"),
+        ({"query": torch.zeros(2, 2, 1, 16, dtype=torch.bfloat16)}, "query"),
+        ({"query": torch.zeros(2, 2, 20, 16, dtype=torch.float16)}, "float16"),
+        ({"query": torch.zeros(20, 16, dtype=torch.bfloat16)}, "query"),
+    ],
+)
+def test_what_it_does_not_compute_is_one_clear_error(arguments: dict[str, Tensor], named: str) -> None:
+    q, k, v, _ = (x.cpu() for x in tensors(2, 2, 20, 16))
+    arguments = {"query": q, "key": k, "value": arguments.get("key", v), **arguments}
+    with pytest.raises(ValueError, match=named) as raised:
+        attention(**arguments)  # type: ignore[arg-type]
+    assert "\n" not in str(raised.value)
+
+
+def test_heads_of_more_than_128_features_are_refused() -> None:
+    with pytest.raises(ValueError, match="at most 128"):
+        attention(*tensors(1, 1, 4, 256)[:3])
+
+
+def gpt2(implementation: str) -> torch.nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=2, n_head=2, n_embd=48, vocab_size=100, n_positions=64, bos_token_id=0, eos_token_id=0,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, initializer_range=0.1,
+    )  # fmt: skip
+    return GPT2LMHeadModel._from_config(config, attn_implementation=implementation)
+
+
+def llama(implementation: str) -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=96, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=100, max_position_embeddings=64, initializer_range=0.1,
+    )  # fmt: skip
+    return LlamaForCausalLM._from_config(config, attn_implementation=implementation)
+
+
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_a_model_of_transformers_trains_with_it(build: Callable[[str], torch.nn.Module]) -> None:
+    from flashpoint.huggingface import implementation
+
+    name = implementation("flash_exact_rowsum")
+    models = [build(name).to(DEVICE), build("sdpa").to(DEVICE)]
+    assert models[0].config._attn_implementation == name
+    tokens = torch.randint(0, 100, (2, 33), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    grads = []
+    for model in models:
+        with torch.autocast(DEVICE, torch.bfloat16):
+            model(tokens, labels=tokens).loss.backward()
+        grads.append([parameter.grad for parameter in model.parameters()])
+    assert not all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
+    for one, other in zip(*grads, strict=True):
+        assert (one - other).norm() <= 0.1 * other.norm()
+    padded = torch.ones_like(tokens).index_fill(1, torch.arange(3, device=DEVICE), 0)
+    with torch.autocast(DEVICE, torch.bfloat16), pytest.raises(ValueError, match="padding"):
+        models[0](tokens, attention_mask=padded)
+    with torch.no_grad():  # generation and padded sequences are PyTorch's
+        logits = [model(tokens, attention_mask=padded).logits[:, 3:] for model in models]
+        generated = [model.generate(tokens[:1, :5], max_new_tokens=3, do_sample=False) for model in models]
+    torch.testing.assert_close(*logits)
+    assert torch.equal(*generated)
