@@ -223,7 +223,6 @@ def test_what_is_not_finite_is_counted_and_shown(tmp_path: Path) -> None:
         (["sdpa:math", "--accumulate", "fp32"], "--accumulate: only of the engines flash and baseline"),
         (["sdpa:cudnn"], "sdpa:cudnn: "),
         (["flash_bf16", "--precision", "fp16"], "flash_bf16: computes in bf16, fp32, not fp16; change --precision"),
-        (["flash_bf16", "--no-causal"], "flash_bf16: is causal; leave out --no-causal, or this engine"),
     ],
 )  # fmt: skip
 def test_bad_input_costs_one_line_that_tells_what_to_do(arguments: list[str], told: str) -> None:

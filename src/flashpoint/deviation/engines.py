@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -79,8 +80,8 @@ class Emulated:
         return baseline(inputs, setting.compute, **how)
 
 
-Call = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
-"""q, k, v [B, H, T, d] and whether it is causal, to O [B, H, T, d] and L [B, H, T] or None."""
+Call = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor | None]]
+"""q, k, v [B, H, T, d], whether it is causal and α, to O [B, H, T, d] and L [B, H, T] or None."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,6 @@ class Called:
     call: Call
     formats: Sequence[str] = tuple(DTYPES)
     """Names of the formats it takes."""
-    only_causal: bool = False
     emulated: bool = False
     tiled: bool = False
 
@@ -100,10 +100,8 @@ class Called:
         precision = setting.compute.precision.name
         if precision not in self.formats:
             raise UserError(f"{self.name}: computes in {', '.join(self.formats)}, not {precision}; change --precision")
-        if self.only_causal and not setting.causal:
-            raise UserError(f"{self.name}: is causal; leave out --no-causal, or this engine")
         q, k, v = (x.to(DTYPES[precision]).requires_grad_(setting.backward) for x in (inputs.q, inputs.k, inputs.v))
-        out, logsumexp = self.call(q, k, v, setting.causal)
+        out, logsumexp = self.call(q, k, v, setting.causal, q.shape[-1] ** -0.5)
         if out.shape != q.shape:
             raise UserError(f"{self.name}: returns {list(out.shape)} for q of {list(q.shape)}; return O of q's shape")
         values = {"O": out.detach().double()}
@@ -139,8 +137,8 @@ def engines_named(words: Sequence[str], precisions: Sequence[Format], device: to
 def engine_of(variant: AttentionVariant, name: str) -> Engine:
     """Return the engine that computes a variant: its kernels on a GPU, the PyTorch attention elsewhere."""
     if variant.kernel == "sdpa":
-        return Called(name, _without_logsumexp(_scaled_dot_product), ("bf16", "fp16", "fp32"))
-    return Called(name, _of_variant(variant), ("bf16", "fp32"), only_causal=True)
+        return Called(name, _pytorchs, ("bf16", "fp16", "fp32"))
+    return Called(name, _of_variant(variant), ("bf16", "fp32"))
 
 
 def _named(word: str) -> Engine:
@@ -159,28 +157,26 @@ def _named(word: str) -> Engine:
 
 
 def _of_variant(variant: AttentionVariant) -> Call:
-    def call(q: Tensor, k: Tensor, v: Tensor, _causal: bool) -> tuple[Tensor, Tensor | None]:
+    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor | None]:
         key = torch.zeros(2, dtype=torch.int64, device=q.device)
-        out, logsumexp, *_ = dispatch.flash_fwd(q, k, v, variant, layer=1, seed_and_step=key)
+        out, logsumexp, *_ = dispatch.flash_fwd(
+            q, k, v, variant, layer=1, seed_and_step=key, causal=causal, scale=scale
+        )
         return out, None if variant.center_keys else logsumexp  # that of centred scores is another number
 
     return call
 
 
-def _scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-
-def _without_logsumexp(function: Callable[[Tensor, Tensor, Tensor, bool], Tensor]) -> Call:
-    return lambda q, k, v, causal: (function(q, k, v, causal), None)
+def _pytorchs(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, None]:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale), None
 
 
 def _sdpa(backend: str) -> Called:
-    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor | None]:
+    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor | None]:
         try:
             with warnings.catch_warnings(), sdpa_kernel(BACKENDS[backend]):
                 warnings.simplefilter("ignore")  # PyTorch warns why other backends do not fit
-                return _scaled_dot_product(q, k, v, causal), None
+                return _pytorchs(q, k, v, causal, scale)
         except RuntimeError as error:
             takes = [name for name in BACKENDS if _available(name, q.dtype, q.device)]
             raise UserError(
@@ -196,7 +192,7 @@ def _available(backend: str, dtype: torch.dtype, device: torch.device) -> bool:
     try:
         with warnings.catch_warnings(), sdpa_kernel(BACKENDS[backend]):
             warnings.simplefilter("ignore")
-            _scaled_dot_product(x, x, x, True)
+            _pytorchs(x, x, x, True, 1.0)
     except RuntimeError:
         return False
     return True
@@ -207,9 +203,10 @@ def _function(word: str) -> Call:
     if not callable(function):
         raise UserError(f"{word}: no function; give one that takes q, k, v and is_causal")
 
-    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor | None]:
+    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor | None]:
+        factor = scale * q.shape[-1] ** 0.5  # such a function takes 1/√d for α
         try:
-            out = function(q, k, v, causal)
+            out = function(q if math.isclose(factor, 1.0, rel_tol=1e-9) else q * factor, k, v, causal)
         except Exception as error:
             raise UserError(
                 f"{word}: {type(error).__name__}: {one_line(error)}; it is called with q, k, v, is_causal"

@@ -1,0 +1,115 @@
+"""One call of an attention in training: its inputs, its outputs and the gradients that went through it.
+
+Shapes: N sequences, H heads, H_kv heads of keys and values, T tokens, d features per head.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flashpoint.errors import UserError
+
+_NEEDED = ("q", "k", "v", "grad_out")
+_OPTIONAL = ("out", "grad_q", "grad_k", "grad_v")
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What a layer's attention took and gave.
+
+    Attributes:
+        q, grad_out: [N, H, T, d], floating point.
+        k, v: [N, H_kv, T, d].
+        out: O [N, H, T, d] as the attention returned it; None where nobody kept it.
+        grad_q, grad_k, grad_v: as it returned them, of their inputs' shapes; None where nobody kept them.
+        is_causal: whether a query saw no later key.
+        scale: α.
+        layer: from 1.
+        step: of the training, from 0.
+        attention: what computed it, as a name that people read.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    grad_out: Tensor
+    out: Tensor | None
+    grad_q: Tensor | None
+    grad_k: Tensor | None
+    grad_v: Tensor | None
+    is_causal: bool
+    scale: float
+    layer: int
+    step: int
+    attention: str
+
+    def write(self, path: Path) -> None:
+        """Write a .safetensors file that ``flashpoint diagnose`` and ``flashpoint deviation --inputs`` read."""
+        from safetensors.torch import save_file
+
+        tensors = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL)}
+        kept = {name: x.detach().contiguous().cpu() for name, x in tensors.items() if x is not None}
+        told = {name: getattr(self, name) for name in ("is_causal", "scale", "layer", "step", "attention")}
+        partial = path.with_name(f".{path.name}.partial")
+        save_file(kept, partial, metadata={"flashpoint": json.dumps(told)})
+        partial.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> AttentionCall:
+        """Read what :meth:`write` wrote, or any .safetensors file with q, k, v and grad_out.
+
+        Without metadata the call is causal, α is 1/√d, and layer and step are 1 and 0.
+
+        Raises:
+            UserError: the file is none, or lacks a tensor, or has one of another shape.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+                metadata = file.metadata() or {}
+            told = json.loads(metadata.get("flashpoint", "{}"))
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file; give a capture, a run, or a .safetensors file") from None
+        except (SafetensorError, OSError, ValueError) as error:
+            raise UserError(f"{path}: no .safetensors file: {error}") from error
+        if missing := [name for name in _NEEDED if name not in tensors]:
+            raise UserError(f"{path}: no tensor {', '.join(missing)}; it needs {', '.join(_NEEDED)}")
+        call = cls(
+            **{name: tensors.get(name) for name in (*_NEEDED, *_OPTIONAL)},
+            is_causal=bool(told.get("is_causal", True)),
+            scale=float(told.get("scale", tensors["q"].shape[-1] ** -0.5)),
+            layer=int(told.get("layer", 1)),
+            step=int(told.get("step", 0)),
+            attention=str(told.get("attention", "unknown")),
+        )
+        call._check(path)
+        return call
+
+    def _check(self, path: Path) -> None:
+        like_k = ("v", "grad_k", "grad_v")
+        shapes = {name: list(x.shape) for name in (*_NEEDED, *_OPTIONAL) if (x := getattr(self, name)) is not None}
+        q, k = shapes["q"], shapes["k"]
+        wrong = [name for name, shape in shapes.items() if shape != (k if name in like_k or name == "k" else q)]
+        if len(q) != 4 or len(k) != 4 or wrong or [q[0], *q[2:]] != [k[0], *k[2:]] or q[1] % k[1]:
+            told = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+            raise UserError(f"{path}: {told}; q, grad_out and out need [N, H, T, d], k and v [N, H_kv, T, d]")
+        if not all(getattr(self, name).is_floating_point() for name in shapes):
+            raise UserError(f"{path}: tensors of whole numbers; give floating-point ones")
+
+    @property
+    def groups(self) -> int:
+        """Heads that share one head of keys and values."""
+        return self.q.shape[1] // self.k.shape[1]
+
+    def to(self, device: torch.device) -> AttentionCall:
+        """Return the call with its tensors on a device."""
+        moved = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL)}
+        return dataclasses.replace(self, **{name: x.to(device) for name, x in moved.items() if x is not None})

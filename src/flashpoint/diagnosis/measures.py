@@ -1,0 +1,189 @@
+"""What an attention call's results say of each head, against FP64 on the same Q, K, V and dO.
+
+Shapes: N sequences, H heads, T tokens, d features per head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.exact import Exact
+from flashpoint.numerics.choices import UNROUNDED, Rounding
+from flashpoint.numerics.reference import flash_fwd
+from flashpoint.numerics.rounding import NoiseKey
+from flashpoint.numerics.variant import AttentionVariant
+
+ROW_OFF = 0.1
+"""A row is off where its O or dQ is farther than this share of its length from FP64's; BF16's rounding is 0.004."""
+DEAD = 0.5
+"""A row is switched off where |O| is below this share of FP64's."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What an attention returned for a call: [N, H, T, d] and for keys [N, H_kv, T, d]; None where nobody kept it."""
+
+    out: Tensor | None
+    grad_q: Tensor | None
+    grad_k: Tensor | None
+    grad_v: Tensor | None
+
+    @classmethod
+    def kept(cls, call: AttentionCall) -> Results:
+        """The results that the call itself holds."""
+        return cls(call.out, call.grad_q, call.grad_k, call.grad_v)
+
+
+Measures = dict[str, Tensor]
+"""Measures by name, float64: [H] of a sequence, [N, H] of a call. Those of results that nobody kept are left out."""
+
+
+def of_inputs(true: Exact) -> Measures:
+    """Return what the inputs of a sequence alone say, [H] each: ties, scores and what all keys share.
+
+    ``tied_rows``: the share of rows whose two largest scores are one BF16 number, of rows with two keys or more.
+    ``score_max``: the largest |S|, nats. ``score_offset``: the mean over rows of |mean S of the keys it sees|, nats.
+    ``mean_key_share``: |mean K|² over the mean |K|².
+    """
+    seen = true.scores.isfinite()
+    rounded = true.scores.float().bfloat16()
+    two = rounded.topk(min(2, rounded.shape[-1]), -1).values.float()
+    tied = (two[..., 0] == two[..., -1]) & (seen.sum(-1) > 1)
+    finite = true.scores.masked_fill(~seen, 0.0)
+    shared = true.k.mean(-2).square().sum(-1) / true.k.square().sum(-1).mean(-1).clamp_min(1e-300)
+    return {
+        "tied_rows": tied.double().sum(-1) / (seen.sum(-1) > 1).sum(-1).clamp_min(1),
+        "score_max": finite.abs().amax((-2, -1)),
+        "score_offset": (finite.sum(-1) / seen.sum(-1)).abs().mean(-1),
+        "mean_key_share": shared,
+    }
+
+
+def of_results(call: AttentionCall, results: Results, true: Exact, n: int) -> Measures:
+    """Return how the results of a sequence differ from FP64's, [H] each.
+
+    ``out_error``, ``grad_q_error``, ``grad_k_error``, ``grad_v_error``: ‖difference‖ / ‖FP64‖.
+    ``nonfinite``: rows with NaN or infinity in any result. ``out_rows_off`` and ``grad_q_rows_off``: rows farther off
+    than :data:`ROW_OFF`, and ``…_first``, ``…_last``: the first and last of them, from 0, −1 for none.
+    ``dead_rows``: the share with less than half of FP64's |O|.
+    ``length_error``: the standard deviation over rows of O's error along O, over |O|: what a rounded ℓ makes.
+    ``length_error_expected``: that of FlashAttention-2, whose ℓ is not rounded, by this package's reference.
+    ``delta_bias`` and ``delta_noise``: of δ's error ε, Σ ε / Σ |dO||O| and (Σ ε² / Σ (|dO||O|)²)^½, with ε from O, as
+    δ = rowsum(dO∘O) has it; ``delta_sum``: Σ ε, nats of the loss. ``grad_delta_bias`` and ``grad_delta_noise``: the
+    same with ε from dQ's error along PK. ``delta_follows_out`` and ``delta_follows_probs``: the slopes, over rows, of
+    that ε on what the rounding of O (and Ō) and that of P̄ add to rowsum(dO∘O): 1 where δ takes the rounding, 0 where it
+    does not. ``along_mean_key``: the share of dQ's squared error along the mean key.
+    """
+    measured: Measures = {}
+    heads, length, _ = true.out.shape
+    nonfinite = torch.zeros(heads, length, dtype=torch.bool, device=true.out.device)
+    for name in ("out", "grad_q", "grad_k", "grad_v"):
+        if (found := getattr(results, name)) is None:
+            continue
+        found, wanted = found[n].double(), getattr(true, name)
+        if name in ("grad_k", "grad_v"):
+            wanted = wanted.unflatten(0, (-1, call.groups)).sum(1)
+        here = ~found.isfinite().all(-1)
+        found = found.nan_to_num(0.0, 0.0, 0.0)
+        error = (found - wanted).norm(dim=(-2, -1)) / wanted.norm(dim=(-2, -1)).clamp_min(1e-300)
+        if name in ("grad_k", "grad_v"):
+            error, here = error.repeat_interleave(call.groups, 0), here.repeat_interleave(call.groups, 0)
+        nonfinite |= here
+        measured[f"{name}_error"] = error
+        if name == "out":
+            measured |= _of_out(found, true, call.grad_out[n].double())
+            expected = out_of_rounded_probs(call, n).to(results.out.dtype if results.out is not None else call.q.dtype)
+            measured["length_error_expected"] = _length_error(expected.double(), true)
+        if name == "grad_q":
+            measured |= _of_grad_q(found, true, call.scale)
+    if results.out is not None and results.grad_q is not None:
+        error = _delta_error_of(results.grad_q[n].double(), true, call.scale)
+        measured |= delta_follows(call, results.out[n].double(), error, true, n)
+    return {**measured, "nonfinite": nonfinite.double().sum(-1)}
+
+
+def delta_follows(call: AttentionCall, out: Tensor, error: Tensor, true: Exact, n: int) -> Measures:
+    """Return the slopes [H] of δ's error [H, T] on what the roundings of O, and of P̄, add to rowsum(dO∘O)."""
+    grad_out, of_probs = call.grad_out[n].double(), out_of_rounded_probs(call, n)
+    unit = true.bound.clamp_min(1e-300)
+    parts = [((grad_out * difference).sum(-1) / unit) for difference in (out - of_probs, of_probs - true.out)]
+    x = torch.stack(parts, -1).nan_to_num(0.0, 0.0, 0.0)
+    y = (error / unit).nan_to_num(0.0, 0.0, 0.0)[..., None]
+    slopes = torch.linalg.pinv(x.mT @ x) @ (x.mT @ y)
+    return {"delta_follows_out": slopes[:, 0, 0], "delta_follows_probs": slopes[:, 1, 0]}
+
+
+def out_of_rounded_probs(call: AttentionCall, n: int) -> Tensor:
+    """Return O [H, T, d] float64 of FlashAttention-2 in which P̄ alone is rounded, to the inputs' dtype."""
+    bits = {torch.bfloat16: 7, torch.float16: 10}.get(call.q.dtype)
+    probs = UNROUNDED if bits is None else Rounding("nearest", bits)
+    variant = AttentionVariant(probs=probs, out=UNROUNDED)
+    k, v = (x[n : n + 1].repeat_interleave(call.groups, 1) for x in (call.k, call.v))
+    heads = torch.arange(k.shape[1], device=k.device)
+    noise = NoiseKey(torch.zeros(2, dtype=torch.int64, device=k.device), 1, heads, k.shape[1], 1)
+    return flash_fwd(call.q[n : n + 1], k, v, variant, noise, call.is_causal, call.scale)[0][0].double()
+
+
+def _of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:
+    difference, size = found - true.out, true.out.norm(dim=-1).clamp_min(1e-300)
+    error = (grad_out * difference).sum(-1)
+    return {
+        **_rows_off("out", difference.norm(dim=-1) / size),
+        "dead_rows": (found.norm(dim=-1) < DEAD * size).double().mean(-1),
+        "length_error": _length_error(found, true),
+        **_relative("delta", error, true.bound),
+        "delta_sum": error.sum(-1),
+    }
+
+
+def _length_error(found: Tensor, true: Exact) -> Tensor:
+    """Return the standard deviation [H] over rows of the error of O along O, over |O|."""
+    along = ((found - true.out) * true.out).sum(-1) / true.out.square().sum(-1).clamp_min(1e-300)
+    return along[:, 1:].std(-1) if along.shape[-1] > 2 else along.new_zeros(len(along))
+
+
+def _delta_error_of(grad_q: Tensor, true: Exact, scale: float) -> Tensor:
+    """Return the error of δ [H, T] that dQ's error along PK tells of."""
+    pk = true.attended_keys
+    return -((grad_q - true.grad_q) * pk).sum(-1) / (scale * pk.square().sum(-1).clamp_min(1e-300))
+
+
+def _of_grad_q(found: Tensor, true: Exact, scale: float) -> Measures:
+    difference = found - true.grad_q
+    # A row whose own gradient is small has an error from δ all the same: the unit is the head's typical row at least.
+    size = true.grad_q.norm(dim=-1)
+    size = torch.maximum(size, size.square().mean(-1, keepdim=True).sqrt()).clamp_min(1e-300)
+    error = _delta_error_of(found, true, scale)
+    mean_key = true.k.mean(-2, keepdim=True)
+    unit = mean_key / mean_key.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    along = (difference * unit).sum(-1).square().sum(-1) / difference.square().sum((-2, -1)).clamp_min(1e-300)
+    return {
+        **_rows_off("grad_q", difference.norm(dim=-1) / size),
+        **_relative("grad_delta", error, true.bound),
+        "along_mean_key": along,
+    }
+
+
+def _rows_off(name: str, error: Tensor) -> Measures:
+    """Return how many rows of [H, T] are off, the first and the last of them."""
+    off = error > ROW_OFF
+    places = torch.arange(off.shape[-1], device=off.device)
+    some = off.any(-1)
+    first, last = places.where(off, off.shape[-1]).amin(-1), places.where(off, -1).amax(-1)
+    return {
+        f"{name}_rows_off": off.double().sum(-1),
+        f"{name}_rows_off_first": torch.where(some, first, -1).double(),
+        f"{name}_rows_off_last": last.double(),
+    }
+
+
+def _relative(name: str, error: Tensor, bound: Tensor) -> Measures:
+    """Return the bias and noise of errors [H, T] in the unit of each row's bound."""
+    return {
+        f"{name}_bias": error.sum(-1) / bound.sum(-1).clamp_min(1e-300),
+        f"{name}_noise": (error.square().sum(-1) / bound.square().sum(-1).clamp_min(1e-300)).sqrt(),
+    }

@@ -1,0 +1,122 @@
+"""What only an attention itself can tell, asked with more features: it is called with inputs that have some of their own.
+
+Whatever computes softmax attention treats a feature like any other. Four groups of features that hold zeros elsewhere
+therefore read out what no attention returns, and change nothing else:
+
+- K has a feature that is 1: dQ there is α Σⱼ dSᵢⱼ, which is 0 in exact arithmetic and −α·(error of δ) else.
+- V has a feature for each block of keys, 1 on its keys: O there is the weight Σⱼ Pᵢⱼ that a query gives the block.
+- dO has a feature for each block of queries, 1 on its queries: dV there sums to Σᵢⱼ Pᵢⱼ over the block, as the backward
+  pass has P; with an L that is off the sum is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.exact import Exact
+from flashpoint.diagnosis.measures import Measures, Results
+
+Function = Callable[[Tensor, Tensor, Tensor, bool, float], Tensor]
+"""q [N, H, T, d], k and v [N, H_kv, T, d], whether it is causal, and α, to O [N, H, T, d]."""
+_SIZES = (16, 32, 64, 128, 256)
+"""Features per head that attentions take."""
+_BLOCKS = 15
+"""Blocks of queries and of keys at most."""
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What an attention did with the features of its own.
+
+    Attributes:
+        row_sums: Σⱼ dSᵢⱼ / α [N, H, T] float64, α left out: minus the error of δ.
+        weights: [N, H, T, blocks], what each query gives each block of keys.
+        masses: [N, H, blocks], the mean Σⱼ Pᵢⱼ of each block of queries in the backward pass; 1 in exact arithmetic.
+        block: queries, and keys, of a block.
+    """
+
+    row_sums: Tensor
+    weights: Tensor
+    masses: Tensor
+    block: int
+
+
+def results_of(function: Function, call: AttentionCall) -> Results:
+    """Call an attention, and have its gradients by autograd."""
+    leaves = [x.detach().clone().requires_grad_() for x in (call.q, call.k, call.v)]
+    with torch.enable_grad():
+        out = function(*leaves, call.is_causal, call.scale)
+    grads = torch.autograd.grad(out, leaves, call.grad_out.to(out.dtype))
+    return Results(out.detach(), *grads)
+
+
+def probe(function: Function, call: AttentionCall) -> Probed | None:
+    """Call an attention with features of its own; None where it does not take as many."""
+    length, d = call.q.shape[-2:]
+    block = max(16, 1 << (-(-length // _BLOCKS) - 1).bit_length())
+    count = -(-length // block)
+    wanted = d + 1 + 2 * count
+    of_key = torch.arange(length, device=call.q.device)[:, None] // block == torch.arange(count, device=call.q.device)
+    for size in (size for size in _SIZES if size >= wanted):
+        more = size - d
+        q, k, v, grad_out = (F.pad(x, (0, more)) for x in (call.q, call.k, call.v, call.grad_out))
+        k[..., d] = 1.0
+        v[..., d + 1 : d + 1 + count] = of_key.to(v.dtype)
+        grad_out[..., d + 1 + count : wanted] = of_key.to(grad_out.dtype)
+        widened = AttentionCall(
+            q, k, v, grad_out, None, None, None, None, call.is_causal, call.scale, call.layer, call.step, call.attention
+        )
+        try:
+            found = results_of(function, widened)
+        except (RuntimeError, ValueError):  # heads so wide are not for every attention
+            return None
+        assert found.out is not None
+        assert found.grad_q is not None
+        assert found.grad_v is not None
+        in_block = of_key.double().sum(0)  # queries of each
+        masses = found.grad_v[..., d + 1 + count : wanted].double().sum(-2)
+        return Probed(
+            row_sums=found.grad_q[..., d].double() / call.scale,
+            weights=found.out[..., d + 1 : d + 1 + count].double(),
+            masses=masses / (in_block * call.groups),
+            block=block,
+        )
+    return None
+
+
+def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) -> Measures:
+    """Return what the features of a sequence say, [H] each.
+
+    ``row_sum_bias`` and ``row_sum_noise``: of −Σⱼ dSᵢⱼ / α, in the unit of ``delta_bias``. ``weight_error``: the largest
+    mean |error| of the weight that a block of queries gives a block of keys, and ``weight_error_queries`` and
+    ``…_keys``, which; ``weight_found`` and ``weight_exact`` are the two weights. ``mass_error``: the largest |Σⱼ Pᵢⱼ − 1|
+    over blocks of queries, and ``mass_error_block``, which.
+    """
+    error = -probed.row_sums[n]
+    count = probed.weights.shape[-1]
+    length = error.shape[-1]
+    blocks = torch.arange(length, device=error.device) // probed.block
+    of_block = F.one_hot(blocks, count).double()  # [T, blocks]
+    wanted = true.probs @ of_block  # [H, T, blocks]
+    sizes = of_block.sum(0)[:, None]
+    by_blocks = [of_block.mT @ x / sizes for x in ((probed.weights[n] - wanted).abs(), probed.weights[n], wanted)]
+    largest, place = by_blocks[0].flatten(1).max(-1)
+    masses = probed.masses[n].repeat_interleave(call.groups, 0)
+    mass_error = (masses - 1).abs()
+    return {
+        "row_sum_bias": error.sum(-1) / true.bound.sum(-1).clamp_min(1e-300),
+        "row_sum_noise": (error.square().sum(-1) / true.bound.square().sum(-1).clamp_min(1e-300)).sqrt(),
+        "weight_error": largest,
+        "weight_error_queries": (place // count).double(),
+        "weight_error_keys": (place % count).double(),
+        "weight_found": by_blocks[1].flatten(1).gather(1, place[:, None])[:, 0],
+        "weight_exact": by_blocks[2].flatten(1).gather(1, place[:, None])[:, 0],
+        "mass_error": mass_error.amax(-1),
+        "mass_error_block": mass_error.argmax(-1).double(),
+    }

@@ -1,0 +1,257 @@
+"""What is wrong with an attention call, in plain words with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.measures import Measures, Results, delta_follows, of_inputs, of_results
+from flashpoint.diagnosis.probe import Function, Probed, probe, probed_measures, results_of
+
+IGNITES = 1e-6
+"""A constant error of δ of this share of |dO||O| ignited 2 of 4 runs (docs/findings/injected.md)."""
+CHANCE = 0.01
+"""How likely a diagnosis of one layer without a fault may call some head's δ biased."""
+_FP16_MAX = 65_504.0
+_WEIGHT_OFF = 0.01
+"""Weights and masses: the rounding of P̄ and O to BF16 accounts for 0.004."""
+_GRADIENT_OFF = 0.02
+"""Relative error of dK and dV: BF16's roundings account for 0.005."""
+_LENGTH_OFF = 5e-4
+"""Of the length error's root mean square beyond what is expected; a BF16 ℓ adds 1e-3 or more."""
+_FOLLOWS = 0.5
+_DEAD_ROWS = 0.01
+"""Share of rows that are switched off."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong in some heads of a layer.
+
+    Attributes:
+        kind: of :data:`KINDS`.
+        layer: from 1.
+        heads: from 1.
+        text: what is wrong and the figures that show it, one sentence.
+    """
+
+    kind: str
+    layer: int
+    heads: tuple[int, ...]
+    text: str
+
+
+KINDS = {
+    "fp16_overflow": "scores overflow FP16",
+    "nonfinite": "NaN or infinity",
+    "random_row": "results that differ from call to call",
+    "dropped_tile": "keys that get no weight",
+    "stale_maximum": "blocks of keys with wrong weights",
+    "logsumexp_block": "L is off",
+    "out_rows": "rows of O are off",
+    "gradients_off": "gradients are off",
+    "delta_bias": "δ is biased",
+    "rounded_denominator": "ℓ is rounded",
+    "rounded_head": "δ of some heads takes the rounding of O",
+    "dead_rows": "rows are switched off",
+}
+"""Each kind of finding, from what hides others to what does not."""
+
+
+_Make = Callable[[str, Tensor, str], Finding]
+"""Makes a finding of a kind, the heads [H] that have it, and a text."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Measures and findings of one layer.
+
+    Attributes:
+        measures: by name, [N, H].
+        probed: whether the attention was asked with features of its own.
+    """
+
+    call: AttentionCall
+    measures: Measures
+    probed: bool
+    findings: tuple[Finding, ...]
+
+
+def diagnose(call: AttentionCall, function: Function | None = None) -> Diagnosis:
+    """Say what is wrong with a call.
+
+    Args:
+        call: with the results of the attention, unless ``function`` is given.
+        function: the attention, which is called anew. It tells of row sums, weights and repeatability too.
+
+    Raises:
+        ValueError: there is neither a result in the call nor a function.
+    """
+    results = Results.kept(call) if function is None else results_of(function, call)
+    if results.out is None:
+        raise ValueError("the call holds no O: name the attention that computes it")
+    probed = probe(function, call) if function else None
+    differing = _differing_rows(function, call, results)
+    by_sequence = []
+    for n in range(call.q.shape[0]):
+        true = exact(call, n)
+        measured = {**of_inputs(true), **of_results(call, results, true, n)}
+        if probed is not None:
+            measured |= probed_measures(call, probed, true, n)
+            measured |= delta_follows(call, results.out[n].double(), -probed.row_sums[n], true, n)
+        by_sequence.append(measured)
+    measures = {name: torch.stack([one[name] for one in by_sequence]).cpu() for name in by_sequence[0]}
+    return Diagnosis(call, measures, probed is not None, tuple(_findings(call, measures, probed, differing)))
+
+
+def _differing_rows(function: Function | None, call: AttentionCall, results: Results) -> Tensor:
+    """Return the rows [N, H, T] in which a second call returns other bits."""
+    assert results.out is not None
+    rows = torch.zeros(results.out.shape[:-1], dtype=torch.bool, device=results.out.device)
+    if function is not None:
+        again = results_of(function, call)
+        for one, other in ((results.out, again.out), (results.grad_q, again.grad_q)):
+            if one is not None and other is not None:
+                rows |= ((one != other) & ~(one.isnan() & other.isnan())).any(-1)
+    return rows
+
+
+def _findings(call: AttentionCall, of: Measures, probed: Probed | None, differing: Tensor) -> list[Finding]:
+    """Return the findings. One that makes nonsense of the others is returned alone."""
+
+    def finding(kind: str, heads: Tensor, text: str) -> Finding:
+        return Finding(kind, call.layer, tuple((heads.nonzero().flatten() + 1).tolist()), text)
+
+    if (heads := of["nonfinite"].sum(0) > 0).any():
+        product = float((of["score_max"][:, heads] / call.scale).max())
+        rows = int(of["nonfinite"][:, heads].sum())
+        text = f"{rows:,} rows hold NaN or infinity; QKᵀ reaches {product:,.0f}"
+        if product > _FP16_MAX:
+            return [finding("fp16_overflow", heads, f"{text}, and FP16 ends at 65,504")]
+        return [finding("nonfinite", heads, text)]
+    if (heads := differing.any(-1).any(0)).any():
+        rows = int(differing.sum())
+        return [finding("random_row", heads, f"a second call on the same inputs returns {rows:,} rows with other bits")]
+    for named in (_wrong_weights(of, probed, finding), _wrong_rows(of, finding)):
+        if named:
+            return [named]
+    heads = of["length_error"].square().mean(0) - of["length_error_expected"].square().mean(0) > _LENGTH_OFF**2
+    found = [_biased(of, finding)]
+    if heads.any():
+        length, expected = (float(of[name][:, heads].mean()) for name in ("length_error", "length_error_expected"))
+        text = f"the length of O's rows errs by {length:.1e}, where an ℓ that is not rounded makes {expected:.1e}"
+        found.append(finding("rounded_denominator", heads, text))
+    found += [_rounded_head(of, finding), _dead(of, finding)]
+    return [one for one in found if one is not None]
+
+
+def _wrong_weights(of: Measures, probed: Probed | None, finding: _Make) -> Finding | None:
+    if probed is None:
+        return None
+    wrong = of["weight_error"].amax(0)
+    if (heads := wrong > _WEIGHT_OFF).any():
+        n, head = _largest(of["weight_error"])
+        queries, keys = (
+            _span(int(of[name][n, head]), probed.block) for name in ("weight_error_queries", "weight_error_keys")
+        )
+        got, meant = float(of["weight_found"][n, head]), float(of["weight_exact"][n, head])
+        text = f"queries {queries} give keys {keys} a weight of {got:.3f} in place of {meant:.3f}"
+        return finding("dropped_tile" if got < 0.2 * meant else "stale_maximum", heads, text)
+    if (heads := of["mass_error"].amax(0) > _WEIGHT_OFF).any():
+        n, head = _largest(of["mass_error"])
+        queries = _span(int(of["mass_error_block"][n, head]), probed.block)
+        return finding(
+            "logsumexp_block",
+            heads,
+            f"Σⱼ Pᵢⱼ of queries {queries} is off by {float(of['mass_error'][n, head]):.3f} in the backward pass, and "
+            "weights of the forward pass are right: L is off",
+        )
+    return None
+
+
+def _wrong_rows(of: Measures, finding: _Make) -> Finding | None:
+    for name, kind in (("out", "out_rows"), ("grad_q", "gradients_off")):
+        if f"{name}_rows_off" in of and (heads := of[f"{name}_rows_off"].sum(0) > 0).any():
+            # A few rows that almost cancel are far off for no fault; a head that is off as a whole is none of these.
+            heads &= of[f"{name}_error"].amax(0) > _GRADIENT_OFF
+            if heads.any() and kind == "out_rows" and _only_shorter(of, heads):
+                continue
+            if heads.any():
+                first = int(of[f"{name}_rows_off_first"][:, heads].clamp_min(0).amin()) + 1
+                last = int(of[f"{name}_rows_off_last"][:, heads].amax()) + 1
+                error = float(of[f"{name}_error"][:, heads].mean())
+                what = "O" if name == "out" else "dQ"
+                return finding(kind, heads, f"{what} is off by {error:.1%}, in rows {first:,} to {last:,}")
+    for name in ("grad_k_error", "grad_v_error"):
+        if name in of and (heads := of[name].mean(0) > _GRADIENT_OFF).any() and not (of["dead_rows"] > 0).any():
+            what = {"grad_k_error": "dK", "grad_v_error": "dV"}[name]
+            error = float(of[name][:, heads].mean())
+            return finding("gradients_off", heads, f"{what} is off by {error:.1%}; BF16 accounts for 0.5 %")
+    return None
+
+
+def _only_shorter(of: Measures, heads: Tensor) -> bool:
+    """Whether the rows of O that are off are those that are switched off."""
+    return bool((of["dead_rows"][:, heads].mean(0) > _DEAD_ROWS).all())
+
+
+def _biased(of: Measures, finding: _Make) -> Finding | None:
+    """δ's bias against its spread over sequences: one value a sequence, Student's t, Bonferroni over heads."""
+    name = next((name for name in ("row_sum", "grad_delta", "delta") if f"{name}_bias" in of), None)
+    count = len(of["out_error"])
+    if name is None or count < 3:
+        return None
+    bias, spread = of[f"{name}_bias"].mean(0), of[f"{name}_bias"].std(0) / count**0.5
+    chance = torch.from_numpy(2 * stats.t.sf(np.abs((bias / spread.clamp_min(1e-300)).numpy()), count - 1))
+    heads = (chance < CHANCE / len(bias)) & (bias.abs() >= IGNITES)
+    if not heads.any():
+        return None
+    worst = int((bias.abs() * heads).argmax())
+    sure, size = float(bias[worst] / spread[worst]), float(bias[worst])
+    noise = float(of[f"{name}_noise"][:, worst].mean())
+    follows = float(of["delta_follows_out"][:, worst].mean()) if "delta_follows_out" in of else float("nan")
+    source = "its error follows the rounding of O" if follows > _FOLLOWS else "its error does not follow O's rounding"
+    text = (
+        f"δ errs by {size:+.1e} of |dO||O| on average, {abs(sure):.0f} standard errors of {count} sequences, "
+        f"{abs(size) / IGNITES:,.0f} times the constant error that ignited 2 of 4 runs; its noise is {noise:.1e}; {source}"
+    )
+    return finding("delta_bias", heads, text)
+
+
+def _rounded_head(of: Measures, finding: _Make) -> Finding | None:
+    if "delta_follows_out" not in of:
+        return None
+    follows = of["delta_follows_out"].mean(0)
+    heads = follows > _FOLLOWS
+    if not heads.any() or heads.double().mean() > 0.5:  # all of them: as in every FlashAttention
+        return None
+    ours, theirs = float(follows[heads].mean()), float(follows[~heads].mean())
+    return finding(
+        "rounded_head",
+        heads,
+        f"δ follows the rounding of O with slope {ours:.2f}, in the other heads with {theirs:.2f}",
+    )
+
+
+def _dead(of: Measures, finding: _Make) -> Finding | None:
+    heads = of["dead_rows"].mean(0) > _DEAD_ROWS
+    if not heads.any():
+        return None
+    share = float(of["dead_rows"][:, heads].mean())
+    return finding("dead_rows", heads, f"|O| of {share:.1%} of the rows is below half of exact attention's")
+
+
+def _largest(of: Tensor) -> tuple[int, int]:
+    place = int(of.argmax())
+    return place // of.shape[1], place % of.shape[1]
+
+
+def _span(block: int, size: int) -> str:
+    return f"{block * size + 1:,} to {(block + 1) * size:,}"
