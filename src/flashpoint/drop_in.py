@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
@@ -57,6 +58,23 @@ def attention(
     Raises:
         ValueError: an argument is not supported, or ``variant`` is none.
     """
+    if has_torch_function((query, key, value)):  # as PyTorch's own functions: somebody wants to see the call
+        seen: Tensor = handle_torch_function(
+            attention,
+            (query, key, value),
+            query,
+            key,
+            value,
+            attn_mask=attn_mask,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+            variant=variant,
+            layer=layer,
+            seed_and_step=seed_and_step,
+        )
+        return seen
     chosen = variant_of(variant) if isinstance(variant, str) else variant
     if chosen.kernel == "sdpa" and chosen.elsewhere is None:
         return F.scaled_dot_product_attention(

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flashpoint.config import Config
 from flashpoint.runs.folder import RunFolder
 from flashpoint.training.listeners import Listeners, Metrics
 from flashpoint.training.outcome import Outcome
@@ -18,7 +17,7 @@ class Hears:
         self.heard: list[str] = []
         self._fails = fails
 
-    def begun(self, folder: RunFolder, config: Config, first_step: int) -> None:
+    def begun(self, folder: RunFolder, first_step: int) -> None:
         self.heard.append(f"begun at {first_step}")
 
     def logged(self, step: int, metrics: Metrics) -> None:
@@ -35,7 +34,7 @@ def test_one_that_fails_is_told_of_once_and_the_others_hear_on(
 ) -> None:
     sound, broken = Hears(), Hears(fails=True)
     listeners = Listeners([broken, sound])
-    listeners.begun(run, Config(), 3)
+    listeners.begun(run, 3)
     listeners.logged(3, {"loss": 1.0, "w_q_spectral_norm": np.ones((1, 2))})
     listeners.logged(4, {"loss": 1.0})
     assert sound.heard == ["begun at 3", "3: loss, w_q_spectral_norm", "4: loss"]

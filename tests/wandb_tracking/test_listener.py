@@ -39,7 +39,8 @@ def track(run: RunFolder, mode: str, finish_seconds: float = 60.0) -> None:
     write_json(run.manifest, {"hardware": "a CPU"})
     config = TrackingConfig(wandb=mode, tags=("a", "b"), group="sweep")  # type: ignore[arg-type]
     listener = WandbListener(config, finish_seconds)
-    listener.begun(run, Config(seed=3), 0)
+    write_json(run.config, Config(seed=3).to_dict())
+    listener.begun(run, 0)
     for step in range(4, 7):
         listener.logged(step, {"loss": 3.0 - step})
         listener.logged(step, {"w_q_spectral_norm": np.array([[0.25 * step, 0.5 * step]])})

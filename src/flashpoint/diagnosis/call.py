@@ -72,7 +72,7 @@ class AttentionCall:
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+            with safe_open(path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
                 metadata = file.metadata() or {}
             told = json.loads(metadata.get("flashpoint", "{}"))
@@ -83,7 +83,14 @@ class AttentionCall:
         if missing := [name for name in _NEEDED if name not in tensors]:
             raise UserError(f"{path}: no tensor {', '.join(missing)}; it needs {', '.join(_NEEDED)}")
         call = cls(
-            **{name: tensors.get(name) for name in (*_NEEDED, *_OPTIONAL)},
+            q=tensors["q"],
+            k=tensors["k"],
+            v=tensors["v"],
+            grad_out=tensors["grad_out"],
+            out=tensors.get("out"),
+            grad_q=tensors.get("grad_q"),
+            grad_k=tensors.get("grad_k"),
+            grad_v=tensors.get("grad_v"),
             is_causal=bool(told.get("is_causal", True)),
             scale=float(told.get("scale", tensors["q"].shape[-1] ** -0.5)),
             layer=int(told.get("layer", 1)),
@@ -108,6 +115,16 @@ class AttentionCall:
     def groups(self) -> int:
         """Heads that share one head of keys and values."""
         return self.q.shape[1] // self.k.shape[1]
+
+    def of_heads(self, keys: slice) -> AttentionCall:
+        """Return the call of some heads of keys and values, with the queries' heads that share them."""
+        queries = slice(keys.start * self.groups, keys.stop * self.groups)
+        sliced = {
+            name: x[:, queries if name in ("q", "grad_out", "out", "grad_q") else keys]
+            for name in (*_NEEDED, *_OPTIONAL)
+            if (x := getattr(self, name)) is not None
+        }
+        return dataclasses.replace(self, **sliced)
 
     def to(self, device: torch.device) -> AttentionCall:
         """Return the call with its tensors on a device."""

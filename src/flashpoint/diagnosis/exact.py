@@ -1,4 +1,4 @@
-"""Baseline attention in FP64 of one sequence, with what a comparison needs. Shapes: :mod:`flashpoint.diagnosis.call`."""
+"""Baseline attention in FP64 of one sequence, and what a comparison needs. Shapes: :mod:`flashpoint.diagnosis.call`."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def faulty_attention(fault: Fault) -> Callable[..., Tensor]:
     def attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, scale: float | None = None) -> Tensor:
         if not is_causal:
             raise ValueError("the attentions with faults are causal")
-        out: Tensor = _Faulty.apply(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, fault)  # type: ignore[no-untyped-call]
+        out: Tensor = _Faulty.apply(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, fault)
         return out
 
     return attention
@@ -57,7 +57,7 @@ def faulty_attention(fault: Fault) -> Callable[..., Tensor]:
 
 class _Faulty(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, fault: Fault) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, fault: Fault) -> Tensor:
         groups = q.shape[1] // k.shape[1]
         keys, values = (x.repeat_interleave(groups, 1).float() for x in (k, v))
         chosen = torch.zeros(q.shape[1], 1, 1, dtype=torch.bool, device=q.device)
@@ -71,7 +71,7 @@ class _Faulty(torch.autograd.Function):
         return returned
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, logsumexp, chosen = ctx.saved_tensors
         groups = q.shape[1] // k.shape[1]
         keys, values = (x.repeat_interleave(groups, 1).float() for x in (k, v))

@@ -1,4 +1,4 @@
-"""What only an attention itself can tell, asked with more features: it is called with inputs that have some of their own.
+"""What only an attention itself can tell: it is called with inputs that have a few features more.
 
 Whatever computes softmax attention treats a feature like any other. Four groups of features that hold zeros elsewhere
 therefore read out what no attention returns, and change nothing else:
@@ -49,10 +49,10 @@ class Probed:
 
 def results_of(function: Function, call: AttentionCall) -> Results:
     """Call an attention, and have its gradients by autograd."""
-    leaves = [x.detach().clone().requires_grad_() for x in (call.q, call.k, call.v)]
+    q, k, v = (x.detach().clone().requires_grad_() for x in (call.q, call.k, call.v))
     with torch.enable_grad():
-        out = function(*leaves, call.is_causal, call.scale)
-    grads = torch.autograd.grad(out, leaves, call.grad_out.to(out.dtype))
+        out = function(q, k, v, call.is_causal, call.scale)
+    grads = torch.autograd.grad(out, (q, k, v), call.grad_out.to(out.dtype))
     return Results(out.detach(), *grads)
 
 
@@ -93,10 +93,10 @@ def probe(function: Function, call: AttentionCall) -> Probed | None:
 def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) -> Measures:
     """Return what the features of a sequence say, [H] each.
 
-    ``row_sum_bias`` and ``row_sum_noise``: of −Σⱼ dSᵢⱼ / α, in the unit of ``delta_bias``. ``weight_error``: the largest
-    mean |error| of the weight that a block of queries gives a block of keys, and ``weight_error_queries`` and
-    ``…_keys``, which; ``weight_found`` and ``weight_exact`` are the two weights. ``mass_error``: the largest |Σⱼ Pᵢⱼ − 1|
-    over blocks of queries, and ``mass_error_block``, which.
+    ``row_sum_bias`` and ``row_sum_noise``: of −Σⱼ dSᵢⱼ / α, in the unit of ``delta_bias``. ``weight_error``: the
+    largest mean |error| of the weight that a block of queries gives a block of keys, and ``weight_error_queries`` and
+    ``…_keys``, which; ``weight_found`` and ``weight_exact`` are the two weights. ``mass_error``: the largest
+    |Σⱼ Pᵢⱼ − 1| over blocks of queries, and ``mass_error_block``, which.
     """
     error = -probed.row_sums[n]
     count = probed.weights.shape[-1]

@@ -11,9 +11,9 @@ from scipy import stats
 from torch import Tensor
 
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.diagnosis.exact import exact
-from flashpoint.diagnosis.measures import Measures, Results, delta_follows, of_inputs, of_results
-from flashpoint.diagnosis.probe import Function, Probed, probe, probed_measures, results_of
+from flashpoint.diagnosis.measured import measured
+from flashpoint.diagnosis.measures import Measures, Results
+from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
 
 IGNITES = 1e-6
 """A constant error of δ of this share of |dO||O| ignited 2 of 4 runs (docs/findings/injected.md)."""
@@ -99,15 +99,7 @@ def diagnose(call: AttentionCall, function: Function | None = None) -> Diagnosis
         raise ValueError("the call holds no O: name the attention that computes it")
     probed = probe(function, call) if function else None
     differing = _differing_rows(function, call, results)
-    by_sequence = []
-    for n in range(call.q.shape[0]):
-        true = exact(call, n)
-        measured = {**of_inputs(true), **of_results(call, results, true, n)}
-        if probed is not None:
-            measured |= probed_measures(call, probed, true, n)
-            measured |= delta_follows(call, results.out[n].double(), -probed.row_sums[n], true, n)
-        by_sequence.append(measured)
-    measures = {name: torch.stack([one[name] for one in by_sequence]).cpu() for name in by_sequence[0]}
+    measures = measured(call, results, probed)
     return Diagnosis(call, measures, probed is not None, tuple(_findings(call, measures, probed, differing)))
 
 
@@ -220,7 +212,8 @@ def _biased(of: Measures, finding: _Make) -> Finding | None:
     source = "its error follows the rounding of O" if follows > _FOLLOWS else "its error does not follow O's rounding"
     text = (
         f"δ errs by {size:+.1e} of |dO||O| on average, {abs(sure):.0f} standard errors of {count} sequences, "
-        f"{abs(size) / IGNITES:,.0f} times the constant error that ignited 2 of 4 runs; its noise is {noise:.1e}; {source}"
+        f"{abs(size) / IGNITES:,.0f} times the constant error that ignited 2 of 4 runs; its noise is {noise:.1e}; "
+        f"{source}"
     )
     return finding("delta_bias", heads, text)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from flashpoint.config import Config
 from flashpoint.report.curves import draw_curves
 from flashpoint.report.page import write_report
 from flashpoint.runs.folder import RunFolder
@@ -17,7 +16,7 @@ class EndOfRunDrawing:
     def __init__(self, *, report: bool) -> None:
         self._report = report
 
-    def begun(self, folder: RunFolder, config: Config, first_step: int) -> None:
+    def begun(self, folder: RunFolder, first_step: int) -> None:
         """Nothing to draw yet."""
 
     def logged(self, step: int, metrics: Metrics) -> None:

@@ -60,6 +60,11 @@ class RunFolder:
         return self.path / "weights"
 
     @property
+    def captures(self) -> Path:
+        """Folder of captured attention calls, a folder for each step (:mod:`flashpoint.diagnosis.call`)."""
+        return self.path / "captures"
+
+    @property
     def outcome(self) -> Path:
         """The verdict, JSON; absent while the run goes on or if it was killed."""
         return self.path / "outcome.json"

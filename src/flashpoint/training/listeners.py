@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.config import Config
 from flashpoint.errors import notify
 from flashpoint.runs.folder import RunFolder
 from flashpoint.training.outcome import Outcome
@@ -21,7 +20,7 @@ Metrics = Mapping[str, float | NDArray[np.floating]]
 class Listener(Protocol):
     """Hears of one run, in the process that keeps its files. What it raises is told in one line; the run goes on."""
 
-    def begun(self, folder: RunFolder, config: Config, first_step: int) -> None:
+    def begun(self, folder: RunFolder, first_step: int) -> None:
         """The folder has its configuration and manifest; training begins at ``first_step``, from 0."""
 
     def logged(self, step: int, metrics: Metrics) -> None:
@@ -37,8 +36,8 @@ class Listeners:
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = list(listeners)
 
-    def begun(self, folder: RunFolder, config: Config, first_step: int) -> None:
-        self._each(lambda listener: listener.begun(folder, config, first_step))
+    def begun(self, folder: RunFolder, first_step: int) -> None:
+        self._each(lambda listener: listener.begun(folder, first_step))
 
     def logged(self, step: int, metrics: Metrics) -> None:
         self._each(lambda listener: listener.logged(step, metrics))

@@ -81,7 +81,7 @@ def _execute(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) 
     """
     try:
         _describe(plan, parts, folder)
-        listeners.begun(folder, plan.config, parts.start.step)
+        listeners.begun(folder, parts.start.step)
         return _train(plan, parts, folder, listeners)
     except OSError as error:
         raise UserError(

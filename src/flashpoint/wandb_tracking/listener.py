@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flashpoint.config import Config, TrackingConfig
+from flashpoint.config import TrackingConfig
 from flashpoint.errors import notify
 from flashpoint.files import read_json
 from flashpoint.runs.folder import RunFolder
@@ -44,7 +44,7 @@ class WandbListener:
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def begun(self, folder: RunFolder, config: Config, first_step: int) -> None:
+    def begun(self, folder: RunFolder, first_step: int) -> None:
         """Start the client."""
         hardware = str(read_json(folder.manifest)["hardware"])[:_LONGEST_TAG]
         settings = {
@@ -55,7 +55,7 @@ class WandbListener:
             "tags": (*self._config.tags, hardware),  # by which runs of several machines are told apart
             "name": folder.path.name,
             "dir": str(folder.path),
-            "config": config.to_dict(),
+            "config": read_json(folder.config),
             "finish_seconds": self._finish_seconds,
         }
         # The environment of a notebook or another run may name a W&B service, which would not end with this run.

@@ -1,0 +1,242 @@
+"""Records what each attention of somebody's model takes and gives in one forward and backward pass.
+
+Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d features per head.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from flashpoint import drop_in
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.errors import UserError
+
+
+@dataclass
+class Recorded:
+    """One call, whose backward pass may be still to come.
+
+    Attributes:
+        q, k: as given to the attention, with their graph, by which projections are found.
+        kept: copies of some sequences, [N, H, T, d], by the names of :class:`AttentionCall`.
+    """
+
+    attention: str
+    q: Tensor
+    k: Tensor
+    is_causal: bool
+    scale: float
+    kept: dict[str, Tensor] = field(default_factory=dict)
+
+    def call(self, layer: int, step: int) -> AttentionCall | None:
+        """Return the call; None if no gradient came to its output."""
+        if "grad_out" not in self.kept:
+            return None
+        gradients = {name: self.kept.get(name) for name in ("grad_q", "grad_k", "grad_v")}
+        told = {"is_causal": self.is_causal, "scale": self.scale, "attention": self.attention}
+        tensors = {name: self.kept[name] for name in ("q", "k", "v", "out", "grad_out")}
+        return AttentionCall(**tensors, **gradients, **told, layer=layer, step=step)  # type: ignore[arg-type]
+
+
+class Recorder:
+    """Records calls of PyTorch's and of this package's attention, of Transformers' interface, and of named functions.
+
+    Args:
+        sequences: of a batch that are kept, the first ones.
+        functions: others to record, ``MODULE:NAME`` each, e.g. ``flash_attn:flash_attn_func@bthd``. They are called as
+            the module's attribute with q, k, v first, [B, H, T, d], or [B, T, H, d] after ``@bthd``.
+
+    Attributes:
+        calls: in the order of the forward pass.
+        missed: why calls were not recorded, each reason once.
+
+    Raises:
+        UserError: one of the functions is not there.
+    """
+
+    def __init__(self, sequences: int, functions: Sequence[str] = ()) -> None:
+        self._sequences = sequences
+        self._functions = [_Named.of(word) for word in functions]
+        self._inside = False
+        self.calls: list[Recorded] = []
+        self.missed: set[str] = set()
+        self._recording = True
+
+    def start(self) -> Callable[[], None]:
+        """Record from now on until what is returned is called. Compiled parts of the model run uncompiled meanwhile."""
+        with contextlib.ExitStack() as entered:
+            entered.enter_context(torch.compiler.set_stance("force_eager"))
+            for named in self._functions:
+                self._replace(entered, named.owner, named.name, self._around(named))
+            if "transformers" in sys.modules:
+                interface = sys.modules["transformers"].AttentionInterface
+                self._replace(entered, interface, "get_interface", self._around_interface(interface.get_interface))
+            entered.enter_context(_CallMode(self))
+            return entered.pop_all().close
+        raise AssertionError("unreachable")
+
+    def stop(self) -> None:
+        """Take no more calls: the forward pass is complete. Gradients of its calls are still kept."""
+        self._recording = False
+
+    def record(
+        self,
+        name: str,
+        tensors: dict[str, Tensor],
+        is_causal: bool,
+        scale: float | None,
+        *,
+        by_token: Sequence[str] = (),
+    ) -> None:
+        """Keep a call and have its gradients kept.
+
+        Args:
+            tensors: q, k, v and out, [B, H, T, d] and for keys [B, H_kv, T, d].
+            by_token: names of those that are [B, T, H, d].
+        """
+        q, k, out = tensors["q"], tensors["k"], tensors["out"]
+        if not out.requires_grad:
+            return
+        length = 1 if "q" in by_token else 2
+        if q.dim() != 4 or q.shape[length] != k.shape[length]:
+            self.missed.add("queries and keys of two lengths, or no [B, H, T, d]: not self-attention")
+            return
+        recorded = Recorded(
+            name,
+            q.transpose(1, 2) if "q" in by_token else q,
+            k.transpose(1, 2) if "k" in by_token else k,
+            is_causal,
+            q.shape[-1] ** -0.5 if scale is None else scale,
+        )
+
+        def copy(tensor: Tensor, of: str) -> Tensor:
+            few = tensor.detach()[: self._sequences]
+            return (few.transpose(1, 2) if of in by_token else few).clone(memory_format=torch.contiguous_format)
+
+        def keeping(of: str) -> Callable[[Tensor], None]:
+            return lambda gradient: recorded.kept.update({f"grad_{of}": copy(gradient, of)})
+
+        for of, tensor in tensors.items():
+            recorded.kept[of] = copy(tensor, of)
+            if tensor.requires_grad:
+                tensor.register_hook(keeping(of))
+        self.calls.append(recorded)
+
+    @contextlib.contextmanager
+    def outermost(self) -> Iterator[bool]:
+        """Whether a call now is of the forward pass, and of no other attention that is recorded; in the block the calls
+        inside it are not."""
+        wanted = self._recording and not self._inside and torch._C._current_graph_task_id() == -1
+        before, self._inside = self._inside, True
+        try:
+            yield wanted
+        finally:
+            self._inside = before
+
+    @staticmethod
+    def _replace(entered: contextlib.ExitStack, owner: Any, name: str, new: Any) -> None:
+        entered.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, new)
+
+    def _around(self, named: _Named) -> Callable[..., Any]:
+        function = getattr(named.owner, named.name)
+
+        def called(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> Any:
+            with self.outermost() as wanted:
+                result = function(q, k, v, *rest, **options)
+            if wanted:
+                out = result[0] if isinstance(result, tuple) else result
+                is_causal = bool(options.get("causal", options.get("is_causal", False)))
+                scale = options.get("softmax_scale", options.get("scale"))
+                tensors = {"q": q, "k": k, "v": v, "out": out}
+                self.record(named.word, tensors, is_causal, scale, by_token=tuple(tensors) if named.by_token else ())
+            return result
+
+        return called
+
+    def _around_interface(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the method by which a model of Transformers asks for its attention, with a function that records."""
+
+        def get_interface(interface: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+            function = original(interface, name, default)
+
+            def called(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, *rest: Any, **options: Any) -> Any:
+                with self.outermost() as wanted:
+                    result = function(module, q, k, v, mask, *rest, **options)
+                if wanted and mask is not None and name != "eager":  # eager attention is handed the causal mask itself
+                    self.missed.add(f"{name}: a mask beside the causal one")
+                elif wanted:
+                    causal = options.get("is_causal")
+                    causal = getattr(module, "is_causal", True) if causal is None else causal
+                    tensors = {"q": q, "k": k, "v": v, "out": result[0]}
+                    self.record(name, tensors, bool(causal), options.get("scaling"), by_token=("out",))
+                return result
+
+            return called
+
+        return get_interface
+
+
+class _CallMode(TorchFunctionMode):
+    """Sees calls of PyTorch's attention and of :func:`flashpoint.attention`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not F.scaled_dot_product_attention and func is not drop_in.attention:
+            return func(*args, **kwargs)
+        with self._recorder.outermost() as wanted:
+            out = func(*args, **kwargs)
+        if wanted:
+            given = {**dict(zip(_SDPA_ARGUMENTS, args, strict=False)), **kwargs}
+            if given.get("attn_mask") is not None or given.get("dropout_p"):
+                self._recorder.missed.add("scaled_dot_product_attention: a mask or dropout")
+            else:
+                name = "sdpa" if func is F.scaled_dot_product_attention else _variant_name(given.get("variant"))
+                tensors = {"q": given["query"], "k": given["key"], "v": given["value"], "out": out}
+                self._recorder.record(name, tensors, bool(given.get("is_causal")), given.get("scale"))
+        return out
+
+
+_SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+
+def _variant_name(variant: Any) -> str:
+    return "flash_exact_rowsum" if variant is None else getattr(variant, "name", str(variant))
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A function to record, as an attribute of its module."""
+
+    word: str
+    owner: Any
+    name: str
+    by_token: bool
+
+    @classmethod
+    def of(cls, word: str) -> _Named:
+        path, _, layout = word.partition("@")
+        module, _, name = path.partition(":")
+        if layout not in ("", "bthd"):
+            raise UserError(f"functions={word}: give MODULE:NAME, or MODULE:NAME@bthd for [B, T, H, d]")
+        try:
+            owner = importlib.import_module(module)
+        except ImportError as error:
+            raise UserError(f"functions={word}: {error}; give MODULE:NAME of an installed module") from error
+        if not callable(getattr(owner, name, None)):
+            raise UserError(f"functions={word}: {module} has no function {name}")
+        return cls(path, owner, name, bool(layout))

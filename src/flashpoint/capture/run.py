@@ -1,0 +1,142 @@
+"""The run folder of somebody's own training: what ``flashpoint report``, ``watch`` and ``runs`` read."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import flashpoint
+from flashpoint.config import Config
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.errors import notify
+from flashpoint.files import write_json
+from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.metrics import MetricsFile
+from flashpoint.training.determinism import hardware_name
+from flashpoint.training.listeners import Listener, Listeners, Metrics
+from flashpoint.training.outcome import Outcome
+
+
+class WatchedRun:
+    """The open files of a run that is watched.
+
+    Args:
+        steps: that the training is to make.
+        warmup_steps: of the learning rate: the early warning passes over them.
+        parameters: of the model.
+        listeners: hear of the metrics too.
+
+    Raises:
+        UserError: the folder cannot be made.
+    """
+
+    def __init__(
+        self,
+        runs_dir: Path,
+        name: str,
+        steps: int,
+        warmup_steps: int,
+        parameters: int,
+        device: torch.device,
+        listeners: Sequence[Listener],
+    ) -> None:
+        self.folder = RunFolder.create(runs_dir, name)
+        self._listeners = Listeners(listeners)
+        config = Config().to_dict()
+        train = {**config["train"], "steps": steps, "warmup_steps": warmup_steps}
+        self._config = {**config, "attn": AttentionVariant(name="unknown", kernel="sdpa").to_dict(), "train": train}
+        write_json(self.folder.config, self._config)
+        write_json(
+            self.folder.manifest,
+            {
+                "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "hardware": hardware_name(device),
+                "environment": {
+                    "flashpoint": flashpoint.__version__,
+                    "torch": torch.__version__,
+                    "python": platform.python_version(),
+                    "command": sys.argv,
+                },
+                "data": {},
+                "initial_weights": self.folder.path.name,  # nobody's but its own
+                "parameters": parameters,
+                "parent": None,
+                "twin": None,
+                "watched": True,
+            },
+        )
+        self._metrics = MetricsFile(self.folder.metrics)
+        self._listeners.begun(self.folder, 0)
+
+    def describe(self, calls: Sequence[AttentionCall]) -> None:
+        """Write down the model's shape and its attention, once they have been seen."""
+        first = calls[0]
+        names = dict.fromkeys(call.attention for call in calls)
+        _, heads, length, size = first.q.shape
+        self._config["attn"]["name"] = " and ".join(names)
+        model = {"n_layer": len(calls), "n_head": heads, "d_model": heads * size, "context": length}
+        self._config["model"] = {**self._config["model"], **model}
+        write_json(self.folder.config, self._config)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Log the metrics of a step; steps count from 0."""
+        self._metrics.log(step, metrics)
+        self._listeners.logged(step, metrics)
+
+    def note_batch(self, step: int, fingerprint: int) -> None:
+        """Record which batch a step trained on."""
+        with (self.folder.path / "batches.csv").open("a") as file:
+            file.write(f"{step},{fingerprint & (1 << 64) - 1:016x}\n")
+
+    def keep(self, calls: Sequence[AttentionCall], batch: Any, step: int, reason: str) -> Path:
+        """Write captures of layers, and the batch if it is tensors; return their folder."""
+        folder = self.folder.captures / f"step-{step:07}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for call in calls:
+            call.write(folder / f"layer-{call.layer:02}.safetensors")
+        if batch is not None:
+            torch.save(_on_cpu(batch), folder / "batch.pt")
+        notify(f"step {step:,}: {reason}; wrote {folder}")
+        return folder
+
+    def close(self, verdict: str, onset: int | None, steps: int, loss: float, seconds: float) -> Outcome:
+        """Write the verdict."""
+        self._metrics.close()
+        outcome = Outcome(
+            outcome=verdict,
+            step=steps,
+            onset_step=onset,
+            nonfinite=None,
+            loss=loss,
+            val_loss=None,
+            val_step=None,
+            digest="none",
+            chain_digest="none",
+            weights_digest="none",
+            tape_digest="none",
+            tape_steps=0,
+            interrupted=None,
+            seconds=round(seconds, 3),
+            run=os.fspath(self.folder.path),
+        )
+        write_json(self.folder.outcome, outcome.to_dict())
+        self._listeners.ended(self.folder, outcome)
+        return outcome
+
+
+def _on_cpu(batch: Any) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.detach().cpu()
+    if isinstance(batch, dict):
+        return {name: _on_cpu(part) for name, part in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [_on_cpu(part) for part in batch]
+    return batch if isinstance(batch, int | float | str | bool | type(None)) else str(batch)

@@ -1,0 +1,358 @@
+"""Watches somebody's own training loop: three lines in it write a run folder of this package's.
+
+with flashpoint.watch(model) as watched:
+    for batch in batches:
+        loss = …; loss.backward()
+        watched.step(loss, batch)
+        optimizer.step(); optimizer.zero_grad()
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flashpoint.capture.projections import ModuleOutputs, Projection, projections_of, spectral_norms
+from flashpoint.capture.recorder import Recorder
+from flashpoint.capture.run import WatchedRun
+from flashpoint.config import DetectorConfig, TrackingConfig
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.measured import measured
+from flashpoint.diagnosis.measures import Results
+from flashpoint.errors import UserError, notify
+from flashpoint.probes.sentinel import LOOKBACK, Sentinel
+from flashpoint.training.detector import ExplosionDetector
+from flashpoint.training.listeners import Listener
+
+METRICS = {
+    "delta_bias": "row_sum_relative_bias",
+    "delta_noise": "row_sum_relative_noise",
+    "tied_rows": "tied_rows",
+    "score_max": "score_max",
+    "dead_rows": "half_norm_rows",
+    "out_error": "out_deviation_rms",
+    "along_mean_key": "grad_q_error_mean_key_share",
+}
+"""Measures of a diagnosis that are logged, and the names of the same quantities in this package's own runs."""
+
+
+def watch(
+    model: nn.Module,
+    *,
+    runs_dir: str | Path = "runs",
+    name: str | None = None,
+    steps: int = 1_000_000,
+    warmup_steps: int = 0,
+    interval: int = 500,
+    weights_interval: int = 50,
+    log_interval: int = 10,
+    sequences: int = 2,
+    functions: Sequence[str] = (),
+    wandb: Literal["disabled", "auto", "online", "offline"] = "disabled",
+    project: str = "flashpoint",
+) -> Watch:
+    """Watch a training loop; use it as a context and call :meth:`Watch.step` once an optimiser step.
+
+    Args:
+        model: what the loop trains, compiled or not, wrapped in DistributedDataParallel or not.
+        runs_dir: folder of runs; the run gets a folder of its own there.
+        name: of the run; None is the time.
+        steps: that the loop is to make, for the time left.
+        warmup_steps: of the learning rate. The early warning passes over them: norms of every head grow there.
+        interval: steps between observations of the attention. An observed step runs uncompiled.
+        weights_interval: steps between norms of the weights.
+        log_interval: steps between reads of the losses from the device.
+        sequences: of the batch that are observed.
+        functions: attentions that are neither PyTorch's nor Transformers', ``MODULE:NAME`` each, with ``@bthd`` behind
+            where they take [B, T, H, d].
+        wandb: as ``tracking`` of own runs.
+        project: of Weights & Biases.
+
+    Raises:
+        UserError: a function is not there, or the run's folder cannot be made.
+        ValueError: an interval is not positive.
+    """
+    for option, value in {"interval": interval, "weights_interval": weights_interval, "log_interval": log_interval,
+                          "sequences": sequences, "steps": steps}.items():  # fmt: skip
+        if value < 1:
+            raise ValueError(f"{option}={value}: give 1 or more")
+    listeners: list[Listener] = []
+    if wandb != "disabled":
+        from flashpoint.wandb_tracking.listener import WandbListener
+
+        listeners.append(WandbListener(TrackingConfig(wandb=wandb, project=project)))
+    return Watch(
+        model, Path(runs_dir), name, steps, warmup_steps, (interval, weights_interval, log_interval), sequences,
+        functions, listeners,
+    )  # fmt: skip
+
+
+class Watch:
+    """A training loop that is watched; :func:`watch` makes it.
+
+    What fails in watching is told in one line and switched off. It does not stop the training.
+
+    Attributes:
+        run: the run's folder and files; None in processes other than the first.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        runs_dir: Path,
+        name: str | None,
+        steps: int,
+        warmup_steps: int,
+        intervals: tuple[int, int, int],
+        sequences: int,
+        functions: Sequence[str],
+        listeners: Sequence[Listener],
+    ) -> None:
+        self._model = model
+        self._interval, self._weights_interval, self._log_interval = intervals
+        self._sequences, self._functions = sequences, functions
+        self._detector, self._sentinel = ExplosionDetector(DetectorConfig()), Sentinel(warmup_steps)
+        self.run: WatchedRun | None = None
+        if os.environ.get("RANK", "0") == "0":
+            device = next(model.parameters()).device
+            parameters = sum(parameter.numel() for parameter in model.parameters())
+            Recorder(sequences, functions)  # refuses functions that are not there before a folder is made
+            name = name or time.strftime("%Y-%m-%d_%H-%M-%S_watched")
+            self.run = WatchedRun(runs_dir, name, steps, warmup_steps, parameters, device, listeners)
+        self._step = 0
+        self._started = time.perf_counter()
+        self._pending: list[tuple[int, Tensor | float, Tensor | float]] = []
+        self._batches: deque[tuple[int, Any]] = deque(maxlen=self._log_interval)
+        self._recorder: Recorder | None = None
+        self._end_recording: Callable[[], None] | None = None
+        self._projections: dict[str, list[Projection]] | None = None
+        self._last_calls: list[AttentionCall] = []
+        self._wanted: tuple[str, int | None] | None = None
+        self._last_loss = math.nan
+
+    def __enter__(self) -> Watch:
+        self._observe_next()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+        if self.run is not None:
+            self._guarded("reading the last losses", self._flush)
+            seconds = time.perf_counter() - self._started
+            self.run.close(self._detector.verdict, self._detector.onset_step, self._step, self._last_loss, seconds)
+
+    def step(
+        self, loss: Tensor | float, batch: Any = None, *, grad_norm: Tensor | float | None = None, **metrics: float
+    ) -> None:
+        """Take in one step of the optimiser; call it between the backward pass and ``zero_grad``.
+
+        Args:
+            loss: of the step, nats.
+            batch: what the step trained on: tensors, or dicts and lists of them. Its fingerprint is recorded, and it is
+                kept when something goes wrong.
+            grad_norm: before clipping; None computes it from the gradients at every ``log_interval``-th step.
+            metrics: other numbers to log, as ``lr=1e-3``. ``tokens_per_second`` gives the rate.
+        """
+        if self.run is not None:
+            self._guarded("watching a step", lambda: self._take(loss, batch, grad_norm, metrics))
+        self._step += 1
+        self._observe_next()
+
+    def capture(self, reason: str = "asked for") -> None:
+        """Observe the next step, and write the tensors of all its layers."""
+        self._wanted = (reason, None)
+
+    def _take(
+        self, loss: Tensor | float, batch: Any, grad_norm: Tensor | float | None, metrics: dict[str, float]
+    ) -> None:
+        assert self.run is not None
+        step = self._step
+        due = (step + 1) % self._log_interval == 0
+        if grad_norm is None:
+            gradients = [p.grad for p in self._model.parameters() if p.grad is not None] if due else []
+            grad_norm = nn.utils.get_total_norm(gradients) if gradients else 0.0
+        self._pending.append((step, loss.detach() if isinstance(loss, Tensor) else loss, grad_norm))
+        if batch is not None:
+            self._batches.append((step, batch))
+        if self._recorder is not None:
+            self._observed(step)
+        if self._projections and (step + 1) % self._weights_interval == 0:
+            self._weigh(step)
+        if metrics:
+            self.run.log(step, metrics)
+        if due:
+            self._flush()
+
+    def _observe_next(self) -> None:
+        """Record the next forward pass, if it is to be observed."""
+        due = self._step == 0 or (self._step + 1) % self._interval == 0 or self._wanted is not None
+        if self.run is not None and due:
+            self._guarded("recording the attention", self._record_next)
+
+    def _record_next(self) -> None:
+        self._recorder = recorder = Recorder(self._sequences, self._functions)
+        outputs = ModuleOutputs(self._model) if self._projections is None else None
+        end = recorder.start()
+        if outputs is not None:
+            outputs.__enter__()
+
+        def complete(_module: nn.Module, _inputs: Any, _output: Any) -> None:
+            """The first forward pass of the step is over: a step may have several."""
+            if not recorder.calls:
+                return
+            recorder.stop()
+            hook.remove()
+            if outputs is not None:
+                self._guarded("finding W_Q and W_K", lambda: self._find_projections(recorder, outputs))
+
+        hook = self._model.register_forward_hook(complete)
+
+        def leave() -> None:
+            hook.remove()
+            if outputs is not None:
+                outputs.__exit__()
+            end()
+
+        self._end_recording = leave
+
+    def _find_projections(self, recorder: Recorder, outputs: ModuleOutputs) -> None:
+        outputs.__exit__()
+        self._projections = projections_of(recorder.calls, outputs)
+        outputs.by_node.clear()
+        if len(self._projections) < 2:
+            notify("watch: no matrix found that makes q or k of every layer: norms of W_Q and W_K are not logged")
+
+    def _observed(self, step: int) -> None:
+        assert self.run is not None
+        recorder, self._recorder = self._recorder, None
+        assert recorder is not None
+        self._leave()
+        found = [recorded.call(layer, step) for layer, recorded in enumerate(recorder.calls, 1)]
+        calls = [call for call in found if call is not None]
+        recorder.calls.clear()
+        if not calls:
+            why = "; ".join(sorted(recorder.missed)) or "none was called that is PyTorch's, Transformers' or named"
+            notify(
+                f"watch: step {step:,}: no attention was recorded ({why}); name yours with functions=['MODULE:NAME']"
+            )
+            return
+        if not self._last_calls:
+            self.run.describe(calls)
+        self._last_calls = calls
+        if len({call.q.shape for call in calls}) == 1:
+            by_layer = [measured(call, Results.kept(call)) for call in calls]
+            values = {
+                METRICS[name]: _stacked([one[name] for one in by_layer]) for name in by_layer[0] if name in METRICS
+            }
+            self.run.log(step, values)
+        if self._wanted is not None:
+            (reason, layer), self._wanted = self._wanted, None
+            self._keep(reason, layer)
+
+    def _weigh(self, step: int) -> None:
+        assert self.run is not None
+        assert self._projections is not None
+        norms = {name: spectral_norms(some).cpu().double().numpy() for name, some in self._projections.items()}
+        if "w_k_spectral_norm" in norms and "w_q_spectral_norm" in norms:
+            heads = norms["w_q_spectral_norm"].shape[1]
+            norms["w_k_spectral_norm"] = norms["w_k_spectral_norm"].repeat(
+                heads // norms["w_k_spectral_norm"].shape[1], 1
+            )
+        self.run.log(step, norms)
+        if "w_q_spectral_norm" in norms and (warning := self._sentinel.update(step, norms["w_q_spectral_norm"])):
+            self._wanted = (
+                f"W_Q of layer {warning.layer}, head {warning.head} has grown ×{warning.growth:.1f} in {LOOKBACK} "
+                f"steps, to {warning.norm:.1f}: an explosion may follow",
+                warning.layer,
+            )
+
+    def _flush(self) -> None:
+        """Read the losses since the last read, judge and log them."""
+        assert self.run is not None
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        losses, norms = (_floats([row[at] for row in pending]) for at in (1, 2))
+        for (step, _, _), loss, norm in zip(pending, losses, norms, strict=True):
+            stable = self._detector.verdict == "stable"
+            self._detector.update(step, loss, norm)
+            logged = {"loss": loss, **({"grad_norm": norm} if norm else {})}
+            self.run.log(step, logged)
+            if stable and self._detector.verdict == "nonfinite":
+                self._keep(f"loss {loss}, gradient norm {norm}", None, step)
+            elif stable and self._detector.verdict == "exploded":
+                hottest = self._sentinel.hottest(1)
+                self._wanted = (f"the loss has exploded, since step {self._detector.onset_step:,}",
+                                hottest[0].layer if hottest else None)  # fmt: skip
+        self._last_loss = losses[-1]
+        for step, batch in self._batches:
+            self.run.note_batch(step, _fingerprint(batch))
+        if self._detector.verdict != "nonfinite":
+            self._batches.clear()
+
+    def _keep(self, reason: str, layer: int | None, step: int | None = None) -> None:
+        """Write the last observation, and the batch of ``step`` or of the observation."""
+        assert self.run is not None
+        calls = [call for call in self._last_calls if layer is None or call.layer == layer]
+        at = step if step is not None else (calls[0].step if calls else self._step)
+        batch = next((batch for number, batch in self._batches if number == at), None)
+        folder = self.run.keep(calls, batch, at, reason)
+        if calls:
+            notify(f"flashpoint diagnose {folder} says what its attention did")
+
+    def _leave(self) -> None:
+        if self._end_recording is not None:
+            end, self._end_recording = self._end_recording, None
+            end()
+
+    def _guarded(self, what: str, do: Callable[[], None]) -> None:
+        """Do something that may not stop the training."""
+        try:
+            do()
+        except UserError:
+            raise
+        except Exception as error:  # whatever fails in watching, the training goes on
+            self._recorder = None
+            self._leave()
+            first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+            notify(f"watch: {what} failed at step {self._step:,} ({type(error).__name__}: {first}); training goes on")
+
+
+def _stacked(by_layer: Sequence[Tensor]) -> NDArray[np.float64]:
+    """Return the mean over sequences of measures [N, H] of each layer, [layers, H]."""
+    values: NDArray[np.float64] = torch.stack([one.mean(0) for one in by_layer]).numpy()
+    return values
+
+
+def _floats(values: Sequence[Tensor | float]) -> list[float]:
+    """Return numbers, those on a device by one copy."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    read = iter(torch.stack([one.detach().float().reshape(()) for one in tensors]).tolist() if tensors else ())
+    return [next(read) if isinstance(value, Tensor) else float(value) for value in values]
+
+
+def _fingerprint(batch: Any) -> int:
+    """Return 64 bits of a batch's tensors, in their order; 0 of a batch without any."""
+    if isinstance(batch, Tensor):
+        flat = batch.detach().reshape(-1)
+        words = (flat.float().view(torch.int32) if flat.is_floating_point() else flat).long()
+        places = torch.arange(1, words.numel() + 1, device=words.device, dtype=torch.int64)
+        return int(((words + 0x9E3779B9) * (2 * places + 1) * 0x5851F42D4C957F2D).sum())
+    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
+    total = 0
+    for part in parts:
+        total = (total * 0x100000001B3 + _fingerprint(part)) & ((1 << 64) - 1)
+    return total

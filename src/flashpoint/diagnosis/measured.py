@@ -1,0 +1,65 @@
+"""All measures of a call, computed for a few heads at a time, as many as memory is meant for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.measures import Measures, Results, delta_follows, of_inputs, of_results
+from flashpoint.diagnosis.probe import Probed, probed_measures
+
+_ELEMENTS = 1 << 24
+"""Scores that are held at a time, if those of one head of keys are not more."""
+
+
+def measured(call: AttentionCall, results: Results, probed: Probed | None = None) -> Measures:
+    """Return the measures of a call by name, [N, H] float64 on the CPU.
+
+    Those of inputs, of results, and where ``probed`` is given of what the attention said when it was asked.
+    """
+    if not call.q.shape[0]:
+        raise ValueError("a call of no sequence")
+    by_sequence = [_of_sequence(call, results, probed, n) for n in range(call.q.shape[0])]
+    return {name: torch.stack([one[name] for one in by_sequence]).cpu() for name in by_sequence[0]}
+
+
+def _of_sequence(call: AttentionCall, results: Results, probed: Probed | None, n: int) -> Measures:
+    parts = [_of_heads(*some, n) for some in _split(call, results, probed)]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _of_heads(call: AttentionCall, results: Results, probed: Probed | None, n: int) -> Measures:
+    true = exact(call, n)
+    found = {**of_inputs(true), **of_results(call, results, true, n)}
+    if probed is not None and results.out is not None:
+        found |= probed_measures(call, probed, true, n)
+        found |= delta_follows(call, results.out[n].double(), -probed.row_sums[n], true, n)
+    return found
+
+
+def _split(
+    call: AttentionCall, results: Results, probed: Probed | None
+) -> Iterator[tuple[AttentionCall, Results, Probed | None]]:
+    """Return the call in parts of some heads of keys each, with the heads of queries that share them."""
+    length, groups = call.q.shape[-2], call.groups
+    step = max(1, _ELEMENTS // (groups * length**2))
+    for start in range(0, call.k.shape[1], step):
+        keys = slice(start, min(start + step, call.k.shape[1]))
+        queries = slice(keys.start * groups, keys.stop * groups)
+        some = Results(
+            out=None if results.out is None else results.out[:, queries],
+            grad_q=None if results.grad_q is None else results.grad_q[:, queries],
+            grad_k=None if results.grad_k is None else results.grad_k[:, keys],
+            grad_v=None if results.grad_v is None else results.grad_v[:, keys],
+        )
+        asked = probed and dataclasses.replace(
+            probed,
+            row_sums=probed.row_sums[:, queries],
+            weights=probed.weights[:, queries],
+            masses=probed.masses[:, keys],
+        )
+        yield call.of_heads(keys), some, asked
