@@ -126,8 +126,11 @@ class Recorder:
         def keeping(of: str) -> Callable[[Tensor], None]:
             return lambda gradient: recorded.kept.update({f"grad_{of}": copy(gradient, of)})
 
+        cast = torch.is_autocast_enabled(q.device.type)
         for of, tensor in tensors.items():
-            recorded.kept[of] = copy(tensor, of)
+            kept = copy(tensor, of)
+            # Autocast casts what the attention is given; the copies are what it computes with.
+            recorded.kept[of] = kept.to(torch.get_autocast_dtype(q.device.type)) if cast and of != "out" else kept
             if tensor.requires_grad:
                 tensor.register_hook(keeping(of))
         self.calls.append(recorded)

@@ -29,6 +29,7 @@ VERBS = {
         "flashpoint.cli.deviation:command",
         "How far attentions are from each other and from FP64, by precision.",
     ),
+    "diagnose": ("flashpoint.cli.diagnose:command", "What an attention does wrong, by layer and head."),
     "claims": ("flashpoint.cli.claims:command", "What was claimed of the explosion, and what the evidence says."),
     "report": ("flashpoint.cli.report:command", "Write a page with figures of runs."),
     "archive": ("flashpoint.cli.archive:command", "Add runs to the evidence tables."),

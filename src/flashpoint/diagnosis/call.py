@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -130,3 +132,11 @@ class AttentionCall:
         """Return the call with its tensors on a device."""
         moved = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL)}
         return dataclasses.replace(self, **{name: x.to(device) for name, x in moved.items() if x is not None})
+
+
+def joined(calls: Sequence[AttentionCall]) -> AttentionCall:
+    """Return calls of one layer, on other sequences each, as one."""
+    first = calls[0]
+    names = [name for name in (*_NEEDED, *_OPTIONAL) if getattr(first, name) is not None]
+    held: dict[str, Any] = {name: torch.cat([getattr(call, name) for call in calls]) for name in names}
+    return dataclasses.replace(first, **held)

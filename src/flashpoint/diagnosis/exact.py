@@ -21,6 +21,7 @@ class Exact:
         attended_keys: PK [H, T, d], which an error of δ adds to dQ, by −α.
         bound: |dO|₂·|O|₂ [H, T], the unit of δ's relative error.
         k: [H, T, d].
+        q_norm: |q|₂ [H, T].
     """
 
     scores: Tensor
@@ -32,6 +33,7 @@ class Exact:
     attended_keys: Tensor
     bound: Tensor
     k: Tensor
+    q_norm: Tensor
 
 
 def exact(call: AttentionCall, sequence: int) -> Exact:
@@ -56,4 +58,5 @@ def exact(call: AttentionCall, sequence: int) -> Exact:
         attended_keys=probs @ k,
         bound=grad_out.norm(dim=-1) * out.norm(dim=-1),
         k=k,
+        q_norm=q.norm(dim=-1),
     )

@@ -11,30 +11,38 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.measures import Measures, Results, delta_follows, of_inputs, of_results
 from flashpoint.diagnosis.probe import Probed, probed_measures
+from flashpoint.numerics.variant import AttentionVariant
 
 _ELEMENTS = 1 << 24
 """Scores that are held at a time, if those of one head of keys are not more."""
 
 
-def measured(call: AttentionCall, results: Results, probed: Probed | None = None) -> Measures:
+def measured(
+    call: AttentionCall, results: Results, probed: Probed | None = None, declared: AttentionVariant | None = None
+) -> Measures:
     """Return the measures of a call by name, [N, H] float64 on the CPU.
 
     Those of inputs, of results, and where ``probed`` is given of what the attention said when it was asked.
+    ``declared`` is what the attention says that it rounds.
     """
     if not call.q.shape[0]:
         raise ValueError("a call of no sequence")
-    by_sequence = [_of_sequence(call, results, probed, n) for n in range(call.q.shape[0])]
+    by_sequence = [_of_sequence(call, results, probed, declared, n) for n in range(call.q.shape[0])]
     return {name: torch.stack([one[name] for one in by_sequence]).cpu() for name in by_sequence[0]}
 
 
-def _of_sequence(call: AttentionCall, results: Results, probed: Probed | None, n: int) -> Measures:
-    parts = [_of_heads(*some, n) for some in _split(call, results, probed)]
+def _of_sequence(
+    call: AttentionCall, results: Results, probed: Probed | None, declared: AttentionVariant | None, n: int
+) -> Measures:
+    parts = [_of_heads(*some, declared, n) for some in _split(call, results, probed)]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _of_heads(call: AttentionCall, results: Results, probed: Probed | None, n: int) -> Measures:
+def _of_heads(
+    call: AttentionCall, results: Results, probed: Probed | None, declared: AttentionVariant | None, n: int
+) -> Measures:
     true = exact(call, n)
-    found = {**of_inputs(true), **of_results(call, results, true, n)}
+    found = {**of_inputs(true), **of_results(call, results, true, n, declared)}
     if probed is not None and results.out is not None:
         found |= probed_measures(call, probed, true, n)
         found |= delta_follows(call, results.out[n].double(), -probed.row_sums[n], true, n)

@@ -63,15 +63,18 @@ def of_inputs(true: Exact) -> Measures:
     }
 
 
-def of_results(call: AttentionCall, results: Results, true: Exact, n: int) -> Measures:
+def of_results(
+    call: AttentionCall, results: Results, true: Exact, n: int, declared: AttentionVariant | None = None
+) -> Measures:
     """Return how the results of a sequence differ from FP64's, [H] each.
 
     ``out_error``, ``grad_q_error``, ``grad_k_error``, ``grad_v_error``: ‖difference‖ / ‖FP64‖.
     ``nonfinite``: rows with NaN or infinity in any result. ``out_rows_off`` and ``grad_q_rows_off``: rows farther off
     than :data:`ROW_OFF`, and ``…_first``, ``…_last``: the first and last of them, from 0, −1 for none.
-    ``dead_rows``: the share with less than half of FP64's |O|.
+    ``dead_rows``: the share with less than half of FP64's |O|, along that O.
     ``length_error``: the standard deviation over rows of O's error along O, over |O|: what a rounded ℓ makes.
-    ``length_error_expected``: that of FlashAttention-2, whose ℓ is not rounded, by this package's reference.
+    ``length_error_expected``, ``out_error_expected``: those of FlashAttention-2 by this package's reference, which
+    rounds P̄ and O. ``out_error_coarse``: of the declared variant, or of one that rounds S and Ō, too.
     ``delta_bias`` and ``delta_noise``: of δ's error ε, Σ ε / Σ |dO||O| and (Σ ε² / Σ (|dO||O|)²)^½, with ε from O, as
     δ = rowsum(dO∘O) has it; ``delta_sum``: Σ ε, nats of the loss. ``grad_delta_bias`` and ``grad_delta_noise``: the
     same with ε from dQ's error along PK. ``delta_follows_out`` and ``delta_follows_probs``: the slopes, over rows, of
@@ -84,20 +87,20 @@ def of_results(call: AttentionCall, results: Results, true: Exact, n: int) -> Me
     for name in ("out", "grad_q", "grad_k", "grad_v"):
         if (found := getattr(results, name)) is None:
             continue
+        found_dtype = found.dtype
         found, wanted = found[n].double(), getattr(true, name)
         if name in ("grad_k", "grad_v"):
             wanted = wanted.unflatten(0, (-1, call.groups)).sum(1)
         here = ~found.isfinite().all(-1)
         found = found.nan_to_num(0.0, 0.0, 0.0)
-        error = (found - wanted).norm(dim=(-2, -1)) / wanted.norm(dim=(-2, -1)).clamp_min(1e-300)
+        error = (found - wanted).norm(dim=(-2, -1)) / _size(name, wanted, call, true)
         if name in ("grad_k", "grad_v"):
             error, here = error.repeat_interleave(call.groups, 0), here.repeat_interleave(call.groups, 0)
         nonfinite |= here
         measured[f"{name}_error"] = error
         if name == "out":
             measured |= _of_out(found, true, call.grad_out[n].double())
-            expected = out_of_rounded_probs(call, n).to(results.out.dtype if results.out is not None else call.q.dtype)
-            measured["length_error_expected"] = _length_error(expected.double(), true)
+            measured |= _expected(call, n, true, found_dtype, declared)
         if name == "grad_q":
             measured |= _of_grad_q(found, true, call.scale)
     if results.out is not None and results.grad_q is not None:
@@ -111,7 +114,7 @@ def delta_follows(call: AttentionCall, out: Tensor, error: Tensor, true: Exact, 
     grad_out, of_probs = call.grad_out[n].double(), out_of_rounded_probs(call, n)
     unit = true.bound.clamp_min(1e-300)
     parts = [((grad_out * difference).sum(-1) / unit) for difference in (out - of_probs, of_probs - true.out)]
-    x = torch.stack(parts, -1).nan_to_num(0.0, 0.0, 0.0)
+    x = torch.stack([*parts, torch.ones_like(unit)], -1).nan_to_num(0.0, 0.0, 0.0)  # a constant error follows neither
     y = (error / unit).nan_to_num(0.0, 0.0, 0.0)[..., None]
     slopes = torch.linalg.pinv(x.mT @ x) @ (x.mT @ y)
     return {"delta_follows_out": slopes[:, 0, 0], "delta_follows_probs": slopes[:, 1, 0]}
@@ -119,13 +122,51 @@ def delta_follows(call: AttentionCall, out: Tensor, error: Tensor, true: Exact, 
 
 def out_of_rounded_probs(call: AttentionCall, n: int) -> Tensor:
     """Return O [H, T, d] float64 of FlashAttention-2 in which P̄ alone is rounded, to the inputs' dtype."""
+    return _out_of(AttentionVariant(probs=_rounding(call), out=UNROUNDED), call, n)
+
+
+def _rounding(call: AttentionCall) -> Rounding:
+    """Return the rounding to nearest of the inputs' dtype."""
     bits = {torch.bfloat16: 7, torch.float16: 10}.get(call.q.dtype)
-    probs = UNROUNDED if bits is None else Rounding("nearest", bits)
-    variant = AttentionVariant(probs=probs, out=UNROUNDED)
+    return UNROUNDED if bits is None else Rounding("nearest", bits)
+
+
+def _out_of(variant: AttentionVariant, call: AttentionCall, n: int) -> Tensor:
+    """Return O [H, T, d] float64 of a variant, by this package's reference."""
     k, v = (x[n : n + 1].repeat_interleave(call.groups, 1) for x in (call.k, call.v))
     heads = torch.arange(k.shape[1], device=k.device)
     noise = NoiseKey(torch.zeros(2, dtype=torch.int64, device=k.device), 1, heads, k.shape[1], 1)
     return flash_fwd(call.q[n : n + 1], k, v, variant, noise, call.is_causal, call.scale)[0][0].double()
+
+
+def _expected(
+    call: AttentionCall, n: int, true: Exact, dtype: torch.dtype, declared: AttentionVariant | None
+) -> Measures:
+    """Return the errors of FlashAttention-2 by this package's reference, which rounds O to the same dtype."""
+    rounding = _rounding(call)
+    coarser = AttentionVariant(scores=rounding, probs=rounding, out_unnormalized=rounding, out=UNROUNDED)
+    outs = out_of_rounded_probs(call, n), _out_of(declared or coarser, call, n)
+    expected, coarse = (out.to(dtype).double() for out in outs)
+    size = true.out.norm(dim=(-2, -1)).clamp_min(1e-300)
+    return {
+        "length_error_expected": _length_error(expected, true),
+        "out_error_expected": (expected - true.out).norm(dim=(-2, -1)) / size,
+        "out_error_coarse": (coarse - true.out).norm(dim=(-2, -1)) / size,
+    }
+
+
+def _size(name: str, wanted: Tensor, call: AttentionCall, true: Exact) -> Tensor:
+    """Return the length [heads] that an error counts against: FP64's, or a tenth of what dQ and dK would be made of.
+
+    Rows with one key, or with keys that are all alike, have gradients that cancel. They are no measure of an error.
+    """
+    least = torch.zeros((), dtype=wanted.dtype, device=wanted.device)
+    if name == "grad_q":
+        least = (true.bound[..., None] * true.attended_keys).norm(dim=(-2, -1))
+    elif name == "grad_k":
+        attended = true.probs.mT @ (true.bound * true.q_norm)[..., None]
+        least = attended.norm(dim=(-2, -1)).unflatten(0, (-1, call.groups)).sum(1)
+    return torch.maximum(wanted.norm(dim=(-2, -1)), 0.1 * call.scale * least).clamp_min(1e-300)
 
 
 def _of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:
@@ -133,11 +174,18 @@ def _of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:
     error = (grad_out * difference).sum(-1)
     return {
         **_rows_off("out", difference.norm(dim=-1) / size),
-        "dead_rows": (found.norm(dim=-1) < DEAD * size).double().mean(-1),
+        "dead_rows": _dead(found, true.out).double().mean(-1),
         "length_error": _length_error(found, true),
         **_relative("delta", error, true.bound),
         "delta_sum": error.sum(-1),
     }
+
+
+def _dead(found: Tensor, true: Tensor) -> Tensor:
+    """Return which rows [H, T] are switched off: short, but still along FP64's O as far as there is something left."""
+    length, size = found.norm(dim=-1), true.norm(dim=-1).clamp_min(1e-300)
+    cosine = (found * true).sum(-1) / (length * size).clamp_min(1e-300)
+    return (length < DEAD * size) & ((length < 1e-3 * size) | (cosine > 0.9))
 
 
 def _length_error(found: Tensor, true: Exact) -> Tensor:

@@ -14,10 +14,11 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Measures, Results
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
+from flashpoint.numerics.variant import AttentionVariant
 
 IGNITES = 1e-6
 """A constant error of δ of this share of |dO||O| ignited 2 of 4 runs (docs/findings/injected.md)."""
-CHANCE = 0.01
+CHANCE = 0.001
 """How likely a diagnosis of one layer without a fault may call some head's δ biased."""
 _FP16_MAX = 65_504.0
 _WEIGHT_OFF = 0.01
@@ -27,8 +28,8 @@ _GRADIENT_OFF = 0.02
 _LENGTH_OFF = 5e-4
 """Of the length error's root mean square beyond what is expected; a BF16 ℓ adds 1e-3 or more."""
 _FOLLOWS = 0.5
-_DEAD_ROWS = 0.01
-"""Share of rows that are switched off."""
+_DEAD_ROWS = 0.001
+"""Share of rows that are switched off. Nothing else makes |O| half as long."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ KINDS = {
     "gradients_off": "gradients are off",
     "delta_bias": "δ is biased",
     "rounded_denominator": "ℓ is rounded",
+    "coarse_rounding": "more is rounded than P̄ and O",
     "rounded_head": "δ of some heads takes the rounding of O",
     "dead_rows": "rows are switched off",
 }
@@ -84,12 +86,15 @@ class Diagnosis:
     findings: tuple[Finding, ...]
 
 
-def diagnose(call: AttentionCall, function: Function | None = None) -> Diagnosis:
+def diagnose(
+    call: AttentionCall, function: Function | None = None, declared: AttentionVariant | None = None
+) -> Diagnosis:
     """Say what is wrong with a call.
 
     Args:
         call: with the results of the attention, unless ``function`` is given.
         function: the attention, which is called anew. It tells of row sums, weights and repeatability too.
+        declared: what the attention says that it rounds. Errors of O of that size are no finding.
 
     Raises:
         ValueError: there is neither a result in the call nor a function.
@@ -99,8 +104,10 @@ def diagnose(call: AttentionCall, function: Function | None = None) -> Diagnosis
         raise ValueError("the call holds no O: name the attention that computes it")
     probed = probe(function, call) if function else None
     differing = _differing_rows(function, call, results)
-    measures = measured(call, results, probed)
-    return Diagnosis(call, measures, probed is not None, tuple(_findings(call, measures, probed, differing)))
+    measures = measured(call, results, probed, declared)
+    return Diagnosis(
+        call, measures, probed is not None, tuple(_findings(call, measures, probed, differing, declared is not None))
+    )
 
 
 def _differing_rows(function: Function | None, call: AttentionCall, results: Results) -> Tensor:
@@ -115,7 +122,9 @@ def _differing_rows(function: Function | None, call: AttentionCall, results: Res
     return rows
 
 
-def _findings(call: AttentionCall, of: Measures, probed: Probed | None, differing: Tensor) -> list[Finding]:
+def _findings(
+    call: AttentionCall, of: Measures, probed: Probed | None, differing: Tensor, declares: bool
+) -> list[Finding]:
     """Return the findings. One that makes nonsense of the others is returned alone."""
 
     def finding(kind: str, heads: Tensor, text: str) -> Finding:
@@ -134,30 +143,40 @@ def _findings(call: AttentionCall, of: Measures, probed: Probed | None, differin
     for named in (_wrong_weights(of, probed, finding), _wrong_rows(of, finding)):
         if named:
             return [named]
-    heads = of["length_error"].square().mean(0) - of["length_error_expected"].square().mean(0) > _LENGTH_OFF**2
+    length, expected = (of[name].square().mean(0) for name in ("length_error", "length_error_expected"))
+    coarser = of["out_error"].square().mean(0) - of["out_error_expected"].square().mean(0)
+    # A rounded ℓ makes rows of O longer or shorter; what else is rounded turns them, too.
+    heads = (length - expected > _LENGTH_OFF**2) & (length > 4 * expected) & (length - expected > 0.5 * coarser)
+    dead = of["dead_rows"].mean(0) > _DEAD_ROWS
+    heads &= ~(dead | _explained(of)) if declares else ~dead
     found = [_biased(of, finding)]
+    if not declares and (rough := ~heads & ~dead & (coarser > 3 * of["out_error_expected"].square().mean(0))).any():
+        errs, explained = (float(of[name][:, rough].mean()) for name in ("out_error", "out_error_expected"))
+        text = f"O is off by {errs:.1e}, where the rounding of P̄ and O makes {explained:.1e}: S or Ō is rounded"
+        found.append(finding("coarse_rounding", rough, text))
     if heads.any():
-        length, expected = (float(of[name][:, heads].mean()) for name in ("length_error", "length_error_expected"))
-        text = f"the length of O's rows errs by {length:.1e}, where an ℓ that is not rounded makes {expected:.1e}"
+        errs, explained = (float(x[heads].mean().sqrt()) for x in (length, expected))
+        text = f"the length of O's rows errs by {errs:.1e}, where an ℓ that is not rounded makes {explained:.1e}"
         found.append(finding("rounded_denominator", heads, text))
-    found += [_rounded_head(of, finding), _dead(of, finding)]
+    found += [None if heads.any() else _rounded_head(of, finding), _dead(of, finding)]
     return [one for one in found if one is not None]
 
 
 def _wrong_weights(of: Measures, probed: Probed | None, finding: _Make) -> Finding | None:
     if probed is None:
         return None
-    wrong = of["weight_error"].amax(0)
-    if (heads := wrong > _WEIGHT_OFF).any():
-        n, head = _largest(of["weight_error"])
+    whole = ~_explained(of)
+    weights, masses = (of[name] * whole for name in ("weight_error", "mass_error"))
+    if (heads := weights.amax(0) > _WEIGHT_OFF).any():
+        n, head = _largest(weights)
         queries, keys = (
             _span(int(of[name][n, head]), probed.block) for name in ("weight_error_queries", "weight_error_keys")
         )
         got, meant = float(of["weight_found"][n, head]), float(of["weight_exact"][n, head])
         text = f"queries {queries} give keys {keys} a weight of {got:.3f} in place of {meant:.3f}"
         return finding("dropped_tile" if got < 0.2 * meant else "stale_maximum", heads, text)
-    if (heads := of["mass_error"].amax(0) > _WEIGHT_OFF).any():
-        n, head = _largest(of["mass_error"])
+    if (heads := masses.amax(0) > _WEIGHT_OFF).any():
+        n, head = _largest(masses)
         queries = _span(int(of["mass_error_block"][n, head]), probed.block)
         return finding(
             "logsumexp_block",
@@ -172,9 +191,7 @@ def _wrong_rows(of: Measures, finding: _Make) -> Finding | None:
     for name, kind in (("out", "out_rows"), ("grad_q", "gradients_off")):
         if f"{name}_rows_off" in of and (heads := of[f"{name}_rows_off"].sum(0) > 0).any():
             # A few rows that almost cancel are far off for no fault; a head that is off as a whole is none of these.
-            heads &= of[f"{name}_error"].amax(0) > _GRADIENT_OFF
-            if heads.any() and kind == "out_rows" and _only_shorter(of, heads):
-                continue
+            heads &= (of[f"{name}_error"].amax(0) > _GRADIENT_OFF) & ~_explained(of)
             if heads.any():
                 first = int(of[f"{name}_rows_off_first"][:, heads].clamp_min(0).amin()) + 1
                 last = int(of[f"{name}_rows_off_last"][:, heads].amax()) + 1
@@ -182,16 +199,18 @@ def _wrong_rows(of: Measures, finding: _Make) -> Finding | None:
                 what = "O" if name == "out" else "dQ"
                 return finding(kind, heads, f"{what} is off by {error:.1%}, in rows {first:,} to {last:,}")
     for name in ("grad_k_error", "grad_v_error"):
-        if name in of and (heads := of[name].mean(0) > _GRADIENT_OFF).any() and not (of["dead_rows"] > 0).any():
+        if name in of and (heads := (of[name].mean(0) > _GRADIENT_OFF) & ~_explained(of)).any():
             what = {"grad_k_error": "dK", "grad_v_error": "dV"}[name]
             error = float(of[name][:, heads].mean())
             return finding("gradients_off", heads, f"{what} is off by {error:.1%}; BF16 accounts for 0.5 %")
     return None
 
 
-def _only_shorter(of: Measures, heads: Tensor) -> bool:
-    """Whether the rows of O that are off are those that are switched off."""
-    return bool((of["dead_rows"][:, heads].mean(0) > _DEAD_ROWS).all())
+def _explained(of: Measures) -> Tensor:
+    """Return the heads [H] whose errors follow from rounded scores, or from rows that are switched off."""
+    coarse = of["out_error"].square().mean(0) > 2 * of["out_error_expected"].square().mean(0)
+    as_rounded = of["out_error"].square().mean(0) < 4 * of["out_error_coarse"].square().mean(0)
+    return (coarse & as_rounded) | (of["dead_rows"].mean(0) > _DEAD_ROWS)
 
 
 def _biased(of: Measures, finding: _Make) -> Finding | None:
@@ -222,7 +241,8 @@ def _rounded_head(of: Measures, finding: _Make) -> Finding | None:
     if "delta_follows_out" not in of:
         return None
     follows = of["delta_follows_out"].mean(0)
-    heads = follows > _FOLLOWS
+    spread = of["delta_follows_out"].std(0) / len(of["delta_follows_out"]) ** 0.5
+    heads = follows - 3 * spread > _FOLLOWS
     if not heads.any() or heads.double().mean() > 0.5:  # all of them: as in every FlashAttention
         return None
     ours, theirs = float(follows[heads].mean()), float(follows[~heads].mean())

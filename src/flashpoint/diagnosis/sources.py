@@ -1,0 +1,186 @@
+"""Where attention calls come from: captured files, a run of this package, a model of Transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flashpoint.capture.recorder import Recorder
+from flashpoint.config import Config, build_config
+from flashpoint.data.batches import gather_windows
+from flashpoint.data.tape import Tape
+from flashpoint.diagnosis.call import AttentionCall, joined
+from flashpoint.diagnosis.probe import Function
+from flashpoint.errors import UserError
+from flashpoint.files import CONFIGS, read_json
+from flashpoint.numerics.dispatch import flash_fwd
+from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.probes.instrumented import InstrumentedPass
+from flashpoint.runs.folder import RunFolder
+from flashpoint.training.parallel import Ranks
+from flashpoint.training.parts import build
+from flashpoint.training.plan import settle
+from flashpoint.training.step import OptimizerStep
+
+_TOKENS = 32_768
+"""Tokens that a run is diagnosed on: the bias of δ is small beside its noise."""
+
+
+def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
+    """Read a captured file, a folder of them, or those that a watched run wrote last, or at ``step``.
+
+    Raises:
+        UserError: there are none, or one cannot be read.
+    """
+    if path.is_file():
+        return [AttentionCall.read(path)]
+    folder = path
+    if (captures := RunFolder(path).captures).is_dir():
+        steps = {int(found.name.removeprefix("step-")): found for found in captures.glob("step-*")}
+        if not steps:
+            raise UserError(f"{captures}: holds no capture; watched.capture() in the loop makes one")
+        if step is not None and step not in steps:
+            raise UserError(f"--step {step}: {path} captured steps {', '.join(map(str, sorted(steps)))}")
+        folder = steps[max(steps) if step is None else step]
+    files = sorted(folder.glob("layer-*.safetensors"))
+    if not files:
+        raise UserError(f"{folder}: holds no layer-*.safetensors; give a capture, a run, or a .safetensors file")
+    return [AttentionCall.read(file) for file in files]
+
+
+def calls_of_run(
+    folder: RunFolder, step: int | None, sequences: int | None, device: torch.device
+) -> tuple[list[AttentionCall], AttentionVariant]:
+    """Run forward and backward with the weights of a run of this package, from its newest checkpoint before a step.
+
+    Args:
+        step: None is the last checkpoint's step, or before an explosion the last one before the onset.
+        sequences: of the step's batch and of those that follow; None is as many as have 32,768 tokens.
+
+    Returns:
+        A call of each layer, and the run's attention.
+
+    Raises:
+        UserError: tape, checkpoint or data are missing.
+    """
+    tape = Tape.read(folder.tape, until_broken=True)
+    outcome = read_json(folder.outcome) if folder.outcome.is_file() else {}
+    last = tape.steps - 1 if outcome.get("onset_step") is None else min(tape.steps - 1, int(outcome["onset_step"]))
+    if step is not None and not 0 <= step < tape.steps:
+        raise UserError(f"--step {step}: {folder.path} has steps 0 to {tape.steps - 1:,}")
+    config = _replaying(folder, last if step is None else step)
+    plan = settle(config, None, Ranks(), device)
+    parts = build(plan)
+    if parts.start.step:
+        parts.step.load_state(parts.start.tensors)
+    wanted = sequences or -(-_TOKENS // config.model.context)
+    steps = range(parts.start.step, min(tape.steps, parts.start.step + -(-wanted // config.train.batch_size)))
+    windows = np.concatenate([parts.order.windows(at)[:, 0].reshape(-1) for at in steps])[:wanted]
+    batch = gather_windows(parts.tokens.train, windows, config.model.context).to(device)
+    parts_of_calls = [
+        _calls(parts.step, config, some, parts.start.step)
+        for some in batch.split(config.train.micro_batch_size or config.train.batch_size)
+    ]
+    return [joined(layer) for layer in zip(*parts_of_calls, strict=True)], config.attn
+
+
+def _calls(step: OptimizerStep, config: Config, sequences: torch.Tensor, number: int) -> list[AttentionCall]:
+    """Return the call of each layer on sequences [N, T + 1], with dO as their part of a step's loss."""
+    device, precision = sequences.device, config.train.precision
+    observe = InstrumentedPass(step.model, sequences, config.train.batch_size, device, "data", precision)
+    seen = observe(sequences, step.seed_and_step)
+    return [
+        AttentionCall(
+            q=seen.q[at],
+            k=seen.k[at],
+            v=seen.v[at],
+            grad_out=seen.grad_out[at].to(seen.out.dtype),
+            out=seen.out[at],
+            grad_q=seen.grad_q[at],
+            grad_k=None,
+            grad_v=None,
+            is_causal=True,
+            scale=seen.scale,
+            layer=at + 1,
+            step=number,
+            attention=config.attn.name,
+        )
+        for at in range(config.model.n_layer)
+    ]
+
+
+def _replaying(folder: RunFolder, step: int) -> Config:
+    values = read_json(folder.config)
+    values["probes"] = {**values["probes"], "attention": [], "weights_against": None}
+    values["checkpoints"] = {**values["checkpoints"], "interval": 0}
+    values["train"] = {**values["train"], "compile": False, "device": "auto", "threads": None}
+    config = build_config(values, CONFIGS / "attn")
+    return dataclasses.replace(config, replay=str(folder.path), from_step=step, resume=None)
+
+
+def function_of_layer(variant: AttentionVariant, layer: int) -> Function:
+    """Return what a variant computes in a layer, as a function."""
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float) -> torch.Tensor:
+        if variant.groups(layer, q.shape[1])[0][0].kernel == "sdpa":
+            groups = q.shape[1] != k.shape[1]
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=is_causal, scale=scale, enable_gqa=groups
+            )
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        key = torch.zeros(2, dtype=torch.int64, device=q.device)
+        return flash_fwd(q, k, v, variant, layer=layer, seed_and_step=key, causal=is_causal, scale=scale)[0]
+
+    return function
+
+
+def calls_of_model(
+    name: str, text: str, sequences: int, tokens: int, device: torch.device, functions: Sequence[str] = ()
+) -> list[AttentionCall]:
+    """Run a causal language model of Transformers forward and backward on a text, under BF16 autocast.
+
+    Args:
+        name: folder or name, as ``from_pretrained`` takes it.
+        text: cut into sequences of so many tokens.
+
+    Raises:
+        UserError: Transformers is not installed, there is no such model, or the text is too short.
+    """
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError:
+        raise UserError(f"{name}: needs the package transformers; pip install transformers") from None
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(name)
+        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+        model.to(device).train()
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{name}: no run, no capture and no model of Transformers: {reason}") from error
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    ids = tokenizer(text, return_tensors="pt").input_ids[0]
+    if len(ids) < tokens:
+        raise UserError(f"--text: {len(ids):,} tokens, fewer than one sequence of {tokens:,}; give more, or --tokens")
+    count = min(sequences, len(ids) // tokens)
+    batch = ids[: count * tokens].reshape(count, tokens).to(device)
+    recorder = Recorder(count, functions)
+    end = recorder.start()
+    try:
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = model(batch, labels=batch).loss
+        recorder.stop()
+        loss.backward()
+    finally:
+        end()
+    calls = [one for layer, recorded in enumerate(recorder.calls, 1) if (one := recorded.call(layer, 0))]
+    if not calls:
+        why = "; ".join(sorted(recorder.missed)) or "it calls none that is known"
+        raise UserError(f"{name}: no attention was recorded ({why}); name it with --function MODULE:NAME")
+    return calls

@@ -1,0 +1,178 @@
+"""Attentions with a planted fault are named; the ones without are not accused."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.faults import BLOCK, KINDS, Fault, faulty_attention
+from flashpoint.diagnosis.measured import measured
+from flashpoint.diagnosis.measures import Results
+from flashpoint.diagnosis.probe import Function, probe, results_of
+from flashpoint.diagnosis.verdict import diagnose
+from flashpoint.drop_in import attention
+from flashpoint.numerics.variant import AttentionVariant
+
+HEADS, LENGTH, SIZE = 4, 96, 32
+WITHOUT_THE_ATTENTION = {
+    "logsumexp_block": "gradients_off",
+    "stale_maximum": "out_rows",
+    "dropped_tile": "out_rows",
+    "random_row": "out_rows",
+}
+"""What is said of these where there are only the results of one call."""
+
+
+def inputs(seed: int, factor: float = 1.0, heads_kv: int = HEADS, offset: float = 0.0) -> list[Tensor]:
+    """q, k, v and dO of six sequences; every key has a part ``offset`` in common."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(6, heads, LENGTH, SIZE) for heads in (HEADS, heads_kv, heads_kv, HEADS)]
+    q, k, v, grad_out = (torch.randn(shape, generator=generator) for shape in shapes)
+    k[..., 0] += offset
+    return [x.bfloat16() for x in (q * factor, k, v, grad_out)]
+
+
+def call_of(function: Function, tensors: list[Tensor], scale: float = SIZE**-0.5) -> AttentionCall:
+    q, k, v, grad_out = tensors
+    call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, scale, layer=2, step=7, attention="f")
+    found = results_of(function, call)
+    return AttentionCall(q, k, v, grad_out, found.out, found.grad_q, found.grad_k, found.grad_v, True, scale, 2, 7, "f")
+
+
+def by_position(function: Callable[..., Tensor]) -> Function:
+    return lambda q, k, v, is_causal, scale: function(q, k, v, is_causal=is_causal, scale=scale)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "none"])
+@pytest.mark.parametrize("head", [None, 2])
+def test_a_planted_fault_is_named(kind: str, head: int | None) -> None:
+    if kind == "rounded_head" and head is None:
+        pytest.skip("every FlashAttention takes δ from a rounded O in all heads")
+    function = by_position(faulty_attention(Fault(kind, head=head, seed=11)))
+    call = call_of(function, inputs(seed=len(kind), factor=3000 if kind == "fp16_overflow" else 1))
+    heads = (1, 2, 3, 4) if head is None else (3,)
+    for asked, expected in ((function, kind), (None, WITHOUT_THE_ATTENTION.get(kind, kind))):
+        findings = diagnose(call, asked).findings
+        assert [(finding.kind, finding.heads, finding.layer) for finding in findings] == [(expected, heads, 2)]
+
+
+CLEAN: dict[str, Callable[..., Tensor]] = {
+    "no fault": faulty_attention(Fault("none")),
+    "sdpa": torch.nn.functional.scaled_dot_product_attention,
+    "exact row sums": lambda *qkv, **options: attention(*qkv, variant=AttentionVariant(exact_row_sum=True), **options),
+    "flash_fp32": lambda *qkv, **options: attention(*qkv, variant="flash_fp32", **options),
+}
+
+
+@pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.parametrize(("seed", "factor", "offset"), [(1, 1.0, 0.0), (2, 4.0, 3.0)])
+def test_nothing_is_found_where_nothing_is(name: str, seed: int, factor: float, offset: float) -> None:
+    function = by_position(CLEAN[name])
+    call = call_of(function, inputs(seed, factor, offset=offset))
+    assert diagnose(call).findings == ()
+    assert diagnose(call, function).findings == ()
+
+
+def test_with_grouped_heads_of_keys_the_head_is_named() -> None:
+    function = by_position(faulty_attention(Fault("delta_bias", head=1)))
+    call = call_of(function, inputs(3, heads_kv=2))
+    for asked in (function, None):
+        assert [(found.kind, found.heads) for found in diagnose(call, asked).findings] == [("delta_bias", (2,))]
+
+
+def test_a_switched_off_row_is_found() -> None:
+    tensors = inputs(4, factor=8.0, offset=4.0)
+    tensors[1][:, :, 1::2] = tensors[1][:, :, ::2]  # keys in pairs: every maximum is tied
+    for variant, expected in (("released_fixed", True), ("released", False)):
+        function = by_position(lambda *qkv, variant=variant, **options: attention(*qkv, variant=variant, **options))
+        kinds = {found.kind for found in diagnose(call_of(function, tensors), function).findings}
+        assert ("dead_rows" in kinds) is expected
+        assert not kinds & {"out_rows", "gradients_off"}
+
+
+def test_rounded_scores_are_told_from_a_rounded_denominator() -> None:
+    for variant in ("flash_bf16", "standard"):
+        function = by_position(lambda *qkv, variant=variant, **options: attention(*qkv, variant=variant, **options))
+        for seed, factor in ((1, 4.0), (2, 16.0)):
+            found = diagnose(call_of(function, inputs(seed, factor)), function).findings
+            assert [one.kind for one in found] == ["coarse_rounding"]
+
+
+def test_a_short_sequence_and_few_sequences_are_no_error() -> None:
+    function = by_position(CLEAN["flash_fp32"])
+    tensors = [x[:2, :, :1] for x in inputs(5)]
+    assert diagnose(call_of(function, tensors), function).findings == ()
+
+
+def test_the_features_of_its_own_read_out_row_sums_weights_and_masses() -> None:
+    """Of an attention that is exact in FP64, with an error put into δ and into L by hand."""
+
+    class Erring(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v, scale):  # type: ignore[no-untyped-def]
+            scores = (q @ k.mT * scale).masked_fill(torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), -math.inf)
+            out = scores.softmax(-1) @ v
+            ctx.save_for_backward(q, k, v, scores, out)
+            ctx.scale = scale
+            return out
+
+        @staticmethod
+        def backward(ctx, grad_out):  # type: ignore[no-untyped-def]
+            q, k, v, scores, out = ctx.saved_tensors
+            p = scores.softmax(-1)
+            p[:, 1, 20:] *= 0.9
+            delta = (grad_out * out).sum(-1) + errors
+            grad_s = p * (grad_out @ v.mT - delta[..., None]) * ctx.scale
+            return grad_s @ k, grad_s.mT @ q, p.mT @ grad_out, None
+
+    tensors = [x.double() for x in inputs(6)]
+    errors = torch.randn(6, HEADS, LENGTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    errors[:, 1] = 0
+    call = call_of(lambda q, k, v, _causal, scale: Erring.apply(q, k, v, scale), tensors)
+    found = probe(lambda q, k, v, _causal, scale: Erring.apply(q, k, v, scale), call)
+    assert found is not None
+    torch.testing.assert_close(found.row_sums[:, 0], -errors[:, 0])
+    true = [exact(call, n) for n in range(6)]
+    block = found.block
+    expected = torch.stack([one.probs.unflatten(-1, (-1, block)).sum(-1) for one in true])
+    torch.testing.assert_close(found.weights, expected)
+    assert found.masses[:, 0].sub(1).abs().max() < 1e-9
+    rows = torch.where(torch.arange(LENGTH) >= 20, 0.9, 1.0).double().unflatten(0, (-1, block)).mean(-1)
+    torch.testing.assert_close(found.masses[:, 1], rows.expand(6, -1))
+
+
+def test_measures_are_what_they_say() -> None:
+    """Errors of known size in O and dQ of an FP64 result."""
+    tensors = [x.double() for x in inputs(8)]
+    call = call_of(by_position(torch.nn.functional.scaled_dot_product_attention), tensors)
+    true = exact(call, 0)
+    longer = torch.linspace(0.01, 0.03, LENGTH, dtype=torch.float64)
+    out = true.out * (1 + longer[:, None])
+    shares = 1e-4 * true.bound
+    grad_q = true.grad_q - call.scale * shares[..., None] * true.attended_keys
+    of = measured(
+        AttentionCall(*(x[:1] for x in tensors), None, None, None, None, True, call.scale, 1, 0, "f"),
+        Results(out[None], grad_q[None], None, None),
+    )
+    delta = (tensors[3][0] * out).sum(-1) - (tensors[3][0] * true.out).sum(-1)
+    torch.testing.assert_close(of["length_error"][0], longer[1:].std().expand(HEADS))
+    torch.testing.assert_close(of["delta_bias"][0], delta.sum(-1) / true.bound.sum(-1))
+    torch.testing.assert_close(of["delta_sum"][0], delta.sum(-1))
+    torch.testing.assert_close(of["grad_delta_bias"][0], torch.full((HEADS,), 1e-4, dtype=torch.float64))
+    torch.testing.assert_close(of["grad_delta_noise"][0], torch.full((HEADS,), 1e-4, dtype=torch.float64))
+
+
+def test_a_call_survives_its_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    call = call_of(by_position(CLEAN["no fault"]), inputs(9, heads_kv=2))
+    call.write(tmp_path / "layer-02.safetensors")
+    read = AttentionCall.read(tmp_path / "layer-02.safetensors")
+    assert (read.layer, read.step, read.attention, read.scale, read.is_causal) == (2, 7, "f", call.scale, True)
+    for name in ("q", "k", "v", "grad_out", "out", "grad_q", "grad_k", "grad_v"):
+        assert torch.equal(getattr(read, name), getattr(call, name))
+
+
+assert BLOCK < LENGTH
