@@ -24,7 +24,7 @@ class Projection:
 
     Attributes:
         weight: [features, C], or [C, features] if ``by_column``.
-        features: of each head, [H, f] int64.
+        features: of each head, [H, f] int64; heads of queries that share keys have the same ones.
     """
 
     weight: nn.Parameter
@@ -60,8 +60,9 @@ class ModuleOutputs:
             self.by_node[output.grad_fn] = module, output
 
 
-def projection(q: Tensor, outputs: ModuleOutputs) -> Projection | None:
-    """Return what makes ``q`` [B, H, T, d], or keys; None where no module with a matrix does, as in a sharded model."""
+def projection(q: Tensor, outputs: ModuleOutputs, groups: int) -> Projection | None:
+    """Return what makes ``q`` [B, H, T, d], or keys that ``groups`` heads share; None where no module with a matrix
+    does, as in a sharded model."""
     found = next((outputs.by_node[node] for node in _ancestors(q.grad_fn) if node in outputs.by_node), None)
     if found is None:
         return None
@@ -79,7 +80,7 @@ def projection(q: Tensor, outputs: ModuleOutputs) -> Projection | None:
         features.append((answer != 0).flatten(0, -2).any(0).nonzero().flatten())
     if len({len(of_head) for of_head in features}) != 1 or not len(features[0]):
         return None
-    return Projection(weight, by_column, torch.stack(features))
+    return Projection(weight, by_column, torch.stack(features).repeat_interleave(groups, 0))
 
 
 @torch.no_grad()
@@ -91,8 +92,8 @@ def spectral_norms(projections: list[Projection]) -> Tensor:
 def projections_of(calls: list[Recorded], outputs: ModuleOutputs) -> dict[str, list[Projection]]:
     """Return the projections of all layers by metric; without those that one of the layers lacks."""
     found = {
-        "w_q_spectral_norm": [projection(call.q, outputs) for call in calls],
-        "w_k_spectral_norm": [projection(call.k, outputs) for call in calls],
+        "w_q_spectral_norm": [projection(call.q, outputs, 1) for call in calls],
+        "w_k_spectral_norm": [projection(call.k, outputs, call.q.shape[1] // call.k.shape[1]) for call in calls],
     }
     return {name: [one for one in layers if one] for name, layers in found.items() if all(layers)}
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +86,10 @@ class Recorder:
             return entered.pop_all().close
         raise AssertionError("unreachable")
 
+    def keep_at_least(self, sequences: int) -> None:
+        """Keep more sequences of the calls to come."""
+        self._sequences = max(self._sequences, sequences)
+
     def stop(self) -> None:
         """Take no more calls: the forward pass is complete. Gradients of its calls are still kept."""
         self._recording = False
@@ -159,8 +164,9 @@ class Recorder:
                 result = function(q, k, v, *rest, **options)
             if wanted:
                 out = result[0] if isinstance(result, tuple) else result
-                is_causal = bool(options.get("causal", options.get("is_causal", False)))
-                scale = options.get("softmax_scale", options.get("scale"))
+                given = _arguments(function, (q, k, v, *rest), options)
+                is_causal = bool(given.get("causal", given.get("is_causal", False)))
+                scale = given.get("softmax_scale", given.get("scale"))
                 tensors = {"q": q, "k": k, "v": v, "out": out}
                 self.record(named.word, tensors, is_causal, scale, by_token=tuple(tensors) if named.by_token else ())
             return result
@@ -219,6 +225,16 @@ _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal
 
 def _variant_name(variant: Any) -> str:
     return "flash_exact_rowsum" if variant is None else getattr(variant, "name", str(variant))
+
+
+def _arguments(function: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments by name, as far as the function's signature tells them."""
+    try:
+        bound = inspect.signature(function).bind(*positional, **named)
+    except (TypeError, ValueError):
+        return dict(named)
+    bound.apply_defaults()
+    return {**bound.arguments, **named}
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ from flashpoint.probes.sentinel import LOOKBACK, Sentinel
 from flashpoint.training.detector import ExplosionDetector
 from flashpoint.training.listeners import Listener
 
+_CAPTURED = 16
+"""Sequences of a capture: the bias of δ is judged by its spread over sequences."""
 METRICS = {
     "delta_bias": "row_sum_relative_bias",
     "delta_noise": "row_sum_relative_noise",
@@ -57,7 +59,7 @@ def watch(
     interval: int = 500,
     weights_interval: int = 50,
     log_interval: int = 10,
-    sequences: int = 2,
+    sequences: int = 4,
     functions: Sequence[str] = (),
     wandb: Literal["disabled", "auto", "online", "offline"] = "disabled",
     project: str = "flashpoint",
@@ -73,7 +75,7 @@ def watch(
         interval: steps between observations of the attention. An observed step runs uncompiled.
         weights_interval: steps between norms of the weights.
         log_interval: steps between reads of the losses from the device.
-        sequences: of the batch that are observed.
+        sequences: of the batch that are observed. A capture has 16, if the batch does.
         functions: attentions that are neither PyTorch's nor Transformers', ``MODULE:NAME`` each, with ``@bthd`` behind
             where they take [B, T, H, d].
         wandb: as ``tracking`` of own runs.
@@ -172,8 +174,11 @@ class Watch:
         self._observe_next()
 
     def capture(self, reason: str = "asked for") -> None:
-        """Observe the next step, and write the tensors of all its layers."""
+        """Observe the next forward pass, of this step or of the next one, and write the tensors of all its layers."""
         self._wanted = (reason, None)
+        if self._recorder is not None:
+            self._recorder.keep_at_least(_CAPTURED)
+        self._observe_next()
 
     def _take(
         self, loss: Tensor | float, batch: Any, grad_norm: Tensor | float | None, metrics: dict[str, float]
@@ -187,7 +192,7 @@ class Watch:
         self._pending.append((step, loss.detach() if isinstance(loss, Tensor) else loss, grad_norm))
         if batch is not None:
             self._batches.append((step, batch))
-        if self._recorder is not None:
+        if self._recorder is not None and (self._recorder.calls or self._wanted is None):
             self._observed(step)
         if self._projections and (step + 1) % self._weights_interval == 0:
             self._weigh(step)
@@ -198,12 +203,15 @@ class Watch:
 
     def _observe_next(self) -> None:
         """Record the next forward pass, if it is to be observed."""
+        if self._recorder is not None:
+            return
         due = self._step == 0 or (self._step + 1) % self._interval == 0 or self._wanted is not None
         if self.run is not None and due:
             self._guarded("recording the attention", self._record_next)
 
     def _record_next(self) -> None:
-        self._recorder = recorder = Recorder(self._sequences, self._functions)
+        kept = self._sequences if self._wanted is None else max(self._sequences, _CAPTURED)
+        self._recorder = recorder = Recorder(kept, self._functions)
         outputs = ModuleOutputs(self._model) if self._projections is None else None
         end = recorder.start()
         if outputs is not None:
@@ -266,11 +274,6 @@ class Watch:
         assert self.run is not None
         assert self._projections is not None
         norms = {name: spectral_norms(some).cpu().double().numpy() for name, some in self._projections.items()}
-        if "w_k_spectral_norm" in norms and "w_q_spectral_norm" in norms:
-            heads = norms["w_q_spectral_norm"].shape[1]
-            norms["w_k_spectral_norm"] = norms["w_k_spectral_norm"].repeat(
-                heads // norms["w_k_spectral_norm"].shape[1], 1
-            )
         self.run.log(step, norms)
         if "w_q_spectral_norm" in norms and (warning := self._sentinel.update(step, norms["w_q_spectral_norm"])):
             self._wanted = (

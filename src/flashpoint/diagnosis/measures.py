@@ -69,6 +69,7 @@ def of_results(
     """Return how the results of a sequence differ from FP64's, [H] each.
 
     ``out_error``, ``grad_q_error``, ``grad_k_error``, ``grad_v_error``: ‖difference‖ / ‖FP64‖.
+    ``grad_q_unexplained``, ``grad_k_unexplained``: without the part that an error of δ makes.
     ``nonfinite``: rows with NaN or infinity in any result. ``out_rows_off`` and ``grad_q_rows_off``: rows farther off
     than :data:`ROW_OFF`, and ``…_first``, ``…_last``: the first and last of them, from 0, −1 for none.
     ``dead_rows``: the share with less than half of FP64's |O|, along that O.
@@ -103,6 +104,15 @@ def of_results(
             measured |= _expected(call, n, true, found_dtype, declared)
         if name == "grad_q":
             measured |= _of_grad_q(found, true, call.scale)
+            measured["grad_q_unexplained"] = _unexplained_grad_q(found, true, call.scale) / _size(
+                name, wanted, call, true
+            )
+        if name == "grad_k" and results.grad_q is not None:
+            error = _delta_error_of(results.grad_q[n].double(), true, call.scale)
+            of_delta = -call.scale * (true.probs.mT @ (error[..., None] * call.q[n].double()))
+            rest = found - wanted - of_delta.unflatten(0, (-1, call.groups)).sum(1)
+            unexplained = rest.norm(dim=(-2, -1)) / _size(name, wanted, call, true)
+            measured["grad_k_unexplained"] = unexplained.repeat_interleave(call.groups, 0)
     if results.out is not None and results.grad_q is not None:
         error = _delta_error_of(results.grad_q[n].double(), true, call.scale)
         measured |= delta_follows(call, results.out[n].double(), error, true, n)
@@ -198,6 +208,12 @@ def _delta_error_of(grad_q: Tensor, true: Exact, scale: float) -> Tensor:
     """Return the error of δ [H, T] that dQ's error along PK tells of."""
     pk = true.attended_keys
     return -((grad_q - true.grad_q) * pk).sum(-1) / (scale * pk.square().sum(-1).clamp_min(1e-300))
+
+
+def _unexplained_grad_q(found: Tensor, true: Exact, scale: float) -> Tensor:
+    """Return the length [H] of dQ's error without the part along PK, which an error of δ makes."""
+    of_delta = -scale * _delta_error_of(found, true, scale)[..., None] * true.attended_keys
+    return (found - true.grad_q - of_delta).norm(dim=(-2, -1))
 
 
 def _of_grad_q(found: Tensor, true: Exact, scale: float) -> Measures:

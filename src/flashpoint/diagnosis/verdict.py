@@ -188,21 +188,24 @@ def _wrong_weights(of: Measures, probed: Probed | None, finding: _Make) -> Findi
 
 
 def _wrong_rows(of: Measures, finding: _Make) -> Finding | None:
-    for name, kind in (("out", "out_rows"), ("grad_q", "gradients_off")):
+    for name, kind, error in (
+        ("out", "out_rows", "out_error"),
+        ("grad_q", "gradients_off", "grad_q_unexplained"),
+    ):
         if f"{name}_rows_off" in of and (heads := of[f"{name}_rows_off"].sum(0) > 0).any():
             # A few rows that almost cancel are far off for no fault; a head that is off as a whole is none of these.
-            heads &= (of[f"{name}_error"].amax(0) > _GRADIENT_OFF) & ~_explained(of)
+            heads &= (of[error].amax(0) > _GRADIENT_OFF) & ~_explained(of)
             if heads.any():
                 first = int(of[f"{name}_rows_off_first"][:, heads].clamp_min(0).amin()) + 1
                 last = int(of[f"{name}_rows_off_last"][:, heads].amax()) + 1
-                error = float(of[f"{name}_error"][:, heads].mean())
+                size = float(of[error][:, heads].mean())
                 what = "O" if name == "out" else "dQ"
-                return finding(kind, heads, f"{what} is off by {error:.1%}, in rows {first:,} to {last:,}")
-    for name in ("grad_k_error", "grad_v_error"):
+                return finding(kind, heads, f"{what} is off by {size:.1%}, in rows {first:,} to {last:,}")
+    for name in ("grad_k_unexplained", "grad_v_error"):
         if name in of and (heads := (of[name].mean(0) > _GRADIENT_OFF) & ~_explained(of)).any():
-            what = {"grad_k_error": "dK", "grad_v_error": "dV"}[name]
-            error = float(of[name][:, heads].mean())
-            return finding("gradients_off", heads, f"{what} is off by {error:.1%}; BF16 accounts for 0.5 %")
+            what = {"grad_k_unexplained": "dK", "grad_v_error": "dV"}[name]
+            size = float(of[name][:, heads].mean())
+            return finding("gradients_off", heads, f"{what} is off by {size:.1%}; BF16 accounts for 0.5 %")
     return None
 
 
@@ -242,10 +245,10 @@ def _rounded_head(of: Measures, finding: _Make) -> Finding | None:
         return None
     follows = of["delta_follows_out"].mean(0)
     spread = of["delta_follows_out"].std(0) / len(of["delta_follows_out"]) ** 0.5
-    heads = follows - 3 * spread > _FOLLOWS
-    if not heads.any() or heads.double().mean() > 0.5:  # all of them: as in every FlashAttention
+    heads, others = follows - 3 * spread > _FOLLOWS, follows + 3 * spread < _FOLLOWS
+    if not heads.any() or heads.sum() > others.sum():  # all of them: as in every FlashAttention
         return None
-    ours, theirs = float(follows[heads].mean()), float(follows[~heads].mean())
+    ours, theirs = float(follows[heads].mean()), float(follows[others].mean())
     return finding(
         "rounded_head",
         heads,
