@@ -62,7 +62,8 @@ class _Faulty(torch.autograd.Function):
         keys, values = (x.repeat_interleave(groups, 1).float() for x in (k, v))
         chosen = torch.zeros(q.shape[1], 1, 1, dtype=torch.bool, device=q.device)
         chosen[slice(None) if fault.head is None else fault.head] = True
-        out, logsumexp = _forward(q.float(), keys, values, scale, fault, chosen)
+        with torch.autocast(q.device.type, enabled=False):  # which would round the operands of QKᵀ and S to BF16
+            out, logsumexp = _forward(q.float(), keys, values, scale, fault, chosen)
         returned = out.to(q.dtype)
         # δ of what is returned is what FlashAttention has; of the faultless attention it is of the FP32 O.
         for_delta = torch.where(chosen, returned.float(), out) if fault.kind == "rounded_head" else out

@@ -70,8 +70,9 @@ def of_results(
 
     ``out_error``, ``grad_q_error``, ``grad_k_error``, ``grad_v_error``: ‖difference‖ / ‖FP64‖.
     ``grad_q_unexplained``, ``grad_k_unexplained``: without the part that an error of δ makes.
-    ``nonfinite``: rows with NaN or infinity in any result. ``out_rows_off`` and ``grad_q_rows_off``: rows farther off
-    than :data:`ROW_OFF`, and ``…_first``, ``…_last``: the first and last of them, from 0, −1 for none.
+    ``nonfinite``: rows with NaN or infinity in any result; ``nonfinite_out``: in O. ``out_rows_off`` and
+    ``grad_q_rows_off``: rows farther off than :data:`ROW_OFF`, and ``…_first``, ``…_last``: the first and last of them,
+    from 0, −1 for none.
     ``dead_rows``: the share with less than half of FP64's |O|, along that O.
     ``length_error``: the standard deviation over rows of O's error along O, over |O|: what a rounded ℓ makes.
     ``length_error_expected``, ``out_error_expected``: those of FlashAttention-2 by this package's reference, which
@@ -98,6 +99,8 @@ def of_results(
         if name in ("grad_k", "grad_v"):
             error, here = error.repeat_interleave(call.groups, 0), here.repeat_interleave(call.groups, 0)
         nonfinite |= here
+        if name == "out":
+            measured["nonfinite_out"] = here.double().sum(-1)
         measured[f"{name}_error"] = error
         if name == "out":
             measured |= _of_out(found, true, call.grad_out[n].double())

@@ -130,13 +130,8 @@ def _findings(
     def finding(kind: str, heads: Tensor, text: str) -> Finding:
         return Finding(kind, call.layer, tuple((heads.nonzero().flatten() + 1).tolist()), text)
 
-    if (heads := of["nonfinite"].sum(0) > 0).any():
-        product = float((of["score_max"][:, heads] / call.scale).max())
-        rows = int(of["nonfinite"][:, heads].sum())
-        text = f"{rows:,} rows hold NaN or infinity; QKᵀ reaches {product:,.0f}"
-        if product > _FP16_MAX:
-            return [finding("fp16_overflow", heads, f"{text}, and FP16 ends at 65,504")]
-        return [finding("nonfinite", heads, text)]
+    if (one := _nonfinite(call, of, finding)) is not None:
+        return [one]
     if (heads := differing.any(-1).any(0)).any():
         rows = int(differing.sum())
         return [finding("random_row", heads, f"a second call on the same inputs returns {rows:,} rows with other bits")]
@@ -160,6 +155,33 @@ def _findings(
         found.append(finding("rounded_denominator", heads, text))
     found += [None if heads.any() else _rounded_head(of, finding), _dead(of, finding)]
     return [one for one in found if one is not None]
+
+
+def _nonfinite(call: AttentionCall, of: Measures, finding: _Make) -> Finding | None:
+    """The first place with NaN or infinity: what the layer took, its O, what came back to it, its gradients."""
+    inputs = torch.stack(
+        [
+            ~x.isfinite().all(-1).all(-1).repeat_interleave(call.q.shape[1] // x.shape[1], 1)
+            for x in (call.q, call.k, call.v)
+        ]
+    ).any(0)
+    if (heads := inputs.any(0).cpu()).any():
+        return finding("nonfinite", heads, "q, k or v hold NaN or infinity: look at an earlier layer")
+    if (heads := of["nonfinite_out"].sum(0) > 0).any():
+        product = float((of["score_max"][:, heads] / call.scale).max())
+        text = (
+            f"{int(of['nonfinite_out'][:, heads].sum()):,} rows of O hold NaN or infinity; QKᵀ reaches {product:,.0f}"
+        )
+        if product > _FP16_MAX:
+            return finding("fp16_overflow", heads, f"{text}, and FP16 ends at 65,504")
+        return finding("nonfinite", heads, text)
+    if (heads := ~call.grad_out.isfinite().all(-1).all(-1).all(0).cpu()).any():
+        return finding("nonfinite", heads, "dO holds NaN or infinity: look at a later layer, or at the loss")
+    if (heads := of["nonfinite"].sum(0) > 0).any():
+        return finding(
+            "nonfinite", heads, f"{int(of['nonfinite'][:, heads].sum()):,} rows of dQ, dK or dV hold NaN or infinity"
+        )
+    return None
 
 
 def _wrong_weights(of: Measures, probed: Probed | None, finding: _Make) -> Finding | None:
@@ -245,7 +267,7 @@ def _rounded_head(of: Measures, finding: _Make) -> Finding | None:
         return None
     follows = of["delta_follows_out"].mean(0)
     spread = of["delta_follows_out"].std(0) / len(of["delta_follows_out"]) ** 0.5
-    heads, others = follows - 3 * spread > _FOLLOWS, follows + 3 * spread < _FOLLOWS
+    heads, others = follows - 5 * spread > _FOLLOWS, follows + 5 * spread < _FOLLOWS
     if not heads.any() or heads.sum() > others.sum():  # all of them: as in every FlashAttention
         return None
     ours, theirs = float(follows[heads].mean()), float(follows[others].mean())
