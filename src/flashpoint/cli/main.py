@@ -30,6 +30,7 @@ VERBS = {
         "How far attentions are from each other and from FP64, by precision.",
     ),
     "diagnose": ("flashpoint.cli.diagnose:command", "What an attention does wrong, by layer and head."),
+    "localize": ("flashpoint.cli.localize:command", "Which layers, heads and choices made a run explode."),
     "claims": ("flashpoint.cli.claims:command", "What was claimed of the explosion, and what the evidence says."),
     "report": ("flashpoint.cli.report:command", "Write a page with figures of runs."),
     "archive": ("flashpoint.cli.archive:command", "Add runs to the evidence tables."),
