@@ -1,8 +1,8 @@
 """Branches of a recorded run with another attention, and how much of the run's growth of W_Q each has.
 
 A branch starts at a checkpoint and trains on the tape's batches for some hundreds of steps. Two branches are the
-measure: one with the run's own attention, one with its twin, the same with every row of dS summing to zero. What another
-branch has of the growth between these two is its effect: 0 is the twin's, 1 the run's.
+measure: one with the run's own attention, one with its twin, the same with every row of dS summing to zero. What
+another branch has of the growth between these two is its effect: 0 is the twin's, 1 the run's.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class Branches:
     Args:
         folder: of a run that exploded, with checkpoints before the onset.
         steps: of a branch.
-        starts: starting steps, the newest checkpoints from which a branch ends before the onset.
+        starts: so many starting steps, the newest checkpoints from which a branch ends before the onset, or 0.
         minutes: after so many no further branch is begun; None is no limit.
 
     Raises:
-        UserError: the run did not explode, or has no such checkpoint.
+        UserError: the run did not explode, or too early.
     """
 
     def __init__(self, folder: RunFolder, steps: int, starts: int, minutes: float | None) -> None:
@@ -84,13 +84,11 @@ class Branches:
             raise UserError(f"{folder.path}: {self.run.verdict}; a run that exploded is localised")
         self.onset, self.steps, self._folder = onset, steps, folder
         checkpoints = sorted(int(path.stem.removeprefix("step-")) for path in folder.checkpoints.glob("step-*.json"))
-        self.checkpoints = checkpoints
+        self.checkpoints = checkpoints = [0, *checkpoints]  # a run can be repeated from its beginning, too
         self.starts = [step for step in checkpoints if step + steps <= onset][-starts:]
         if not self.starts:
-            known = ", ".join(f"{step:,}" for step in checkpoints) or "none"
             raise UserError(
-                f"{folder.path}: no checkpoint {steps:,} steps before the onset at {onset:,} (it has {known}); "
-                "give --steps, or record with checkpoints.interval=100"
+                f"{folder.path}: exploded at {onset:,}, before a branch of {steps:,} ends; give fewer --steps"
             )
         self._until = None if minutes is None else time.monotonic() + 60 * minutes
         self._log = folder.path / "localize.jsonl"
@@ -184,9 +182,13 @@ def only_in(
 ) -> AttentionVariant:
     """Return a variant in some layers, and in some heads of them, and another one elsewhere; all count from 1."""
     where = f"layers={list(layers)}" + (f" heads={list(heads)}" if heads is not None else "")
+    error = variant.delta_error
+    if error.layers is not None:
+        erring = tuple(layer for layer in error.layers if layer in layers)
+        error = dataclasses.replace(error, layers=erring) if erring else DeltaError()
     return dataclasses.replace(
         variant, name=f"{variant.name} {where}".replace(", ", ","), layers=tuple(layers),
-        heads=None if heads is None else tuple(heads), elsewhere=elsewhere,
+        heads=None if heads is None else tuple(heads), elsewhere=elsewhere, delta_error=error,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +73,10 @@ def _asked(branches: Branches) -> Iterator[Answer]:
     yield _point_of_no_return(branches, twin)
 
 
-def _smallest(parts: list[int], effect: Any) -> list[int]:
-    return list(smallest_failing(parts, lambda some: effect(some).grows))
+def _smallest(every: list[int], effect: Callable[[Sequence[int]], Effect]) -> list[int]:
+    """Return the smallest set that grows; where one alone does, all that do alone."""
+    found = list(smallest_failing(every, lambda some: effect(some).grows))
+    return found if len(found) > 1 else [one for one in every if one == found[0] or effect([one]).grows]
 
 
 def _in_heads(
@@ -88,10 +90,14 @@ def _told(
 ) -> Iterator[Answer]:
     """Return that the found ones are sufficient, and whether the others alone grow: then they are not necessary."""
     where = f" of {_words('layer', of)}" if of else ""
-    effect: Effect = branches.effect(only(found))
-    yield Answer(what, f"{_words(what[:-1], found)}{where}: sufficient", effect.told)
-    others = [one for one in every if one not in found]
-    if others:
+    alone: list[Effect] = [branches.effect(only([one])) for one in found]
+    if all(effect.grows for effect in alone):
+        for one, effect in zip(found, alone, strict=True):
+            yield Answer(what, f"{_words(what[:-1], [one])}{where} alone: sufficient", effect.told)
+    else:
+        together: Effect = branches.effect(only(found))
+        yield Answer(what, f"{_words(what[:-1], found)}{where} together: sufficient, none alone", together.told)
+    if others := [one for one in every if one not in found]:
         without: Effect = branches.effect(only(others))
         verdict = "not necessary: the others grow without" if without.grows else "necessary: the others do not grow"
         yield Answer(what, f"{_words(what[:-1], found)}{where}: {verdict}", without.told)

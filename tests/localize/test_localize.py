@@ -1,0 +1,88 @@
+"""Localisation: delta debugging on sets whose answer is known, and a tiny run with an error in one layer's δ."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from flashpoint.cli.main import main
+from flashpoint.localize.branches import Effect, exact, only_in
+from flashpoint.localize.questions import REMEDIES
+from flashpoint.localize.search import smallest_failing
+from flashpoint.numerics.variant import AttentionVariant
+from tests.conftest import Command
+
+
+@pytest.mark.parametrize("size", range(1, 4))
+def test_the_smallest_failing_set_is_found_wherever_it_is(size: int) -> None:
+    for needed in itertools.combinations(range(12), size):
+        asked: list[Sequence[int]] = []
+
+        def fails(some: Sequence[int], needed: tuple[int, ...] = needed) -> bool:
+            asked.append(some)  # noqa: B023 - of this turn
+            return set(needed) <= set(some)
+
+        assert smallest_failing(range(12), fails) == needed
+        assert len(asked) == len(set(asked)) <= 60
+
+
+def test_of_two_sufficient_sets_one_is_found_and_nothing_can_be_left_out() -> None:
+    def fails(some: Sequence[int]) -> bool:
+        return {1, 5} <= set(some) or {0, 3, 7} <= set(some)
+
+    found = smallest_failing(range(8), fails)
+    assert fails(found)
+    assert not any(fails([one for one in found if one != left]) for left in found)
+
+
+def test_most_starts_decide() -> None:
+    assert Effect({100: 0.9, 200: 0.2, 300: 0.6}).grows
+    assert not Effect({100: 0.9, 200: 0.2}).grows
+    assert Effect({100: 0.9, 200: 0.2, 300: 0.6}).votes == 2
+
+
+def test_the_twin_differs_in_nothing_but_row_sums_and_injected_errors() -> None:
+    variant = AttentionVariant.from_dict({"name": "v", "delta_error": {"kind": "bias", "size": 0.1}, "beta": 3.0})
+    twin = exact(variant)
+    assert (twin.exact_row_sum, twin.injected, twin.beta) == (True, False, 3.0)
+    mixed = only_in(variant, twin, [2], [1])
+    assert [(of.injected, heads) for of, heads in mixed.groups(2, 3)] == [(True, (0,)), (False, (1, 2))]
+    assert [of.injected for of, _ in mixed.groups(1, 3)] == [False]
+
+
+def test_every_remedy_is_a_choice_of_a_variant() -> None:
+    for change in REMEDIES.values():
+        assert set(change) <= set(AttentionVariant().to_dict())
+
+
+@pytest.mark.slow
+def test_an_error_in_one_layer_is_localised_and_what_was_trained_is_kept(
+    train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = ["attn.delta_error.kind=bias", "attn.delta_error.size=0.3", "attn.delta_error.layers=[2]"]
+    detector = ["detector.window=5", "detector.margin=0.1", "detector.hold_steps=2", "detector.tail_steps=0"]
+    settings = ["train.lr=3e-3", "train.steps=120", "checkpoints.interval=10", "run_name=failing"]
+    result = train("attn=flash_bf16", *error, *detector, *settings)
+    assert "outcome=exploded" in result.stdout, result.stderr
+    monkeypatch.chdir(tmp_path)
+    command = ["localize", "runs/failing", "--steps", "20", "--starts", "1", "--format", "json"]
+    first = CliRunner().invoke(main, [*command, "--minutes", "0"])
+    assert first.exit_code == 0, first.output
+    assert "over" in json.loads(first.stdout)["tables"][0]["rows"][-1]["verdict"]
+    rows = json.loads(CliRunner().invoke(main, command).stdout)["tables"][0]["rows"]
+    verdicts = {row["verdict"] for row in rows}
+    assert {"layer 2 alone: sufficient", "layer 2: necessary: the others do not grow"} <= verdicts
+    assert "δ of an unrounded O: does not stop the growth" in verdicts
+    kept = (tmp_path / "runs/failing/localize.jsonl").read_text().splitlines()
+    again = CliRunner().invoke(main, command)
+    assert json.loads(again.stdout)["tables"][0]["rows"] == rows
+    assert (tmp_path / "runs/failing/localize.jsonl").read_text().splitlines() == kept
+
+
+def test_what_cannot_be_localised_is_one_line(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(recorded)
+    result = CliRunner().invoke(main, ["localize", "runs/original"])
+    assert result.exit_code != 0
