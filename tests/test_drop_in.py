@@ -53,7 +53,9 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("variant", ["flash_exact_rowsum", "flash_bf16", "flash_centered", "released"])
+@pytest.mark.parametrize(
+    "variant", ["flash_exact_rowsum", "flash_bf16", "flash_unrounded_out", "flash_centered", "released"]
+)
 @pytest.mark.parametrize(("heads", "heads_kv", "length", "size", "is_causal", "scale"), LAYOUTS)
 def test_it_is_as_near_to_fp64_as_baseline_attention_in_bf16(
     variant: str, heads: int, heads_kv: int, length: int, size: int, is_causal: bool, scale: float | None

@@ -53,7 +53,7 @@ def attention(
             step.
 
     Returns:
-        O [B, H, T, d] in the inputs' dtype, or float32 where the variant's O does not fit BF16.
+        O [B, H, T, d] in the inputs' dtype.
 
     Raises:
         ValueError: an argument is not supported, or ``variant`` is none.
@@ -109,7 +109,7 @@ def attention(
         causal=is_causal,
         scale=d**-0.5 if scale is None else scale,
     )[0]
-    return out[..., :d] if filled > d else out
+    return (out[..., :d] if filled > d else out).to(query.dtype)
 
 
 @torch.compiler.assume_constant_result

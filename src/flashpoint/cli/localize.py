@@ -38,7 +38,8 @@ def command(word: str, steps: int, starts: int, minutes: float | None, form: str
         print(f"{answer.question}: {answer.verdict} ({answer.evidence})", file=sys.stderr, flush=True)
         rows.append([answer.question, answer.verdict, answer.evidence])
     heading = (
-        f"{branches.run.name}: {branches.run.title}, {branches.run.verdict}; {branches.trained} branches trained, "
-        f"{branches.run.manifest['hardware']}"
+        f"{branches.run.name}: {branches.run.title}, seed {branches.run.config['seed']}, {branches.run.verdict}; "
+        f"{branches.known} branches, {branches.trained} of them trained now; {branches.run.manifest['hardware']}, "
+        f"torch {branches.run.manifest['environment']['torch']}; {branches.run.manifest['started'][:10]}"
     )
     show(Table(("question", "verdict", "evidence"), rows), form, heading)

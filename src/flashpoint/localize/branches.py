@@ -88,12 +88,17 @@ class Branches:
         self.starts = [step for step in checkpoints if step + steps <= onset][-starts:]
         if not self.starts:
             raise UserError(
-                f"{folder.path}: exploded at {onset:,}, before a branch of {steps:,} ends; give fewer --steps"
+                f"{folder.path}: exploded at {onset:,}, before {steps:,} steps are done; give fewer --steps"
             )
         self._until = None if minutes is None else time.monotonic() + 60 * minutes
         self._log = folder.path / "localize.jsonl"
         self._known = dict(self._read())
         self.trained = 0
+
+    @property
+    def known(self) -> int:
+        """Branches that are trained, now or before."""
+        return len(self._known)
 
     @property
     def variant(self) -> AttentionVariant:

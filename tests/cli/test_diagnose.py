@@ -1,0 +1,104 @@
+"""``flashpoint diagnose`` on a run of this package, on a capture and on a model of Transformers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from flashpoint.cli.main import main
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.faults import Fault, faulty_attention
+from flashpoint.diagnosis.probe import results_of
+
+
+def diagnose(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(main, ["diagnose", *arguments, "--format", "json"])
+    assert result.exit_code == 0, result.output
+    told: dict[str, Any] = json.loads(result.stdout)
+    return told
+
+
+def test_a_run_is_diagnosed_with_its_own_attention(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(recorded)
+    told = diagnose("runs/original", "--sequences", "8")
+    *_, measures = told["tables"]
+    assert [(row["layer"], row["head"]) for row in measures["rows"]] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert "called anew" in told["heading"]
+    other = diagnose("original", "--sequences", "8", "--attention", "flash_exact_rowsum", "--layer", "2")
+    assert [row["layer"] for row in other["tables"][-1]["rows"]] == [2, 2]
+    assert all(abs(row["follows O"]) < 0.3 for row in other["tables"][-1]["rows"])
+
+
+def capture(path: Path, fault: Fault) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad_out = (torch.randn(4, 2, 64, 16, generator=generator).bfloat16() for _ in range(4))
+    call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.25, 3, 9, "mine")
+    function = faulty_attention(fault)
+    found = results_of(lambda q, k, v, causal, scale: function(q, k, v, causal, scale), call)
+    AttentionCall(
+        q, k, v, grad_out, found.out, found.grad_q, found.grad_k, found.grad_v, True, 0.25, 3, 9, "mine"
+    ).write(path)
+
+
+def test_a_capture_is_diagnosed_with_a_function_of_the_users(tmp_path: Path) -> None:
+    capture(tmp_path / "layer-03.safetensors", Fault("dropped_tile", head=1))
+    told = diagnose(str(tmp_path))
+    assert [(row["layer"], row["heads"], row["finding"]) for row in told["tables"][0]["rows"]] == [(3, "2", "out_rows")]
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from flashpoint.diagnosis.faults import Fault, faulty_attention\n"
+        "def attend(q, k, v, is_causal):\n"
+        "    return faulty_attention(Fault('dropped_tile', head=1))(q, k, v, is_causal)\n"
+    )
+    told = diagnose(str(tmp_path / "layer-03.safetensors"), "--attention", f"{own}:attend")
+    assert told["tables"][0]["rows"][0]["finding"] == "dropped_tile"
+    clean = diagnose(str(tmp_path), "--attention", "sdpa:math")
+    assert [table["note"] for table in clean["tables"]] == ["Nothing found."]
+
+
+def test_a_model_of_transformers_is_diagnosed_on_a_text(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    words = {chr(code): code - 32 for code in range(32, 127)}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(words, [])))
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=95, n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=0)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    text = tmp_path / "text.txt"
+    text.write_text("the loss of a model falls until one head explodes " * 20)
+    told = diagnose(str(tmp_path / "model"), "--text", str(text), "--tokens", "32", "--sequences", "4")
+    assert [(row["layer"], row["head"]) for row in told["tables"][-1]["rows"]] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert "sdpa, as recorded: step 0, 2 layers of 2 heads, 4 sequences of 32 tokens, d 16" in told["heading"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nowhere"], "nowhere: no capture and no run"),
+        (["{folder}"], "holds no layer-*.safetensors"),
+        (["{folder}/broken.safetensors"], "no .safetensors file"),
+        (["{folder}/few.safetensors"], "no tensor k, v, grad_out"),
+        (["{folder}/odd.safetensors"], "need [N, H, T, d]"),
+        (["{folder}/good", "--layer", "7"], "--layer 7"),
+        (["{folder}/good", "--attention", "flash"], "an emulation"),
+        (["{folder}/good", "--attention", "nothing"], "no such engine"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], told: str) -> None:
+    from safetensors.torch import save_file
+
+    (tmp_path / "broken.safetensors").write_bytes(b"no such thing")
+    save_file({"q": torch.zeros(1, 2, 3, 4)}, tmp_path / "few.safetensors")
+    shapes = {"q": (1, 2, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 5, 4), "grad_out": (1, 2, 3, 4)}
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, tmp_path / "odd.safetensors")
+    (tmp_path / "good").mkdir()
+    capture(tmp_path / "good/layer-03.safetensors", Fault("none"))
+    result = CliRunner().invoke(main, ["diagnose", *(word.format(folder=tmp_path) for word in arguments)])
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
