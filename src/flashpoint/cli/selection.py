@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from flashpoint.cli.table import FORMATS
+from flashpoint.cli.table import COLUMNS, FORMATS
 from flashpoint.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -24,9 +24,24 @@ BAD_RUNS = "flashpoint.bad_runs"
 _TOLD = 5
 
 runs_argument = click.argument("words", nargs=-1, required=True, metavar="RUN...")
-format_option = click.option(
-    "--format", "form", type=click.Choice(FORMATS), default="markdown", show_default=True, help="What tables look like."
-)
+
+
+def format_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--format``, given as ``form``, and ``--columns``, which :func:`flashpoint.cli.table.show` looks up."""
+    form = click.option(
+        "--format", "form", type=click.Choice(FORMATS), default="markdown", show_default=True,
+        help="What tables look like.",
+    )  # fmt: skip
+    columns = click.option(
+        "--columns", metavar="NAME,...", expose_value=False, callback=_keep_columns,
+        help="Show only the columns that have these names, or else begin so, and only tables that have any.",
+    )  # fmt: skip
+    return form(columns(command))
+
+
+def _keep_columns(context: click.Context, _: click.Parameter, names: str | None) -> None:
+    if names is not None:
+        context.meta[COLUMNS] = [name.strip() for name in names.split(",")]
 
 
 def figure_option(what: str) -> Callable[[Any], Any]:

@@ -12,7 +12,11 @@ from typing import Any
 
 import click
 
+from flashpoint.errors import UserError
+
 FORMATS = ("markdown", "csv", "json")
+COLUMNS = "flashpoint.columns"
+"""A key of click's context: the names of the columns to show; absent are all."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,14 @@ def show(tables: Table | Sequence[Table], form: str, heading: str = "") -> None:
 
     Args:
         heading: a line before the tables, e.g. where their runs were made. CSV leaves it and the notes out.
+
+    Raises:
+        UserError: ``--columns`` names one that no table has.
     """
     tables = [tables] if isinstance(tables, Table) else tables
+    context = click.get_current_context(silent=True)
+    if context and COLUMNS in context.meta:
+        tables = with_columns(tables, context.meta[COLUMNS])
     if form == "json":
         click.echo(json.dumps({"heading": heading, "tables": [_plain(table) for table in tables]}, ensure_ascii=False))
     elif form == "csv":
@@ -52,6 +62,32 @@ def show(tables: Table | Sequence[Table], form: str, heading: str = "") -> None:
     else:
         parts = [heading, *(part for table in tables for part in (_markdown(table), table.note))]
         click.echo("\n\n".join(filter(None, parts)))
+
+
+def with_columns(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
+    """Return the tables that have columns of these names, with only these, in the order of the names.
+
+    A name stands for the columns that have it, or else for those that begin with it.
+
+    Raises:
+        UserError: a name stands for no column.
+    """
+    known = list(dict.fromkeys(column for table in tables for column in table.columns))
+    for name in names:
+        if not any(column.startswith(name) for column in known):
+            raise UserError(f"--columns {name}: no such column; there are {', '.join(known)}")
+    found = [(table, _places(table.columns, names)) for table in tables]
+    return [
+        Table([table.columns[at] for at in places], [[row[at] for at in places] for row in table.rows], table.note)
+        for table, places in found
+        if places
+    ]
+
+
+def _places(columns: Sequence[str], names: Sequence[str]) -> list[int]:
+    exact = {name: [at for at, column in enumerate(columns) if column == name] for name in names}
+    begun = {name: [at for at, column in enumerate(columns) if column.startswith(name)] for name in names}
+    return list(dict.fromkeys(at for name in names for at in exact[name] or begun[name]))
 
 
 def _markdown(table: Table) -> str:
