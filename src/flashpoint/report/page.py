@@ -84,7 +84,7 @@ def _section(panel: Panel, image: bytes, *, with_files: bool) -> str:
     return (
         f'<section id="{panel.key}"><h2>{escape(panel.question)}</h2><figure>'
         f'<img alt="{escape(panel.question)}" src="data:image/png;base64,{source}">'
-        f"<figcaption>The paper says: {escape(panel.claim)}.{file}</figcaption>"
+        f"<figcaption>{escape(panel.caption)}{file}</figcaption>"
         "</figure></section>"
     )
 
