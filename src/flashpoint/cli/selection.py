@@ -35,6 +35,17 @@ def figure_option(what: str) -> Callable[[Any], Any]:
     return click.option("--out", type=kind, metavar="FILE.png", help=f"Draw {what} into this file.")
 
 
+def figures_option(what: str) -> Callable[[Any], Any]:
+    """``--figures FOLDER``, into which figures of ``what`` are written, with their data."""
+    return click.option(
+        "--figures",
+        "folder",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="FOLDER",
+        help=f"Write figures of {what} into this folder, and their data beside them as CSV and Parquet.",
+    )
+
+
 def chosen(words: Sequence[str]) -> list[Run]:
     """Return the runs that the words name. A word that names none is told on stderr.
 

@@ -101,7 +101,7 @@ class Called:
         if precision not in self.formats:
             raise UserError(f"{self.name}: computes in {', '.join(self.formats)}, not {precision}; change --precision")
         q, k, v = (x.to(DTYPES[precision]).requires_grad_(setting.backward) for x in (inputs.q, inputs.k, inputs.v))
-        out, logsumexp = self.call(q, k, v, setting.causal, q.shape[-1] ** -0.5)
+        out, logsumexp = self.call(q, k, v, setting.causal, inputs.alpha)
         if out.shape != q.shape:
             raise UserError(f"{self.name}: returns {list(out.shape)} for q of {list(q.shape)}; return O of q's shape")
         values = {"O": out.detach().double()}
