@@ -184,7 +184,7 @@ def test_inputs_may_come_from_a_file(tmp_path: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
     result = call("deviation", "--inputs", path, "--device", "cpu")
     assert f"{path}: 3 sequences of 16 tokens, 1 heads; causal" in result.stdout.splitlines()[0]
-    expected = [row.replace("normal", "step 0, layer 1") for row in rows(call("deviation", *SMALL))]
+    expected = [row.replace("normal", "L1 step 0") for row in rows(call("deviation", *SMALL))]
     assert rows(result) == expected
     assert len(values("deviation", "--inputs", path, "--sequences", "2", "--device", "cpu")) == len(expected) - 6
     assert values("deviation", "--inputs", path, "--sequences", "2", "--device", "cpu")[0]["n"] == 2
@@ -200,10 +200,10 @@ def test_the_inputs_of_a_run_are_those_of_its_steps_and_layers(recorded: Path, m
     result = call("deviation", *arguments, "--step", "0", "--format", "json")
     assert "original: 3 sequences of 16 tokens, 2 heads; causal" in result.stdout
     found = json.loads(result.stdout)["tables"][0]["rows"]
-    assert [row["inputs"] for row in found[::6]] == ["step 0, layer 1", "step 0, layer 2"]
+    assert [row["inputs"] for row in found[::6]] == ["L1 step 0", "L2 step 0"]
     assert all(0 < row["largest"] < 1e-2 for row in found if row["of"] == "dQ")
     one = values("deviation", *arguments, "--layer", "2", "--step", "0")
-    assert one == [row for row in found if row["inputs"].endswith("layer 2")]
+    assert one == [row for row in found if row["inputs"].startswith("L2")]
     assert "no checkpoint that early" in last_line("deviation", *arguments, "--step", "7")
     assert "--layer 9: runs/original has no such layer" in last_line(
         "deviation", *arguments, "--step", "0", "--layer", "9"
@@ -235,9 +235,9 @@ def test_the_inputs_may_be_what_watch_captured(tmp_path: Path) -> None:
     found = golden(given.inputs, 1, causal=given.causal, backward=False).values["O"]
     assert (found - expected).abs().max() < 1e-13
     told = values("deviation", *arguments, "--step", "5,9")
-    assert [row["inputs"] for row in told] == ["step 5, layer 2"] * 2 + ["step 9, layer 2"] * 2
+    assert [row["inputs"] for row in told] == ["L2 step 5"] * 2 + ["L2 step 9"] * 2
     assert max(row["largest"] for row in told) < 1e-13
-    assert values("deviation", *arguments)[0]["inputs"] == "step 9, layer 2"
+    assert values("deviation", *arguments)[0]["inputs"] == "L2 step 9"
     assert values("deviation", *arguments, "--causal")[0]["RMS"] < 1e-13
     assert "captured steps 5, 9" in refusal(call("deviation", *arguments, "--step", "7"))
 
@@ -245,7 +245,7 @@ def test_the_inputs_may_be_what_watch_captured(tmp_path: Path) -> None:
 def test_captured_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     x = torch.ones(1, 1, 4, 4)
     save_file({"q": x, "k": x.clone(), "v": x * torch.nan, "grad_out": x.clone()}, tmp_path / "nan.safetensors")
-    assert "step 0, layer 1: v holds values that are not finite" in refusal(
+    assert "L1 step 0: v holds values that are not finite" in refusal(
         call("deviation", "--inputs", tmp_path / "nan.safetensors")
     )
 

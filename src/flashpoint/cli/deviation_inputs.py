@@ -67,7 +67,7 @@ def _calls(path: Path, step: int | None, sequences: int | None, device: torch.de
 
 
 def _given(call: AttentionCall, sequences: int | None, causal: bool | None) -> Given:
-    name = f"step {call.step:,}, layer {call.layer}"
+    name = f"L{call.layer} step {call.step}"
     groups = call.groups
     tensors = {
         "q": call.q,
