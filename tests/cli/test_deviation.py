@@ -25,6 +25,8 @@ def fails(q, k, v):
     return q
 def too_long(q, k, v, is_causal):
     return torch.cat([q, q])
+def without_v(q, k, v, is_causal):
+    return q * k
 def tells(q, k, v, is_causal):
     return "O"
 constant = 3
@@ -170,6 +172,7 @@ def test_a_function_of_the_users_own_is_an_engine(tmp_path: Path) -> None:
             "TypeError: fails() takes 3 positional arguments but 4 were given; it is called with q, k, v, is_causal",
         ),
         ("too_long", "returns [6, 1, 16, 16] for q of [3, 1, 16, 16]; return O of q's shape"),
+        ("without_v", "its backward pass fails: The differentiated Tensor at index 2"),
         ("tells", "returns a str; return O [B, H, T, d] as a tensor"),
         ("constant", "no function; give one that takes q, k, v and is_causal"),
         ("nowhere", "AttributeError: "),
@@ -304,7 +307,7 @@ def test_what_is_not_finite_is_counted_and_shown(tmp_path: Path) -> None:
         (["sdpa:math", "--of", "L"], "--of L: sdpa:math tell none of these"),
         (["sdpa:math", "--block", "4x4"], "--block and --sram: only of the engine flash"),
         (["sdpa:math", "--accumulate", "fp32"], "--accumulate: only of the engines flash and baseline"),
-        (["sdpa:cudnn"], "sdpa:cudnn: "),
+        (["sdpa:cudnn"], "sdpa:cudnn: does not run torch.bfloat16 of head size 16 on cpu: No viable backend for "),
         (["flash_bf16", "--precision", "fp16"], "flash_bf16: computes in bf16, fp32, not fp16; change --precision"),
     ],
 )  # fmt: skip

@@ -83,4 +83,7 @@ def test_a_run_is_measured_against_its_twin(train: Command, tmp_path: Path) -> N
     two = ("model.init_seed=9", "train.order_seed=7")
     assert_one_line(train("probes.weights_against=twin", "attn=standard", *two), "initial weights and batch order")
     assert_one_line(train("probes.weights_against=twin", "attn=standard", "seed=4"), "seed 0 there, 4 here")
+    (tmp_path / "other.txt").write_text("another text of which there is enough to train on " * 2000)
+    other = ("model.init_ulps=65536", f"data.path={tmp_path / 'other.txt'}")
+    assert_one_line(train("probes.weights_against=twin", "attn=standard", *other), "its tape differs in")
     assert_one_line(train("probes.weights_against=twin", "attn=standard", "train.lr=0.5"), "train.lr is 0.002 there")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from flashpoint.cli.selection import figures_option, format_option
+from flashpoint.cli.words import count, each, format_of, tile, unit
 from flashpoint.errors import UserError, notify
 
 if TYPE_CHECKING:
@@ -32,54 +33,12 @@ _WITH_PRESET = {"preset", "folder", "where", "form"}
 """Parameters of the command by which kinds of inputs and presets differ."""
 
 
-def _each(parse: Callable[[str], T], wanted: str) -> Callable[..., list[T] | None]:
-    """Return a callback that parses words with commas between them, each once."""
-
-    def callback(_context: click.Context, _option: click.Parameter, value: str | None) -> list[T] | None:
-        if value is None:
-            return None
-        found: dict[T, None] = {}
-        for word in value.split(","):
-            try:
-                found[parse(word.strip())] = None
-            except (ValueError, KeyError):
-                raise click.BadParameter(f"{word}: give {wanted}") from None
-        return list(found)
-
-    return callback
-
-
-def _count(word: str) -> int:
-    if not 1 <= int(word) < 1 << 31:
-        raise ValueError
-    return int(word)
-
-
-def _tile(word: str) -> Block:
-    from flashpoint.deviation.emulated import Block
-
-    rows, keys = word.split("x")
-    return Block(_count(rows), _count(keys))
-
-
-def _format(word: str) -> Format:
-    from flashpoint.deviation.formats import format_named
-
-    return format_named(word)
-
-
-def _unit(word: str) -> Unit:
-    from flashpoint.deviation.statistics import UNITS
-
-    return {str(unit): unit for unit in UNITS}[word]
-
-
 @click.command("deviation")
 @click.argument("words", nargs=-1, metavar="[ENGINE]...")
 @click.option(
     "--precision",
     "precisions",
-    callback=_each(_format, ""),
+    callback=each(format_of, ""),
     default="bf16",
     show_default=True,
     metavar="FORMAT,...",
@@ -88,7 +47,7 @@ def _unit(word: str) -> Unit:
 @click.option(
     "--accumulate",
     "sums",
-    callback=_each(str, ""),
+    callback=each(str, ""),
     metavar="FORMAT|same|within,...",
     help="Of sums, and of m, ℓ, L, δ, Ō and gradients between blocks. same: the precision. within: FP32 within an "
     "operation, the precision for the rest, as PyTorch's own operations.  [default: fp32, as on GPUs]",
@@ -96,28 +55,28 @@ def _unit(word: str) -> Unit:
 @click.option(
     "--length",
     "lengths",
-    callback=_each(_count, "numbers of tokens, e.g. 128,256"),
+    callback=each(count, "numbers of tokens, e.g. 128,256"),
     metavar="T,...",
     help=f"Tokens.  [default: {LENGTH}]",
 )
 @click.option(
     "--head-size",
     "head_sizes",
-    callback=_each(_count, "numbers of features, e.g. 64,128"),
+    callback=each(count, "numbers of features, e.g. 64,128"),
     metavar="D,...",
     help=f"Features of a head.  [default: {HEAD_SIZE}]",
 )
 @click.option(
     "--block",
     "blocks",
-    callback=_each(_tile, "B_r x B_c, queries and keys of a tile, e.g. 64x64,128x32"),
+    callback=each(tile, "B_r x B_c, queries and keys of a tile, e.g. 64x64,128x32"),
     metavar="RxC,...",
     help="Tiles of flash: B_r queries by B_c keys.  [default: 64x64]",
 )
 @click.option(
     "--sram",
     "srams",
-    callback=_each(_count, "bytes, e.g. 65536"),
+    callback=each(count, "bytes, e.g. 65536"),
     metavar="BYTES,...",
     help="In place of --block: B_c = ⌈M/4d⌉ and B_r = min(B_c, d), where M are the numbers of the precision in BYTES.",
 )
@@ -136,7 +95,7 @@ def _unit(word: str) -> Unit:
 @click.option(
     "--step",
     "steps",
-    callback=_each(int, "steps, e.g. 500,1500"),
+    callback=each(int, "steps, e.g. 500,1500"),
     metavar="S,...",
     help="Of a RUN, whose last checkpoint before S is taken, or of a watched run's captures.  [default: the last]",
 )
@@ -147,7 +106,7 @@ def _unit(word: str) -> Unit:
 @click.option(
     "--of",
     "quantities",
-    callback=_each(QUANTITIES.__getitem__, "some of O, L, δ (or delta), dQ, dK, dV"),
+    callback=each(QUANTITIES.__getitem__, "some of O, L, δ (or delta), dQ, dK, dV"),
     default="O,L,δ,dQ,dK,dV",
     show_default=True,
     metavar="NAME,...",
@@ -156,7 +115,7 @@ def _unit(word: str) -> Unit:
 @click.option(
     "--unit",
     "units",
-    callback=_each(_unit, "some of absolute, relative, ulps"),
+    callback=each(unit, "some of absolute, relative, ulps"),
     default="absolute",
     show_default=True,
     metavar="UNIT,...",
@@ -286,17 +245,17 @@ def _given(
 
     if kind in DRAWN:
         _refuse(context, f"--inputs {kind}", _OF_CAPTURED)
-        count, masked = seeds or SEEDS, causal is not False
-        told = f"{kind} inputs, seeds 0 to {count - 1}; {'causal' if masked else 'not causal'}"
-        return drawn_inputs(kind, lengths or [LENGTH], head_sizes or [HEAD_SIZE], count, causal=masked), told
+        inputs, masked = seeds or SEEDS, causal is not False
+        told = f"{kind} inputs, seeds 0 to {inputs - 1}; {'causal' if masked else 'not causal'}"
+        return drawn_inputs(kind, lengths or [LENGTH], head_sizes or [HEAD_SIZE], inputs, causal=masked), told
     from flashpoint.cli.deviation_inputs import captured_inputs, captured_path
 
     path = captured_path(kind)
     _refuse(context, f"--inputs {kind}", _OF_DRAWN)
     found = captured_inputs(path, steps or (), layers, sequences, causal, device)
-    count, heads, length, _ = found[0].inputs.q.shape
+    sequences, heads, length, _ = found[0].inputs.q.shape
     masks = "causal" if all(one.causal for one in found) else "not causal"
-    return found, f"{kind}: {count} sequences of {length:,} tokens, {heads} heads; {masks}"
+    return found, f"{kind}: {sequences} sequences of {length:,} tokens, {heads} heads; {masks}"
 
 
 def _device(where: str, preset: str | None) -> torch.device:
