@@ -139,6 +139,16 @@ def test_engines_of_the_package_and_of_pytorch_are_compared_with_the_last_named(
     assert all(row["RMS"] < 0.05 and row["not finite"] == 0 for row in found)
 
 
+@pytest.mark.parametrize("engine", ["flash_bf16", "flash_fp32", "standard", "released", "released_fixed", "sdpa:math"])
+@pytest.mark.parametrize("mask", ["--causal", "--no-causal"])
+def test_every_engine_is_within_twice_the_deviation_that_the_emulation_foretells(engine: str, mask: str) -> None:
+    """Those of a GPU: tests/gpu."""
+    arguments = ("--length", "128", "--seeds", "2", "--of", "O,dQ,dK,dV", mask, "--device", "cpu")
+    found = {(row["difference"], row["of"]): row["RMS"] for row in values("deviation", engine, "baseline", *arguments)}
+    for quantity in ("O", "dQ", "dK", "dV"):
+        assert found[f"{engine} − golden", quantity] < 2 * found["baseline − golden", quantity]
+
+
 def test_production_numerics_deviate_less_than_the_failing_baseline() -> None:
     """FlashAttention-2 rounds neither S nor Ō. In FP32 the same engine deviates by FP32's rounding of O alone."""
     found = {
