@@ -259,16 +259,16 @@ def _given(
 
 
 def _device(where: str, preset: str | None) -> torch.device:
+    """Return the device; with ``auto`` that of the preset, or a GPU where there is one."""
     import torch
 
     available = torch.cuda.is_available()
-    for asked, told, instead in (
-        (where == "cuda", "--device cuda", "--device cpu or auto"),
-        (preset == "gpu", "--preset gpu", "--preset cpu"),
-    ):
-        if asked and not available:
-            raise UserError(f"{told}: no CUDA device is visible; use {instead}")
-    return torch.device("cuda" if available and where != "cpu" and preset != "cpu" else "cpu")
+    told, instead = "--device cuda", "--device cpu or auto"
+    if where == "auto" and preset:
+        where, told, instead = {"cpu": "cpu", "gpu": "cuda"}[preset], "--preset gpu", "--preset cpu"
+    if where == "cuda" and not available:
+        raise UserError(f"{told}: no CUDA device is visible; use {instead}")
+    return torch.device("cuda" if available and where != "cpu" else "cpu")
 
 
 def _provenance(device: torch.device, told: str, sweeps: Sequence[Sweep]) -> str:

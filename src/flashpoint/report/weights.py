@@ -65,7 +65,10 @@ def draw_weights(groups: Mapping[str, Sequence[Apart]], note: str, *, relative: 
             steps = sorted(set(members[0].steps.tolist()).intersection(*(one.steps.tolist() for one in members)))
             found = [[one.at(step) for one in members] for step in steps]
             values = np.array(
-                [[getattr(at, name) / (at.spread if relative else 1.0) for at in of_step] for of_step in found]
+                [
+                    [getattr(at, name) / ((at.spread or np.nan) if relative else 1.0) for at in of_step]
+                    for of_step in found
+                ]
             ).reshape(len(steps), len(members))
             values = np.where(np.isfinite(values) & (values > 0), values, np.nan)
             line = _colour(kind)
