@@ -98,7 +98,7 @@ def draw_deviation(found: Sequence[Measured], note: str) -> dict[str, Figure]:
     Of several units the first is drawn. Where nothing was swept the engines stand side by side.
     """
     found = [one for one in found if one.unit == found[0].unit]
-    swept = [axis for axis in _AXES if len(_places(found, axis)) > 1] or [_ENGINE]
+    swept = [axis for axis in _AXES if _is_swept(found, axis)] or [_ENGINE]
     figures: dict[str, Figure] = {}
     for axis in swept:
         others = [other for other in swept if other is not axis]
@@ -109,6 +109,15 @@ def draw_deviation(found: Sequence[Measured], note: str) -> dict[str, Figure]:
             sides = {axis.key: between, f"{axis.key}_golden": golden}
         figures |= {key: _figure(side, axis, others, note) for key, side in sides.items() if side}
     return figures
+
+
+def _is_swept(found: Sequence[Measured], axis: _Axis) -> bool:
+    """Whether measurements differ along it and along no other axis: a tile may follow from length or format."""
+    alike: dict[tuple[Any, ...], set[Any]] = {}
+    for one in found:
+        key = one.engine, one.other, one.quantity, *(other.place(one) for other in _AXES if other is not axis)
+        alike.setdefault(key, set()).add(axis.place(one))
+    return any(len(places) > 1 for places in alike.values())
 
 
 def _places(found: Sequence[Measured], axis: _Axis) -> list[Any]:
