@@ -51,7 +51,9 @@ def test_what_no_tile_changes_is_a_level_and_lengths_are_a_logarithmic_axis() ->
 
 
 def test_a_tile_that_is_cut_to_the_length_is_no_sweep_of_tiles() -> None:
-    assert list(draw_deviation(measured(Sweep(precisions=(BF16,)), 8, 16), "somewhere")) == ["length"]
+    for engines in (("flash", "baseline"), ("flash",)):
+        found = measured(Sweep(engines=engines, precisions=(BF16,)), 8, 16)
+        assert list(draw_deviation(found, "somewhere")) == ["length"]
 
 
 def test_without_a_sweep_engines_stand_side_by_side() -> None:

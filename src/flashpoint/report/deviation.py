@@ -98,7 +98,8 @@ def draw_deviation(found: Sequence[Measured], note: str) -> dict[str, Figure]:
     Of several units the first is drawn. Where nothing was swept the engines stand side by side.
     """
     found = [one for one in found if one.unit == found[0].unit]
-    swept = [axis for axis in _AXES if _is_swept(found, axis)] or [_ENGINE]
+    varied = [axis for axis in _AXES if len(_places(found, axis)) > 1] or [_ENGINE]
+    swept = [axis for axis in varied if _is_swept(found, axis)] or varied[:1]
     figures: dict[str, Figure] = {}
     for axis in swept:
         others = [other for other in swept if other is not axis]
