@@ -86,9 +86,9 @@ def write_figures(parts: Mapping[str, Sequence[Measured]], note: str, folder: Pa
     written = []
     for name, found in parts.items():
         for key, figure in draw_deviation(found, note).items():
-            renamed = key.replace(key.split("_golden")[0], name) if name else key
-            figure.savefig(folder / f"{renamed}.png")
-            written.append(folder / f"{renamed}.png")
+            file = f"{name}_golden" if name and key.endswith("_golden") else name or key
+            written.append(folder / f"{file}.png")
+            figure.savefig(written[-1])
     return written
 
 
