@@ -34,7 +34,7 @@ def format_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )  # fmt: skip
     columns = click.option(
         "--columns", metavar="NAME,...", expose_value=False, callback=_keep_columns,
-        help="Show only the columns that have these names, or else begin so, and only tables that have any.",
+        help="Show only columns that have these names, or else begin so, of the tables that have the first one.",
     )  # fmt: skip
     return form(columns(command))
 
@@ -48,6 +48,17 @@ def figure_option(what: str) -> Callable[[Any], Any]:
     """``--out FILE.png``, into which ``what`` is drawn."""
     kind = click.Path(dir_okay=False, path_type=Path)
     return click.option("--out", type=kind, metavar="FILE.png", help=f"Draw {what} into this file.")
+
+
+def figures_option(what: str) -> Callable[[Any], Any]:
+    """``--figures FOLDER``, into which figures of ``what`` are written, with their data."""
+    return click.option(
+        "--figures",
+        "folder",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="FOLDER",
+        help=f"Write figures of {what} into this folder, and their data beside them as CSV and Parquet.",
+    )
 
 
 def chosen(words: Sequence[str]) -> list[Run]:

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ def show(tables: Table | Sequence[Table], form: str, heading: str = "") -> None:
 
 
 def with_columns(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
-    """Return the tables that have columns of these names, with only these, in the order of the names.
+    """Return the tables that have the first of these columns, with only these, in the order of the names.
 
     A name stands for the columns that have it, or else for those that begin with it.
 
@@ -74,20 +74,21 @@ def with_columns(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
     """
     known = list(dict.fromkeys(column for table in tables for column in table.columns))
     for name in names:
-        if not any(column.startswith(name) for column in known):
+        if not _places(known, name):
             raise UserError(f"--columns {name}: no such column; there are {', '.join(known)}")
-    found = [(table, _places(table.columns, names)) for table in tables]
-    return [
-        Table([table.columns[at] for at in places], [[row[at] for at in places] for row in table.rows], table.note)
-        for table, places in found
-        if places
-    ]
+    shown = [table for table in tables if _places(table.columns, names[0])]
+    return [_only(table, dict.fromkeys(at for name in names for at in _places(table.columns, name))) for table in shown]
 
 
-def _places(columns: Sequence[str], names: Sequence[str]) -> list[int]:
-    exact = {name: [at for at, column in enumerate(columns) if column == name] for name in names}
-    begun = {name: [at for at, column in enumerate(columns) if column.startswith(name)] for name in names}
-    return list(dict.fromkeys(at for name in names for at in exact[name] or begun[name]))
+def _places(columns: Sequence[str], name: str) -> list[int]:
+    exact = [at for at, column in enumerate(columns) if column == name]
+    return exact or [at for at, column in enumerate(columns) if column.startswith(name)]
+
+
+def _only(table: Table, places: Iterable[int]) -> Table:
+    places = list(places)
+    rows = [[row[at] for at in places] for row in table.rows]
+    return Table([table.columns[at] for at in places], rows, table.note)
 
 
 def _markdown(table: Table) -> str:
