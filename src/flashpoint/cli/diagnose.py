@@ -72,8 +72,8 @@ def command(
     """Say what is wrong with an attention, by layer and head, with the figures that show it.
 
     CAPTURE is what flashpoint.watch wrote, or a .safetensors file with q, k, v and grad_out. RUN is a run of flashpoint
-    train: the step after its last checkpoint before the onset is repeated. MODEL is a causal language model of
-    Transformers, a folder or a name, which reads --text.
+    train: the step after its last checkpoint before the onset is repeated, or without one the first step. MODEL is a
+    causal language model of Transformers, a folder or a name, which reads --text.
 
     Everything is compared with attention in FP64 on the same Q, K, V and dO. δ is the row term of the softmax's
     gradient. Its bias and noise are in |dO||O|; "follows O" is 1 where δ takes the rounding of O.
@@ -81,7 +81,7 @@ def command(
     from flashpoint.diagnosis.verdict import diagnose
 
     device = _device(where)
-    asked = _asked(what, attention, text, tokens, sequences, step, functions, device)
+    asked, weights = _asked(what, attention, text, tokens, sequences, step, functions, device)
     chosen = [one for one in asked if not layers or one.call.layer in layers]
     if not chosen:
         known = ", ".join(str(one.call.layer) for one in asked)
@@ -90,7 +90,7 @@ def command(
         diagnoses = [diagnose(one.call.to(device), one.function, one.declared) for one in chosen]
     except ValueError as error:
         raise UserError(f"{what}: {error}; --attention names it") from error
-    show(_tables(diagnoses), form, _heading(diagnoses, attention))
+    show(_tables(diagnoses), form, _heading(diagnoses, attention, weights))
 
 
 @dataclass(frozen=True)
@@ -111,25 +111,30 @@ def _asked(
     step: int | None,
     functions: Sequence[str],
     device: torch.device,
-) -> list[_Asked]:
+) -> tuple[list[_Asked], str]:
+    """Return the calls to diagnose, and of which weights they are."""
     from flashpoint.diagnosis.sources import calls_of_model, calls_of_run, function_of_layer, read_calls
     from flashpoint.runs.folder import RunFolder
 
     variant = _variant(attention)
     path = next((path for path in (Path(what), Path("runs") / what) if path.exists()), None)
     if text is not None:
-        calls = calls_of_model(what, text.read_text(), sequences or 16, tokens, device, functions)
+        calls, weights = calls_of_model(what, text.read_text(), sequences or 16, tokens, device, functions), what
     elif path is None:
         raise UserError(f"{what}: no capture and no run; a model of Transformers needs --text FILE")
     elif RunFolder(path).tape.is_file():
         calls, own = calls_of_run(RunFolder(path), step, sequences, device)
         variant = own if attention is None else variant
+        after = calls[0].step
+        weights = f"weights after {after:,} steps" if after else "initial weights"
     else:
         calls = read_calls(path, step)
+        weights = f"step {calls[0].step:,}"
     if variant is not None:
-        return [_Asked(call, function_of_layer(variant, call.layer), _declared(variant, call)) for call in calls]
+        of_layer = [(function_of_layer(variant, call.layer), _declared(variant, call)) for call in calls]
+        return [_Asked(call, *some) for call, some in zip(calls, of_layer, strict=True)], weights
     function = None if attention is None else _engine(attention, device)
-    return [_Asked(call, function) for call in calls]
+    return [_Asked(call, function) for call in calls], weights
 
 
 def _variant(attention: str | None) -> AttentionVariant | None:
@@ -173,14 +178,14 @@ def _device(where: str) -> torch.device:
     return torch.device("cuda" if available and where != "cpu" else "cpu")
 
 
-def _heading(diagnoses: Sequence[Diagnosis], attention: str | None) -> str:
+def _heading(diagnoses: Sequence[Diagnosis], attention: str | None, weights: str) -> str:
     call = diagnoses[0].call
     sequences, heads, length, size = call.q.shape
     recorded = ", ".join(dict.fromkeys(diagnosis.call.attention for diagnosis in diagnoses))
     name = f"{attention} on what {recorded} was given" if attention else recorded
     how = "called anew" if diagnoses[0].probed else "as recorded"
     return (
-        f"{name}, {how}: step {call.step:,}, {len(diagnoses)} layers of {heads} heads, "
+        f"{name}, {how}: {weights}, {len(diagnoses)} layers of {heads} heads, "
         f"{sequences} sequences of {length:,} tokens, d {size}"
     )
 

@@ -16,12 +16,13 @@ from flashpoint.data.batches import gather_windows
 from flashpoint.data.tape import Tape
 from flashpoint.diagnosis.call import AttentionCall, joined
 from flashpoint.diagnosis.probe import Function
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, notify
 from flashpoint.files import CONFIGS, read_json
 from flashpoint.numerics.dispatch import flash_fwd
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.probes.instrumented import InstrumentedPass
 from flashpoint.runs.folder import RunFolder
+from flashpoint.training.checkpoints import verified
 from flashpoint.training.parallel import Ranks
 from flashpoint.training.parts import build
 from flashpoint.training.plan import settle
@@ -56,24 +57,31 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
 def calls_of_run(
     folder: RunFolder, step: int | None, sequences: int | None, device: torch.device
 ) -> tuple[list[AttentionCall], AttentionVariant]:
-    """Run forward and backward with the weights of a run of this package, from its newest checkpoint before a step.
+    """Run forward and backward with the weights of a run of this package.
+
+    The weights are those of its newest checkpoint up to a step, or else the initial ones. Calls tell which, as their
+    ``step``.
 
     Args:
-        step: None is the last checkpoint's step, or before an explosion the last one before the onset.
+        step: None is the last one, or the onset of an explosion.
         sequences: of the step's batch and of those that follow; None is as many as have 32,768 tokens.
 
     Returns:
         A call of each layer, and the run's attention.
 
     Raises:
-        UserError: tape, checkpoint or data are missing.
+        UserError: the tape or the data are missing, or the run has no such step.
     """
     tape = Tape.read(folder.tape, until_broken=True)
     outcome = read_json(folder.outcome) if folder.outcome.is_file() else {}
     last = tape.steps - 1 if outcome.get("onset_step") is None else min(tape.steps - 1, int(outcome["onset_step"]))
     if step is not None and not 0 <= step < tape.steps:
         raise UserError(f"--step {step}: {folder.path} has steps 0 to {tape.steps - 1:,}")
-    config = _replaying(folder, last if step is None else step)
+    wanted_step = last if step is None else step
+    newest = next((one.step for one in verified(folder.checkpoints, notify) if one.step <= wanted_step), 0)
+    if wanted_step and not newest:
+        notify(f"{folder.path}: no checkpoint up to step {wanted_step:,}; its initial weights are diagnosed")
+    config = _replaying(folder, newest)
     plan = settle(config, None, Ranks(), device)
     parts = build(plan)
     if parts.start.step:
