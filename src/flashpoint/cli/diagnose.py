@@ -16,23 +16,23 @@ from flashpoint.errors import UserError
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from flashpoint.diagnosis.call import AttentionCall
     from flashpoint.diagnosis.probe import Function
     from flashpoint.diagnosis.verdict import Diagnosis
     from flashpoint.numerics.variant import AttentionVariant
 
+_BIAS = ("δ bias", "standard errors", "δ error, nats", "δ noise")
 _COLUMNS = {
-    "δ bias": (("row_sum_bias", "grad_delta_bias", "delta_bias"), "+.1e"),
-    "δ noise": (("row_sum_noise", "grad_delta_noise", "delta_noise"), ".1e"),
-    "follows O": (("delta_follows_out",), ".2f"),
-    "O error": (("out_error",), ".1e"),
-    "dQ error": (("grad_q_error",), ".1e"),
-    "along mean key": (("along_mean_key",), ".0%"),
-    "dead rows": (("dead_rows",), ".1%"),
-    "ties": (("tied_rows",), ".1%"),
-    "largest score": (("score_max",), ".3g"),
-    "offset": (("score_offset",), ".2g"),
+    "follows O": ("delta_follows_out", ".2f"),
+    "O error": ("out_error", ".1e"),
+    "dQ error": ("grad_q_error", ".1e"),
+    "along mean key": ("along_mean_key", ".0%"),
+    "dead rows": ("dead_rows", ".1%"),
+    "ties": ("tied_rows", ".1%"),
+    "largest score": ("score_max", ".3g"),
+    "offset": ("score_offset", ".2g"),
 }
 
 
@@ -76,7 +76,8 @@ def command(
     causal language model of Transformers, a folder or a name, which reads --text.
 
     Everything is compared with attention in FP64 on the same Q, K, V and dO. δ is the row term of the softmax's
-    gradient. Its bias and noise are in |dO||O|; "follows O" is 1 where δ takes the rounding of O.
+    gradient. Its bias and noise are in |dO||O|. "Standard errors" is the bias in its own; "nats" is the sum of δ's
+    error over the tokens, in the loss. "Follows O" is 1 where δ takes the rounding of O.
     """
     from flashpoint.diagnosis.verdict import diagnose
 
@@ -185,25 +186,55 @@ def _heading(diagnoses: Sequence[Diagnosis], attention: str | None, weights: str
     name = f"{attention} on what {recorded} was given" if attention else recorded
     how = "called anew" if diagnoses[0].probed else "as recorded"
     return (
-        f"{name}, {how}: {weights}, {len(diagnoses)} layers of {heads} heads, "
-        f"{sequences} sequences of {length:,} tokens, d {size}"
+        f"{name}, {how}: {weights}, {_count(len(diagnoses), 'layer')} of {_count(heads, 'head')}, "
+        f"{_count(sequences, 'sequence')} of {length:,} tokens, d {size}"
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _tables(diagnoses: Sequence[Diagnosis]) -> list[Table]:
     findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
     rows = [[one.layer, ", ".join(map(str, one.heads)), one.kind, one.text] for one in findings]
     verdict = Table(("layer", "heads", "finding", "what shows it"), rows, _advice({one.kind for one in findings}))
-    heads = [(diagnosis, head) for diagnosis in diagnoses for head in range(diagnosis.call.q.shape[1])]
-    cells = [[_cell(of, names, head, form) for names, form in _COLUMNS.values()] for of, head in heads]
-    named = [[of.call.layer, head + 1, *some] for (of, head), some in zip(heads, cells, strict=True)]
-    measures = Table(("layer", "head", *_COLUMNS), named, "" if rows else "Nothing found.")
+    measured = [[diagnosis.call.layer, *row] for diagnosis in diagnoses for row in _measures(diagnosis)]
+    unseen = _unseen(diagnoses)
+    note = unseen if rows else f"Nothing found. {unseen}".strip()
+    measures = Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note)
     return [verdict, measures] if rows else [measures]
 
 
-def _cell(diagnosis: Diagnosis, names: Sequence[str], head: int, form: str) -> Cell:
-    found = next((diagnosis.measures[name] for name in names if name in diagnosis.measures), None)
-    return Cell(None, "") if found is None else number(float(found[:, head].mean()), form)
+def _measures(diagnosis: Diagnosis) -> list[list[Cell | int]]:
+    """Return a row for each head."""
+    from flashpoint.diagnosis.bias import DeltaBias
+
+    of, bias = diagnosis.measures, DeltaBias.of(diagnosis.measures)
+    columns: list[tuple[Tensor | None, str]] = [(None, "")] * len(_BIAS)
+    if bias is not None:
+        sure = bias.mean / bias.error.clamp_min(1e-300) if bias.sequences > 1 else None
+        columns = [(bias.mean, "+.1e"), (sure, "+.1f"), (bias.nats, "+.1e"), (bias.noise, ".1e")]
+    columns += [(of[name].mean(0) if name in of else None, form) for name, form in _COLUMNS.values()]
+    return [
+        [head + 1, *(number(None if values is None else float(values[head]), form) for values, form in columns)]
+        for head in range(diagnosis.call.q.shape[1])
+    ]
+
+
+def _unseen(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return how small a bias of δ could have been overlooked, if errors of that size have ignited runs."""
+    from flashpoint.diagnosis.bias import IGNITED, DeltaBias
+
+    biases = [bias for diagnosis in diagnoses if (bias := DeltaBias.of(diagnosis.measures)) is not None]
+    smallest = max((float(bias.smallest.max()) for bias in biases if bias.sequences > 1), default=0.0)
+    ignites = min(IGNITED)
+    if smallest <= ignites:
+        return ""
+    return (
+        f"In some heads a bias of δ below {smallest:.0e} would not show on {biases[0].sequences} sequences; a constant "
+        f"one of {ignites:.0e} made {IGNITED[ignites]} runs explode. Capture more sequences for a sharper answer."
+    )
 
 
 def _advice(kinds: set[str]) -> str:
