@@ -220,10 +220,10 @@ def test_nanogpts_loop_from_failure_to_fix(tmp_path: Path, kind: str, monkeypatc
     clean = faulty_attention(Fault("none"))
     monkeypatch.setattr(_Here, "attend", staticmethod(by_layer))
     options = {**SMALL, "runs": str(tmp_path), "functions": f"{__name__}:_attend"}
-    nanogpt.train(TEXT, lambda q, k, v, is_causal: _attend(q, k, v, is_causal), **options, name="failing")
+    nanogpt.train(lambda q, k, v, is_causal: _attend(q, k, v, is_causal), **options, name="failing")
     assert found_in(tmp_path / "failing") == [(kind, 2, (3,))]
     fixed = nanogpt.attention_named("flash_exact_rowsum")
-    nanogpt.train(TEXT, fixed, **SMALL, runs=str(tmp_path), name="fixed")
+    nanogpt.train(fixed, **SMALL, runs=str(tmp_path), name="fixed")
     assert found_in(tmp_path / "fixed") == []
 
 
