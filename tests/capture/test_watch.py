@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flashpoint
-from examples import nanogpt, transformers_gpt2
+from examples import nanogpt, plain_pytorch, transformers_gpt2
 from flashpoint.capture.watch import Watch
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.sources import read_calls
@@ -171,6 +171,15 @@ def test_growth_of_w_q_is_warned_of_and_the_layer_is_kept(tmp_path: Path, capsys
     assert [call.layer for call in read_calls(tmp_path / "longer/own")] == [2]
 
 
+def test_pytorchs_multi_head_attention_is_found(tmp_path: Path) -> None:
+    class Encoder(nn.TransformerEncoderLayer):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).square().mean()
+
+    run = loop(Encoder(32, 4, 32, dropout=0.0, batch_first=True), tmp_path, steps=1)
+    assert (run.title, run.config["model"]["n_head"]) == ("sdpa", 4)
+
+
 def test_an_attention_of_ones_own_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,19 +220,22 @@ def test_an_option_that_is_no_count_is_refused(tmp_path: Path, option: str) -> N
         flashpoint.watch(Net(), runs_dir=tmp_path, **{option: 0})
 
 
-@pytest.mark.parametrize("kind", ["delta_bias", "rounded_denominator"])
-def test_nanogpts_loop_from_failure_to_fix(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("example", "kind"), [(nanogpt, "delta_bias"), (nanogpt, "rounded_denominator"), (plain_pytorch, "delta_bias")]
+)
+def test_a_loop_from_failure_to_fix(tmp_path: Path, example: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layer 2 has a fault in head 3: watching and diagnosing name it, and find nothing with the drop-in."""
     faulty = faulty_attention(Fault(kind, head=2, size=0.02))
     calls = itertools.count(1)
     by_layer = lambda *qkv, **options: (faulty if next(calls) % 3 == 2 else clean)(*qkv, is_causal=True)  # noqa: E731
     clean = faulty_attention(Fault("none"))
     monkeypatch.setattr(_Here, "attend", staticmethod(by_layer))
-    options = {**SMALL, "runs": str(tmp_path), "functions": f"{__name__}:_attend"}
-    nanogpt.train(lambda q, k, v, is_causal: _attend(q, k, v, is_causal), **options, name="failing")
+    settings = {**SMALL, "waves": "48", "epochs": "1", "length": "64"} if example is plain_pytorch else SMALL
+    options = {**settings, "runs": str(tmp_path), "functions": f"{__name__}:_attend"}
+    example.train(lambda q, k, v, is_causal: _attend(q, k, v, is_causal), **options, name="failing")
     assert found_in(tmp_path / "failing") == [(kind, 2, (3,))]
-    fixed = nanogpt.attention_named("flash_exact_rowsum")
-    nanogpt.train(fixed, **SMALL, runs=str(tmp_path), name="fixed")
+    fixed = example.attention_named("flash_exact_rowsum")
+    example.train(fixed, **settings, runs=str(tmp_path), name="fixed")
     assert found_in(tmp_path / "fixed") == []
 
 

@@ -205,7 +205,11 @@ class _CallMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is not F.scaled_dot_product_attention and func is not drop_in.attention:
+        if func is F.multi_head_attention_forward:  # of nn.MultiheadAttention: inside, no mode sees calls
+            with contextlib.ExitStack() as entered:
+                self._recorder._replace(entered, F, _SDPA.__name__, self._sdpa)
+                return func(*args, **kwargs)
+        if func is not _SDPA and func is not drop_in.attention:
             return func(*args, **kwargs)
         with self._recorder.outermost() as wanted:
             out = func(*args, **kwargs)
@@ -214,12 +218,16 @@ class _CallMode(TorchFunctionMode):
             if given.get("attn_mask") is not None or given.get("dropout_p"):
                 self._recorder.missed.add("scaled_dot_product_attention: a mask or dropout")
             else:
-                name = "sdpa" if func is F.scaled_dot_product_attention else _variant_name(given.get("variant"))
+                name = "sdpa" if func is _SDPA else _variant_name(given.get("variant"))
                 tensors = {"q": given["query"], "k": given["key"], "v": given["value"], "out": out}
                 self._recorder.record(name, tensors, bool(given.get("is_causal")), given.get("scale"))
         return out
 
+    def _sdpa(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__torch_function__(_SDPA, (), args, kwargs)
 
+
+_SDPA = F.scaled_dot_product_attention
 _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 

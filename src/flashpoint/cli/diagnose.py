@@ -233,7 +233,7 @@ def _unseen(diagnoses: Sequence[Diagnosis]) -> str:
         return ""
     return (
         f"In some heads a bias of δ below {smallest:.0e} would not show on {biases[0].sequences} sequences; a constant "
-        f"one of {ignites:.0e} made {IGNITED[ignites]} runs explode. Capture more sequences for a sharper answer."
+        f"one of {ignites:.0e} made {IGNITED[ignites]} runs explode. More sequences give a sharper answer."
     )
 
 
