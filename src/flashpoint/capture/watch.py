@@ -173,6 +173,11 @@ class Watch:
         self._step += 1
         self._observe_next()
 
+    @property
+    def verdict(self) -> str:
+        """``stable``, ``exploded`` or ``nonfinite``, by the losses that have been read."""
+        return self._detector.verdict
+
     def capture(self, reason: str = "asked for") -> None:
         """Observe the next forward pass, of this step or of the next one, and write the tensors of all its layers."""
         self._wanted = (reason, None)
