@@ -17,5 +17,6 @@ cmp -n "$(stat -c %s "$run/batches.csv")" "$run/batches.csv" "$out/explode-flash
 flashpoint localize "$run" --function examples/explode_gpt2.py:step --checkpoints "$run/step-*.pt" \
     --steps "${STEPS:-300}" --minutes 30 2>&1 | tee "$out/4-localize.txt" || true
 flashpoint report "$run" "$out/explode-flash_unrounded_out" --out "$out/report"
+python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || exit 0 # a look on a CPU ends here
 python scripts/bench_capture.py "$@" | tee "$out/5-capture-7m.txt"
 python scripts/bench_capture.py "$@" layers=12 heads=12 width=768 context=1024 batch=32 lr=6e-4 | tee "$out/5-capture-124m.txt"
