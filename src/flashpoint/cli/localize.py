@@ -72,8 +72,9 @@ def command(
             print(f"{answer.question}: {answer.verdict} ({answer.evidence})", file=sys.stderr, flush=True)
             rows.append([answer.question, answer.verdict, answer.evidence])
     run = subject.run
+    seed = "" if function else f", seed {run.config['seed']}"  # nobody knows that of somebody else's loop
     heading = (
-        f"{run.name}: {run.title}, seed {run.config['seed']}, {run.verdict}; "
+        f"{run.name}: {run.title}{seed}, {run.verdict}; "
         f"{branches.known} branches, {branches.trained} of them trained now; {run.manifest['hardware']}, "
         f"torch {run.manifest['environment']['torch']}; {run.manifest['started'][:10]}"
     )
