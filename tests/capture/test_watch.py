@@ -171,13 +171,64 @@ def test_growth_of_w_q_is_warned_of_and_the_layer_is_kept(tmp_path: Path, capsys
     assert [call.layer for call in read_calls(tmp_path / "longer/own")] == [2]
 
 
-def test_pytorchs_multi_head_attention_is_found(tmp_path: Path) -> None:
-    class Encoder(nn.TransformerEncoderLayer):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).square().mean()
+class Encoder(nn.Module):
+    """PyTorch's own layer behind another matrix, which makes no q by itself."""
 
-    run = loop(Encoder(32, 4, 32, dropout=0.0, batch_first=True), tmp_path, steps=1)
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layer = nn.Linear(32, 32), nn.TransformerEncoderLayer(32, 4, 32, 0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.embed(x)).square().mean()
+
+
+def test_pytorchs_multi_head_attention_is_found_with_its_matrices(tmp_path: Path) -> None:
+    model = Encoder()
+
+    def at(step: int, _watched: Watch) -> None:
+        if step == 1:
+            weight = model.layer.self_attn.in_proj_weight
+            expected.extend([spectral_norms(weight[:32]), spectral_norms(weight[32:64])])
+
+    expected: list[Any] = []
+    run = loop(model, tmp_path, steps=2, at=at, weights_interval=2)
     assert (run.title, run.config["model"]["n_head"]) == ("sdpa", 4)
+    for name, norms in zip(("w_q_spectral_norm", "w_k_spectral_norm"), expected, strict=True):
+        np.testing.assert_allclose(run.columns[name][1][0, :, 0], norms, rtol=1e-3)
+
+
+def test_a_matrix_that_mixes_the_heads_is_no_projection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Queries by a matrix that no module holds: the one before it is not taken for W_Q."""
+
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.weight = nn.Linear(32, 32), nn.Parameter(torch.randn(32, 32))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q = (self.embed(x) @ self.weight).unflatten(-1, (4, 8)).transpose(1, 2)
+            return F.scaled_dot_product_attention(q, q, q, is_causal=True).square().mean()
+
+    run = loop(Bare(), tmp_path, steps=2, weights_interval=2)
+    assert "w_q_spectral_norm" not in run.columns
+    assert "norms of W_Q and W_K are not logged" in capsys.readouterr().err
+
+
+def test_a_model_in_distributed_data_parallel_is_watched(tmp_path: Path) -> None:
+    """One process; its weights are those of the training without."""
+    import torch.distributed as dist
+
+    torch.manual_seed(1)
+    plain, wrapped = Net(), Net()
+    wrapped.load_state_dict(plain.state_dict())
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        run = loop(nn.parallel.DistributedDataParallel(wrapped), tmp_path, interval=2, weights_interval=2)
+    finally:
+        dist.destroy_process_group()
+    loop(plain, tmp_path / "plain", interval=2, weights_interval=2)
+    assert {"w_q_spectral_norm", "row_sum_relative_bias"} <= set(run.columns)
+    assert all(torch.equal(one, other) for one, other in zip(wrapped.parameters(), plain.parameters(), strict=True))
 
 
 def test_an_attention_of_ones_own_is_named(
