@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import flashpoint
 from examples import nanogpt, plain_pytorch, transformers_gpt2
-from flashpoint.capture.watch import Watch
+from flashpoint.capture.watched import Watch
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.sources import read_calls
 from flashpoint.diagnosis.verdict import diagnose
@@ -260,7 +260,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, enable_gqa: bool =
 def test_what_fails_in_watching_does_not_end_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("flashpoint.capture.watch.measured", lambda *_: 1 / 0)
+    monkeypatch.setattr("flashpoint.capture.values.measured", lambda *_: 1 / 0)
     assert loop(Net(), tmp_path, interval=2).verdict == "stable to 6"
     assert "ZeroDivisionError: division by zero); training goes on" in capsys.readouterr().err
 

@@ -37,6 +37,10 @@ def unwatched(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
     pass
 
 
+def failing_step(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
+    raise RuntimeError("no such layer\nat all")
+
+
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A watched run whose attention has an error in δ of head 2, with checkpoints."""
@@ -74,6 +78,7 @@ def test_the_head_with_the_error_is_named_and_the_report_tells_it(failing: Path,
         ("too_few", "trained 9 steps"),
         ("unwatched", "did not watch"),
         ("nothing", "no attribute"),
+        ("failing_step", "RuntimeError in a branch from step 10: no such layer"),
     ],
 )
 def test_a_function_that_does_something_else_is_refused(failing: Path, function: str, told: str) -> None:

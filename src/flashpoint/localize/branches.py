@@ -113,7 +113,8 @@ class Branches(Generic[A]):
     ) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-        shutil.rmtree(self._folder.path / "branches", ignore_errors=True)
+        if kind is None:  # otherwise the log of the branch that failed stays
+            shutil.rmtree(self._folder.path / "branches", ignore_errors=True)
 
     @property
     def known(self) -> int:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -31,7 +32,7 @@ from flashpoint.capture.watch import watch
 from flashpoint.deviation.engines import Called, engines_named
 from flashpoint.drop_in import attention as drop_in
 from flashpoint.drop_in import variant_of
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, one_line
 from flashpoint.files import CONFIGS
 from flashpoint.localize.recorded import exact
 from flashpoint.localize.subject import Trained
@@ -148,8 +149,10 @@ class OwnLoop:
             except UserError:
                 raise
             except Exception as error:
+                traceback.print_exc(file=log)
                 raise UserError(
-                    f"--function {self.function}: {type(error).__name__} from step {start:,}: {error}"
+                    f"--function {self.function}: {type(error).__name__} in a branch from step {start:,}: "
+                    f"{one_line(error)}; {log.name} tells where"
                 ) from error
         return self._end(RunFolder(folder), start, steps)
 
