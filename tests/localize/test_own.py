@@ -95,6 +95,8 @@ def test_a_watched_run_needs_a_function_and_checkpoints(failing: Path) -> None:
     function = ["--function", f"{nanogpt.__file__}:step", "--checkpoints", "nowhere/*.pt"]
     result = CliRunner().invoke(main, ["localize", str(failing), *function])
     assert (result.exit_code, "no file there" in result.stderr) == (2, True)
+    result = localize(failing, f"{nanogpt.__file__}:step", "--gpus", "99")
+    assert (result.exit_code, "--gpus 99" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("layer", "heads", "inside"), [(1, (2,), [1]), (1, None, [0, 1, 2, 3]), (2, None, [])])

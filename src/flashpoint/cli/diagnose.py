@@ -114,7 +114,13 @@ def _asked(
     device: torch.device,
 ) -> tuple[list[_Asked], str]:
     """Return the calls to diagnose, and of which weights they are."""
-    from flashpoint.diagnosis.sources import calls_of_model, calls_of_run, function_of_layer, read_calls
+    from flashpoint.diagnosis.sources import (
+        calls_of_model,
+        calls_of_run,
+        function_named,
+        function_of_layer,
+        read_calls,
+    )
     from flashpoint.runs.folder import RunFolder
 
     variant = _variant(attention)
@@ -134,7 +140,7 @@ def _asked(
     if variant is not None:
         of_layer = [(function_of_layer(variant, call.layer), _declared(variant, call)) for call in calls]
         return [_Asked(call, *some) for call, some in zip(calls, of_layer, strict=True)], weights
-    function = None if attention is None else _engine(attention, device)
+    function = None if attention is None else function_named(attention)
     return [_Asked(call, function) for call in calls], weights
 
 
@@ -153,21 +159,6 @@ def _declared(variant: AttentionVariant, call: AttentionCall) -> AttentionVarian
     """Return what all heads of the call's layer compute; None where they differ, or PyTorch's kernel does."""
     groups = variant.groups(call.layer, call.q.shape[1])
     return groups[0][0] if len(groups) == 1 and groups[0][0].kernel == "flash" else None
-
-
-def _engine(word: str, device: torch.device) -> Function:
-    """Return an attention that is no variant, for any number of heads of keys."""
-    from flashpoint.deviation.engines import Called, engines_named
-
-    engine = engines_named([word], [], device)[0]
-    if not isinstance(engine, Called):
-        raise UserError(f"--attention {word}: an emulation; give a variant, sdpa:BACKEND, or FILE.py:FUNCTION")
-
-    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float) -> torch.Tensor:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-        return engine.call(q, k, v, is_causal, scale)[0]
-
-    return function
 
 
 def _device(where: str) -> torch.device:

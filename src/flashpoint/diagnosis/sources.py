@@ -14,6 +14,7 @@ from flashpoint.capture.recorder import Recorder
 from flashpoint.config import Config, build_config
 from flashpoint.data.batches import gather_windows
 from flashpoint.data.tape import Tape
+from flashpoint.deviation.engines import Called, engines_named
 from flashpoint.diagnosis.call import AttentionCall, joined
 from flashpoint.diagnosis.probe import Function
 from flashpoint.errors import UserError, notify
@@ -143,6 +144,23 @@ def function_of_layer(variant: AttentionVariant, layer: int) -> Function:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         key = torch.zeros(2, dtype=torch.int64, device=q.device)
         return flash_fwd(q, k, v, variant, layer=layer, seed_and_step=key, causal=is_causal, scale=scale)[0]
+
+    return function
+
+
+def function_named(word: str) -> Function:
+    """Return an attention that is no variant, for any number of heads of keys: ``sdpa:BACKEND``, ``FILE.py:FUNCTION``.
+
+    Raises:
+        UserError: the word names none.
+    """
+    engine = engines_named([word], [], torch.device("cpu"))[0]
+    if not isinstance(engine, Called):
+        raise UserError(f"--attention {word}: an emulation; give a variant, sdpa:BACKEND, or FILE.py:FUNCTION")
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float) -> torch.Tensor:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        return engine.call(q, k, v, is_causal, scale)[0]
 
     return function
 

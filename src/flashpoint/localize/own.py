@@ -29,7 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashpoint.capture.watch import watch
-from flashpoint.deviation.engines import Called, engines_named
+from flashpoint.diagnosis.probe import Function
+from flashpoint.diagnosis.sources import function_named
 from flashpoint.drop_in import attention as drop_in
 from flashpoint.drop_in import variant_of
 from flashpoint.errors import UserError, one_line
@@ -223,7 +224,7 @@ def mixed(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, *, mix
     return torch.where(chosen[:, None, None], inside, engine(mixture.elsewhere)(q, k, v, is_causal, scale))
 
 
-def engine(name: str) -> Callable[[Tensor, Tensor, Tensor, bool, float], Tensor]:
+def engine(name: str) -> Function:
     """Return the attention of a name: ``sdpa``, ``twin of NAME``, or what ``flashpoint diagnose --attention`` takes.
 
     Raises:
@@ -234,20 +235,17 @@ def engine(name: str) -> Callable[[Tensor, Tensor, Tensor, bool, float], Tensor]
     return _ENGINES[name]
 
 
-_ENGINES: dict[str, Callable[[Tensor, Tensor, Tensor, bool, float], Tensor]] = {}
+_ENGINES: dict[str, Function] = {}
 
 
-def _engine(name: str) -> Callable[[Tensor, Tensor, Tensor, bool, float], Tensor]:
+def _engine(name: str) -> Function:
     if name == "sdpa":
         return lambda q, k, v, causal, scale: F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
     if name.startswith("twin of "):
         return _of_variant(exact(_variant(name.removeprefix("twin of ")) or variant_of("flash_fp32")))
     if variant := _variant(name):
         return _of_variant(variant)
-    called = engines_named([name], [], torch.device("cpu"))[0]
-    if not isinstance(called, Called):
-        raise UserError(f"--attention {name}: an emulation; give a variant, sdpa:BACKEND, or FILE.py:FUNCTION")
-    return lambda q, k, v, causal, scale: called.call(q, k, v, causal, scale)[0]
+    return function_named(name)
 
 
 def _variant(name: str) -> AttentionVariant | None:
@@ -256,5 +254,5 @@ def _variant(name: str) -> AttentionVariant | None:
     return variant_of(name) if there else None
 
 
-def _of_variant(variant: AttentionVariant) -> Callable[[Tensor, Tensor, Tensor, bool, float], Tensor]:
+def _of_variant(variant: AttentionVariant) -> Function:
     return lambda q, k, v, causal, scale: drop_in(q, k, v, is_causal=causal, scale=scale, variant=variant)
