@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from flashpoint.errors import UserError
 from flashpoint.localize.branches import Branches, Effect, OutOfTimeError
 from flashpoint.localize.questions import answers
 from flashpoint.localize.subject import Trained
@@ -106,6 +107,19 @@ def test_no_branch_is_begun_that_would_end_too_late(tmp_path: Path) -> None:
         pytest.raises(OutOfTimeError),
     ):
         branches.effect(branches.subject.twin)
+
+
+def test_a_branch_that_ends_in_no_number_has_failed_as_the_run_did(tmp_path: Path) -> None:
+    class Breaking(FakeSubject):
+        def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
+            trained = super().train(attention, start, steps, folder)
+            return Trained("nonfinite", start, [[float("nan")] * 2] * 3) if len(attention) == 1 else trained
+
+    with Branches(Breaking(), RunFolder(tmp_path), 200, 1, None) as branches:
+        assert branches.effect(frozenset({(1, 1)})).shares == {700: 1.0}
+    broken = Breaking(whole=frozenset({(3, 2)}))
+    with Branches(broken, RunFolder(tmp_path), 200, 1, None) as branches, pytest.raises(UserError, match="no number"):
+        branches.effect(broken.twin)
 
 
 def test_an_interval_over_starts_tells_whether_it_decides() -> None:

@@ -137,6 +137,11 @@ class Branches(Generic[A]):
         shares = {}
         for start in self.starts:
             run, twin, own = (self._norms(which, start) for which in (self.subject.whole, self.subject.twin, attention))
+            if not np.isfinite([run, twin]).all():
+                raise UserError(
+                    f"{self._folder.path}: from step {start:,} on W_Q of the run or of its twin is no number after "
+                    f"{self.steps:,} steps; give fewer --steps"
+                )
             whole = _growth(run, twin)
             if whole < np.log(LEAST_GROWTH):
                 raise UserError(
@@ -144,7 +149,8 @@ class Branches(Generic[A]):
                     f"{self.steps:,} steps, too little to tell branches apart; give more --steps, or flashpoint "
                     "diagnose: this attention's fault, if it has one, does not drive W_Q"
                 )
-            shares[start] = _growth(own, twin) / whole
+            finite = bool(np.isfinite(own).all())  # one that is not has failed as the run did
+            shares[start] = _growth(own, twin) / whole if finite else 1.0
         return Effect(shares)
 
     def prepare(self, attentions: Sequence[A]) -> None:
