@@ -65,6 +65,21 @@ class RunFolder:
         return self.path / "captures"
 
     @property
+    def batches(self) -> Path:
+        """Step and fingerprint of the batch of each step of somebody's own loop, CSV."""
+        return self.path / "batches.csv"
+
+    @property
+    def branch_log(self) -> Path:
+        """Branches that a localisation has trained, a JSON line each (:mod:`flashpoint.localize.branches`)."""
+        return self.path / "localize.jsonl"
+
+    @property
+    def localized(self) -> Path:
+        """What the last localisation answered, JSON."""
+        return self.path / "localize.json"
+
+    @property
     def outcome(self) -> Path:
         """The verdict, JSON; absent while the run goes on or if it was killed."""
         return self.path / "outcome.json"
