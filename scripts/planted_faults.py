@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import flashpoint
 from examples.nanogpt import GPT, CausalSelfAttention
+from flashpoint.capture.sources import read_calls
 from flashpoint.cli.table import Table, show
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.faults import KINDS, Fault, faulty_attention
-from flashpoint.diagnosis.sources import read_calls
 from flashpoint.diagnosis.verdict import diagnose
 
 LAYERS, HEADS, CONTEXT = 3, 4, 96

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from examples import nanogpt
+from flashpoint.capture.sources import function_named, read_calls
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.probe import Function, probe, results_of
-from flashpoint.diagnosis.sources import function_named, read_calls
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.localize.own import Mixture, OwnLoop, mixed
 from flashpoint.runs.folder import RunFolder

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
+from flashpoint.capture.sources import calls_of_run, read_calls
 from flashpoint.deviation.emulated import Inputs
 from flashpoint.deviation.inputs import DRAWN
 from flashpoint.deviation.sweep import SEEDS, Given
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.diagnosis.sources import calls_of_run, read_calls
 from flashpoint.errors import UserError
 from flashpoint.runs.folder import RunFolder
 

@@ -114,7 +114,7 @@ def _asked(
     device: torch.device,
 ) -> tuple[list[_Asked], str]:
     """Return the calls to diagnose, and of which weights they are."""
-    from flashpoint.diagnosis.sources import (
+    from flashpoint.capture.sources import (
         calls_of_model,
         calls_of_run,
         function_named,

@@ -28,9 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashpoint.capture.sources import function_named
 from flashpoint.capture.watch import watch
 from flashpoint.diagnosis.probe import Function
-from flashpoint.diagnosis.sources import function_named
 from flashpoint.drop_in import attention as drop_in
 from flashpoint.drop_in import variant_of
 from flashpoint.errors import UserError, one_line
