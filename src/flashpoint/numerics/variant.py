@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
+from flashpoint.numerics import contradictions
 from flashpoint.numerics.choices import NEAREST, UNROUNDED, DeltaError, Rounding, distinct, take_rounding
 from flashpoint.typed import check_literals
 from flashpoint_kernels.codes import BF16_BITS
@@ -124,58 +125,11 @@ class AttentionVariant:
     def __post_init__(self) -> None:
         check_literals(self, "attn")
         self._check_selection_fields()
-        if self.block_k is not None and self.block_k < 1:
-            raise ValueError(f"attn.block_k={self.block_k}: give at least 1, or null for no tiling")
-        if self.beta < 1:
-            raise ValueError(f"attn.beta={self.beta}: below 1 the shift falls under the row maximum")
-        if self.tie_tolerance < 0:
-            raise ValueError(f"attn.tie_tolerance={self.tie_tolerance}: give 0 or more")
-        if self.max_shift is not None and self.max_shift < 0:
-            raise ValueError(f"attn.max_shift={self.max_shift}: give 0 or more, or null for no guard")
-        if not -60 <= self.shift_offset <= 60:
-            raise ValueError(f"attn.shift_offset={self.shift_offset}: beyond ±60 nats rows over- or underflow")
-        if self.delta == "out_independent" and "stochastic" not in (self.out_unnormalized.mode, self.out.mode):
-            raise ValueError(
-                "attn.delta=out_independent finds no stochastic rounding of Ō or O to draw again: set "
-                "attn.out_unnormalized.mode=stochastic or attn.out.mode=stochastic, or attn.delta=out"
-            )
-        if self.center_grad_q and self.center_keys:
-            raise ValueError("attn.center_grad_q=true: attn.center_keys=true centres dQ's keys already; choose one")
-        if not 0 <= self.denominator_floor < 1:
-            raise ValueError(f"attn.denominator_floor={self.denominator_floor}: give 0 or more, and less than 1")
-        self._check_blocks()
-        self._check_delta_error()
+        contradictions.check(self)
         rounds = any(getattr(self, point).mode == "stochastic" for point in ROUNDING_POINTS)
         elsewhere = self.elsewhere is not None and self.elsewhere.draws
         object.__setattr__(self, "draws", rounds or self.delta_error.kind == "noise" or elsewhere)
         object.__setattr__(self, "key", json.dumps(self.to_dict(), sort_keys=True))
-
-    def _check_blocks(self) -> None:
-        if self.normalizer == "before_product" and self.block_k is not None:
-            raise ValueError("attn.normalizer=before_product needs the whole row: set attn.block_k=null")
-        if self.normalizer == "before_product" and (self.denominator.mode != "none" or self.denominator_floor):
-            raise ValueError(
-                "attn.normalizer=before_product divides P̄ by ℓ as summed: set attn.denominator.mode=none and "
-                "attn.denominator_floor=0"
-            )
-        if self.grad_blocks.mode != "none" and self.block_k is None:
-            raise ValueError("attn.grad_blocks: attn.block_k=null makes one block of all; set attn.block_k")
-
-    def _check_delta_error(self) -> None:
-        if self.delta_error.kind == "none":
-            return
-        if self.kernel == "sdpa":
-            raise ValueError("attn.delta_error: kernel=sdpa computes δ out of reach; take attn=flash_fp32")
-        if self.delta_error.into != "both" and self.center_keys:
-            raise ValueError(
-                "attn.delta_error.into: with attn.center_keys=true dQ and dK share one row sum of dS; take "
-                "attn=flash_exact_rowsum"
-            )
-        injected = self.delta_error.layers
-        if injected is not None and self.layers is not None and not set(injected) <= set(self.layers):
-            raise ValueError(
-                f"attn.delta_error.layers={list(injected)}: only attn.layers={list(self.layers)} take this variant"
-            )
 
     def _check_selection_fields(self) -> None:
         for name in ("layers", "heads"):
