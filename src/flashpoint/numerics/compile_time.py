@@ -32,6 +32,7 @@ def compile_time_choices(
     error = variant.delta_error
     error_sizes = error.sizes_in(layer)
     errs = any(error_sizes)
+    residual = variant.out_residual
     return Choices(
         scores=_point(variant.scores, Stream.SCORES),
         probs=_point(variant.probs, Stream.PROBS),
@@ -63,7 +64,10 @@ def compile_time_choices(
         delta_error_interval=error.interval if errs and len(error_sizes) > 1 else 0,
         delta_error_into=error.into if errs else "both",
         delta_error_stream=Stream.DELTA_ERROR,
+        out_mantissa=residual.mantissa if residual else 0,
+        out_residual_largest=residual.largest if residual else 0,
         exact_row_sum=variant.exact_row_sum,
+        exact_row_sum_passes=variant.exact_row_sum_passes,
         center_keys=variant.center_keys,
         center_grad_q=variant.center_grad_q,
         fused_exponent=variant.fused_exponent,

@@ -12,6 +12,7 @@ def check(variant: AttentionVariant) -> None:
     """Raise ``ValueError``, naming the field and what to set, if a variant is none."""
     _check_ranges(variant)
     _check_blocks(variant)
+    _check_delta(variant)
     _check_delta_error(variant)
 
 
@@ -47,6 +48,36 @@ def _check_blocks(variant: AttentionVariant) -> None:
         )
     if variant.grad_blocks.mode != "none" and variant.block_k is None:
         raise ValueError("attn.grad_blocks: attn.block_k=null makes one block of all; set attn.block_k")
+
+
+def _check_delta(variant: AttentionVariant) -> None:
+    if variant.exact_row_sum_passes not in (1, 2):
+        raise ValueError(f"attn.exact_row_sum_passes={variant.exact_row_sum_passes}: choose one of 1, 2")
+    if variant.exact_row_sum and variant.exact_row_sum_passes == 1:
+        if variant.delta == "p_dp":
+            raise ValueError("attn.exact_row_sum_passes=1 has no pass for attn.delta=p_dp: set attn.delta=out")
+        if variant.center_keys:
+            raise ValueError(
+                "attn.exact_row_sum_passes=1: with attn.center_keys=true dK needs row sums of dS that only two passes "
+                "make; set attn.exact_row_sum_passes=2"
+            )
+    if variant.out_residual_bits is not None:
+        _check_residual(variant, f"attn.out_residual_bits={variant.out_residual_bits}")
+
+
+def _check_residual(variant: AttentionVariant, given: str) -> None:
+    if not 1 <= int(variant.out_residual_bits or 0) <= 8:
+        raise ValueError(f"{given}: give 1 to 8, or null for a second O in FP32")
+    if variant.delta != "out_fp32":
+        raise ValueError(f"{given}: attn.delta={variant.delta} takes no unrounded O; set attn.delta=out_fp32")
+    if not variant.out.fits_bf16:
+        raise ValueError(f"{given}: O as returned does not fit BF16; set attn.out.mode=nearest, of at most 7 bits")
+    by_block = variant.out_unnormalized.mode != "none" and variant.out_unnormalized_when != "final"
+    if by_block or variant.denominator.mode != "none":
+        raise ValueError(
+            f"{given}: only Ō and O may be rounded, once each; set attn.out_unnormalized_when=final and "
+            "attn.denominator.mode=none, or attn.out_residual_bits=null"
+        )
 
 
 def _check_delta_error(variant: AttentionVariant) -> None:

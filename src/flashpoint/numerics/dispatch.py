@@ -57,8 +57,9 @@ def flash_fwd(
         scale: α; None is 1/√d.
 
     Returns:
-        O [B, H, T, d], which alone has gradients; L [B, H, T] float32; the O of δ, [B, H, T, d] float32, empty where
-        it is O; the centred keys [B, H, T, d], empty where none are centred.
+        O [B, H, T, d], which alone has gradients; L [B, H, T] float32; the O of δ, [B, H, T, d] float32, or with
+        ``out_residual_bits`` what O lacks of it, empty where it is O; the centred keys [B, H, T, d], empty where none
+        are centred.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out, logsumexp, out_for_delta, centered = flash_fwd_op(q, k, v, seed_and_step, variant.key, layer, causal, scale)

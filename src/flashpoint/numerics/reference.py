@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flashpoint.numerics.choices import DeltaError
 from flashpoint.numerics.key_blocks import Inputs, KeyBlock, exponential
+from flashpoint.numerics.residual import dtype_of_saved, residual, two_parts
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint_kernels.codes import Stream
@@ -46,7 +47,9 @@ def flash_fwd(
         out: O [B, H, T, d], in the inputs' dtype, or float32 where O does not fit BF16.
         logsumexp: L [B, H, T] float32, of the centred scores where the variant centres keys.
         out_for_delta: the O that δ is of, where it is not the one returned but has the same P̄ with Ō and O
-            unrounded, or rounded with other random bits; [B, H, T, d] float32, or empty.
+            unrounded, or rounded with other random bits; [B, H, T, d] float32, or empty. With ``out_residual_bits``
+            what the one returned lacks of it, in units of :class:`~flashpoint.numerics.choices.ResidualFormat`, int8
+            or int16.
         centered: K − mean_T(K) in K's shape and dtype; empty unless the variant centres keys.
     """
     centered = k.new_empty(0)
@@ -54,12 +57,15 @@ def flash_fwd(
         k = centered = centered_keys(k)
     inputs = Inputs.of(q, k, v, variant, noise, causal, scale)
     out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
-    out_for_delta = torch.empty_like(out) if variant.saves_out_for_delta else out.new_empty(0)
+    saved = q.shape if variant.saves_out_for_delta else 0
+    out_for_delta = torch.empty(saved, dtype=dtype_of_saved([variant]), device=q.device)
     logsumexp = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     for rows in inputs.row_chunks():
         result = _flash_fwd_rows(inputs, rows)
         out[..., rows, :], logsumexp[..., rows] = result.out, result.logsumexp
-        if variant.saves_out_for_delta:
+        if variant.out_residual:
+            out_for_delta[..., rows, :] = residual(result.out_for_delta, result.out, variant.out_residual)
+        elif variant.saves_out_for_delta:
             out_for_delta[..., rows, :] = result.out_for_delta
     return out.to(torch.float32 if variant.returns_fp32 else q.dtype), logsumexp, out_for_delta, centered
 
@@ -115,8 +121,8 @@ def flash_bwd(
     inputs = Inputs.of(q, centered if variant.center_keys else k, v, variant, noise, causal, scale)
     keys_of_grad_q = centered_keys(k).float() if variant.center_grad_q else inputs.k
     grad_out = grad_out.float()
-    delta_of_q, delta_of_k = _deltas(inputs, grad_out, out, logsumexp, out_for_delta)
-    grad_q, grad_k, grad_v = (inputs.q.new_zeros(q.shape) for _ in range(3))
+    deltas = _deltas(inputs, grad_out, out, logsumexp, out_for_delta)
+    grad_q, grad_k, grad_v, attended_keys = (inputs.q.new_zeros(q.shape) for _ in range(4))
     for rows in inputs.row_blocks() if variant.grad_blocks.mode != "none" else inputs.row_chunks():
         of_rows = rows.start // variant.block_k if variant.block_k else 0
         for block in inputs.key_blocks(rows):
@@ -127,12 +133,14 @@ def flash_bwd(
                 "grad_blocks", p.mT @ grad_out_rows, of_keys, features=True, stream=Stream.GRAD_V_BLOCKS
             )
             grad_p = inputs.grad_probs(block, grad_out)
-            grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - delta_of_q[..., block.rows, None]), block)
+            grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - deltas.of_q[..., block.rows, None]), block)
             grad_q[..., block.rows, :] += inputs.round(
                 "grad_blocks", grad_s @ keys_of_grad_q[..., block.keys, :], block, features=True
             )
-            if delta_of_k is not delta_of_q:
-                grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - delta_of_k[..., block.rows, None]), block)
+            if deltas.left_of_q is not None:
+                attended_keys[..., block.rows, :] += p @ keys_of_grad_q[..., block.keys, :]
+            if deltas.of_k is not deltas.of_q:
+                grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - deltas.of_k[..., block.rows, None]), block)
             grad_k[..., block.keys, :] += inputs.round(
                 "grad_blocks",
                 grad_s.mT @ inputs.q[..., block.rows, :],
@@ -140,6 +148,8 @@ def flash_bwd(
                 features=True,
                 stream=Stream.GRAD_K_BLOCKS,
             )
+    if deltas.left_of_q is not None:
+        grad_q -= deltas.left_of_q[..., None] * attended_keys
     grad_q, grad_k = grad_q * inputs.scale, grad_k * inputs.scale
     if variant.center_keys:
         grad_k = grad_k - grad_k.mean(-2, keepdim=True)
@@ -277,20 +287,52 @@ def delta_error(grad_out: Tensor, out: Tensor, error: DeltaError, noise: NoiseKe
     return torch.where(negative, -sizes, sizes)
 
 
-def _deltas(
-    inputs: Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_for_delta: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return δ of dQ and of dK [B, H, T] float32 as the variant takes them; one tensor where they do not differ."""
+@dataclass(frozen=True)
+class _Deltas:
+    """δ as the variant takes it, each [B, H, T] float32."""
+
+    of_q: Tensor  # of the dS that makes dQ
+    of_k: Tensor  # the same tensor where they do not differ
+    left_of_q: Tensor | None = None  # what dQ's δ is beyond the first: PK takes it into dQ afterwards
+
+
+def _deltas(inputs: Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_for_delta: Tensor) -> _Deltas:
     variant = inputs.variant
-    if variant.exact_row_sum or variant.delta == "p_dp":
-        delta, mass = torch.zeros_like(logsumexp), torch.zeros_like(logsumexp)
-        for block, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
-            delta[..., block.rows] += (p * grad_p).sum(-1)
-            mass[..., block.rows] += p.sum(-1)
+    in_one_pass = variant.exact_row_sum and variant.exact_row_sum_passes == 1
+    if variant.delta == "p_dp" or (variant.exact_row_sum and not in_one_pass):
+        delta, mass = _row_sums(inputs, grad_out, logsumexp)
         delta = delta / mass if variant.exact_row_sum else delta
     else:
-        delta = (grad_out * (out_for_delta if variant.saves_out_for_delta else out.float())).sum(-1)
-    error = variant.delta_error
+        delta = (grad_out * out_of_delta(variant, out, out_for_delta)).sum(-1)
+    if not in_one_pass:
+        return _Deltas(*_with_error(inputs, delta, grad_out, out))
+    left, mass = _row_sums(inputs, grad_out, logsumexp, delta)
+    left_of_q, left_of_k = _with_error(inputs, left / mass, grad_out, out)
+    return _Deltas(delta, delta + left_of_k, left_of_q)
+
+
+def out_of_delta(variant: AttentionVariant, out: Tensor, out_for_delta: Tensor) -> Tensor:
+    """Return the O [B, H, T, d] float32 that δ is of, from what :func:`flash_fwd` returned."""
+    if variant.out_residual:
+        return two_parts(out, out_for_delta, variant.out_residual)
+    return out_for_delta if variant.saves_out_for_delta else out.float()
+
+
+def _row_sums(
+    inputs: Inputs, grad_out: Tensor, logsumexp: Tensor, delta: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return Σ_j P_ij(dP_ij − δ_i), without δ if there is none, and Σ_j P_ij, [B, H, T] each."""
+    total, mass = torch.zeros_like(logsumexp), torch.zeros_like(logsumexp)
+    for block, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
+        grad_s = p * (grad_p if delta is None else grad_p - delta[..., block.rows, None])
+        total[..., block.rows] += grad_s.sum(-1)
+        mass[..., block.rows] += p.sum(-1)
+    return total, mass
+
+
+def _with_error(inputs: Inputs, delta: Tensor, grad_out: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """Return δ of dQ and of dK with the injected error in those that take it; one tensor where there is none."""
+    error = inputs.variant.delta_error
     if error.kind == "none":
         return delta, delta
     erring = delta + delta_error(grad_out, out, error, inputs.noise)

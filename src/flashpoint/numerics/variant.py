@@ -11,7 +11,15 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from flashpoint.numerics import contradictions
-from flashpoint.numerics.choices import NEAREST, UNROUNDED, DeltaError, Rounding, distinct, take_rounding
+from flashpoint.numerics.choices import (
+    NEAREST,
+    UNROUNDED,
+    DeltaError,
+    ResidualFormat,
+    Rounding,
+    distinct,
+    take_rounding,
+)
 from flashpoint.typed import check_literals
 from flashpoint_kernels.codes import BF16_BITS
 
@@ -93,11 +101,18 @@ class AttentionVariant:
     delta: Literal["out", "out_fp32", "p_dp", "out_independent"] = "out"
     """δ from O as returned; from O of the same P̄ with Ō and O unrounded; rowsum(P∘dP); or rowsum(dO∘O′), where O′ is
     O of the same P̄ with random bits of its own in every stochastic rounding of Ō and O."""
+    out_residual_bits: int | None = None
+    """How ``delta=out_fp32`` saves its O: null as a second O in FP32; a number from 1 to 8 as what O as returned lacks
+    of it, to so many mantissa bits beyond those of the coarser of the roundings of Ō and O, in a byte an element, or in
+    two where the residual can exceed one."""
     delta_error: DeltaError = field(default_factory=DeltaError)
     """An error added to δ after ``delta`` and ``exact_row_sum`` have determined it."""
     exact_row_sum: bool = False
     """δ_i += Σ_j P_ij(dP_ij − δ_i) / Σ_j P_ij, which makes every row sum of dS zero up to FP32. That is
     Σ_j P_ij·dP_ij / Σ_j P_ij whatever δ was, so ``delta`` no longer matters."""
+    exact_row_sum_passes: int = 2
+    """Passes of dQ's kernel over the keys in which ``exact_row_sum`` does that. 2: δ first, then dQ. 1: dQ with the δ
+    that ``delta`` says, from which the correction of δ takes its share of dQ, Σ_j P_ij K_j, afterwards."""
     center_keys: bool = False
     """K ← K − mean_T(K) per head and sequence, stored in K's dtype; softmax does not see it."""
     center_grad_q: bool = False
@@ -220,8 +235,12 @@ class AttentionVariant:
             silent.add("shift_offset")
         if self.shift != "dynamic_max":
             silent |= {"beta", "tie_tolerance", "max_shift"}
-        if self.exact_row_sum:
-            silent.add("delta")
+        if not self.exact_row_sum:
+            silent.add("exact_row_sum_passes")
+        elif self.exact_row_sum_passes == 2:
+            silent |= {"delta", "out_residual_bits"}
+        if self.delta != "out_fp32":
+            silent.add("out_residual_bits")
         return silent
 
     @property
@@ -252,6 +271,13 @@ class AttentionVariant:
     def saves_out_for_delta(self) -> bool:
         """Whether δ is of another O than the one returned, so that the forward pass has to save it."""
         return self.delta in ("out_fp32", "out_independent")
+
+    @property
+    def out_residual(self) -> ResidualFormat | None:
+        """The format of what is saved beside O as returned; None where that is another O, in FP32, or nothing."""
+        if self.out_residual_bits is None:
+            return None
+        return ResidualFormat.of(self.out_unnormalized, self.out, self.out_residual_bits)
 
     def check_selection(self, n_layer: int, n_head: int) -> None:
         """Refuse layers and heads that the model does not have.
