@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashpoint.numerics import reference
+from flashpoint.numerics import delta, reference
 from flashpoint.numerics.ops import flash_fwd_op, index_of, kernels_for, noise_key
 from flashpoint.numerics.variant import AttentionVariant
 
@@ -107,7 +107,7 @@ def delta_error(
     for of_heads, heads in variant.groups(layer, grad_out.shape[1]):
         if of_heads.delta_error.into != "grad_k":
             noise, chosen = noise_key(grad_out, seed_and_step, layer, heads), index_of(heads, grad_out)
-            error[:, chosen] = reference.delta_error(grad_out[:, chosen], out[:, chosen], of_heads.delta_error, noise)
+            error[:, chosen] = delta.delta_error(grad_out[:, chosen], out[:, chosen], of_heads.delta_error, noise)
     return error
 
 

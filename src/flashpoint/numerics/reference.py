@@ -11,15 +11,14 @@ Equations: Dao, FlashAttention-2 (arXiv 2307.08691), Algorithms 1 and 2; the shi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flashpoint.numerics.choices import DeltaError
+from flashpoint.numerics.delta import deltas_of
 from flashpoint.numerics.key_blocks import Inputs, KeyBlock, exponential
-from flashpoint.numerics.residual import dtype_of_saved, residual, two_parts
+from flashpoint.numerics.residual import dtype_of_saved, residual
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint_kernels.codes import Stream
@@ -121,7 +120,7 @@ def flash_bwd(
     inputs = Inputs.of(q, centered if variant.center_keys else k, v, variant, noise, causal, scale)
     keys_of_grad_q = centered_keys(k).float() if variant.center_grad_q else inputs.k
     grad_out = grad_out.float()
-    deltas = _deltas(inputs, grad_out, out, logsumexp, out_for_delta)
+    deltas = deltas_of(inputs, grad_out, out, logsumexp, out_for_delta)
     grad_q, grad_k, grad_v, attended_keys = (inputs.q.new_zeros(q.shape) for _ in range(4))
     for rows in inputs.row_blocks() if variant.grad_blocks.mode != "none" else inputs.row_chunks():
         of_rows = rows.start // variant.block_k if variant.block_k else 0
@@ -272,76 +271,3 @@ def _count_masked_blocks(inputs: Inputs, rows: slice, shift: Tensor, normalizer:
 def centered_keys(k: Tensor) -> Tensor:
     """Return K − mean_T(K) of K [B, H, T, d], in its dtype."""
     return (k.float() - k.float().mean(-2, keepdim=True)).to(k.dtype)
-
-
-def delta_error(grad_out: Tensor, out: Tensor, error: DeltaError, noise: NoiseKey) -> Tensor:
-    """Return what is injected into δ: size·|dO|₂·|O|₂·z [B, H, T] float32, of dO and O [B, H, T, d]; see
-    ``DeltaError``."""
-    by_time = torch.tensor(error.sizes_in(noise.layer), device=out.device)
-    number = (noise.seed_and_step[1] // error.interval).clamp(max=len(by_time) - 1)
-    sizes = by_time[number] * grad_out.float().norm(dim=-1) * out.float().norm(dim=-1)
-    if error.kind != "noise":
-        return sizes
-    rows = torch.arange(out.shape[-2], device=out.device)[:, None]
-    negative = noise.words(Stream.DELTA_ERROR, rows, torch.zeros_like(rows)).squeeze(-1) >> 31 == 1
-    return torch.where(negative, -sizes, sizes)
-
-
-@dataclass(frozen=True)
-class _Deltas:
-    """δ as the variant takes it, each [B, H, T] float32."""
-
-    of_q: Tensor  # of the dS that makes dQ
-    of_k: Tensor  # the same tensor where they do not differ
-    left_of_q: Tensor | None = None  # what dQ's δ is beyond the first: PK takes it into dQ afterwards
-
-
-def _deltas(inputs: Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_for_delta: Tensor) -> _Deltas:
-    variant = inputs.variant
-    in_one_pass = variant.exact_row_sum and variant.exact_row_sum_passes == 1
-    if variant.delta == "p_dp" or (variant.exact_row_sum and not in_one_pass):
-        delta, mass = _row_sums(inputs, grad_out, logsumexp)
-        delta = delta / mass if variant.exact_row_sum else delta
-    else:
-        delta = (grad_out * out_of_delta(variant, out, out_for_delta)).sum(-1)
-    if not in_one_pass:
-        return _Deltas(*_with_error(inputs, delta, grad_out, out))
-    left, mass = _row_sums(inputs, grad_out, logsumexp, delta)
-    left_of_q, left_of_k = _with_error(inputs, left / mass, grad_out, out)
-    return _Deltas(delta, delta + left_of_k, left_of_q)
-
-
-def out_of_delta(variant: AttentionVariant, out: Tensor, out_for_delta: Tensor) -> Tensor:
-    """Return the O [B, H, T, d] float32 that δ is of, from what :func:`flash_fwd` returned."""
-    if variant.out_residual:
-        return two_parts(out, out_for_delta, variant.out_residual)
-    return out_for_delta if variant.saves_out_for_delta else out.float()
-
-
-def _row_sums(
-    inputs: Inputs, grad_out: Tensor, logsumexp: Tensor, delta: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return Σ_j P_ij(dP_ij − δ_i), without δ if there is none, and Σ_j P_ij, [B, H, T] each."""
-    total, mass = torch.zeros_like(logsumexp), torch.zeros_like(logsumexp)
-    for block, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
-        grad_s = p * (grad_p if delta is None else grad_p - delta[..., block.rows, None])
-        total[..., block.rows] += grad_s.sum(-1)
-        mass[..., block.rows] += p.sum(-1)
-    return total, mass
-
-
-def _with_error(inputs: Inputs, delta: Tensor, grad_out: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """Return δ of dQ and of dK with the injected error in those that take it; one tensor where there is none."""
-    error = inputs.variant.delta_error
-    if error.kind == "none":
-        return delta, delta
-    erring = delta + delta_error(grad_out, out, error, inputs.noise)
-    return erring if error.into != "grad_k" else delta, erring if error.into != "grad_q" else delta
-
-
-def _probs_and_grads(inputs: Inputs, grad_out: Tensor, logsumexp: Tensor) -> Iterator[tuple[KeyBlock, Tensor, Tensor]]:
-    """Return P and dP of every block, FP32."""
-    for rows in inputs.row_chunks():
-        for block in inputs.key_blocks(rows):
-            _, p = inputs.probs(block, logsumexp)
-            yield block, p, inputs.grad_probs(block, grad_out)

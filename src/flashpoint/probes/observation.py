@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashpoint.numerics.delta import out_of_delta
 from flashpoint.numerics.dispatch import delta_error, flash_fwd, row_statistics, whole_scores
-from flashpoint.numerics.reference import centered_keys, out_of_delta
+from flashpoint.numerics.reference import centered_keys
 from flashpoint.numerics.variant import AttentionVariant
 
 
