@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -124,7 +125,7 @@ def chosen(names: Sequence[str], bits: Sequence[int], formats: AttentionVariant 
             yield variant
             continue
         for number in bits:
-            yield dataclasses.replace(variant, name=f"{name} {number} bits", out_residual_bits=number)
+            yield dataclasses.replace(variant, name=f"{name} {number} bit{'s'[: number > 1]}", out_residual_bits=number)
 
 
 def main() -> None:
@@ -146,7 +147,11 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     columns = ["inputs", "attention", "bias, P∘dP", "noise, P∘dP", "bias, FP64", "noise, FP64", "dQ", "dK"]
-    show(Table(columns, rows), "markdown")
+    show(
+        Table(columns, rows),
+        "markdown",
+        f"PyTorch attention on a CPU, torch {torch.__version__}, {datetime.date.today()}",
+    )
 
 
 if __name__ == "__main__":
