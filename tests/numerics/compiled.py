@@ -46,7 +46,11 @@ def ptx(kernel: str, name: str) -> str:
     aligned = [name for name in types if name.endswith("_ptr") or name in ("H", "T", "T_ROWS", "PLANE")]
     attributes = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(function, types, constants, attributes)
-    options = {name: value for name, value in launch_options(sizes).items() if value is not None}
+    options = {
+        name: value
+        for name, value in launch_options(sizes, kernel == "flash_bwd_dq" and variant.corrects_in_one_pass).items()
+        if value is not None
+    }
     text: str = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
     return text
 

@@ -79,12 +79,17 @@ def compile_time_choices(
     )
 
 
-def launch_options(sizes: TileSizes) -> dict[str, Any]:
-    """Return Triton's options. Triton may not fuse a product and a sum by itself; kernels write out where they do."""
+def launch_options(sizes: TileSizes, in_one_pass: bool = False) -> dict[str, Any]:
+    """Return Triton's options. Triton may not fuse a product and a sum by itself; kernels write out where they do.
+
+    Args:
+        in_one_pass: whether a kernel sums PK beside dQ. It needs more registers than the cap leaves: 168 a thread with
+            64 features, and memory would take the rest.
+    """
     return {
         "num_warps": sizes.warps,
         "num_stages": sizes.stages,
-        "maxnreg": sizes.registers,
+        "maxnreg": None if in_one_pass else sizes.registers,
         "enable_fp_fusion": False,
     }
 

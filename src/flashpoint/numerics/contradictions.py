@@ -53,7 +53,7 @@ def _check_blocks(variant: AttentionVariant) -> None:
 def _check_delta(variant: AttentionVariant) -> None:
     if variant.exact_row_sum_passes not in (1, 2):
         raise ValueError(f"attn.exact_row_sum_passes={variant.exact_row_sum_passes}: choose one of 1, 2")
-    if variant.exact_row_sum and variant.exact_row_sum_passes == 1:
+    if variant.corrects_in_one_pass:
         if variant.delta == "p_dp":
             raise ValueError("attn.exact_row_sum_passes=1 has no pass for attn.delta=p_dp: set attn.delta=out")
         if variant.center_keys:

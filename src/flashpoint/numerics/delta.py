@@ -31,13 +31,12 @@ class Deltas:
 def deltas_of(inputs: Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_for_delta: Tensor) -> Deltas:
     """Return δ from dO [B, H, T, d] float32 and what :func:`flash_fwd` returned."""
     variant = inputs.variant
-    in_one_pass = variant.exact_row_sum and variant.exact_row_sum_passes == 1
-    if variant.delta == "p_dp" or (variant.exact_row_sum and not in_one_pass):
+    if variant.delta == "p_dp" or (variant.exact_row_sum and not variant.corrects_in_one_pass):
         delta, mass = row_sums(inputs, grad_out, logsumexp)
         delta = delta / mass if variant.exact_row_sum else delta
     else:
         delta = (grad_out * out_of_delta(variant, out, out_for_delta)).sum(-1)
-    if not in_one_pass:
+    if not variant.corrects_in_one_pass:
         return Deltas(*_with_error(inputs, delta, grad_out, out))
     left, mass = row_sums(inputs, grad_out, logsumexp, delta)
     left_of_q, left_of_k = _with_error(inputs, left / mass, grad_out, out)

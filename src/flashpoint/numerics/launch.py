@@ -175,7 +175,8 @@ def flash_bwd_dq(
         _descriptor(grad_out, sizes.bq), out, out_for_delta, logsumexp, rows, drift, grad_q, seed_and_step,
         _error_sizes(variants[0], layer, q.device), _error_sizes(variants[-1], layer, q.device), selected, B, H, T,
         rows.shape[-1], rows[0].numel(), layer, _heads_side_by_side(T, d),
-        D=d, BQ=sizes.bq, BK=sizes.bk, **_choices(groups, layer, d, causal, scale), **launch_options(sizes),
+        D=d, BQ=sizes.bq, BK=sizes.bk, **_choices(groups, layer, d, causal, scale),
+        **launch_options(sizes, any(chosen.corrects_in_one_pass for chosen in variants)),
     )  # fmt: skip
     return grad_q, rows, drift
 

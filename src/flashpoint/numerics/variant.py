@@ -268,6 +268,11 @@ class AttentionVariant:
         return not self.out.fits_bf16
 
     @property
+    def corrects_in_one_pass(self) -> bool:
+        """Whether exact row sums take one pass over the keys, in which PK is summed beside dQ."""
+        return self.exact_row_sum and self.exact_row_sum_passes == 1
+
+    @property
     def saves_out_for_delta(self) -> bool:
         """Whether δ is of another O than the one returned, so that the forward pass has to save it."""
         return self.delta in ("out_fp32", "out_independent")
