@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from flashpoint.numerics import launch, reference
@@ -15,13 +17,15 @@ from flashpoint.numerics.choices import NEAREST, STOCHASTIC, UNROUNDED, Residual
 from flashpoint.numerics.residual import dtype_of_saved, residual, two_parts
 from flashpoint.numerics.rounding import round_mantissa
 from flashpoint.numerics.variant import AttentionVariant
+from flashpoint_kernels.residual import residual as kernels_residual
+from flashpoint_kernels.residual import two_parts as kernels_two_parts
 from tests.numerics.oracle import exact_attention, noise_key, run_reference, with_mantissa
-from tests.numerics.test_kernels import DEVICE, FROM_FILES, inputs
+from tests.numerics.test_kernels import DEVICE, FROM_FILES, computed, inputs, run
 
 SMALLEST = Fraction(2) ** -126
 
 
-def every_exponent(mantissas: int = 12) -> Tensor:
+def every_exponent(mantissas: int = 5) -> Tensor:
     """FP32 numbers of both signs with every exponent from the subnormal ones to the largest."""
     generator = torch.Generator().manual_seed(0)
     exponents = torch.arange(255).repeat_interleave(mantissas)
@@ -38,9 +42,9 @@ def by_hand(unrounded: float, out: float, form: ResidualFormat) -> tuple[int, Fr
     return max(-form.largest, min(form.largest, units)), unit
 
 
-@pytest.mark.parametrize("out", [NEAREST, Rounding("nearest", 3)], ids=["bf16", "coarse"])
-@pytest.mark.parametrize("bits", [1, 3, 6, 8])
-def test_the_residual_is_the_nearest_whole_number_of_units_at_every_exponent(out: Rounding, bits: int) -> None:
+@pytest.mark.parametrize(("mantissa", "bits"), [(7, 1), (7, 6), (7, 8), (3, 3)])
+def test_the_residual_is_the_nearest_whole_number_of_units_at_every_exponent(mantissa: int, bits: int) -> None:
+    out = Rounding("nearest", mantissa)
     form, unrounded = ResidualFormat.of(UNROUNDED, out, bits), every_exponent()
     rounded = round_mantissa(unrounded, out)
     units = residual(unrounded, rounded, form)
@@ -59,6 +63,34 @@ def variant_of(out_unnormalized: Rounding, out: Rounding, bits: int, **fields: A
     return AttentionVariant(
         **{"out_unnormalized": out_unnormalized, "out": out, "delta": "out_fp32", "out_residual_bits": bits, **fields}
     )
+
+
+@triton.jit
+def split_kernel(
+    unrounded_ptr, out_ptr, units_ptr, sum_ptr, N: tl.constexpr, MANTISSA: tl.constexpr, LARGEST: tl.constexpr
+):  # fmt: skip
+    places = tl.arange(0, N)
+    b_out = tl.load(out_ptr + places)
+    units = kernels_residual(tl.load(unrounded_ptr + places), b_out, MANTISSA, LARGEST)
+    tl.store(units_ptr + places, units)
+    tl.store(sum_ptr + places, kernels_two_parts(b_out, units, MANTISSA))
+
+
+@pytest.mark.parametrize(("mantissa", "bits"), [(7, 1), (7, 6), (7, 8), (1, 8)])
+def test_kernels_split_alike_to_the_bit_at_every_exponent(mantissa: int, bits: int) -> None:
+    out = Rounding("nearest", mantissa)
+    form, unrounded = ResidualFormat.of(UNROUNDED, out, bits), torch.full((4096,), math.nan)
+    numbers = every_exponent()
+    unrounded[: len(numbers)] = numbers
+    unrounded[-2:] = torch.tensor([math.inf, -math.inf])
+    rounded = round_mantissa(unrounded, out)
+    on_device = [x.to(DEVICE) for x in (unrounded, rounded, torch.empty(4096), torch.empty(4096))]
+    split_kernel[(1,)](*on_device, N=4096, MANTISSA=form.mantissa, LARGEST=form.largest)
+    units = residual(unrounded, rounded, form)
+    assert torch.equal(on_device[2].cpu(), units)
+    expected = two_parts(rounded, units, form)
+    assert torch.equal(on_device[3].cpu().nan_to_num(7.0), expected.nan_to_num(7.0))
+    assert expected.isinf().sum() >= 2
 
 
 def test_what_overflows_keeps_infinity_and_what_is_no_number_stays_none() -> None:
@@ -141,7 +173,7 @@ def test_kernels_save_the_residual_that_the_reference_saves(bits: int) -> None:
     q, k, v, _ = tensors
     seed_and_step = torch.tensor([5, 6], device=DEVICE)
     out, _, saved, _ = launch.flash_fwd(q, k, v, variant, layer=2, seed_and_step=seed_and_step)
-    expected = reference.flash_fwd(*(x.cpu() for x in (q, k, v)), variant, noise_key(q.cpu()))
+    expected = reference.flash_fwd(q.cpu(), k.cpu(), v.cpu(), variant, noise_key(q.cpu()))
     assert saved.dtype == expected[2].dtype == (torch.int8 if bits == 3 else torch.int16)
     same = (out.cpu() == expected[0]).numpy()
     assert same.mean() > 0.99
@@ -155,14 +187,10 @@ def test_heads_that_save_another_form_share_a_launch() -> None:
     tensors = inputs(65, 32)
     split, whole = FROM_FILES["flash_delta_split"], FROM_FILES["flash_delta_fp32"]
     mixed = dataclasses.replace(split, heads=(2,), elsewhere=whole)
-    results = []
-    for variant in (mixed, split, whole):
-        q, k, v, grad_out = tensors
-        call: dict[str, Any] = {"layer": 2, "seed_and_step": torch.tensor([5, 6], device=DEVICE)}
-        saved = launch.flash_fwd(q, k, v, variant, **call)
-        results.append(launch.flash_bwd(grad_out, q, k, v, *saved, variant, **call)[0])
-    assert torch.equal(results[0][:, 1], results[1][:, 1])
-    assert torch.equal(results[0][:, 0], results[2][:, 0])
+    results = run("kernels", tensors, mixed)
+    for head, name in ((1, "flash_delta_split"), (0, "flash_delta_fp32")):
+        alone = computed(name, 65, 32)[0]
+        assert torch.equal(results["grad_q"][:, head], alone["grad_q"][:, head])
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
