@@ -50,6 +50,10 @@ class Choices:
     normalizer: str
     """``before_product`` only with one block of keys for the whole row."""
     delta: str
+    out_mantissa: int
+    """Mantissa bits of O and what is saved that it lacks; 0 where the O of δ is saved whole."""
+    out_residual_largest: int
+    """Of what O lacks, in units, with either sign."""
     delta_error: str
     """``none`` also in layers that take none."""
     delta_error_size: float
@@ -59,6 +63,7 @@ class Choices:
     delta_error_into: str
     delta_error_stream: Stream
     exact_row_sum: bool
+    exact_row_sum_passes: int
     center_keys: bool
     center_grad_q: bool
     fused_exponent: bool

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from flashpoint_kernels.addressing import block_and_head, load_rows, token_offsets
+from flashpoint_kernels.residual import two_parts
 from flashpoint_kernels.rounding import LOG2E, as_operand, noise_words, product, round_point, to_dtype_of
 from flashpoint_kernels.scores import tile_scores
 
@@ -55,12 +56,15 @@ def row_delta(
     b_q, b_do, b_lse, k_desc, v_desc, o_ptr, o_delta_ptr, noise_ptr, o_token, o_rows, i_q, i_bh, H, T, layer,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Return δ [BQ] without an injected error: from O, from the O that was saved for it, or from P and dP."""
+    """Return δ [BQ] without an injected error: from O, from the O that was saved for it, or from P and dP.
+
+    With exact row sums in one pass it is the δ to begin with.
+    """
     GRAD_PROBS: tl.constexpr = C.grad_probs
     i_b, i_h = i_bh // H, i_bh % H
     rows, in_rows = o_rows[:, None], o_rows < T
     whole, end = seen_keys(i_q, T, BQ, BK, C)
-    if C.delta == "p_dp" or C.exact_row_sum:
+    if C.delta == "p_dp" or (C.exact_row_sum and C.exact_row_sum_passes == 2):
         b_sum, b_mass = tl.zeros([BQ], tl.float32), tl.zeros([BQ], tl.float32)
         for masked in tl.static_range(2):
             first, last = (whole, end) if masked else (0, tl.minimum(whole, end))
@@ -81,6 +85,10 @@ def row_delta(
     else:  # line 4
         if C.delta == "out":
             b_o = tl.load(o_ptr + o_token, mask=rows < T, other=0.0)
+        elif C.out_mantissa > 0:
+            b_returned = tl.load(o_ptr + o_token, mask=rows < T, other=0.0)
+            b_residual = tl.load(o_delta_ptr + o_token, mask=rows < T, other=0)
+            b_o = two_parts(b_returned, b_residual, C.out_mantissa)
         else:
             b_o = tl.load(o_delta_ptr + o_token, mask=rows < T, other=0.0)
         b_delta = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1)
@@ -114,6 +122,7 @@ def flash_bwd_dq_rows(
     """
     GRAD_PROBS: tl.constexpr = C.grad_probs
     GRAD_SCORES: tl.constexpr = C.grad_scores
+    PROBS: tl.constexpr = C.probs_backward
     BLOCKS: tl.constexpr = C.grad_blocks
     i_b, i_h = i_bh // H, i_bh % H
     o_rows = i_q * BQ + tl.arange(0, BQ)
@@ -130,11 +139,17 @@ def flash_bwd_dq_rows(
         b_q, b_do, b_lse, k_desc, v_desc, o_ptr, o_delta_ptr, noise_ptr, o_token, o_rows, i_q, i_bh, H, T, layer,
         D, BQ, BK, C,
     )  # fmt: skip
-    b_delta, b_delta_of_k = with_error(b_delta, b_do, o_ptr, noise_ptr, sizes_ptr, o_token, o_rows, i_bh, T, layer, C)
-    tl.store(rows_ptr + PLANE + o_rows, b_delta_of_k)
+    IN_ONE_PASS: tl.constexpr = C.exact_row_sum and C.exact_row_sum_passes == 1
+    if not IN_ONE_PASS:
+        b_delta, b_delta_of_k = with_error(
+            b_delta, b_do, o_ptr, noise_ptr, sizes_ptr, o_token, o_rows, i_bh, T, layer, C
+        )
+        tl.store(rows_ptr + PLANE + o_rows, b_delta_of_k)
 
     b_dq = tl.zeros([BQ, D], tl.float32)
     b_dq_before = b_dq  # of the blocks of keys before this one, if each is rounded
+    b_attended = b_dq  # PK, and the row sums of dS and P, if they correct δ after the pass
+    b_row_left, b_mass = tl.zeros([BQ], tl.float32), tl.zeros([BQ], tl.float32)
     b_drift = tl.zeros([BQ, 16], tl.float32)  # Σⱼ dSᵢⱼ in every column: the matrix units' narrowest product
     for masked in tl.static_range(2):
         first, last = (whole, end) if masked else (0, tl.minimum(whole, end))
@@ -151,6 +166,11 @@ def flash_bwd_dq_rows(
             if C.center_grad_q:
                 b_k = load_rows(centered_desc, i_b, i_h, start, BK, D)
             b_dq = product(b_ds_operand, b_k, b_dq)  # line 15
+            if IN_ONE_PASS:
+                b_p_operand = as_operand(b_p, PROBS, noise_ptr, layer, i_bh, rows, columns)
+                b_attended = product(b_p_operand, b_k, b_attended)
+                b_row_left += tl.sum(b_ds, 1)
+                b_mass += tl.sum(b_p, 1)
             if BLOCKS.mode != "none":  # noqa: SIM102 - known when compiling
                 if (start + BK) % C.block_k == 0 or start + BK >= end:
                     b_dq = round_point(b_dq, BLOCKS, noise_ptr, layer, start // C.block_k, i_bh, rows, features)
@@ -163,6 +183,13 @@ def flash_bwd_dq_rows(
         tl.store(drift_ptr + o_drift, tl.sum(b_row_sum[:, None] * b_q.to(tl.float32), 0))
     if BLOCKS.mode != "none":
         b_dq = b_dq_before
+    if IN_ONE_PASS:
+        b_left, b_left_of_k = with_error(
+            b_row_left / tl.where(in_rows, b_mass, 1.0), b_do, o_ptr, noise_ptr, sizes_ptr, o_token, o_rows, i_bh, T,
+            layer, C,
+        )  # fmt: skip
+        tl.store(rows_ptr + PLANE + o_rows, b_delta + b_left_of_k)
+        b_dq -= b_left[:, None] * b_attended
     ALPHA: tl.constexpr = C.prescale * C.unit
     tl.store(dq_ptr + o_token, to_dtype_of(b_dq * ALPHA, dq_ptr), mask=rows < T)
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from flashpoint_kernels.addressing import block_and_head, load_rows, token_offsets
+from flashpoint_kernels.residual import residual
 from flashpoint_kernels.rounding import (
     BF16_BITS,
     as_operand,
@@ -202,7 +203,8 @@ def store_rows(
     o_rows, i_bh, H, T, layer, D: tl.constexpr, BQ: tl.constexpr, C: tl.constexpr, FOR_DELTA: tl.constexpr,
     REDRAWS: tl.constexpr, STATISTICS: tl.constexpr,
 ):  # fmt: skip
-    """Store O and L of a block of queries, the O of δ with FOR_DELTA, m and the count of ones with STATISTICS."""
+    """Store O and L of a block of queries, with FOR_DELTA the O of δ or what O lacks of it, with STATISTICS m and the
+    count of ones."""
     OUT: tl.constexpr = C.out
     OUT_FOR_DELTA: tl.constexpr = C.out_for_delta
     rows, features = o_rows[:, None], tl.arange(0, D)[None, :]
@@ -224,7 +226,9 @@ def store_rows(
         b_other = divide(b_other, b_divisor[:, None] if REDRAWS else b_unrounded[:, None])
         if REDRAWS:
             b_other = round_point(b_other, OUT_FOR_DELTA, noise_ptr, layer, 0, i_bh, rows, features)
-        tl.store(o_delta_ptr, b_other, mask=rows < T)
+        if C.out_mantissa > 0:
+            b_other = residual(b_other, b_out, C.out_mantissa, C.out_residual_largest)
+        tl.store(o_delta_ptr, b_other.to(o_delta_ptr.dtype.element_ty), mask=rows < T)
     o_lse = i_bh.to(tl.int64) * T + o_rows
     tl.store(lse_ptr + o_lse, b_m * C.unit + tl.log(b_l), mask=o_rows < T)  # line 13
     if STATISTICS:

@@ -187,7 +187,13 @@ def test_each_set_of_weights_has_its_factor(tmp_path: Path) -> None:
     """Of the second of two layers, whose W_Q is larger; the first has no bias."""
 
     def record(
-        name: str, biases: Sequence[float], noise: float, seed: int = 1, delta: str = "out", step: int = 1000
+        name: str,
+        biases: Sequence[float],
+        noise: float,
+        seed: int = 1,
+        delta: str = "out",
+        step: int = 1000,
+        bits: int | None = None,
     ) -> str:
         metrics = [
             {
@@ -198,7 +204,7 @@ def test_each_set_of_weights_has_its_factor(tmp_path: Path) -> None:
             }
             for number, bias in enumerate(biases)
         ]
-        attn = {"name": name, "delta": delta, "out_unnormalized": "stochastic"}
+        attn = {"name": name, "delta": delta, "out_unnormalized": "stochastic", "out_residual_bits": bits}
         parent = {"parent": {"run": f"runs/first-{seed}", "from_step": step}}
         return write_run(tmp_path / f"{name}-{seed}-{step}", attn, seed=seed, metrics=metrics, manifest=parent)
 
@@ -207,12 +213,13 @@ def test_each_set_of_weights_has_its_factor(tmp_path: Path) -> None:
         record("b", (10.0, 10.0), 2.0),  # 2.5
         record("c", (1.0, 1.0), 0.5),  # 4
         record("d", (1.0, -3.0), 1.0, delta="out_independent"),
+        record("e", (-1.0, 0.0), 1.0, delta="out_fp32", bits=2),
         record("a", (8.0, 8.0), 1.0, seed=2),
         record("d", (2.0, 2.0), 2.0, seed=2, delta="out_independent", step=500),
     ]
     # Mean 19/6 ± 4.303 (t(0.975, 2)) · √(((1/6)² + (4/6)² + (5/6)²) / 2 / 3); noise² of 1/4 to 4.
     assert rows(call("delta", *runs, "--by", "weights", "--out", tmp_path / "law.png")) == [
-        "| step 1,000 of first-1 | 3 | 16 | 3.2 | 1.3 to 5.1 | +26 %, `c` | -1.0 |",
+        "| step 1,000 of first-1 | 3 | 16 | 3.2 | 1.3 to 5.1 | +26 %, `c` | -1.0, -0.5 |",
         "| step 1,000 of first-2 | 1 | 1 | 8.0 |  |  |  |",
         "| step 500 of first-2 | 0 |  |  |  |  | 0.5 |",
     ]

@@ -46,7 +46,16 @@ def test_more_than_2_to_the_31_elements() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["flash_bf16", "flash_centered", "flash_delta_fp32", "flash_independent_delta", "flash_centered_grad"]
+    "name",
+    [
+        "flash_bf16",
+        "flash_centered",
+        "flash_delta_fp32",
+        "flash_delta_split",
+        "flash_exact_rowsum_one_pass",
+        "flash_independent_delta",
+        "flash_centered_grad",
+    ],
 )
 def test_the_op_passes_pytorchs_own_checks(name: str) -> None:
     q, k, v = (x.requires_grad_() for x in tensors(2, 3, 100, 64)[:3])

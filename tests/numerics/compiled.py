@@ -39,8 +39,18 @@ def ptx(kernel: str, name: str) -> str:
     choices = compile_time_choices(variant, 2, 64**-0.5, tiles_per_block=block)
     constants: dict[str, Any] = {"D": 64, "BQ": sizes.bq, "BK": sizes.bk, "C": choices, "ELSEWHERE": None}
     constants |= {"PAIRS": True, "STATISTICS": False} if kernel == "flash_fwd" else {}
-    source = ASTSource(function, {name: _type(name, sizes) for name in function.arg_names}, constants)
-    options = {name: value for name, value in launch_options(sizes).items() if value is not None}
+    types = {name: _type(name, sizes) for name in function.arg_names}
+    if variant.out_residual and "o_delta_ptr" in types:
+        types["o_delta_ptr"] = f"*i{8 * variant.out_residual.n_bytes}"
+    # A launch finds these out of the values: they decide how many bytes a store writes.
+    aligned = [name for name in types if name.endswith("_ptr") or name in ("H", "T", "T_ROWS", "PLANE")]
+    attributes = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(function, types, constants, attributes)
+    options = {
+        name: value
+        for name, value in launch_options(sizes, kernel == "flash_bwd_dq" and variant.corrects_in_one_pass).items()
+        if value is not None
+    }
     text: str = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
     return text
 

@@ -241,7 +241,7 @@ def test_nothing_is_read_or_written_outside_the_tensors() -> None:
         view = storage[1:2, 1:3, 2:67, 8:40]
         view.copy_(x)
         views.append(view)
-    for name in ("flash_bf16", "flash_exact_rowsum", "flash_per_block"):
+    for name in ("flash_bf16", "flash_exact_rowsum_one_pass", "flash_delta_split", "flash_per_block"):
         for quantity, value in run("kernels", views, VARIANTS[name]).items():
             assert value.isfinite().all(), quantity
             assert torch.equal(value, computed(name, 65, 32)[0][quantity])

@@ -302,6 +302,18 @@ def test_each_layer_and_head_is_seen_with_its_own_variant(captured: Observation)
     assert torch.equal(seen.keys[0], captured.k[0].float())
 
 
+def test_delta_of_o_in_two_parts_has_an_eighth_of_the_noise_with_three_bits(captured: Observation) -> None:
+    """And more than that is taken off where Ō was rounded, too. In heads without a residual nothing changes."""
+    split = dataclasses.replace(BF16, delta="out_fp32", out_residual_bits=3, heads=(1,), elsewhere=BF16)
+    noises = [
+        probes.DeltaError().measure(dataclasses.replace(captured, variant=variant))["delta_error_relative_noise"]
+        for variant in (split, BF16)
+    ]
+    ratios = noises[0] / noises[1]
+    assert ((ratios[:, 0] > 1 / 25) & (ratios[:, 0] < 1 / 7)).all(), ratios
+    assert (ratios[:, 1] == 1).all()
+
+
 @pytest.mark.parametrize("centers", [False, True])
 @pytest.mark.parametrize("layer", [1, 2])
 def test_the_papers_identity_holds_on_it(captured: Observation, layer: int, centers: bool) -> None:

@@ -63,6 +63,8 @@ def test_the_unrounded_twin_has_the_same_weights_and_leaves_o_alone() -> None:
     assert model.blocks[0].attention.variant == selected
     independent = AttentionVariant(out_unnormalized=STOCHASTIC, delta="out_independent")
     assert with_unrounded_out(sensitive(independent)).blocks[0].attention.variant.delta == "out"
+    split = AttentionVariant(delta="out_fp32", out_residual_bits=3)
+    assert with_unrounded_out(sensitive(split)).blocks[0].attention.variant.out_residual_bits is None
     production = AttentionVariant(name="sdpa", kernel="sdpa")
     assert with_unrounded_out(sensitive(production)).blocks[0].attention.variant.out == UNROUNDED
 

@@ -31,8 +31,12 @@ class Point:
 
     @property
     def independent(self) -> bool:
-        """Whether δ is independent of the error of the O that the loss sees, so that curvature expects no bias."""
-        return self.run.attention.delta == "out_independent"
+        """Whether δ has another error than the O that the loss sees: one drawn anew, or what a residual leaves.
+
+        Curvature expects another factor of it, 0 where the two errors are independent.
+        """
+        attention = self.run.attention
+        return attention.delta == "out_independent" or attention.out_residual is not None
 
     @property
     def factor(self) -> float:

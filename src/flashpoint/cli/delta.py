@@ -196,8 +196,8 @@ def command(
     --by attention --metric NAME: the mean of a metric over heads, steps and runs by layer, with intervals over runs.
 
     --by weights: RUN... are several attentions on the same weights, replayed with from_step and train.lr=0. Bias over
-    noise² as a mean over the roundings, and the rounding farthest from the mean. A δ that is independent of the error
-    that the loss sees has a column of its own.
+    noise² as a mean over the roundings, and the rounding farthest from the mean. A δ whose error is not that of the O
+    that the loss sees, drawn anew or with a residual, has a column of its own.
 
     --by targets: variance and bias by what the observed sequences were to predict (probes.targets), over the variance
     with the model's targets. Where that was not measured, the bias is over its own variance, in italics, and in no

@@ -22,8 +22,8 @@ from flashpoint.training.run import run as train
 
 REMEDIES: dict[str, dict[str, Any]] = {
     **{f"{symbol} is not rounded": {point: UNROUNDED} for point, symbol in ROUNDING_POINTS.items()},
-    "δ of an unrounded O": {"delta": "out_fp32"},
-    "δ = rowsum(P∘dP)": {"delta": "p_dp"},
+    "δ of an unrounded O": {"delta": "out_fp32", "out_residual_bits": None},
+    "δ = rowsum(P∘dP)": {"delta": "p_dp", "out_residual_bits": None},
     "one block of keys": {"block_k": None},
     "m is the row maximum": {"shift": "rowmax"},
     "keys centred in dQ": {"center_grad_q": True},

@@ -1,4 +1,4 @@
-"""Two choices of a variant that have parts of their own: how a value is rounded, and an error put into δ."""
+"""Choices of a variant that have parts of their own: how a value is rounded, what O lacks, an error put into δ."""
 
 from __future__ import annotations
 
@@ -44,6 +44,39 @@ class Rounding:
 
 UNROUNDED, NEAREST, STOCHASTIC = Rounding("none"), Rounding("nearest"), Rounding("stochastic")
 """Each mode, with BF16's bits."""
+
+
+@dataclass(frozen=True)
+class ResidualFormat:
+    """What O as returned lacks of the unrounded O, as whole numbers of a unit that goes with O's exponent.
+
+    Where O as returned has the exponent e, the unit is 2^(e − mantissa), but at least 2^-126.
+    """
+
+    mantissa: int
+    """Mantissa bits of the two parts together."""
+    largest: int
+    """Of the whole numbers, with either sign. Only where O as returned overflows do they exceed it, and saturate."""
+
+    @classmethod
+    def of(cls, out_unnormalized: Rounding, out: Rounding, bits: int) -> ResidualFormat:
+        """Return the format that refines the coarser of the roundings of Ō and O by ``bits``, and holds every residual.
+
+        A rounding of O to nearest with c mantissa bits moves it by at most half an ulp, 2^(e − c − 1). One of Ō with b
+        bits moves Ō by at most 2^(−b − 1) of it, and so Ō/ℓ, which is below 2^(e + 1), by less than 2^(e − b).
+        Stochastic roundings move twice as far.
+        """
+        parts = [(point, reach) for point, reach in ((out, 0.5), (out_unnormalized, 1.0)) if point.mode != "none"]
+        coarsest = min(point.bits for point, _ in parts)
+        ulps = sum(
+            reach * (2 if point.mode == "stochastic" else 1) * 2.0 ** (coarsest - point.bits) for point, reach in parts
+        )
+        return cls(coarsest + bits, math.ceil(ulps * 2**bits))
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes an element."""
+        return 1 if self.largest <= 127 else 2
 
 
 def take_rounding(fields: dict[str, Any], point: str, default: Rounding) -> Rounding:

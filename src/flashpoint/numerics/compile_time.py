@@ -32,6 +32,7 @@ def compile_time_choices(
     error = variant.delta_error
     error_sizes = error.sizes_in(layer)
     errs = any(error_sizes)
+    residual = variant.out_residual
     return Choices(
         scores=_point(variant.scores, Stream.SCORES),
         probs=_point(variant.probs, Stream.PROBS),
@@ -63,7 +64,10 @@ def compile_time_choices(
         delta_error_interval=error.interval if errs and len(error_sizes) > 1 else 0,
         delta_error_into=error.into if errs else "both",
         delta_error_stream=Stream.DELTA_ERROR,
+        out_mantissa=residual.mantissa if residual else 0,
+        out_residual_largest=residual.largest if residual else 0,
         exact_row_sum=variant.exact_row_sum,
+        exact_row_sum_passes=variant.exact_row_sum_passes,
         center_keys=variant.center_keys,
         center_grad_q=variant.center_grad_q,
         fused_exponent=variant.fused_exponent,
@@ -75,12 +79,17 @@ def compile_time_choices(
     )
 
 
-def launch_options(sizes: TileSizes) -> dict[str, Any]:
-    """Return Triton's options. Triton may not fuse a product and a sum by itself; kernels write out where they do."""
+def launch_options(sizes: TileSizes, in_one_pass: bool = False) -> dict[str, Any]:
+    """Return Triton's options. Triton may not fuse a product and a sum by itself; kernels write out where they do.
+
+    Args:
+        in_one_pass: whether a kernel sums PK beside dQ. It needs more registers than the cap leaves: 168 a thread with
+            64 features, and memory would take the rest.
+    """
     return {
         "num_warps": sizes.warps,
         "num_stages": sizes.stages,
-        "maxnreg": sizes.registers,
+        "maxnreg": None if in_one_pass else sizes.registers,
         "enable_fp_fusion": False,
     }
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashpoint.numerics import reference
+from flashpoint.numerics import delta, reference
 from flashpoint.numerics.ops import flash_fwd_op, index_of, kernels_for, noise_key
 from flashpoint.numerics.variant import AttentionVariant
 
@@ -57,8 +57,9 @@ def flash_fwd(
         scale: α; None is 1/√d.
 
     Returns:
-        O [B, H, T, d], which alone has gradients; L [B, H, T] float32; the O of δ, [B, H, T, d] float32, empty where
-        it is O; the centred keys [B, H, T, d], empty where none are centred.
+        O [B, H, T, d], which alone has gradients; L [B, H, T] float32; the O of δ, [B, H, T, d] float32, or with
+        ``out_residual_bits`` what O lacks of it, empty where it is O; the centred keys [B, H, T, d], empty where none
+        are centred.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out, logsumexp, out_for_delta, centered = flash_fwd_op(q, k, v, seed_and_step, variant.key, layer, causal, scale)
@@ -106,7 +107,7 @@ def delta_error(
     for of_heads, heads in variant.groups(layer, grad_out.shape[1]):
         if of_heads.delta_error.into != "grad_k":
             noise, chosen = noise_key(grad_out, seed_and_step, layer, heads), index_of(heads, grad_out)
-            error[:, chosen] = reference.delta_error(grad_out[:, chosen], out[:, chosen], of_heads.delta_error, noise)
+            error[:, chosen] = delta.delta_error(grad_out[:, chosen], out[:, chosen], of_heads.delta_error, noise)
     return error
 
 

@@ -13,6 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from flashpoint.numerics.compile_time import compile_time_choices, launch_options
 from flashpoint.numerics.layout import by_token
+from flashpoint.numerics.residual import dtype_of_saved
 from flashpoint.numerics.variant import AttentionVariant, Groups
 from flashpoint_kernels.center_keys import center_keys_kernel
 from flashpoint_kernels.flash_bwd import flash_bwd_dkdv_kernel, flash_bwd_dq_kernel
@@ -59,8 +60,8 @@ def flash_fwd(
         scale: α; None is 1/√d.
 
     Returns:
-        O, L, the O of δ and the centred keys as :func:`flashpoint.numerics.reference.flash_fwd` has them, the
-        last two empty where no variant asks; O lies in memory as [B, T, H, d].
+        O, L, what δ takes beside O and the centred keys as :func:`flashpoint.numerics.reference.flash_fwd` has them,
+        the last two empty where no variant asks; O lies in memory as [B, T, H, d].
     """
     nothing = q.new_empty(0, dtype=torch.int32)
     return _flash_fwd(q, k, v, variant, layer, seed_and_step, nothing, nothing, causal, scale)
@@ -89,8 +90,8 @@ def _flash_fwd(
     groups = variant.groups(layer, H)
     variants = [chosen for chosen, _ in groups]
     out = by_token(q, torch.float32 if any(chosen.returns_fp32 for chosen in variants) else q.dtype)
-    saves_another = any(chosen.saves_out_for_delta for chosen in variants)
-    out_for_delta = by_token(q, torch.float32) if saves_another else q.new_empty(0, dtype=torch.float32)
+    saves_another, saved = any(chosen.saves_out_for_delta for chosen in variants), dtype_of_saved(variants)
+    out_for_delta = by_token(q, saved) if saves_another else q.new_empty(0, dtype=saved)
     logsumexp = q.new_empty((B, H, T), dtype=torch.float32)
     sizes = FLASH_FWD[d]
     blocks = [chosen.block_k or triton.next_power_of_2(T) for chosen in variants]
@@ -174,7 +175,8 @@ def flash_bwd_dq(
         _descriptor(grad_out, sizes.bq), out, out_for_delta, logsumexp, rows, drift, grad_q, seed_and_step,
         _error_sizes(variants[0], layer, q.device), _error_sizes(variants[-1], layer, q.device), selected, B, H, T,
         rows.shape[-1], rows[0].numel(), layer, _heads_side_by_side(T, d),
-        D=d, BQ=sizes.bq, BK=sizes.bk, **_choices(groups, layer, d, causal, scale), **launch_options(sizes),
+        D=d, BQ=sizes.bq, BK=sizes.bk, **_choices(groups, layer, d, causal, scale),
+        **launch_options(sizes, any(chosen.corrects_in_one_pass for chosen in variants)),
     )  # fmt: skip
     return grad_q, rows, drift
 

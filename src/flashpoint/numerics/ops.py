@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flashpoint.numerics import reference
 from flashpoint.numerics.layout import by_token
+from flashpoint.numerics.residual import dtype_of_saved
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant, variant_from_key
 
@@ -23,8 +24,8 @@ from flashpoint.numerics.variant import AttentionVariant, variant_from_key
 def flash_fwd_op(
     q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return O, L, the O of δ and centred keys (:mod:`flashpoint.numerics.reference`) of all heads; takes a variant's
-    key."""
+    """Return O, L, what δ takes beside O and centred keys (:mod:`flashpoint.numerics.reference`) of all heads; takes a
+    variant's key."""
     choices = variant_from_key(variant)
     with torch.autocast(q.device.type, enabled=False):
         if kernels := kernels_for(q, choices, layer):
@@ -106,14 +107,15 @@ def _on_device(heads: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def _saved_like(q: Tensor, variant: AttentionVariant, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the uninitialised results of the forward pass: O, L, and the O of δ and centred keys or nothing."""
+    """Return the uninitialised results of the forward pass: O, L, what δ takes beside O or nothing, and centred keys or
+    nothing."""
     variants = [chosen for chosen, _ in variant.groups(layer, q.shape[1])]
     out = by_token(q, torch.float32 if any(chosen.returns_fp32 for chosen in variants) else q.dtype)
-    saves_another = any(chosen.saves_out_for_delta for chosen in variants)
+    saves_another, saved = any(chosen.saves_out_for_delta for chosen in variants), dtype_of_saved(variants)
     return (
         out,
         q.new_empty(q.shape[:-1], dtype=torch.float32),
-        by_token(q, torch.float32) if saves_another else q.new_empty(0, dtype=torch.float32),
+        by_token(q, saved) if saves_another else q.new_empty(0, dtype=saved),
         by_token(q, q.dtype) if any(chosen.center_keys for chosen in variants) else q.new_empty(0),
     )
 

@@ -11,14 +11,14 @@ Equations: Dao, FlashAttention-2 (arXiv 2307.08691), Algorithms 1 and 2; the shi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flashpoint.numerics.choices import DeltaError
+from flashpoint.numerics.delta import deltas_of
 from flashpoint.numerics.key_blocks import Inputs, KeyBlock, exponential
+from flashpoint.numerics.residual import dtype_of_saved, residual
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint_kernels.codes import Stream
@@ -46,7 +46,9 @@ def flash_fwd(
         out: O [B, H, T, d], in the inputs' dtype, or float32 where O does not fit BF16.
         logsumexp: L [B, H, T] float32, of the centred scores where the variant centres keys.
         out_for_delta: the O that δ is of, where it is not the one returned but has the same P̄ with Ō and O
-            unrounded, or rounded with other random bits; [B, H, T, d] float32, or empty.
+            unrounded, or rounded with other random bits; [B, H, T, d] float32, or empty. With ``out_residual_bits``
+            what the one returned lacks of it, in units of :class:`~flashpoint.numerics.choices.ResidualFormat`, int8
+            or int16.
         centered: K − mean_T(K) in K's shape and dtype; empty unless the variant centres keys.
     """
     centered = k.new_empty(0)
@@ -54,12 +56,15 @@ def flash_fwd(
         k = centered = centered_keys(k)
     inputs = Inputs.of(q, k, v, variant, noise, causal, scale)
     out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
-    out_for_delta = torch.empty_like(out) if variant.saves_out_for_delta else out.new_empty(0)
+    saved = q.shape if variant.saves_out_for_delta else 0
+    out_for_delta = torch.empty(saved, dtype=dtype_of_saved([variant]), device=q.device)
     logsumexp = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     for rows in inputs.row_chunks():
         result = _flash_fwd_rows(inputs, rows)
         out[..., rows, :], logsumexp[..., rows] = result.out, result.logsumexp
-        if variant.saves_out_for_delta:
+        if variant.out_residual:
+            out_for_delta[..., rows, :] = residual(result.out_for_delta, result.out, variant.out_residual)
+        elif variant.saves_out_for_delta:
             out_for_delta[..., rows, :] = result.out_for_delta
     return out.to(torch.float32 if variant.returns_fp32 else q.dtype), logsumexp, out_for_delta, centered
 
@@ -115,8 +120,8 @@ def flash_bwd(
     inputs = Inputs.of(q, centered if variant.center_keys else k, v, variant, noise, causal, scale)
     keys_of_grad_q = centered_keys(k).float() if variant.center_grad_q else inputs.k
     grad_out = grad_out.float()
-    delta_of_q, delta_of_k = _deltas(inputs, grad_out, out, logsumexp, out_for_delta)
-    grad_q, grad_k, grad_v = (inputs.q.new_zeros(q.shape) for _ in range(3))
+    deltas = deltas_of(inputs, grad_out, out, logsumexp, out_for_delta)
+    grad_q, grad_k, grad_v, attended_keys = (inputs.q.new_zeros(q.shape) for _ in range(4))
     for rows in inputs.row_blocks() if variant.grad_blocks.mode != "none" else inputs.row_chunks():
         of_rows = rows.start // variant.block_k if variant.block_k else 0
         for block in inputs.key_blocks(rows):
@@ -127,12 +132,14 @@ def flash_bwd(
                 "grad_blocks", p.mT @ grad_out_rows, of_keys, features=True, stream=Stream.GRAD_V_BLOCKS
             )
             grad_p = inputs.grad_probs(block, grad_out)
-            grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - delta_of_q[..., block.rows, None]), block)
+            grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - deltas.of_q[..., block.rows, None]), block)
             grad_q[..., block.rows, :] += inputs.round(
                 "grad_blocks", grad_s @ keys_of_grad_q[..., block.keys, :], block, features=True
             )
-            if delta_of_k is not delta_of_q:
-                grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - delta_of_k[..., block.rows, None]), block)
+            if deltas.left_of_q is not None:
+                attended_keys[..., block.rows, :] += p @ keys_of_grad_q[..., block.keys, :]
+            if deltas.of_k is not deltas.of_q:
+                grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - deltas.of_k[..., block.rows, None]), block)
             grad_k[..., block.keys, :] += inputs.round(
                 "grad_blocks",
                 grad_s.mT @ inputs.q[..., block.rows, :],
@@ -140,6 +147,8 @@ def flash_bwd(
                 features=True,
                 stream=Stream.GRAD_K_BLOCKS,
             )
+    if deltas.left_of_q is not None:
+        grad_q -= deltas.left_of_q[..., None] * attended_keys
     grad_q, grad_k = grad_q * inputs.scale, grad_k * inputs.scale
     if variant.center_keys:
         grad_k = grad_k - grad_k.mean(-2, keepdim=True)
@@ -262,44 +271,3 @@ def _count_masked_blocks(inputs: Inputs, rows: slice, shift: Tensor, normalizer:
 def centered_keys(k: Tensor) -> Tensor:
     """Return K − mean_T(K) of K [B, H, T, d], in its dtype."""
     return (k.float() - k.float().mean(-2, keepdim=True)).to(k.dtype)
-
-
-def delta_error(grad_out: Tensor, out: Tensor, error: DeltaError, noise: NoiseKey) -> Tensor:
-    """Return what is injected into δ: size·|dO|₂·|O|₂·z [B, H, T] float32, of dO and O [B, H, T, d]; see
-    ``DeltaError``."""
-    by_time = torch.tensor(error.sizes_in(noise.layer), device=out.device)
-    number = (noise.seed_and_step[1] // error.interval).clamp(max=len(by_time) - 1)
-    sizes = by_time[number] * grad_out.float().norm(dim=-1) * out.float().norm(dim=-1)
-    if error.kind != "noise":
-        return sizes
-    rows = torch.arange(out.shape[-2], device=out.device)[:, None]
-    negative = noise.words(Stream.DELTA_ERROR, rows, torch.zeros_like(rows)).squeeze(-1) >> 31 == 1
-    return torch.where(negative, -sizes, sizes)
-
-
-def _deltas(
-    inputs: Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_for_delta: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return δ of dQ and of dK [B, H, T] float32 as the variant takes them; one tensor where they do not differ."""
-    variant = inputs.variant
-    if variant.exact_row_sum or variant.delta == "p_dp":
-        delta, mass = torch.zeros_like(logsumexp), torch.zeros_like(logsumexp)
-        for block, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
-            delta[..., block.rows] += (p * grad_p).sum(-1)
-            mass[..., block.rows] += p.sum(-1)
-        delta = delta / mass if variant.exact_row_sum else delta
-    else:
-        delta = (grad_out * (out_for_delta if variant.saves_out_for_delta else out.float())).sum(-1)
-    error = variant.delta_error
-    if error.kind == "none":
-        return delta, delta
-    erring = delta + delta_error(grad_out, out, error, inputs.noise)
-    return erring if error.into != "grad_k" else delta, erring if error.into != "grad_q" else delta
-
-
-def _probs_and_grads(inputs: Inputs, grad_out: Tensor, logsumexp: Tensor) -> Iterator[tuple[KeyBlock, Tensor, Tensor]]:
-    """Return P and dP of every block, FP32."""
-    for rows in inputs.row_chunks():
-        for block in inputs.key_blocks(rows):
-            _, p = inputs.probs(block, logsumexp)
-            yield block, p, inputs.grad_probs(block, grad_out)

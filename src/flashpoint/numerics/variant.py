@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
-from flashpoint.numerics.choices import NEAREST, UNROUNDED, DeltaError, Rounding, distinct, take_rounding
+from flashpoint.numerics import contradictions
+from flashpoint.numerics.choices import (
+    NEAREST,
+    UNROUNDED,
+    DeltaError,
+    ResidualFormat,
+    Rounding,
+    distinct,
+    take_rounding,
+)
 from flashpoint.typed import check_literals
 from flashpoint_kernels.codes import BF16_BITS
 
@@ -92,11 +101,18 @@ class AttentionVariant:
     delta: Literal["out", "out_fp32", "p_dp", "out_independent"] = "out"
     """δ from O as returned; from O of the same P̄ with Ō and O unrounded; rowsum(P∘dP); or rowsum(dO∘O′), where O′ is
     O of the same P̄ with random bits of its own in every stochastic rounding of Ō and O."""
+    out_residual_bits: int | None = None
+    """How ``delta=out_fp32`` saves its O: null as a second O in FP32; a number from 1 to 8 as what O as returned lacks
+    of it, to so many mantissa bits beyond those of the coarser of the roundings of Ō and O, in a byte an element, or in
+    two where the residual can exceed one."""
     delta_error: DeltaError = field(default_factory=DeltaError)
     """An error added to δ after ``delta`` and ``exact_row_sum`` have determined it."""
     exact_row_sum: bool = False
     """δ_i += Σ_j P_ij(dP_ij − δ_i) / Σ_j P_ij, which makes every row sum of dS zero up to FP32. That is
     Σ_j P_ij·dP_ij / Σ_j P_ij whatever δ was, so ``delta`` no longer matters."""
+    exact_row_sum_passes: int = 2
+    """Passes of dQ's kernel over the keys in which ``exact_row_sum`` does that. 2: δ first, then dQ. 1: dQ with the δ
+    that ``delta`` says, from which the correction of δ takes its share of dQ, Σ_j P_ij K_j, afterwards."""
     center_keys: bool = False
     """K ← K − mean_T(K) per head and sequence, stored in K's dtype; softmax does not see it."""
     center_grad_q: bool = False
@@ -124,58 +140,11 @@ class AttentionVariant:
     def __post_init__(self) -> None:
         check_literals(self, "attn")
         self._check_selection_fields()
-        if self.block_k is not None and self.block_k < 1:
-            raise ValueError(f"attn.block_k={self.block_k}: give at least 1, or null for no tiling")
-        if self.beta < 1:
-            raise ValueError(f"attn.beta={self.beta}: below 1 the shift falls under the row maximum")
-        if self.tie_tolerance < 0:
-            raise ValueError(f"attn.tie_tolerance={self.tie_tolerance}: give 0 or more")
-        if self.max_shift is not None and self.max_shift < 0:
-            raise ValueError(f"attn.max_shift={self.max_shift}: give 0 or more, or null for no guard")
-        if not -60 <= self.shift_offset <= 60:
-            raise ValueError(f"attn.shift_offset={self.shift_offset}: beyond ±60 nats rows over- or underflow")
-        if self.delta == "out_independent" and "stochastic" not in (self.out_unnormalized.mode, self.out.mode):
-            raise ValueError(
-                "attn.delta=out_independent finds no stochastic rounding of Ō or O to draw again: set "
-                "attn.out_unnormalized.mode=stochastic or attn.out.mode=stochastic, or attn.delta=out"
-            )
-        if self.center_grad_q and self.center_keys:
-            raise ValueError("attn.center_grad_q=true: attn.center_keys=true centres dQ's keys already; choose one")
-        if not 0 <= self.denominator_floor < 1:
-            raise ValueError(f"attn.denominator_floor={self.denominator_floor}: give 0 or more, and less than 1")
-        self._check_blocks()
-        self._check_delta_error()
+        contradictions.check(self)
         rounds = any(getattr(self, point).mode == "stochastic" for point in ROUNDING_POINTS)
         elsewhere = self.elsewhere is not None and self.elsewhere.draws
         object.__setattr__(self, "draws", rounds or self.delta_error.kind == "noise" or elsewhere)
         object.__setattr__(self, "key", json.dumps(self.to_dict(), sort_keys=True))
-
-    def _check_blocks(self) -> None:
-        if self.normalizer == "before_product" and self.block_k is not None:
-            raise ValueError("attn.normalizer=before_product needs the whole row: set attn.block_k=null")
-        if self.normalizer == "before_product" and (self.denominator.mode != "none" or self.denominator_floor):
-            raise ValueError(
-                "attn.normalizer=before_product divides P̄ by ℓ as summed: set attn.denominator.mode=none and "
-                "attn.denominator_floor=0"
-            )
-        if self.grad_blocks.mode != "none" and self.block_k is None:
-            raise ValueError("attn.grad_blocks: attn.block_k=null makes one block of all; set attn.block_k")
-
-    def _check_delta_error(self) -> None:
-        if self.delta_error.kind == "none":
-            return
-        if self.kernel == "sdpa":
-            raise ValueError("attn.delta_error: kernel=sdpa computes δ out of reach; take attn=flash_fp32")
-        if self.delta_error.into != "both" and self.center_keys:
-            raise ValueError(
-                "attn.delta_error.into: with attn.center_keys=true dQ and dK share one row sum of dS; take "
-                "attn=flash_exact_rowsum"
-            )
-        injected = self.delta_error.layers
-        if injected is not None and self.layers is not None and not set(injected) <= set(self.layers):
-            raise ValueError(
-                f"attn.delta_error.layers={list(injected)}: only attn.layers={list(self.layers)} take this variant"
-            )
 
     def _check_selection_fields(self) -> None:
         for name in ("layers", "heads"):
@@ -266,8 +235,12 @@ class AttentionVariant:
             silent.add("shift_offset")
         if self.shift != "dynamic_max":
             silent |= {"beta", "tie_tolerance", "max_shift"}
-        if self.exact_row_sum:
-            silent.add("delta")
+        if not self.exact_row_sum:
+            silent.add("exact_row_sum_passes")
+        elif self.exact_row_sum_passes == 2:
+            silent |= {"delta", "out_residual_bits"}
+        if self.delta != "out_fp32":
+            silent.add("out_residual_bits")
         return silent
 
     @property
@@ -295,9 +268,21 @@ class AttentionVariant:
         return not self.out.fits_bf16
 
     @property
+    def corrects_in_one_pass(self) -> bool:
+        """Whether exact row sums take one pass over the keys, in which PK is summed beside dQ."""
+        return self.exact_row_sum and self.exact_row_sum_passes == 1
+
+    @property
     def saves_out_for_delta(self) -> bool:
         """Whether δ is of another O than the one returned, so that the forward pass has to save it."""
         return self.delta in ("out_fp32", "out_independent")
+
+    @property
+    def out_residual(self) -> ResidualFormat | None:
+        """The format of what is saved beside O as returned; None where that is another O, in FP32, or nothing."""
+        if self.out_residual_bits is None:
+            return None
+        return ResidualFormat.of(self.out_unnormalized, self.out, self.out_residual_bits)
 
     def check_selection(self, n_layer: int, n_head: int) -> None:
         """Refuse layers and heads that the model does not have.

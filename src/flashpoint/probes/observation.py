@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashpoint.numerics.delta import out_of_delta
 from flashpoint.numerics.dispatch import delta_error, flash_fwd, row_statistics, whole_scores
 from flashpoint.numerics.reference import centered_keys
 from flashpoint.numerics.variant import AttentionVariant
@@ -145,11 +146,17 @@ class Observation:
 
     @cached_property
     def _out_for_delta(self) -> Tensor:
-        """The O that the variant's own δ is of, [L, N, H, T, d]; O itself in the layers that save no other."""
+        """The O that the variant's own δ is of, [L, N, H, T, d], in the layers and heads that save one or a residual;
+        O itself in layers without."""
         saved = [other for _, _, other, _ in self._forward_of(self.variant)]
-        return torch.stack(
-            [other if other.numel() else out.float() for other, out in zip(saved, self.out, strict=True)]
-        )
+        pairs = list(zip(self.out, saved, strict=True))
+
+        def of_variant(variant: AttentionVariant) -> Tensor:
+            return torch.stack(
+                [out_of_delta(variant, out, other) if other.numel() else out.float() for out, other in pairs]
+            )
+
+        return self._where_it_runs(of_variant)
 
     def _forward_of(self, variant: AttentionVariant) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         layers = enumerate(zip(self.q, self.k, self.v, strict=True), 1)
@@ -181,11 +188,11 @@ class Observation:
             return (self.probs * self.grad_probs).sum(-1) / self.probs.sum(-1)
         if variant.delta == "p_dp":
             return (self.probs * self.grad_probs).sum(-1)
-        if variant.delta == "out_fp32":
+        if variant.delta == "out_fp32" and variant.out_residual is None:
             return self.delta_fp32
         return (self.grad_out * (self._out_for_delta if variant.saves_out_for_delta else self.out.float())).sum(-1)
 
 
 def _with_fp32_out(variant: AttentionVariant) -> AttentionVariant:
     elsewhere = variant.elsewhere and _with_fp32_out(variant.elsewhere)
-    return dataclasses.replace(variant, delta="out_fp32", elsewhere=elsewhere)
+    return dataclasses.replace(variant, delta="out_fp32", out_residual_bits=None, elsewhere=elsewhere)

@@ -70,4 +70,5 @@ def _with_unrounded_out(variant: AttentionVariant) -> AttentionVariant:
     if variant.kernel == "sdpa":  # FlashAttention-2's numerics
         return AttentionVariant(out=UNROUNDED, layers=variant.layers, heads=variant.heads, elsewhere=elsewhere)
     delta = "out" if variant.delta == "out_independent" else variant.delta
-    return dataclasses.replace(variant, out_unnormalized=UNROUNDED, out=UNROUNDED, delta=delta, elsewhere=elsewhere)
+    unrounded = {"out_unnormalized": UNROUNDED, "out": UNROUNDED, "out_residual_bits": None}
+    return dataclasses.replace(variant, **unrounded, delta=delta, elsewhere=elsewhere)  # type: ignore[arg-type]

@@ -1,0 +1,97 @@
+"""What a variant cannot be: values outside their range, and fields that contradict each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flashpoint.numerics.variant import AttentionVariant
+
+
+def check(variant: AttentionVariant) -> None:
+    """Raise ``ValueError``, naming the field and what to set, if a variant is none."""
+    _check_ranges(variant)
+    _check_blocks(variant)
+    _check_delta(variant)
+    _check_delta_error(variant)
+
+
+def _check_ranges(variant: AttentionVariant) -> None:
+    if variant.block_k is not None and variant.block_k < 1:
+        raise ValueError(f"attn.block_k={variant.block_k}: give at least 1, or null for no tiling")
+    if variant.beta < 1:
+        raise ValueError(f"attn.beta={variant.beta}: below 1 the shift falls under the row maximum")
+    if variant.tie_tolerance < 0:
+        raise ValueError(f"attn.tie_tolerance={variant.tie_tolerance}: give 0 or more")
+    if variant.max_shift is not None and variant.max_shift < 0:
+        raise ValueError(f"attn.max_shift={variant.max_shift}: give 0 or more, or null for no guard")
+    if not -60 <= variant.shift_offset <= 60:
+        raise ValueError(f"attn.shift_offset={variant.shift_offset}: beyond ±60 nats rows over- or underflow")
+    if variant.delta == "out_independent" and "stochastic" not in (variant.out_unnormalized.mode, variant.out.mode):
+        raise ValueError(
+            "attn.delta=out_independent finds no stochastic rounding of Ō or O to draw again: set "
+            "attn.out_unnormalized.mode=stochastic or attn.out.mode=stochastic, or attn.delta=out"
+        )
+    if variant.center_grad_q and variant.center_keys:
+        raise ValueError("attn.center_grad_q=true: attn.center_keys=true centres dQ's keys already; choose one")
+    if not 0 <= variant.denominator_floor < 1:
+        raise ValueError(f"attn.denominator_floor={variant.denominator_floor}: give 0 or more, and less than 1")
+
+
+def _check_blocks(variant: AttentionVariant) -> None:
+    if variant.normalizer == "before_product" and variant.block_k is not None:
+        raise ValueError("attn.normalizer=before_product needs the whole row: set attn.block_k=null")
+    if variant.normalizer == "before_product" and (variant.denominator.mode != "none" or variant.denominator_floor):
+        raise ValueError(
+            "attn.normalizer=before_product divides P̄ by ℓ as summed: set attn.denominator.mode=none and "
+            "attn.denominator_floor=0"
+        )
+    if variant.grad_blocks.mode != "none" and variant.block_k is None:
+        raise ValueError("attn.grad_blocks: attn.block_k=null makes one block of all; set attn.block_k")
+
+
+def _check_delta(variant: AttentionVariant) -> None:
+    if variant.exact_row_sum_passes not in (1, 2):
+        raise ValueError(f"attn.exact_row_sum_passes={variant.exact_row_sum_passes}: choose one of 1, 2")
+    if variant.corrects_in_one_pass:
+        if variant.delta == "p_dp":
+            raise ValueError("attn.exact_row_sum_passes=1 has no pass for attn.delta=p_dp: set attn.delta=out")
+        if variant.center_keys:
+            raise ValueError(
+                "attn.exact_row_sum_passes=1: with attn.center_keys=true dK needs row sums of dS that only two passes "
+                "make; set attn.exact_row_sum_passes=2"
+            )
+    if variant.out_residual_bits is not None:
+        _check_residual(variant, f"attn.out_residual_bits={variant.out_residual_bits}")
+
+
+def _check_residual(variant: AttentionVariant, given: str) -> None:
+    if not 1 <= int(variant.out_residual_bits or 0) <= 8:
+        raise ValueError(f"{given}: give 1 to 8, or null for a second O in FP32")
+    if variant.delta != "out_fp32":
+        raise ValueError(f"{given}: attn.delta={variant.delta} takes no unrounded O; set attn.delta=out_fp32")
+    if not variant.out.fits_bf16:
+        raise ValueError(f"{given}: O as returned does not fit BF16; set attn.out.mode=nearest, of at most 7 bits")
+    by_block = variant.out_unnormalized.mode != "none" and variant.out_unnormalized_when != "final"
+    if by_block or variant.denominator.mode != "none":
+        raise ValueError(
+            f"{given}: only Ō and O may be rounded, once each; set attn.out_unnormalized_when=final and "
+            "attn.denominator.mode=none, or attn.out_residual_bits=null"
+        )
+
+
+def _check_delta_error(variant: AttentionVariant) -> None:
+    if variant.delta_error.kind == "none":
+        return
+    if variant.kernel == "sdpa":
+        raise ValueError("attn.delta_error: kernel=sdpa computes δ out of reach; take attn=flash_fp32")
+    if variant.delta_error.into != "both" and variant.center_keys:
+        raise ValueError(
+            "attn.delta_error.into: with attn.center_keys=true dQ and dK share one row sum of dS; take "
+            "attn=flash_exact_rowsum"
+        )
+    injected = variant.delta_error.layers
+    if injected is not None and variant.layers is not None and not set(injected) <= set(variant.layers):
+        raise ValueError(
+            f"attn.delta_error.layers={list(injected)}: only attn.layers={list(variant.layers)} take this variant"
+        )
