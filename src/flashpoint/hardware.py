@@ -1,10 +1,15 @@
-"""The preset that suits this machine, found without importing PyTorch."""
+"""The devices of this machine, and the preset that suits them; the preset is found without importing PyTorch."""
 
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from flashpoint.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def default_experiment(device: str) -> str:
@@ -41,3 +46,22 @@ def cuda_devices() -> int:
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return 0
     return count.value
+
+
+@lru_cache(maxsize=8)
+def chip_of(device: torch.device) -> str | None:
+    """Return what kernels are compiled for: ``sm_90`` for compute capability 9.0, ``gfx942`` for an AMD MI300, None for
+    a CPU."""
+    import torch
+
+    if device.type != "cuda":
+        return None
+    if torch.version.hip:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def capability(chip: str | None) -> int:
+    """Return an NVIDIA chip's compute capability, 90 for 9.0; 0 for any other chip, and for a CPU."""
+    return int(chip.removeprefix("sm_")) if chip and chip.startswith("sm_") else 0

@@ -77,12 +77,8 @@ def compile_time_choices(
 
 def launch_options(sizes: TileSizes) -> dict[str, Any]:
     """Return Triton's options. Triton may not fuse a product and a sum by itself; kernels write out where they do."""
-    return {
-        "num_warps": sizes.warps,
-        "num_stages": sizes.stages,
-        "maxnreg": sizes.registers,
-        "enable_fp_fusion": False,
-    }
+    options = {"num_warps": sizes.warps, "num_stages": sizes.stages, "enable_fp_fusion": False}
+    return options if sizes.registers is None else {**options, "maxnreg": sizes.registers}  # NVIDIA's alone
 
 
 def _point(rounding: Rounding, stream: Stream) -> Point:
