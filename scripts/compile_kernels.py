@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import re
 import subprocess
 import sys
@@ -121,11 +122,16 @@ def compiling_for(chip: str, assembly: Path | None = None) -> Iterator[Compiler]
     number = capability(chip)
     driver = MagicMock()
     driver.get_current_target.return_value = GPUTarget("cuda", number, 32) if number else GPUTarget("hip", chip, 64)
-    driver.get_current_device.return_value = chip
     compiler = Compiler(chip, assembly)
+    driver.get_current_device.return_value = compiler  # a kernel keeps the compiler of each device
     triton.runtime.driver.set_active(driver)
     triton.knobs.runtime.add_stages_inspection_hook = compiler.inspect
-    with patch.object(triton.compiler, "compile", compiler), patch.object(launch, "chip_of", return_value=chip):
+    with (
+        # An empty cache: what is found there does not pass between the stages.
+        tempfile.TemporaryDirectory() as triton.knobs.cache.dir,
+        patch.object(triton.compiler, "compile", compiler),
+        patch.object(launch, "chip_of", return_value=chip),
+    ):
         yield compiler
 
 
@@ -179,23 +185,23 @@ def main() -> int:
     arguments = parser.parse_args()
     chosen = variants(arguments.variants)
     rows, failures = [], []
-    for chip in arguments.chips:
-        for size in arguments.sizes:
-            with compiling_for(chip, arguments.assembly) as compiler:
-                for name, variant in chosen.items():
-                    before = len(compiler.found)
-                    launch_both_passes(variant, size)
-                    failures += [
-                        f"{chip}, heads of {size}, {name}: {KERNELS[one.kernel]} takes {excess}"
-                        for one in compiler.found[before:]
-                        if (excess := one.excess(chip))
-                    ]
-            rows.append(row(chip, size, compiler.found))
-            print(f"{chip} {size}: {len(compiler.found)} kernels", file=sys.stderr)
+    for chip, size in itertools.product(arguments.chips, arguments.sizes):
+        with compiling_for(chip, arguments.assembly) as compiler:
+            for name, variant in chosen.items():
+                before = len(compiler.found)
+                launch_both_passes(variant, size)
+                failures += [
+                    f"{chip}, heads of {size}, {name}: {KERNELS[one.kernel]} takes {excess}"
+                    for one in compiler.found[before:]
+                    if (excess := one.excess(chip))
+                ]
+        rows.append(row(chip, size, compiler.found))
+        print(f"{chip} {size}: {len(compiler.found)} kernels", file=sys.stderr)
     memory = [f"{kernel}, KiB" for kernel in KERNELS.values()]
     columns = ["chip", "shared memory, KiB", "d", *memory, "registers", "spilled bytes", "kernels"]
     show(Table(columns, rows), arguments.format, f"triton {triton.__version__}; {len(chosen)} variants")
-    print(*failures, sep="\n", file=sys.stderr)
+    for failure in failures:
+        print(failure, file=sys.stderr)
     return 1 if failures else 0
 
 

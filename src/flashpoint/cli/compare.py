@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from flashpoint.analysis.provenance import place
 from flashpoint.cli.cells import number
 from flashpoint.cli.selection import format_option
 from flashpoint.cli.table import Cell, Table, show
@@ -20,7 +21,8 @@ def command(run: str, other: str, form: str) -> int:
 
     The exit status is 0 if they are equal over the steps that both have, 1 if not, 2 on bad input.
     """
-    one, two = (open_run(word).chain for word in (run, other))
+    compared = [open_run(word) for word in (run, other)]
+    one, two = (run.chain for run in compared)
     shared = min(one.steps, two.steps)
     columns = ("runs", "steps of both", "first difference", "in", "values", "largest difference of losses", "at step")
     if difference := first_difference(one, two):
@@ -30,6 +32,8 @@ def command(run: str, other: str, form: str) -> int:
             f"first difference at step {difference.step:,}: {difference.quantity} {values.text}; losses differ by up "
             f"to {largest:.2g} nats (step {at:,}), by {last:.2g} at step {shared - 1:,}"
         )
+        here, there = (place(run.manifest) for run in compared)
+        note += f"; one was made on {here}, the other on {there}" if here != there else ""
         row = ["different", shared, difference.step, difference.quantity, values, number(largest, ".2g"), at]
     else:
         note = f"equal: {shared:,} steps"

@@ -21,6 +21,8 @@ from flashpoint_kernels.flash_fwd import flash_fwd_kernel
 from flashpoint_kernels.rounding import INTERPRETED
 from flashpoint_kernels.tile_sizes import FALLBACK, GROUP_BYTES, Tiles, tiles_of
 
+PAIRS_FROM = 90
+"""Compute capability from which the kernels take arithmetic on two BF16 values in a word."""
 _CHUNK_ELEMENTS = 16_384
 """Elements of K that the centring pass reads at a time."""
 
@@ -282,5 +284,4 @@ def _tiles(q: Tensor) -> Tiles:
 
 
 def _computes_on_pairs(q: Tensor) -> bool:
-    """Whether arithmetic on two BF16 values in a word exists: from compute capability 9.0 on."""
-    return not INTERPRETED and capability(chip_of(q.device)) >= 90
+    return not INTERPRETED and capability(chip_of(q.device)) >= PAIRS_FROM
