@@ -1,4 +1,4 @@
-"""Whether the attention's kernels run on the GPU of a run: told in one line, before there is a run folder."""
+"""Whether a run and its attention's kernels fit the GPU: told in one line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from flashpoint.config import Config
 from flashpoint.errors import UserError
 from flashpoint.hardware import capability, chip_of
 from flashpoint.numerics.variant import AttentionVariant
@@ -33,11 +34,11 @@ def refuse_chip_without_kernels(attention: AttentionVariant, device: torch.devic
 
 
 @contextmanager
-def told_if_too_large(attention: AttentionVariant, device: torch.device) -> Iterator[None]:
-    """Tell in one line of a kernel that does not fit the chip, where kernels are compiled for the first time.
+def told_if_too_large(config: Config, device: torch.device) -> Iterator[None]:
+    """Tell in one line if a kernel does not fit the chip or the run does not fit its memory.
 
     Raises:
-        UserError: one takes more shared memory or threads than the chip has.
+        UserError: naming what to lower.
     """
     if device.type != "cuda":  # a CPU need not wait for Triton
         yield
@@ -48,6 +49,13 @@ def told_if_too_large(attention: AttentionVariant, device: torch.device) -> Iter
         yield
     except OutOfResources as error:
         raise UserError(
-            f"attn={attention.name}: a kernel needs {error.required:,} of {error.name}, and "
+            f"attn={config.attn.name}: a kernel needs {error.required:,} of {error.name}, and "
             f"{torch.cuda.get_device_name(device)} has {error.limit:,}; {_REMEDY}, or smaller heads (model.n_head)"
+        ) from error
+    except torch.OutOfMemoryError as error:
+        sequences = config.train.micro_batch_size or config.train.batch_size
+        fewer = f"give train.micro_batch_size={sequences // 2} or less" if sequences > 1 else "lower model.context"
+        raise UserError(
+            f"{torch.cuda.get_device_name(device)}: out of memory; {fewer}, lower probes.sequences="
+            f"{config.probes.sequences}, or end what else computes there"
         ) from error
