@@ -33,6 +33,7 @@ from flashpoint.files import CONFIGS
 from flashpoint.hardware import capability
 from flashpoint.numerics import launch
 from flashpoint.numerics.variant import AttentionVariant
+from flashpoint_kernels.rounding import INTERPRETED
 from flashpoint_kernels.tile_sizes import FALLBACK
 
 SHARED_KIB = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99, "gfx942": 64}
@@ -144,9 +145,9 @@ def launch_both_passes(variant: AttentionVariant, head_size: int) -> None:
     launch.flash_bwd(torch.zeros_like(q), q, k, v, *saved, variant, **context)
 
 
-def variants(names: list[str]) -> dict[str, AttentionVariant]:
-    """Return the variants of ``configs/attn/`` that have kernels; all without ``names``."""
-    files = [CONFIGS / f"attn/{name}.yaml" for name in names] or sorted((CONFIGS / "attn").glob("*.yaml"))
+def variants() -> dict[str, AttentionVariant]:
+    """Return the variants of ``configs/attn/`` that have kernels."""
+    files = sorted((CONFIGS / "attn").glob("*.yaml"))
     found = {file.stem: AttentionVariant.from_dict(yaml.safe_load(file.read_text())) for file in files}
     return {name: variant for name, variant in found.items() if variant.kernel != "sdpa"}
 
@@ -179,17 +180,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--chips", nargs="+", choices=SHARED_KIB, default=list(SHARED_KIB), metavar="CHIP")
     parser.add_argument("--sizes", nargs="+", type=int, choices=FALLBACK, default=list(FALLBACK), metavar="SIZE")
-    parser.add_argument("--variants", nargs="+", default=[], metavar="NAME")
+    known = variants()
+    parser.add_argument("--variants", nargs="+", choices=known, default=list(known), metavar="NAME")
     parser.add_argument("--assembly", type=Path, metavar="FOLDER", help="write each kernel's assembly here")
     parser.add_argument("--format", choices=FORMATS, default="markdown")
     arguments = parser.parse_args()
-    chosen = variants(arguments.variants)
+    if INTERPRETED:
+        parser.error("TRITON_INTERPRET=1: the interpreter compiles nothing; unset it")
     rows, failures = [], []
     for chip, size in itertools.product(arguments.chips, arguments.sizes):
         with compiling_for(chip, arguments.assembly) as compiler:
-            for name, variant in chosen.items():
+            for name in arguments.variants:
                 before = len(compiler.found)
-                launch_both_passes(variant, size)
+                launch_both_passes(known[name], size)
                 failures += [
                     f"{chip}, heads of {size}, {name}: {KERNELS[one.kernel]} takes {excess}"
                     for one in compiler.found[before:]
@@ -199,7 +202,7 @@ def main() -> int:
         print(f"{chip} {size}: {len(compiler.found)} kernels", file=sys.stderr)
     memory = [f"{kernel}, KiB" for kernel in KERNELS.values()]
     columns = ["chip", "shared memory, KiB", "d", *memory, "registers", "spilled bytes", "kernels"]
-    show(Table(columns, rows), arguments.format, f"triton {triton.__version__}; {len(chosen)} variants")
+    show(Table(columns, rows), arguments.format, f"triton {triton.__version__}; {len(arguments.variants)} variants")
     for failure in failures:
         print(failure, file=sys.stderr)
     return 1 if failures else 0
