@@ -32,14 +32,9 @@ def test_kernels_compile_with_products_on_the_matrix_units(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("chips", "size", "variant"),
-    [("sm_80 sm_100 sm_120 gfx942", 64, "flash_bf16"), ("sm_86", 128, "flash_exact_rowsum")],
-    ids=["each kind", "the least memory"],
-)
-def test_kernels_fit_chips_that_are_not_here(chips: str, size: int, variant: str) -> None:
-    """Of the chips with the code of another one, 8.6 and 8.9 of 8.0, the script compiles all."""
-    for row in compiled(chips, size, variant):
+def test_kernels_fit_chips_that_are_not_here() -> None:
+    """The largest heads, on one chip of each kind: 8.0 and 8.9 have the code of 8.6, and no less memory."""
+    for row in compiled("sm_86 sm_100 sm_120 gfx942", 128, "flash_bf16"):
         assert row["kernels"] == 3
         assert max(row[f"{kernel}, KiB"] for kernel in ("forward", "dQ", "dK, dV")) <= row["shared memory, KiB"] * 1024
 
@@ -65,7 +60,7 @@ def not_interpreted(*arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     result = subprocess.run(
         [sys.executable, *arguments],
-        cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300, check=False,
+        cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return result.stdout
