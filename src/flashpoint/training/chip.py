@@ -1,4 +1,4 @@
-"""Whether a run and its attention's kernels fit the GPU: told in one line."""
+"""Whether the attention's kernels run on the GPU of a run: told in one line, before there is a run folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import torch
 
-from flashpoint.config import Config
 from flashpoint.errors import UserError
 from flashpoint.hardware import capability, chip_of
 from flashpoint.numerics.variant import AttentionVariant
@@ -34,11 +33,11 @@ def refuse_chip_without_kernels(attention: AttentionVariant, device: torch.devic
 
 
 @contextmanager
-def told_if_too_large(config: Config, device: torch.device) -> Iterator[None]:
-    """Tell in one line if a kernel does not fit the chip or the run does not fit its memory.
+def told_if_too_large(attention: AttentionVariant, device: torch.device) -> Iterator[None]:
+    """Tell in one line of a kernel that does not fit the chip, where kernels are compiled for the first time.
 
     Raises:
-        UserError: naming what to lower.
+        UserError: one takes more shared memory or threads than the chip has.
     """
     if device.type != "cuda":  # a CPU need not wait for Triton
         yield
@@ -49,13 +48,6 @@ def told_if_too_large(config: Config, device: torch.device) -> Iterator[None]:
         yield
     except OutOfResources as error:
         raise UserError(
-            f"attn={config.attn.name}: a kernel needs {error.required:,} of {error.name}, and "
+            f"attn={attention.name}: a kernel needs {error.required:,} of {error.name}, and "
             f"{torch.cuda.get_device_name(device)} has {error.limit:,}; {_REMEDY}, or smaller heads (model.n_head)"
-        ) from error
-    except torch.OutOfMemoryError as error:
-        sequences = config.train.micro_batch_size or config.train.batch_size
-        fewer = f"give train.micro_batch_size={sequences // 2} or less" if sequences > 1 else "lower model.context"
-        raise UserError(
-            f"{torch.cuda.get_device_name(device)}: out of memory; {fewer}, lower probes.sequences="
-            f"{config.probes.sequences}, or end what else computes there"
         ) from error

@@ -17,7 +17,6 @@ from flashpoint.files import read_json
 from flashpoint.runs.chain import Chain, first_difference
 from flashpoint.runs.folder import RunFolder
 from flashpoint.training.checkpoints import verified
-from flashpoint.training.chip import told_if_too_large
 from flashpoint.training.digests import run_digest, weights_digest
 from flashpoint.training.interrupt import StopRequest
 from flashpoint.training.listeners import Listener, Listeners
@@ -39,8 +38,7 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
         listeners: hear of the run in the process that keeps its files.
 
     Raises:
-        UserError: data, tape, checkpoints, folder or device are not what the configuration needs, or the run does not
-            fit the GPU.
+        UserError: data, tape, checkpoints, folder or device are not what the configuration needs.
     """
     if config.from_step is not None and config.replay is None:
         raise UserError(f"from_step={config.from_step} needs replay=RUN: the run to start from")
@@ -51,7 +49,6 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
             if existing and ranks.first:
                 held.enter_context(existing.locked())
             plan = settle(config, existing, ranks, device)
-            held.enter_context(told_if_too_large(plan.config, device))
             tell_what_kind_of_run(plan.config, device)
             parts = build(plan)
             tell_of_a_small_corpus(plan.config, len(parts.tokens.train))
