@@ -1,7 +1,7 @@
 """Compile the kernels for chips that are not here, and print what they take of each: no GPU needed.
 
 ``python scripts/compile_kernels.py [--chips sm_80 …] [--sizes 64 …] [--variants flash_bf16 …]``; without options every
-chip, head size and variant, in about a quarter of an hour of one core. The launches are training's but for the driver,
+chip, head size and variant, in about half an hour of one core. The launches are training's but for the driver,
 which names another chip, and what is launched. Kernels that several variants share are compiled once.
 
 The exit status is 1 if a kernel does not compile, or takes more than its chip has.
@@ -10,6 +10,7 @@ The exit status is 1 if a kernel does not compile, or takes more than its chip h
 from __future__ import annotations
 
 import argparse
+import datetime
 import hashlib
 import itertools
 import re
@@ -202,7 +203,8 @@ def main() -> int:
         print(f"{chip} {size}: {len(compiler.found)} kernels", file=sys.stderr)
     memory = [f"{kernel}, KiB" for kernel in KERNELS.values()]
     columns = ["chip", "shared memory, KiB", "d", *memory, "registers", "spilled bytes", "kernels"]
-    show(Table(columns, rows), arguments.format, f"triton {triton.__version__}; {len(arguments.variants)} variants")
+    heading = f"triton {triton.__version__}, {datetime.date.today()}; {len(arguments.variants)} variants"
+    show(Table(columns, rows), arguments.format, heading)
     for failure in failures:
         print(failure, file=sys.stderr)
     return 1 if failures else 0
