@@ -1,4 +1,4 @@
-"""Time tile sizes of each kernel on one GPU and print the fastest: what the table of the kernels is written from.
+"""Time tile sizes of each kernel on one GPU and print the fastest: what its table of tiles is written from.
 
 ``python scripts/tune_kernels.py [SIZE …]``. One kernel at a time, the others as the table has them, with
 ``flash_bf16``; each choice with registers as the compiler likes and, for 4 warps, capped at 128, which lets four
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import triton
 
+from flashpoint.hardware import chip_of
 from flashpoint.numerics import launch
 from flashpoint.numerics.choices import NEAREST
 from flashpoint.numerics.variant import AttentionVariant
@@ -29,11 +30,9 @@ _BY_ROWS = [
     if bk <= bq
 ]
 CHOICES = {
-    "FLASH_FWD": _BY_ROWS,
-    "FLASH_BWD_DQ": _BY_ROWS,
-    "FLASH_BWD_DKDV": [
-        TileSizes(bq, bk, w, s) for bq, bk, w, s in itertools.product((32, 64), (64, 128), (4, 8), (2, 3))
-    ],
+    "forward": _BY_ROWS,
+    "grad_q": _BY_ROWS,
+    "grad_kv": [TileSizes(bq, bk, w, s) for bq, bk, w, s in itertools.product((32, 64), (64, 128), (4, 8), (2, 3))],
 }
 VARIANT = AttentionVariant(scores=NEAREST, out_unnormalized=NEAREST)
 
@@ -59,23 +58,25 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("error: no CUDA device is visible; tuning needs one", file=sys.stderr)
         sys.exit(2)
+    chip = str(chip_of(torch.device("cuda", torch.cuda.current_device())))
+    table = tile_sizes.TABLES[chip] = dict(tile_sizes.TABLES.get(chip, tile_sizes.FALLBACK))
     for size in map(int, sys.argv[1:] or SHAPES):
         shape = SHAPES[size]
         forward, backward = passes(shape)
-        for name, choices in CHOICES.items():
-            sizes_by_head: dict[int, TileSizes] = getattr(tile_sizes, name)
+        for kernel, choices in CHOICES.items():
+            so_far = table[size]
             times: dict[TileSizes, float] = {}
-            for sizes in with_caps([sizes_by_head[size], *choices]):
-                sizes_by_head[size] = sizes
+            for sizes in with_caps([getattr(so_far, kernel), *choices]):
+                table[size] = dataclasses.replace(so_far, **{kernel: sizes})
                 try:
                     times[sizes] = triton.testing.do_bench(
-                        forward if name == "FLASH_FWD" else backward, warmup=10, rep=40, return_mode="median"
+                        forward if kernel == "forward" else backward, warmup=10, rep=40, return_mode="median"
                     )
                 except triton.runtime.errors.OutOfResources:
                     continue
-            sizes_by_head[size] = min(times, key=lambda sizes: times[sizes])
+            table[size] = dataclasses.replace(so_far, **{kernel: min(times, key=lambda sizes: times[sizes])})
             for sizes, milliseconds in sorted(times.items(), key=lambda item: item[1])[:4]:
-                print(f"{name} d={size} {sizes}: {milliseconds:.3f} ms for the pass", flush=True)
+                print(f"{chip} {kernel} d={size} {sizes}: {milliseconds:.3f} ms for the pass", flush=True)
 
 
 if __name__ == "__main__":

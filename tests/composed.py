@@ -14,6 +14,17 @@ CONFIGS = REPOSITORY / "configs"
 
 def composed_values(*overrides: str) -> dict[str, Any]:
     """Plain values of the shape of ``Config``."""
+    values = _composed(*overrides)
+    del values["hardware"]
+    return values
+
+
+def composed_hardware(*overrides: str) -> dict[str, Any]:
+    """Plain values of the shape of ``HardwareConfig``."""
+    return dict(_composed(*overrides)["hardware"])
+
+
+def _composed(*overrides: str) -> dict[str, Any]:
     ConfigStore.instance().store(name="schema", node=hydra_schema())
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         values = OmegaConf.to_container(compose("train", list(overrides)), resolve=True)

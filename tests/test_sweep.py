@@ -11,15 +11,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hydra.types import HydraContext
-from omegaconf import OmegaConf
+import submitit
+from omegaconf import DictConfig, OmegaConf
 
 from flashpoint.errors import UserError
 from hydra_plugins.flashpoint_launcher.gpus import GpusLauncher
+from hydra_plugins.flashpoint_launcher.slurm import SlurmLauncher
 from tests import warm
+from tests.composed import composed_hardware
 from tests.conftest import Command, environment, wait_until
 from tests.test_hardware import Driver
 
@@ -63,14 +66,24 @@ launch([[f"seed={seed}"] for seed in range(3)], runs_per_gpu=2)
 """
 
 
+def context() -> Any:
+    """Hydra's, which composes no more than the hardware."""
+
+    def load(_: object, overrides: Sequence[str]) -> DictConfig:
+        return OmegaConf.create({"hardware": composed_hardware(*overrides)})
+
+    return SimpleNamespace(config_loader=SimpleNamespace(load_sweep_config=load))
+
+
 def launch(jobs: Sequence[Sequence[str]], runs_per_gpu: int = 1, sweep: str = "s") -> None:
     """A sweep of runs of the stand-in, in the working folder."""
     sys.argv[0] = "stand_in.py"
     launcher = GpusLauncher(sweep, runs_per_gpu)
-    context: Any = HydraContext
     sources = [{"provider": "main", "path": "configs"}, {"provider": "command-line", "path": "mine"}]
-    config = OmegaConf.create({"runs_dir": "runs", "hydra": {"runtime": {"config_sources": sources}}})
-    launcher.setup(hydra_context=context, task_function=print, config=config)
+    config = OmegaConf.create(
+        {"runs_dir": "runs", "hardware": {"gpu": None}, "hydra": {"runtime": {"config_sources": sources}}}
+    )
+    launcher.setup(hydra_context=context(), task_function=print, config=config)
     launcher.launch(jobs, 0)
 
 
@@ -225,6 +238,41 @@ def test_runs_take_one_gpu_after_the_other(stand_in: Path, monkeypatch: pytest.M
     assert second["given"]["train.device"] == "cuda"  # or a run without its GPU would take the CPU
     assert "train.threads" not in second["given"]
     assert second["environment"]["TORCHINDUCTOR_COMPILE_THREADS"] == "4"
+
+
+def test_runs_wait_for_the_gpu_that_they_are_to_have(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")  # an H200 and an A100
+    launch([["hardware=h200", "seed=0"], ["hardware=h200", "seed=1"], ["hardware=a100", "seed=0"]])
+    (first,), (second,), (third,) = (starts(stand_in / run) for run in sorted(interrupted(stand_in)))
+    assert first["given"]["hardware"] == "a100"
+    assert [run["environment"]["CUDA_VISIBLE_DEVICES"] for run in (first, second, third)] == ["5", "3", "3"]
+    with pytest.raises(UserError, match=r"hardware\.gpu=B200: here is NVIDIA A100-SXM4-80GB, NVIDIA H200; leave"):
+        launch([["hardware=h200"], ["hardware=b200"]], sweep="elsewhere")
+    assert not (stand_in.parent / "elsewhere").exists()
+
+
+def test_a_sweep_over_hardware_is_an_array_for_each(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted: list[dict[str, Any]] = []
+
+    class Executor:
+        def __init__(self, **_: object) -> None: ...
+
+        def update_parameters(self, **parameters: object) -> None:
+            submitted.append(parameters)
+
+        def map_array(self, _: object, *arguments: Sequence[Any]) -> list[SimpleNamespace]:
+            return [SimpleNamespace(results=lambda own=own: [own]) for own in arguments[0]]
+
+    monkeypatch.setattr(submitit, "AutoExecutor", Executor)
+    launcher: Any = SlurmLauncher(submitit_folder="logs", gpus_per_node=1, partition="long")
+    config = OmegaConf.create({"hardware": {"gres": None}, "hydra": {"sweep": {"dir": str(stand_in / "sweep")}}})
+    launcher.setup(hydra_context=context(), task_function=print, config=config)
+    jobs = [["hardware=h200", "seed=0"], ["hardware=a100", "seed=0"], ["hardware=h200", "seed=1"]]
+    assert launcher.launch(jobs, 0) == jobs
+    asked = {parameters["slurm_gres"]: parameters for parameters in submitted}
+    assert sorted(asked) == ["gpu:a100:1", "gpu:h200:1"]
+    assert all(one["gpus_per_node"] is None and one["slurm_partition"] == "long" for one in submitted)
 
 
 @pytest.mark.parametrize(

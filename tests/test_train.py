@@ -58,9 +58,16 @@ def test_replay_is_bitwise(recorded: Path, train: Command) -> None:
 
 
 def test_replay_with_another_attention_keeps_the_tape_and_changes_the_losses(recorded: Path, train: Command) -> None:
-    result = train("replay=original", "attn=flash_fixed", "run_name=fixed", tiny=False, cwd=recorded)
+    shutil.copytree(recorded / "runs/original", recorded / "runs/elsewhere")
+    manifest = recorded / "runs/elsewhere/manifest.json"
+    made = json.loads(manifest.read_text())
+    made["hardware"] = made["environment"]["hardware"] = "NVIDIA H200"
+    manifest.write_text(json.dumps(made))
+    result = train("replay=elsewhere", "attn=flash_fixed", "run_name=fixed", tiny=False, cwd=recorded)
     outcome_of(result)
-    assert re.search(r"differs from runs/original from step \d+ on, first in its (loss|gradient norm)", result.stderr)
+    assert "hardware NVIDIA H200 → " in result.stderr
+    differs = r"differs from runs/elsewhere from step \d+ on, first in its (loss|gradient norm)"
+    assert re.search(f"{differs}; runs/elsewhere was made on NVIDIA H200", result.stderr)
     original, fixed = recorded / "runs/original", recorded / "runs/fixed"
     assert (original / "tape.bin").read_bytes() == (fixed / "tape.bin").read_bytes()
     assert losses_of(original)[0] == pytest.approx(losses_of(fixed)[0], abs=1e-2)

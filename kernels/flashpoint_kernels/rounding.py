@@ -1,13 +1,15 @@
 """The one way in which kernels round, exponentiate and divide, and the operands they hand to the matrix units.
 
 Triton's interpreter truncates where a GPU rounds to nearest even and computes BF16 on bit patterns, so there the
-rounding is done by bits and products take FP32 operands, which hold the same BF16 values.
+rounding is done by bits and products take FP32 operands, which hold the same BF16 values. PTX is for NVIDIA's GPUs: on
+others the rounding is done by bits, too.
 """
 
 import os
 
 import triton
 import triton.language as tl
+from triton.language.target_info import is_cuda
 
 from flashpoint_kernels import codes
 
@@ -21,7 +23,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def round_nearest(x, BITS: tl.constexpr):
     """Round FP32 to values with BITS mantissa bits, to nearest even, kept in FP32."""
-    if INTERPRETED or BITS != BF16_BITS:
+    if INTERPRETED or BITS != BF16_BITS or not is_cuda():
         DISCARDED: tl.constexpr = 23 - BITS
         pattern = x.to(tl.uint32, bitcast=True)
         odd = (pattern >> DISCARDED) & 1
@@ -105,7 +107,7 @@ def product(a, b, acc):
 @triton.jit
 def in_registers(x):
     """The same BF16 tile, held in registers through a loop: the matrix units then read one operand less per step."""
-    if not INTERPRETED:
+    if not INTERPRETED and is_cuda():
         x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2)
     return x
 

@@ -1,4 +1,7 @@
-"""Tile sizes by head size: part of a run's identity, since sums depend on them. Never tuned inside a run."""
+"""Tile sizes by chip and head size: part of a run's identity, since sums depend on them. Never tuned inside a run.
+
+A chip is named by what its code is compiled for: ``sm_90`` is NVIDIA's compute capability 9.0, ``gfx942`` an AMD MI300.
+"""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,23 +18,46 @@ class TileSizes:
     registers: int | None = None
 
 
+@dataclass(frozen=True)
+class Tiles:
+    """The tile sizes of the three kernels for one head size."""
+
+    forward: TileSizes
+    grad_q: TileSizes
+    grad_kv: TileSizes
+    """dK and dV read rows that dQ wrote in whole blocks: their blocks of queries are not longer."""
+
+
 # scripts/tune_kernels.py on one NVIDIA H200, triton 3.6.0, 2026-11-21; 16 and 32 as 64.
-# dK and dV read rows that dQ wrote in whole blocks: their blocks of queries are not longer.
-_FWD = TileSizes(64, 64, 4, 3, 128)
-_BWD_DQ = TileSizes(64, 64, 4, 2, 128)
-_BWD_DKDV = TileSizes(32, 64, 4, 3)
-FLASH_FWD = {16: _FWD, 32: _FWD, 64: _FWD, 128: TileSizes(64, 64, 4, 3)}
-FLASH_BWD_DQ = {16: _BWD_DQ, 32: _BWD_DQ, 64: _BWD_DQ, 128: TileSizes(64, 64, 4, 2)}
-FLASH_BWD_DKDV = {16: _BWD_DKDV, 32: _BWD_DKDV, 64: _BWD_DKDV, 128: TileSizes(64, 64, 4, 2)}
+_SMALL = Tiles(TileSizes(64, 64, 4, 3, 128), TileSizes(64, 64, 4, 2, 128), TileSizes(32, 64, 4, 3))
+HOPPER = {
+    **dict.fromkeys((16, 32, 64), _SMALL),
+    128: Tiles(TileSizes(64, 64, 4, 3), TileSizes(64, 64, 4, 2), TileSizes(64, 64, 4, 2)),
+}
+# Not tuned: the largest with which no variant takes more than 64 KiB of shared memory, and few spill registers, on
+# chips that read tiles through pointers or have no wgmma (scripts/compile_kernels.py).
+_CAUTIOUS = Tiles(TileSizes(64, 32, 4, 2), TileSizes(64, 32, 4, 2), TileSizes(32, 64, 4, 2))
+FALLBACK = {
+    **dict.fromkeys((16, 32, 64), _CAUTIOUS),
+    128: Tiles(TileSizes(32, 32, 4, 2), TileSizes(32, 32, 4, 2), TileSizes(32, 32, 4, 2)),
+}
+TABLES = {"sm_90": HOPPER, "sm_100": HOPPER, "sm_103": HOPPER}
+"""Head size to tiles, by chip; tuned on the first. The others have as much shared memory and tensor cores that take
+64 rows. All chips that are not here take :data:`FALLBACK`."""
 
 GROUP_BYTES = 24 << 20
 """Bytes of K and V whose heads run side by side: they stay in L2 while every block of queries reads them."""
 
 
-def tile_sizes_of(size: int) -> dict[str, Any]:
-    """Return what the kernels take for a head size, as plain values; empty where they do not take the size.
+def tiles_of(chip: str | None, head_size: int) -> Tiles:
+    """Return the tile sizes of a head size that :data:`FALLBACK` has; the interpreter, whose chip is None, takes
+    Hopper's."""
+    return TABLES.get(chip or "sm_90", FALLBACK)[head_size]
+
+
+def tile_sizes_of(chip: str | None, head_size: int) -> dict[str, Any]:
+    """Return :func:`tiles_of` as plain values; empty where the kernels do not take the size.
 
     The keys are those that manifests have.
     """
-    tables = {"forward": FLASH_FWD, "grad_q": FLASH_BWD_DQ, "grad_kv": FLASH_BWD_DKDV}
-    return {name: asdict(table[size]) for name, table in tables.items() if size in table}
+    return asdict(tiles_of(chip, head_size)) if head_size in FALLBACK else {}

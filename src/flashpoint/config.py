@@ -241,6 +241,20 @@ class TrackingConfig:
 
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
+class HardwareConfig:
+    """Where a run is to compute. No part of the run: its manifest has what it ran on."""
+
+    gpu: str | None = None
+    """Words of the GPU's name, such as ``H200``; null takes any device."""
+    gres: str | None = None
+    """What ``hydra/launcher=slurm`` asks for, such as ``gpu:h200:1``; null is a GPU of any kind."""
+    partition: str | None = None
+    """SLURM's partition; null is ``hydra.launcher.partition``."""
+    constraint: str | None = None
+    """SLURM's constraint; null is ``hydra.launcher.constraint``."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class Config:
     """One run. ``configs/train.yaml`` composes it; ``config.json`` in the run folder stores it."""
 
@@ -304,13 +318,16 @@ def keys() -> Iterator[Key]:
     """Return every key but those of ``attn``, in the order of their fields; a section that has a mark is one of
     them."""
     yield from keys_of(Config)
-    for name, section in _SECTIONS.items():
+    for name, section in {**_SECTIONS, "hardware": HardwareConfig}.items():
         yield from keys_of(section, f"{name}.")
 
 
 def hydra_schema() -> type:
-    """Return ``Config`` as a structured config: Hydra refuses unknown keys and wrong types by name."""
-    return structured_config(Config)
+    """Return ``Config``, and ``hardware`` beside it, as a structured config: Hydra refuses unknown keys and wrong types
+    by name."""
+    hardware = structured_config(HardwareConfig)
+    beside = [("hardware", hardware, field(default_factory=hardware))]
+    return dataclasses.make_dataclass("Composed", beside, bases=(structured_config(Config),))
 
 
 def build_config(values: dict[str, Any], variants_dir: Path) -> Config:

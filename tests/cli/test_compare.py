@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flashpoint.runs.chain import ChainWriter
-from tests.records import call, refusal
+from tests.records import MANIFEST, call, refusal
 
 STEPS = [(2.5, 0.5, 0), (2.25, 0.75, 2**64 - 1), (float("nan"), float("inf"), 7)]
 
@@ -40,6 +40,14 @@ def runs(tmp_path: Path) -> Path:
 def test_it_says_where_two_runs_part(runs: Path, other: str, status: int, told: str) -> None:
     result = call("compare", "one", other, cwd=runs)
     assert (result.returncode, result.stdout) == (status, f"{told}\n"), result.stderr
+
+
+def test_other_hardware_is_told_where_the_bits_differ(runs: Path) -> None:
+    for name, hardware in {"one": "NVIDIA H200", "state": "NVIDIA A100", "same": "NVIDIA A100"}.items():
+        (runs / name / "manifest.json").write_text(json.dumps({**MANIFEST, "hardware": hardware}))
+    told = "; one was made on NVIDIA H200, torch 2.99, the other on NVIDIA A100, torch 2.99\n"
+    assert call("compare", "one", "state", cwd=runs).stdout.endswith(told)
+    assert call("compare", "one", "same", cwd=runs).stdout == "equal: 3 steps\n"
 
 
 def test_a_difference_is_a_row(runs: Path) -> None:

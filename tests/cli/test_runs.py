@@ -23,6 +23,17 @@ def test_a_run_that_has_not_ended_is_listed_among_those_that_have(tmp_path: Path
     assert call("runs", *runs).stdout.splitlines()[0] == "a CPU, torch 2.99; corpus unknown; seeds 1 to 2; 2026-11-21"
 
 
+def test_hardware_has_a_column_where_it_differs(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / name, ATTN, onset=900, digest="abc", manifest={"hardware": hardware})
+        for name, hardware in {"first": "NVIDIA H200", "second": "NVIDIA A100"}.items()
+    ]
+    assert rows(call("runs", *runs)) == [
+        "| `first` | NVIDIA H200 | exploded | 1,000 | 900 | `abc` |",
+        "| `second` | NVIDIA A100 | exploded | 1,000 | 900 | `abc` |",
+    ]
+
+
 def test_a_bad_run_is_told_and_the_others_are_shown(tmp_path: Path) -> None:
     good, damaged = (write_run(tmp_path / name, ATTN) for name in ("good", "damaged"))
     (tmp_path / "damaged/manifest.json").write_text("{")

@@ -1,5 +1,6 @@
 """The response of the onset to a setting, on runs whose medians are known by hand."""
 
+import math
 from pathlib import Path
 
 import matplotlib.image
@@ -78,3 +79,28 @@ def test_a_run_without_decay_stands_beside_one_with_it(tmp_path: Path) -> None:
 def test_what_is_no_number_is_one_line(tmp_path: Path, key: str) -> None:
     result = call("survival", record(tmp_path, 1, 0, 100), "--by", key)
     assert f"{key} is no number there" in refusal(result)
+
+
+def test_hardware_is_a_row_each_and_tested_against_the_first(tmp_path: Path) -> None:
+    onsets = {"NVIDIA A100": (100, 110, 120, 130), "NVIDIA H200": (500, 510, None, None)}
+    runs = [
+        write_run(
+            tmp_path / f"{hardware}-{seed}",
+            {"name": "flash_bf16"},
+            seed=seed,
+            onset=onset,
+            manifest={"hardware": hardware},
+        )
+        for hardware, of_seeds in onsets.items()
+        for seed, onset in enumerate(of_seeds)
+    ]
+    refused = call("survival", *runs)
+    assert "one experiment; leave one of them out, or tell them apart with --by hardware" in refusal(refused)
+    first, second = rows(call("survival", *runs, "--by", "hardware", "--out", tmp_path / "by.png"))
+    assert first == "| `flash_bf16` | NVIDIA A100 | 4 of 4 | 115 | 100 to not reached | none |  |"
+    assert second.startswith("| `flash_bf16` | NVIDIA H200 | 2 of 4 | 510 | 500 to not reached | 1,000 | ")
+    # Observed less expected explosions of the A100s: at 100 to 130 one each of 4 of 8, 3 of 7, 2 of 6 and 1 of 5.
+    expected = [4 / 8, 3 / 7, 2 / 6, 1 / 5]
+    z = (4 - sum(expected)) / math.sqrt(sum(share * (1 - share) for share in expected))
+    assert second.endswith(f"{math.erfc(z / math.sqrt(2)):.2g} |")
+    assert (tmp_path / "by.png").stat().st_size > 0

@@ -281,11 +281,24 @@ def test_what_the_kernels_lack_is_left_to_the_reference() -> None:
     assert not launch.kernels_support(q, AttentionVariant(block_k=100))
 
 
-def test_tile_sizes_suit_both_backward_kernels_and_travel_as_plain_values() -> None:
-    for size in tile_sizes.FLASH_FWD:
-        dq, dkdv = tile_sizes.FLASH_BWD_DQ[size], tile_sizes.FLASH_BWD_DKDV[size]
-        assert dkdv.bq <= dq.bq  # L and δ are written in whole blocks of the latter
-        plain = tile_sizes.tile_sizes_of(size)
+@pytest.mark.parametrize("chip", [None, "sm_80"])
+def test_tile_sizes_suit_both_backward_kernels_and_travel_as_plain_values(chip: str | None) -> None:
+    for size in tile_sizes.FALLBACK:
+        tiles = tile_sizes.tiles_of(chip, size)
+        assert tiles.grad_q.bq % tiles.grad_kv.bq == 0  # L and δ are written in whole blocks of the former
+        plain = tile_sizes.tile_sizes_of(chip, size)
         assert json.loads(json.dumps(plain)) == plain
-        assert plain["grad_kv"]["bk"] == dkdv.bk
-    assert tile_sizes.tile_sizes_of(24) == {}
+        assert plain["grad_kv"]["bk"] == tiles.grad_kv.bk
+    assert tile_sizes.tile_sizes_of(chip, 24) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "length", "size"), [("flash_centered", 65, 32), ("released_fixed", 130, 64), ("small_blocks", 40, 128)]
+)
+def test_the_tiles_of_chips_that_were_not_tuned_compute_the_same(
+    monkeypatch: pytest.MonkeyPatch, name: str, length: int, size: int
+) -> None:
+    monkeypatch.setattr(tile_sizes, "TABLES", {})
+    tensors = inputs(length, size)
+    assert_alike(*kernels_and_reference(tensors, VARIANTS[name]), exact_attention(*(x.cpu() for x in tensors)))  # type: ignore[arg-type]

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from flashpoint.runs.recorded import Run
 
 
 def provenance(runs: Sequence[Run]) -> str:
     """Return one line with the hardware, PyTorch versions, corpora, seeds and days of the runs."""
-    hardware = {f"{run.manifest['hardware']}, torch {run.manifest['environment']['torch']}" for run in runs}
+    hardware = {place(run.manifest) for run in runs}
     data = {str(run.manifest["data"].get("fingerprint", "unknown"))[:8] for run in runs}
     days = sorted({run.manifest["started"][:10] for run in runs})
     between = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
     seeds = ranges(run.config["seed"] for run in runs)
     return f"{'; '.join(sorted(hardware))}; corpus {', '.join(sorted(data))}; seeds {seeds}; {between}"
+
+
+def place(manifest: Mapping[str, Any]) -> str:
+    """Return the hardware and PyTorch's version."""
+    return f"{manifest['hardware']}, torch {manifest['environment']['torch']}"
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -1,4 +1,4 @@
-"""How the onset answers to one setting: a dose and its response, each dose a group of seeds."""
+"""How the onset answers to one setting, or to the hardware: a dose and its response, each dose a group of seeds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from flashpoint.analysis.survival import Lifetimes, choices_of, differing, lifet
 from flashpoint.errors import UserError
 from flashpoint.runs.recorded import Run
 
+HARDWARE = "hardware"
+"""What is no key of the configuration but of the manifest: the device's name."""
+
 
 @dataclass(frozen=True)
 class Dose:
     """The runs of one attention at one value of the setting."""
 
-    value: float
+    value: float | str
     runs: Sequence[Run]
 
     @cached_property
@@ -32,21 +35,28 @@ def responses(runs: Sequence[Run], key: str) -> dict[str, list[Dose]]:
     apart.
 
     Args:
-        key: a number of the configuration: ``attn.out_unnormalized.bits``, ``attn.delta_error.size``, ``train.lr``, …
+        key: a number of the configuration: ``attn.out_unnormalized.bits``, ``attn.delta_error.size``, ``train.lr``, …;
+            or :data:`HARDWARE`.
 
     Raises:
         UserError: a run has no such number.
     """
-    groups: dict[str, dict[float, list[Run]]] = {}
+    groups: dict[str, dict[Any, list[Run]]] = {}
     for run in runs:
-        value = _settings(run).get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UserError(f"{run.where}: {key} is no number there; give one that is, e.g. train.lr")
-        groups.setdefault(_label(run, runs, key), {}).setdefault(float(value), []).append(run)
+        groups.setdefault(_label(run, runs, key), {}).setdefault(_value(run, key), []).append(run)
     return {
         label: [Dose(value, members) for value, members in sorted(doses.items())]
         for label, doses in sorted(groups.items())
     }
+
+
+def _value(run: Run, key: str) -> float | str:
+    if key == HARDWARE:
+        return str(run.manifest["hardware"])
+    value = _settings(run).get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"{run.where}: {key} is no number there; give one that is, e.g. train.lr, or {HARDWARE}")
+    return float(value)
 
 
 def exponents(doses: Sequence[Dose], key: str) -> list[float]:
@@ -64,13 +74,14 @@ def exponents(doses: Sequence[Dose], key: str) -> list[float]:
     onsets = np.array([[of_dose.get(seed) or np.nan for of_dose in by_seed] for seed in seeds])
     if np.isnan(onsets).any():
         return []
-    values = np.log([dose.value for dose in doses])
+    values = np.log(np.array([dose.value for dose in doses], np.float64))
     return [float(linregress(values, np.log(of_seed)).slope) for of_seed in onsets]
 
 
 def is_quantity(doses: Sequence[Dose], key: str) -> bool:
     """Whether ratios of the values mean something; bits are a logarithm already."""
-    return all(dose.value > 0 for dose in doses) and not key.endswith(".bits")
+    values = [dose.value for dose in doses]
+    return all(isinstance(value, float) and value > 0 for value in values) and not key.endswith(".bits")
 
 
 def _label(run: Run, runs: Sequence[Run], key: str) -> str:

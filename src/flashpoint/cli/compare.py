@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import click
 
+from flashpoint.analysis.provenance import place
 from flashpoint.cli.cells import number
 from flashpoint.cli.selection import format_option
 from flashpoint.cli.table import Cell, Table, show
+from flashpoint.errors import UserError
 from flashpoint.runs.chain import Difference, first_difference, loss_differences
+from flashpoint.runs.recorded import Run
 from flashpoint.runs.select import open_run
 
 
@@ -20,7 +23,8 @@ def command(run: str, other: str, form: str) -> int:
 
     The exit status is 0 if they are equal over the steps that both have, 1 if not, 2 on bad input.
     """
-    one, two = (open_run(word).chain for word in (run, other))
+    compared = [open_run(word) for word in (run, other)]
+    one, two = (run.chain for run in compared)
     shared = min(one.steps, two.steps)
     columns = ("runs", "steps of both", "first difference", "in", "values", "largest difference of losses", "at step")
     if difference := first_difference(one, two):
@@ -30,6 +34,7 @@ def command(run: str, other: str, form: str) -> int:
             f"first difference at step {difference.step:,}: {difference.quantity} {values.text}; losses differ by up "
             f"to {largest:.2g} nats (step {at:,}), by {last:.2g} at step {shared - 1:,}"
         )
+        note += _places(*compared)
         row = ["different", shared, difference.step, difference.quantity, values, number(largest, ".2g"), at]
     else:
         note = f"equal: {shared:,} steps"
@@ -41,6 +46,15 @@ def command(run: str, other: str, form: str) -> int:
     else:
         show(Table(columns, [row], note), form)
     return 1 if difference else 0
+
+
+def _places(one: Run, other: Run) -> str:
+    """Return where the runs were made, if not on the same hardware and version; nothing of runs that do not know."""
+    try:
+        here, there = place(one.manifest), place(other.manifest)
+    except UserError:
+        return ""
+    return f"; one was made on {here}, the other on {there}" if here != there else ""
 
 
 def _values(difference: Difference) -> Cell:

@@ -20,20 +20,23 @@ from flashpoint.runs.recorded import Run
 def outcomes(runs: Sequence[Run]) -> Table:
     """Return how each run ended; runs that have not ended, or were killed, have a row as well.
 
-    Where a run turned NaN and knows why, a column has the reasons.
+    Where a run turned NaN and knows why, a column has the reasons; where hardware differs, a column has it.
     """
+    differs = len({run.manifest["hardware"] for run in runs}) > 1
 
     def row(run: Run) -> list[object]:
+        where = [run.manifest["hardware"]] if differs else []
         if not run.ended:
-            return [code(run.name), "not ended", None, None, None, None]
+            return [code(run.name), *where, "not ended", None, None, None, None]
         outcome = run.outcome
         onset = step(outcome["onset_step"], "none")
         return [
-            code(run.name), outcome["outcome"], outcome["step"], onset, code(outcome["digest"]),
+            code(run.name), *where, outcome["outcome"], outcome["step"], onset, code(outcome["digest"]),
             outcome.get("nonfinite"),
         ]  # fmt: skip
 
-    columns = ["run", "outcome", "steps", "onset", "digest", "first NaN or infinity"]
+    columns = ["run", *(["hardware"] if differs else []), "outcome", "steps", "onset", "digest"]
+    columns.append("first NaN or infinity")
     rows = [row for _, row in answered(runs, row)]
     if not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]

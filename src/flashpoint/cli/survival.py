@@ -11,7 +11,7 @@ import click
 from flashpoint.analysis.foretelling import Foretelling, foretellings
 from flashpoint.analysis.provenance import provenance
 from flashpoint.analysis.ratios import OnsetRatio, onset_ratios
-from flashpoint.analysis.response import Dose, exponents, responses
+from flashpoint.analysis.response import HARDWARE, Dose, exponents, responses
 from flashpoint.analysis.severity import Severity, severity
 from flashpoint.analysis.survival import Lifetimes, by_variant, control_of, grouped, logrank_p, usual_settings
 from flashpoint.cli.cells import (
@@ -79,8 +79,12 @@ def _longest(group: Lifetimes) -> Cell:
 
 
 def by_setting(found: dict[str, list[Dose]], key: str) -> list[Table]:
-    """Return a row for each attention and value; then, where every seed exploded, the exponents."""
-    rows, laws = [], []
+    """Return a row for each attention and value; then, where every seed exploded, the exponents.
+
+    Hardware is tested against the first one on which the attention ran.
+    """
+    rows: list[list[object]] = []
+    laws = []
     for label, doses in found.items():
         for dose in doses:
             runs = dose.lifetimes
@@ -88,16 +92,21 @@ def by_setting(found: dict[str, list[Dose]], key: str) -> list[Table]:
             rows.append(
                 [
                     code(label),
-                    number(dose.value, "g"),
+                    dose.value if isinstance(dose.value, str) else number(dose.value, "g"),
                     _exploded(runs),
                     step(runs.median_onset, NOT_REACHED),
                     steps_between(*runs.median_interval(), NOT_REACHED) if reached else None,
                     _longest(runs),
                 ]
             )
+            if key == HARDWARE:
+                p = logrank_p(runs, doses[0].lifetimes) if dose is not doses[0] else None
+                rows[-1].append(number(p, ".2g"))
         if per_seed := exponents(doses, key):
             laws.append([code(label), mean(per_seed, "+.2f"), interval(per_seed, "+.2f"), len(per_seed)])
-    doses_table = Table(("attention", key, "exploded", "median onset", "95 % interval", "longest stable"), rows)
+    columns = ["attention", key, "exploded", "median onset", "95 % interval", "longest stable"]
+    columns += ["log-rank p against the attention's first"] if key == HARDWARE else []
+    doses_table = Table(columns, rows)
     law_table = Table(("attention", f"p of onset ∝ {key}^p", "95 % interval", "seeds"), laws)
     return [doses_table, law_table] if laws else [doses_table]
 
@@ -134,7 +143,7 @@ def _ratio(one: OnsetRatio) -> Cell:
 @click.command("survival")
 @runs_argument
 @click.option("--control", metavar="ATTENTION", help=f"The attention to test against.  [default: {CONTROL}]")
-@click.option("--by", "key", metavar="KEY", help="A number of the configuration, e.g. train.lr.")
+@click.option("--by", "key", metavar="KEY", help="A number of the configuration, e.g. train.lr, or hardware.")
 @click.option("--paired", multiple=True, metavar="RUN", help="Runs to compare with, one a seed; repeatable.")
 @click.option("--severity", "severe", is_flag=True, help="Rise of the loss and growth of W_Q beside the verdict.")
 @click.option("--measures", is_flag=True, help="Which measure of an attention goes with its onset.")
@@ -159,7 +168,8 @@ def command(
     largest spectral norm of W_Q over all heads at the end of each run; median, least and most.
 
     --by KEY: the median onset at each value of a setting, with its 95 % interval. Where every seed exploded at every
-    value, the exponent p of onset ∝ value^p follows: its mean over seeds, with its 95 % interval.
+    value, the exponent p of onset ∝ value^p follows: its mean over seeds, with its 95 % interval. --by hardware: a row
+    for each device, with the p of a log-rank test against the first one of the same attention.
 
     --paired RUN: a run's onset over the onset of the run of the same seed among RUN, a column for each seed. A run that
     did not explode has ">" and its length.

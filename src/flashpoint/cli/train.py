@@ -19,10 +19,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from flashpoint.config import build_config, hydra_schema
+from flashpoint.config import HardwareConfig, build_config, hydra_schema
 from flashpoint.errors import exit_in_one_line
 from flashpoint.files import CONFIGS
-from flashpoint.hardware import default_experiment, refuse_unusable_gpu
+from flashpoint.hardware import default_experiment, refuse_another_gpu, refuse_unusable_gpu
 
 if TYPE_CHECKING:
     from flashpoint.training.outcome import Outcome
@@ -56,7 +56,9 @@ def run_composed(composed: DictConfig, group: str | None) -> Outcome:
     """Return the run that Hydra composed; ``group`` is its group in W&B unless the configuration names one."""
     # Imported late: --help must not wait for NumPy and PyTorch.
     values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
-    overrides = list(HydraConfig.get().overrides.task)
+    hardware = HardwareConfig(**values.pop("hardware"))  # where, and not what: no part of the run
+    given = HydraConfig.get().overrides.task
+    overrides = [override for override in given if not override.startswith(("hardware=", "hardware."))]
     if values["replay"] is not None:
         from flashpoint.replay import replayed_values
 
@@ -71,6 +73,7 @@ def run_composed(composed: DictConfig, group: str | None) -> Outcome:
     from flashpoint.training.run import run
 
     refuse_unusable_gpu(config.train.device)
+    refuse_another_gpu(hardware.gpu)
     return run(config, default_listeners(config.tracking))
 
 

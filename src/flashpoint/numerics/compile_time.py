@@ -86,12 +86,10 @@ def launch_options(sizes: TileSizes, in_one_pass: bool = False) -> dict[str, Any
         in_one_pass: whether a kernel sums PK beside dQ. It needs more registers than the cap leaves: 168 a thread with
             64 features, and memory would take the rest.
     """
-    return {
-        "num_warps": sizes.warps,
-        "num_stages": sizes.stages,
-        "maxnreg": None if in_one_pass else sizes.registers,
-        "enable_fp_fusion": False,
-    }
+    options = {"num_warps": sizes.warps, "num_stages": sizes.stages, "enable_fp_fusion": False}
+    if sizes.registers is None or in_one_pass:
+        return options
+    return {**options, "maxnreg": sizes.registers}  # NVIDIA's alone
 
 
 def _point(rounding: Rounding, stream: Stream) -> Point:

@@ -11,6 +11,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from flashpoint.hardware import capability, chip_of
 from flashpoint.numerics.compile_time import compile_time_choices, launch_options
 from flashpoint.numerics.layout import by_token
 from flashpoint.numerics.residual import dtype_of_saved
@@ -19,8 +20,10 @@ from flashpoint_kernels.center_keys import center_keys_kernel
 from flashpoint_kernels.flash_bwd import flash_bwd_dkdv_kernel, flash_bwd_dq_kernel
 from flashpoint_kernels.flash_fwd import flash_fwd_kernel
 from flashpoint_kernels.rounding import INTERPRETED
-from flashpoint_kernels.tile_sizes import FLASH_BWD_DKDV, FLASH_BWD_DQ, FLASH_FWD, GROUP_BYTES
+from flashpoint_kernels.tile_sizes import FALLBACK, GROUP_BYTES, Tiles, tiles_of
 
+PAIRS_FROM = 90
+"""Compute capability from which the kernels take arithmetic on two BF16 values in a word."""
 _CHUNK_ELEMENTS = 16_384
 """Elements of K that the centring pass reads at a time."""
 
@@ -31,7 +34,7 @@ def kernels_support(q: Tensor, variant: AttentionVariant) -> bool:
     They take BF16, d ∈ {16, 32, 64, 128} and key blocks of whole tiles; where ``grad_blocks`` rounds, of whole tiles of
     the backward pass, 64 keys. ``variant.elsewhere`` is not looked at.
     """
-    if q.dtype != torch.bfloat16 or q.shape[-1] not in FLASH_FWD:
+    if q.dtype != torch.bfloat16 or q.shape[-1] not in FALLBACK:
         return False
     block = variant.block_k
     smallest = 16 if variant.grad_blocks.mode == "none" else 64
@@ -93,7 +96,7 @@ def _flash_fwd(
     saves_another, saved = any(chosen.saves_out_for_delta for chosen in variants), dtype_of_saved(variants)
     out_for_delta = by_token(q, saved) if saves_another else q.new_empty(0, dtype=saved)
     logsumexp = q.new_empty((B, H, T), dtype=torch.float32)
-    sizes = FLASH_FWD[d]
+    sizes = _tiles(q).forward
     blocks = [chosen.block_k or triton.next_power_of_2(T) for chosen in variants]
     bk = max(16, min(sizes.bk, *blocks))
     selected = _selected(groups, H, q.device)
@@ -104,7 +107,7 @@ def _flash_fwd(
     flash_fwd_kernel[(triton.cdiv(T, sizes.bq) * B * H,)](
         _descriptor(q, sizes.bq), _descriptor(k, bk), _descriptor(v, bk), out, out_for_delta, logsumexp, shift, ones,
         seed_and_step, selected, B, H, T, layer, _heads_side_by_side(T, d),
-        D=d, BQ=sizes.bq, BK=bk, **choices, PAIRS=_computes_on_pairs(q.device), STATISTICS=ones.numel() > 0,
+        D=d, BQ=sizes.bq, BK=bk, **choices, PAIRS=_computes_on_pairs(q), STATISTICS=ones.numel() > 0,
         **launch_options(sizes),
     )  # fmt: skip
     return out, logsumexp, out_for_delta, centered
@@ -160,7 +163,7 @@ def flash_bwd_dq(
             centred.
     """
     B, H, T, d = q.shape
-    groups, sizes = variant.groups(layer, H), FLASH_BWD_DQ[d]
+    groups, sizes = variant.groups(layer, H), _tiles(q).grad_q
     blocks = triton.cdiv(T, sizes.bq)
     grad_q = by_token(q, q.dtype)
     rows = q.new_empty((2, B * H, blocks * sizes.bq), dtype=torch.float32)
@@ -197,12 +200,12 @@ def flash_bwd_dkdv(
 ) -> tuple[Tensor, Tensor]:
     """Return the second half of :func:`flash_bwd`: dK and dV [B, H, T, d] from what :func:`flash_bwd_dq` returned."""
     B, H, T, d = q.shape
-    groups, sizes = variant.groups(layer, H), FLASH_BWD_DKDV[d]
+    groups, sizes = variant.groups(layer, H), _tiles(q).grad_kv
     grad_k, grad_v = by_token(k, k.dtype), by_token(v, v.dtype)
     flash_bwd_dkdv_kernel[(triton.cdiv(T, sizes.bk) * B * H,)](
         _descriptor(q, sizes.bq), _descriptor(k, sizes.bk), _descriptor(v, sizes.bk), _descriptor(grad_out, sizes.bq),
         rows, drift, grad_k, grad_v, seed_and_step, _selected(groups, H, q.device), B, H, T, rows.shape[-1],
-        rows[0].numel(), triton.cdiv(T, FLASH_BWD_DQ[d].bq), layer, _heads_side_by_side(T, d),
+        rows[0].numel(), triton.cdiv(T, _tiles(q).grad_q.bq), layer, _heads_side_by_side(T, d),
         D=d, BQ=sizes.bq, BK=sizes.bk, **_choices(groups, layer, d, causal, scale), **launch_options(sizes),
     )  # fmt: skip
     return grad_k, grad_v
@@ -278,7 +281,9 @@ def _selected(groups: Groups, n_head: int, device: torch.device) -> Tensor:
     return _selection(groups[0][1] if len(groups) > 1 else (), n_head, device)
 
 
-@lru_cache(maxsize=8)
-def _computes_on_pairs(device: torch.device) -> bool:
-    """Whether arithmetic on two BF16 values in a word exists: from compute capability 9.0 on."""
-    return device.type == "cuda" and not INTERPRETED and torch.cuda.get_device_capability(device) >= (9, 0)
+def _tiles(q: Tensor) -> Tiles:
+    return tiles_of(None if INTERPRETED else chip_of(q.device), q.shape[-1])
+
+
+def _computes_on_pairs(q: Tensor) -> bool:
+    return not INTERPRETED and capability(chip_of(q.device)) >= PAIRS_FROM

@@ -97,6 +97,8 @@ def _page(
     tapes = f", {_count(len({run.outcome['tape_digest'] for run in ended}), 'tape')}" if len(ended) == len(runs) else ""
     starts = {run.manifest["initial_weights"] for run in runs}
     same = "the same initial weights" if len(starts) == 1 else "different initial weights"
+    places = len({run.manifest["hardware"] for run in runs})
+    elsewhere = f", on {places} kinds of hardware, on which sums have other last bits" if places > 1 else ""
     missing = [panel.question for panel in PANELS if panel not in images]
     unmeasured = f"<p>Not measured by these runs: {escape('; '.join(missing))}</p>" if missing else ""
     reload = f'<meta http-equiv="refresh" content="{reload_seconds:g}">' if reload_seconds else ""
@@ -107,7 +109,7 @@ def _page(
 <div class="scroll"><table><thead><tr><th>run</th><th>attention</th><th>outcome</th><th>steps</th><th>seed</th>
 <th>model</th><th>hardware and versions</th><th>digest</th></tr></thead>
 <tbody>{"".join(_row(run) for run in runs)}</tbody></table></div>
-<p>{_count(len(runs), "run")} with {same}{tapes}. Each row is one run (n = 1): one run is no rate.
+<p>{_count(len(runs), "run")} with {same}{tapes}{elsewhere}. Each row is one run (n = 1): one run is no rate.
 Layers and heads count from 1. A dashed line is the onset.
 Figures of single heads show layer {runs[0].hottest_layer}: there W_Q of the first run is largest.</p>
 {localized.sections(runs)}{"".join(_section(panel, image, with_files=with_files) for panel, image in images.items())}

@@ -17,6 +17,7 @@ import torch
 import flashpoint
 import flashpoint_kernels
 from flashpoint.config import Config, ModelConfig
+from flashpoint.hardware import chip_of
 from flashpoint.numerics.dispatch import sdpa_operation
 from flashpoint.precision import Precision
 from flashpoint_kernels.tile_sizes import tile_sizes_of
@@ -53,7 +54,7 @@ def describe_environment(device: torch.device, config: Config) -> dict[str, Any]
         "torch": torch.__version__,
         "cuda": torch.version.cuda if on_gpu else None,
         "triton": version("triton") if on_gpu else None,
-        "tiles": tile_sizes_of(config.model.head_size) if on_gpu else None,
+        "tiles": tile_sizes_of(chip_of(device), config.model.head_size) if on_gpu else None,
         "sdpa": _sdpa(device, config.model) if config.attn.kernel == "sdpa" else None,
         "numpy": np.__version__,
         "platform": platform.platform(),

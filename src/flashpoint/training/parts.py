@@ -18,6 +18,7 @@ from flashpoint.errors import UserError, notify
 from flashpoint.model import GPT
 from flashpoint.probes.runner import ProbeRunner
 from flashpoint.training.checkpoints import capacity
+from flashpoint.training.chip import told_if_too_large
 from flashpoint.training.digests import weights_digest
 from flashpoint.training.interrupt import surely_interrupted
 from flashpoint.training.plan import Plan
@@ -57,7 +58,8 @@ def build(plan: Plan) -> Parts:
     """Prepare the data, make the model, and check them against the tape.
 
     Raises:
-        UserError: data, tape, checkpoints or probes are not what the configuration needs.
+        UserError: data, tape, checkpoints or probes are not what the configuration needs, or a kernel does not fit the
+            GPU.
     """
     config, ranks = plan.config, plan.ranks
     model = GPT(config.model, config.attn, config.seed)
@@ -68,7 +70,8 @@ def build(plan: Plan) -> Parts:
     with ThreadPoolExecutor(1) as beside:  # a first run prepares its data for as long as it compiles
         compiling = beside.submit(_timed, step.warm_up)
         tokens, data_seconds = _timed(lambda: _tokens(config))
-        _, compile_seconds = compiling.result()
+        with told_if_too_large(config.attn, plan.device):
+            _, compile_seconds = compiling.result()
     order = BatchOrder(len(tokens.train), config.model.context, _batch_shape(config, ranks.world), _order_seed(config))
     header = _tape_header(config, tokens, order, model)
     tape = plan.tape

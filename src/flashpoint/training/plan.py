@@ -14,6 +14,7 @@ from flashpoint.data.tape import Tape
 from flashpoint.errors import UserError, notify
 from flashpoint.files import read_json
 from flashpoint.runs.folder import RunFolder
+from flashpoint.training.chip import refuse_chip_without_kernels
 from flashpoint.training.determinism import describe_environment, environment_difference, fix_numerics
 from flashpoint.training.parallel import Ranks
 
@@ -46,8 +47,10 @@ def settle(config: Config, existing: RunFolder | None, ranks: Ranks, device: tor
         existing: the folder that ``config.resume`` names.
 
     Raises:
-        UserError: the run to replay or resume is not there, or contradicts the configuration or the processes.
+        UserError: the run to replay or resume is not there, or contradicts the configuration or the processes; or the
+            GPU cannot run the attention's kernels.
     """
+    refuse_chip_without_kernels(config.attn, device)
     resumed = existing if existing and existing.begun else None
     if existing and not resumed:
         notify(f"{existing.path}: stopped before its first step; starting it again")

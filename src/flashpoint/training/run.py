@@ -13,6 +13,7 @@ from pathlib import Path
 
 from flashpoint.config import Config
 from flashpoint.errors import UserError, notify
+from flashpoint.files import read_json
 from flashpoint.runs.chain import Chain, first_difference
 from flashpoint.runs.folder import RunFolder
 from flashpoint.training.checkpoints import verified
@@ -146,7 +147,10 @@ def _compare_with(original: RunFolder, folder: RunFolder, since: int) -> None:
         notify(str(error))
         return
     if difference := first_difference(one, other):
-        notify(f"differs from {original.path} from step {difference.step:,} on, first in its {difference.quantity}")
+        made_on = read_json(original.manifest)["hardware"]
+        place = f"; {original.path} was made on {made_on}" if made_on != read_json(folder.manifest)["hardware"] else ""
+        quantity = difference.quantity
+        notify(f"differs from {original.path} from step {difference.step:,} on, first in its {quantity}{place}")
     else:
         start = f" from step {since:,} on" if since else ""
         notify(f"equal to {original.path}, bit for bit, over {min(one.steps, other.steps) - since:,} steps{start}")

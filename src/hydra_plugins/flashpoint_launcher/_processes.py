@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,20 +100,26 @@ def _told(status: int) -> str:
     return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
+def _next(waiting: Sequence[Job], free: Sequence[Slot]) -> tuple[Job, Slot] | None:
+    """Return the first run that one of the free slots takes, and the slot that has been free for longest."""
+    return next(((job, slot) for job in waiting for slot in free if slot.takes(job)), None)
+
+
 def run_all(jobs: Sequence[Job], slots: Sequence[Slot], sweep: Sweep, stop: StopRequests) -> Iterator[Ending]:
     """How each run ended, as they do. After a stop request none is begun, and those under way end cleanly; so they
     do when the caller fails.
     """
-    waiting, free = deque(jobs), deque(slots)
+    waiting, free = list(jobs), list(slots)
     running: list[Process] = []
     told = 0
     try:
         while running or (waiting and not stop.received):
-            while waiting and free and not stop.received:
-                job = waiting.popleft()
+            while not stop.received and (found := _next(waiting, free)):
+                job, slot = found
+                waiting.remove(job)
                 try:
-                    running.append(Process(job, free[0], sweep))
-                    free.popleft()
+                    running.append(Process(job, slot, sweep))
+                    free.remove(slot)
                 except OSError as error:
                     yield Ending(job, str(error), failed=True)
             time.sleep(_POLL_SECONDS)

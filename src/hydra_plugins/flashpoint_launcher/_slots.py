@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flashpoint.hardware import cuda_devices
+from flashpoint.errors import UserError
+from flashpoint.hardware import cuda_device_names, is_named
 
 from ._sweep import Job
 
@@ -19,11 +20,34 @@ class Slot:
     """Settings of the run that the user has not given."""
     environment: Mapping[str, str]
     """The whole environment of the run's process."""
+    gpu: str = ""
+    """The GPU's name; empty of the CPU."""
+
+    def takes(self, job: Job) -> bool:
+        """Whether the run is to be on this device."""
+        return job.gpu is None or is_named(self.gpu, job.gpu)
 
 
 def slots_for(jobs: Sequence[Job], runs_per_gpu: int) -> list[Slot]:
     """Return ``runs_per_gpu`` slots on each GPU, the first of each before the second of any; without a GPU, on the
-    CPU."""
+    CPU.
+
+    Raises:
+        UserError: a run wants a GPU that is not here.
+    """
+    slots = _slots(jobs, runs_per_gpu)
+    here = {slot.gpu for slot in slots}
+    for job in jobs:
+        if not any(slot.takes(job) for slot in slots):
+            found = ", ".join(sorted(here - {""})) or "no GPU"
+            raise UserError(
+                f"hardware.gpu={job.gpu}: here is {found}; leave that hardware out of the sweep, or send its runs to "
+                "such a GPU with hydra/launcher=slurm"
+            )
+    return slots
+
+
+def _slots(jobs: Sequence[Job], runs_per_gpu: int) -> list[Slot]:
     cores = len(os.sched_getaffinity(0))
     gpus = [] if all(job.get("train.device") == "cpu" for job in jobs) else _visible_gpus()
     if not gpus:
@@ -36,14 +60,16 @@ def slots_for(jobs: Sequence[Job], runs_per_gpu: int) -> list[Slot]:
         # A run whose GPU is gone is to fail, not to take the CPU.
         Slot(
             {"train.device": "cuda"},
-            {"TORCHINDUCTOR_COMPILE_THREADS": share, **os.environ, "CUDA_VISIBLE_DEVICES": gpu},
+            {"TORCHINDUCTOR_COMPILE_THREADS": share, **os.environ, "CUDA_VISIBLE_DEVICES": number},
+            name,
         )
         for _ in range(runs_per_gpu)
-        for gpu in gpus
+        for number, name in gpus
     ]
 
 
-def _visible_gpus() -> list[str]:
-    """Return what CUDA_VISIBLE_DEVICES is for each GPU that this process sees."""
-    numbers = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(cuda_devices()))))
-    return [number.strip() for number in numbers.split(",")][: cuda_devices()]
+def _visible_gpus() -> list[tuple[str, str]]:
+    """Return what CUDA_VISIBLE_DEVICES is for each GPU that this process sees, and the GPU's name."""
+    names = cuda_device_names()
+    numbers = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(names)))))
+    return list(zip([number.strip() for number in numbers.split(",")], names, strict=False))

@@ -21,6 +21,8 @@ class Job:
     name: str
     """Name of the run's folder: the overrides in which the sweep's runs differ."""
     overrides: tuple[str, ...]
+    gpu: str | None = None
+    """Words of the name of the GPU that it is to run on; None takes any."""
 
     def get(self, key: str) -> str | None:
         """Return the value of ``key`` among the overrides, None without one."""
@@ -46,8 +48,11 @@ def own_of(job_overrides: Sequence[Sequence[str]]) -> list[list[str]]:
     return own
 
 
-def named(job_overrides: Sequence[Sequence[str]]) -> list[Job]:
+def named(job_overrides: Sequence[Sequence[str]], gpus: Sequence[str | None]) -> list[Job]:
     """Return the runs under names that tell them apart, the same ones whenever the same command is given.
+
+    Args:
+        gpus: the one that each run wants.
 
     Raises:
         UserError: two runs are the same.
@@ -55,12 +60,12 @@ def named(job_overrides: Sequence[Sequence[str]]) -> list[Job]:
     own = own_of(job_overrides)
     names = [_name(overrides) for overrides in own]
     jobs = []
-    for name, overrides, whole in zip(names, own, job_overrides, strict=True):
+    for name, overrides, whole, gpu in zip(names, own, job_overrides, gpus, strict=True):
         if names.count(name) > 1 or len(name) > _LONGEST_NAME:
             digest = hashlib.sha256(" ".join(overrides).encode()).hexdigest()
-            jobs.append(Job(f"{name[:_LONGEST_NAME]}-{digest[:8]}", tuple(whole)))
+            jobs.append(Job(f"{name[:_LONGEST_NAME]}-{digest[:8]}", tuple(whole), gpu))
         else:
-            jobs.append(Job(name, tuple(whole)))
+            jobs.append(Job(name, tuple(whole), gpu))
     return jobs
 
 

@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 
 from flashpoint.errors import UserError, notify
 
+from ._hardware import Hardware
 from ._processes import StopRequests, run_all
 from ._slots import slots_for
 from ._sweep import Job, Sweep, named, shared_by
@@ -46,12 +47,14 @@ class GpusLauncher(Launcher):
         self._name, self._runs_per_gpu = sweep or os.environ.get("FLASHPOINT_SWEEP", "sweep"), runs_per_gpu
         self._runs_dir = Path("runs")
         self._config_dirs: tuple[str, ...] = ()
+        self._hardware: Hardware | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Each run composes its own configuration; only where all are to be, and from what, is taken from here."""
         self._runs_dir = Path(config.runs_dir)
         sources = config.hydra.runtime.config_sources
         self._config_dirs = tuple(source.path for source in sources if source.provider == "command-line")
+        self._hardware = Hardware(hydra_context, config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run all; returns when the last has ended.
@@ -64,7 +67,10 @@ class GpusLauncher(Launcher):
 
         if self._runs_per_gpu < 1:
             raise UserError(f"hydra.launcher.runs_per_gpu={self._runs_per_gpu}: give 1 or more")
-        jobs, sweep = named(job_overrides), Sweep(self._runs_dir / self._name, self._config_dirs)
+        assert self._hardware is not None
+        gpus = [self._hardware.of(overrides)["gpu"] for overrides in job_overrides]
+        jobs, sweep = named(job_overrides, gpus), Sweep(self._runs_dir / self._name, self._config_dirs)
+        slots = slots_for(jobs, self._runs_per_gpu)
         sweep.claim(shared_by(job_overrides))
         done = [job for job in jobs if sweep.is_done(job)]
         missing = [job for job in jobs if job not in done]
@@ -73,7 +79,7 @@ class GpusLauncher(Launcher):
             for job in done:
                 bar.write(f"done before: {sweep.run(job).path}", file=sys.stdout)
             bar.update(len(done))
-            for ending in run_all(missing, slots_for(jobs, self._runs_per_gpu), sweep, stop):
+            for ending in run_all(missing, slots, sweep, stop):
                 if not ending.failed:
                     bar.write(ending.line, file=sys.stdout)
                 elif stop.received:
