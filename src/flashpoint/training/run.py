@@ -39,8 +39,6 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
     Raises:
         UserError: data, tape, checkpoints, folder or device are not what the configuration needs.
     """
-    if config.from_step is not None and config.replay is None:
-        raise UserError(f"from_step={config.from_step} needs replay=RUN: the run to start from")
     existing = RunFolder.open(config.resume, config.runs_dir) if config.resume else None
     ranks, device = join(usable_device(config))
     try:
