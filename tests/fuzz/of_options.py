@@ -1,5 +1,6 @@
 """Options: one to four overrides or flags of ``flashpoint train``, most of them bad."""
 
+import os
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ _OF_HYDRA = (
     "hydra.launcher", "hydra.callbacks", "hydra", "hydra.job.config.override_dirname.kv_sep", "hydra.job.env_set",
 )  # fmt: skip
 KEYS = (*(key.name for key in keys()), *(f"attn.{name}" for name in _OF_ATTENTION), "attn")
+_FOLDERS = ("runs_dir", "hydra.run.dir", "hydra.sweep.dir", "hydra.output_subdir")
 _SECTIONS = ("model", "data", "train", "detector", "probes", "checkpoints", "tracking", "attn")
 
 _NUMBERS = st.one_of(
@@ -103,15 +105,14 @@ def lay(tree: Path, arguments: tuple[str, ...]) -> Command:
     (work / "file").write_text("text")
     for name in ("old", "reference"):
         (work / "runs" / name).mkdir(parents=True)
-    return Command(_SCRIPT, arguments, may_write=places(arguments))
+    return Command(_SCRIPT, arguments, may_write=_named(arguments), notices=("failed: ",))
 
 
-def places(arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """Where runs may be: ``runs``, or what ``runs_dir`` names."""
-    named = [
-        value.strip("'\"") for key, _, value in (argument.partition("=") for argument in arguments) if key == "runs_dir"
-    ]
-    return ("work/runs", *(f"work/{name}" for name in named))
+def _named(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """What may be written: ``runs``, and the folders that options name."""
+    options = (argument.lstrip("+").partition("=") for argument in arguments)
+    folders = [value.strip("'\"") for key, _, value in options if key in _FOLDERS]
+    return ("work/runs", *(os.path.normpath(f"work/{folder}") for folder in folders if folder))
 
 
 KIND = Kind("options", st.deferred(_cases), lay, in_ci=80)

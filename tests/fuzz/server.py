@@ -55,6 +55,7 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
 
 def _child(case: dict[str, Any]) -> int:
     os.setsid()
+    gc.disable()  # a collection would copy the pages of all that was imported
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_BYTES, _FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -68,19 +68,22 @@ def checked_arguments(arguments: Sequence[str]) -> list[str]:
 def check_files_as_hydra_reads_them() -> None:
     """Have Hydra check each YAML file when it reads it, and end at what it would only warn of."""
     FileConfigSource.load_config = _load_checked  # type: ignore[method-assign,assignment]
-    warnings.filterwarnings("error", message=".*is not available", module="hydra._internal.config_loader_impl")
+    warnings.filterwarnings("error", category=UserWarning, module=r"hydra\._internal\.(config_loader|defaults_list)")
 
 
 def refusal(error: Exception) -> UserError:
     """Return what a person is told of an error that Hydra or a library raised for what it was given."""
     if isinstance(error, UserError):
         return error
-    text = one_line(error)
     if isinstance(error, RecursionError):
         return UserError("keys or defaults name each other in a circle, or are nested too deeply; break the circle")
+    text = one_line(error)
     if folder := re.search(r"path=(\S+) is not available", text):
         return UserError(f"hydra.searchpath: {folder[1]} is no folder; correct it")
-    if isinstance(error, HydraException | OmegaConfBaseException):
+    if of_key := re.match(r"(?:In '(\S+)': \w+ raised while composing config: )?(.*?) full_key: (\S+)", text):
+        file, reason, key = of_key.groups()
+        return UserError(f"{f'{file}: ' if file else ''}{key}: {reason}")
+    if isinstance(error, HydraException | OmegaConfBaseException | UserWarning):
         return UserError(text)
     return UserError(f"{type(error).__name__}: {text}; HYDRA_FULL_ERROR=1 shows where")
 

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -64,16 +65,17 @@ def configured(composed: DictConfig, group: str | None) -> Config:
     try:
         values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
         overrides = list(HydraConfig.get().overrides.task)
-        if values["replay"] is not None:
+        if values.get("replay") is not None:
             from flashpoint.replay import replayed_values
 
             values = replayed_values(values, overrides)
-        elif values["resume"] is not None:
+        elif values.get("resume") is not None:
             from flashpoint.replay import resumed_values
 
             values = resumed_values(values, overrides)
-        values["tracking"]["group"] = values["tracking"]["group"] or group
         config = build_config(values, CONFIGS / "attn")
+        tracking = replace(config.tracking, group=config.tracking.group or group)
+        config = replace(config, tracking=tracking)
         admit(config)
     except Exception as error:
         if WANTS_TRACEBACK:
