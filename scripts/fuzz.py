@@ -22,11 +22,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=2000, help="of each kind")
     parser.add_argument("--kind", action="append", choices=known, help="only this one; several times for several")
-    parser.add_argument("--examples", type=int, default=10, help="cases that ended badly to tell on stderr, a kind")
+    parser.add_argument("--examples", type=int, default=10, help="cases of each kind that ended badly or late to tell")
     options = parser.parse_args()
     tallies = {name: tried(known[name], options.cases) for name in options.kind or known}
     for tally in tallies.values():
-        for example in tally.examples[: options.examples]:
+        for example in (*tally.examples[: options.examples], *tally.late[: options.examples]):
             print(example, file=sys.stderr)
     columns = ("bad input", "cases", "refused", "refused before PyTorch is imported", *FAULTS)
     rows = [

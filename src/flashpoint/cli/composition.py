@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins import file_config_source
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -33,6 +34,8 @@ _TAKE_A_VALUE = (
     "-i", "--experimental-rerun",
 )  # fmt: skip
 """Hydra's flags whose value may be an argument of its own."""
+_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.output_subdir")
+"""Where Hydra writes, if it is told to."""
 _MOST_BYTES, _MOST_NODES = 1 << 18, 10_000
 """Of one YAML file, the latter once its aliases are written out. Every key of a run has some 200."""
 
@@ -67,7 +70,7 @@ def checked_arguments(arguments: Sequence[str]) -> list[str]:
 
 def check_files_as_hydra_reads_them() -> None:
     """Have Hydra check each YAML file when it reads it, and end at what it would only warn of."""
-    FileConfigSource.load_config = _load_checked  # type: ignore[method-assign,assignment]
+    SourcesRegistry.instance().types["file"] = FileConfigSource  # one that is there Hydra does not replace
     warnings.filterwarnings("error", category=UserWarning, module=r"hydra\._internal\.(config_loader|defaults_list)")
 
 
@@ -97,6 +100,8 @@ def _check(override: Override) -> None:
     key = override.key_or_group
     if override.is_delete():
         raise UserError(f"~{key}: nothing of the configuration can be left out; set it to another value")
+    if key in _FOLDERS and not override.is_sweep_override() and not str(override.value()).strip():
+        raise UserError(f"{key}=: no folder; name one")
     if (key not in GROUPS and not key.startswith("hydra/")) or override.is_sweep_override():
         return
     value = override.value()
@@ -111,14 +116,14 @@ def _options(group: str) -> str:
     return f": {', '.join(names)}" if names else ""
 
 
-_load_config = FileConfigSource.load_config
+class FileConfigSource(file_config_source.FileConfigSource):
+    """Hydra's own, which would build whatever a file of the user's holds. Of this name, or Hydra refuses it."""
 
-
-def _load_checked(source: FileConfigSource, config_path: str) -> ConfigResult:
-    path = Path(source.path, source._normalize_file_name(config_path))
-    if path.exists() and CONFIGS not in path.parents:
-        check_yaml(path)
-    return _load_config(source, config_path)
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = Path(self.path, self._normalize_file_name(config_path))
+        if path.exists() and CONFIGS not in path.parents:
+            check_yaml(path)
+        return super().load_config(config_path)
 
 
 def check_yaml(path: Path) -> None:
