@@ -255,7 +255,7 @@ class TrackingConfig:
     """W&B's project."""
     entity: WandbName | None = None
     """W&B's user or team; null is the login's."""
-    group: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    group: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     """W&B's group of the runs of one sweep; null takes the sweep's name."""
     tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()
     """The hardware is added."""

@@ -105,6 +105,7 @@ def lay(tree: Path, arguments: tuple[str, ...]) -> Command:
     (work / "file").write_text("text")
     for name in ("old", "reference"):
         (work / "runs" / name).mkdir(parents=True)
+    (work / "runs/old/config.json").write_text("{}")
     return Command(_SCRIPT, arguments, may_write=_named(arguments), notices=("failed: ",))
 
 

@@ -30,6 +30,7 @@ _LOWERED: dict[str, tuple[str, float]] = {
     "train.steps": ("steps", 1),
 }
 """Keys to lower, those first that change a run least, with their least values."""
+_SMALLER = "lower model.d_model and model.n_layer"
 
 
 def admit(config: Config) -> None:
@@ -42,7 +43,7 @@ def admit(config: Config) -> None:
         if config.run_name is not None:
             _check_new_run(config.runs_dir, config.run_name)
         check_place(config.runs_dir, "runs_dir")
-    check_place(config.data.root, "data.root")
+    check_place(config.data.root, "data.root", writable=False)  # prepared data are only read
     if config.train.device == "cpu" or not cuda_devices():
         refuse_without_gpu(config.train.device, config.train.precision)
     _check_text(config)
@@ -51,8 +52,8 @@ def admit(config: Config) -> None:
     _check_sizes(config)
 
 
-def check_place(folder: str, key: str) -> None:
-    """Refuse where no folder can be made or written.
+def check_place(folder: str, key: str, *, writable: bool = True) -> None:
+    """Refuse what is no folder and cannot become one.
 
     Raises:
         UserError: with ``key``, which names the folder.
@@ -60,7 +61,7 @@ def check_place(folder: str, key: str) -> None:
     there = _there(folder)
     if not there.is_dir():
         raise UserError(f"{key}={folder}: {there} is no folder; choose another {key}")
-    if not os.access(there, os.W_OK | os.X_OK):
+    if writable and not os.access(there, os.W_OK | os.X_OK):
         raise UserError(f"{key}={folder}: {there} cannot be written; choose another {key}")
 
 
@@ -95,14 +96,14 @@ def _check_probes(config: Config) -> None:
 
 
 def _check_threads(config: Config) -> None:
-    """Refuse more threads and processes than cores can serve; a run that is repeated keeps its threads."""
+    """Refuse more threads and processes than cores can serve. A run that is repeated keeps them: bits depend on it."""
     most = _THREADS_PER_CORE * cores()
     for key, count in (("train.threads", config.train.threads), ("data.workers", config.data.workers)):
         if count is not None and count > most:
             told = f"{key}={count}: this machine has {cores()} cores"
-            if key == "data.workers" or (config.replay is None and config.resume is None):
+            if config.replay is None and config.resume is None:
                 raise UserError(f"{told}; give {most} or less")
-            notify(f"{told}; the run keeps its threads for the same bits, and is slow")
+            notify(f"{told}; as recorded, and slow")
 
 
 def _check_sizes(config: Config) -> None:
@@ -116,25 +117,29 @@ def _check_sizes(config: Config) -> None:
         _compare(needed, lambda of: of.memory("cpu"), memory(), "memory, this machine")
     if needed.interval:
         capacity(config.checkpoints, needed.state_bytes)
-    _compare(
-        needed, Quantities.disk, shutil.disk_usage(_there(config.runs_dir)).free, f"disk, runs_dir={config.runs_dir}"
-    )
+    if config.resume is None:  # which has a part of its records already
+        of_disk = f"disk, runs_dir={config.runs_dir}"
+        free = shutil.disk_usage(_there(config.runs_dir)).free
+        _compare(needed, Quantities.disk, free, of_disk, "free space or choose another runs_dir")
 
 
-def _compare(needed: Quantities, parts_of: Callable[[Quantities], Parts], has: int, of_what: str) -> None:
-    """Refuse what is too large, with its largest part and the key to lower."""
+def _compare(
+    needed: Quantities, parts_of: Callable[[Quantities], Parts], has: int, of_what: str, otherwise: str = _SMALLER
+) -> None:
+    """Refuse what is too large, with its largest part and the key to lower, or what to do where one is too few."""
     parts = parts_of(needed)
     if total(parts) <= has:
         return
     largest = max(parts, key=lambda name: parts[name])
+    remedy = _remedy(needed, lambda changed: total(parts_of(changed)) <= has)
     raise UserError(
         f"the run needs at least {_size(total(parts))} of {of_what} has {_size(has)}; {_size(parts[largest])} are for "
-        f"{largest}: {_remedy(needed, lambda changed: total(parts_of(changed)) <= has)}"
+        f"{largest}: {remedy or otherwise}"
     )
 
 
 def _remedy(needed: Quantities, fits: Callable[[Quantities], bool]) -> str:
-    """Return the first key by which alone the run fits, with the largest value that does."""
+    """Return the first key by which alone the run fits, with the largest value that does; nothing without one."""
     if needed.weights_interval and fits(replace(needed, weights_interval=needed.steps + 1)):
         return f"raise checkpoints.weights_interval={needed.weights_interval}, or set it to 0"
     for key, (name, least) in _LOWERED.items():
@@ -144,7 +149,7 @@ def _remedy(needed: Quantities, fits: Callable[[Quantities], bool]) -> str:
                 middle = (low + high) // 2
                 low, high = (middle, high) if fits(_with(needed, name, middle)) else (low, middle)
             return f"lower {key}={getattr(needed, name):,} to {low:,} or less"
-    return "lower model.d_model and model.n_layer"
+    return ""
 
 
 def _with(needed: Quantities, name: str, value: Any) -> Quantities:
