@@ -117,20 +117,12 @@ class Tally:
     without_pytorch: int = 0
     """Refused before PyTorch was imported."""
     faults: Counter[str] = field(default_factory=Counter)
-    examples: list[str] = field(default_factory=list)
-    """Cases that ended badly, with all that is known of them."""
-    late: list[str] = field(default_factory=list)
-    """Cases that were refused after PyTorch was imported."""
 
-    def add(self, case: Any, command: Command, ending: Ending) -> None:
+    def add(self, ending: Ending, command: Command) -> None:
         self.cases += 1
         self.refused += ending.status == 2
         self.without_pytorch += ending.status == 2 and not ending.pytorch
-        if ending.status == 2 and ending.pytorch:
-            self.late.append(told(case, command, ending))
-        if faults := ending.faults(command):
-            self.faults.update(faults)
-            self.examples.append(told(case, command, ending))
+        self.faults.update(ending.faults(command))
 
 
 def told(case: Any, command: Command, ending: Ending) -> str:
