@@ -42,9 +42,9 @@ def own_of(job_overrides: Sequence[Sequence[str]]) -> list[list[str]]:
     if not job_overrides:
         raise UserError("the sweep has no run: a list, range or glob among its values is empty; give one value or more")
     shared = shared_by(job_overrides)
-    name = next((o.split("=", 1)[1] for o in shared if _key(o) == "run_name"), None)
-    if name is not None and len(job_overrides) > 1 and "${" not in name:
-        raise UserError(f"run_name={name}: {len(job_overrides)} runs of one sweep cannot have one name; leave it out")
+    names = [o.split("=", 1)[1] for overrides in job_overrides for o in overrides if _key(o) == "run_name"]
+    if again := next((name for name in names if names.count(name) > 1 and "${" not in name), None):
+        raise UserError(f"run_name={again}: {names.count(again)} runs of one sweep cannot have one name; leave it out")
     own = [[o for o in overrides if o not in shared] for overrides in job_overrides]
     for overrides, whole in zip(own, job_overrides, strict=True):
         if own.count(overrides) > 1:
