@@ -87,8 +87,9 @@ def _child(case: dict[str, Any]) -> int:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     preload()
-    for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line))), file=answers)
+    with contextlib.suppress(BrokenPipeError):  # nobody asks any more
+        for line in sys.stdin:
+            print(json.dumps(answer(json.loads(line))), file=answers)
 
 
 if __name__ == "__main__":
