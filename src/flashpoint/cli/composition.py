@@ -58,7 +58,8 @@ def checked_arguments(arguments: Sequence[str]) -> list[str]:
         (flags if is_flag else overrides).append(argument)
     parser = get_args_parser()
     parser.error = _refuse_flag  # type: ignore[method-assign]  # it would print the usage, several lines
-    parser.parse_args([*overrides, *flags])
+    if parser.parse_args([*overrides, *flags]).experimental_rerun:
+        raise UserError("--experimental-rerun: a run is repeated by replay=RUN")
     parsed = OverridesParser.create().parse_overrides(overrides)
     for override in parsed:
         _check(override)
