@@ -61,8 +61,7 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
         if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
             raise
         raise UserError(
-            f"the {device.type}'s memory is full; the run stops here, its records so far stay; "
-            "lower train.micro_batch_size or the model, or take a larger device"
+            f"the memory of device {device.type} is full; lower train.micro_batch_size, model.context or the model"
         ) from error
     finally:
         leave()
