@@ -148,7 +148,7 @@ def check_yaml(path: Path) -> None:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{path}: no YAML: {error.problem or error.context}{line}; correct the file") from error
     except yaml.YAMLError as error:
-        raise UserError(f"{path}: no YAML: {error}; correct the file") from error
+        raise UserError(f"{path}: no YAML: {' '.join(str(error).split())}; correct the file") from error
     if len(documents) > 1:
         raise UserError(f"{path}: {len(documents)} documents; put one into each file")
     for root in filter(None, documents):
