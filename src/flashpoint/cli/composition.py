@@ -84,10 +84,11 @@ def refusal(error: Exception) -> UserError:
     text = one_line(error)
     if folder := re.search(r"path=(\S+) is not available", text):
         return UserError(f"hydra.searchpath: {folder[1]} is no folder; correct it")
-    if of_key := re.match(r"(?:In '(\S+)': \w+ raised while composing config: )?(.*?) full_key: (\S+)", text):
+    if of_key := re.match(r"(?:In '(\S+)': \w+ raised while composing config: )?(.*?) full_key: (?!\w+=)(\S*)", text):
         file, reason, key = of_key.groups()
-        return UserError(f"{f'{file}: ' if file else ''}{key}: {reason}")
-    if isinstance(error, HydraException | OmegaConfBaseException | UserWarning):
+        remedy = "; begin the file with # @package _global_" if file and key == "experiment" else ""
+        return UserError(": ".join(filter(None, (file, key, f"{reason}{remedy}"))))
+    if isinstance(error, HydraException | OmegaConfBaseException | UserWarning | yaml.YAMLError):
         return UserError(text)
     return UserError(f"{type(error).__name__}: {text}; HYDRA_FULL_ERROR=1 shows where")
 
