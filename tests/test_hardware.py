@@ -42,6 +42,10 @@ class Driver:
         name.value = (b"NVIDIA H200", b"NVIDIA A100-SXM4-80GB")[device.value]
         return 0
 
+    def cuDeviceTotalMem_v2(self, size: Any, _device: Any) -> int:
+        size._obj.value = 8 << 30
+        return 0
+
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from flashpoint.config import build_config
+from flashpoint.errors import UserError
 from flashpoint.model import GPT
 from flashpoint.report.ending import EndOfRunDrawing
 from flashpoint.runs.folder import RunFolder
@@ -144,7 +145,7 @@ def test_a_model_that_does_not_fit_leaves_no_run(recorded: Path, monkeypatch: py
     monkeypatch.chdir(recorded)
     monkeypatch.setattr(plan, "fix_numerics", lambda *_: None)  # which outlasts the test
     monkeypatch.setattr(GPT, "to", full)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(UserError, match="the memory of device cpu is full"):
         run(build_config({**values, "runs_dir": "unmade"}, CONFIGS / "attn"))
     assert not (recorded / "unmade").exists()
 

@@ -1,10 +1,13 @@
-"""The devices of this machine, and the preset that suits them; the preset is found without importing PyTorch."""
+"""What this machine has, and the preset that suits it; both are found without importing PyTorch."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import re
+import resource
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashpoint.errors import UserError
@@ -48,9 +51,8 @@ def refuse_another_gpu(wanted: str | None) -> None:
     """
     if wanted is None:
         return
-    import torch
-
-    here = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    names, number = cuda_device_names(), _number()
+    here = names[number] if number < len(names) else "no GPU"
     if not is_named(here, wanted):
         raise UserError(
             f"hardware.gpu={wanted}: here is {here}; leave hardware out, or send the run to such a GPU with "
@@ -67,6 +69,21 @@ def _words(name: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", name.lower())
 
 
+def refuse_without_gpu(device: str, precision: str) -> None:
+    """Refuse what needs a GPU, where there is none for the run.
+
+    Args:
+        device, precision: those of ``train``.
+
+    Raises:
+        UserError: naming the key to change.
+    """
+    if precision == "tf32":
+        raise UserError("train.precision=tf32: needs a CUDA device; use train.precision=fp32")
+    if device == "cuda":
+        raise UserError("train.device=cuda: no CUDA device is visible; use train.device=cpu or auto")
+
+
 def cuda_devices() -> int:
     """Count the CUDA devices that the driver shows this process; 0 without a driver."""
     return len(cuda_device_names())
@@ -74,12 +91,8 @@ def cuda_devices() -> int:
 
 def cuda_device_names() -> list[str]:
     """Return the names of the CUDA devices that the driver shows this process, in its order."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return []
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+    driver, count = _driver(), ctypes.c_int(0)
+    if driver is None or driver.cuDeviceGetCount(ctypes.byref(count)):
         return []
     return [_device_name(driver, number) for number in range(count.value)]
 
@@ -108,3 +121,43 @@ def chip_of(device: torch.device) -> str | None:
 def capability(chip: str | None) -> int:
     """Return an NVIDIA chip's compute capability, 90 for 9.0; 0 for any other chip, and for a CPU."""
     return int(chip.removeprefix("sm_")) if chip and chip.startswith("sm_") else 0
+
+
+def gpu_memory() -> int | None:
+    """Return the bytes of memory of this process's GPU; None without one."""
+    driver, number = _driver(), _number()
+    device, size = ctypes.c_int(0), ctypes.c_size_t(0)
+    if driver is None or driver.cuDeviceGet(ctypes.byref(device), number):
+        return None
+    return None if driver.cuDeviceTotalMem_v2(ctypes.byref(size), device) else size.value
+
+
+def memory() -> int:
+    """Return the bytes of memory that a process of this machine can have: those of the machine, or its limit."""
+    has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    limits = [soft] if soft != resource.RLIM_INFINITY else []
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limits.append(int(Path(file).read_text()))
+        except (OSError, ValueError):  # no such version of control groups, or "max"
+            continue
+    return min(has, *limits) if limits else has
+
+
+def cores() -> int:
+    """Count the CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _number() -> int:
+    """Return which of the devices is this process's."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def _driver() -> ctypes.CDLL | None:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    return None if driver.cuInit(0) else driver

@@ -20,10 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flashpoint.config import CheckpointsConfig
-from flashpoint.errors import UserError
 from flashpoint.files import file_sha256, write_json
-
-_OVERHEAD_BYTES = 1 << 16  # names, metadata and the sidecar
+from flashpoint.training.needs import capacity
 
 
 @dataclass(frozen=True)
@@ -73,22 +71,6 @@ def retained(steps: Sequence[int], interval: int, capacity: int, pinned: set[int
         if len(kept) < capacity:
             kept.add(step)
     return kept
-
-
-def capacity(config: CheckpointsConfig, state_bytes: int) -> int:
-    """Return how many checkpoints the budget holds.
-
-    Raises:
-        UserError: fewer than three.
-    """
-    size = state_bytes + _OVERHEAD_BYTES
-    count = int(config.budget_gib * 2**30 // size)
-    if count < 3:
-        raise UserError(
-            f"checkpoints.budget_gib={config.budget_gib:g}: a checkpoint takes {size / 2**30:.3g} GiB and three are "
-            f"needed; give at least {3 * size / 2**30:.3g}, or checkpoints.interval=0 for none"
-        )
-    return count
 
 
 class CheckpointWriter:

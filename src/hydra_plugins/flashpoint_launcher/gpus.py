@@ -19,11 +19,14 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from flashpoint.errors import UserError, notify
+from flashpoint.names import check_name
 
 from ._hardware import Hardware
 from ._processes import StopRequests, run_all
 from ._slots import slots_for
 from ._sweep import Job, Sweep, named, shared_by
+
+_MOST_RUNS = 1000  # that share a GPU
 
 
 @dataclass
@@ -65,8 +68,9 @@ class GpusLauncher(Launcher):
         """
         from flashpoint.progress import progress_bar
 
-        if self._runs_per_gpu < 1:
-            raise UserError(f"hydra.launcher.runs_per_gpu={self._runs_per_gpu}: give 1 or more")
+        if not 1 <= self._runs_per_gpu <= _MOST_RUNS:
+            raise UserError(f"hydra.launcher.runs_per_gpu={self._runs_per_gpu}: give 1 or more, {_MOST_RUNS} at most")
+        check_name(self._name, "hydra.launcher.sweep")
         assert self._hardware is not None
         gpus = [self._hardware.of(overrides)["gpu"] for overrides in job_overrides]
         jobs, sweep = named(job_overrides, gpus), Sweep(self._runs_dir / self._name, self._config_dirs)
