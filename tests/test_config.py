@@ -134,7 +134,7 @@ def _of_names_in(recorded: dict[str, Any], choices: dict[str, Any]) -> dict[str,
         point = name.removesuffix("_bits")
         if isinstance(value, dict):
             found[name] = _of_names_in(value, choices[name])
-        elif name != point:
+        elif name not in choices:
             found[name] = choices[point]["bits"]
         else:
             found[name] = choices[name]["mode"] if isinstance(choices[name], dict) else choices[name]
