@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from flashpoint.training.outcome import Outcome
 
 from flashpoint.config import build_config
 from flashpoint.model import GPT
 from flashpoint.report.ending import EndOfRunDrawing
 from flashpoint.runs.folder import RunFolder
 from flashpoint.training import plan
-from flashpoint.training.outcome import Outcome
 from flashpoint.training.run import run
 from tests import warm
 from tests.composed import CONFIGS

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flashpoint.training.outcome import Outcome
 
 from flashpoint.runs.folder import RunFolder
 from flashpoint.training.listeners import Listeners, Metrics
-from flashpoint.training.outcome import Outcome
 
 
 class Hears:

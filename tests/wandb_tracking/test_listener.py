@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flashpoint.training.outcome import Outcome
 from matplotlib.image import imsave
 
 from flashpoint.config import Config, TrackingConfig
 from flashpoint.files import write_json
 from flashpoint.runs.folder import RunFolder
-from flashpoint.training.outcome import Outcome
 from flashpoint.wandb_tracking.client import chosen_mode, has_login
 from flashpoint.wandb_tracking.listener import WandbListener
 from tests.conftest import Command, environment

@@ -25,7 +25,7 @@ from flashpoint.files import CONFIGS
 from flashpoint.hardware import default_experiment, refuse_unusable_gpu
 
 if TYPE_CHECKING:
-    from flashpoint.training.outcome import Outcome
+    from flashpoint.runs.outcome import Outcome
 
 SWEEP = os.environ.setdefault("FLASHPOINT_SWEEP", time.strftime("sweep_%Y-%m-%d_%H-%M-%S"))
 """Group of the runs of one multirun in W&B; processes that it starts inherit it."""

@@ -16,22 +16,38 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from flashpoint.config import Config, build_config
 from flashpoint.errors import UserError
-from flashpoint.files import CONFIGS, read_json
+from flashpoint.files import CONFIGS
 from flashpoint.numerics.choices import DeltaError
 from flashpoint.numerics.variant import AttentionVariant
-from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.folder import RunFolder, by_step
+from flashpoint.runs.outcome import Verdict
 from flashpoint.runs.recorded import Run
+from flashpoint.schema import Kind, parsed
 from flashpoint.training.run import run as train
 
 LEAST_GROWTH = 1.25
 """W_Q of some head of the run must grow beyond the twin's by this factor, or a branch says nothing."""
+
+
+_ANEW = "delete it, and branches are trained anew"
+
+
+class _Branch(Kind):
+    """A line of ``localize.jsonl``."""
+
+    key: str
+    """Digest of attention, start and steps."""
+    outcome: Verdict
+    norms: Annotated[list[list[Annotated[float, Field(gt=0)]]], Field(min_length=1)]
+    """Spectral norms of W_Q at the end, by layer and head."""
 
 
 class OutOfTimeError(Exception):
@@ -83,8 +99,10 @@ class Branches:
         if onset is None:
             raise UserError(f"{folder.path}: {self.run.verdict}; a run that exploded is localised")
         self.onset, self.steps, self._folder = onset, steps, folder
-        checkpoints = sorted(int(path.stem.removeprefix("step-")) for path in folder.checkpoints.glob("step-*.json"))
-        self.checkpoints = checkpoints = [0, *checkpoints]  # a run can be repeated from its beginning, too
+        self.checkpoints = checkpoints = [
+            0,
+            *by_step(folder.checkpoints, ".json"),
+        ]  # a run can be repeated from its beginning, too
         self.starts = [step for step in checkpoints if step + steps <= onset][-starts:]
         if not self.starts:
             raise UserError(
@@ -166,11 +184,9 @@ class Branches:
     def _read(self) -> list[tuple[str, dict[str, Any]]]:
         if not self._log.exists():
             return []
-        *lines, _unfinished = self._log.read_text().split("\n")
-        try:
-            return [(one["key"], one) for one in map(json.loads, lines)]
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{self._log}: damaged; delete it, and branches are trained anew") from None
+        *lines, _unfinished = self._log.read_bytes().split(b"\n")
+        found = [parsed(line, _Branch, f"{self._log}:{number}", _ANEW) for number, line in enumerate(lines, 1)]
+        return [(one["key"], one) for one in found]
 
 
 def exact(variant: AttentionVariant) -> AttentionVariant:
@@ -205,7 +221,7 @@ def _growth(norms: NDArray[np.float64], twin: NDArray[np.float64]) -> float:
 def _branching(
     folder: RunFolder, variant: AttentionVariant, start: int, steps: int, runs_dir: Path, name: str
 ) -> Config:
-    values = read_json(folder.config)
+    values = folder.read_config()
     values["probes"] = {**values["probes"], "attention": [], "weights_against": None, "weights_interval": steps}
     values["checkpoints"] = {**values["checkpoints"], "interval": 0, "weights_interval": 0}
     values["detector"] = {**values["detector"], "tail_steps": 0}

@@ -9,7 +9,7 @@ from torch import nn
 
 from flashpoint.config import Config
 from flashpoint.data.tokens import TokenDataset
-from flashpoint.files import read_json, write_json
+from flashpoint.files import write_json
 from flashpoint.runs.folder import RunFolder
 from flashpoint.training.snapshots import Twin
 
@@ -44,7 +44,7 @@ def describe_run(
 def note_resumption(folder: RunFolder, config: Config, step: int, processes: int, environment: dict[str, Any]) -> None:
     """Record that a run goes on; remove its old verdict."""
     write_json(folder.config, {**config.to_dict(), "resume": None, "allow_world_size_change": False})
-    manifest = read_json(folder.manifest)
+    manifest = folder.read_manifest()
     resumption = {"time": _now(), "step": step, "processes": processes, "environment": environment}
     write_json(folder.manifest, {**manifest, "resumed": [*manifest.get("resumed", []), resumption]})
     folder.outcome.unlink(missing_ok=True)

@@ -14,9 +14,9 @@ from flashpoint.files import write_json
 from flashpoint.runs.chain import ChainWriter
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import MetricsFile
+from flashpoint.runs.outcome import Outcome
 from flashpoint.training.checkpoints import CheckpointWriter
 from flashpoint.training.listeners import Listeners, Metrics
-from flashpoint.training.outcome import Outcome
 from flashpoint.training.snapshots import write_snapshot
 
 
