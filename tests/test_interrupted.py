@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from flashpoint.training.outcome import Outcome
 
 from flashpoint.config import build_config
 from flashpoint.model import GPT
 from flashpoint.report.ending import EndOfRunDrawing
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.outcome import Outcome
 from flashpoint.training import plan
 from flashpoint.training.run import run
 from tests import warm

@@ -19,7 +19,7 @@ _FIXED = {
     **{key.name: mark.reason for key in keys() for mark in key.marks if isinstance(mark, FromTape)},
 }
 _NOT_INHERITED = ("replay", "resume", "from_step", "allow_world_size_change", "runs_dir", "run_name")
-_OF_A_RESUMPTION = ("resume", "runs_dir", "allow_world_size_change", "train.steps")
+_OF_A_RESUMPTION = ("resume", "runs_dir", "allow_world_size_change", "train.steps", "probes.strict")
 
 
 def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, Any]:

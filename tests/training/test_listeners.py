@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flashpoint.training.outcome import Outcome
 
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.outcome import Outcome
 from flashpoint.training.listeners import Listeners, Metrics
 
 

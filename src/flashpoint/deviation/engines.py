@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -108,7 +109,8 @@ class Called:
         if logsumexp is not None:
             values["L"] = logsumexp.detach().double()
         if setting.backward and out.requires_grad:
-            gradients = torch.autograd.grad(out, (q, k, v), inputs.grad_out.to(out.dtype))
+            with user_code.told(self.name, self.name) if ".py:" in self.name else contextlib.nullcontext():
+                gradients = torch.autograd.grad(out, (q, k, v), inputs.grad_out.to(out.dtype))
             values |= dict(zip(("dQ", "dK", "dV"), (x.double() for x in gradients), strict=True))
         return Results(values)
 
@@ -205,12 +207,8 @@ def _function(word: str) -> Call:
 
     def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor | None]:
         factor = scale * q.shape[-1] ** 0.5  # such a function takes 1/√d for α
-        try:
+        with user_code.told(word, word, "it is called with q, k, v, is_causal"):
             out = function(q if math.isclose(factor, 1.0, rel_tol=1e-9) else q * factor, k, v, causal)
-        except Exception as error:
-            raise UserError(
-                f"{word}: {type(error).__name__}: {one_line(error)}; it is called with q, k, v, is_causal"
-            ) from error
         if not isinstance(out, Tensor):
             raise UserError(f"{word}: returns a {type(out).__name__}; return O [B, H, T, d] as a tensor")
         return out, None

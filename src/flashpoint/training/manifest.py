@@ -50,5 +50,12 @@ def note_resumption(folder: RunFolder, config: Config, step: int, processes: int
     folder.outcome.unlink(missing_ok=True)
 
 
+def note_probe_off(folder: RunFolder, probe: str, step: int, error: str) -> None:
+    """Record that a probe of the user's own is off from this step on."""
+    manifest = folder.read_manifest()
+    off = {"probe": probe, "step": step, "error": error}
+    write_json(folder.manifest, {**manifest, "probes_off": [*manifest.get("probes_off", []), off]})
+
+
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

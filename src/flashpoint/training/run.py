@@ -15,7 +15,7 @@ from flashpoint.config import Config
 from flashpoint.errors import UserError, notify
 from flashpoint.runs.chain import Chain, first_difference
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.outcome import Outcome
+from flashpoint.runs.outcome import STRICT_PROBES, Outcome
 from flashpoint.training.checkpoints import verified
 from flashpoint.training.digests import run_digest, weights_digest
 from flashpoint.training.interrupt import StopRequest
@@ -125,7 +125,8 @@ def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) ->
     started = time.perf_counter()
     with stop:
         result = trainer.run()
-        interrupted = stop.signal_name if result.interrupted else None
+        why = stop.signal_name or (STRICT_PROBES if trainer.failed_probe else None)
+        interrupted = why if result.interrupted else None
         outcome = _outcome(trainer, result, files, interrupted, time.perf_counter() - started, folder)
         if outcome.outcome == "nonfinite" and plan.ranks.first:
             where = trainer.what_was_not_finite(verified(folder.checkpoints, notify))
@@ -135,6 +136,9 @@ def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) ->
             outcome = dataclasses.replace(outcome, nonfinite=where)
         files.close(outcome)
         listeners.ended(folder, outcome)
+    if trainer.failed_probe:
+        how = f"mend it, then resume={folder.path} goes on" if interrupted else "it was the last step, the run is whole"
+        raise UserError(f"probes.attention={trainer.failed_probe.probe}: {trainer.failed_probe.error}; {how}")
     return outcome
 
 
