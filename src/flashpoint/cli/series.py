@@ -77,7 +77,7 @@ def command(
     if metrics:
         if head or every > 1:
             raise click.UsageError("--departures: takes no --head and no --every")
-        runs = ended(words)
+        runs = ended(words, metrics=True)
         pairs = twins(runs)
         show(departures([departure(metric, pairs, hottest_head) for metric in metrics]), form, provenance(runs))
         return
