@@ -82,11 +82,16 @@ def kind_of(
 
 
 def _stored(annotation: Any) -> Any:
-    """Return a field's type as JSON holds it: tuples are lists, and whole numbers those that arrays hold."""
+    """Return a field's type as JSON holds it: tuples are lists, and whole numbers those that arrays hold.
+
+    What texts may say has become narrower with the versions; of a run's texts it is not asked.
+    """
     members = [member for member in _members(annotation) if member is not type(None)]
     if typing.get_origin(members[0]) is tuple:
-        stored = list[typing.get_args(members[0])[0]]  # type: ignore[valid-type,misc]
+        stored = list[_stored(typing.get_args(members[0])[0])]  # type: ignore[valid-type,misc]
         return stored if len(members) == len(_members(annotation)) else stored | None
+    if members == [str]:
+        return str if len(_members(annotation)) == 1 else str | None
     if members == [int] and not any(hasattr(limit, "lt") or hasattr(limit, "le") for limit in _limits(annotation)):
         return Annotated[annotation, Field(lt=2**63)]
     return annotation

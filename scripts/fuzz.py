@@ -1,0 +1,48 @@
+"""Bad input of every kind, and how it ends: ``python scripts/fuzz.py --cases 2000``, a table on stdout.
+
+It ends well if it is done or refused with status 2 in one line that says why. Hypothesis draws the cases, always the
+same ones; each runs in a tree of its own, with limits of memory and time. ``tests/fuzz/`` has the kinds and the judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from flashpoint.cli.table import Table, show
+from tests.fuzz.judge import FAULTS, Kind, Tally, explore, kinds
+
+
+def main() -> None:
+    known = {kind.name: kind for kind in kinds()}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=2000, help="of each kind")
+    parser.add_argument("--kind", action="append", choices=known, help="only this one; several times for several")
+    parser.add_argument("--examples", type=int, default=10, help="cases that ended badly to tell on stderr, a kind")
+    options = parser.parse_args()
+    tallies = {name: tried(known[name], options.cases) for name in options.kind or known}
+    for tally in tallies.values():
+        for example in tally.examples[: options.examples]:
+            print(example, file=sys.stderr)
+    columns = ("bad input", "cases", "refused", "refused before PyTorch is imported", *FAULTS)
+    rows = [
+        (name, tally.cases, tally.refused, tally.without_pytorch, *(tally.faults[fault] for fault in FAULTS))
+        for name, tally in tallies.items()
+    ]
+    show(Table(columns, rows), "markdown")
+    sys.exit(any(tally.faults for tally in tallies.values()))
+
+
+def tried(kind: Kind, cases: int) -> Tally:
+    tally = Tally()
+    with tempfile.TemporaryDirectory() as folder:
+        explore(kind, cases, Path(folder), tally.add)
+    return tally
+
+
+if __name__ == "__main__":
+    main()
