@@ -183,6 +183,7 @@ def _told(error: ValidationError, kind: type[Kind]) -> str:
 
 def _shown(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
+    text = text if text.isprintable() else json.dumps(value, default=str)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 

@@ -36,7 +36,7 @@ ROWS = ("head", "layer", "attention", "weights", "targets", "time")
 READING = (
     *(("runs", "original", "whole", "--show", question) for question in QUESTIONS),
     ("runs", "small:*", "whole"),
-    ("survival", "original", "small:*", "--severity"),
+    ("survival", "original", "small:*", "--severity", "--control", "flash_bf16"),
     ("survival", "original", "stopped", "--by", "train.lr"),
     ("survival", "original", "--paired", "small:original"),
     ("loss", "original", "small:*"),
