@@ -68,7 +68,6 @@ NOTICES = (
     "from_step=",
     "error: ",
     "tokenising",
-    "no flash_fp32",
 )
 CLAIMS = """
 version: 1
