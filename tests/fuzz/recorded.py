@@ -6,8 +6,10 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import torch
 from hypothesis import strategies as st
 
+from flashpoint.diagnosis.call import AttentionCall
 from tests.conftest import TINY
 from tests.fuzz.judge import Command, run
 
@@ -51,6 +53,7 @@ READING = (
     ("archive", "original", "again"),
     ("claims", "--file", "claims.yaml"),
     ("localize", "original", "--steps", "10"),
+    ("diagnose", "captures"),
 )
 TRAINING = (
     ("train", "resume=original", "train.steps=18"),
@@ -102,6 +105,10 @@ def base() -> Path:
         assert ending.status == 0, ending.err
     shutil.copytree(work / "runs/original", work / "runs/stopped")
     (work / "runs/stopped/outcome.json").unlink()
+    q, k, v, grad_out = (torch.randn(2, 2, 32, 16, generator=torch.Generator().manual_seed(at)) for at in range(4))
+    (work / "captures").mkdir()
+    captured = AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.25, 1, 0, "mine")
+    captured.write(work / "captures/layer-01.safetensors")
     branch = {"key": "k", "outcome": "stable", "norms": [[1.0, 2.0], [3.0, 4.0]]}
     (work / "runs/original/localize.jsonl").write_text(json.dumps(branch) + "\n")
     return tree

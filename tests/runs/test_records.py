@@ -7,7 +7,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import read_metrics
@@ -175,3 +178,29 @@ def test_a_run_that_can_be_resumed_can_be_after_every_refusal(train: Command, tm
     resumed = train("resume=killed", tiny=False)
     assert resumed.returncode == 0, resumed.stderr
     assert run.read_outcome()["digest"] == digest
+
+
+@pytest.mark.parametrize(
+    ("told", "wrong"),
+    [
+        ('{"layer": "1"}', 'layer: found "1", expected a whole number'),
+        ('{"scale": null}', "scale: found null, expected a finite number"),
+        ("[]", "found [], expected an object"),
+        ("{", "no JSON"),
+    ],
+)
+def test_a_capture_that_says_something_else_of_its_call_is_refused(tmp_path: Path, told: str, wrong: str) -> None:
+    path = tmp_path / "call.safetensors"
+    save_file({name: torch.zeros(1, 1, 4, 16) for name in ("q", "k", "v", "grad_out")}, path, {"flashpoint": told})
+    with pytest.raises(UserError) as raised:
+        AttentionCall.read(path)
+    assert str(raised.value).startswith(f"{path}: metadata: {wrong}")
+
+
+def test_a_run_with_damaged_metrics_is_told_and_the_others_are_compared(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(seed), ATTN, seed=seed, val_loss=2.5) for seed in range(3)]
+    (tmp_path / "1/metrics.jsonl").write_text('{"step": null}\n')
+    result = call("loss", *runs)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {runs[1]}/metrics.jsonl:1: damaged line (step: found None, expected")
+    assert result.stdout == call("loss", runs[0], runs[2]).stdout
