@@ -10,11 +10,12 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from flashpoint.cli.table import Table, show
-from tests.fuzz.judge import FAULTS, Kind, Tally, explore, kinds
+from tests.fuzz.judge import FAULTS, Command, Ending, Kind, Tally, explore, kinds, told
 
 
 def main() -> None:
@@ -22,12 +23,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=2000, help="of each kind")
     parser.add_argument("--kind", action="append", choices=known, help="only this one; several times for several")
-    parser.add_argument("--examples", type=int, default=10, help="cases that ended badly to tell on stderr, a kind")
     options = parser.parse_args()
     tallies = {name: tried(known[name], options.cases) for name in options.kind or known}
-    for tally in tallies.values():
-        for example in tally.examples[: options.examples]:
-            print(example, file=sys.stderr)
     columns = ("bad input", "cases", "refused", "refused before PyTorch is imported", *FAULTS)
     rows = [
         (name, tally.cases, tally.refused, tally.without_pytorch, *(tally.faults[fault] for fault in FAULTS))
@@ -38,9 +35,16 @@ def main() -> None:
 
 
 def tried(kind: Kind, cases: int) -> Tally:
+    """Try cases of a kind; those that end badly, or are refused late, are told on stderr at once."""
     tally = Tally()
+
+    def judged(case: Any, command: Command, ending: Ending) -> None:
+        tally.add(ending, command)
+        if ending.faults(command) or (ending.status == 2 and ending.pytorch and not command.warm):
+            print(told(case, command, ending), file=sys.stderr, flush=True)
+
     with tempfile.TemporaryDirectory() as folder:
-        explore(kind, cases, Path(folder), tally.add)
+        explore(kind, cases, Path(folder), judged)
     return tally
 
 

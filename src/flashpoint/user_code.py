@@ -56,9 +56,9 @@ def told(word: str, where: str = "", hint: str = "") -> Iterator[None]:
     file = word.rpartition(":")[0]
     try:
         yield
-    except UserCodeError:
+    except (UserCodeError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # SystemExit and GeneratorExit, too
         line = error.lineno if isinstance(error, SyntaxError) and _is(error.filename, file) else None
         for frame in traceback.extract_tb(error.__traceback__):
             line = frame.lineno if _is(frame.filename, file) else line

@@ -120,16 +120,12 @@ class Tally:
     without_pytorch: int = 0
     """Refused before PyTorch was imported."""
     faults: Counter[str] = field(default_factory=Counter)
-    examples: list[str] = field(default_factory=list)
-    """Cases that ended badly, with all that is known of them."""
 
-    def add(self, case: Any, command: Command, ending: Ending) -> None:
+    def add(self, ending: Ending, command: Command) -> None:
         self.cases += 1
         self.refused += ending.status == 2
         self.without_pytorch += ending.status == 2 and not ending.pytorch
-        if faults := ending.faults(command):
-            self.faults.update(faults)
-            self.examples.append(told(case, command, ending))
+        self.faults.update(ending.faults(command))
 
 
 def told(case: Any, command: Command, ending: Ending) -> str:

@@ -2,8 +2,8 @@
 
 ``python -m tests.fuzz.server [warm]`` reads a case a line on stdin (JSON) and answers each with a line: exit status,
 whether it was killed for its time, and whether it had imported PyTorch. With ``warm`` it begins with all imported that
-runs are read and trained with. A case cannot hurt this machine: memory, file sizes and seconds are limited, and what
-it started ends with it.
+runs are read and trained with. A case cannot hurt this machine: memory, file sizes and seconds are limited, and what it
+started ends with it.
 """
 
 import contextlib
