@@ -15,6 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from flashpoint.cli.table import Table, show
+from flashpoint.progress import progress_bar
 from tests.fuzz.judge import FAULTS, Command, Ending, Kind, Tally, explore, kinds, told
 
 
@@ -40,10 +41,11 @@ def tried(kind: Kind, cases: int) -> Tally:
 
     def judged(case: Any, command: Command, ending: Ending) -> None:
         tally.add(ending, command)
+        bar.update()
         if ending.faults(command) or (ending.status == 2 and ending.pytorch and not command.warm):
-            print(told(case, command, ending), file=sys.stderr, flush=True)
+            bar.write(told(case, command, ending), file=sys.stderr)
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, progress_bar(cases, "case", kind.name) as bar:
         explore(kind, cases, Path(folder), judged)
     return tally
 

@@ -100,9 +100,13 @@ class Ending:
         return found
 
     def out_of_place(self, command: Command) -> list[str]:
-        """Return the files that it may not have changed."""
+        """Return the files that it may not have changed; folders on the way to a place may be made."""
         places = [Path(place) for place in command.may_write]
-        return [name for name in self.changed if not any(Path(name).is_relative_to(place) for place in places)]
+        return [
+            name
+            for name in self.changed
+            if not any(Path(name).is_relative_to(place) or place.is_relative_to(name) for place in places)
+        ]
 
     def _one_line(self, notices: tuple[str, ...]) -> bool:
         *before, last = self.err.removesuffix("\n").split("\n")
