@@ -76,7 +76,8 @@ def read_metrics(path: Path) -> Columns:
         try:
             _add(columns, line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}:{number}: damaged line ({error}); restore the file") from error
+            reason = str(error) if str(error).isprintable() else ascii(str(error))
+            raise UserError(f"{path}:{number}: damaged line ({reason}); restore the file") from error
     return {name: (np.array(steps), _last_axis_steps(values)) for name, (steps, values) in columns.items()}
 
 
