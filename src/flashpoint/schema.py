@@ -191,13 +191,12 @@ def _expected(kind: type[BaseModel], place: tuple[int | str, ...]) -> str:
     """Say what belongs at a place."""
     annotation: Any = kind
     for part in place:
-        if isinstance(part, int):
-            annotation = typing.get_args(annotation)[0]
-        else:
-            annotation = annotation.model_fields[part].annotation
-        members = [member for member in _members(annotation) if member is not type(None)]
-        if part != place[-1] or len(members) == 1 == len(_members(annotation)):
-            annotation = members[0]
+        holder = next(member for member in _members(annotation) if member is not type(None))
+        if isinstance(holder, type) and issubclass(holder, BaseModel):
+            annotation = holder.model_fields[str(part)].annotation
+        else:  # of a list the first, of a tuple the one at that place, of a dict the last
+            inside = typing.get_args(holder)
+            annotation = inside[part if isinstance(part, int) and part < len(inside) else -1]
     return " or ".join(_called(member) for member in _members(annotation))
 
 

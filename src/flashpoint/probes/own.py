@@ -55,7 +55,9 @@ def measured(name: str, probe: Probe, seen: Observation, others: Collection[str]
         values = {}
         for metric, value in found.items():
             if not (isinstance(metric, str) and metric.isidentifier()) or metric in _TAKEN or metric in others:
-                raise _wrong(name, probe.measure, f"names a metric {metric!r}, expected a free name of letters and _")
+                raise _wrong(
+                    name, probe.measure, f"names a metric {metric!r}, expected a free name of letters, digits and _"
+                )
             if not isinstance(value, Tensor) or value.shape != shape or value.is_complex():
                 told = f"{list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
                 raise _wrong(
