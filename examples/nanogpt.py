@@ -4,11 +4,18 @@ python examples/nanogpt.py                                    # PyTorch's attent
 python examples/nanogpt.py attention=flash_exact_rowsum       # the drop-in
 flashpoint watch runs/nanogpt
 flashpoint diagnose runs/nanogpt
+
+Branches from its checkpoints, for a run whose W_Q grows (:func:`step`):
+
+python examples/nanogpt.py keep=50
+flashpoint localize runs/nanogpt --function examples/nanogpt.py:step --checkpoints 'runs/nanogpt/step-*.pt' --steps 50
 """
 
 import math
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +24,9 @@ from torch import Tensor, nn
 import flashpoint  # 1
 
 SETTINGS = {"attention": "sdpa", "steps": "200", "layers": "3", "heads": "4", "width": "128", "context": "128",
-            "batch": "16", "lr": "1e-3", "name": "nanogpt", "runs": "runs",
-            "functions": ""}  # fmt: skip
+            "batch": "16", "lr": "1e-3", "name": "nanogpt", "runs": "runs", "text": __file__,
+            "functions": "",  # an attention that is neither PyTorch's nor flashpoint's: MODULE:NAME
+            "keep": "0"}  # steps between checkpoints; 0 keeps none  # fmt: skip
 
 
 class CausalSelfAttention(nn.Module):
@@ -70,40 +78,75 @@ def attention_named(name: str) -> Callable[..., Tensor]:
     return lambda q, k, v, is_causal: flashpoint.attention(q, k, v, is_causal=is_causal, variant=name)
 
 
-def train(text: bytes, attend: Callable[..., Tensor], **changed: str) -> float:
+class Loop:
+    """Model, optimiser and the order of the batches: all that a step changes."""
+
+    def __init__(self, settings: dict[str, str], attend: Callable[..., Tensor]) -> None:
+        sizes = (int(settings[name]) for name in ("layers", "heads", "width", "context", "batch"))
+        layers, heads, width, self.context, self.batch = sizes
+        self.settings, self.done = settings, 0
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        torch.manual_seed(0)
+        self.model = GPT(256, layers, heads, width, self.context, attend).to(self.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=float(settings["lr"]), betas=(0.9, 0.95))
+        self.data = torch.frombuffer(bytearray(Path(settings["text"]).read_bytes()), dtype=torch.uint8).long()
+        self.order = torch.Generator().manual_seed(0)
+
+    def step(self, watched: Any) -> Tensor:
+        starts = torch.randint(len(self.data) - self.context - 1, (self.batch,), generator=self.order)
+        sequences = torch.stack([self.data[start : start + self.context + 1] for start in starts]).to(self.device)
+        with torch.autocast(self.device, torch.bfloat16):
+            loss: Tensor = self.model(sequences[:, :-1], sequences[:, 1:])
+        loss.backward()
+        watched.step(loss, sequences)  # 3
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.done += 1
+        return loss
+
+    def save(self, folder: Path) -> None:
+        state = {"settings": self.settings, "done": self.done, "model": self.model.state_dict(),
+                 "optimizer": self.optimizer.state_dict(), "order": self.order.get_state()}  # fmt: skip
+        torch.save(state, folder / f"step-{self.done:06}.pt")
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.done = state["done"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.order.set_state(state["order"])
+
+
+def train(attend: Callable[..., Tensor], **changed: str) -> float:
     """Train on a text's bytes; return the last loss."""
     settings = {**SETTINGS, **changed}
-    layers, heads, width, context, batch, steps = (
-        int(settings[name]) for name in ("layers", "heads", "width", "context", "batch", "steps")
-    )
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)
-    model = GPT(256, layers, heads, width, context, attend).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=float(settings["lr"]), betas=(0.9, 0.95))
-    data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-    order = torch.Generator().manual_seed(0)
-    loss = torch.tensor(math.nan)
-    named = settings["functions"].split()  # an attention that is neither PyTorch's nor flashpoint's: MODULE:NAME
+    steps, keep, named = int(settings["steps"]), int(settings["keep"]), settings["functions"].split()
+    loop, loss = Loop(settings, attend), torch.tensor(math.nan)
     with flashpoint.watch(  # 2
-        model, name=settings["name"], runs_dir=settings["runs"], steps=steps, functions=named
+        loop.model, name=settings["name"], runs_dir=settings["runs"], steps=steps, functions=named
     ) as watched:
-        for step in range(steps):
-            starts = torch.randint(len(data) - context - 1, (batch,), generator=order)
-            sequences = torch.stack([data[start : start + context + 1] for start in starts]).to(device)
-            if step == steps - 1:
+        for number in range(steps):
+            if keep and number % keep == 0 and watched.run is not None:
+                loop.save(watched.run.folder.path)
+            if number == steps - 1:
                 watched.capture()
-            with torch.autocast(device, torch.bfloat16):
-                loss = model(sequences[:, :-1], sequences[:, 1:])
-            loss.backward()
-            watched.step(loss, sequences)  # 3
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            loss = loop.step(watched)
     return loss.item()
+
+
+def step(checkpoint: str, attention: Callable[[int], Callable[..., Tensor]], steps: int, watch: Any) -> None:
+    """Train a branch for ``flashpoint localize``: so many steps from a checkpoint, each layer with its attention."""
+    state = torch.load(checkpoint)
+    loop = Loop(state["settings"], F.scaled_dot_product_attention)
+    loop.load(state)
+    attentions = [module for module in loop.model.modules() if isinstance(module, CausalSelfAttention)]
+    for number, module in enumerate(attentions, 1):
+        module.attend = attention(number)
+    with watch(loop.model) as watched:
+        for _ in range(steps):
+            loop.step(watched)
 
 
 if __name__ == "__main__":
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    with open(given.pop("text", __file__), "rb") as file:
-        content = file.read()
-    print(f"loss {train(content, attention_named(given.get('attention', 'sdpa')), **given):.3f}")
+    print(f"loss {train(attention_named(given.get('attention', 'sdpa')), **given):.3f}")

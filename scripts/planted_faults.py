@@ -17,6 +17,7 @@ import itertools
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 
 import torch
@@ -28,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import flashpoint
 from examples.nanogpt import GPT, CausalSelfAttention
+from flashpoint.capture.sources import read_calls
 from flashpoint.cli.table import Table, show
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.faults import KINDS, Fault, faulty_attention
-from flashpoint.diagnosis.sources import read_calls
 from flashpoint.diagnosis.verdict import diagnose
 
 LAYERS, HEADS, CONTEXT = 3, 4, 96
@@ -138,7 +139,7 @@ def main() -> None:
         ["all faults", total[0], *(f"{n} of {total[0]} ({of})" for n, of in zip(total[1:], shares, strict=True))]
     )
     kinds = f"{seeds} for each fault, {2 * seeds + 4} without one"
-    note = f"CPU, torch {torch.__version__}; seeds from {first} on: {kinds}."
+    note = f"CPU, torch {torch.__version__}; seeds from {first} on: {kinds}. {date.today()}."
     show(
         Table(("fault", "trials", "named by tensors alone", "named with the attention called anew"), rows, note),
         "markdown",

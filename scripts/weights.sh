@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # How far weights come apart where two runs differ in one thing (arXiv 2405.02803, figures 7 and 8).
 # Usage: scripts/weights.sh SEEDS [KEY=VALUE …], e.g. scripts/weights.sh 0,1,2,3 experiment=laptop train.steps=600
-# Leaves run folders under runs/weights-*/, prints the tables and writes runs/weights.png.
+# Leaves run folders under runs/weights-*/, prints the tables and writes figures with their data into runs/weights-figures/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -22,4 +22,4 @@ sweep weight "$slots" attn=standard model.init_ulps=65536 "$(against standard)" 
 sweep order "$slots" attn=standard train.order_seed=1000 "$(against standard)" "$@"
 sweep initial "$slots" attn=standard model.init_seed=1000 "$(against standard)" "$@"
 sweep precision "$slots" attn=sdpa train.precision=fp16,fp32 "$(against sdpa)" "$@"
-"$python" -m flashpoint weights 'runs/weights-[!t]*/*' --control "initial weights" --out runs/weights.png
+"$python" -m flashpoint weights 'runs/weights-[!t]*/*' --control "initial weights" --figures runs/weights-figures

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flashpoint
-from examples import nanogpt, transformers_gpt2
-from flashpoint.capture.watch import Watch
+from examples import nanogpt, plain_pytorch, transformers_gpt2
+from flashpoint.capture.sources import read_calls
+from flashpoint.capture.watched import Watch
 from flashpoint.diagnosis.faults import Fault, faulty_attention
-from flashpoint.diagnosis.sources import read_calls
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.errors import UserError
 from flashpoint.huggingface import implementation
@@ -171,6 +171,66 @@ def test_growth_of_w_q_is_warned_of_and_the_layer_is_kept(tmp_path: Path, capsys
     assert [call.layer for call in read_calls(tmp_path / "longer/own")] == [2]
 
 
+class Encoder(nn.Module):
+    """PyTorch's own layer behind another matrix, which makes no q by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layer = nn.Linear(32, 32), nn.TransformerEncoderLayer(32, 4, 32, 0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.embed(x)).square().mean()
+
+
+def test_pytorchs_multi_head_attention_is_found_with_its_matrices(tmp_path: Path) -> None:
+    model = Encoder()
+
+    def at(step: int, _watched: Watch) -> None:
+        if step == 1:
+            weight = model.layer.self_attn.in_proj_weight
+            expected.extend([spectral_norms(weight[:32]), spectral_norms(weight[32:64])])
+
+    expected: list[Any] = []
+    run = loop(model, tmp_path, steps=2, at=at, weights_interval=2)
+    assert (run.title, run.config["model"]["n_head"]) == ("sdpa", 4)
+    for name, norms in zip(("w_q_spectral_norm", "w_k_spectral_norm"), expected, strict=True):
+        np.testing.assert_allclose(run.columns[name][1][0, :, 0], norms, rtol=1e-3)
+
+
+def test_a_matrix_that_mixes_the_heads_is_no_projection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Queries by a matrix that no module holds: the one before it is not taken for W_Q."""
+
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.weight = nn.Linear(32, 32), nn.Parameter(torch.randn(32, 32))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q = (self.embed(x) @ self.weight).unflatten(-1, (4, 8)).transpose(1, 2)
+            return F.scaled_dot_product_attention(q, q, q, is_causal=True).square().mean()
+
+    run = loop(Bare(), tmp_path, steps=2, weights_interval=2)
+    assert "w_q_spectral_norm" not in run.columns
+    assert "norms of W_Q and W_K are not logged" in capsys.readouterr().err
+
+
+def test_a_model_in_distributed_data_parallel_is_watched(tmp_path: Path) -> None:
+    """One process; its weights are those of the training without."""
+    import torch.distributed as dist
+
+    torch.manual_seed(1)
+    plain, wrapped = Net(), Net()
+    wrapped.load_state_dict(plain.state_dict())
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        run = loop(nn.parallel.DistributedDataParallel(wrapped), tmp_path, interval=2, weights_interval=2)
+    finally:
+        dist.destroy_process_group()
+    loop(plain, tmp_path / "plain", interval=2, weights_interval=2)
+    assert {"w_q_spectral_norm", "row_sum_relative_bias"} <= set(run.columns)
+    assert all(torch.equal(one, other) for one, other in zip(wrapped.parameters(), plain.parameters(), strict=True))
+
+
 def test_an_attention_of_ones_own_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +260,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, enable_gqa: bool =
 def test_what_fails_in_watching_does_not_end_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("flashpoint.capture.watch.measured", lambda *_: 1 / 0)
+    monkeypatch.setattr("flashpoint.capture.values.measured", lambda *_: 1 / 0)
     assert loop(Net(), tmp_path, interval=2).verdict == "stable to 6"
     assert "ZeroDivisionError: division by zero); training goes on" in capsys.readouterr().err
 
@@ -211,19 +271,22 @@ def test_an_option_that_is_no_count_is_refused(tmp_path: Path, option: str) -> N
         flashpoint.watch(Net(), runs_dir=tmp_path, **{option: 0})
 
 
-@pytest.mark.parametrize("kind", ["delta_bias", "rounded_denominator"])
-def test_nanogpts_loop_from_failure_to_fix(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("example", "kind"), [(nanogpt, "delta_bias"), (nanogpt, "rounded_denominator"), (plain_pytorch, "delta_bias")]
+)
+def test_a_loop_from_failure_to_fix(tmp_path: Path, example: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layer 2 has a fault in head 3: watching and diagnosing name it, and find nothing with the drop-in."""
     faulty = faulty_attention(Fault(kind, head=2, size=0.02))
     calls = itertools.count(1)
     by_layer = lambda *qkv, **options: (faulty if next(calls) % 3 == 2 else clean)(*qkv, is_causal=True)  # noqa: E731
     clean = faulty_attention(Fault("none"))
     monkeypatch.setattr(_Here, "attend", staticmethod(by_layer))
-    options = {**SMALL, "runs": str(tmp_path), "functions": f"{__name__}:_attend"}
-    nanogpt.train(TEXT, lambda q, k, v, is_causal: _attend(q, k, v, is_causal), **options, name="failing")
+    settings = {**SMALL, "waves": "48", "epochs": "1", "length": "64"} if example is plain_pytorch else SMALL
+    options = {**settings, "runs": str(tmp_path), "functions": f"{__name__}:_attend"}
+    example.train(lambda q, k, v, is_causal: _attend(q, k, v, is_causal), **options, name="failing")
     assert found_in(tmp_path / "failing") == [(kind, 2, (3,))]
-    fixed = nanogpt.attention_named("flash_exact_rowsum")
-    nanogpt.train(TEXT, fixed, **SMALL, runs=str(tmp_path), name="fixed")
+    fixed = example.attention_named("flash_exact_rowsum")
+    example.train(fixed, **settings, runs=str(tmp_path), name="fixed")
     assert found_in(tmp_path / "fixed") == []
 
 

@@ -8,7 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from flashpoint.cli.deviation_inputs import captured_inputs
+from flashpoint.deviation.emulated import golden
 from flashpoint.deviation.inputs import drawn
+from flashpoint.diagnosis.call import AttentionCall
 from tests.records import call, refusal, rows, values
 
 SMALL = ("--length", "16", "--head-size", "16", "--seeds", "3", "--device", "cpu")
@@ -22,6 +25,8 @@ def fails(q, k, v):
     return q
 def too_long(q, k, v, is_causal):
     return torch.cat([q, q])
+def without_v(q, k, v, is_causal):
+    return q * k
 def tells(q, k, v, is_causal):
     return "O"
 constant = 3
@@ -34,9 +39,11 @@ def differences(*arguments: Path | str) -> list[str]:
 
 def test_each_pair_and_quantity_has_a_row_and_a_line_says_where_it_was_measured() -> None:
     result = call("deviation", *SMALL, "--block", "4x4")
-    assert rows(result)[0].startswith("| flash − baseline | O | bf16 | 16 | 4 × 4 | absolute | 3 | ")
+    assert rows(result)[0].startswith(
+        "| flash − baseline | O | normal | bf16 | fp32 | 16 | 16 | 4 × 4 | absolute | 3 | "
+    )
     assert len(rows(result)) == 3 * 6 + 6
-    told = f"torch {torch.__version__}; normal inputs, head size 16, seeds 0 to 2; causal; sums in fp32; 20"
+    told = f"torch {torch.__version__}; normal inputs, seeds 0 to 2; causal; emulated, sums in fp32; 20"
     assert told in result.stdout.splitlines()[0]
 
 
@@ -84,11 +91,12 @@ def test_fp64_deviates_by_its_own_rounding_only_and_has_no_ratio() -> None:
 
 
 def test_blocks_follow_from_sram_as_in_flashattention() -> None:
-    """M/4d of 4,096 bytes: 16 numbers in FP32 and 32 in BF16 at d = 16; B_r is at most d."""
+    """M/4d of 4,096 bytes: 16 numbers in FP32 and 32 in BF16 at d = 16; B_r is at most d, and B_c at most T."""
     arguments = ("--sram", "4096", "--precision", "fp32,bf16", "--of", "O")
-    found = values("deviation", *SMALL, *arguments)
+    found = values("deviation", *SMALL, *arguments, "--length", "32")
     assert [row["B_r × B_c"] for row in found] == ["16 × 16", "16 × 16", None, "16 × 32", "16 × 32", None]
     assert values("deviation", *SMALL, "--sram", "300", "--of", "O")[0]["B_r × B_c"] == "3 × 3"
+    assert values("deviation", *SMALL, *arguments)[3]["B_r × B_c"] == "16 × 16"
 
 
 def test_a_ratio_sets_the_distances_from_golden_against_each_other() -> None:
@@ -131,6 +139,16 @@ def test_engines_of_the_package_and_of_pytorch_are_compared_with_the_last_named(
     assert all(row["RMS"] < 0.05 and row["not finite"] == 0 for row in found)
 
 
+@pytest.mark.parametrize("engine", ["flash_bf16", "flash_fp32", "standard", "released", "released_fixed", "sdpa:math"])
+@pytest.mark.parametrize("mask", ["--causal", "--no-causal"])
+def test_every_engine_is_within_twice_the_deviation_that_the_emulation_foretells(engine: str, mask: str) -> None:
+    """Those of a GPU: tests/gpu."""
+    arguments = ("--length", "128", "--seeds", "2", "--of", "O,dQ,dK,dV", mask, "--device", "cpu")
+    found = {(row["difference"], row["of"]): row["RMS"] for row in values("deviation", engine, "baseline", *arguments)}
+    for quantity in ("O", "dQ", "dK", "dV"):
+        assert found[f"{engine} − golden", quantity] < 2 * found["baseline − golden", quantity]
+
+
 def test_production_numerics_deviate_less_than_the_failing_baseline() -> None:
     """FlashAttention-2 rounds neither S nor Ō. In FP32 the same engine deviates by FP32's rounding of O alone."""
     found = {
@@ -164,6 +182,7 @@ def test_a_function_of_the_users_own_is_an_engine(tmp_path: Path) -> None:
             "TypeError: fails() takes 3 positional arguments but 4 were given; it is called with q, k, v, is_causal",
         ),
         ("too_long", "returns [6, 1, 16, 16] for q of [3, 1, 16, 16]; return O of q's shape"),
+        ("without_v", "its backward pass fails: The differentiated Tensor at index 2"),
         ("tells", "returns a str; return O [B, H, T, d] as a tensor"),
         ("constant", "no function; give one that takes q, k, v and is_causal"),
         ("nowhere", "AttributeError: "),
@@ -177,11 +196,85 @@ def test_inputs_may_come_from_a_file(tmp_path: Path) -> None:
     tensors = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "grad_out": inputs.grad_out}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
     result = call("deviation", "--inputs", path, "--device", "cpu")
-    assert f"{path}: B 3, H 1, head size 16" in result.stdout.splitlines()[0]
-    assert rows(result) == rows(call("deviation", *SMALL))
-    assert "a file takes no --seeds and no --length" in refusal(
+    assert f"{path}: 3 sequences of 16 tokens, 1 heads; causal" in result.stdout.splitlines()[0]
+    expected = [row.replace("normal", "L1 step 0") for row in rows(call("deviation", *SMALL))]
+    assert rows(result) == expected
+    assert len(values("deviation", "--inputs", path, "--sequences", "2", "--device", "cpu")) == len(expected) - 6
+    assert values("deviation", "--inputs", path, "--sequences", "2", "--device", "cpu")[0]["n"] == 2
+    assert f"--inputs {path}: takes no --length and no --seeds" in refusal(
         call("deviation", "--inputs", path, "--seeds", "2", "--length", "4")
     )
+
+
+def test_the_inputs_of_a_run_are_those_of_its_steps_and_layers(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first step is before any checkpoint. dO is that of the loss, and so far smaller than 1."""
+    monkeypatch.chdir(recorded)
+    arguments = ("--inputs", "original", "--device", "cpu", "--of", "O,dQ", "--sequences", "3")
+    result = call("deviation", *arguments, "--step", "0", "--format", "json")
+    assert "original: 3 sequences of 16 tokens, 2 heads; causal" in result.stdout
+    found = json.loads(result.stdout)["tables"][0]["rows"]
+    assert [row["inputs"] for row in found[::6]] == ["L1 step 0", "L2 step 0"]
+    assert all(0 < row["largest"] < 1e-2 for row in found if row["of"] == "dQ")
+    one = values("deviation", *arguments, "--layer", "2", "--step", "0")
+    assert one == [row for row in found if row["inputs"].startswith("L2")]
+    assert "no checkpoint that early" in last_line("deviation", *arguments, "--step", "7")
+    assert "--layer 9: runs/original has no such layer" in last_line(
+        "deviation", *arguments, "--step", "0", "--layer", "9"
+    )
+
+
+def last_line(*arguments: str) -> str:
+    """Of what the verb refused: notices of a replay may come before."""
+    result = call(*arguments)
+    assert result.returncode == 2
+    return result.stderr.splitlines()[-1]
+
+
+def test_the_inputs_may_be_what_watch_captured(tmp_path: Path) -> None:
+    """Two heads share one of keys and values, α is not 1/√d, and there is no mask."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v, grad_out = (torch.randn(3, heads, 8, 4, generator=generator) for heads in (4, 2, 2, 4))
+    for step in (5, 9):
+        folder = tmp_path / f"captures/step-{step:09}"
+        folder.mkdir(parents=True)
+        AttentionCall(q, k, v, grad_out, None, None, None, None, False, 0.3, 2, step, "mine").write(
+            folder / "layer-02.safetensors"
+        )
+    arguments = ("sdpa:math", "--inputs", tmp_path, "--precision", "fp64", "--of", "O,dQ", "--device", "cpu")
+    (given,) = captured_inputs(tmp_path, [9], [], None, None, torch.device("cpu"))
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), scale=0.3, enable_gqa=True
+    )
+    found = golden(given.inputs, 1, causal=given.causal, backward=False).values["O"]
+    assert (found - expected).abs().max() < 1e-13
+    told = values("deviation", *arguments, "--step", "5,9")
+    assert [row["inputs"] for row in told] == ["L2 step 5"] * 2 + ["L2 step 9"] * 2
+    assert max(row["largest"] for row in told) < 1e-13
+    assert values("deviation", *arguments)[0]["inputs"] == "L2 step 9"
+    assert values("deviation", *arguments, "--causal")[0]["RMS"] < 1e-13
+    assert "captured steps 5, 9" in refusal(call("deviation", *arguments, "--step", "7"))
+
+
+def test_captured_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    x = torch.ones(1, 1, 4, 4)
+    save_file({"q": x, "k": x.clone(), "v": x * torch.nan, "grad_out": x.clone()}, tmp_path / "nan.safetensors")
+    assert "L1 step 0: v holds values that are not finite" in refusal(
+        call("deviation", "--inputs", tmp_path / "nan.safetensors")
+    )
+
+
+def test_a_sweep_over_sums_and_head_sizes_leaves_what_has_no_sums_once() -> None:
+    sweep = ("--accumulate", "fp32,within", "--head-size", "8,16", "--of", "O")
+    found = values("deviation", "sdpa:math", "flash", *SMALL, *sweep)
+    told = [(row["difference"], row["sums"], row["d"]) for row in found]
+    assert told == [
+        row
+        for d in (8, 16)
+        for row in [
+            ("sdpa:math − flash", "fp32", d), ("sdpa:math − golden", None, d), ("flash − golden", "fp32", d),
+            ("sdpa:math − flash", "within", d), ("flash − golden", "within", d),
+        ]
+    ]  # fmt: skip
 
 
 def test_sums_in_the_precision_deviate_more() -> None:
@@ -217,11 +310,14 @@ def test_what_is_not_finite_is_counted_and_shown(tmp_path: Path) -> None:
         (["--of", "O,S"], "S: give some of O, L, δ (or delta), dQ, dK, dV"),
         (["--unit", "percent"], "percent: give some of absolute, relative, ulps"),
         (["--seeds", "0"], "Invalid value for '--seeds'"),
-        (["--inputs", "nowhere"], "--inputs nowhere: no such file; give one, or normal, sink, tied"),
+        (["--inputs", "nowhere"], "--inputs nowhere: no run, no capture and no such file; give one, or normal, sink, "),
+        (["--step", "3"], "--inputs normal: takes no --step"),
+        (["--block", "8x8,8x17"], "--block 8x17: wider than 16 tokens; give at most 16x16"),
+        (["--head-size", "8,x"], "x: give numbers of features, e.g. 64,128"),
         (["sdpa:math", "--of", "L"], "--of L: sdpa:math tell none of these"),
         (["sdpa:math", "--block", "4x4"], "--block and --sram: only of the engine flash"),
         (["sdpa:math", "--accumulate", "fp32"], "--accumulate: only of the engines flash and baseline"),
-        (["sdpa:cudnn"], "sdpa:cudnn: "),
+        (["sdpa:cudnn"], "sdpa:cudnn: does not run torch.bfloat16 of head size 16 on cpu: No viable backend for "),
         (["flash_bf16", "--precision", "fp16"], "flash_bf16: computes in bf16, fp32, not fp16; change --precision"),
     ],
 )  # fmt: skip
@@ -234,9 +330,10 @@ def test_what_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatc
     def allocate(*_: Any, **__: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr("flashpoint.deviation.engines.baseline", allocate)
-    told = refusal(call("deviation", *SMALL))
-    assert told == "error: baseline at 16 tokens: not enough memory; give fewer tokens"
+    for place, name in (("engines.baseline", "baseline"), ("pairs.golden", "golden")):
+        monkeypatch.setattr(f"flashpoint.deviation.{place}", allocate)
+        told = refusal(call("deviation", *SMALL))
+        assert told == f"error: {name} at 16 tokens: not enough memory; give fewer tokens"
 
     def too_large(*_: Any) -> None:
         raise MemoryError

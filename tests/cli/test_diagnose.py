@@ -12,6 +12,7 @@ from flashpoint.cli.main import main
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.probe import results_of
+from tests.conftest import Command
 
 
 def diagnose(*arguments: str) -> dict[str, Any]:
@@ -24,12 +25,22 @@ def diagnose(*arguments: str) -> dict[str, Any]:
 def test_a_run_is_diagnosed_with_its_own_attention(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(recorded)
     told = diagnose("runs/original", "--sequences", "8")
+    assert "initial weights" in told["heading"]  # it keeps no checkpoint
     *_, measures = told["tables"]
     assert [(row["layer"], row["head"]) for row in measures["rows"]] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert "called anew" in told["heading"]
     other = diagnose("original", "--sequences", "8", "--attention", "flash_exact_rowsum", "--layer", "2")
     assert [row["layer"] for row in other["tables"][-1]["rows"]] == [2, 2]
     assert all(abs(row["follows O"]) < 0.3 for row in other["tables"][-1]["rows"])
+
+
+@pytest.mark.parametrize(("step", "weights"), [("9", "weights after 5 steps"), ("4", "initial weights")])
+def test_a_run_is_diagnosed_with_the_weights_of_the_checkpoint_before_a_step(
+    train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, weights: str
+) -> None:
+    train("run_name=kept", "checkpoints.interval=5").check_returncode()
+    monkeypatch.chdir(tmp_path)
+    assert weights in diagnose("runs/kept", "--sequences", "4", "--step", step)["heading"]
 
 
 def capture(path: Path, fault: Fault) -> None:
@@ -73,7 +84,7 @@ def test_a_model_of_transformers_is_diagnosed_on_a_text(tmp_path: Path) -> None:
     text.write_text("the loss of a model falls until one head explodes " * 20)
     told = diagnose(str(tmp_path / "model"), "--text", str(text), "--tokens", "32", "--sequences", "4")
     assert [(row["layer"], row["head"]) for row in told["tables"][-1]["rows"]] == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    assert "sdpa, as recorded: step 0, 2 layers of 2 heads, 4 sequences of 32 tokens, d 16" in told["heading"]
+    assert "2 layers of 2 heads, 4 sequences of 32 tokens, d 16" in told["heading"]
 
 
 @pytest.mark.parametrize(

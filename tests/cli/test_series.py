@@ -24,6 +24,8 @@ def test_a_row_is_a_step_at_which_all_were_measured(run: str) -> None:
         "| 7 | 3 | 7 |",
         "| 9 | 1 | 9 |",  # the last
     ]
+    some = rows(call("series", run, "loss", "--since", "3", "--until", "5", "--columns", "loss"))
+    assert some == ["| 7 |", "| 6 |"]
     assert rows(call("series", run, "norm", "--head", "1/2"))[0] == "| 1 | 1.235e+04 |"
 
 
@@ -42,7 +44,7 @@ def test_heads_stand_side_by_side(run: str) -> None:
         (["ties", "--head", "first"], "give LAYER/HEAD, e.g. 2/1"),
         ([], "missing NAME"),
         (["loss", "--hottest-head"], "--hottest-head: needs --departures"),
-        (["--departures", "ties", "--every", "2"], "--departures: takes no --head and no --every"),
+        (["--departures", "ties", "--every", "2"], "--departures: takes no --head, --every, --since or --until"),
     ],
 )
 def test_what_a_run_does_not_hold_is_one_line(run: str, arguments: list[str], told: str) -> None:

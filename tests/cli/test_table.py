@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from flashpoint.cli.table import Cell, Table, show
+from flashpoint.cli.table import Cell, Table, show, with_columns
+from flashpoint.errors import UserError
 
 TABLE = Table(
     ("name", "steps", "share", "95 % interval"),
@@ -54,3 +55,13 @@ def test_json_has_values(capsys: pytest.CaptureFixture[str]) -> None:
         "note": "A note.",
     }
     assert whole["tables"][1] == {"rows": [], "note": ""}
+
+
+def test_columns_are_chosen_by_name_or_by_how_they_begin() -> None:
+    tables = [Table(("n", "name", "95 % interval"), [[1, "a", 2]], "note"), Table(("x",), [[3]])]
+    (table,) = with_columns(tables, ["95", "n"])
+    assert (table.columns, table.rows, table.note) == (["95 % interval", "n"], [[2, 1]], "note")
+    (table,) = with_columns(tables, ["na"])
+    assert table.columns == ["name"]
+    with pytest.raises(UserError, match="no such column; there are n, name, 95 % interval, x"):
+        with_columns(tables, ["n", "value"])

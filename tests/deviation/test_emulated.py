@@ -1,23 +1,26 @@
 """The two emulated attentions against PyTorch's softmax and autograd in FP64, and by hand."""
 
 import math
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashpoint.deviation.arithmetic import EXACT, Arithmetic, arithmetic
-from flashpoint.deviation.emulated import Block, Inputs, Results, baseline, flash
+from flashpoint.deviation.emulated import Block, Inputs, Results, baseline, flash, golden
 from flashpoint.deviation.formats import BF16, E4M3, FP16, FP32, Format, format_named
+from flashpoint.deviation.inputs import drawn
 from flashpoint.errors import UserError
 from tests.numerics.oracle import exact_attention
 
 BF16_FP32 = arithmetic(BF16, "fp32")
 
 
-def drawn(length: int = 37, d: int = 16, seed: int = 0, compute: Arithmetic = EXACT) -> Inputs:
+def drawn_of(length: int = 37, d: int = 16, seed: int = 0, compute: Arithmetic = EXACT) -> Inputs:
     generator = torch.Generator().manual_seed(seed)
     q, k, v, g = (torch.randn(2, 2, length, d, generator=generator, dtype=torch.float64) for _ in range(4))
     return Inputs(*(compute.round(x) for x in (2 * q, k, v, g)))
@@ -47,19 +50,58 @@ def assert_close(found: Results, expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_baseline_in_fp64_is_softmax_attention(causal: bool) -> None:
-    inputs = drawn()
+    inputs = drawn_of()
     assert_close(baseline(inputs, EXACT, causal=causal, backward=True), by_autograd(inputs, causal))
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("block", [Block(1, 1), Block(8, 8), Block(5, 16), Block(16, 5), Block(37, 37), Block(64, 64)])
 def test_flash_in_fp64_is_softmax_attention_for_every_block(block: Block, causal: bool) -> None:
-    inputs = drawn()
+    inputs = drawn_of()
     assert_close(flash(inputs, EXACT, block, causal=causal, backward=True), by_autograd(inputs, causal))
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("elements", [1, 300, 1 << 20])
+def test_the_golden_value_by_blocks_of_rows_is_that_of_all_rows(elements: int, causal: bool) -> None:
+    assert_close(golden(drawn_of(), elements, causal=causal, backward=True), by_autograd(drawn_of(), causal))
+
+
+class Largest(TorchDispatchMode):
+    """Keeps how many elements the largest tensor has that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and not out.is_inference():
+            self.elements = max(self.elements, out.numel())
+        return out
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_neither_flash_nor_the_golden_value_holds_a_matrix_of_all_rows_by_all_keys(causal: bool) -> None:
+    inputs = drawn("normal", 1, length := 512, 4).map(BF16_FP32.round)
+    with Largest() as largest:
+        flash(inputs, BF16_FP32, Block(16, 16), causal=causal, backward=True)
+        golden(inputs, 1 << 13, causal=causal, backward=True)
+    assert largest.elements < length**2 / 8
+
+
+def test_alpha_is_that_of_the_inputs() -> None:
+    inputs = drawn_of(seed=2)
+    other = Inputs(inputs.q * 0.5, inputs.k, inputs.v, inputs.grad_out)
+    scaled = Inputs(inputs.q, inputs.k, inputs.v, inputs.grad_out, scale=0.5 / math.sqrt(inputs.q.shape[-1]))
+    for compute in (
+        lambda x: baseline(x, EXACT, causal=True, backward=False),
+        lambda x: flash(x, EXACT, Block(8, 8), causal=True, backward=False),
+        lambda x: golden(x, 100, causal=True, backward=False),
+    ):
+        assert (compute(scaled).values["O"] - compute(other).values["O"]).abs().max() < 1e-14
+
+
 def test_without_the_backward_pass_the_forward_is_the_same() -> None:
-    inputs = drawn()
+    inputs = drawn_of()
     for both, forward in (
         (baseline(inputs, BF16_FP32, causal=True, backward=back) for back in (True, False)),
         (flash(inputs, BF16_FP32, Block(8, 8), causal=True, backward=back) for back in (True, False)),
@@ -130,7 +172,7 @@ def test_one_row_in_bf16_by_hand() -> None:
 @pytest.mark.parametrize("accumulate", ["fp32", "same", "within"])
 def test_results_are_numbers_of_the_precision(precision: Format, accumulate: str) -> None:
     compute = arithmetic(precision, accumulate)
-    inputs = drawn(12, compute=compute)
+    inputs = drawn_of(12, compute=compute)
     for found in (
         baseline(inputs, compute, causal=True, backward=True),
         flash(inputs, compute, Block(4, 4), causal=True, backward=True),
@@ -147,7 +189,7 @@ def test_fewer_mantissa_bits_deviate_more(engine: str, accumulate: str) -> None:
     sizes = []
     for bits in (23, 16, 10, 7, 4, 2):
         compute = arithmetic(format_named(f"m{bits}"), accumulate)
-        inputs = drawn(48, compute=compute)
+        inputs = drawn_of(48, compute=compute)
         golden = baseline(inputs, EXACT, causal=True, backward=True).values
         found = (
             baseline(inputs, compute, causal=True, backward=True)

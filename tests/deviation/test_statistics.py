@@ -1,17 +1,13 @@
 """Sizes of a difference, by hand, and the inputs they are taken on."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from flashpoint.deviation.formats import BF16
-from flashpoint.deviation.inputs import DRAWN, drawn, read
+from flashpoint.deviation.inputs import DRAWN, drawn
 from flashpoint.deviation.statistics import deviation, largest_and_rms
-from flashpoint.errors import UserError
 
 DIFFERENCE = torch.tensor([[1.0, -3.0], [0.0, 4.0]], dtype=torch.float64)
 GOLDEN = torch.tensor([[3.0, 4.0], [300.0, 0.0]], dtype=torch.float64)
@@ -67,34 +63,3 @@ def test_the_first_key_is_a_sink_and_keys_are_tied() -> None:
     tied = scores("tied")
     assert torch.equal(tied[..., 0:100:2], tied[..., 1:100:2])
     assert scores("normal").std().item() == pytest.approx(1, abs=0.05)
-
-
-def test_a_file_holds_the_inputs(tmp_path: Path) -> None:
-    tensors = {name: torch.randn(3, 2, 5, 4).bfloat16() for name in ("q", "k", "v", "grad_out")}
-    save_file(tensors, tmp_path / "some.safetensors")
-    assert torch.equal(read(tmp_path / "some.safetensors").grad_out, tensors["grad_out"].double())
-
-
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"v": None}, "no tensor v; it needs q, k, v, grad_out"),
-        ({"v": torch.zeros(1, 2, 5, 3)}, r"v is \[1, 2, 5, 3\]; all four tensors need one shape \[B, H, T, d\]"),
-        ({"q": torch.full((1, 2, 5, 4), torch.nan)}, "q holds values that are no finite floating-point numbers"),
-        ({"q": torch.zeros(1, 2, 5, 4, dtype=torch.int64)}, "q holds values that are no finite"),
-    ],
-)
-def test_a_file_that_is_not_right_is_refused(changed: dict[str, Tensor | None], told: str, tmp_path: Path) -> None:
-    tensors = {**{name: torch.zeros(1, 2, 5, 4) for name in ("q", "k", "v", "grad_out")}, **changed}
-    path = tmp_path / "bad.safetensors"
-    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
-    with pytest.raises(UserError, match=f"bad.safetensors: {told}"):
-        read(path)
-
-
-def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file; give one, or normal, sink, tied"):
-        read(tmp_path / "nowhere.safetensors")
-    (tmp_path / "text").write_text("not tensors")
-    with pytest.raises(UserError, match=r"no \.safetensors file"):
-        read(tmp_path / "text")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashpoint.diagnosis.bias import DeltaBias, ignited
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.faults import BLOCK, KINDS, Fault, faulty_attention
@@ -164,6 +165,21 @@ def test_measures_are_what_they_say() -> None:
     torch.testing.assert_close(of["delta_sum"][0], delta.sum(-1))
     torch.testing.assert_close(of["grad_delta_bias"][0], torch.full((HEADS,), 1e-4, dtype=torch.float64))
     torch.testing.assert_close(of["grad_delta_noise"][0], torch.full((HEADS,), 1e-4, dtype=torch.float64))
+
+
+def test_the_bias_of_delta_is_a_mean_over_sequences_with_its_standard_error() -> None:
+    """Three sequences, two heads; Student's t with 2 degrees of freedom and p 0.0005 a head has its limit at 44.7."""
+    biases = torch.tensor([[1.0e-6, 3e-6], [2.0e-6, 3.01e-6], [6.0e-6, 2.99e-6]]).double()
+    measures = {"delta_bias": biases, "delta_noise": torch.full((3, 2), 1e-4).double(), "delta_sum": 10 * biases}
+    bias = DeltaBias.of(measures)
+    assert bias is not None
+    torch.testing.assert_close(bias.mean, torch.tensor([3e-6, 3e-6]).double())
+    torch.testing.assert_close(bias.error, torch.tensor([7**0.5, 1e-2]).double() * 1e-6 / 3**0.5)
+    torch.testing.assert_close(bias.nats, torch.tensor([9e-5, 9e-5]).double())
+    torch.testing.assert_close(bias.smallest / bias.error, torch.full((2,), 44.7).double(), rtol=1e-3, atol=0)
+    assert bias.igniting.tolist() == [False, True]
+    assert "3 of 4 runs" in ignited(3.5e-6)
+    assert DeltaBias.of({}) is None
 
 
 def test_a_call_survives_its_file(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -64,10 +65,16 @@ def test_a_run_is_measured_against_its_twin(train: Command, tmp_path: Path) -> N
 
     assert outcome_of(train(*against, "train.order_seed=7", "run_name=ordered"))[1] == "stable"
     runs = [tmp_path / "runs/moved", tmp_path / "runs/ordered"]
-    told = rows(call("weights", *runs, "--control", "batch order", "--out", tmp_path / "w.png"))
+    told = rows(call("weights", *runs, "--control", "batch order", "--figures", tmp_path / "out"))
     assert told[0].startswith("| 65,536 FP32 ulps in one weight | 1 | ")
     assert told[1].startswith("| batch order | 1 | ")
-    assert (tmp_path / "w.png").stat().st_size > 10_000
+    assert all((tmp_path / f"out/{name}.png").stat().st_size > 10_000 for name in ("absolute", "relative"))
+    stored = pq.read_table(tmp_path / "out/weights.parquet").to_pylist()
+    assert [(row["differs_in"], row["seed"], row["step"]) for row in stored][:2] == [
+        ("65,536 FP32 ulps in one weight", 0, 5), ("65,536 FP32 ulps in one weight", 0, 10)
+    ]  # fmt: skip
+    assert stored[1]["largest"] == found[10]["weights_largest/all"]
+    assert len((tmp_path / "out/weights.csv").read_text().splitlines()) == 1 + len(stored)
     assert len(rows(call("weights", *runs, "--by", "step"))) == 4
     assert any(
         row.startswith(f"| {tensor} | batch order | 1 | ") for row in rows(call("weights", *runs, "--by", "tensor"))
@@ -76,4 +83,7 @@ def test_a_run_is_measured_against_its_twin(train: Command, tmp_path: Path) -> N
     two = ("model.init_seed=9", "train.order_seed=7")
     assert_one_line(train("probes.weights_against=twin", "attn=standard", *two), "initial weights and batch order")
     assert_one_line(train("probes.weights_against=twin", "attn=standard", "seed=4"), "seed 0 there, 4 here")
+    (tmp_path / "other.txt").write_text("another text of which there is enough to train on " * 2000)
+    other = ("model.init_ulps=65536", f"data.path={tmp_path / 'other.txt'}")
+    assert_one_line(train("probes.weights_against=twin", "attn=standard", *other), "its tape differs in")
     assert_one_line(train("probes.weights_against=twin", "attn=standard", "train.lr=0.5"), "train.lr is 0.002 there")

@@ -83,7 +83,7 @@ def test_without_a_login_everything_is_kept_on_the_disk(run: RunFolder, capfd: p
     assert sum("heat_map/w_q_spectral_norm.path" in row for row in rows) == 3
     assert sum("figures/layers.path" in row for row in rows) == 1
     (artifact,) = [line["artifact"] for line in lines if line["type"] == "artifact"]
-    assert {entry["path"] for entry in artifact["manifest"]["contents"]} == {"tape.bin", "manifest.json"}
+    assert {entry["path"] for entry in artifact["manifest"]["contents"]} == {"tape.bin", "manifest.json", "config.json"}
     axes = [line["metric"] for line in lines if line["type"] == "metric"]
     assert any((axis.get("glob_name"), axis.get("step_metric")) == ("*", "step") for axis in axes)
     summary: dict[str, Any] = {}

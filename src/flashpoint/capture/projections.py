@@ -78,9 +78,19 @@ def projection(q: Tensor, outputs: ModuleOutputs, groups: int) -> Projection | N
         asked[:, head] = torch.randn(asked[:, head].shape, generator=generator, device=q.device).to(q.dtype)
         (answer,) = torch.autograd.grad(q, output, asked, retain_graph=True)
         features.append((answer != 0).flatten(0, -2).any(0).nonzero().flatten())
-    if len({len(of_head) for of_head in features}) != 1 or not len(features[0]):
+    together = torch.cat(features)
+    alike = len({len(of_head) for of_head in features}) == 1 and len(features[0]) > 0
+    if not alike or len(together.unique()) < len(together):  # a head of its own has features of its own
         return None
     return Projection(weight, by_column, torch.stack(features).repeat_interleave(groups, 0))
+
+
+def _packed(call: Recorded, part: int) -> Projection | None:
+    """Return the projection of ``nn.MultiheadAttention``: part 0 makes q, 1 makes k."""
+    heads, width = call.q.shape[1], call.q.shape[1] * call.q.shape[-1]
+    if call.packed is None:  # three matrices
+        return None
+    return Projection(call.packed, False, torch.arange(part * width, (part + 1) * width).view(heads, -1))
 
 
 @torch.no_grad()
@@ -92,8 +102,10 @@ def spectral_norms(projections: list[Projection]) -> Tensor:
 def projections_of(calls: list[Recorded], outputs: ModuleOutputs) -> dict[str, list[Projection]]:
     """Return the projections of all layers by metric; without those that one of the layers lacks."""
     found = {
-        "w_q_spectral_norm": [projection(call.q, outputs, 1) for call in calls],
-        "w_k_spectral_norm": [projection(call.k, outputs, call.q.shape[1] // call.k.shape[1]) for call in calls],
+        "w_q_spectral_norm": [_packed(call, 0) or projection(call.q, outputs, 1) for call in calls],
+        "w_k_spectral_norm": [
+            _packed(call, 1) or projection(call.k, outputs, call.q.shape[1] // call.k.shape[1]) for call in calls
+        ],
     }
     return {name: [one for one in layers if one] for name, layers in found.items() if all(layers)}
 

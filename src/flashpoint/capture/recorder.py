@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from flashpoint import drop_in
@@ -30,6 +30,7 @@ class Recorded:
     Attributes:
         q, k: as given to the attention, with their graph, by which projections are found.
         kept: copies of some sequences, [N, H, T, d], by the names of :class:`AttentionCall`.
+        packed: the weight [3C, C] of W_Q, W_K and W_V, where ``nn.MultiheadAttention`` called it.
     """
 
     attention: str
@@ -38,6 +39,7 @@ class Recorded:
     is_causal: bool
     scale: float
     kept: dict[str, Tensor] = field(default_factory=dict)
+    packed: nn.Parameter | None = None
 
     def call(self, layer: int, step: int) -> AttentionCall | None:
         """Return the call; None if no gradient came to its output."""
@@ -205,7 +207,15 @@ class _CallMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is not F.scaled_dot_product_attention and func is not drop_in.attention:
+        if func is F.multi_head_attention_forward:  # of nn.MultiheadAttention: inside, no mode sees calls
+            before = len(self._recorder.calls)
+            with contextlib.ExitStack() as entered:
+                self._recorder._replace(entered, F, _SDPA.__name__, self._sdpa)
+                result = func(*args, **kwargs)
+            for recorded in self._recorder.calls[before:]:
+                recorded.packed = kwargs.get("in_proj_weight", args[5] if len(args) > 5 else None)
+            return result
+        if func is not _SDPA and func is not drop_in.attention:
             return func(*args, **kwargs)
         with self._recorder.outermost() as wanted:
             out = func(*args, **kwargs)
@@ -214,12 +224,16 @@ class _CallMode(TorchFunctionMode):
             if given.get("attn_mask") is not None or given.get("dropout_p"):
                 self._recorder.missed.add("scaled_dot_product_attention: a mask or dropout")
             else:
-                name = "sdpa" if func is F.scaled_dot_product_attention else _variant_name(given.get("variant"))
+                name = "sdpa" if func is _SDPA else _variant_name(given.get("variant"))
                 tensors = {"q": given["query"], "k": given["key"], "v": given["value"], "out": out}
                 self._recorder.record(name, tensors, bool(given.get("is_causal")), given.get("scale"))
         return out
 
+    def _sdpa(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__torch_function__(_SDPA, (), args, kwargs)
 
+
+_SDPA = F.scaled_dot_product_attention
 _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 

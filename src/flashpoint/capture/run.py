@@ -93,7 +93,7 @@ class WatchedRun:
 
     def note_batch(self, step: int, fingerprint: int) -> None:
         """Record which batch a step trained on."""
-        with (self.folder.path / "batches.csv").open("a") as file:
+        with self.folder.batches.open("a") as file:
             file.write(f"{step},{fingerprint & (1 << 64) - 1:016x}\n")
 
     def keep(self, calls: Sequence[AttentionCall], batch: Any, step: int, reason: str) -> Path:

@@ -2,81 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from flashpoint.cli.selection import format_option
-from flashpoint.errors import UserError
+from flashpoint.cli.selection import figures_option, format_option
+from flashpoint.cli.words import count, each, format_of, tile, unit
+from flashpoint.errors import UserError, notify
 
 if TYPE_CHECKING:
     import torch
 
-    from flashpoint.deviation.emulated import Block, Inputs
+    from flashpoint.deviation.emulated import Block
     from flashpoint.deviation.formats import Format
-    from flashpoint.deviation.pairs import Pair
     from flashpoint.deviation.statistics import Unit
+    from flashpoint.deviation.sweep import Given, Sweep
 
 T = TypeVar("T")
 
 LENGTH, HEAD_SIZE, SEEDS = 256, 64, 8
 QUANTITIES = {"O": "O", "L": "L", "δ": "δ", "delta": "δ", "dQ": "dQ", "dK": "dK", "dV": "dV"}
 """Words of ``--of``, and the quantities they name."""
-
-
-def _each(parse: Callable[[str], T], wanted: str) -> Callable[..., list[T] | None]:
-    """Return a callback that parses words with commas between them, each once."""
-
-    def callback(_context: click.Context, _option: click.Parameter, value: str | None) -> list[T] | None:
-        if value is None:
-            return None
-        found: dict[T, None] = {}
-        for word in value.split(","):
-            try:
-                found[parse(word.strip())] = None
-            except (ValueError, KeyError):
-                raise click.BadParameter(f"{word}: give {wanted}") from None
-        return list(found)
-
-    return callback
-
-
-def _count(word: str) -> int:
-    if not 1 <= int(word) < 1 << 31:
-        raise ValueError
-    return int(word)
-
-
-def _tile(word: str) -> Block:
-    from flashpoint.deviation.emulated import Block
-
-    rows, keys = word.split("x")
-    return Block(_count(rows), _count(keys))
-
-
-def _format(word: str) -> Format:
-    from flashpoint.deviation.formats import format_named
-
-    return format_named(word)
-
-
-def _unit(word: str) -> Unit:
-    from flashpoint.deviation.statistics import UNITS
-
-    return {str(unit): unit for unit in UNITS}[word]
-
-
-def _of_sram(size: int, precision: Format, head_size: int) -> Block:
-    """Return the block of FlashAttention (Dao et al., arXiv 2205.14135, Algorithm 1) for so many bytes of SRAM."""
-    from flashpoint.deviation.emulated import Block
-
-    elements = size // precision.bytes
-    if not elements:
-        raise UserError(f"--sram {size}: holds no number of {precision.name}, which takes {precision.bytes} bytes")
-    keys = -(-elements // (4 * head_size))
-    return Block(min(keys, head_size), keys)
+_OF_DRAWN = ("seeds", "lengths", "head_sizes")
+_OF_CAPTURED = ("steps", "layers", "sequences")
+_WITH_PRESET = {"preset", "folder", "where", "form"}
+"""Parameters of the command by which kinds of inputs and presets differ."""
 
 
 @click.command("deviation")
@@ -84,7 +38,7 @@ def _of_sram(size: int, precision: Format, head_size: int) -> Block:
 @click.option(
     "--precision",
     "precisions",
-    callback=_each(_format, ""),
+    callback=each(format_of, ""),
     default="bf16",
     show_default=True,
     metavar="FORMAT,...",
@@ -92,47 +46,67 @@ def _of_sram(size: int, precision: Format, head_size: int) -> Block:
 )
 @click.option(
     "--accumulate",
-    metavar="FORMAT|same|within",
+    "sums",
+    callback=each(str, ""),
+    metavar="FORMAT|same|within,...",
     help="Of sums, and of m, ℓ, L, δ, Ō and gradients between blocks. same: the precision. within: FP32 within an "
     "operation, the precision for the rest, as PyTorch's own operations.  [default: fp32, as on GPUs]",
 )
 @click.option(
     "--length",
     "lengths",
-    callback=_each(_count, "numbers of tokens, e.g. 128,256"),
+    callback=each(count, "numbers of tokens, e.g. 128,256"),
     metavar="T,...",
     help=f"Tokens.  [default: {LENGTH}]",
 )
-@click.option("--head-size", type=click.IntRange(1), metavar="D", help=f"Features of a head.  [default: {HEAD_SIZE}]")
+@click.option(
+    "--head-size",
+    "head_sizes",
+    callback=each(count, "numbers of features, e.g. 64,128"),
+    metavar="D,...",
+    help=f"Features of a head.  [default: {HEAD_SIZE}]",
+)
 @click.option(
     "--block",
     "blocks",
-    callback=_each(_tile, "B_r x B_c, queries and keys of a tile, e.g. 64x64,128x32"),
+    callback=each(tile, "B_r x B_c, queries and keys of a tile, e.g. 64x64,128x32"),
     metavar="RxC,...",
     help="Tiles of flash: B_r queries by B_c keys.  [default: 64x64]",
 )
 @click.option(
     "--sram",
     "srams",
-    callback=_each(_count, "bytes, e.g. 65536"),
+    callback=each(count, "bytes, e.g. 65536"),
     metavar="BYTES,...",
     help="In place of --block: B_c = ⌈M/4d⌉ and B_r = min(B_c, d), where M are the numbers of the precision in BYTES.",
 )
-@click.option("--causal/--no-causal", default=True, show_default=True, help="Whether a query sees no later key.")
+@click.option("--causal/--no-causal", default=None, help="Whether a query sees no later key.  [default: causal]")
 @click.option("--seeds", type=click.IntRange(1), metavar="N", help=f"Inputs, seeds 0 to N − 1.  [default: {SEEDS}]")
 @click.option(
     "--inputs",
     "kind",
     default="normal",
     show_default=True,
-    metavar="normal|sink|tied|FILE.safetensors",
-    help="sink: every query scores the first key about 8 nats. tied: keys come in equal pairs. FILE: q, k, v and "
+    metavar="normal|sink|tied|RUN|CAPTURE",
+    help="sink: every query scores the first key about 8 nats. tied: keys come in equal pairs. RUN: Q, K, V and dO of "
+    "a run of flashpoint train. CAPTURE: those that flashpoint.watch wrote, or a .safetensors file with q, k, v and "
     "grad_out [B, H, T, d], whose B are the independent inputs.",
+)
+@click.option(
+    "--step",
+    "steps",
+    callback=each(int, "steps, e.g. 500,1500"),
+    metavar="S,...",
+    help="Of a RUN, whose last checkpoint before S is taken, or of a watched run's captures.  [default: the last]",
+)
+@click.option("--layer", "layers", type=click.IntRange(1), multiple=True, help="Of a RUN or CAPTURE.  [default: all]")
+@click.option(
+    "--sequences", type=click.IntRange(1), help=f"Of a RUN or CAPTURE.  [default: {SEEDS} of a RUN, else all]"
 )
 @click.option(
     "--of",
     "quantities",
-    callback=_each(QUANTITIES.__getitem__, "some of O, L, δ (or delta), dQ, dK, dV"),
+    callback=each(QUANTITIES.__getitem__, "some of O, L, δ (or delta), dQ, dK, dV"),
     default="O,L,δ,dQ,dK,dV",
     show_default=True,
     metavar="NAME,...",
@@ -141,28 +115,42 @@ def _of_sram(size: int, precision: Format, head_size: int) -> Block:
 @click.option(
     "--unit",
     "units",
-    callback=_each(_unit, "some of absolute, relative, ulps"),
+    callback=each(unit, "some of absolute, relative, ulps"),
     default="absolute",
     show_default=True,
     metavar="UNIT,...",
     help="absolute; relative to the golden value's root mean square; ulps of the precision at each golden element, or "
     "at that root mean square where the element is smaller.",
 )
+@click.option(
+    "--preset",
+    type=click.Choice(["cpu", "gpu"]),
+    help="The microbenchmark of arXiv 2405.02803, figures 3 to 6, from FP8 to FP64: at most a minute on a CPU; on a "
+    "GPU with kernels and up to 16,384 tokens.",
+)
+@figures_option("what was swept")
 @click.option("--device", "where", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @format_option
+@click.pass_context
 def command(
+    context: click.Context,
     words: tuple[str, ...],
     precisions: list[Format],
-    accumulate: str | None,
+    sums: list[str] | None,
     lengths: list[int] | None,
-    head_size: int | None,
+    head_sizes: list[int] | None,
     blocks: list[Block] | None,
     srams: list[int] | None,
-    causal: bool,
+    causal: bool | None,
     seeds: int | None,
     kind: str,
+    steps: list[int] | None,
+    layers: tuple[int, ...],
+    sequences: int | None,
     quantities: list[str],
     units: list[Unit],
+    preset: str | None,
+    folder: Path | None,
     where: str,
     form: str,
 ) -> None:
@@ -180,61 +168,110 @@ def command(
     """
     from flashpoint.cli.deviation_tables import tables
     from flashpoint.cli.table import show
-    from flashpoint.deviation.arithmetic import arithmetic
-    from flashpoint.deviation.engines import engines_named
-    from flashpoint.deviation.pairs import pairs
+    from flashpoint.deviation.presets import PRESETS
+    from flashpoint.deviation.sweep import Sweep, measure
 
+    device = _device(where, preset)
+    parts: list[tuple[str, Sweep, Iterable[Given]]]
+    if preset:
+        _refuse(context, f"--preset {preset}", set(context.params) - _WITH_PRESET)
+        parts = [(part.name, part.sweep, part.given()) for part in PRESETS[preset]]
+        told = "standard normal inputs"
+    else:
+        engines = words or ("flash", "baseline")
+        _check_emulated(engines, blocks, srams, sums)
+        given, told = _given(context, kind, lengths, head_sizes, seeds, steps, layers, sequences, causal, device)
+        sweep = Sweep(
+            engines=engines,
+            precisions=tuple(precisions),
+            sums=tuple(sums or ["fp32"]),
+            blocks=tuple(blocks or ()),
+            srams=tuple(srams or ()),
+            quantities=tuple(quantities),
+            units=tuple(units),
+        )
+        parts = [("", sweep, given)]
+    heading = _provenance(device, told, [sweep for _, sweep, _ in parts])
+    found = {}
+    for name, sweep, given in parts:
+        start = time.perf_counter()
+        found[name] = list(measure(sweep, given, device))
+        if preset:
+            notify(f"{name}: {time.perf_counter() - start:.0f} s")
+        if not found[name]:
+            raise UserError(f"--of {','.join(sweep.quantities)}: {', '.join(sweep.engines)} tell none of these")
+    show([table for of_part in found.values() for table in tables(of_part)], form, heading)
+    if folder:
+        from flashpoint.report.deviation import write_figures
+
+        notify(f"figures: {', '.join(map(str, write_figures(found, heading, folder)))}")
+
+
+def _refuse(context: click.Context, told: str, names: Iterable[str]) -> None:
+    """Raise a usage error that tells which of these options were given."""
+    words = {one.name: one.opts[0] for one in context.command.params if isinstance(one, click.Option)}
+    given = [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        ordered = ["ENGINE"] * ("words" in given) + [word for name, word in words.items() if name in given]
+        raise click.UsageError(f"{told}: takes no {' and no '.join(ordered)}")
+
+
+def _check_emulated(
+    engines: Sequence[str], blocks: list[Block] | None, srams: list[int] | None, sums: list[str] | None
+) -> None:
     if blocks and srams:
         raise click.UsageError("--sram: takes no --block")
-    device = _device(where)
-    engines = engines_named(words or ("flash", "baseline"), precisions, device)
-    if (blocks or srams) and not any(engine.tiled for engine in engines):
+    if (blocks or srams) and "flash" not in engines:
         raise click.UsageError("--block and --sram: only of the engine flash")
-    if accumulate and not any(engine.emulated for engine in engines):
+    if sums and not {"flash", "baseline"} & set(engines):
         raise click.UsageError("--accumulate: only of the engines flash and baseline")
-    all_inputs, told = _inputs(kind, seeds, lengths, head_size)
-
-    def compared() -> Iterator[Pair]:
-        for precision in precisions:
-            compute = arithmetic(precision, accumulate or "fp32")
-            for inputs in all_inputs:
-                size = inputs.q.shape[-1]
-                tiles = [_of_sram(sram, precision, size) for sram in srams or ()] or blocks or [_tile("64x64")]
-                here = type(inputs)(*(x.to(device) for x in (inputs.q, inputs.k, inputs.v, inputs.grad_out)))
-                yield from pairs(engines, here, compute, tiles, causal=causal, quantities=quantities)
-
-    found = tables(compared(), units, engines[-1].name)
-    if not found[0].rows:
-        raise UserError(f"--of {','.join(quantities)}: {', '.join(one.name for one in engines)} tell none of these")
-    show(found, form, _provenance(device, told, causal, accumulate if any(one.emulated for one in engines) else ""))
 
 
-def _device(where: str) -> torch.device:
+def _given(
+    context: click.Context,
+    kind: str,
+    lengths: list[int] | None,
+    head_sizes: list[int] | None,
+    seeds: int | None,
+    steps: list[int] | None,
+    layers: tuple[int, ...],
+    sequences: int | None,
+    causal: bool | None,
+    device: torch.device,
+) -> tuple[Iterable[Given], str]:
+    """Return the inputs, and what a line says of them."""
+    from flashpoint.deviation.inputs import DRAWN
+    from flashpoint.deviation.sweep import drawn_inputs
+
+    if kind in DRAWN:
+        _refuse(context, f"--inputs {kind}", _OF_CAPTURED)
+        inputs, masked = seeds or SEEDS, causal is not False
+        told = f"{kind} inputs, seeds 0 to {inputs - 1}; {'causal' if masked else 'not causal'}"
+        return drawn_inputs(kind, lengths or [LENGTH], head_sizes or [HEAD_SIZE], inputs, causal=masked), told
+    from flashpoint.cli.deviation_inputs import captured_inputs, captured_path
+
+    path = captured_path(kind)
+    _refuse(context, f"--inputs {kind}", _OF_DRAWN)
+    found = captured_inputs(path, steps or (), layers, sequences, causal, device)
+    sequences, heads, length, _ = found[0].inputs.q.shape
+    masks = "causal" if all(one.causal for one in found) else "not causal"
+    return found, f"{kind}: {sequences} sequences of {length:,} tokens, {heads} heads; {masks}"
+
+
+def _device(where: str, preset: str | None) -> torch.device:
+    """Return the device; with ``auto`` that of the preset, or a GPU where there is one."""
     import torch
 
     available = torch.cuda.is_available()
+    told, instead = "--device cuda", "--device cpu or auto"
+    if where == "auto" and preset:
+        where, told, instead = {"cpu": "cpu", "gpu": "cuda"}[preset], "--preset gpu", "--preset cpu"
     if where == "cuda" and not available:
-        raise UserError("--device cuda: no CUDA device is visible; use --device cpu or auto")
+        raise UserError(f"{told}: no CUDA device is visible; use {instead}")
     return torch.device("cuda" if available and where != "cpu" else "cpu")
 
 
-def _inputs(kind: str, seeds: int | None, lengths: list[int] | None, head_size: int | None) -> tuple[list[Inputs], str]:
-    """Return inputs, one for each length, and what a line says of them."""
-    from flashpoint.deviation.inputs import DRAWN, drawn, read
-
-    if kind in DRAWN:
-        count, size = seeds or SEEDS, head_size or HEAD_SIZE
-        found = [drawn(kind, count, length, size) for length in lengths or [LENGTH]]
-        return found, f"{kind} inputs, head size {size}, seeds 0 to {count - 1}"
-    inputs = read(Path(kind))
-    given: dict[str, Any] = {"--seeds": seeds, "--length": lengths, "--head-size": head_size}
-    if unused := [name for name, value in given.items() if value is not None]:
-        raise click.UsageError(f"--inputs {kind}: a file takes no {' and no '.join(unused)}")
-    count, heads, _, size = inputs.q.shape
-    return [inputs], f"{kind}: B {count}, H {heads}, head size {size}"
-
-
-def _provenance(device: torch.device, inputs: str, causal: bool, accumulate: str | None) -> str:
+def _provenance(device: torch.device, told: str, sweeps: Sequence[Sweep]) -> str:
     """Return a line with hardware, PyTorch's version, inputs, the sums of emulated engines, and the day."""
     from datetime import UTC, datetime
 
@@ -242,7 +279,7 @@ def _provenance(device: torch.device, inputs: str, causal: bool, accumulate: str
 
     from flashpoint.training.determinism import hardware_name
 
-    sums = "" if accumulate == "" else f"; sums in {accumulate or 'fp32'}"
-    mask = "causal" if causal else "not causal"
-    day = datetime.now(UTC).date()
-    return f"{hardware_name(device)}, torch {torch.__version__}; {inputs}; {mask}{sums}; {day}"
+    emulated = [sweep for sweep in sweeps if {"flash", "baseline"} & set(sweep.engines)]
+    sums = dict.fromkeys(word for sweep in emulated for word in sweep.sums)
+    emulation = f"; emulated, sums in {', '.join(sums)}" if sums else ""
+    return f"{hardware_name(device)}, torch {torch.__version__}; {told}{emulation}; {datetime.now(UTC).date()}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -13,87 +12,71 @@ from numpy.typing import NDArray
 from flashpoint.cli.cells import interval, mean, mean_and_interval, number
 from flashpoint.cli.table import Table
 from flashpoint.deviation.emulated import Block
-from flashpoint.deviation.pairs import GOLDEN, Pair
-from flashpoint.deviation.statistics import QUANTILES, Unit, deviation, largest_and_rms
+from flashpoint.deviation.pairs import GOLDEN
+from flashpoint.deviation.statistics import QUANTILES
+from flashpoint.deviation.sweep import Measured
 
-_WHERE = ("of", "precision", "T", "B_r × B_c")
+_WHERE = ("of", "inputs", "precision", "sums", "T", "d", "B_r × B_c")
 _RESCALINGS = "rescalings a row"
 
 
-def tables(pairs: Iterable[Pair], units: Sequence[Unit], reference: str) -> list[Table]:
-    """Return the differences, and where there are several engines their distances from golden over the reference's."""
-    rows: list[list[Any]] = []
-    distances: list[_Distance] = []
-    for pair in pairs:
-        rows += [_row(pair, unit) for unit in units]
-        if pair.other == GOLDEN:
-            distances.append(_Distance.of(pair))
+def tables(found: Sequence[Measured]) -> list[Table]:
+    """Return the differences, and where there are several engines their distances from golden over the last one's."""
     quantiles = [f"{100 * level:g} %" for level in QUANTILES]
     columns = ("difference", *_WHERE, "unit", "n", "largest", "mean", "std", "RMS", *quantiles, "signed mean")
     columns += ("95 % interval", _RESCALINGS, "not finite")
     note = "largest to 99.9 %: of the difference without its sign, over all elements; signed mean: over n inputs."
-    found = [Table(columns, rows, note)]
-    if ratios := _ratios(distances, reference):
+    told = [Table(columns, [_row(one) for one in found], note)]
+    reference = next((one.other for one in found if one.other != GOLDEN), None)
+    if reference is None:
+        return told
+    if ratios := _ratios(found, reference):
         names = (f"distance from golden, over that of {reference}", *_WHERE, "n", "largest, ratio", "RMS, ratio")
         note = "Ratios: the mean over n inputs, with its 95 % interval."
-        found.append(Table((*names, _RESCALINGS), ratios, note))
-    return found
+        told.append(Table((*names, _RESCALINGS), ratios, note))
+    return told
 
 
-def _row(pair: Pair, unit: Unit) -> list[Any]:
-    told = deviation(pair.difference, pair.golden, pair.precision, unit)
-    form = ".3g" if unit == "ulps" else ".2e"
-    sizes = (told.largest, told.mean, told.deviation, told.rms, *told.quantiles)
+def _row(one: Measured) -> list[Any]:
+    size, form = one.size, ".3g" if one.unit == "ulps" else ".2e"
     return [
-        f"{pair.engine} − {pair.other}",
-        pair.quantity,
-        pair.precision.name,
-        pair.length,
-        _tile(pair.block),
-        unit,
-        len(told.signed_means),
-        *(number(size, form) for size in sizes),
-        mean(told.signed_means, f"+{form}"),
-        interval(told.signed_means, f"+{form}"),
-        number(pair.rescalings, ".2f"),
-        told.not_finite,
+        one.difference,
+        *_where(one, one.block, one.sums),
+        one.unit,
+        len(size.signed_means),
+        *(number(value, form) for value in (size.largest, size.mean, size.deviation, size.rms, *size.quantiles)),
+        mean(size.signed_means, f"+{form}"),
+        interval(size.signed_means, f"+{form}"),
+        number(one.rescalings, ".2f"),
+        size.not_finite,
     ]
 
 
-def _tile(block: Block | None) -> str | None:
+def _where(one: Measured, block: Block | None, sums: str | None) -> list[Any]:
+    return [one.quantity, one.inputs, one.precision.name, sums, one.length, one.head_size, tile(block)]
+
+
+def tile(block: Block | None) -> str | None:
+    """Return ``B_r × B_c``."""
     return f"{block.rows} × {block.keys}" if block else None
 
 
-@dataclass(frozen=True)
-class _Distance:
-    """How far an engine's quantity is from the golden value. The tensors of a long sweep are not kept."""
-
-    engine: str
-    block: Block | None
-    where: tuple[Any, ...]
-    """Quantity, precision, length."""
-    sizes: tuple[NDArray[np.float64], NDArray[np.float64]]
-    """Largest, and root mean square, of each input."""
-    rescalings: float | None
-
-    @classmethod
-    def of(cls, pair: Pair) -> _Distance:
-        where = (pair.quantity, pair.precision.name, pair.length)
-        return cls(pair.engine, pair.block, where, largest_and_rms(pair.difference), pair.rescalings)
-
-
-def _ratios(distances: Sequence[_Distance], reference: str) -> list[list[Any]]:
-    """Return a row for each engine but the reference, of the same block where both have one."""
+def _ratios(found: Sequence[Measured], reference: str) -> list[list[Any]]:
+    """Return a row for each engine but the reference, of the same tile and sums where both have them."""
+    distances = [one for one in found if one.distances and one.unit == found[0].unit]
     rows = []
     for one, other in product(distances, repeat=2):
-        blocks = {distance.block for distance in (one, other)} - {None}
-        if one.engine == reference or other.engine != reference or one.where != other.where or len(blocks) > 1:
+        blocks, sums = ({getattr(each, name) for each in (one, other)} - {None} for name in ("block", "sums"))
+        same = _where(one, None, None) == _where(other, None, None) and len(blocks) < 2 and len(sums) < 2
+        if one.engine == reference or other.engine != reference or not same:
             continue
-        tiled = one if one.block else other
+        assert one.distances is not None
+        assert other.distances is not None
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratios = [_ratio(values / against) for values, against in zip(one.sizes, other.sizes, strict=True)]
-        n, rescalings = len(one.sizes[0]), number(tiled.rescalings, ".2f")
-        rows.append([one.engine, *one.where, _tile(tiled.block), n, *ratios, rescalings])
+            ratios = [_ratio(mine / its) for mine, its in zip(one.distances, other.distances, strict=True)]
+        tiled = one if one.block else other
+        where = _where(one, tiled.block, one.sums or other.sums)
+        rows.append([one.engine, *where, len(one.distances[0]), *ratios, number(tiled.rescalings, ".2f")])
     return rows
 
 

@@ -18,23 +18,23 @@ from flashpoint.errors import UserError
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from flashpoint.diagnosis.call import AttentionCall
     from flashpoint.diagnosis.probe import Function
     from flashpoint.diagnosis.verdict import Diagnosis
     from flashpoint.numerics.variant import AttentionVariant
 
+_BIAS = ("δ bias", "standard errors", "δ error, nats", "δ noise")
 _COLUMNS = {
-    "δ bias": (("row_sum_bias", "grad_delta_bias", "delta_bias"), "+.1e"),
-    "δ noise": (("row_sum_noise", "grad_delta_noise", "delta_noise"), ".1e"),
-    "follows O": (("delta_follows_out",), ".2f"),
-    "O error": (("out_error",), ".1e"),
-    "dQ error": (("grad_q_error",), ".1e"),
-    "along mean key": (("along_mean_key",), ".0%"),
-    "dead rows": (("dead_rows",), ".1%"),
-    "ties": (("tied_rows",), ".1%"),
-    "largest score": (("score_max",), ".3g"),
-    "offset": (("score_offset",), ".2g"),
+    "follows O": ("delta_follows_out", ".2f"),
+    "O error": ("out_error", ".1e"),
+    "dQ error": ("grad_q_error", ".1e"),
+    "along mean key": ("along_mean_key", ".0%"),
+    "dead rows": ("dead_rows", ".1%"),
+    "ties": ("tied_rows", ".1%"),
+    "largest score": ("score_max", ".3g"),
+    "offset": ("score_offset", ".2g"),
 }
 
 
@@ -74,16 +74,17 @@ def command(
     """Say what is wrong with an attention, by layer and head, with the figures that show it.
 
     CAPTURE is what flashpoint.watch wrote, or a .safetensors file with q, k, v and grad_out. RUN is a run of flashpoint
-    train: the step after its last checkpoint before the onset is repeated. MODEL is a causal language model of
-    Transformers, a folder or a name, which reads --text.
+    train: the step after its last checkpoint before the onset is repeated, or without one the first step. MODEL is a
+    causal language model of Transformers, a folder or a name, which reads --text.
 
     Everything is compared with attention in FP64 on the same Q, K, V and dO. δ is the row term of the softmax's
-    gradient. Its bias and noise are in |dO||O|; "follows O" is 1 where δ takes the rounding of O.
+    gradient. Its bias and noise are in |dO||O|. "Standard errors" is the bias in its own; "nats" is the sum of δ's
+    error over the tokens, in the loss. "Follows O" is 1 where δ takes the rounding of O.
     """
     from flashpoint.diagnosis.verdict import diagnose
 
     device = _device(where)
-    asked = _asked(what, attention, text, tokens, sequences, step, functions, device)
+    asked, weights = _asked(what, attention, text, tokens, sequences, step, functions, device)
     chosen = [one for one in asked if not layers or one.call.layer in layers]
     if not chosen:
         known = ", ".join(str(one.call.layer) for one in asked)
@@ -93,7 +94,7 @@ def command(
             diagnoses = [diagnose(one.call.to(device), one.function, one.declared) for one in chosen]
     except ValueError as error:
         raise UserError(f"{what}: {error}; --attention names it") from error
-    show(_tables(diagnoses), form, _heading(diagnoses, attention))
+    show(_tables(diagnoses), form, _heading(diagnoses, attention, weights))
 
 
 @dataclass(frozen=True)
@@ -114,25 +115,36 @@ def _asked(
     step: int | None,
     functions: Sequence[str],
     device: torch.device,
-) -> list[_Asked]:
-    from flashpoint.diagnosis.sources import calls_of_model, calls_of_run, function_of_layer, read_calls
+) -> tuple[list[_Asked], str]:
+    """Return the calls to diagnose, and of which weights they are."""
+    from flashpoint.capture.sources import (
+        calls_of_model,
+        calls_of_run,
+        function_named,
+        function_of_layer,
+        read_calls,
+    )
     from flashpoint.runs.folder import RunFolder
 
     variant = _variant(attention)
     path = next((path for path in (Path(what), Path("runs") / what) if path.exists()), None)
     if text is not None:
-        calls = calls_of_model(what, text.read_text(), sequences or 16, tokens, device, functions)
+        calls, weights = calls_of_model(what, text.read_text(), sequences or 16, tokens, device, functions), what
     elif path is None:
         raise UserError(f"{what}: no capture and no run; a model of Transformers needs --text FILE")
     elif RunFolder(path).tape.is_file():
         calls, own = calls_of_run(RunFolder(path), step, sequences, device)
         variant = own if attention is None else variant
+        after = calls[0].step
+        weights = f"weights after {after:,} steps" if after else "initial weights"
     else:
         calls = read_calls(path, step)
+        weights = f"step {calls[0].step:,}"
     if variant is not None:
-        return [_Asked(call, function_of_layer(variant, call.layer), _declared(variant, call)) for call in calls]
-    function = None if attention is None else _engine(attention, device)
-    return [_Asked(call, function) for call in calls]
+        of_layer = [(function_of_layer(variant, call.layer), _declared(variant, call)) for call in calls]
+        return [_Asked(call, *some) for call, some in zip(calls, of_layer, strict=True)], weights
+    function = None if attention is None else function_named(attention)
+    return [_Asked(call, function) for call in calls], weights
 
 
 def _variant(attention: str | None) -> AttentionVariant | None:
@@ -152,21 +164,6 @@ def _declared(variant: AttentionVariant, call: AttentionCall) -> AttentionVarian
     return groups[0][0] if len(groups) == 1 and groups[0][0].kernel == "flash" else None
 
 
-def _engine(word: str, device: torch.device) -> Function:
-    """Return an attention that is no variant, for any number of heads of keys."""
-    from flashpoint.deviation.engines import Called, engines_named
-
-    engine = engines_named([word], [], device)[0]
-    if not isinstance(engine, Called):
-        raise UserError(f"--attention {word}: an emulation; give a variant, sdpa:BACKEND, or FILE.py:FUNCTION")
-
-    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float) -> torch.Tensor:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-        return engine.call(q, k, v, is_causal, scale)[0]
-
-    return function
-
-
 def _device(where: str) -> torch.device:
     import torch
 
@@ -176,32 +173,62 @@ def _device(where: str) -> torch.device:
     return torch.device("cuda" if available and where != "cpu" else "cpu")
 
 
-def _heading(diagnoses: Sequence[Diagnosis], attention: str | None) -> str:
+def _heading(diagnoses: Sequence[Diagnosis], attention: str | None, weights: str) -> str:
     call = diagnoses[0].call
     sequences, heads, length, size = call.q.shape
     recorded = ", ".join(dict.fromkeys(diagnosis.call.attention for diagnosis in diagnoses))
     name = f"{attention} on what {recorded} was given" if attention else recorded
     how = "called anew" if diagnoses[0].probed else "as recorded"
     return (
-        f"{name}, {how}: step {call.step:,}, {len(diagnoses)} layers of {heads} heads, "
-        f"{sequences} sequences of {length:,} tokens, d {size}"
+        f"{name}, {how}: {weights}, {_count(len(diagnoses), 'layer')} of {_count(heads, 'head')}, "
+        f"{_count(sequences, 'sequence')} of {length:,} tokens, d {size}"
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _tables(diagnoses: Sequence[Diagnosis]) -> list[Table]:
     findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
     rows = [[one.layer, ", ".join(map(str, one.heads)), one.kind, one.text] for one in findings]
     verdict = Table(("layer", "heads", "finding", "what shows it"), rows, _advice({one.kind for one in findings}))
-    heads = [(diagnosis, head) for diagnosis in diagnoses for head in range(diagnosis.call.q.shape[1])]
-    cells = [[_cell(of, names, head, form) for names, form in _COLUMNS.values()] for of, head in heads]
-    named = [[of.call.layer, head + 1, *some] for (of, head), some in zip(heads, cells, strict=True)]
-    measures = Table(("layer", "head", *_COLUMNS), named, "" if rows else "Nothing found.")
+    measured = [[diagnosis.call.layer, *row] for diagnosis in diagnoses for row in _measures(diagnosis)]
+    unseen = _unseen(diagnoses)
+    note = unseen if rows else f"Nothing found. {unseen}".strip()
+    measures = Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note)
     return [verdict, measures] if rows else [measures]
 
 
-def _cell(diagnosis: Diagnosis, names: Sequence[str], head: int, form: str) -> Cell:
-    found = next((diagnosis.measures[name] for name in names if name in diagnosis.measures), None)
-    return Cell(None, "") if found is None else number(float(found[:, head].mean()), form)
+def _measures(diagnosis: Diagnosis) -> list[list[Cell | int]]:
+    """Return a row for each head."""
+    from flashpoint.diagnosis.bias import DeltaBias
+
+    of, bias = diagnosis.measures, DeltaBias.of(diagnosis.measures)
+    columns: list[tuple[Tensor | None, str]] = [(None, "")] * len(_BIAS)
+    if bias is not None:
+        sure = bias.mean / bias.error.clamp_min(1e-300) if bias.sequences > 1 else None
+        columns = [(bias.mean, "+.1e"), (sure, "+.1f"), (bias.nats, "+.1e"), (bias.noise, ".1e")]
+    columns += [(of[name].mean(0) if name in of else None, form) for name, form in _COLUMNS.values()]
+    return [
+        [head + 1, *(number(None if values is None else float(values[head]), form) for values, form in columns)]
+        for head in range(diagnosis.call.q.shape[1])
+    ]
+
+
+def _unseen(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return how small a bias of δ could have been overlooked, if errors of that size have ignited runs."""
+    from flashpoint.diagnosis.bias import IGNITED, DeltaBias
+
+    biases = [bias for diagnosis in diagnoses if (bias := DeltaBias.of(diagnosis.measures)) is not None]
+    smallest = max((float(bias.smallest.max()) for bias in biases if bias.sequences > 1), default=0.0)
+    ignites = min(IGNITED)
+    if smallest <= ignites:
+        return ""
+    return (
+        f"In some heads a bias of δ below {smallest:.0e} would not show on {biases[0].sequences} sequences; a constant "
+        f"one of {ignites:.0e} made {IGNITED[ignites]} runs explode. More sequences give a sharper answer."
+    )
 
 
 def _advice(kinds: set[str]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from flashpoint.cli.table import FORMATS
+from flashpoint.cli.table import COLUMNS, FORMATS
 from flashpoint.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -24,15 +24,41 @@ BAD_RUNS = "flashpoint.bad_runs"
 _TOLD = 5
 
 runs_argument = click.argument("words", nargs=-1, required=True, metavar="RUN...")
-format_option = click.option(
-    "--format", "form", type=click.Choice(FORMATS), default="markdown", show_default=True, help="What tables look like."
-)
+
+
+def format_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--format``, given as ``form``, and ``--columns``, which :func:`flashpoint.cli.table.show` looks up."""
+    form = click.option(
+        "--format", "form", type=click.Choice(FORMATS), default="markdown", show_default=True,
+        help="What tables look like.",
+    )  # fmt: skip
+    columns = click.option(
+        "--columns", metavar="NAME,...", expose_value=False, callback=_keep_columns,
+        help="Show only columns that have these names, or else begin so, of the tables that have the first one.",
+    )  # fmt: skip
+    return form(columns(command))
+
+
+def _keep_columns(context: click.Context, _: click.Parameter, names: str | None) -> None:
+    if names is not None:
+        context.meta[COLUMNS] = [name.strip() for name in names.split(",")]
 
 
 def figure_option(what: str) -> Callable[[Any], Any]:
     """``--out FILE.png``, into which ``what`` is drawn."""
     kind = click.Path(dir_okay=False, path_type=Path)
     return click.option("--out", type=kind, metavar="FILE.png", help=f"Draw {what} into this file.")
+
+
+def figures_option(what: str) -> Callable[[Any], Any]:
+    """``--figures FOLDER``, into which figures of ``what`` are written, with their data."""
+    return click.option(
+        "--figures",
+        "folder",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="FOLDER",
+        help=f"Write figures of {what} into this folder, and their data beside them as CSV and Parquet.",
+    )
 
 
 def chosen(words: Sequence[str]) -> list[Run]:

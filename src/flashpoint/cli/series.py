@@ -17,12 +17,16 @@ from flashpoint.runs.recorded import Run
 from flashpoint.runs.select import open_run
 
 
-def over_steps(run: Run, names: Sequence[str], head: Head | None, every: int) -> Table:
-    """Return a row for every ``every``-th step that has all metrics, and the last."""
+def over_steps(
+    run: Run, names: Sequence[str], head: Head | None, every: int, since: int = 0, until: int | None = None
+) -> Table:
+    """Return a row for every ``every``-th step that has all metrics, and the last, of the steps ``since`` to before
+    ``until``."""
     steps, values = together([metric_series(run, name, head) for name in names], every)
     rows = [
         [int(step), *(number(float(value), ".4g") for value in at_step)]
         for step, at_step in zip(steps, values.T, strict=True)
+        if since <= step and (until is None or step < until)
     ]
     return Table(("step", *names), rows)
 
@@ -55,6 +59,8 @@ def _head(_context: click.Context, _option: click.Parameter, value: str | None) 
 @click.argument("words", nargs=-1, required=True, metavar="RUN NAME... | RUN...")
 @click.option("--head", callback=_head, metavar="LAYER/HEAD", help="Of metrics of heads; from 1.")
 @click.option("--every", type=click.IntRange(1), default=1, metavar="N", help="Steps between rows. Default: all.")
+@click.option("--since", type=int, default=0, metavar="STEP", help="First step that has a row.  [default: 0]")
+@click.option("--until", type=int, metavar="STEP", help="First step that has none any more.  [default: the end]")
 @click.option("--departures", "metrics", multiple=True, metavar="NAME", help="A metric of heads; repeatable.")
 @click.option(
     "--hottest-head",
@@ -63,7 +69,14 @@ def _head(_context: click.Context, _option: click.Parameter, value: str | None) 
 )
 @format_option
 def command(
-    words: tuple[str, ...], head: Head | None, every: int, metrics: tuple[str, ...], hottest_head: bool, form: str
+    words: tuple[str, ...],
+    head: Head | None,
+    every: int,
+    since: int,
+    until: int | None,
+    metrics: tuple[str, ...],
+    hottest_head: bool,
+    form: str,
 ) -> None:
     """Print metrics of a run side by side, a row for each step at which all were measured.
 
@@ -75,8 +88,8 @@ def command(
     departed, and how many steps before the onset.
     """
     if metrics:
-        if head or every > 1:
-            raise click.UsageError("--departures: takes no --head and no --every")
+        if head or every > 1 or since or until is not None:
+            raise click.UsageError("--departures: takes no --head, --every, --since or --until")
         runs = ended(words, metrics=True)
         pairs = twins(runs)
         show(departures([departure(metric, pairs, hottest_head) for metric in metrics]), form, provenance(runs))
@@ -87,4 +100,4 @@ def command(
     if not names:
         raise click.UsageError("missing NAME: give RUN and the names of metrics")
     run = open_run(word)
-    show(over_steps(run, names, head, every), form, provenance([run]))
+    show(over_steps(run, names, head, every, since, until), form, provenance([run]))

@@ -6,13 +6,17 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from flashpoint.errors import UserError
+
 FORMATS = ("markdown", "csv", "json")
+COLUMNS = "flashpoint.columns"
+"""A key of click's context: the names of the columns to show; absent are all."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,14 @@ def show(tables: Table | Sequence[Table], form: str, heading: str = "") -> None:
 
     Args:
         heading: a line before the tables, e.g. where their runs were made. CSV leaves it and the notes out.
+
+    Raises:
+        UserError: ``--columns`` names one that no table has.
     """
     tables = [tables] if isinstance(tables, Table) else tables
+    context = click.get_current_context(silent=True)
+    if context and COLUMNS in context.meta:
+        tables = with_columns(tables, context.meta[COLUMNS])
     if form == "json":
         click.echo(json.dumps({"heading": heading, "tables": [_plain(table) for table in tables]}, ensure_ascii=False))
     elif form == "csv":
@@ -52,6 +62,33 @@ def show(tables: Table | Sequence[Table], form: str, heading: str = "") -> None:
     else:
         parts = [heading, *(part for table in tables for part in (_markdown(table), table.note))]
         click.echo("\n\n".join(filter(None, parts)))
+
+
+def with_columns(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
+    """Return the tables that have the first of these columns, with only these, in the order of the names.
+
+    A name stands for the columns that have it, or else for those that begin with it.
+
+    Raises:
+        UserError: a name stands for no column.
+    """
+    known = list(dict.fromkeys(column for table in tables for column in table.columns))
+    for name in names:
+        if not _places(known, name):
+            raise UserError(f"--columns {name}: no such column; there are {', '.join(known)}")
+    shown = [table for table in tables if _places(table.columns, names[0])]
+    return [_only(table, dict.fromkeys(at for name in names for at in _places(table.columns, name))) for table in shown]
+
+
+def _places(columns: Sequence[str], name: str) -> list[int]:
+    exact = [at for at, column in enumerate(columns) if column == name]
+    return exact or [at for at, column in enumerate(columns) if column.startswith(name)]
+
+
+def _only(table: Table, places: Iterable[int]) -> Table:
+    places = list(places)
+    rows = [[row[at] for at in places] for row in table.rows]
+    return Table([table.columns[at] for at in places], rows, table.note)
 
 
 def _markdown(table: Table) -> str:

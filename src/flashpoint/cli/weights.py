@@ -10,19 +10,19 @@ import click
 from flashpoint.analysis.provenance import provenance
 from flashpoint.analysis.weights import ALL, Apart, apart, by_difference, last_common_step, tensors
 from flashpoint.cli.cells import plus_minus
-from flashpoint.cli.selection import answered, ended, figure_option, format_option, runs_argument
+from flashpoint.cli.selection import answered, ended, figures_option, format_option, runs_argument
 from flashpoint.cli.table import Table, show
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, notify
 from flashpoint.runs.recorded import Run
 
 _FORM = ".2e"
 _TAKEN = {"kind": ("at", "tensor", "control"), "step": ("tensor",), "tensor": ("at",)}
 
 
-def by_kind(groups: Mapping[str, Sequence[Apart]], step: int, control: str | None) -> Table:
-    """Return a row for each thing that runs differ in, with the distances after ``step`` steps."""
+def by_kind(groups: Mapping[str, Sequence[Apart]], step: int, controls: Sequence[str]) -> Table:
+    """Return a row for each thing that runs differ in, with the distances after ``step`` steps, and over controls'."""
     columns = ["differs in", "pairs", "largest difference", "over the spread", "W₁", "W₁ over the spread"]
-    columns += ["p of W₁ ∝ step^p"] + ([f"W₁ over that of {control}"] if control else [])
+    columns += ["p of W₁ ∝ step^p"] + [f"W₁ over that of {control}" for control in controls]
     rows = []
     for kind, members in groups.items():
         found = [one.at(step) for one in members]
@@ -36,7 +36,7 @@ def by_kind(groups: Mapping[str, Sequence[Apart]], step: int, control: str | Non
             plus_minus([one.wasserstein / one.spread for one in found], _FORM),
             plus_minus(growth, ".2f") if growth else None,
         ]
-        if control:
+        for control in controls:
             others = {one.seed: one.at(step).wasserstein for one in groups[control]}
             ratios = [one.at(step).wasserstein / others[one.seed] for one in members if one.seed in others]
             row.append(plus_minus(ratios, ".3g") if ratios and kind != control else None)
@@ -78,16 +78,19 @@ def by_tensor(runs: Sequence[Run], step: int) -> Table:
 )  # fmt: skip
 @click.option("--at", type=click.IntRange(1), metavar="STEPS", help="Default: the last that all runs have.")
 @click.option("--tensor", metavar="NAME", help=f"A tensor of the model.  [default: {ALL} of them]")
-@click.option("--control", metavar="DIFFERENCE", help="With --by kind: what the others' W₁ is divided by, by seed.")
-@figure_option("both distances over steps")
+@click.option(
+    "--control", "controls", multiple=True, metavar="DIFFERENCE",
+    help="With --by kind: what the others' W₁ is divided by, by seed; repeatable.",
+)  # fmt: skip
+@figures_option("both distances over steps")
 @format_option
 def command(
     words: tuple[str, ...],
     rows: str,
     at: int | None,
     tensor: str | None,
-    control: str | None,
-    out: Path | None,
+    controls: tuple[str, ...],
+    folder: Path | None,
     form: str,
 ) -> None:
     """Print how far the weights of runs are from their twins', where the two differ in one thing.
@@ -101,23 +104,24 @@ def command(
 
     --control DIFFERENCE: the table's name of a difference, e.g. "initial weights".
     """
-    given = {"at": at, "tensor": tensor, "control": control}
+    given = {"at": at, "tensor": tensor, "control": controls or None}
     if unused := [f"--{name}" for name, value in given.items() if value is not None and name not in _TAKEN[rows]]:
         raise click.UsageError(f"--by {rows}: takes no {' and no '.join(unused)}")
     runs = ended(words)
     answers = answered(runs, lambda run: apart(run, tensor or ALL))
     runs, found = [run for run, _ in answers], [one for _, one in answers]
     groups = by_difference(found)
-    if control and control not in groups:
-        raise UserError(f"--control {control}: these runs differ in {'; '.join(groups)}; give one of them")
+    for control in controls:
+        if control not in groups:
+            raise UserError(f"--control {control}: these runs differ in {'; '.join(groups)}; give one of them")
     if rows == "step":
         table = by_step(groups)
     elif rows == "tensor":
         table = by_tensor(runs, at or last_common_step(found))
     else:
-        table = by_kind(groups, at or last_common_step(found), control)
+        table = by_kind(groups, at or last_common_step(found), controls)
     show(table, form, provenance(runs))
-    if out:
-        from flashpoint.report.weights import draw_weights
+    if folder:
+        from flashpoint.report.weights import write_figures
 
-        draw_weights(groups).savefig(out)
+        notify(f"figures: {', '.join(map(str, write_figures(groups, provenance(runs), folder)))}")

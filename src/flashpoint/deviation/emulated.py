@@ -14,13 +14,13 @@ Flash is FlashAttention-2 (Dao, arXiv 2307.08691, Algorithms 1 and 2).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flashpoint.deviation.arithmetic import Arithmetic
+from flashpoint.deviation.arithmetic import EXACT, Arithmetic
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,17 @@ class Inputs:
     v: Tensor
     grad_out: Tensor
     """dO."""
+    scale: float | None = None
+    """α; None is 1/√d."""
+
+    @property
+    def alpha(self) -> float:
+        """The factor of the scores."""
+        return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """Return the inputs with each tensor changed."""
+        return Inputs(change(self.q), change(self.k), change(self.v), change(self.grad_out), self.scale)
 
 
 @dataclass(frozen=True)
@@ -54,30 +65,51 @@ class Results:
 
 def baseline(inputs: Inputs, compute: Arithmetic, *, causal: bool, backward: bool) -> Results:
     """Return the attention with S and P materialised [B, H, T, T]. The backward pass reads P."""
-    q, k, v, grad_out = inputs.q, inputs.k, inputs.v, inputs.grad_out
-    every = slice(0, q.shape[-2])
-    hidden = _hidden(every, every, q.device) if causal else None
-    scores = _scores(q, k, hidden, compute)
+    return Results(_of_rows(inputs, slice(0, inputs.q.shape[-2]), compute, causal, backward))
+
+
+def golden(inputs: Inputs, elements: int, *, causal: bool, backward: bool) -> Results:
+    """Return :func:`baseline` in FP64 by blocks of rows, so that no [T, T] is held.
+
+    Args:
+        elements: scores that are held at a time, of one row at least.
+    """
+    count, heads, length, _ = inputs.q.shape
+    whole: dict[str, Tensor] = {}
+    for rows in _blocks(length, max(1, elements // (count * heads * length))):
+        for name, part in _of_rows(inputs, rows, EXACT, causal, backward).items():
+            if name in ("dK", "dV"):
+                total = whole.setdefault(name, torch.zeros_like(inputs.k))
+                total[..., : part.shape[-2], :] += part
+            else:
+                whole[name] = torch.cat([whole[name], part], 2) if name in whole else part
+    return Results(whole)
+
+
+def _of_rows(inputs: Inputs, rows: slice, compute: Arithmetic, causal: bool, backward: bool) -> dict[str, Tensor]:
+    """Return what these queries give: of dK and dV their share, of the keys that they see."""
+    keys = slice(0, rows.stop if causal else inputs.k.shape[-2])
+    q, grad_out = inputs.q[..., rows, :], inputs.grad_out[..., rows, :]
+    k, v = inputs.k[..., keys, :], inputs.v[..., keys, :]
+    alpha = _alpha(inputs, compute)
+    hidden = _hidden(rows, keys, q.device) if causal else None
+    scores = _scores(q, k, alpha, hidden, compute)
     row_max = scores.amax(-1, keepdim=True)
     unnormalized = _exp(scores - row_max, hidden, compute)
     normalizer = compute.row_sum(unnormalized)[..., None]
     p = compute.round(unnormalized / normalizer)
     values = {"O": compute.product(p, v), "L": _logsumexp(row_max, normalizer, compute)}
     if not backward:
-        return Results(values)
+        return values
     grad_p = compute.product(grad_out, v.mT)
     delta = compute.row_sum(p, grad_p)
     grad_s = compute.round(p * compute.round(grad_p - delta[..., None]))
-    alpha = _alpha(q, compute)
-    return Results(
-        values
-        | {
-            "δ": delta,
-            "dQ": compute.round(alpha * compute.product(grad_s, k)),
-            "dK": compute.round(alpha * compute.product(grad_s.mT, q)),
-            "dV": compute.product(p.mT, grad_out),
-        }
-    )
+    return values | {
+        "δ": delta,
+        "dQ": compute.round(alpha * compute.product(grad_s, k)),
+        "dK": compute.round(alpha * compute.product(grad_s.mT, q)),
+        "dV": compute.product(p.mT, grad_out),
+    }
 
 
 def flash(inputs: Inputs, compute: Arithmetic, block: Block, *, causal: bool, backward: bool) -> Results:
@@ -92,14 +124,14 @@ def flash(inputs: Inputs, compute: Arithmetic, block: Block, *, causal: bool, ba
 def _flash_forward(inputs: Inputs, compute: Arithmetic, block: Block, causal: bool) -> Results:
     """Each row is independent of the others, so that all rows go together: B_r says nothing here."""
     q, k, v = inputs.q, inputs.k, inputs.v
-    length = q.shape[-2]
+    alpha, length = _alpha(inputs, compute), q.shape[-2]
     shape = (*q.shape[:-1], 1)
     row_max, normalizer, out = q.new_full(shape, -math.inf), q.new_zeros(shape), torch.zeros_like(q)
     rescalings = torch.zeros(shape, dtype=torch.int64, device=q.device)
     for keys in _blocks(length, block.keys):
         rows = slice(keys.start if causal else 0, length)
         hidden = _hidden(rows, keys, q.device) if causal else None
-        scores = _scores(q[..., rows, :], k[..., keys, :], hidden, compute)
+        scores = _scores(q[..., rows, :], k[..., keys, :], alpha, hidden, compute)
         old_max = row_max[..., rows, :]
         new_max = torch.maximum(old_max, scores.amax(-1, keepdim=True))
         p = _exp(scores - new_max, hidden, compute)
@@ -118,24 +150,31 @@ def _flash_backward(
     inputs: Inputs, compute: Arithmetic, block: Block, causal: bool, out: Tensor, logsumexp: Tensor
 ) -> dict[str, Tensor]:
     q, k, v, grad_out = inputs.q, inputs.k, inputs.v, inputs.grad_out
+    alpha, length = _alpha(inputs, compute), q.shape[-2]
     delta = compute.row_sum(grad_out, out)
     grad_q, grad_k, grad_v = (torch.zeros_like(q) for _ in range(3))
+
+    def of_tile(rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
+        """Return P and dS."""
+        hidden = _hidden(rows, keys, q.device) if causal else None
+        scores = _scores(q[..., rows, :], k[..., keys, :], alpha, hidden, compute)
+        p = _exp(scores - logsumexp[..., rows, None], hidden, compute)
+        grad_p = compute.product(grad_out[..., rows, :], v[..., keys, :].mT)
+        return p, compute.round(p * compute.round(grad_p - delta[..., rows, None]))
 
     def add(total: Tensor, at: slice, a: Tensor, b: Tensor) -> None:
         total[..., at, :] = compute.keep(total[..., at, :] + compute.keep(compute.sum_of_products(a, b)))
 
-    for rows in _blocks(q.shape[-2], block.rows):
-        q_rows, grad_out_rows = q[..., rows, :], grad_out[..., rows, :]
-        for keys in _blocks(rows.stop if causal else q.shape[-2], block.keys):
-            hidden = _hidden(rows, keys, q.device) if causal else None
-            scores = _scores(q_rows, k[..., keys, :], hidden, compute)
-            p = _exp(scores - logsumexp[..., rows, None], hidden, compute)
-            grad_p = compute.product(grad_out_rows, v[..., keys, :].mT)
-            grad_s = compute.round(p * compute.round(grad_p - delta[..., rows, None]))
-            add(grad_v, keys, p.mT, grad_out_rows)
-            add(grad_q, rows, grad_s, k[..., keys, :])
-            add(grad_k, keys, grad_s.mT, q_rows)
-    alpha = _alpha(q, compute)
+    # A row of dQ adds one block of keys after another, a key's dK and dV one block of rows after another: all rows, and
+    # then all keys, go together. With one pass over the tiles P would be computed once, but tile by tile.
+    for keys in _blocks(length, block.keys):
+        rows = slice(keys.start - keys.start % block.rows if causal else 0, length)
+        add(grad_q, rows, of_tile(rows, keys)[1], k[..., keys, :])
+    for rows in _blocks(length, block.rows):
+        keys = slice(0, rows.stop if causal else length)
+        p, grad_s = of_tile(rows, keys)
+        add(grad_v, keys, p.mT, grad_out[..., rows, :])
+        add(grad_k, keys, grad_s.mT, q[..., rows, :])
     return {
         "δ": delta,
         "dQ": compute.round(alpha * compute.round(grad_q)),
@@ -156,14 +195,14 @@ def _hidden(rows: slice, keys: slice, device: torch.device) -> Tensor:
     return torch.arange(keys.start, keys.stop, device=device) > queries[:, None]
 
 
-def _alpha(q: Tensor, compute: Arithmetic) -> Tensor:
-    """Return 1/√d in the precision."""
-    return compute.round(q.new_tensor(q.shape[-1] ** -0.5))
+def _alpha(inputs: Inputs, compute: Arithmetic) -> Tensor:
+    """Return α in the precision."""
+    return compute.round(inputs.q.new_tensor(inputs.alpha))
 
 
-def _scores(q: Tensor, k: Tensor, hidden: Tensor | None, compute: Arithmetic) -> Tensor:
+def _scores(q: Tensor, k: Tensor, alpha: Tensor, hidden: Tensor | None, compute: Arithmetic) -> Tensor:
     """Return S [B, H, R, C], the product and its multiple by α rounded; −∞ where the key is hidden."""
-    scores = compute.round(_alpha(q, compute) * compute.product(q, k.mT))
+    scores = compute.round(alpha * compute.product(q, k.mT))
     return scores if hidden is None else scores.masked_fill(hidden, -math.inf)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -102,17 +101,24 @@ class Called:
         if precision not in self.formats:
             raise UserError(f"{self.name}: computes in {', '.join(self.formats)}, not {precision}; change --precision")
         q, k, v = (x.to(DTYPES[precision]).requires_grad_(setting.backward) for x in (inputs.q, inputs.k, inputs.v))
-        out, logsumexp = self.call(q, k, v, setting.causal, q.shape[-1] ** -0.5)
+        out, logsumexp = self.call(q, k, v, setting.causal, inputs.alpha)
         if out.shape != q.shape:
             raise UserError(f"{self.name}: returns {list(out.shape)} for q of {list(q.shape)}; return O of q's shape")
         values = {"O": out.detach().double()}
         if logsumexp is not None:
             values["L"] = logsumexp.detach().double()
         if setting.backward and out.requires_grad:
-            with user_code.told(self.name, self.name) if ".py:" in self.name else contextlib.nullcontext():
-                gradients = torch.autograd.grad(out, (q, k, v), inputs.grad_out.to(out.dtype))
+            gradients = self._gradients(out, (q, k, v), inputs.grad_out)
             values |= dict(zip(("dQ", "dK", "dV"), (x.double() for x in gradients), strict=True))
         return Results(values)
+
+    def _gradients(self, out: Tensor, of: tuple[Tensor, Tensor, Tensor], grad_out: Tensor) -> tuple[Tensor, ...]:
+        try:
+            return torch.autograd.grad(out, of, grad_out.to(out.dtype))
+        except RuntimeError as error:
+            if "alloc" in str(error):
+                raise
+            raise UserError(f"{self.name}: its backward pass fails: {_reason(error)}; ask for --of O alone") from error
 
 
 def engines_named(words: Sequence[str], precisions: Sequence[Format], device: torch.device) -> list[Engine]:
@@ -180,13 +186,20 @@ def _sdpa(backend: str) -> Called:
                 warnings.simplefilter("ignore")  # PyTorch warns why other backends do not fit
                 return _pytorchs(q, k, v, causal, scale)
         except RuntimeError as error:
-            takes = [name for name in BACKENDS if _available(name, q.dtype, q.device)]
+            if "alloc" in str(error):
+                raise  # memory, which has a line of its own
+            takes = [f"sdpa:{name}" for name in BACKENDS if _available(name, q.dtype, q.device)]
             raise UserError(
-                f"sdpa:{backend}: {one_line(error)} for {q.dtype} of head size {q.shape[-1]} on {q.device.type}; "
-                f"available: {', '.join(takes)}"
+                f"sdpa:{backend}: does not run {q.dtype} of head size {q.shape[-1]} on {q.device.type}: "
+                f"{_reason(error)}; available: {', '.join(takes)}"
             ) from error
 
     return Called(f"sdpa:{backend}", call)
+
+
+def _reason(error: Exception) -> str:
+    """Return the first sentence: PyTorch's second one says what may be wrong with a call that chose no backend."""
+    return one_line(error).split(". ")[0]
 
 
 def _available(backend: str, dtype: torch.dtype, device: torch.device) -> bool:

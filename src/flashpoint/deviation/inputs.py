@@ -1,10 +1,9 @@
-"""Q, K, V and dO of independent inputs: drawn by seed, or read from a file."""
+"""Q, K, V and dO of independent inputs, drawn by seed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +14,6 @@ from flashpoint.errors import UserError
 
 _SINK_NATS = 8.0
 """The mean score of the first key with ``sink``."""
-_NAMES = ("q", "k", "v", "grad_out")
 
 
 def _sink(q: NDArray[np.float64], k: NDArray[np.float64]) -> None:
@@ -63,32 +61,3 @@ def _of_seed(kind: str, seed: int, length: int, head_size: int) -> NDArray[np.fl
     tensors = np.random.default_rng(seed).standard_normal((4, length, head_size))
     DRAWN[kind](tensors[0], tensors[1])
     return tensors
-
-
-def read(path: Path) -> Inputs:
-    """Read q, k, v and grad_out [B, H, T, d] of any float dtype from a .safetensors file; B are the independent inputs.
-
-    Raises:
-        UserError: the file is none, or lacks a tensor, or has one of another shape or with NaN or infinity.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if not path.is_file():
-        raise UserError(f"--inputs {path}: no such file; give one, or {', '.join(DRAWN)}")
-    try:
-        found = load_file(path)
-    except SafetensorError as error:
-        raise UserError(f"--inputs {path}: no .safetensors file: {error}") from error
-    if missing := [name for name in _NAMES if name not in found]:
-        raise UserError(f"--inputs {path}: no tensor {', '.join(missing)}; it needs {', '.join(_NAMES)}")
-    shape = found["q"].shape
-    for name in _NAMES:
-        tensor = found[name]
-        if tensor.shape != shape or tensor.ndim != 4 or not tensor.numel():
-            raise UserError(
-                f"--inputs {path}: {name} is {list(tensor.shape)}; all four tensors need one shape [B, H, T, d]"
-            )
-        if not (tensor.is_floating_point() and tensor.isfinite().all()):
-            raise UserError(f"--inputs {path}: {name} holds values that are no finite floating-point numbers")
-    return Inputs(*(found[name].double() for name in _NAMES))

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch import Tensor
 
-from flashpoint.deviation.arithmetic import EXACT, Arithmetic
-from flashpoint.deviation.emulated import Block, Inputs, Results
-from flashpoint.deviation.engines import Emulated, Engine, Setting
-from flashpoint.deviation.formats import Format
+from flashpoint.deviation.arithmetic import Arithmetic
+from flashpoint.deviation.emulated import Block, Inputs, Results, golden
+from flashpoint.deviation.engines import Engine, Setting
 from flashpoint.errors import UserError
 
 QUANTITIES = ("O", "L", "δ", "dQ", "dK", "dV")
 GOLDEN = "golden"
 _ELEMENTS = 1 << 22
-"""Scores that are computed at a time, if an input does not have more."""
+"""Scores that are computed at a time: those of one input at least, and of the golden value one row's."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Pair:
     engine: str
     other: str
     quantity: str
-    precision: Format
-    length: int
+    emulated: bool
+    """Whether one of the two computes in the arithmetic that was asked for."""
     block: Block | None
     """None where neither works by tiles."""
     difference: Tensor
@@ -59,9 +60,10 @@ def pairs(
     Raises:
         UserError: an engine cannot compute this.
     """
-    inputs = Inputs(*(compute.round(x) for x in (inputs.q, inputs.k, inputs.v, inputs.grad_out)))
+    inputs = inputs.map(compute.round)
     backward = any(name not in ("O", "L") for name in quantities)
-    golden = _computed(Emulated("baseline", tiled=False), inputs, Setting(EXACT, blocks[0], causal, backward)).values
+    with _memory_told(GOLDEN, inputs):
+        exact = golden(inputs, _ELEMENTS, causal=causal, backward=backward).values
     whole: dict[str, Results] = {}  # of engines without tiles
     for number, block in enumerate(blocks):
         setting = Setting(compute, block, causal, backward)
@@ -79,7 +81,7 @@ def pairs(
             tiled = [one for one in (engine, other) if one and one.tiled]
             if number and not tiled:
                 continue
-            found, against = results[engine.name].values, results[other.name].values if other else golden
+            found, against = results[engine.name].values, results[other.name].values if other else exact
             risen = [results[one.name].rescalings for one in tiled]
             for name in quantities:
                 if name in found and name in against:
@@ -87,11 +89,10 @@ def pairs(
                         engine=engine.name,
                         other=other.name if other else GOLDEN,
                         quantity=name,
-                        precision=compute.precision,
-                        length=inputs.q.shape[-2],
+                        emulated=engine.emulated or (other is not None and other.emulated),
                         block=block if tiled else None,
                         difference=found[name] - against[name],
-                        golden=golden[name],
+                        golden=exact[name],
                         rescalings=None if not risen or risen[0] is None else float(risen[0].double().mean()),
                     )
 
@@ -100,18 +101,21 @@ def _computed(engine: Engine, inputs: Inputs, setting: Setting) -> Results:
     """Compute a few inputs at a time, as many as memory is meant for."""
     count, heads, length, _ = inputs.q.shape
     step = max(1, _ELEMENTS // (heads * length**2))
-    parts = []
-    for start in range(0, count, step):
-        at = slice(start, start + step)
-        part = Inputs(inputs.q[at], inputs.k[at], inputs.v[at], inputs.grad_out[at])
-        try:
-            parts.append(engine.compute(part, setting))
-        except RuntimeError as error:
-            if "alloc" not in str(error):
-                raise
-            raise UserError(f"{engine.name} at {length:,} tokens: not enough memory; give fewer tokens") from error
+    with _memory_told(engine.name, inputs):
+        parts = [engine.compute(inputs.map(itemgetter(slice(at, at + step))), setting) for at in range(0, count, step)]
     rescalings = [part.rescalings for part in parts if part.rescalings is not None]
     return Results(
         {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values},
         torch.cat(rescalings) if rescalings else None,
     )
+
+
+@contextmanager
+def _memory_told(name: str, inputs: Inputs) -> Iterator[None]:
+    """What PyTorch raises where memory does not suffice, as a :class:`UserError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "alloc" not in str(error):
+            raise
+        raise UserError(f"{name} at {inputs.q.shape[-2]:,} tokens: not enough memory; give fewer tokens") from error

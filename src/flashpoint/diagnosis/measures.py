@@ -78,7 +78,7 @@ def of_results(
     ``length_error_expected``, ``out_error_expected``: those of FlashAttention-2 by this package's reference, which
     rounds P̄ and O. ``out_error_coarse``: of the declared variant, or of one that rounds S and Ō, too.
     ``delta_bias`` and ``delta_noise``: of δ's error ε, Σ ε / Σ |dO||O| and (Σ ε² / Σ (|dO||O|)²)^½, with ε from O, as
-    δ = rowsum(dO∘O) has it; ``delta_sum``: Σ ε, nats of the loss. ``grad_delta_bias`` and ``grad_delta_noise``: the
+    δ = rowsum(dO∘O) has it; ``delta_sum``: Σ ε, nats of the loss. ``grad_delta_bias``, ``…_noise`` and ``…_sum``: the
     same with ε from dQ's error along PK. ``delta_follows_out`` and ``delta_follows_probs``: the slopes, over rows, of
     that ε on what the rounding of O (and Ō) and that of P̄ add to rowsum(dO∘O): 1 where δ takes the rounding, 0 where it
     does not. ``along_mean_key``: the share of dQ's squared error along the mean key.
@@ -189,8 +189,7 @@ def _of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:
         **_rows_off("out", difference.norm(dim=-1) / size),
         "dead_rows": _dead(found, true.out).double().mean(-1),
         "length_error": _length_error(found, true),
-        **_relative("delta", error, true.bound),
-        "delta_sum": error.sum(-1),
+        **relative("delta", error, true.bound),
     }
 
 
@@ -230,7 +229,7 @@ def _of_grad_q(found: Tensor, true: Exact, scale: float) -> Measures:
     along = (difference * unit).sum(-1).square().sum(-1) / difference.square().sum((-2, -1)).clamp_min(1e-300)
     return {
         **_rows_off("grad_q", difference.norm(dim=-1) / size),
-        **_relative("grad_delta", error, true.bound),
+        **relative("grad_delta", error, true.bound),
         "along_mean_key": along,
     }
 
@@ -248,9 +247,10 @@ def _rows_off(name: str, error: Tensor) -> Measures:
     }
 
 
-def _relative(name: str, error: Tensor, bound: Tensor) -> Measures:
-    """Return the bias and noise of errors [H, T] in the unit of each row's bound."""
+def relative(name: str, error: Tensor, bound: Tensor) -> Measures:
+    """Return the bias and noise [H] of errors of δ [H, T] in the unit of each row's bound, and their sum, nats."""
     return {
         f"{name}_bias": error.sum(-1) / bound.sum(-1).clamp_min(1e-300),
         f"{name}_noise": (error.square().sum(-1) / bound.square().sum(-1).clamp_min(1e-300)).sqrt(),
+        f"{name}_sum": error.sum(-1),
     }

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import Exact
-from flashpoint.diagnosis.measures import Measures, Results
+from flashpoint.diagnosis.measures import Measures, Results, relative
 from flashpoint.user_code import UserCodeError
 
 Function = Callable[[Tensor, Tensor, Tensor, bool, float], Tensor]
@@ -94,7 +94,7 @@ def probe(function: Function, call: AttentionCall) -> Probed | None:
 def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) -> Measures:
     """Return what the features of a sequence say, [H] each.
 
-    ``row_sum_bias`` and ``row_sum_noise``: of −Σⱼ dSᵢⱼ / α, in the unit of ``delta_bias``. ``weight_error``: the
+    ``row_sum_bias``, ``…_noise`` and ``…_sum``: of −Σⱼ dSᵢⱼ / α, as those of ``delta``. ``weight_error``: the
     largest mean |error| of the weight that a block of queries gives a block of keys, and ``weight_error_queries`` and
     ``…_keys``, which; ``weight_found`` and ``weight_exact`` are the two weights. ``mass_error``: the largest
     |Σⱼ Pᵢⱼ − 1| over blocks of queries, and ``mass_error_block``, which.
@@ -111,8 +111,7 @@ def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) ->
     masses = probed.masses[n].repeat_interleave(call.groups, 0)
     mass_error = (masses - 1).abs()
     return {
-        "row_sum_bias": error.sum(-1) / true.bound.sum(-1).clamp_min(1e-300),
-        "row_sum_noise": (error.square().sum(-1) / true.bound.square().sum(-1).clamp_min(1e-300)).sqrt(),
+        **relative("row_sum", error, true.bound),
         "weight_error": largest,
         "weight_error_queries": (place // count).double(),
         "weight_error_keys": (place % count).double(),

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 
+from flashpoint.diagnosis.bias import DeltaBias, ignited
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Measures, Results
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
 from flashpoint.numerics.variant import AttentionVariant
 
-IGNITES = 1e-6
-"""A constant error of δ of this share of |dO||O| ignited 2 of 4 runs (docs/findings/injected.md)."""
-CHANCE = 0.001
-"""How likely a diagnosis of one layer without a fault may call some head's δ biased."""
 _FP16_MAX = 65_504.0
 _WEIGHT_OFF = 0.01
 """Weights and masses: the rounding of P̄ and O to BF16 accounts for 0.004."""
@@ -28,6 +23,8 @@ _GRADIENT_OFF = 0.02
 _LENGTH_OFF = 5e-4
 """Of the length error's root mean square beyond what is expected; a BF16 ℓ adds 1e-3 or more."""
 _FOLLOWS = 0.5
+_FEW = 3
+"""Sequences without which nothing is said of δ's bias."""
 _DEAD_ROWS = 0.001
 """Share of rows that are switched off. Nothing else makes |O| half as long."""
 
@@ -239,25 +236,16 @@ def _explained(of: Measures) -> Tensor:
 
 
 def _biased(of: Measures, finding: _Make) -> Finding | None:
-    """δ's bias against its spread over sequences: one value a sequence, Student's t, Bonferroni over heads."""
-    name = next((name for name in ("row_sum", "grad_delta", "delta") if f"{name}_bias" in of), None)
-    count = len(of["out_error"])
-    if name is None or count < 3:
+    bias = DeltaBias.of(of)
+    if bias is None or bias.sequences < _FEW or not (heads := bias.igniting).any():
         return None
-    bias, spread = of[f"{name}_bias"].mean(0), of[f"{name}_bias"].std(0) / count**0.5
-    chance = torch.from_numpy(2 * stats.t.sf(np.abs((bias / spread.clamp_min(1e-300)).numpy()), count - 1))
-    heads = (chance < CHANCE / len(bias)) & (bias.abs() >= IGNITES)
-    if not heads.any():
-        return None
-    worst = int((bias.abs() * heads).argmax())
-    sure, size = float(bias[worst] / spread[worst]), float(bias[worst])
-    noise = float(of[f"{name}_noise"][:, worst].mean())
+    worst = int((bias.mean.abs() * heads).argmax())
+    size, sure, nats = (float(x[worst]) for x in (bias.mean, bias.mean / bias.error, bias.nats))
     follows = float(of["delta_follows_out"][:, worst].mean()) if "delta_follows_out" in of else float("nan")
     source = "its error follows the rounding of O" if follows > _FOLLOWS else "its error does not follow O's rounding"
     text = (
-        f"δ errs by {size:+.1e} of |dO||O| on average, {abs(sure):.0f} standard errors of {count} sequences, "
-        f"{abs(size) / IGNITES:,.0f} times the constant error that ignited 2 of 4 runs; its noise is {noise:.1e}; "
-        f"{source}"
+        f"δ errs by {size:+.1e} of |dO||O| on average, {abs(sure):.0f} standard errors of {bias.sequences} sequences, "
+        f"and by {nats:+.1e} nats over them; its noise is {float(bias.noise[worst]):.1e}; {source}; {ignited(size)}"
     )
     return finding("delta_bias", heads, text)
 

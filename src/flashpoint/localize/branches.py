@@ -1,53 +1,34 @@
-"""Branches of a recorded run with another attention, and how much of the run's growth of W_Q each has.
+"""Branches of a run with another attention, and how much of the run's growth of W_Q each has.
 
-A branch starts at a checkpoint and trains on the tape's batches for some hundreds of steps. Two branches are the
+A branch starts at a checkpoint and trains on the run's batches for some hundreds of steps. Two branches are the
 measure: one with the run's own attention, one with its twin, the same with every row of dS summing to zero. What
-another branch has of the growth between these two is its effect: 0 is the twin's, 1 the run's.
+another branch has of the growth between these two is its share: 0 is the twin's, 1 the run's.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import hashlib
 import json
+import multiprocessing
+import os
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from flashpoint.config import Config, build_config
+from flashpoint.analysis.intervals import mean_interval
 from flashpoint.errors import UserError
-from flashpoint.files import CONFIGS
-from flashpoint.numerics.choices import DeltaError
-from flashpoint.numerics.variant import AttentionVariant
-from flashpoint.runs.folder import RunFolder, by_step
-from flashpoint.runs.outcome import Verdict
-from flashpoint.runs.recorded import Run
-from flashpoint.schema import Kind, parsed
-from flashpoint.training.run import run as train
+from flashpoint.localize.subject import A, Subject, Trained
+from flashpoint.runs.folder import RunFolder
 
 LEAST_GROWTH = 1.25
 """W_Q of some head of the run must grow beyond the twin's by this factor, or a branch says nothing."""
-
-
-_ANEW = "delete it, and branches are trained anew"
-
-
-class _Branch(Kind):
-    """A line of ``localize.jsonl``."""
-
-    key: str
-    """Digest of attention, start and steps."""
-    outcome: Verdict
-    norms: Annotated[list[list[Annotated[float, Field(gt=0)]]], Field(min_length=1)]
-    """Spectral norms of W_Q at the end, by layer and head."""
 
 
 class OutOfTimeError(Exception):
@@ -76,42 +57,64 @@ class Effect:
 
     @property
     def told(self) -> str:
-        """``0.93 of the growth, 3 of 3 starts``."""
-        return f"{np.mean(list(self.shares.values())):.2f} of the growth, {self.votes} of {len(self.shares)} starts"
+        """``0.93 ± 0.04 of the growth, 3 of 3 starts``: a 95 % interval over starts, which says if it decides."""
+        mean, half = mean_interval(list(self.shares.values()))
+        spread = "" if half is None else f" ± {half:.2f}"
+        unsure = ", undecided" if half is not None and abs(mean - 0.5) < half else ""
+        return f"{mean:.2f}{spread} of the growth, {self.votes} of {len(self.shares)} starts{unsure}"
 
 
-class Branches:
-    """The branches of one run; each is trained once, and its norms are kept in the run's folder.
+@dataclass(frozen=True)
+class Branch(Generic[A]):
+    """What to train."""
+
+    attention: A
+    start: int
+    steps: int
+
+
+class Branches(Generic[A]):
+    """The branches of one run; each is trained once, and its norms are kept in the run's folder. A context.
 
     Args:
-        folder: of a run that exploded, with checkpoints before the onset.
         steps: of a branch.
-        starts: so many starting steps, the newest checkpoints from which a branch ends before the onset, or 0.
-        minutes: after so many no further branch is begun; None is no limit.
+        starts: so many starting steps, the newest checkpoints from which a branch ends before the run's failure.
+        minutes: no branch is begun that would end later, by the slowest of those before; None is no limit.
+        gpus: on which branches train side by side, a process each; 1 trains in this process.
 
     Raises:
-        UserError: the run did not explode, or too early.
+        UserError: the run failed too early.
     """
 
-    def __init__(self, folder: RunFolder, steps: int, starts: int, minutes: float | None) -> None:
-        self.run = Run.of_folder(folder)
-        onset = self.run.onset
-        if onset is None:
-            raise UserError(f"{folder.path}: {self.run.verdict}; a run that exploded is localised")
-        self.onset, self.steps, self._folder = onset, steps, folder
-        self.checkpoints = checkpoints = [
-            0,
-            *by_step(folder.checkpoints, ".json"),
-        ]  # a run can be repeated from its beginning, too
-        self.starts = [step for step in checkpoints if step + steps <= onset][-starts:]
+    def __init__(
+        self, subject: Subject[A], folder: RunFolder, steps: int, starts: int, minutes: float | None, gpus: int = 1
+    ) -> None:
+        self.subject, self.steps, self._folder = subject, steps, folder
+        run = subject.run
+        self.failed_at = run.failed_at
+        end = int(run.outcome["step"]) if self.failed_at is None else self.failed_at
+        self.starts = [step for step in subject.checkpoints if step + steps <= end][-starts:]
         if not self.starts:
             raise UserError(
-                f"{folder.path}: exploded at {onset:,}, before {steps:,} steps are done; give fewer --steps"
+                f"{folder.path}: {run.verdict}; no checkpoint lies {steps:,} steps before that; give fewer --steps"
             )
         self._until = None if minutes is None else time.monotonic() + 60 * minutes
-        self._log = folder.path / "localize.jsonl"
-        self._known = dict(self._read())
+        self._known = {branch["key"]: branch for branch in folder.read_branches()}
+        self._seconds = 0.0
+        self._gpus = gpus
+        self._pool = _pool(gpus) if gpus > 1 else None
         self.trained = 0
+
+    def __enter__(self) -> Branches[A]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        if kind is None:  # otherwise the log of the branch that failed stays
+            shutil.rmtree(self._folder.path / "branches", ignore_errors=True)
 
     @property
     def known(self) -> int:
@@ -119,113 +122,128 @@ class Branches:
         return len(self._known)
 
     @property
-    def variant(self) -> AttentionVariant:
-        """The run's attention."""
-        return self.run.attention
+    def side_by_side(self) -> bool:
+        """Whether branches train side by side, so that asking for more than is needed costs little."""
+        return self._pool is not None
 
-    @property
-    def twin(self) -> AttentionVariant:
-        """The run's attention with exact row sums, and no injected error."""
-        return exact(self.variant)
-
-    def effect(self, variant: AttentionVariant) -> Effect:
-        """Return what a variant has of the growth.
+    def effect(self, attention: A) -> Effect:
+        """Return what an attention has of the growth.
 
         Raises:
             OutOfTimeError: a branch is missing, and the time is over.
             UserError: the run itself does not outgrow its twin from a start.
         """
+        self.prepare([self.subject.whole, self.subject.twin, attention])
         shares = {}
         for start in self.starts:
-            twin = self.norms(self.twin, start)
-            whole = _growth(self.norms(self.variant, start), twin)
+            run, twin, own = (self._norms(which, start) for which in (self.subject.whole, self.subject.twin, attention))
+            if not np.isfinite([run, twin]).all():
+                raise UserError(
+                    f"{self._folder.path}: from step {start:,} on W_Q of the run or of its twin is no number after "
+                    f"{self.steps:,} steps; give fewer --steps"
+                )
+            whole = _growth(run, twin)
             if whole < np.log(LEAST_GROWTH):
                 raise UserError(
                     f"{self._folder.path}: from step {start:,} on W_Q outgrows its twin's by ×{np.exp(whole):.2f} in "
-                    f"{self.steps:,} steps, too little to tell branches apart; give more --steps"
+                    f"{self.steps:,} steps, too little to tell branches apart; give more --steps, or flashpoint "
+                    "diagnose: this attention's fault, if it has one, does not drive W_Q"
                 )
-            shares[start] = _growth(self.norms(variant, start), twin) / whole
+            finite = bool(np.isfinite(own).all())  # one that is not has failed as the run did
+            shares[start] = _growth(own, twin) / whole if finite else 1.0
         return Effect(shares)
 
-    def norms(self, variant: AttentionVariant, start: int) -> NDArray[np.float64]:
+    def prepare(self, attentions: Sequence[A]) -> None:
+        """Train the branches of attentions that are missing, from all starting steps, side by side if possible."""
+        self._train([Branch(attention, start, self.steps) for attention in attentions for start in self.starts])
+
+    def onset(self, attention: A, start: int, steps: int) -> int | None:
+        """Return the step at which a branch of another length explodes, or is no longer finite; None if it holds."""
+        known = self._one(Branch(attention, start, steps))
+        if known["outcome"] == "stable":
+            return None
+        return start + steps if known["onset"] is None else int(known["onset"])
+
+    def _norms(self, attention: A, start: int) -> NDArray[np.float64]:
         """Return the spectral norms of W_Q [n_layer, n_head] at the end of a branch."""
-        norms: NDArray[np.float64] = np.array(self._branch(variant, start, self.steps)["norms"])
+        norms: NDArray[np.float64] = np.array(self._one(Branch(attention, start, self.steps))["norms"])
         return norms
 
-    def explodes(self, variant: AttentionVariant, start: int, steps: int) -> bool:
-        """Whether a branch of another length explodes."""
-        return bool(self._branch(variant, start, steps)["outcome"] != "stable")
+    def _one(self, branch: Branch[A]) -> dict[str, Any]:
+        self._train([branch])
+        return self._known[self._key(branch)]
 
-    def _branch(self, variant: AttentionVariant, start: int, steps: int) -> dict[str, Any]:
-        choices = json.dumps({**variant.to_dict(), "name": ""}, sort_keys=True)
-        key = hashlib.sha256(f"{choices} {start} {steps}".encode()).hexdigest()[:16]
-        if key not in self._known:
-            if self._until is not None and time.monotonic() > self._until:
+    def _key(self, branch: Branch[A]) -> str:
+        told = f"{self.subject.identity(branch.attention)} {branch.start} {branch.steps}"
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    def _train(self, branches: Sequence[Branch[A]]) -> None:
+        """Train those that are missing.
+
+        Raises:
+            OutOfTimeError: one may not be begun any more. Those under way are kept.
+        """
+        missing = {key: branch for branch in branches if (key := self._key(branch)) not in self._known}
+        if missing:
+            (self._folder.path / "branches").mkdir(exist_ok=True)
+        running: dict[Future[tuple[Trained, float]], str] = {}
+        waiting, late = list(missing), False
+        while waiting or running:
+            while waiting and len(running) < self._gpus and not late:
+                late = self._late(missing[waiting[0]].steps)
+                if not late:
+                    key = waiting.pop(0)
+                    running[self._begin(missing[key], key)] = key
+            if not running:
                 raise OutOfTimeError
-            self._known[key] = {"key": key, "attention": variant.name, "start": start, "steps": steps,
-                                **self._train(variant, start, steps, key)}  # fmt: skip
-            with self._log.open("a") as file:
-                file.write(json.dumps(self._known[key]) + "\n")
-            self.trained += 1
-        return self._known[key]
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                key = running.pop(future)
+                self._keep(key, missing[key], *future.result())
 
-    def _train(self, variant: AttentionVariant, start: int, steps: int, key: str) -> dict[str, Any]:
-        """Train a branch in a folder that is gone afterwards."""
-        parent = self._folder.path / "branches"
-        shutil.rmtree(parent / key, ignore_errors=True)
-        parent.mkdir(exist_ok=True)
-        with (parent / f"{key}.log").open("w") as log, contextlib.redirect_stderr(log):
-            outcome = train(_branching(self._folder, variant, start, steps, parent, key))
-        branch = Run.of_folder(RunFolder(Path(outcome.run)))
-        norms = branch.measured_by_head("w_q_spectral_norm")[1][..., -1].tolist()
-        shutil.rmtree(parent)
-        return {"outcome": outcome.outcome, "onset": outcome.onset_step, "norms": norms}
+    def _late(self, steps: int) -> bool:
+        return self._until is not None and time.monotonic() + steps * self._seconds > self._until
 
-    def _read(self) -> list[tuple[str, dict[str, Any]]]:
-        if not self._log.exists():
-            return []
-        *lines, _unfinished = self._log.read_bytes().split(b"\n")
-        found = [parsed(line, _Branch, f"{self._log}:{number}", _ANEW) for number, line in enumerate(lines, 1)]
-        return [(one["key"], one) for one in found]
+    def _begin(self, branch: Branch[A], key: str) -> Future[tuple[Trained, float]]:
+        if self._pool is not None:
+            return self._pool.submit(_train_one, self.subject, branch, self._folder, key)
+        future: Future[tuple[Trained, float]] = Future()
+        future.set_result(_train_one(self.subject, branch, self._folder, key))
+        return future
+
+    def _keep(self, key: str, branch: Branch[A], trained: Trained, seconds: float) -> None:
+        told = {"key": key, "attention": self.subject.told(branch.attention), "start": branch.start}
+        self._known[key] = {**told, "steps": branch.steps, "seconds": round(seconds, 1), **asdict(trained)}
+        with self._folder.branch_log.open("a") as file:
+            file.write(json.dumps(self._known[key], ensure_ascii=False) + "\n")
+        self._seconds = max(self._seconds, seconds / branch.steps)
+        self.trained += 1
 
 
-def exact(variant: AttentionVariant) -> AttentionVariant:
-    """Return a variant with exact row sums and no injected error, everywhere."""
-    elsewhere = variant.elsewhere and exact(variant.elsewhere)
-    return dataclasses.replace(
-        variant, name=f"{variant.name} exact_row_sum=true", exact_row_sum=True, delta_error=DeltaError(),
-        elsewhere=elsewhere,
-    )  # fmt: skip
+def _train_one(subject: Subject[A], branch: Branch[A], folder: RunFolder, key: str) -> tuple[Trained, float]:
+    """Train a branch in a folder that is gone afterwards; return its end and its seconds."""
+    place = folder.path / "branches" / key
+    shutil.rmtree(place, ignore_errors=True)
+    started = time.monotonic()
+    trained = subject.train(branch.attention, branch.start, branch.steps, place)
+    shutil.rmtree(place, ignore_errors=True)
+    return trained, time.monotonic() - started
 
 
-def only_in(
-    variant: AttentionVariant, elsewhere: AttentionVariant, layers: Sequence[int], heads: Sequence[int] | None = None
-) -> AttentionVariant:
-    """Return a variant in some layers, and in some heads of them, and another one elsewhere; all count from 1."""
-    where = f"layers={list(layers)}" + (f" heads={list(heads)}" if heads is not None else "")
-    error = variant.delta_error
-    if error.layers is not None:
-        erring = tuple(layer for layer in error.layers if layer in layers)
-        error = dataclasses.replace(error, layers=erring) if erring else DeltaError()
-    return dataclasses.replace(
-        variant, name=f"{variant.name} {where}".replace(", ", ","), layers=tuple(layers),
-        heads=None if heads is None else tuple(heads), elsewhere=elsewhere, delta_error=error,
-    )  # fmt: skip
+def _pool(gpus: int) -> ProcessPoolExecutor:
+    """Return processes that see one GPU each."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(number) for number in range(gpus)]
+    context = multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    for name in names[:gpus]:
+        queue.put(name)
+    return ProcessPoolExecutor(gpus, context, _take_gpu, (queue,))
+
+
+def _take_gpu(names: Any) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = names.get()
 
 
 def _growth(norms: NDArray[np.float64], twin: NDArray[np.float64]) -> float:
     """Return the logarithm of how much more some head has grown than the twin's."""
     return float(np.log(norms / twin).max())
-
-
-def _branching(
-    folder: RunFolder, variant: AttentionVariant, start: int, steps: int, runs_dir: Path, name: str
-) -> Config:
-    values = folder.read_config()
-    values["probes"] = {**values["probes"], "attention": [], "weights_against": None, "weights_interval": steps}
-    values["checkpoints"] = {**values["checkpoints"], "interval": 0, "weights_interval": 0}
-    values["detector"] = {**values["detector"], "tail_steps": 0}
-    values["train"] = {**values["train"], "steps": start + steps, "eval_interval": start + steps, "eval_sequences": 1}
-    values |= {"attn": variant.to_dict(), "resume": None, "run_name": name, "runs_dir": str(runs_dir)}
-    config = build_config({**values, "replay": None, "from_step": None}, CONFIGS / "attn")
-    return dataclasses.replace(config, replay=str(folder.path), from_step=start)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from flashpoint.localize.branches import Branches, Effect, OutOfTimeError, exact, only_in
+from flashpoint.localize.branches import Branches, Effect, OutOfTimeError
 from flashpoint.localize.search import smallest_failing
-from flashpoint.numerics.choices import UNROUNDED
-from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
+from flashpoint.localize.subject import A
 
 
 @dataclass(frozen=True)
@@ -28,22 +25,11 @@ class Answer:
     evidence: str
 
 
-REMEDIES: dict[str, dict[str, Any]] = {
-    **{f"{symbol} is not rounded": {point: UNROUNDED} for point, symbol in ROUNDING_POINTS.items()},
-    "δ of an unrounded O": {"delta": "out_fp32"},
-    "δ = rowsum(P∘dP)": {"delta": "p_dp"},
-    "one block of keys": {"block_k": None},
-    "m is the row maximum": {"shift": "rowmax"},
-    "keys centred in dQ": {"center_grad_q": True},
-}
-"""Changes of one choice, by what they do. One that changes nothing in a variant is not asked."""
-
-
-def answers(branches: Branches) -> Iterator[Answer]:
+def answers(branches: Branches[A]) -> Iterator[Answer]:
     """Ask all questions, each once the ones before it are answered. The last answer says so if time ran out.
 
     Raises:
-        UserError: the run does not outgrow its twin.
+        UserError: the run does not outgrow its twin, or a branch cannot be trained.
     """
     try:
         yield from _asked(branches)
@@ -51,42 +37,56 @@ def answers(branches: Branches) -> Iterator[Answer]:
         yield Answer("time", "over: what follows is undecided; the same command goes on from here", "")
 
 
-def _asked(branches: Branches) -> Iterator[Answer]:
-    variant, twin = branches.variant, branches.twin
-    model = branches.run.config["model"]
-    whole = branches.effect(variant)
+def _asked(branches: Branches[A]) -> Iterator[Answer]:
+    subject = branches.subject
+    model = subject.run.config["model"]
+    whole = branches.effect(subject.whole)
     starts = ", ".join(f"{start:,}" for start in branches.starts)
     yield Answer("criterion", f"W_Q against the twin's after {branches.steps:,} steps from {starts}", whole.told)
-    found = list(range(1, model["n_layer"] + 1))
-    if variant.elsewhere is None:
-        layers = _smallest(found, lambda some: branches.effect(only_in(variant, twin, some)))
-        yield from _told("layers", layers, found, branches, lambda some: only_in(variant, twin, some))
-        every = list(range(1, model["n_head"] + 1))
-        heads = _smallest(every, lambda some: branches.effect(_in_heads(variant, twin, layers, some, every)))
-        yield from _told(
-            "heads", heads, every, branches, lambda some: _in_heads(variant, twin, layers, some, every), of=layers
-        )
-    for name, changed in _changes(variant):
+    found, without = subject.whole, subject.twin
+    if subject.divisible:
+        every = list(range(1, model["n_layer"] + 1))
+        layers = _smallest(every, branches, subject.only_in)
+        yield from _told("layers", layers, every, branches, subject.only_in)
+        heads = list(range(1, model["n_head"] + 1))
+
+        def of_heads(some: Sequence[int]) -> A:
+            return subject.only_in(layers, None if list(some) == heads else some)
+
+        chosen = _smallest(heads, branches, of_heads)
+        yield from _told("heads", chosen, heads, branches, of_heads, of=layers)
+        found = of_heads(chosen)
+        others = [layer for layer in every if layer not in layers]
+        without = subject.only_in(others) if others else subject.twin
+    changes = list(subject.changes())
+    if branches.side_by_side:
+        branches.prepare([changed for _, changed in changes])
+    for name, changed in changes:
         effect = branches.effect(changed)
         verdict = "does not stop the growth" if effect.grows else "stops the growth"
         yield Answer("choice", f"{name}: {verdict}", effect.told)
-    yield _point_of_no_return(branches, twin)
+    if branches.failed_at is not None:
+        last, answer = _point_of_no_return(branches, branches.failed_at)
+        yield answer
+        start = branches.starts[0] if last is None else min(last, branches.starts[-1])
+        yield from _confirmed(branches, branches.failed_at, start, found, without)
 
 
-def _smallest(every: list[int], effect: Callable[[Sequence[int]], Effect]) -> list[int]:
+def _smallest(every: list[int], branches: Branches[A], only: Callable[[Sequence[int]], A]) -> list[int]:
     """Return the smallest set that grows; where one alone does, all that do alone."""
-    found = list(smallest_failing(every, lambda some: effect(some).grows))
-    return found if len(found) > 1 else [one for one in every if one == found[0] or effect([one]).grows]
-
-
-def _in_heads(
-    variant: AttentionVariant, twin: AttentionVariant, layers: list[int], heads: Any, every: list[int]
-) -> AttentionVariant:
-    return only_in(variant, twin, layers, None if list(heads) == every else heads)
+    if branches.side_by_side:
+        branches.prepare([only([one]) for one in every])
+    found = list(smallest_failing(every, lambda some: branches.effect(only(some)).grows))
+    return found if len(found) > 1 else [one for one in every if one == found[0] or branches.effect(only([one])).grows]
 
 
 def _told(
-    what: str, found: list[int], every: list[int], branches: Branches, only: Any, of: list[int] | None = None
+    what: str,
+    found: list[int],
+    every: list[int],
+    branches: Branches[A],
+    only: Callable[[Sequence[int]], A],
+    of: list[int] | None = None,
 ) -> Iterator[Answer]:
     """Return that the found ones are sufficient, and whether the others alone grow: then they are not necessary."""
     where = f" of {_words('layer', of)}" if of else ""
@@ -107,24 +107,27 @@ def _words(noun: str, numbers: list[int]) -> str:
     return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
-def _changes(variant: AttentionVariant) -> Iterator[tuple[str, AttentionVariant]]:
-    """Return the variants that differ from one in one choice, each with what was changed."""
-    for name, change in REMEDIES.items():
-        try:
-            changed = dataclasses.replace(variant, name=f"{variant.name}, {name}", **change)
-        except ValueError:  # another choice needs this one
-            continue
-        if changed.effective_choices != variant.effective_choices:
-            yield name, changed
+def _confirmed(branches: Branches[A], failed_at: int, start: int, found: A, without: A) -> Iterator[Answer]:
+    """Train what was found, and the attention without it, up to the failure and on."""
+    end = _horizon(branches, failed_at)
+    for name, attention in (("what was found alone", found), ("the attention without it", without)):
+        onset = branches.onset(attention, start, end - start)
+        verdict = "does not explode" if onset is None else f"explodes at {onset:,}"
+        yield Answer("onset", f"{name}: {verdict}", f"from step {start:,} to {end:,}; the run failed at {failed_at:,}")
 
 
-def _point_of_no_return(branches: Branches, twin: AttentionVariant) -> Answer:
-    """Bisect over the checkpoints: the last one from which the twin does not explode."""
-    checkpoints = [step for step in branches.checkpoints if step < branches.onset]
-    horizon = branches.onset + branches.run.config["detector"]["hold_steps"] + branches.steps
+def _horizon(branches: Branches[A], failed_at: int) -> int:
+    """The step up to which a branch is trained to see whether it explodes."""
+    return failed_at + int(branches.subject.run.config["detector"]["hold_steps"]) + branches.steps
+
+
+def _point_of_no_return(branches: Branches[A], failed_at: int) -> tuple[int | None, Answer]:
+    """Bisect over the checkpoints: the last one from which the twin does not explode, None if it does from all."""
+    checkpoints = [step for step in branches.subject.checkpoints if step < failed_at]
+    horizon = _horizon(branches, failed_at)
 
     def saved(at: int) -> bool:
-        return not branches.explodes(exact(twin), checkpoints[at], horizon - checkpoints[at])
+        return branches.onset(branches.subject.twin, checkpoints[at], horizon - checkpoints[at]) is None
 
     low, high = -1, len(checkpoints)  # saved up to low, lost from high on
     while high - low > 1:
@@ -132,4 +135,5 @@ def _point_of_no_return(branches: Branches, twin: AttentionVariant) -> Answer:
         low, high = (middle, high) if saved(middle) else (low, middle)
     until = f"the twin holds from step {checkpoints[low]:,}" if low >= 0 else "the twin holds from no checkpoint"
     lost = f", and no longer from {checkpoints[high]:,}" if high < len(checkpoints) else ", the last checkpoint"
-    return Answer("no return", until + lost, f"to step {horizon:,}; onset {branches.onset:,}; one branch a checkpoint")
+    last = checkpoints[low] if low >= 0 else None
+    return last, Answer("no return", until + lost, f"to step {horizon:,}; one branch a checkpoint")

@@ -1,4 +1,4 @@
-"""One colour for each attention variant, the same in every figure."""
+"""One colour for each attention, the same in every figure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,20 @@ from flashpoint.files import CONFIGS
 _BASELINE = 3
 """Place of red among Matplotlib's ten: the first variant by name is the failing baseline."""
 
+_ENGINES = {
+    "flash": "#393b79",
+    "baseline": "#e7ba52",
+    "sdpa:math": "#843c39",
+    "sdpa:flash": "#8ca252",
+    "sdpa:efficient": "#a55194",
+    "sdpa:cudnn": "#6b6ecf",
+}
+"""Engines of ``flashpoint deviation`` that are no variants, by tones that no variant has."""
 
-def colour(variant: str) -> str:
-    """The variant's as ``#rrggbb``; black for one without a file of its own in ``configs/attn/``."""
-    return _colours().get(variant, "#000000")
+
+def colour(name: str) -> str:
+    """A variant's or engine's as ``#rrggbb``; black for one that is neither PyTorch's nor in ``configs/attn/``."""
+    return _ENGINES.get(name) or _colours().get(name, "#000000")
 
 
 @cache
@@ -21,7 +31,7 @@ def _colours() -> dict[str, str]:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    pairs, more = (colormaps[name](range(20)) for name in ("tab20", "tab20b"))
+    pairs, more = (colormaps[name](range(20)) for name in ("tab20", "tab20c"))
     tones = [pairs[2 * ((place + _BASELINE) % 10) + light] for light in (0, 1) for place in range(10)]
     names = sorted(path.stem for path in (CONFIGS / "attn").glob("*.yaml"))
     return {name: to_hex(tone) for name, tone in zip(names, [*tones, *more], strict=False)}

@@ -32,8 +32,8 @@ class Panel:
     key: str
     """Part of the file's name."""
     question: str
-    claim: str
-    """What the paper says."""
+    caption: str
+    """What Qiu & Yao say of it, in whole sentences."""
     draw: Callable[[Sequence[Run]], Figure | None]
     """Draws the figure; returns None if no run has measured its metric."""
 
@@ -150,45 +150,57 @@ _NULL_DIRECTION = {
 }
 
 PANELS = (
-    Panel("loss", "Does the loss explode, and when?", "the failure, and whether a fix holds", draw_losses),
-    Panel("layers", "Which layer's W_Q takes off?", "the second layer's", draw_layers),
-    Panel("heads", "Which of its heads?", "a few of them", draw_heads),
-    Panel("heat_map", "When does each head take off?", "a few of the second layer's", draw_heat_map),
+    Panel(
+        "loss",
+        "Does the loss explode, and when?",
+        "The paper shows both: the failure, and a fix that holds.",
+        draw_losses,
+    ),
+    Panel("layers", "Which layer's W_Q takes off?", "In the paper it is the second layer.", draw_layers),
+    Panel("heads", "Which of its heads?", "In the paper it is a few of them.", draw_heads),
+    Panel(
+        "heat_map",
+        "When does each head take off?",
+        "In the paper it is a few heads of the second layer.",
+        draw_heat_map,
+    ),
     Panel(
         "ties",
         "How often is P̄ exactly 1 more than once in a row?",
-        "equal row maxima make several P̄ exactly 1",
+        "The paper: equal row maxima make several P̄ of a row exactly 1.",
         partial(draw_metrics, titles=_TIES),
     ),
     Panel(
         "signs",
         "Where does the sign of δ's error come from?",
-        "P̄V rounds in a biased way, and dO has the sign of that error",
+        "The paper: P̄V is rounded with a bias, and dO has the sign of that error.",
         partial(draw_metrics, titles=_SIGNS),
     ),
-    Panel("cumulative", "Does the error of δ keep its sign?", "Σ (δ_lp − δ_hp) is positive", draw_cumulative),
+    Panel(
+        "cumulative", "Does the error of δ keep its sign?", "The paper: Σ (δ_lp − δ_hp) is positive.", draw_cumulative
+    ),
     Panel(
         "bias",
         "In which layer, with P̄'s rounding counted in?",
-        "nothing: its δ_hp is of the same P̄; here the error is against the δ that makes Σⱼ dSᵢⱼ nought",
+        "The error is taken from the δ that makes Σⱼ dSᵢⱼ zero. The paper takes δ_hp from the rounded P̄ instead.",
         draw_bias,
     ),
     Panel(
         "similarity",
         "Do all tokens and steps push W_Q the same way?",
-        "(PK)[T]ᵀX[T] is nearly the same rank-1 matrix for all",
+        "The paper: (PK)[T]ᵀX[T] is nearly the same rank-1 matrix for all tokens and steps.",
         partial(draw_metrics, titles=_SIMILARITY),
     ),
     Panel(
         "null_direction",
         "Does W_Q grow along what all keys share?",
-        "nothing: it is this project's hypothesis",
+        "Not in the paper: a hypothesis of this project.",
         partial(draw_metrics, titles=_NULL_DIRECTION),
     ),
     Panel(
         "scores",
         "Do the scores take on an offset that softmax does not see?",
-        "nothing: it is what growth along the mean key does, and BF16 scores lose their resolution to it",
+        "Not in the paper: growth along the mean key adds an offset to the scores, and BF16 then resolves them less.",
         draw_scores,
     ),
 )

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flashpoint.report import localized
 from flashpoint.report.figures import PANELS, Panel
 from flashpoint.runs.recorded import Run
 
@@ -84,7 +85,7 @@ def _section(panel: Panel, image: bytes, *, with_files: bool) -> str:
     return (
         f'<section id="{panel.key}"><h2>{escape(panel.question)}</h2><figure>'
         f'<img alt="{escape(panel.question)}" src="data:image/png;base64,{source}">'
-        f"<figcaption>The paper says: {escape(panel.claim)}.{file}</figcaption>"
+        f"<figcaption>{escape(panel.caption)}{file}</figcaption>"
         "</figure></section>"
     )
 
@@ -109,7 +110,7 @@ def _page(
 <p>{_count(len(runs), "run")} with {same}{tapes}. Each row is one run (n = 1): one run is no rate.
 Layers and heads count from 1. A dashed line is the onset.
 Figures of single heads show layer {runs[0].hottest_layer}: there W_Q of the first run is largest.</p>
-{"".join(_section(panel, image, with_files=with_files) for panel, image in images.items())}
+{localized.sections(runs)}{"".join(_section(panel, image, with_files=with_files) for panel, image in images.items())}
 {unmeasured}<footer>Written by <code>flashpoint report</code> from the runs' own files.</footer></body></html>
 """
 

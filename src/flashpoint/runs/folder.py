@@ -12,9 +12,10 @@ from filelock import FileLock, Timeout
 
 from flashpoint.errors import UserError
 from flashpoint.runs.configuration import CONFIG, with_all_sections
+from flashpoint.runs.localised import Branch, Localised
 from flashpoint.runs.manifest import Manifest
 from flashpoint.runs.outcome import OUTCOME
-from flashpoint.schema import read_json
+from flashpoint.schema import parsed, read_json
 
 
 def by_step(folder: Path, suffix: str = "") -> dict[int, Path]:
@@ -76,6 +77,21 @@ class RunFolder:
         return self.path / "captures"
 
     @property
+    def batches(self) -> Path:
+        """Step and fingerprint of the batch of each step of somebody's own loop, CSV."""
+        return self.path / "batches.csv"
+
+    @property
+    def branch_log(self) -> Path:
+        """Branches that a localisation has trained, a JSON line each (:mod:`flashpoint.localize.branches`)."""
+        return self.path / "localize.jsonl"
+
+    @property
+    def localized(self) -> Path:
+        """What the last localisation answered, JSON."""
+        return self.path / "localize.json"
+
+    @property
     def outcome(self) -> Path:
         """The verdict, JSON; absent while the run goes on or if it was killed."""
         return self.path / "outcome.json"
@@ -102,6 +118,18 @@ class RunFolder:
         if not self.outcome.exists():
             raise UserError(f"{self.outcome}: missing; the run has not ended, resume={self.path} goes on with it")
         return read_json(self.outcome, OUTCOME)
+
+    def read_branches(self) -> list[dict[str, Any]]:
+        """Return what :attr:`branch_log` holds; a line cut short at its end is left out."""
+        if not self.branch_log.exists():
+            return []
+        *lines, _unfinished = self.branch_log.read_bytes().split(b"\n")
+        anew = "delete it, and branches are trained anew"
+        return [parsed(line, Branch, f"{self.branch_log}:{number}", anew) for number, line in enumerate(lines, 1)]
+
+    def read_localized(self) -> dict[str, Any]:
+        """Return what :attr:`localized` holds."""
+        return read_json(self.localized, Localised, "delete it, or localise the run again")
 
     @property
     def begun(self) -> bool:

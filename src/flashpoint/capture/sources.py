@@ -14,14 +14,16 @@ from flashpoint.capture.recorder import Recorder
 from flashpoint.config import Config, build_config
 from flashpoint.data.batches import gather_windows
 from flashpoint.data.tape import Tape
+from flashpoint.deviation.engines import Called, engines_named
 from flashpoint.diagnosis.call import AttentionCall, joined
 from flashpoint.diagnosis.probe import Function
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, notify
 from flashpoint.files import CONFIGS
 from flashpoint.numerics.dispatch import flash_fwd
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.probes.instrumented import InstrumentedPass
 from flashpoint.runs.folder import RunFolder, by_step
+from flashpoint.training.checkpoints import verified
 from flashpoint.training.parallel import Ranks
 from flashpoint.training.parts import build
 from flashpoint.training.plan import settle
@@ -45,7 +47,7 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
         if not steps:
             raise UserError(f"{captures}: holds no capture; watched.capture() in the loop makes one")
         if step is not None and step not in steps:
-            raise UserError(f"--step {step}: {path} captured steps {', '.join(map(str, steps))}")
+            raise UserError(f"--step {step}: {path} captured steps {', '.join(map(str, sorted(steps)))}")
         folder = steps[max(steps) if step is None else step]
     files = sorted(folder.glob("layer-*.safetensors"))
     if not files:
@@ -56,24 +58,31 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
 def calls_of_run(
     folder: RunFolder, step: int | None, sequences: int | None, device: torch.device
 ) -> tuple[list[AttentionCall], AttentionVariant]:
-    """Run forward and backward with the weights of a run of this package, from its newest checkpoint before a step.
+    """Run forward and backward with the weights of a run of this package.
+
+    The weights are those of its newest checkpoint up to a step, or else the initial ones. Calls tell which, as their
+    ``step``.
 
     Args:
-        step: None is the last checkpoint's step, or before an explosion the last one before the onset.
+        step: None is the last one, or the onset of an explosion.
         sequences: of the step's batch and of those that follow; None is as many as have 32,768 tokens.
 
     Returns:
         A call of each layer, and the run's attention.
 
     Raises:
-        UserError: tape, checkpoint or data are missing.
+        UserError: the tape or the data are missing, or the run has no such step.
     """
     tape = Tape.read(folder.tape, until_broken=True)
     outcome = folder.read_outcome() if folder.outcome.is_file() else {}
     last = tape.steps - 1 if outcome.get("onset_step") is None else min(tape.steps - 1, int(outcome["onset_step"]))
     if step is not None and not 0 <= step < tape.steps:
         raise UserError(f"--step {step}: {folder.path} has steps 0 to {tape.steps - 1:,}")
-    config = _replaying(folder, last if step is None else step)
+    wanted_step = last if step is None else step
+    newest = next((one.step for one in verified(folder.checkpoints, notify) if one.step <= wanted_step), 0)
+    if wanted_step and not newest:
+        notify(f"{folder.path}: no checkpoint up to step {wanted_step:,}; its initial weights are diagnosed")
+    config = _replaying(folder, newest)
     plan = settle(config, None, Ranks(), device)
     parts = build(plan)
     if parts.start.step:
@@ -135,6 +144,23 @@ def function_of_layer(variant: AttentionVariant, layer: int) -> Function:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         key = torch.zeros(2, dtype=torch.int64, device=q.device)
         return flash_fwd(q, k, v, variant, layer=layer, seed_and_step=key, causal=is_causal, scale=scale)[0]
+
+    return function
+
+
+def function_named(word: str) -> Function:
+    """Return an attention that is no variant, for any number of heads of keys: ``sdpa:BACKEND``, ``FILE.py:FUNCTION``.
+
+    Raises:
+        UserError: the word names none.
+    """
+    engine = engines_named([word], [], torch.device("cpu"))[0]
+    if not isinstance(engine, Called):
+        raise UserError(f"--attention {word}: an emulation; give a variant, sdpa:BACKEND, or FILE.py:FUNCTION")
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float) -> torch.Tensor:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        return engine.call(q, k, v, is_causal, scale)[0]
 
     return function
 

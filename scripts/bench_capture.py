@@ -1,0 +1,88 @@
+"""What watching costs a step: GPT-2 of Transformers in the shape of the default experiment, or of 124 M parameters.
+
+    python scripts/bench_capture.py                                            # 6 × 256, T 2048
+    python scripts/bench_capture.py layers=12 heads=12 width=768 context=1024 batch=32 lr=6e-4
+    python scripts/bench_capture.py --blocks 2 --block 20 layers=2 heads=2 width=32 context=16 batch=4 \\
+        vocabulary=300 text=FILE                                               # a look on a CPU
+
+Steps are timed in blocks: some without watching, as many with it at its defaults, and again as many without. A block
+has as many steps as lie between two observations of the attention, so that each watched one holds one observation.
+Settings are those of examples/explode_gpt2.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import flashpoint
+from examples.explode_gpt2 import SETTINGS, Loop
+from flashpoint.cli.table import Table, show
+from flashpoint.training.determinism import hardware_name
+
+
+class Unwatched:
+    """Takes what a watched loop tells, and does nothing."""
+
+    def step(self, *_: Any) -> None: ...
+
+
+def milliseconds(step: Callable[[], None], steps: int, blocks: int, device: str) -> list[float]:
+    """Return the time of a step in each block, ms."""
+    found = []
+    for _ in range(blocks):
+        started = time.perf_counter()
+        for _ in range(steps):
+            step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        found.append(1000 * (time.perf_counter() - started) / steps)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=4, help="timed of each kind, after one that is not")
+    parser.add_argument("--block", type=int, default=500, help="steps of a block, and between observations")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
+    arguments = parser.parse_args()
+    loop = Loop({**SETTINGS, **dict(word.split("=", 1) for word in arguments.settings)}, "sdpa")
+
+    def timed(watched: Any) -> list[float]:
+        return milliseconds(lambda: loop.step(watched), arguments.block, 1 + arguments.blocks, loop.device)[1:]
+
+    before = timed(Unwatched())
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        flashpoint.watch(loop.model, runs_dir=folder, interval=arguments.block) as watched,
+    ):
+        during = timed(watched)
+    after = timed(Unwatched())
+    plain = float(np.median(before + after))
+    rows: list[list[object]] = []
+    for name, some in (("unwatched, before", before), ("watched", during), ("unwatched, after", after)):
+        low, middle, high = np.percentile(some, (25, 50, 75))
+        rows.append([name, len(some), f"{middle:.3f}", f"{low:.3f} to {high:.3f}", f"{middle / plain - 1:+.1%}"])
+    parameters = sum(parameter.numel() for parameter in loop.model.parameters())
+    shape = ", ".join(f"{name} {loop.settings[name]}" for name in ("layers", "width", "context", "batch"))
+    heading = (
+        f"{hardware_name(torch.device(loop.device))}, torch {torch.__version__}, {date.today()}; {parameters:,} "
+        f"parameters, {shape}; blocks of {arguments.block:,} steps"
+    )
+    columns = ("steps", "blocks", "ms a step, median", "quartiles", "against the unwatched median")
+    show(Table(columns, rows), "markdown", heading)
+
+
+if __name__ == "__main__":
+    main()

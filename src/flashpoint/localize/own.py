@@ -1,0 +1,258 @@
+"""Branches of somebody's own training loop: a function of the user's trains them, with attentions that it is handed.
+
+The function is ``step(checkpoint, attention, steps, watch)``. It loads the checkpoint, gives each layer its attention,
+and trains so many steps on the batches that followed the checkpoint, in a loop that ``watch`` watches::
+
+    def step(checkpoint, attention, steps, watch):
+        model, optimizer, batches = load(checkpoint)
+        for number, block in enumerate(model.blocks, 1):
+            block.attend = attention(number)
+        with watch(model) as watched:
+            for batch in itertools.islice(batches, steps):
+                …
+                watched.step(loss, batch)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import re
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flashpoint.capture.sources import function_named
+from flashpoint.capture.watch import watch
+from flashpoint.diagnosis.probe import Function
+from flashpoint.drop_in import attention as drop_in
+from flashpoint.drop_in import variant_of
+from flashpoint.errors import UserError, one_line
+from flashpoint.files import CONFIGS
+from flashpoint.localize.recorded import exact
+from flashpoint.localize.subject import Trained
+from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.recorded import Run
+from flashpoint.user_code import load
+
+IN_ITS_PLACE = ("flash_fp32", "flash_unrounded_out", "flash_delta_fp32", "flash_exact_rowsum")
+"""Attentions that are tried everywhere in the place of the run's: what they round tells what its rounding does."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """An attention in some layers and heads, and another one elsewhere.
+
+    Attributes:
+        inside, elsewhere: names: ``sdpa``, an engine of ``flashpoint diagnose --attention``, or ``twin of NAME``.
+        layers, heads: from 1; None is all.
+    """
+
+    inside: str
+    elsewhere: str
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class OwnLoop:
+    """A :class:`~flashpoint.localize.subject.Subject`.
+
+    Attributes:
+        folder: of a watched run.
+        function: ``FILE.py:step``.
+        attention: name of the run's.
+        files: checkpoints, by the number of steps that were done.
+    """
+
+    folder: RunFolder
+    function: str
+    attention: str
+    files: dict[int, str]
+
+    @classmethod
+    def of(cls, folder: RunFolder, function: str, pattern: str, attention: str | None) -> OwnLoop:
+        """Find the checkpoints, and check that the function and the attention are there.
+
+        Args:
+            pattern: of the checkpoints' files or folders. The last number in a name is its step.
+            attention: None is the one that the run was seen to use.
+
+        Raises:
+            UserError: something is not there.
+        """
+        files = {int(found[-1]): path for path in glob.glob(pattern) if (found := re.findall(r"\d+", Path(path).name))}
+        if not files:
+            raise UserError(f"--checkpoints {pattern}: no file there with a step in its name, e.g. step-001000.pt")
+        load(function, f"--function {function}")
+        seen = Run.of_folder(folder).config["attn"]["name"]
+        known = seen == "sdpa" or (CONFIGS / "attn" / f"{seen}.yaml").is_file()
+        if attention is None and not known:
+            raise UserError(f"{folder.path}: its attention is {seen}; name it with --attention FILE.py:FUNCTION")
+        engine(attention or seen)
+        return cls(folder, function, attention or seen, dict(sorted(files.items())))
+
+    @cached_property
+    def run(self) -> Run:
+        return Run.of_folder(self.folder)
+
+    @property
+    def checkpoints(self) -> list[int]:
+        return list(self.files)
+
+    @property
+    def whole(self) -> Mixture:
+        return Mixture(self.attention, self._twin)
+
+    @property
+    def twin(self) -> Mixture:
+        return Mixture(self._twin, self._twin)
+
+    @property
+    def divisible(self) -> bool:
+        return True
+
+    @property
+    def _twin(self) -> str:
+        return f"twin of {self.attention}"
+
+    def only_in(self, layers: Sequence[int], heads: Sequence[int] | None = None) -> Mixture:
+        return Mixture(self.attention, self._twin, tuple(layers), None if heads is None else tuple(heads))
+
+    def changes(self) -> Iterator[tuple[str, Mixture]]:
+        for name in IN_ITS_PLACE:
+            if name != self.attention:
+                yield f"{name} in its place", Mixture(name, self._twin)
+
+    def told(self, attention: Mixture) -> str:
+        where = {name: list(some) for name in ("layers", "heads") if (some := getattr(attention, name))}
+        return " ".join([attention.inside, *(f"{name}={some}".replace(", ", ",") for name, some in where.items())])
+
+    def identity(self, attention: Mixture) -> str:
+        return f"{self.function} {sorted(asdict(attention).items())}"
+
+    def train(self, attention: Mixture, start: int, steps: int, folder: Path) -> Trained:
+        step = load(self.function, f"--function {self.function}")
+        watching = partial(
+            watch, runs_dir=folder.parent, name=folder.name, steps=steps, weights_interval=steps, interval=steps + 1,
+            log_interval=min(10, steps), sequences=1, functions=[f"{__name__}:mixed"],
+        )  # fmt: skip
+        with folder.with_suffix(".log").open("w") as log, contextlib.redirect_stderr(log):
+            try:
+                step(self.files[start], partial(_of_layer, attention), steps, watching)
+            except UserError:
+                raise
+            except Exception as error:
+                traceback.print_exc(file=log)
+                raise UserError(
+                    f"--function {self.function}: {type(error).__name__} in a branch from step {start:,}: "
+                    f"{one_line(error)}; {log.name} tells where"
+                ) from error
+        return self._end(RunFolder(folder), start, steps)
+
+    def _end(self, folder: RunFolder, start: int, steps: int) -> Trained:
+        """Check what the function has done, and return it."""
+        told = f"--function {self.function}"
+        if not folder.outcome.is_file():
+            raise UserError(f"{told}: did not watch its loop; use the watch that it is handed")
+        branch = Run.of_folder(folder)
+        if branch.outcome["step"] != steps:
+            raise UserError(f"{told}: trained {branch.outcome['step']:,} steps where {steps:,} are asked for")
+        if "w_q_spectral_norm" not in branch.columns:
+            raise UserError(f"{told}: no matrix was found that makes q of every layer; is each layer's attention set?")
+        run_batches = _batches(self.folder)
+        for number, batch in _batches(folder).items():
+            if run_batches.get(start + number, batch) != batch:
+                raise UserError(f"{told}: step {start + number:,} trains on another batch than the run did")
+        onset = branch.onset
+        norms = branch.measured_by_head("w_q_spectral_norm")[1][..., -1].tolist()
+        return Trained(branch.outcome["outcome"], None if onset is None else start + onset, norms)
+
+
+def _batches(folder: RunFolder) -> dict[int, str]:
+    """Return the batches' fingerprints by step; empty where the loop handed none."""
+    if not folder.batches.is_file():
+        return {}
+    rows = (line.partition(",") for line in folder.batches.read_text().splitlines())
+    return {int(step): fingerprint for step, _, fingerprint in rows}
+
+
+def _of_layer(mixture: Mixture, layer: int) -> Callable[..., Tensor]:
+    """Return the attention of a layer, from 1, with the signature of ``scaled_dot_product_attention``."""
+
+    def attend(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if attn_mask is not None or dropout_p:
+            raise ValueError("a branch's attention takes no mask and no dropout")
+        if torch.is_autocast_enabled(q.device.type):
+            q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+        return mixed(q, k, v, is_causal, q.shape[-1] ** -0.5 if scale is None else scale, mixture=mixture, layer=layer)
+
+    return attend
+
+
+def mixed(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, *, mixture: Mixture, layer: int) -> Tensor:
+    """Compute a layer's attention. :func:`flashpoint.watch` records calls of this function.
+
+    Args:
+        q: [B, H, T, d].
+        k, v: [B, H_kv, T, d].
+    """
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    if mixture.layers is not None and layer not in mixture.layers:
+        return engine(mixture.elsewhere)(q, k, v, is_causal, scale)
+    inside = engine(mixture.inside)(q, k, v, is_causal, scale)
+    if mixture.heads is None:
+        return inside
+    chosen = torch.zeros(q.shape[1], dtype=torch.bool, device=q.device)
+    chosen[[head - 1 for head in mixture.heads]] = True
+    return torch.where(chosen[:, None, None], inside, engine(mixture.elsewhere)(q, k, v, is_causal, scale))
+
+
+def engine(name: str) -> Function:
+    """Return the attention of a name: ``sdpa``, ``twin of NAME``, or what ``flashpoint diagnose --attention`` takes.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in _ENGINES:
+        _ENGINES[name] = _engine(name)
+    return _ENGINES[name]
+
+
+_ENGINES: dict[str, Function] = {}
+
+
+def _engine(name: str) -> Function:
+    if name == "sdpa":
+        return lambda q, k, v, causal, scale: F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+    if name.startswith("twin of "):
+        return _of_variant(exact(_variant(name.removeprefix("twin of ")) or variant_of("flash_fp32")))
+    if variant := _variant(name):
+        return _of_variant(variant)
+    return function_named(name)
+
+
+def _variant(name: str) -> AttentionVariant | None:
+    """Return this package's variant of that name, which is none of PyTorch's kernels."""
+    there = name != "sdpa" and (CONFIGS / "attn" / f"{name}.yaml").is_file()
+    return variant_of(name) if there else None
+
+
+def _of_variant(variant: AttentionVariant) -> Function:
+    return lambda q, k, v, causal, scale: drop_in(q, k, v, is_causal=causal, scale=scale, variant=variant)

@@ -1,0 +1,118 @@
+"""Branches of runs of ``flashpoint train``: checkpoints and tape are at hand, and an attention is a variant."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flashpoint.config import Config, build_config
+from flashpoint.files import CONFIGS
+from flashpoint.localize.subject import Trained
+from flashpoint.numerics.choices import UNROUNDED, DeltaError
+from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
+from flashpoint.runs.folder import RunFolder, by_step
+from flashpoint.runs.recorded import Run
+from flashpoint.training.run import run as train
+
+REMEDIES: dict[str, dict[str, Any]] = {
+    **{f"{symbol} is not rounded": {point: UNROUNDED} for point, symbol in ROUNDING_POINTS.items()},
+    "δ of an unrounded O": {"delta": "out_fp32"},
+    "δ = rowsum(P∘dP)": {"delta": "p_dp"},
+    "one block of keys": {"block_k": None},
+    "m is the row maximum": {"shift": "rowmax"},
+    "keys centred in dQ": {"center_grad_q": True},
+}
+"""Changes of one choice, by what they do. One that changes nothing in a variant is not asked."""
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A :class:`~flashpoint.localize.subject.Subject`."""
+
+    folder: RunFolder
+
+    @cached_property
+    def run(self) -> Run:
+        return Run.of_folder(self.folder)
+
+    @cached_property
+    def checkpoints(self) -> list[int]:
+        saved = list(by_step(self.folder.checkpoints, ".json"))
+        return [0, *saved]  # a run can be repeated from its beginning, too
+
+    @property
+    def whole(self) -> AttentionVariant:
+        return self.run.attention
+
+    @property
+    def twin(self) -> AttentionVariant:
+        return exact(self.whole)
+
+    @property
+    def divisible(self) -> bool:
+        return self.whole.elsewhere is None
+
+    def only_in(self, layers: Sequence[int], heads: Sequence[int] | None = None) -> AttentionVariant:
+        return only_in(self.whole, self.twin, layers, heads)
+
+    def changes(self) -> Iterator[tuple[str, AttentionVariant]]:
+        for name, change in REMEDIES.items():
+            try:
+                changed = dataclasses.replace(self.whole, name=f"{self.whole.name}, {name}", **change)
+            except ValueError:  # another choice needs this one
+                continue
+            if changed.effective_choices != self.whole.effective_choices:
+                yield name, changed
+
+    def told(self, attention: AttentionVariant) -> str:
+        return attention.name
+
+    def identity(self, attention: AttentionVariant) -> str:
+        return json.dumps({**attention.to_dict(), "name": ""}, sort_keys=True)
+
+    def train(self, attention: AttentionVariant, start: int, steps: int, folder: Path) -> Trained:
+        with folder.with_suffix(".log").open("w") as log, contextlib.redirect_stderr(log):
+            outcome = train(_branching(self.folder, attention, start, steps, folder))
+        norms = Run.of_folder(RunFolder(Path(outcome.run))).measured_by_head("w_q_spectral_norm")[1][..., -1]
+        return Trained(outcome.outcome, outcome.onset_step, norms.tolist())
+
+
+def exact(variant: AttentionVariant) -> AttentionVariant:
+    """Return a variant with exact row sums and no injected error, everywhere."""
+    elsewhere = variant.elsewhere and exact(variant.elsewhere)
+    return dataclasses.replace(
+        variant, name=f"{variant.name} exact_row_sum=true", exact_row_sum=True, delta_error=DeltaError(),
+        elsewhere=elsewhere,
+    )  # fmt: skip
+
+
+def only_in(
+    variant: AttentionVariant, elsewhere: AttentionVariant, layers: Sequence[int], heads: Sequence[int] | None = None
+) -> AttentionVariant:
+    """Return a variant in some layers, and in some heads of them, and another one elsewhere; all count from 1."""
+    where = f"layers={list(layers)}" + (f" heads={list(heads)}" if heads is not None else "")
+    error = variant.delta_error
+    if error.layers is not None:
+        erring = tuple(layer for layer in error.layers if layer in layers)
+        error = dataclasses.replace(error, layers=erring) if erring else DeltaError()
+    return dataclasses.replace(
+        variant, name=f"{variant.name} {where}".replace(", ", ","), layers=tuple(layers),
+        heads=None if heads is None else tuple(heads), elsewhere=elsewhere, delta_error=error,
+    )  # fmt: skip
+
+
+def _branching(run: RunFolder, variant: AttentionVariant, start: int, steps: int, folder: Path) -> Config:
+    values = run.read_config()
+    values["probes"] = {**values["probes"], "attention": [], "weights_against": None, "weights_interval": steps}
+    values["checkpoints"] = {**values["checkpoints"], "interval": 0, "weights_interval": 0}
+    values["detector"] = {**values["detector"], "tail_steps": steps}  # measured at their end
+    values["train"] = {**values["train"], "steps": start + steps, "eval_interval": start + steps, "eval_sequences": 1}
+    values |= {"attn": variant.to_dict(), "resume": None, "run_name": folder.name, "runs_dir": str(folder.parent)}
+    config = build_config({**values, "replay": None, "from_step": None}, CONFIGS / "attn")
+    return dataclasses.replace(config, replay=str(run.path), from_step=start)

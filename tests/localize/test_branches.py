@@ -1,0 +1,129 @@
+"""The order of questions, the budget and several processes, on a run whose growth is known: head 2 of layer 3."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from flashpoint.errors import UserError
+from flashpoint.localize.branches import Branches, Effect, OutOfTimeError
+from flashpoint.localize.questions import answers
+from flashpoint.localize.subject import Trained
+from flashpoint.runs.folder import RunFolder
+
+LAYERS, HEADS = (1, 2, 3), (1, 2)
+Cells = frozenset[tuple[int, int]]
+"""Layers and heads in which an attention is the run's."""
+
+
+@dataclass(frozen=True)
+class FakeRun:
+    failed_at: int = 1000
+    verdict: str = "exploded at 1,000"
+    outcome: dict[str, Any] = field(default_factory=lambda: {"step": 1100})
+    config: dict[str, Any] = field(
+        default_factory=lambda: {"model": {"n_layer": 3, "n_head": 2}, "detector": {"hold_steps": 50}}
+    )
+
+
+@dataclass(frozen=True)
+class FakeSubject:
+    """W_Q of a head grows by e in the run if head 2 of layer 3 has its attention; the run is lost from step 700 on."""
+
+    run: Any = field(default_factory=FakeRun)
+    seconds: float = 0.0
+
+    checkpoints: ClassVar = [0, 300, 500, 700, 900]
+    divisible: ClassVar = True
+    whole: Cells = frozenset((layer, head) for layer in LAYERS for head in HEADS)
+    twin: Cells = frozenset()
+
+    def only_in(self, layers: Sequence[int], heads: Sequence[int] | None = None) -> Cells:
+        return frozenset((layer, head) for layer in layers for head in heads or HEADS)
+
+    def changes(self) -> Iterator[tuple[str, Cells]]:
+        yield "nothing", self.whole
+        yield "everything", self.twin
+
+    def told(self, attention: Cells) -> str:
+        return self.identity(attention)
+
+    def identity(self, attention: Cells) -> str:
+        return str(sorted(attention))
+
+    def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
+        time.sleep(self.seconds)
+        norms = np.ones((len(LAYERS), len(HEADS)))
+        norms[2, 1] = np.e if (3, 2) in attention else 1.0
+        explodes = start + steps > 1000 and ((3, 2) in attention or start >= 700)
+        return Trained("exploded" if explodes else "stable", 1010 if explodes else None, norms.tolist())
+
+
+def asked(folder: Path, gpus: int = 1, minutes: float | None = None, seconds: float = 0.0) -> list[tuple[str, ...]]:
+    folder.mkdir(exist_ok=True)
+    with Branches(FakeSubject(seconds=seconds), RunFolder(folder), 200, 2, minutes, gpus) as branches:
+        return [(one.question, one.verdict, one.evidence) for one in answers(branches)]
+
+
+EXPECTED = [
+    ("criterion", "W_Q against the twin's after 200 steps from 500, 700", "1.00 ± 0.00 of the growth, 2 of 2 starts"),
+    ("layers", "layer 3 alone: sufficient", "1.00 ± 0.00 of the growth, 2 of 2 starts"),
+    ("layers", "layer 3: necessary: the others do not grow", "0.00 ± 0.00 of the growth, 0 of 2 starts"),
+    ("heads", "head 2 of layer 3 alone: sufficient", "1.00 ± 0.00 of the growth, 2 of 2 starts"),
+    ("heads", "head 2 of layer 3: necessary: the others do not grow", "0.00 ± 0.00 of the growth, 0 of 2 starts"),
+    ("choice", "nothing: does not stop the growth", "1.00 ± 0.00 of the growth, 2 of 2 starts"),
+    ("choice", "everything: stops the growth", "0.00 ± 0.00 of the growth, 0 of 2 starts"),
+    ("no return", "the twin holds from step 500, and no longer from 700", "to step 1,250; one branch a checkpoint"),
+    ("onset", "what was found alone: explodes at 1,010", "from step 500 to 1,250; the run failed at 1,000"),
+    ("onset", "the attention without it: does not explode", "from step 500 to 1,250; the run failed at 1,000"),
+]
+
+
+def test_the_answers_are_those_of_the_run(tmp_path: Path) -> None:
+    assert asked(tmp_path) == EXPECTED
+    log = [json.loads(line) for line in (tmp_path / "localize.jsonl").read_text().splitlines()]
+    assert len({one["key"] for one in log}) == len(log)
+    assert asked(tmp_path) == EXPECTED  # and nothing is trained anew
+    assert len((tmp_path / "localize.jsonl").read_text().splitlines()) == len(log)
+
+
+@pytest.mark.slow
+def test_branches_side_by_side_give_the_same_answers(tmp_path: Path) -> None:
+    assert asked(tmp_path, gpus=2) == EXPECTED
+
+
+def test_no_branch_is_begun_that_would_end_too_late(tmp_path: Path) -> None:
+    """A branch takes 0.05 s, and there are 0.12: two fit at most, and what was trained is kept."""
+    found = asked(tmp_path, minutes=0.002, seconds=0.05)
+    assert [question for question, *_ in found] == ["time"]
+    assert 1 <= len((tmp_path / "localize.jsonl").read_text().splitlines()) <= 2
+    with (
+        Branches(FakeSubject(seconds=0.05), RunFolder(tmp_path), 200, 2, 0, 1) as branches,
+        pytest.raises(OutOfTimeError),
+    ):
+        branches.effect(branches.subject.twin)
+
+
+def test_a_branch_that_ends_in_no_number_has_failed_as_the_run_did(tmp_path: Path) -> None:
+    class Breaking(FakeSubject):
+        def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
+            trained = super().train(attention, start, steps, folder)
+            return Trained("nonfinite", start, [[float("nan")] * 2] * 3) if len(attention) == 1 else trained
+
+    with Branches(Breaking(), RunFolder(tmp_path), 200, 1, None) as branches:
+        assert branches.effect(frozenset({(1, 1)})).shares == {700: 1.0}
+    broken = Breaking(whole=frozenset({(3, 2)}))
+    with Branches(broken, RunFolder(tmp_path), 200, 1, None) as branches, pytest.raises(UserError, match="no number"):
+        branches.effect(broken.twin)
+
+
+def test_an_interval_over_starts_tells_whether_it_decides() -> None:
+    """Student's t with two degrees of freedom, 4.303, by hand."""
+    assert Effect({1: 0.8, 2: 0.9, 3: 1.0}).told == "0.90 ± 0.25 of the growth, 3 of 3 starts"
+    assert Effect({1: 0.4, 2: 0.9, 3: 0.6}).told == "0.63 ± 0.63 of the growth, 2 of 3 starts, undecided"
+    assert Effect({1: 0.8}).told == "0.80 of the growth, 1 of 1 starts"

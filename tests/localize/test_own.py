@@ -1,0 +1,119 @@
+"""Localisation of somebody's own loop: the nanoGPT example with an error planted in one head's δ."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from click.testing import CliRunner, Result
+from torch import Tensor
+
+from examples import nanogpt
+from flashpoint.cli.main import main
+from flashpoint.diagnosis.faults import Fault, faulty_attention
+from flashpoint.localize.own import Mixture, mixed
+
+SMALL = {"layers": "2", "heads": "2", "width": "32", "context": "16", "batch": "4", "lr": "3e-3", "steps": "20",
+         "keep": "5", "name": "failing", "functions": f"{__name__}:attend"}  # fmt: skip
+_planted = faulty_attention(Fault("delta_bias", head=1, size=1.0))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True) -> Tensor:
+    return _planted(q, k, v, is_causal=is_causal)
+
+
+def other_batches(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
+    nanogpt.step(str(Path(checkpoint).with_name("step-000000.pt")), attention, steps, watch)
+
+
+def too_few(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
+    nanogpt.step(checkpoint, attention, steps - 1, watch)
+
+
+def unwatched(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
+    pass
+
+
+def failing_step(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
+    raise RuntimeError("no such layer\nat all")
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A watched run whose attention has an error in δ of head 2, with checkpoints."""
+    runs = tmp_path_factory.mktemp("own")
+    nanogpt.train(lambda q, k, v, is_causal: attend(q, k, v, is_causal), **SMALL, runs=str(runs))
+    return runs / "failing"
+
+
+def localize(run: Path, function: str, *options: str) -> Result:
+    checkpoints = str(run / "step-*.pt")
+    named = ["--attention", f"{__file__}:attend", "--function", function, "--checkpoints", checkpoints]
+    return CliRunner().invoke(main, ["localize", str(run), *named, "--steps", "10", *options, "--format", "json"])
+
+
+@pytest.mark.slow
+def test_the_head_with_the_error_is_named_and_the_report_tells_it(failing: Path, tmp_path: Path) -> None:
+    result = localize(failing, f"{nanogpt.__file__}:step", "--starts", "1")
+    rows = json.loads(result.stdout)["tables"][0]["rows"]
+    verdicts = [row["verdict"] for row in rows]
+    assert [verdict for verdict in verdicts if verdict.startswith("head")] == [
+        "head 2 of layers 1, 2 alone: sufficient",
+        "head 2 of layers 1, 2: necessary: the others do not grow",
+    ]
+    assert "flash_unrounded_out in its place: stops the growth" in verdicts
+    told = CliRunner().invoke(main, ["report", str(failing), "--out", str(tmp_path)])
+    assert told.exit_code == 0, told.output
+    page = (tmp_path / "report.html").read_text()
+    assert "head 2 of layers 1, 2 alone: sufficient" in page
+    assert "attend layers=[1,2] heads=[2]</td><td>10</td><td>10</td><td>stable" in page
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        ("other_batches", "step 10 trains on another batch"),
+        ("too_few", "trained 9 steps"),
+        ("unwatched", "did not watch"),
+        ("nothing", "no attribute"),
+        ("failing_step", "RuntimeError in a branch from step 10: no such layer"),
+    ],
+)
+def test_a_function_that_does_something_else_is_refused(failing: Path, function: str, told: str) -> None:
+    (failing / "localize.jsonl").unlink(missing_ok=True)
+    result = localize(failing, f"{__file__}:{function}", "--starts", "1", "--steps", "10")
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert len([line for line in result.stderr.splitlines() if line.startswith("error")]) == 1
+
+
+def test_a_watched_run_needs_a_function_and_checkpoints(failing: Path) -> None:
+    result = CliRunner().invoke(main, ["localize", str(failing)])
+    assert (result.exit_code, "--function FILE.py:step" in result.stderr) == (2, True)
+    function = ["--function", f"{nanogpt.__file__}:step", "--checkpoints", "nowhere/*.pt"]
+    result = CliRunner().invoke(main, ["localize", str(failing), *function])
+    assert (result.exit_code, "no file there" in result.stderr) == (2, True)
+    result = localize(failing, f"{nanogpt.__file__}:step", "--gpus", "99")
+    assert (result.exit_code, "--gpus 99" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("layer", "heads", "inside"), [(1, (2,), [1]), (1, None, [0, 1, 2, 3]), (2, None, [])])
+def test_a_branch_has_the_runs_attention_where_it_is_asked_for(
+    layer: int, heads: tuple[int, ...] | None, inside: list[int]
+) -> None:
+    """Four heads share two of keys; SDPA in some, the baseline of the twin elsewhere, forward and backward."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(2, count, 16, 16, generator=generator).bfloat16().requires_grad_() for count in (4, 2, 2)]
+    calls: list[Callable[..., Tensor]] = [
+        lambda q, k, v: mixed(q, k, v, True, 0.25, mixture=Mixture("sdpa", "twin of sdpa", (1,), heads), layer=layer),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
+        lambda q, k, v: mixed(q, k, v, True, 0.25, mixture=Mixture("twin of sdpa", "twin of sdpa"), layer=1),
+    ]
+    outs = [call(*tensors) for call in calls]
+    grads = [torch.autograd.grad(out.float().square().sum(), tensors[0])[0] for out in outs]
+    for head in range(4):
+        for mixture, sdpa, twin in (outs, grads):
+            assert torch.equal(mixture[:, head], (sdpa if head in inside else twin)[:, head])

@@ -1,0 +1,47 @@
+"""The experiment that explodes a GPT-2 of Transformers on a GPU, in small."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from examples import explode_gpt2
+from flashpoint.cli.main import main
+from flashpoint.localize.own import Mixture, OwnLoop
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.select import open_run
+
+SMALL = {"layers": "2", "heads": "2", "width": "32", "context": "16", "batch": "4", "vocabulary": "300", "steps": "8",
+         "keep": "3", "observe": "4", "warmup": "2", "runs": "runs"}  # fmt: skip
+
+
+def flashpoint(*words: str) -> Result:
+    return CliRunner().invoke(main, words)
+
+
+@pytest.mark.slow
+def test_the_experiment_of_the_gpu_runs_in_small(
+    tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [tmp_path / "runs" / f"explode-{name}" for name in ("sdpa", "flash_unrounded_out")]
+    for run in runs:
+        settings: dict[str, Any] = {**SMALL, "text": str(text_file), "attention": run.name.removeprefix("explode-")}
+        assert explode_gpt2.train(**settings) == "stable"
+    assert (runs[0] / "batches.csv").read_text() == (runs[1] / "batches.csv").read_text()
+    assert [open_run(str(run)).title for run in runs] == ["sdpa", "point:unrounded_out"]
+    told = flashpoint("diagnose", str(runs[0]), "--attention", "sdpa:math", "--format", "json")
+    assert told.exit_code == 0, told.output
+    assert [row["layer"] for row in json.loads(told.stdout)["tables"][-1]["rows"]] == [1, 1, 2, 2]
+    function = f"{explode_gpt2.__file__}:step"
+    loop = OwnLoop.of(RunFolder(runs[0]), function, str(runs[0] / "step-*.pt"), None)
+    assert loop.checkpoints == [0, 3, 6]
+    # A branch with the run's own attention is the run. Norms are taken before the last step changes the weights.
+    trained = loop.train(Mixture("sdpa", "sdpa"), 0, 4, tmp_path / "branch")
+    weights = torch.load(runs[0] / "step-000003.pt")["model"]["transformer.h.0.attn.c_attn.weight"][:, :32]
+    norms = [float(torch.linalg.matrix_norm(part.double(), 2)) for part in weights.split(16, 1)]
+    assert trained.norms[0] == pytest.approx(norms, rel=1e-3)
+    assert trained.outcome == "stable"
