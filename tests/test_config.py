@@ -22,7 +22,7 @@ from flashpoint.numerics.choices import DeltaError, Rounding
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.select import open_run
 from flashpoint.runs.tables import Evidence
-from flashpoint.training.checkpoints import capacity
+from flashpoint.training.needs import capacity
 from tests.composed import CONFIGS, composed_values
 from tests.conftest import REPOSITORY
 

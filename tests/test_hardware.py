@@ -32,6 +32,14 @@ class Driver:
         count._obj.value = 2
         return 0
 
+    def cuDeviceGet(self, device: Any, number: int) -> int:
+        device._obj.value = number
+        return 0
+
+    def cuDeviceTotalMem_v2(self, size: Any, _device: Any) -> int:
+        size._obj.value = 8 << 30
+        return 0
+
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ def test_runs_end_cleanly_with_their_launcher(stand_in: Path, tmp_path: Path, nu
 
 
 def test_every_run_ends_completed_or_failed(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (stand_in / ".logs/seed-0.log").mkdir(parents=True)
+    (stand_in / ".logs/seed-0.log").mkdir(parents=True)  # where its log would be
     with pytest.raises(UserError, match=r"1 of 2 runs failed \(seed-0\)"):
         launch([["seed=0"], ["seed=1"]])
     out, err = capsys.readouterr()
@@ -163,6 +163,8 @@ def test_every_run_ends_completed_or_failed(stand_in: Path, capsys: pytest.Captu
 
 
 def test_runs_killed_as_they_began_keep_their_names(stand_in: Path) -> None:
+    stand_in.mkdir(parents=True)
+    (stand_in / ".sweep.json").write_text('{"shared": []}')
     for folder, file in {"seed-0": ".lock", "seed-1": "config.json"}.items():
         (stand_in / folder).mkdir(parents=True)
         (stand_in / folder / file).touch()

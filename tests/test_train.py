@@ -222,11 +222,11 @@ def test_an_unwritable_run_folder_is_one_line(train: Command, tmp_path: Path) ->
     assert_one_line(train("runs_dir=/proc/runs"), "/proc/runs", "runs_dir")
 
 
-def test_a_run_name_that_exists_gets_a_number(recorded: Path, train: Command) -> None:
-    before = (recorded / "runs/original/metrics.jsonl").read_bytes()
-    match = outcome_of(train("run_name=original", "train.steps=2", cwd=recorded))
-    assert match[6] == "runs/original-2"
-    assert (recorded / "runs/original/metrics.jsonl").read_bytes() == before
+def test_a_run_name_that_exists_is_refused(recorded: Path, train: Command) -> None:
+    before = sorted(recorded.glob("runs/*"))
+    result = train("run_name=original", "train.steps=2", cwd=recorded)
+    assert_one_line(result, "run_name=original: runs/original exists", "resume=original")
+    assert sorted(recorded.glob("runs/*")) == before
 
 
 def test_the_name_that_a_run_gets_is_a_value_as_it_stands(recorded: Path, train: Command) -> None:

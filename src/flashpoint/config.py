@@ -7,9 +7,11 @@ and statistics know it: :data:`EXPERIMENT` and :class:`FromTape`.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -20,7 +22,7 @@ from flashpoint.errors import UserError
 from flashpoint.numerics.named import resolved
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.precision import Precision
-from flashpoint.typed import Key, in_one_line, keys_of, require_finite, structured_config
+from flashpoint.typed import Key, in_one_line, keys_of, require_numbers_of_the_device, require_text, structured_config
 
 HEAD_SIZES = (16, 32, 64, 128)
 EXPERIMENT = "experiment"
@@ -36,10 +38,19 @@ class FromTape:
 
 _BATCHES, _WEIGHTS = FromTape("the batches come from the tape"), FromTape("the initial weights come from the tape")
 _CHECKED = ConfigDict(use_attribute_docstrings=True, allow_inf_nan=False, extra="forbid")
+GPT2_VOCABULARY = 50_257
+"""Tokens of GPT-2's encoding."""
+BUILT_IN_PROBES = (
+    "delta_error", "ties", "scores", "rows", "deviation", "out_bias", "null_direction", "similarity"
+)  # fmt: skip
+"""The probes of :mod:`flashpoint.probes.attention`, named here so that a wrong one is told before PyTorch is there."""
 Count = Annotated[int, Field(gt=0)]
 CountOrNone = Annotated[int, Field(ge=0)]
 """A count that may be 0, which means none."""
 Share = Annotated[float, Field(ge=0, le=1)]
+Folder = Annotated[str, Field(min_length=1)]
+WandbName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^/\\#?%:]+$")]
+"""What W&B takes as a name."""
 
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
@@ -58,7 +69,7 @@ class ModelConfig:
     """Tokens of the vocabulary."""
     init_seed: Annotated[int | None, Field(ge=0, lt=2**32), EXPERIMENT] = None
     """Seeds the initial weights alone; null takes ``seed``."""
-    init_ulps: Annotated[CountOrNone, EXPERIMENT] = 0
+    init_ulps: Annotated[int, Field(ge=0, le=2**30), EXPERIMENT] = 0
     """FP32 ulps by which one initial weight, the first of W_Q in layer 1, is larger: 65,536 are one ulp of BF16."""
 
     @property
@@ -71,7 +82,7 @@ class ModelConfig:
         if self.d_model % self.n_head or self.head_size not in HEAD_SIZES:
             raise ValueError(
                 f"model.d_model={self.d_model} over model.n_head={self.n_head} gives heads of "
-                f"{self.d_model / self.n_head:g} features; the attention has {', '.join(map(str, HEAD_SIZES))}"
+                f"{Fraction(self.d_model, self.n_head)} features; the attention has {', '.join(map(str, HEAD_SIZES))}"
             )
         return self
 
@@ -84,7 +95,7 @@ class DataConfig:
     """Where the text is from."""
     path: str | None = None
     """For ``text``: a .txt, .jsonl or .parquet file, or a folder of them."""
-    text_field: str = "text"
+    text_field: Annotated[str, Field(min_length=1)] = "text"
     """The field of a .jsonl record, or the column of a .parquet file, that holds the text."""
     tokenizer: Literal["bpe", "gpt2"] = "bpe"
     """``bpe`` is a byte-level BPE trained once on the corpus; ``gpt2`` is tiktoken's encoding."""
@@ -96,7 +107,7 @@ class DataConfig:
     """The tail of the token stream that is kept for validation."""
     workers: Count | None = None
     """Tokenising processes; null is one per CPU core."""
-    root: str = "data"
+    root: Folder = "data"
     """Folder of the prepared token files."""
 
     @model_validator(mode="after")
@@ -178,7 +189,7 @@ class TrainConfig:
 class DetectorConfig:
     """When a run counts as exploded."""
 
-    window: Annotated[Count, EXPERIMENT] = 100
+    window: Annotated[int, Field(gt=0, le=10**6), EXPERIMENT] = 100
     """Steps of the moving average of the loss."""
     margin: Annotated[float, Field(gt=0), EXPERIMENT] = 0.3
     """Nats above its running minimum at which the moving average is out of bounds."""
@@ -211,6 +222,16 @@ class ProbesConfig:
     """What the observed sequences are to predict: the data; tokens drawn from the model's own prediction; or from that
     of the same weights with Ō and O unrounded (:mod:`flashpoint.probes.targets`)."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in self.attention:
+            if self.attention.count(name) > 1:
+                raise ValueError(f"probes.attention: {name} is there more than once; name each probe once")
+            if name not in BUILT_IN_PROBES and ":" not in name:
+                known = ", ".join(BUILT_IN_PROBES)
+                raise ValueError(f"probes.attention: no probe named {name}; choose of {known}, or FILE.py:CLASS")
+        return self
+
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class CheckpointsConfig:
@@ -232,13 +253,13 @@ class TrackingConfig:
 
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
     """``auto`` is online with a stored login and offline without one; no mode ever prompts."""
-    project: str = "flashpoint"
+    project: WandbName = "flashpoint"
     """W&B's project."""
-    entity: str | None = None
+    entity: WandbName | None = None
     """W&B's user or team; null is the login's."""
-    group: str | None = None
+    group: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     """W&B's group of the runs of one sweep; null takes the sweep's name."""
-    tags: tuple[str, ...] = ()
+    tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()
     """The hardware is added."""
 
 
@@ -256,7 +277,7 @@ class Config:
     """Step of ``replay`` to start from."""
     allow_world_size_change: bool = False
     """Replay or resume with another number of processes than recorded: the same global batches, other bits."""
-    runs_dir: str = "runs"
+    runs_dir: Folder = "runs"
     """Where run folders are made."""
     run_name: str | None = None
     """Folder under ``runs_dir``; null is the time, the attention and the seed."""
@@ -271,9 +292,20 @@ class Config:
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        require_finite(self.attn, "attn.")
-        if self.run_name and Path(self.run_name).name != self.run_name:
-            raise ValueError(f"run_name={self.run_name}: give a name without a folder; runs_dir is the folder")
+        require_numbers_of_the_device(self)
+        if self.from_step is not None and self.replay is None:
+            raise ValueError(f"from_step={self.from_step} needs replay=RUN: the run to start from")
+        if not re.fullmatch(r"[\w.+-][^/\\]{0,199}", self.attn.name):
+            raise ValueError(f"attn.name={self.attn.name[:40]}: give a name of 1 to 200 characters without / and \\")
+        if self.train.steps * self.train.batch_size * self.model.context >= 2**63:
+            raise ValueError(
+                "train.steps × train.batch_size × model.context: more tokens than 64 bits count; lower one"
+            )
+        if self.data.tokenizer == "gpt2" and self.model.vocab_size < GPT2_VOCABULARY:
+            raise ValueError(
+                f"model.vocab_size={self.model.vocab_size} is below GPT-2's {GPT2_VOCABULARY:,} tokens: "
+                "raise it, or choose data.tokenizer=bpe"
+            )
         if self.data.tokenizer == "bpe" and self.data.vocab_size > self.model.vocab_size:
             raise ValueError(
                 f"model.vocab_size={self.model.vocab_size} is below data.vocab_size={self.data.vocab_size}: "
@@ -325,6 +357,10 @@ def build_config(values: dict[str, Any], variants_dir: Path) -> Config:
     Raises:
         UserError: naming the field and the remedy.
     """
+    require_text(values)
+    for name in ("attn", *_SECTIONS):
+        if not isinstance(values.get(name), dict):
+            raise UserError(f"{name}={values.get(name)}: a group of keys, each to be set by itself")
     values = dict(values)
     elsewhere = values["attn"].get("elsewhere")
     if not isinstance(elsewhere, str | dict | None):

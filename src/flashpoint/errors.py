@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_LONGEST_LINE = 600  # characters
+
 
 class UserError(Exception):
     """Bad input, told in one line: what is wrong, where, and what to do about it.
@@ -18,9 +20,13 @@ class UserError(Exception):
 
 def one_line(error: Exception) -> str:
     """Return the message of a :class:`UserError`, or of a Hydra or OmegaConf error, as one line with a remedy."""
+    return _printable(_told(error))
+
+
+def _told(error: Exception) -> str:
     text = str(error)
     if missing := re.search(
-        r"Could not find '([^/']+)/([^']*)'.*?Available options in '[^']+':\n(.*?)\n\S", text, re.S
+        r"Could not find '((?:hydra/)?[^/']+)/([^']*)'.*?Available options in '[^']+':\n(.*?)\n\S", text, re.S
     ):
         group, option, options = missing.groups()
         return f"{group}={option}: no such option; choose one of {', '.join(options.split())}"
@@ -41,6 +47,15 @@ def one_line(error: Exception) -> str:
             return f"{override}: give KEY=VALUE"
         return f"{override}: no value that Hydra reads; quote one with special characters twice: '{key}=\"{value}\"'"
     return " ".join(text.split())
+
+
+def _printable(text: str) -> str:
+    """Return text without what moves a terminal's cursor; of one that is too long to be read, both ends."""
+    if len(text) > _LONGEST_LINE:
+        text = f"{text[: _LONGEST_LINE // 2]} … {text[-_LONGEST_LINE // 2 :]}"
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
 
 
 @contextmanager

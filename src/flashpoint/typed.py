@@ -7,12 +7,18 @@ import functools
 import math
 import types
 import typing
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union
 
+from flashpoint.errors import UserError
+
 if TYPE_CHECKING:
     from pydantic import ValidationError
+
+_SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""Sizes of FP32's normal numbers."""
 
 
 def check_literals(instance: Any, where: str) -> None:
@@ -62,14 +68,50 @@ def _omegaconf_type(annotation: Any) -> Any:
     return annotation
 
 
-def require_finite(section: Any, where: str = "") -> None:
-    """Raise ValueError, naming ``where`` and the field, for the first infinity or NaN, here or in a section inside."""
+def require_numbers_of_the_device(section: Any, where: str = "") -> None:
+    """Refuse numbers that FP32 and 64-bit integers do not hold, here and in sections and tuples inside.
+
+    Raises:
+        ValueError: naming ``where`` and the field.
+    """
     for field in dataclasses.fields(section):
         name, value = f"{where}{field.name}", getattr(section, field.name)
         if dataclasses.is_dataclass(value):
-            require_finite(value, f"{name}.")
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{name}={value}: give a finite number")
+            require_numbers_of_the_device(value, f"{name}.")
+        for number in _numbers_in(value):
+            if isinstance(number, int) and not -(2**63) <= number < 2**63:
+                raise ValueError(f"{name}={number}: give an integer of 64 bits")
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ValueError(f"{name}={number}: give a finite number")
+            if isinstance(number, float) and number and not _SMALLEST <= abs(number) <= _LARGEST:
+                raise ValueError(
+                    f"{name}={number}: give 0, or {_SMALLEST:.3g} to {_LARGEST:.3g} in size, as FP32 holds"
+                )
+
+
+def _numbers_in(value: Any) -> Iterator[int | float]:
+    if isinstance(value, tuple):
+        for part in value:
+            yield from _numbers_in(part)
+    elif isinstance(value, int | float):
+        yield value
+
+
+def require_text(values: Any, name: str = "") -> None:
+    """Refuse strings that a file or a terminal does not take, as keys and as values at any depth.
+
+    Raises:
+        UserError: naming the key.
+    """
+    if isinstance(values, dict):
+        for key, value in values.items():
+            require_text(str(key))
+            require_text(value, f"{name}.{key}".lstrip("."))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            require_text(value, name)
+    elif isinstance(values, str) and any(unicodedata.category(character) in ("Cc", "Cs") for character in values):
+        raise UserError(f"{name or values}: holds a control character, or a byte that is no UTF-8; leave it out")
 
 
 @dataclass(frozen=True)
@@ -111,6 +153,12 @@ def in_one_line(error: ValidationError, cls: type, where: str = "") -> str:
             wanted = f"choose one of {first['ctx']['expected']}".replace("'", "").replace(" or ", ", ")
         case "finite_number":
             wanted = "give a finite number"
+        case "string_too_short":
+            wanted = "empty; give a name"
+        case "string_too_long":
+            wanted = f"give at most {first['ctx']['max_length']} characters"
+        case "string_pattern_mismatch":
+            wanted = "give a name without any of / \\ # ? % :"
         case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
             wanted = f"give {_range(typing.get_type_hints(cls, include_extras=True)[name])}"
         case _:

@@ -6,23 +6,25 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from flashpoint.config import build_config, hydra_schema
+from flashpoint.cli.composition import check_files_as_hydra_reads_them, checked_arguments, refusal
+from flashpoint.config import Config, build_config, hydra_schema
 from flashpoint.errors import exit_in_one_line
 from flashpoint.files import CONFIGS
-from flashpoint.hardware import default_experiment, refuse_unusable_gpu
+from flashpoint.hardware import refuse_unusable_gpu
+from flashpoint.training.admission import admit
 
 if TYPE_CHECKING:
     from flashpoint.runs.outcome import Outcome
@@ -32,41 +34,58 @@ SWEEP = os.environ.setdefault("FLASHPOINT_SWEEP", time.strftime("sweep_%Y-%m-%d_
 WANTS_TRACEBACK = os.environ.setdefault("FLASHPOINT_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR", "0")) == "1"
 """Whether the user wants them; processes that this one starts inherit both, and ``main`` sets the latter for Hydra."""
 
-HYDRAS_OWN = (HydraException, OmegaConfBaseException)
-"""Errors by which Hydra and OmegaConf tell of bad input."""
-_TAKE_A_VALUE = frozenset(
-    ("--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--package", "-p", "--cfg", "-c")
-)
-"""Hydra's flags whose value may be an argument of its own."""
-
 
 @hydra.main(config_path=str(CONFIGS), config_name="train", version_base="1.3")
 def train(composed: DictConfig) -> None:
     multirun = HydraConfig.get().mode == RunMode.MULTIRUN
-    # The launcher of a sweep takes a run's error as it is, and goes on with the next run.
-    with nullcontext() if multirun or WANTS_TRACEBACK else exit_in_one_line(*HYDRAS_OWN):
-        outcome = run_composed(composed, group=SWEEP if multirun else None)
+    try:
+        # The launcher of a sweep takes a run's error as it is, and goes on with the next run.
+        with nullcontext() if multirun or WANTS_TRACEBACK else exit_in_one_line():
+            outcome = _run(configured(composed, group=SWEEP if multirun else None))
+    except Exception:
+        if multirun or WANTS_TRACEBACK:
+            raise
+        traceback.print_exc()  # an error of ours, which is not to be told as bad input
+        sys.exit(1)
     if os.environ.get("RANK", "0") == "0":
         print(outcome.line(), flush=True)
     if outcome.interrupted:
         sys.exit(128 + signal.Signals[outcome.interrupted])
 
 
-def run_composed(composed: DictConfig, group: str | None) -> Outcome:
-    """Return the run that Hydra composed; ``group`` is its group in W&B unless the configuration names one."""
-    # Imported late: --help must not wait for NumPy and PyTorch.
-    values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
-    overrides = list(HydraConfig.get().overrides.task)
-    if values["replay"] is not None:
-        from flashpoint.replay import replayed_values
+def configured(composed: DictConfig, group: str | None) -> Config:
+    """Return the configuration of the run that Hydra composed, judged against this machine.
 
-        values = replayed_values(values, overrides)
-    elif values["resume"] is not None:
-        from flashpoint.replay import resumed_values
+    Args:
+        group: of the run in W&B unless the configuration names one.
 
-        values = resumed_values(values, overrides)
-    values["tracking"]["group"] = values["tracking"]["group"] or group
-    config = build_config(values, CONFIGS / "attn")
+    Raises:
+        UserError: it is not one of a run, or this machine cannot do the run.
+    """
+    try:
+        values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
+        overrides = list(HydraConfig.get().overrides.task)
+        if values.get("replay") is not None:
+            from flashpoint.replay import replayed_values
+
+            values = replayed_values(values, overrides)
+        elif values.get("resume") is not None:
+            from flashpoint.replay import resumed_values
+
+            values = resumed_values(values, overrides)
+        config = build_config(values, CONFIGS / "attn")
+        tracking = replace(config.tracking, group=config.tracking.group or group)
+        config = replace(config, tracking=tracking)
+        admit(config)
+    except Exception as error:
+        if WANTS_TRACEBACK:
+            raise
+        raise refusal(error) from error
+    return config
+
+
+def _run(config: Config) -> Outcome:
+    # Imported late: neither --help nor bad input is to wait for PyTorch.
     from flashpoint.cli.listeners import default_listeners
     from flashpoint.training.run import run
 
@@ -81,31 +100,21 @@ def main(arguments: Sequence[str]) -> None:
         arguments: for Hydra.
     """
     ConfigStore.instance().store(name="schema", node=hydra_schema())
-    # The launcher of a sweep starts this file with the arguments of a run.
-    sys.argv = [__file__, *_with_experiment(arguments)]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of printing several lines
     try:
-        with nullcontext() if WANTS_TRACEBACK else exit_in_one_line(*HYDRAS_OWN):
-            train()
+        with nullcontext() if WANTS_TRACEBACK else exit_in_one_line():
+            check_files_as_hydra_reads_them()
+            try:
+                # The launcher of a sweep starts this file with the arguments of a run.
+                sys.argv = [__file__, *checked_arguments(arguments)]
+                train()
+            except Exception as error:  # errors of ours end the process in train()
+                if WANTS_TRACEBACK:
+                    raise
+                raise refusal(error) from error
     except KeyboardInterrupt:
         print("interrupted; what was prepared stays, and the same command goes on from there", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
-
-
-def _with_experiment(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with the preset for this hardware, unless they name a preset or a run.
-
-    argparse takes overrides in one run only, before or after the flags: the overrides go before them.
-    """
-    overrides: list[str] = []
-    flags: list[str] = []
-    for argument, before in zip(arguments, ["", *arguments], strict=False):
-        is_flag = argument.startswith("-") or before in _TAKE_A_VALUE
-        (flags if is_flag else overrides).append(argument)
-    given = dict(override.split("=", 1) for override in overrides if "=" in override)
-    if not given.keys() & {"experiment", "replay", "resume"}:
-        overrides.insert(0, f"experiment={default_experiment(given.get('train.device', 'auto'))}")
-    return overrides + flags
 
 
 @click.command(

@@ -27,8 +27,7 @@ from flashpoint.probes.sentinel import SentinelState
 from flashpoint.runs.folder import by_step
 from flashpoint.runs.outcome import Verdict
 from flashpoint.schema import Kind, Number, Step, parsed, read_json
-
-_OVERHEAD_BYTES = 1 << 16  # names, metadata and the sidecar
+from flashpoint.training.needs import capacity
 
 
 class _Sidecar(Kind):
@@ -118,22 +117,6 @@ def retained(steps: Sequence[int], interval: int, capacity: int, pinned: set[int
         if len(kept) < capacity:
             kept.add(step)
     return kept
-
-
-def capacity(config: CheckpointsConfig, state_bytes: int) -> int:
-    """Return how many checkpoints the budget holds.
-
-    Raises:
-        UserError: fewer than three.
-    """
-    size = state_bytes + _OVERHEAD_BYTES
-    count = int(config.budget_gib * 2**30 // size)
-    if count < 3:
-        raise UserError(
-            f"checkpoints.budget_gib={config.budget_gib:g}: a checkpoint takes {size / 2**30:.3g} GiB and three are "
-            f"needed; give at least {3 * size / 2**30:.3g}, or checkpoints.interval=0 for none"
-        )
-    return count
 
 
 class CheckpointWriter:

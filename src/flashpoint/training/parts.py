@@ -17,9 +17,9 @@ from flashpoint.data.tokens import TokenDataset
 from flashpoint.errors import UserError, notify
 from flashpoint.model import GPT
 from flashpoint.probes.runner import ProbeRunner
-from flashpoint.training.checkpoints import capacity
 from flashpoint.training.digests import weights_digest
 from flashpoint.training.interrupt import surely_interrupted
+from flashpoint.training.needs import capacity
 from flashpoint.training.plan import Plan
 from flashpoint.training.snapshots import Twin
 from flashpoint.training.start import Start, starting_point

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from flashpoint.config import Config
 from flashpoint.data.tape import Tape
 from flashpoint.errors import UserError, notify
+from flashpoint.hardware import cores, refuse_without_gpu
 from flashpoint.runs.folder import RunFolder
 from flashpoint.training.determinism import describe_environment, environment_difference, fix_numerics
 from flashpoint.training.parallel import Ranks
@@ -70,12 +70,10 @@ def usable_device(config: Config) -> torch.device:
     Raises:
         UserError: CUDA is asked for, and there is none.
     """
-    available = torch.cuda.is_available()
-    if config.train.precision == "tf32" and not (available and config.train.device != "cpu"):
-        raise UserError("train.precision=tf32: needs a CUDA device; use train.precision=fp32")
-    if config.train.device == "cuda" and not available:
-        raise UserError("train.device=cuda: no CUDA device is visible; use train.device=cpu or auto")
-    return torch.device("cuda" if available and config.train.device != "cpu" else "cpu")
+    on_gpu = torch.cuda.is_available() and config.train.device != "cpu"
+    if not on_gpu:
+        refuse_without_gpu(config.train.device, config.train.precision)
+    return torch.device("cuda" if on_gpu else "cpu")
 
 
 def _tape(config: Config, resumed: RunFolder | None, original: RunFolder | None, ranks: Ranks) -> Tape | None:
@@ -109,10 +107,16 @@ def _with_machine_defaults(config: Config, device: torch.device, world: int, tap
             f"train.batch_size={train.batch_size} is no multiple of {world} processes times "
             f"train.micro_batch_size={micro_batch_size}: change one of them"
         )
+    probes = config.probes
+    if probes.sequences > share:
+        if probes.attention_interval and probes.attention:
+            notify(f"probes.sequences={probes.sequences}: a step has {share} here; the probes observe {share}")
+        probes = dataclasses.replace(probes, sequences=share)
     # With a GPU more threads gain nothing, and runs side by side keep each other waiting.
-    threads = 1 if device.type == "cuda" else len(os.sched_getaffinity(0))
+    threads = 1 if device.type == "cuda" else cores()
     return dataclasses.replace(
         config,
+        probes=probes,
         train=dataclasses.replace(
             train,
             decay_steps=train.decay_steps or train.steps,

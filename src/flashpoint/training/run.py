@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from flashpoint.config import Config
 from flashpoint.errors import UserError, notify
 from flashpoint.runs.chain import Chain, first_difference
@@ -29,6 +31,8 @@ from flashpoint.training.plan import Plan, settle, usable_device
 from flashpoint.training.step import state_bytes
 from flashpoint.training.writer import RunWriter
 
+_LONGEST = 100  # characters of the attention in a run's name
+
 
 def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
     """Train, replay, resume or branch off one run; every process of it calls this.
@@ -37,10 +41,8 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
         listeners: hear of the run in the process that keeps its files.
 
     Raises:
-        UserError: data, tape, checkpoints, folder or device are not what the configuration needs.
+        UserError: data, tape, checkpoints, folder or device are not what the configuration needs, or memory is full.
     """
-    if config.from_step is not None and config.replay is None:
-        raise UserError(f"from_step={config.from_step} needs replay=RUN: the run to start from")
     existing = RunFolder.open(config.resume, config.runs_dir) if config.resume else None
     ranks, device = join(usable_device(config))
     try:
@@ -55,6 +57,13 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
             ranks.wait()  # until all have read what the first will now write to
             folder = _folder(plan, existing, held)
             outcome = _execute(plan, parts, folder, Listeners(listeners if ranks.first else ()))
+    except (MemoryError, RuntimeError) as error:  # what PyTorch raises where an allocation fails
+        if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
+            raise
+        raise UserError(
+            f"the {device.type}'s memory is full; the run stops here, its records so far stay; "
+            "lower train.micro_batch_size or the model, or take a larger device"
+        ) from error
     finally:
         leave()
     if plan.original and plan.original.chain.is_file() and ranks.first:
@@ -158,7 +167,7 @@ def _compare_with(original: RunFolder, folder: RunFolder, since: int) -> None:
 
 def _run_name(config: Config) -> str:
     attention = f"{config.attn.name} injected" if config.attn.injected else config.attn.name
-    attention = re.sub(r"[^\w.]+", "-", attention).strip("-")  # what Hydra takes in replay=NAME as it stands
+    attention = re.sub(r"[^\w.]+", "-", attention)[:_LONGEST].strip("-")  # what Hydra takes in replay=NAME as it stands
     return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{attention}_seed{config.seed}"
 
 

@@ -11,6 +11,7 @@ from flashpoint.errors import UserError
 from flashpoint.files import write_json
 from flashpoint.runs.folder import RunFolder
 from flashpoint.schema import Kind, read_json
+from flashpoint.training.admission import check_place
 
 _LONGEST_NAME = 120
 
@@ -37,9 +38,14 @@ def own_of(job_overrides: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return, for each run, the overrides that not all runs have.
 
     Raises:
-        UserError: two runs are the same.
+        UserError: there is no run, two are the same, or several have one name.
     """
+    if not job_overrides:
+        raise UserError("the sweep has no run: a list, range or glob among its values is empty; give one value or more")
     shared = shared_by(job_overrides)
+    names = [o.split("=", 1)[1] for overrides in job_overrides for o in overrides if _key(o) == "run_name"]
+    if again := next((name for name in names if names.count(name) > 1 and "${" not in name), None):
+        raise UserError(f"run_name={again}: {names.count(again)} runs of one sweep cannot have one name; leave it out")
     own = [[o for o in overrides if o not in shared] for overrides in job_overrides]
     for overrides, whole in zip(own, job_overrides, strict=True):
         if own.count(overrides) > 1:
@@ -86,8 +92,11 @@ class Sweep:
         Raises:
             UserError: the settings are others, or the folder cannot be written.
         """
+        check_place(str(self.folder.parent), "runs_dir")
         settings = sorted(o for o in shared if _key(o) not in ("runs_dir", "run_name"))
         record = self.folder / ".sweep.json"
+        if self.folder.exists() and not record.exists() and any(path != self._logs for path in self.folder.iterdir()):
+            raise UserError(f"hydra.launcher.sweep={self.folder.name}: {self.folder} is no sweep; choose another name")
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
             if not record.exists():
@@ -158,8 +167,8 @@ def _key(override: str) -> str:
 
 
 def _name(overrides: Sequence[str]) -> str:
-    name = "_".join(o.lstrip("+") for o in overrides).replace("attn=", "") or "run"
-    return "".join(c if (c.isascii() and c.isalnum()) or c in "._+-" else "-" for c in name)
+    name = "_".join(o.lstrip("+") for o in overrides).replace("attn=", "")
+    return "".join(c if (c.isascii() and c.isalnum()) or c in "._+-" else "-" for c in name).lstrip(".-") or "run"
 
 
 def _quoted(value: object) -> str:

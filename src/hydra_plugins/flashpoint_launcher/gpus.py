@@ -19,10 +19,13 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from flashpoint.errors import UserError, notify
+from flashpoint.names import check_name
 
 from ._processes import StopRequests, run_all
 from ._slots import slots_for
 from ._sweep import Job, Sweep, named, shared_by
+
+_MOST_RUNS = 1000  # that share a GPU
 
 
 @dataclass
@@ -62,8 +65,9 @@ class GpusLauncher(Launcher):
         """
         from flashpoint.progress import progress_bar
 
-        if self._runs_per_gpu < 1:
-            raise UserError(f"hydra.launcher.runs_per_gpu={self._runs_per_gpu}: give 1 or more")
+        if not 1 <= self._runs_per_gpu <= _MOST_RUNS:
+            raise UserError(f"hydra.launcher.runs_per_gpu={self._runs_per_gpu}: give 1 or more, {_MOST_RUNS} at most")
+        check_name(self._name, "hydra.launcher.sweep")
         jobs, sweep = named(job_overrides), Sweep(self._runs_dir / self._name, self._config_dirs)
         sweep.claim(shared_by(job_overrides))
         done = [job for job in jobs if sweep.is_done(job)]

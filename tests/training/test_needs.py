@@ -1,0 +1,81 @@
+"""What a run is said to need: a lower bound of what was measured, and exact where it can be."""
+
+import dataclasses
+import shutil
+import types
+
+import pytest
+
+from flashpoint.config import Config, build_config
+from flashpoint.errors import UserError
+from flashpoint.model import GPT
+from flashpoint.training import admission
+from flashpoint.training.needs import Quantities, total
+from flashpoint.training.step import state_bytes
+from tests.composed import CONFIGS, composed_values
+
+GIB = 2**30
+H200, CARD_OF_8_GIB = 139.8 * GIB, 7.6 * GIB  # as the driver tells them
+# Configuration, and the largest memory_gib that runs of it on an H200 recorded (runs/reference).
+MEASURED = {
+    ("experiment=ignite",): 6.30664,
+    ("experiment=ignite", "model.context=1024", "train.batch_size=16"): 3.76562,
+    ("experiment=ignite", "model.context=512", "train.batch_size=64", "probes.sequences=4"): 6.56640625,
+    ("experiment=gpt2_124m", "train.batch_size=32", "train.steps=600"): 23.599609375,
+    ("experiment=gpt2_124m", "train.batch_size=64", "probes.sequences=4"): 59.4199,
+}
+
+
+def composed(*overrides: str) -> Config:
+    return build_config(composed_values(*overrides), CONFIGS / "attn")
+
+
+@pytest.mark.parametrize("overrides", MEASURED, ids=" ".join)
+def test_what_a_gpu_run_needs_is_below_what_it_took(overrides: tuple[str, ...]) -> None:
+    needed = total(Quantities.of(composed(*overrides), "cuda").memory("cuda")) / GIB
+    assert 0.25 * MEASURED[overrides] < needed < MEASURED[overrides]
+
+
+def test_the_presets_fit_the_machines_they_are_for() -> None:
+    laptop, ignite, gpt2 = (composed(f"experiment={name}") for name in ("laptop", "ignite", "gpt2_124m"))
+    assert total(Quantities.of(laptop, "cpu").memory("cpu")) < GIB / 2
+    assert total(Quantities.of(ignite, "cuda").memory("cuda")) < CARD_OF_8_GIB
+    assert total(Quantities.of(gpt2, "cuda").memory("cuda")) < H200
+    assert total(Quantities.of(gpt2, "cuda").host_memory()) < 4 * GIB
+    assert all(total(Quantities.of(config, "cpu").disk()) < 40 * GIB for config in (laptop, ignite, gpt2))
+
+
+def test_parameters_and_checkpoints_are_counted_exactly() -> None:
+    config = composed("experiment=laptop", "model.n_layer=3", "model.d_model=96", "model.n_head=3", "model.context=40")
+    model = GPT(config.model, config.attn, 0)
+    needed = Quantities.of(config, "cpu")
+    assert needed.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert needed.state_bytes == state_bytes(model)
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("train.batch_size=1048576", "train.micro_batch_size"),
+        ("train.batch_size=1099511627776", "train.batch_size"),
+        ("model.n_layer=1000000", "model.n_layer"),
+        ("model.context=1048576", "model.context"),
+        ("train.log_interval=99999999999", "train.log_interval"),
+        ("train.steps=99999999999999", "train.steps"),
+    ],
+)
+def test_a_run_that_is_refused_for_its_size_fits_with_the_value_that_is_told(
+    override: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = 50 * GIB if key == "train.steps" else 2**80
+    monkeypatch.setattr(admission, "memory", lambda: 8 * GIB)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=disk))
+    config = composed("experiment=laptop", "checkpoints.interval=0", "probes.attention_interval=0", override)
+    with pytest.raises(UserError, match=rf"needs at least .+ GiB of .+: lower {key}=[\d,]+ to [\d,]+ or less") as error:
+        admission.admit(config)
+    most = int(str(error.value).split(" to ")[-1].split(" or ")[0].replace(",", ""))
+    section, name = key.split(".")
+    lowered = {name: 1 << (most.bit_length() - 1) if name == "micro_batch_size" else most}  # a divisor of the batch
+    if name == "batch_size":
+        lowered["micro_batch_size"] = 1
+    admission.admit(dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **lowered)}))
