@@ -42,7 +42,7 @@ def tried(kind: Kind, cases: int) -> Tally:
     def judged(case: Any, command: Command, ending: Ending) -> None:
         tally.add(ending, command)
         bar.update()
-        if ending.faults(command) or (ending.status == 2 and ending.pytorch):
+        if ending.faults(command) or (ending.status == 2 and ending.pytorch and not command.warm):
             bar.write(told(case, command, ending), file=sys.stderr)
 
     with tempfile.TemporaryDirectory() as folder, progress_bar(cases, "case", kind.name) as bar:

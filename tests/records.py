@@ -12,13 +12,22 @@ from click.testing import CliRunner
 
 from flashpoint.analysis.survival import SETTINGS
 from flashpoint.cli.main import main
+from flashpoint.config import Config
 
 MANIFEST: Mapping[str, Any] = {
     "hardware": "a CPU",
     "environment": {"torch": "2.99"},
     "started": "2026-11-21T",
     "data": {},
+    "initial_weights": "w",
+    "parameters": 1000,
 }
+_SETTINGS = {
+    "model": {"n_layer": 2},
+    "train": {"lr": 0.5, "warmup_steps": 0, "decay_steps": 1000, "micro_batch_size": 4, "threads": 1},
+    "detector": {"window": 1, "margin": 1.0, "hold_steps": 1},
+}
+"""In which made-up runs are not as the defaults."""
 
 
 def settings(section: str, value: float) -> dict[str, float]:
@@ -42,24 +51,31 @@ def write_run(
     config: Mapping[str, Any] | None = None,
     digest: str = "",
 ) -> str:
-    """The run's path. Settings of the training that ``train`` does not name are 0.5; ``config`` replaces sections."""
+    """The run's path. ``train``, ``detector`` and the sections of ``config`` add to the settings, with which the
+    learning rate is 0.5."""
     run.mkdir(parents=True)
+    values = {**Config().to_dict(), "attn": attn, "seed": seed}
+    for added in (_SETTINGS, {"train": train or {}, "detector": detector or {}}, config or {}):
+        values |= {name: {**values[name], **section} for name, section in added.items()}
     for name, value in {
-        "config": {
-            "attn": attn,
-            "seed": seed,
-            "model": {"n_layer": 2},
-            "train": {**settings("train", 0.5), "warmup_steps": 0, **(train or {})},
-            "detector": {**settings("detector", 1), **(detector or {})},
-            **(config or {}),
-        },
+        "config": values,
         "manifest": {**MANIFEST, **(manifest or {})},
         "outcome": {
             "outcome": outcome or ("exploded" if onset else "stable"),
             "step": steps,
             "onset_step": onset,
+            "nonfinite": None,
+            "loss": 2.5,
             "val_loss": val_loss,
+            "val_step": steps,
             "digest": digest or f"digest of {run.name}",
+            "chain_digest": "c",
+            "weights_digest": "w",
+            "tape_digest": "t",
+            "tape_steps": steps,
+            "interrupted": None,
+            "seconds": 1.0,
+            "run": str(run),
         },
     }.items():
         (run / f"{name}.json").write_text(json.dumps(value))

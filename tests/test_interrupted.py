@@ -18,8 +18,8 @@ from flashpoint.errors import UserError
 from flashpoint.model import GPT
 from flashpoint.report.ending import EndOfRunDrawing
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.outcome import Outcome
 from flashpoint.training import plan
-from flashpoint.training.outcome import Outcome
 from flashpoint.training.run import run
 from tests import warm
 from tests.composed import CONFIGS

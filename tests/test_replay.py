@@ -8,7 +8,7 @@ import pytest
 from flashpoint.config import build_config
 from flashpoint.data.tape import TapeHeader, TapeWriter
 from flashpoint.errors import UserError
-from flashpoint.files import read_json, write_json
+from flashpoint.files import write_json
 from flashpoint.replay import replayed_values, resumed_values
 from flashpoint.runs.folder import RunFolder
 from tests.composed import CONFIGS, composed_values
@@ -26,7 +26,7 @@ def recorded(run: RunFolder) -> dict[str, Any]:
     tape = TapeWriter(run.tape, header)
     tape.append(np.zeros(header.shape, np.uint32))
     tape.close()
-    return read_json(run.config)
+    return run.read_config()
 
 
 def resumed(run: RunFolder, *overrides: str) -> dict[str, Any]:

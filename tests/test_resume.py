@@ -21,6 +21,7 @@ from flashpoint.runs.select import open_run
 from flashpoint.training.start import starting_point
 from tests import warm
 from tests.conftest import Command, environment, train_command, wait_until
+from tests.records import MANIFEST
 
 pytestmark = pytest.mark.slow
 LONG = ("train.steps=300", "checkpoints.interval=20", "train.checksum_interval=50", "train.eval_interval=150")
@@ -189,7 +190,7 @@ def test_a_branch_killed_before_its_first_checkpoint_starts_where_it_branched_of
 
 def test_a_branch_whose_beginning_is_gone_is_refused(undisturbed: Path, tmp_path: Path) -> None:
     branch = RunFolder(tmp_path / "branch")
-    manifest = {"parent": {"run": str(undisturbed / "runs/whole"), "from_step": 7}}
+    manifest = {**MANIFEST, "parent": {"run": str(undisturbed / "runs/whole"), "from_step": 7}}
     branch.path.mkdir()
     branch.manifest.write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=r"branched off at step 7, of which .*whole no longer has a whole checkpoint;"):

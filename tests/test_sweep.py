@@ -51,7 +51,11 @@ with (folder / "config.json").open("a") as file:  # a line for every start
     print(json.dumps({"given": given, "environment": dict(os.environ)}), file=file, flush=True)
 while Path("hold").exists() and not stopped:
     time.sleep(0.01)
-(folder / "partial").write_text(json.dumps({"interrupted": "SIGTERM" if stopped else None}))
+texts = dict.fromkeys(("digest", "chain_digest", "weights_digest", "tape_digest", "run"), "")
+numbers = dict.fromkeys(("step", "loss", "tape_steps", "seconds"), 0)
+nothing = dict.fromkeys(("onset_step", "nonfinite", "val_loss", "val_step"))
+ended = {"outcome": "stable", "interrupted": "SIGTERM" if stopped else None}
+(folder / "partial").write_text(json.dumps({**texts, **numbers, **nothing, **ended}))
 (folder / "partial").replace(folder / "outcome.json")
 sys.stdout.buffer.write(b"\\xff\\noutcome=stable of " + folder.name.encode() + b"\\n")
 sys.exit(128 + signal.SIGTERM if stopped else 0)

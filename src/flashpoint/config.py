@@ -214,6 +214,8 @@ class ProbesConfig:
     """Sequences that are observed; of each head T² scores are held for them."""
     attention: tuple[str, ...] = ("delta_error", "ties", "scores", "out_bias", "null_direction", "similarity")
     """Probes of the attention (:mod:`flashpoint.probes.attention`), or FILE.py:CLASS for one of your own."""
+    strict: bool = False
+    """Stop the run, to be resumed, where a probe of your own fails; otherwise the run goes on without the probe."""
     weights_against: str | None = None
     """Run from whose weights these are measured, at each of its snapshots (``checkpoints.weights_interval``)."""
     targets: Targets = "data"

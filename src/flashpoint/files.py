@@ -8,8 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from flashpoint.errors import UserError
-
 _PACKAGE = Path(__file__).parent
 CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs")))
 """Hydra's YAML files: in a wheel inside the package, in a checkout at the top level."""
@@ -24,21 +22,6 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read what :func:`write_json` wrote.
-
-    Raises:
-        UserError: the file is missing or is no JSON.
-    """
-    try:
-        value: dict[str, Any] = json.loads(path.read_text())
-        return value
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing; the run has not ended, resume={path.parent} goes on with it") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: unreadable ({error}); restore the file or choose another run") from error
 
 
 def file_sha256(path: Path) -> str:

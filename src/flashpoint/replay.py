@@ -10,8 +10,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from flashpoint.config import FromTape, keys
 from flashpoint.data.tape import Tape
 from flashpoint.errors import UserError
-from flashpoint.files import read_json
-from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
+from flashpoint.numerics.variant import ROUNDING_POINTS
+from flashpoint.runs.configuration import attention_of
 from flashpoint.runs.folder import RunFolder
 
 _FIXED = {
@@ -19,7 +19,7 @@ _FIXED = {
     **{key.name: mark.reason for key in keys() for mark in key.marks if isinstance(mark, FromTape)},
 }
 _NOT_INHERITED = ("replay", "resume", "from_step", "allow_world_size_change", "runs_dir", "run_name")
-_OF_A_RESUMPTION = ("resume", "runs_dir", "allow_world_size_change", "train.steps")
+_OF_A_RESUMPTION = ("resume", "runs_dir", "allow_world_size_change", "train.steps", "probes.strict")
 
 
 def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
     if composed["resume"] is not None:
         raise UserError(f"resume={composed['resume']} and replay={composed['replay']}: give one of the two")
     original = RunFolder.open(composed["replay"], composed["runs_dir"])
-    values = read_json(original.config)
-    attention = AttentionVariant.from_dict(values["attn"])
+    values = original.read_config()
+    attention = attention_of(values)
     values["attn"] = attention.to_dict()  # the fields of today
     keys = _named(overrides)
     for key in keys:
@@ -77,7 +77,7 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
         raise UserError(
             f"resume={composed['resume']}: a thinned run has no checkpoints; replay={composed['resume']} repeats it"
         )
-    values = read_json(folder.config)
+    values = folder.read_config()
     keys = _named(overrides)
     for key in keys:
         if key not in _OF_A_RESUMPTION and key.split(".")[0] not in ("tracking", "checkpoints"):
@@ -88,7 +88,7 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
     for key in keys:
         _take(key, composed, values)
     if folder.outcome.is_file():
-        outcome = read_json(folder.outcome)
+        outcome = folder.read_outcome()
         ended = outcome["outcome"] != "stable" or outcome["step"] >= values["train"]["steps"]
         if ended and not outcome["interrupted"]:
             raise UserError(
@@ -128,7 +128,7 @@ def _recorded_steps(original: RunFolder) -> int:
     tape = Tape.read(original.tape)
     # A killed run has no outcome, and its tape is what it is; a finished run's tape has a known length.
     if original.outcome.is_file():
-        recorded = read_json(original.outcome)
+        recorded = original.read_outcome()
         if (tape.steps, tape.digest) != (recorded["tape_steps"], recorded["tape_digest"]):
             raise UserError(
                 f"{original.tape}: {tape.steps:,} steps with digest {tape.digest}, the run recorded "

@@ -1,12 +1,22 @@
-"""Code of the user's own, named as ``FILE.py:NAME``."""
+"""Code of the user's own, named as ``FILE.py:NAME``. What fails in it is told with the user's line."""
 
 from __future__ import annotations
 
 import importlib.util
+import textwrap
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from flashpoint.errors import UserError
+
+_LONGEST = 300  # characters of what an error says
+
+
+class UserCodeError(UserError):
+    """Code of the user's own failed, or returned what it must not."""
 
 
 def load(word: str, where: str) -> Any:
@@ -26,8 +36,52 @@ def load(word: str, where: str) -> Any:
     if spec is None or spec.loader is None:
         raise UserError(f"{where}: {file} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    try:
+    with told(word, where):
         spec.loader.exec_module(module)
         return getattr(module, name)
-    except Exception as error:
-        raise UserError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def told(word: str, where: str = "", hint: str = "") -> Iterator[None]:
+    """Tell an error of the user's code in one line, with the last of the user's lines that it went through.
+
+    Args:
+        word: ``FILE.py:NAME``.
+        where: what the line begins with.
+        hint: what it ends with.
+
+    Raises:
+        UserCodeError: of whatever the code in the block raises, but an interruption by the user.
+    """
+    file = word.rpartition(":")[0]
+    try:
+        yield
+    except (UserCodeError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit and GeneratorExit, too
+        line = error.lineno if isinstance(error, SyntaxError) and _is(error.filename, file) else None
+        for frame in traceback.extract_tb(error.__traceback__):
+            line = frame.lineno if _is(frame.filename, file) else line
+        place = f"{file}:{line}" if line is not None else "" if where else file
+        reason = textwrap.shorten(f"{type(error).__name__}: {_text(error)}", _LONGEST, placeholder=" …")
+        raise UserCodeError(
+            ": ".join([*filter(None, (where, place)), reason]) + (f"; {hint}" if hint else "")
+        ) from error
+
+
+def defined_at(function: Any, word: str) -> str:
+    """Return ``FILE.py:LINE`` of a function of the user's; without the line where it has none."""
+    file, code = word.rpartition(":")[0], getattr(function, "__code__", None)
+    return file if code is None or not _is(code.co_filename, file) else f"{file}:{code.co_firstlineno}"
+
+
+def _is(name: str | None, file: str) -> bool:
+    return name is not None and Path(name).resolve() == Path(file).resolve()
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
+    except Exception as other:  # the user's error may have a faulty text, too
+        return f"its text cannot be made ({type(other).__name__})"
+    return text.encode(errors="backslashreplace").decode()

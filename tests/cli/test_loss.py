@@ -65,5 +65,7 @@ def test_runs_without_a_common_step_are_one_line(tmp_path: Path, arguments: list
 def test_the_last_validation_of_a_stopped_run_is_not_of_its_end(tmp_path: Path, recorded: dict[str, object]) -> None:
     run = record(tmp_path, "flash_fp32", 1, {100: 2.0, 200: 2.0})
     outcome = Path(run) / "outcome.json"
-    outcome.write_text(json.dumps({**json.loads(outcome.read_text()), **recorded}))
+    whole = json.loads(outcome.read_text())
+    del whole["val_step"]  # which earlier versions did not store
+    outcome.write_text(json.dumps({**whole, **recorded}))
     assert "not validated after step 200 but 100;" in refusal(call("loss", run, "--at", "200"))

@@ -42,7 +42,7 @@ def test_a_bad_run_is_told_and_the_others_are_shown(tmp_path: Path) -> None:
     assert result.stdout == call("runs", good).stdout
     missing, unreadable = result.stderr.splitlines()
     assert missing.startswith("error: nowhere: no run there")
-    assert unreadable.startswith(f"error: {damaged}/manifest.json: unreadable")
+    assert unreadable.startswith(f"error: {damaged}/manifest.json: no JSON")
 
 
 def rate(step: int, value: float) -> dict[str, Any]:

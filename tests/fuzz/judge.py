@@ -51,6 +51,8 @@ class Command:
     """How other lines on stderr may begin, before the one that says why it is refused."""
     seconds: float = 20.0
     """After which it hangs."""
+    warm: bool = False
+    """Run in a process that has imported all that runs are read and trained with: what comes before is not asked."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ class Ending:
     def _one_line(self, notices: tuple[str, ...]) -> bool:
         *before, last = self.err.removesuffix("\n").split("\n")
         told = last.startswith("error: ") and last.isprintable() and len(last) <= _LONGEST_LINE
+        before = [line for line in before if line or not notices]  # a progress bar has one of its own
         return told and all(line.startswith(notices or ("\n",)) for line in before)
 
 
@@ -183,6 +186,7 @@ def run(command: Command, tree: Path) -> Ending:
     with tempfile.TemporaryDirectory() as output:
         before = _state(tree)
         ending = _ask(
+            command.warm,
             {
                 "script": str(command.script),
                 "arguments": command.arguments,
@@ -190,7 +194,7 @@ def run(command: Command, tree: Path) -> Ending:
                 "environment": _environment(tree / "home"),
                 "output": output,
                 "seconds": command.seconds,
-            }
+            },
         )
         after = _state(tree)
         out, err = (Path(output, name).read_text(errors="replace") for name in ("out", "err"))
@@ -220,20 +224,20 @@ def _state(tree: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
-_servers: list[subprocess.Popen[str]] = []
+_servers: dict[bool, subprocess.Popen[str]] = {}
 
 
-def _ask(case: dict[str, Any]) -> dict[str, Any]:
+def _ask(warm: bool, case: dict[str, Any]) -> dict[str, Any]:
     """Have the server run a case; it is started with the first one."""
-    if not _servers or _servers[0].poll() is not None:
-        command = [sys.executable, "-m", "tests.fuzz.server"]
+    if warm not in _servers or _servers[warm].poll() is not None:
+        command = [sys.executable, "-m", "tests.fuzz.server", *(["warm"] if warm else [])]
         environment = _environment(Path.home()) | {"HOME": str(Path.home())}
         server = subprocess.Popen(
             command, cwd=REPOSITORY, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        _servers[:] = [server]
+        _servers[warm] = server
         atexit.register(server.kill)
-    (server,) = _servers
+    server = _servers[warm]
     assert server.stdin is not None
     assert server.stdout is not None
     server.stdin.write(json.dumps(case) + "\n")

@@ -1,8 +1,9 @@
 """Runs scripts in forks of a process that has imported Hydra and the configuration, but not PyTorch.
 
-``python -m tests.fuzz.server`` reads a case a line on stdin (JSON) and answers each with a line: exit status, whether
-it was killed for its time, and whether it had imported PyTorch. A case cannot hurt this machine: memory, file sizes and
-seconds are limited, and what it started ends with it.
+``python -m tests.fuzz.server [warm]`` reads a case a line on stdin (JSON) and answers each with a line: exit status,
+whether it was killed for its time, and whether it had imported PyTorch. With ``warm`` it begins with all imported that
+runs are read and trained with. A case cannot hurt this machine: memory, file sizes and seconds are limited, and what it
+started ends with it.
 """
 
 import contextlib
@@ -87,9 +88,10 @@ def _child(case: dict[str, Any]) -> int:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     preload()
-    with contextlib.suppress(BrokenPipeError):  # nobody asks any more
-        for line in sys.stdin:
-            print(json.dumps(answer(json.loads(line))), file=answers)
+    if sys.argv[1:] == ["warm"]:
+        import tests.imported  # noqa: F401
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), file=answers)
 
 
 if __name__ == "__main__":

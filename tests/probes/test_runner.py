@@ -4,10 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from flashpoint.config import Config, ModelConfig, ProbesConfig, TrainConfig
 from flashpoint.errors import UserError
+from flashpoint.model import GPT
 from flashpoint.probes.attention import BUILT_IN
-from flashpoint.probes.runner import load_probe
+from flashpoint.probes.runner import ProbeRunner, load_probe
+from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import read_metrics
 from tests.conftest import Command
 
@@ -73,3 +77,84 @@ def test_a_run_with_a_probe_that_is_not_there_is_refused_in_one_line(train: Comm
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert "no probe named entropie" in line
     assert not (tmp_path / "runs").exists()
+
+
+FAILING = """
+import torch
+from flashpoint.probes.attention import Probe
+
+class Failing(Probe):
+    def measure(self, seen):
+        return {"a": %s}
+
+    def state(self):
+        return %s
+
+    def load_state(self, state):
+        %s
+"""
+
+
+@pytest.mark.parametrize(
+    ("measures", "state", "told"),
+    [
+        ("1 / 0", "{}", "7: ZeroDivisionError: division by zero"),
+        ("exit(3)", "{}", "7: SystemExit: 3"),
+        ("seen.w_q.shape[7]", "{}", "7: IndexError: "),
+        ("None", "{}", "6: measure gives a as a NoneType, expected a tensor [2, 2] of numbers"),
+        ("0.5", "{}", "6: measure gives a as a float, expected a tensor [2, 2] of numbers"),
+        ("torch.zeros(2)", "{}", "6: measure gives a as [2], expected a tensor [2, 2] of numbers"),
+        ("seen.w_q[..., 0, 0].to_sparse() * 1j", "{}", "6: measure gives a as [2, 2], expected a tensor"),
+        ("seen.w_q[..., 0, 0], 'loss': seen.w_q[..., 0, 0]", "{}", "6: measure names a metric 'loss', expected a free"),
+        ("seen.w_q[..., 0, 0]", "{'of': [torch.zeros(1)]}", "9: state returns a Tensor as of.0; a state is stored as"),
+        ("seen.w_q[..., 0, 0]", "{1: 2}", "9: state returns a int as a key, expected text; a state is stored as JSON"),
+        ("seen.w_q[..., 0, 0]", "{'text': '\\ud800'}", "ValueError: "),
+        ("seen.w_q[..., 0, 0]", "None", "9: state returns a NoneType, expected a dict of plain values"),
+        ("seen.w_q[..., 0, 0]", "1 / 0", "10: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_probe_that_fails_is_off_and_told_with_its_users_line(
+    tmp_path: Path, measures: str, state: str, told: str
+) -> None:
+    name = f"{tmp_path}/own.py:Failing"
+    (tmp_path / "own.py").write_text(FAILING % (measures, state, "pass"))
+    config, device = Config(), torch.device("cpu")
+    model = GPT(ModelConfig(n_layer=2, n_head=2, d_model=32, context=8, vocab_size=300), config.attn, 0)
+    probes = ProbesConfig(attention=(name, "ties"), attention_interval=1, weights_interval=0)
+    runner = ProbeRunner(probes, model, TrainConfig(batch_size=4), device, print)
+    batch = torch.arange(36).view(4, 9)
+    for step in range(2):
+        runner.before_step(step, batch, torch.tensor([0, step]))
+        metrics = runner.after_step(step, last=False)
+        assert "tied_rows" in metrics
+        assert json.dumps(runner.state())
+    assert "a" not in metrics
+    (failed,) = runner.failed
+    assert failed.probe == name
+    assert failed.error.startswith(f"{tmp_path}/own.py:{told}" if told[0].isdigit() else f"{tmp_path}/own.py: {told}")
+
+
+@pytest.mark.slow
+def test_a_failing_probe_costs_the_probe_or_with_strict_a_stop_from_which_the_run_goes_on(
+    train: Command, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(FAILING % ("1 / 0", "{}", "pass"))
+    probes = (f"probes.attention=[{own}:Failing,ties]", "checkpoints.interval=6")
+    goes_on, stops = (train(*probes, f"probes.strict={strict}", f"run_name={strict}") for strict in (False, True))
+    told = f"{own}:7: ZeroDivisionError: division by zero"
+    assert (goes_on.returncode, stops.returncode) == (0, 2)
+    assert f"step 4: {told}; probes.attention={own}:Failing is off, the run goes on" in goes_on.stderr
+    assert f"error: probes.attention={own}:Failing: {told}; mend it, then resume=runs/True goes on" in stops.stderr
+    runs = RunFolder(tmp_path / "runs/False"), RunFolder(tmp_path / "runs/True")
+    off = [{"probe": f"{own}:Failing", "step": 4, "error": told}]
+    assert [run.read_manifest()["probes_off"] for run in runs] == [off, off]
+    assert (runs[1].read_outcome()["interrupted"], runs[1].read_outcome()["step"]) == ("probes.strict", 6)
+    own.write_text(FAILING % ("seen.w_q[..., 0, 0]", "{}", "pass"))
+    resumed = train("resume=True", tiny=False)
+    assert resumed.returncode == 0, resumed.stderr
+    without = train("probes.attention=[ties]", "run_name=without")
+    digests = [RunFolder(tmp_path / f"runs/{name}").read_outcome()["digest"] for name in ("False", "True", "without")]
+    assert without.returncode == 0
+    assert len(set(digests)) == 1
+    assert read_metrics(runs[1].metrics)["a"][0].tolist() == [9]

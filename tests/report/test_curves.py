@@ -1,27 +1,22 @@
 """The figure is drawn, and is not blank, whatever a run has recorded."""
 
-import json
 from pathlib import Path
 
 import matplotlib.image
 import numpy as np
 import pytest
 
-from flashpoint.config import Config
-from flashpoint.files import write_json
 from flashpoint.report.curves import draw_curves
 from flashpoint.runs.folder import RunFolder
+from tests.records import write_run
 
 NORMS = [f"layer/{layer}/head/{head}/w_q_spectral_norm" for layer in range(1, 11) for head in (1, 2)]
 
 
 def recorded(tmp_path: Path, lines: list[dict], onset_step: int | None = None) -> RunFolder:
-    run = RunFolder.create(tmp_path, "drawn")
-    write_json(run.config, Config().to_dict())
-    write_json(run.manifest, {"hardware": "a GPU"})
-    write_json(run.outcome, {"outcome": "exploded" if onset_step else "stable", "onset_step": onset_step})
-    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return run
+    model = {"n_layer": 10, "n_head": 2}
+    attn, path = {"name": "drawn"}, tmp_path / "drawn"
+    return RunFolder(Path(write_run(path, attn, onset=onset_step, metrics=lines, config={"model": model})))
 
 
 def pixels(path: Path) -> np.ndarray:

@@ -12,13 +12,12 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from flashpoint.files import write_json
 from flashpoint.report.figures import PANELS, draw_bias
 from flashpoint.report.page import write_report
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.recorded import Run
 from flashpoint.runs.select import open_run
-from tests.records import call, refusal
+from tests.records import call, refusal, write_run
 
 BY_HEAD = (
     "w_q_spectral_norm",
@@ -41,16 +40,13 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 
 
 def record(folder: Path, name: str, *, onset: int | None = None, probes: bool = True, attention: str = "") -> Run:
-    run = RunFolder.create(folder, name)
+    run = RunFolder(folder / name)
     model = {"n_layer": 3, "n_head": 2, "d_model": 64, "context": 32}
-    write_json(run.config, {"attn": {"name": attention or name}, "model": model, "seed": 4})
-    environment = {"torch": "2.99"}
-    write_json(
-        run.manifest,
-        {"hardware": "a <GPU>", "environment": environment, "started": "2026-11-21T", "initial_weights": "w"},
-    )
-    verdict = {"outcome": "exploded" if onset else "stable", "step": 400, "onset_step": onset}
-    write_json(run.outcome, {**verdict, "digest": f"d-{name}", "tape_digest": "t"})
+    manifest = {"hardware": "a <GPU>"}
+    write_run(
+        run.path, {"name": attention or name}, seed=4, steps=400, onset=onset, config={"model": model},
+        manifest=manifest, digest=f"d-{name}",
+    )  # fmt: skip
     with run.metrics.open("w") as file:
         for step in range(400):
             file.write(json.dumps({"step": step, "loss": 3 + math.sin(step / 20), "grad_norm": 1.0 + step % 3}) + "\n")

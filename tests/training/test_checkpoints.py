@@ -1,14 +1,22 @@
 """Checkpoints on disk: what damage is found, what is kept, and that the budget holds."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from flashpoint.config import CheckpointsConfig
+from flashpoint.config import CheckpointsConfig, DetectorConfig
 from flashpoint.training.checkpoints import CheckpointWriter, retained, verified
+from flashpoint.training.detector import ExplosionDetector
 
 TENSORS = {"a": torch.arange(1000, dtype=torch.float32), "b": torch.tensor(3.0)}
+
+
+def state(step: int) -> dict[str, Any]:
+    """The loop's, before the detector has a mean loss, of a process without probes."""
+    detector = ExplosionDetector(DetectorConfig()).state()
+    return {"step": step, "loss": 2.5, "chain": "c", "detector": detector, "probes": {}}
 
 
 def record(folder: Path, steps: range) -> list[str]:
@@ -17,7 +25,7 @@ def record(folder: Path, steps: range) -> list[str]:
     recorder = CheckpointWriter(folder, CheckpointsConfig(interval=10), 4004, lines.append)
     for step in steps:
         if recorder.due(step):
-            recorder.save(TENSORS, {"step": step, "detector": {"minimum": float("inf")}})
+            recorder.save(TENSORS, state(step))
     recorder.wait()
     return lines
 
@@ -32,15 +40,16 @@ def steps_of(folder: Path) -> list[int]:
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert record(tmp_path / "c", range(1, 11)) == []
     (checkpoint,) = verified(tmp_path / "c", print)
-    tensors, state = checkpoint.load()
-    assert state == {"step": 10, "detector": {"minimum": float("inf")}}
+    tensors, loaded = checkpoint.load()
+    assert loaded == state(10)
+    assert loaded["detector"]["minimum"] == float("inf")
     assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
 
 
 def test_saving_copies_before_it_returns(tmp_path: Path) -> None:
     recorder = CheckpointWriter(tmp_path / "c", CheckpointsConfig(interval=1), 400_000, print)
     changing = torch.zeros(100_000)
-    recorder.save({"x": changing}, {"step": 1})
+    recorder.save({"x": changing}, state(1))
     changing.fill_(1.0)
     recorder.wait()
     (checkpoint,) = verified(tmp_path / "c", print)
@@ -85,7 +94,7 @@ def test_the_budget_holds_and_recent_steps_are_dense(tmp_path: Path) -> None:
     folder = tmp_path / "c"
     recorder = CheckpointWriter(folder, config, 4004, print)
     for step in range(10, 1010, 10):
-        recorder.save(TENSORS, {"step": step})
+        recorder.save(TENSORS, state(step))
         recorder.wait()
         assert sum(path.stat().st_size for path in folder.iterdir()) <= config.budget_gib * 2**30
         assert len(list(folder.iterdir())) <= 2 * 8
@@ -101,7 +110,7 @@ def test_what_a_kill_or_a_hand_left_takes_no_room_and_stops_nothing(tmp_path: Pa
     lines: list[str] = []
     recorder = CheckpointWriter(folder, config, 4004, lines.append)
     for step in range(60, 100, 10):
-        recorder.save(TENSORS, {"step": step})
+        recorder.save(TENSORS, state(step))
         recorder.wait()
         assert sum(path.stat().st_size for path in folder.iterdir()) <= config.budget_gib * 2**30
     assert lines == []
@@ -123,7 +132,7 @@ def test_an_explosion_keeps_what_precedes_it(tmp_path: Path) -> None:
     recorder = CheckpointWriter(tmp_path / "c", config, 4004, print)
     before: list[int] = []
     for step in range(10, 1010, 10):
-        recorder.save(TENSORS, {"step": step})
+        recorder.save(TENSORS, state(step))
         recorder.wait()
         if step == 500:
             before = steps_of(tmp_path / "c")

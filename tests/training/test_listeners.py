@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.outcome import Outcome
 from flashpoint.training.listeners import Listeners, Metrics
-from flashpoint.training.outcome import Outcome
 
 
 class Hears:

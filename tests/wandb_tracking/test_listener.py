@@ -17,10 +17,11 @@ from matplotlib.image import imsave
 from flashpoint.config import Config, TrackingConfig
 from flashpoint.files import write_json
 from flashpoint.runs.folder import RunFolder
-from flashpoint.training.outcome import Outcome
+from flashpoint.runs.outcome import Outcome
 from flashpoint.wandb_tracking.client import chosen_mode, has_login
 from flashpoint.wandb_tracking.listener import WandbListener
 from tests.conftest import Command, environment
+from tests.records import MANIFEST
 from tests.wandb_tracking.server import KEY, WandbServer
 
 pytestmark = pytest.mark.usefixtures("no_login")
@@ -36,7 +37,7 @@ def outcome(run: RunFolder) -> Outcome:
 
 def track(run: RunFolder, mode: str, finish_seconds: float = 60.0) -> None:
     """Three steps of a run with one layer of two heads, a figure and a tape."""
-    write_json(run.manifest, {"hardware": "a CPU"})
+    write_json(run.manifest, dict(MANIFEST))
     config = TrackingConfig(wandb=mode, tags=("a", "b"), group="sweep")  # type: ignore[arg-type]
     listener = WandbListener(config, finish_seconds)
     write_json(run.config, Config(seed=3).to_dict())

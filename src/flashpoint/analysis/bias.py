@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.config import ProbesConfig
 from flashpoint.errors import UserError
 from flashpoint.runs.recorded import Run
 
@@ -58,8 +59,8 @@ class Sums:
         steps, sums = run.measured_by_head("delta_error_sum")
         _, variances = run.measured_by_head("delta_error_variance")
         chosen = window.of(run, steps)
-        observed, all_sequences = run.config["probes"]["sequences"], run.config["train"]["batch_size"]
-        context = run.config["model"]["context"]
+        observed = run.config["probes"].get("sequences", ProbesConfig.sequences)
+        all_sequences, context = run.config["train"]["batch_size"], run.config["model"]["context"]
         return cls(sums[..., chosen], variances[..., chosen], observed * context, all_sequences * context)
 
     def expected(self, layer: int, heads: slice = slice(None)) -> float:

@@ -152,8 +152,8 @@ def read_claims(path: Path) -> list[Claim]:
     if not path.is_file():
         raise UserError(f"{path}: no such file; call flashpoint in a checkout, or name a file with --file")
     try:
-        content = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
+        content = yaml.safe_load(path.read_bytes())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: of a day that no calendar has
         raise UserError(f"{path}: no YAML: {' '.join(str(error).split())}; mend it there") from error
     if not isinstance(content, dict) or not isinstance(content.get("claims"), list):
         raise UserError(f"{path}: claims: missing; give version: {VERSION} and a list of claims")

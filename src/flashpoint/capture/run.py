@@ -20,9 +20,9 @@ from flashpoint.files import write_json
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import MetricsFile
+from flashpoint.runs.outcome import Outcome, Verdict
 from flashpoint.training.determinism import hardware_name
 from flashpoint.training.listeners import Listener, Listeners, Metrics
-from flashpoint.training.outcome import Outcome
 
 
 class WatchedRun:
@@ -107,7 +107,7 @@ class WatchedRun:
         notify(f"step {step:,}: {reason}; wrote {folder}")
         return folder
 
-    def close(self, verdict: str, onset: int | None, steps: int, loss: float, seconds: float) -> Outcome:
+    def close(self, verdict: Verdict, onset: int | None, steps: int, loss: float, seconds: float) -> Outcome:
         """Write the verdict."""
         self._metrics.close()
         outcome = Outcome(

@@ -18,11 +18,11 @@ from flashpoint.deviation.engines import Called, engines_named
 from flashpoint.diagnosis.call import AttentionCall, joined
 from flashpoint.diagnosis.probe import Function
 from flashpoint.errors import UserError, notify
-from flashpoint.files import CONFIGS, read_json
+from flashpoint.files import CONFIGS
 from flashpoint.numerics.dispatch import flash_fwd
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.probes.instrumented import InstrumentedPass
-from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.folder import RunFolder, by_step
 from flashpoint.training.checkpoints import verified
 from flashpoint.training.parallel import Ranks
 from flashpoint.training.parts import build
@@ -43,7 +43,7 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
         return [AttentionCall.read(path)]
     folder = path
     if (captures := RunFolder(path).captures).is_dir():
-        steps = {int(found.name.removeprefix("step-")): found for found in captures.glob("step-*")}
+        steps = by_step(captures)
         if not steps:
             raise UserError(f"{captures}: holds no capture; watched.capture() in the loop makes one")
         if step is not None and step not in steps:
@@ -74,7 +74,7 @@ def calls_of_run(
         UserError: the tape or the data are missing, or the run has no such step.
     """
     tape = Tape.read(folder.tape, until_broken=True)
-    outcome = read_json(folder.outcome) if folder.outcome.is_file() else {}
+    outcome = folder.read_outcome() if folder.outcome.is_file() else {}
     last = tape.steps - 1 if outcome.get("onset_step") is None else min(tape.steps - 1, int(outcome["onset_step"]))
     if step is not None and not 0 <= step < tape.steps:
         raise UserError(f"--step {step}: {folder.path} has steps 0 to {tape.steps - 1:,}")
@@ -124,7 +124,7 @@ def _calls(step: OptimizerStep, config: Config, sequences: torch.Tensor, number:
 
 
 def _replaying(folder: RunFolder, step: int) -> Config:
-    values = read_json(folder.config)
+    values = folder.read_config()
     values["probes"] = {**values["probes"], "attention": [], "weights_against": None}
     values["checkpoints"] = {**values["checkpoints"], "interval": 0}
     values["train"] = {**values["train"], "compile": False, "device": "auto", "threads": None}

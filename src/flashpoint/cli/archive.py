@@ -6,11 +6,21 @@ from pathlib import Path
 
 import click
 
-from flashpoint.cli.selection import runs_argument
+from flashpoint.cli.selection import runs_argument, tell
+from flashpoint.errors import UserError
 from flashpoint.runs.archive import archive
 from flashpoint.runs.arrow import HEAD_DIGITS, RUN_DIGITS
+from flashpoint.runs.recorded import Run
 from flashpoint.runs.select import select_runs
 from flashpoint.runs.tables import EVIDENCE
+
+
+def _unreadable(run: Run) -> UserError | None:
+    try:
+        _ = run.config, run.manifest, run.outcome, run.columns, run.chain
+    except UserError as error:
+        return error
+    return None
 
 
 @click.command("archive")
@@ -37,6 +47,11 @@ def command(
     every N-th value stays; what is measured at intervals stays whole, or --spacing STEPS apart.
     """
     runs = select_runs(words)
+    damaged = [error for run in runs if (error := _unreadable(run))]
+    if damaged:  # evidence takes all runs or none
+        *others, last = damaged
+        tell(others)
+        raise last
     root = Path("runs") / EVIDENCE
     archive(runs, experiment, root, every=every, only=only or None, spacing=spacing, digits=digits)
     click.echo(f"{root}: {len(runs)} added, '{experiment}:*' names the runs of {experiment}")

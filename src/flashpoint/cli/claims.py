@@ -12,7 +12,7 @@ from flashpoint.analysis.claims import Claim, Explodes, Holds, Interval, Layer, 
 from flashpoint.analysis.provenance import provenance
 from flashpoint.analysis.verdicts import QUANTITIES, Finding, Verdict, judge
 from flashpoint.cli.cells import code, share, share_interval
-from flashpoint.cli.selection import format_option
+from flashpoint.cli.selection import answered, format_option
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError
 from flashpoint.runs.recorded import Run
@@ -144,10 +144,13 @@ def command(source: str | None, short: bool, path: Path, form: str) -> None:
     claims = [claim for claim in read_claims(path) if source in (None, claim.source) and (claim.short or not short)]
     if not claims:
         raise UserError(f"{path}: no such claims; drop --source or --short")
-    runs, found = Runs(), []
-    for claim in claims:
+    runs = Runs()
+
+    def judged(claim: Claim) -> Finding:
         try:
-            found.append((claim, runs.judge(claim)))
+            return runs.judge(claim)
         except UserError as error:
             raise UserError(f"{path}: {claim.id}: {error}") from error
+
+    found = answered(claims, judged)
     show(table(found), form, provenance(list(runs.all.values())) if runs.all else "no runs")

@@ -228,7 +228,7 @@ def command(
         raise click.UsageError("--verdicts: needs --metric")
     if kind == "attention" and metric and (error or layers):
         raise click.UsageError("--by attention --metric: takes no --of and no --layers")
-    runs = ended(words)
+    runs = ended(words, metrics=True)
     options = Options(
         Window(since or 0, until, last), error or "delta_error", layers, metric, verdicts, out, every or 500, variant
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from flashpoint import user_code
 from flashpoint.cli.cells import number
 from flashpoint.cli.selection import format_option
 from flashpoint.cli.table import Cell, Table, show
@@ -88,7 +90,8 @@ def command(
         known = ", ".join(str(one.call.layer) for one in asked)
         raise UserError(f"--layer {', '.join(map(str, layers))}: {what} has layers {known}")
     try:
-        diagnoses = [diagnose(one.call.to(device), one.function, one.declared) for one in chosen]
+        with user_code.told(attention) if attention and ".py:" in attention else contextlib.nullcontext():
+            diagnoses = [diagnose(one.call.to(device), one.function, one.declared) for one in chosen]
     except ValueError as error:
         raise UserError(f"{what}: {error}; --attention names it") from error
     show(_tables(diagnoses), form, _heading(diagnoses, attention, weights))

@@ -48,6 +48,6 @@ def command(words: tuple[str, ...], at: int | None, control: str, form: str) -> 
     The difference is to the control's run of the same seed, data and experiment, with its 95 % interval over seeds
     (Student's t). A run that had exploded by then has no loss to compare: it is counted, and left out.
     """
-    runs = ended(words)
+    runs = ended(words, metrics=True)
     after = at or last_common_step(runs)
     show(table(losses_at(after, runs, control), after, control), form, provenance(runs))

@@ -21,7 +21,7 @@ def command(words: tuple[str, ...], out: Path | None) -> None:
     """Write one HTML file that opens without a network, and its figures as PNG. Several runs stand side by side."""
     from flashpoint.report.page import write_report
 
-    runs = ended(words)
+    runs = ended(words, metrics=True)
     if out is None:
         if runs[0].folder is None:
             raise UserError(f"{runs[0].where}: in a table, which holds no report; choose its folder with --out")

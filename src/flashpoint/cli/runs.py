@@ -138,6 +138,11 @@ def overhead(runs: Sequence[Run]) -> Table:
     return Table(("run", "ms a step", "against the first run"), rows, "Means over the second half of each run's steps.")
 
 
+def records(run: Run) -> object:
+    """Read what every question needs."""
+    return run.config, run.manifest, run.outcome if run.ended else None
+
+
 QUESTIONS: dict[str, Callable[[Sequence[Run]], Table]] = {
     "outcomes": outcomes,
     "rates": rates,
@@ -170,5 +175,5 @@ def command(words: tuple[str, ...], question: str, form: str) -> None:
     warnings  what the early warning said, and how many explosions it foretold
     overhead  mean time of a step, against the first run's
     """
-    runs = [run for run, _ in answered(chosen(words), lambda run: (run.config, run.manifest))]
+    runs = [run for run, _ in answered(chosen(words), records)]
     show(QUESTIONS[question](runs), form, provenance(runs))

@@ -72,13 +72,20 @@ def chosen(words: Sequence[str]) -> list[Run]:
     return [run for _, runs in answered(words, lambda word: select_runs([word])) for run in runs]
 
 
-def ended(words: Sequence[str]) -> list[Run]:
-    """:func:`chosen`, without runs whose configuration, manifest or outcome cannot be read. Those are told on stderr.
+def ended(words: Sequence[str], *, metrics: bool = False) -> list[Run]:
+    """:func:`chosen`, without runs whose records cannot be read. Those are told on stderr.
+
+    Args:
+        metrics: whether the question is to the metrics, too.
 
     Raises:
         UserError: no run is left.
     """
-    return [run for run, _ in answered(chosen(words), lambda run: (run.config, run.manifest, run.outcome))]
+
+    def records(run: Run) -> object:
+        return run.config, run.manifest, run.outcome, run.columns if metrics else None
+
+    return [run for run, _ in answered(chosen(words), records)]
 
 
 def answered(asked: Sequence[T], question: Callable[[T], A]) -> list[tuple[T, A]]:

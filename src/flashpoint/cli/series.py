@@ -90,7 +90,7 @@ def command(
     if metrics:
         if head or every > 1 or since or until is not None:
             raise click.UsageError("--departures: takes no --head, --every, --since or --until")
-        runs = ended(words)
+        runs = ended(words, metrics=True)
         pairs = twins(runs)
         show(departures([departure(metric, pairs, hottest_head) for metric in metrics]), form, provenance(runs))
         return

@@ -27,7 +27,7 @@ from flashpoint.hardware import refuse_another_gpu, refuse_unusable_gpu
 from flashpoint.training.admission import admit
 
 if TYPE_CHECKING:
-    from flashpoint.training.outcome import Outcome
+    from flashpoint.runs.outcome import Outcome
 
 SWEEP = os.environ.setdefault("FLASHPOINT_SWEEP", time.strftime("sweep_%Y-%m-%d_%H-%M-%S"))
 """Group of the runs of one multirun in W&B; processes that it starts inherit it."""

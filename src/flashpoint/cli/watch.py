@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from flashpoint.analysis.progress import under_way
+from flashpoint.cli.selection import answered
 from flashpoint.errors import UserError
 from flashpoint.runs.recorded import Run
 from flashpoint.runs.select import select_runs
@@ -33,7 +34,7 @@ def command(word: str, html: Path | None, once: bool) -> None:
     read from the runs' own files, so another terminal or another machine that sees them will do. Ctrl-C ends the view,
     not the runs.
     """
-    runs = followed(word)
+    runs = [run for run, _ in answered(followed(word), lambda run: (run.config, run.manifest))]
     if html:
         _keep_page(runs, html, once)
     else:

@@ -27,7 +27,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.config import Count
 from flashpoint.errors import UserError
+from flashpoint.schema import kind_of, parsed
 
 MAGIC = b"FPTAPE01"
 _DIGEST_BYTES = 8
@@ -38,12 +40,12 @@ class TapeHeader:
     """The facts under which the records mean the same sequences and the same initial weights."""
 
     data_fingerprint: str
-    context: int
+    context: Count
     """Tokens a window; window w starts at token w · context."""
-    n_windows: int
-    micro_batches: int
-    ranks: int
-    sequences: int
+    n_windows: Count
+    micro_batches: Count
+    ranks: Count
+    sequences: Count
     """Per micro-batch and rank."""
     seed: int
     """The seed of the initial weights and of the batch order."""
@@ -54,6 +56,9 @@ class TapeHeader:
     def shape(self) -> tuple[int, int, int]:
         """(micro-batches, ranks, sequences) of a record."""
         return self.micro_batches, self.ranks, self.sequences
+
+
+_HEADER = kind_of(TapeHeader, required=[field.name for field in dataclasses.fields(TapeHeader)], closed=True)
 
 
 class TapeWriter:
@@ -194,7 +199,8 @@ def _read_head(path: Path, data: bytes) -> tuple[TapeHeader, bytes, int]:
         raise UserError(f"{path}: {len(data)} bytes, cut short within the header; restore the file")
     if digest != _chain(b"", data[:end]):
         raise UserError(f"{path}: header edited or damaged; restore the file or replay another run")
-    return TapeHeader(**json.loads(data[fixed:end])), digest, end + _DIGEST_BYTES
+    header = TapeHeader(**parsed(data[fixed:end], _HEADER, f"{path}: header"))
+    return header, digest, end + _DIGEST_BYTES
 
 
 def _chain(previous: bytes, data: bytes) -> bytes:

@@ -7,21 +7,53 @@ A folder holds ``train.bin`` and ``val.bin`` (little-endian uint16), ``tokenizer
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from flashpoint.errors import UserError
 from flashpoint.files import file_sha256
+from flashpoint.schema import Kind, Step, read_json
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "val")
 SIDECAR = "meta.json"
 TRAINED_TOKENIZER = "tokenizer.json"
+
+
+class _File(Kind):
+    tokens: Step
+    largest: Step
+    """Token id."""
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class _Files(Kind):
+    train: _File
+    val: _File
+
+
+class _Tokenizer(Kind):
+    name: str
+    vocab_size: Annotated[int, Field(gt=0, le=2**16)]
+    sha256: str | None = None
+    """Of the file of a trained one."""
+
+
+class _Version(Kind):
+    format_version: int
+
+
+class _Sidecar(_Version):
+    """What ``meta.json`` holds."""
+
+    fingerprint: str
+    files: _Files
+    tokenizer: _Tokenizer
 
 
 @dataclass(frozen=True)
@@ -72,22 +104,10 @@ def open_tokens(path: Path) -> TokenDataset:
 
 
 def _read_sidecar(path: Path) -> dict[str, Any]:
-    damaged = f"{path / SIDECAR}: damaged; {_remedy(path)}"
-    try:
-        sidecar: dict[str, Any] = json.loads((path / SIDECAR).read_text(encoding="utf-8"))
-        version = sidecar["format_version"]
-        if version != FORMAT_VERSION:
-            raise UserError(f"{path / SIDECAR}: format {version}, this version reads {FORMAT_VERSION}; {_remedy(path)}")
-        files = [sidecar["files"][split] for split in SPLITS]
-        counts = [sidecar["tokenizer"]["vocab_size"], *(file[name] for file in files for name in ("tokens", "largest"))]
-        texts = [sidecar["fingerprint"], *(file["sha256"] for file in files)]
-    except OSError as error:
-        raise UserError(f"{path / SIDECAR}: {error.strerror}; {_remedy(path)}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(damaged) from error
-    if not all(type(count) is int for count in counts) or not all(isinstance(text, str) for text in texts):
-        raise UserError(damaged)
-    return sidecar
+    version = read_json(path / SIDECAR, _Version, _remedy(path))["format_version"]
+    if version != FORMAT_VERSION:
+        raise UserError(f"{path / SIDECAR}: format {version}, this version reads {FORMAT_VERSION}; {_remedy(path)}")
+    return read_json(path / SIDECAR, _Sidecar, _remedy(path))
 
 
 def _verify(file: Path, record: dict[str, Any], path: Path) -> None:

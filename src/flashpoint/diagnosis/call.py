@@ -10,15 +10,27 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from flashpoint.errors import UserError
+from flashpoint.schema import Kind, Step, parsed
 
 _NEEDED = ("q", "k", "v", "grad_out")
 _OPTIONAL = ("out", "grad_q", "grad_k", "grad_v")
+
+
+class _Told(Kind):
+    """What the metadata of a file says of the call."""
+
+    is_causal: bool = True
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    layer: Annotated[int, Field(ge=1, lt=2**31)] = 1
+    step: Step = 0
+    attention: str = "unknown"
 
 
 @dataclass(frozen=True)
@@ -77,7 +89,7 @@ class AttentionCall:
             with safe_open(path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
                 metadata = file.metadata() or {}
-            told = json.loads(metadata.get("flashpoint", "{}"))
+            told = parsed(metadata.get("flashpoint", "{}"), _Told, f"{path}: metadata", "write it anew")
         except FileNotFoundError:
             raise UserError(f"{path}: no such file; give a capture, a run, or a .safetensors file") from None
         except (SafetensorError, OSError, ValueError) as error:
@@ -93,11 +105,11 @@ class AttentionCall:
             grad_q=tensors.get("grad_q"),
             grad_k=tensors.get("grad_k"),
             grad_v=tensors.get("grad_v"),
-            is_causal=bool(told.get("is_causal", True)),
-            scale=float(told.get("scale", tensors["q"].shape[-1] ** -0.5)),
-            layer=int(told.get("layer", 1)),
-            step=int(told.get("step", 0)),
-            attention=str(told.get("attention", "unknown")),
+            is_causal=told.get("is_causal", True),
+            scale=told.get("scale", max(1, *tensors["q"].shape[-1:]) ** -0.5),
+            layer=told.get("layer", 1),
+            step=told.get("step", 0),
+            attention=told.get("attention", "unknown"),
         )
         call._check(path)
         return call
@@ -107,7 +119,7 @@ class AttentionCall:
         shapes = {name: list(x.shape) for name in (*_NEEDED, *_OPTIONAL) if (x := getattr(self, name)) is not None}
         q, k = shapes["q"], shapes["k"]
         wrong = [name for name, shape in shapes.items() if shape != (k if name in like_k or name == "k" else q)]
-        if len(q) != 4 or len(k) != 4 or wrong or [q[0], *q[2:]] != [k[0], *k[2:]] or q[1] % k[1]:
+        if len(q) != 4 or len(k) != 4 or wrong or 0 in (*q, *k) or [q[0], *q[2:]] != [k[0], *k[2:]] or q[1] % k[1]:
             told = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
             raise UserError(f"{path}: {told}; q, grad_out and out need [N, H, T, d], k and v [N, H_kv, T, d]")
         if not all(getattr(self, name).is_floating_point() for name in shapes):

@@ -21,6 +21,7 @@ from torch import Tensor
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import Exact
 from flashpoint.diagnosis.measures import Measures, Results, relative
+from flashpoint.user_code import UserCodeError
 
 Function = Callable[[Tensor, Tensor, Tensor, bool, float], Tensor]
 """q [N, H, T, d], k and v [N, H_kv, T, d], whether it is causal, and α, to O [N, H, T, d]."""
@@ -74,7 +75,7 @@ def probe(function: Function, call: AttentionCall) -> Probed | None:
         )
         try:
             found = results_of(function, widened)
-        except (RuntimeError, ValueError):  # heads so wide are not for every attention
+        except (RuntimeError, ValueError, UserCodeError):  # heads so wide are not for every attention
             return None
         assert found.out is not None
         assert found.grad_q is not None

@@ -99,7 +99,7 @@ class Branches(Generic[A]):
                 f"{folder.path}: {run.verdict}; no checkpoint lies {steps:,} steps before that; give fewer --steps"
             )
         self._until = None if minutes is None else time.monotonic() + 60 * minutes
-        self._known = dict(_read(folder))
+        self._known = {branch["key"]: branch for branch in folder.read_branches()}
         self._seconds = 0.0
         self._gpus = gpus
         self._pool = _pool(gpus) if gpus > 1 else None
@@ -242,16 +242,6 @@ def _pool(gpus: int) -> ProcessPoolExecutor:
 
 def _take_gpu(names: Any) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = names.get()
-
-
-def _read(folder: RunFolder) -> list[tuple[str, dict[str, Any]]]:
-    if not folder.branch_log.exists():
-        return []
-    *lines, _unfinished = folder.branch_log.read_text().split("\n")
-    try:
-        return [(one["key"], one) for one in map(json.loads, lines)]
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{folder.branch_log}: damaged; delete it, and branches are trained anew") from None
 
 
 def _growth(norms: NDArray[np.float64], twin: NDArray[np.float64]) -> float:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from flashpoint.config import Config, build_config
-from flashpoint.files import CONFIGS, read_json
+from flashpoint.files import CONFIGS
 from flashpoint.localize.subject import Trained
 from flashpoint.numerics.choices import UNROUNDED, DeltaError
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
-from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.folder import RunFolder, by_step
 from flashpoint.runs.recorded import Run
 from flashpoint.training.run import run as train
 
@@ -43,7 +43,7 @@ class RecordedRun:
 
     @cached_property
     def checkpoints(self) -> list[int]:
-        saved = sorted(int(path.stem.removeprefix("step-")) for path in self.folder.checkpoints.glob("step-*.json"))
+        saved = list(by_step(self.folder.checkpoints, ".json"))
         return [0, *saved]  # a run can be repeated from its beginning, too
 
     @property
@@ -108,7 +108,7 @@ def only_in(
 
 
 def _branching(run: RunFolder, variant: AttentionVariant, start: int, steps: int, folder: Path) -> Config:
-    values = read_json(run.config)
+    values = run.read_config()
     values["probes"] = {**values["probes"], "attention": [], "weights_against": None, "weights_interval": steps}
     values["checkpoints"] = {**values["checkpoints"], "interval": 0, "weights_interval": 0}
     values["detector"] = {**values["detector"], "tail_steps": steps}  # measured at their end

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,20 +12,34 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flashpoint import user_code
 from flashpoint.config import ProbesConfig, TrainConfig
 from flashpoint.errors import UserError
 from flashpoint.model import GPT
+from flashpoint.probes import own
 from flashpoint.probes.attention import BUILT_IN, Probe
 from flashpoint.probes.captured import Captured
 from flashpoint.probes.instrumented import InstrumentedPass
 from flashpoint.probes.observation import Observation
 from flashpoint.probes.sentinel import LOOKBACK, Sentinel
 from flashpoint.probes.spectral import weight_norms
+from flashpoint.user_code import UserCodeError
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A probe of the user's own that failed, and is off from then on."""
+
+    probe: str
+    """As the configuration names it."""
+    error: str
+    """One line, which begins with the user's file and line."""
 
 
 class ProbeRunner:
     """The probes of one run. They read weights and batches and change nothing: digests are the same without them.
+
+    Attributes:
+        failed: probes of the user's own that have failed; whoever has noted one takes it out.
 
     Args:
         train: for the sequences of a whole step, and the steps of the warm-up.
@@ -49,6 +65,7 @@ class ProbeRunner:
         self._pass: InstrumentedPass | None = None
         self._seen: Observation | None = None
         self.sentinel = Sentinel(train.warmup_steps)
+        self.failed: list[Failed] = []
 
     def before_step(self, step: int, batch: Tensor, seed_and_step: Tensor) -> None:
         """Observe the attention, if it is due, on the first sequences of the batch [..., sequences, T + 1]."""
@@ -72,8 +89,11 @@ class ProbeRunner:
             measured |= self._weight_norms()
         if self._pass and self._seen:
             seen, self._seen = self._pass.with_update(self._seen), None
-            for probe in self._probes.values():
-                measured |= probe.measure(seen)
+            for name in [name for name in self._probes if name in BUILT_IN]:
+                measured |= self._probes[name].measure(seen)
+            for name, probe in self._own():
+                with self._off_if_it_fails(name):
+                    measured |= own.measured(name, probe, seen, measured)
         if not measured:
             return {}
         stacked = torch.stack([by_head.double() for by_head in measured.values()])
@@ -87,15 +107,35 @@ class ProbeRunner:
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs to go on, as plain values."""
-        probes = {name: state for name, probe in self._probes.items() if (state := probe.state())}
-        return {"attention": probes, "sentinel": self.sentinel.state()}
+        states = {name: probe.state() for name, probe in self._probes.items() if name in BUILT_IN}
+        for name, probe in self._own():
+            with self._off_if_it_fails(name):
+                states[name] = own.state_of(name, probe)
+        kept = {name: state for name, state in states.items() if state}
+        return {"attention": kept, "sentinel": self.sentinel.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Inverse of :meth:`state`. States of probes that this run does not have are ignored."""
         self.sentinel.load_state(state["sentinel"])
-        for name, probe in self._probes.items():
-            if name in state["attention"]:
+        for name, probe in tuple(self._probes.items()):
+            if name not in state["attention"]:
+                continue
+            if name in BUILT_IN:
                 probe.load_state(state["attention"][name])
+            else:
+                with self._off_if_it_fails(name):
+                    own.take_state(name, probe, state["attention"][name])
+
+    def _own(self) -> list[tuple[str, Probe]]:
+        return [(name, probe) for name, probe in self._probes.items() if name not in BUILT_IN]
+
+    @contextmanager
+    def _off_if_it_fails(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except UserCodeError as error:
+            del self._probes[name]
+            self.failed.append(Failed(name, str(error)))
 
 
 def load_probe(name: str) -> Probe:
@@ -108,16 +148,7 @@ def load_probe(name: str) -> Probe:
         return BUILT_IN[name]()
     if ":" not in name:
         raise UserError(f"probes.attention: no probe named {name}; choose of {', '.join(BUILT_IN)}, or FILE.py:CLASS")
-    kind = user_code.load(name, f"probes.attention={name}")
-    try:
-        probe = kind()
-    except Exception as error:
-        raise UserError(f"probes.attention={name}: {type(error).__name__}: {error}") from error
-    if not isinstance(probe, Probe):
-        raise UserError(f"probes.attention={name}: no subclass of flashpoint.probes.attention.Probe")
-    if type(probe).measure is Probe.measure:
-        raise UserError(f"probes.attention={name}: no measure(self, seen); see flashpoint.probes.attention.Probe")
-    return probe
+    return own.load(name)
 
 
 def _is_due(step: int, interval: int) -> bool:

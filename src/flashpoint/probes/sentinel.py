@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flashpoint.schema import Kind, Number, Step
+
 GROWTH, LOOKBACK, ABOVE_MEDIAN = 2.0, 500, 2.0
 """The rule: after the warm-up a head's W_Q spectral norm doubles within 500 steps, and is twice the median of all."""
 
@@ -28,6 +30,13 @@ class HeadGrowth:
 
     def __str__(self) -> str:
         return f"L{self.layer}H{self.head} {self.norm:.1f} (×{self.growth:.2f})"
+
+
+class SentinelState(Kind):
+    """What :meth:`Sentinel.state` returns."""
+
+    history: list[tuple[Step, list[list[Number]]]]
+    warning: dict[str, float] | None
 
 
 class Sentinel:

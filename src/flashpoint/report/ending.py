@@ -5,9 +5,9 @@ from __future__ import annotations
 from flashpoint.report.curves import draw_curves
 from flashpoint.report.page import write_report
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.outcome import Outcome
 from flashpoint.runs.recorded import Run
 from flashpoint.training.listeners import Metrics
-from flashpoint.training.outcome import Outcome
 
 
 class EndOfRunDrawing:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from flashpoint.files import read_json
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.recorded import Run
 
@@ -20,9 +18,8 @@ def sections(runs: Sequence[Run]) -> str:
 
 
 def _section(name: str, folder: RunFolder) -> str:
-    told = read_json(folder.localized)
-    lines = folder.branch_log.read_text().splitlines() if folder.branch_log.is_file() else []
-    branches = [_branch(json.loads(line)) for line in lines]
+    told = folder.read_localized()
+    branches = [_branch(branch) for branch in folder.read_branches()]
     columns = ("attention", "from step", "steps", "outcome", "largest norm of W_Q, by layer", "seconds")
     return (
         f"<section><h2>What of its attention makes W_Q of {escape(name)} grow?</h2>"

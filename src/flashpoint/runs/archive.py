@@ -24,6 +24,8 @@ from flashpoint.runs.arrow import (
     metrics_table,
     runs_together,
     write_parquet,
+    wrong_chain_column,
+    wrong_metrics_column,
 )
 from flashpoint.runs.metrics import Columns
 from flashpoint.runs.recorded import Run
@@ -83,13 +85,12 @@ def index_of(evidence: Evidence) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(INDEX_COLUMNS)
-    for row in evidence.rows:
-        config, manifest, outcome = (json.loads(row[name]) for name in ("config", "manifest", "outcome"))
+    for run in evidence.kept:
         table.writerow(
             [
-                *(row["experiment"], row["name"], config["attn"]["name"], config["seed"]),
-                *(outcome[name] for name in ("outcome", "onset_step", "step", "digest")),
-                manifest["started"][:10],
+                *(run.experiment, run.name, run.config["attn"]["name"], run.config["seed"]),
+                *(run.outcome[name] for name in ("outcome", "onset_step", "step", "digest")),
+                run.manifest["started"][:10],
             ]
         )
     return text.getvalue()
@@ -113,7 +114,7 @@ def _kept(run: Run) -> Columns:
         raise UserError(f"{run.where}: has not ended; resume={run.where} goes on with it")
     if not run.folder.chain.exists():
         raise UserError(f"{run.where}: has no chain.bin, which evidence keeps; replay={run.where} makes the run anew")
-    told = run.outcome["chain_digest"]
+    told = run.outcome.get("chain_digest")
     if run.chain.digest != told:
         raise UserError(f"{run.folder.chain}: ends in {run.chain.digest}, the outcome says {told}; restore the file")
     return run.columns
@@ -179,11 +180,11 @@ def _rewrite(
 
     left = [row for row in evidence.rows if row["experiment"] != experiment or row["name"] not in without]
     of_experiment = [row["name"] for row in left if row["experiment"] == experiment]
-    for path, new, schema in (
-        (evidence.metrics_path(experiment), measured, None),
-        (evidence.chains_path(experiment), chains, chain_schema()),
+    for path, new, schema, wrong in (
+        (evidence.metrics_path(experiment), measured, None, wrong_metrics_column),
+        (evidence.chains_path(experiment), chains, chain_schema(), wrong_chain_column),
     ):
-        old = Table(path).by_run() if path.exists() else {}
+        old = Table(path, wrong).by_run() if path.exists() else {}
         tables = {**{name: table for name, table in old.items() if name in of_experiment}, **new}
         _write(path, tables, schema or _metrics_schema(tables))
     everything = sorted([*left, *rows], key=lambda row: (row["experiment"], row["name"]))

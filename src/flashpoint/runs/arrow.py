@@ -162,6 +162,32 @@ def chain_schema() -> Any:
     return pa.schema({"run": pa.string(), "loss": pa.float32(), "grad_norm": pa.float32(), "state": pa.uint64()})
 
 
+def wrong_chain_column(found: Any) -> str | None:
+    """Return what is wrong with the columns of a table of digest chains; None where nothing is."""
+    return _wrong_column(found, chain_schema())
+
+
+def wrong_metrics_column(found: Any) -> str | None:
+    """Return what is wrong with the columns of a table of metrics; None where nothing is."""
+    import pyarrow as pa
+
+    if wrong := _wrong_column(found, metrics_schema({})):
+        return wrong
+    for field in list(found)[2:]:
+        if _leaf(field.type) != pa.float64() or _depth(field.type) not in (0, 2):
+            return f"{field.name}: found {field.type}, expected double, or lists of lists of it"
+    return None
+
+
+def _wrong_column(found: Any, expected: Any) -> str | None:
+    for place, field in enumerate(expected):
+        if place >= len(found.names) or found.field(place).name != field.name:
+            return f"{field.name}: missing, expected column {place + 1} to be {field.type}"
+        if found.field(place).type != field.type:
+            return f"{field.name}: found {found.field(place).type}, expected {field.type}"
+    return None
+
+
 def chain_of(rows: Any) -> Chain:
     """Return the inverse of :func:`chain_table`, of the rows of one run."""
     columns = (rows["loss"], rows["grad_norm"], rows["state"].fill_null(0))

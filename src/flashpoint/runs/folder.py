@@ -6,10 +6,22 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from flashpoint.errors import UserError
+from flashpoint.runs.configuration import CONFIG, with_all_sections
+from flashpoint.runs.localised import Branch, Localised
+from flashpoint.runs.manifest import Manifest
+from flashpoint.runs.outcome import OUTCOME
+from flashpoint.schema import parsed, read_json
+
+
+def by_step(folder: Path, suffix: str = "") -> dict[int, Path]:
+    """Return what a folder holds under names of steps, ``step-NUMBER`` and the suffix, in the order of the steps."""
+    places = {path.name.removeprefix("step-").removesuffix(suffix): path for path in folder.glob(f"step-*{suffix}")}
+    return dict(sorted((int(number), path) for number, path in places.items() if number.isdecimal()))
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,36 @@ class RunFolder:
     def figure(self) -> Path:
         """Loss, gradient norm and W_Q norms over steps, PNG."""
         return self.path / "curves.png"
+
+    def read_config(self) -> dict[str, Any]:
+        """Return what :attr:`config` holds (:data:`flashpoint.runs.configuration.CONFIG`).
+
+        Raises:
+            UserError: it is missing, or holds something else; this and the following.
+        """
+        return with_all_sections(read_json(self.config, CONFIG))
+
+    def read_manifest(self) -> dict[str, Any]:
+        """Return what :attr:`manifest` holds (:class:`flashpoint.runs.manifest.Manifest`)."""
+        return read_json(self.manifest, Manifest)
+
+    def read_outcome(self) -> dict[str, Any]:
+        """Return what :attr:`outcome` holds (:class:`flashpoint.runs.outcome.Outcome`)."""
+        if not self.outcome.exists():
+            raise UserError(f"{self.outcome}: missing; the run has not ended, resume={self.path} goes on with it")
+        return read_json(self.outcome, OUTCOME)
+
+    def read_branches(self) -> list[dict[str, Any]]:
+        """Return what :attr:`branch_log` holds; a line cut short at its end is left out."""
+        if not self.branch_log.exists():
+            return []
+        *lines, _unfinished = self.branch_log.read_bytes().split(b"\n")
+        anew = "delete it, and branches are trained anew"
+        return [parsed(line, Branch, f"{self.branch_log}:{number}", anew) for number, line in enumerate(lines, 1)]
+
+    def read_localized(self) -> dict[str, Any]:
+        """Return what :attr:`localized` holds."""
+        return read_json(self.localized, Localised, "delete it, or localise the run again")
 
     @property
     def begun(self) -> bool:

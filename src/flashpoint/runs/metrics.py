@@ -20,11 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
+from flashpoint.schema import NONFINITE
 
 Series = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Steps [n] and values: [n] of a metric of the run, [n_layer, n_head, n] of a metric of heads."""
 Columns = dict[str, Series]
 """Every metric of a run, by name."""
+OF_THE_RUN = frozenset(
+    ("loss", "grad_norm", "update_norm", "clip_factor", "lr", "val_loss", "tokens_per_second", "memory_gib")
+)
+"""Metrics of the training itself. All others of a run are of heads, or distances from another run's weights."""
 
 
 class MetricsFile:
@@ -69,19 +74,35 @@ def read_metrics(path: Path) -> Columns:
     columns: dict[str, tuple[list[int], list[NDArray[np.float64]]]] = {}
     for number, line in enumerate(_lines(path), 1):
         try:
-            metrics = json.loads(line)
-            step = metrics.pop("step")
-            if type(step) is not int or not 0 <= step < 2**63:
-                raise ValueError("no number of a step")
-            for name, value in _by_name(metrics).items():
-                steps, values = columns.setdefault(name, ([], []))
-                steps.append(step)
-                values.append(_from_json(value))
-                if values[-1].shape != values[0].shape:
-                    raise ValueError("other heads than before")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}:{number}: damaged line; restore the file") from error
+            _add(columns, line)
+        except (ValueError, RecursionError) as error:
+            reason = str(error) if str(error).isprintable() else ascii(str(error))
+            raise UserError(f"{path}:{number}: damaged line ({reason}); restore the file") from error
     return {name: (np.array(steps), _last_axis_steps(values)) for name, (steps, values) in columns.items()}
+
+
+def _add(columns: dict[str, tuple[list[int], list[NDArray[np.float64]]]], line: bytes) -> None:
+    """Add what a line holds. Raises ValueError with the key, what was found and what is expected."""
+    metrics = json.loads(line)
+    if type(metrics) is not dict:
+        raise ValueError("expected an object")
+    step = metrics.pop("step", None)
+    if type(step) is not int or not 0 <= step < 2**63:
+        raise ValueError(f"step: found {step}, expected a whole number of 0 or more")
+    for name, value in _by_name(metrics).items():
+        try:
+            numbers = _from_json(value)
+        except (ValueError, TypeError, OverflowError):
+            raise ValueError(f"{name}: expected a number, or lists of them by layer and head") from None
+        if name not in columns:
+            if numbers.ndim and name in OF_THE_RUN:
+                raise ValueError(f"{name}: found a list, expected a number")
+            columns[name] = ([], [])
+        steps, values = columns[name]
+        if steps and (numbers.shape != values[0].shape or step < steps[-1]):
+            raise ValueError(f"{name}: other heads than before, or an earlier step")
+        steps.append(step)
+        values.append(numbers)
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -106,6 +127,8 @@ def _by_name(metrics: dict[str, Any]) -> dict[str, Any]:
                 by_name[name] = value
     for name, values in heads.items():
         n_layer, n_head = (max(numbers) for numbers in zip(*values, strict=True))
+        if len(values) != n_layer * n_head or min(map(min, values)) < 1:
+            raise ValueError(f"{name}: expected every head of {n_layer} layers of {n_head}")
         by_name[name] = [[values[layer, head] for head in range(1, n_head + 1)] for layer in range(1, n_layer + 1)]
     return by_name
 
@@ -113,11 +136,17 @@ def _by_name(metrics: dict[str, Any]) -> dict[str, Any]:
 def _from_json(value: Any) -> NDArray[np.float64]:
     """Return a metric of a JSON line as an array [] or [n_layer, n_head]."""
     if not isinstance(value, list):
-        return np.array(float(value))
-    heads = np.array([[float(number) for number in layer] for layer in value])
-    if heads.ndim != 2:
+        return np.array(_number(value))
+    heads = np.array([[_number(number) for number in layer] for layer in value])
+    if heads.ndim != 2 or not heads.size:
         raise ValueError("no layers of heads")
     return heads
+
+
+def _number(value: Any) -> float:
+    if type(value) is float or type(value) is int or value in NONFINITE:
+        return float(value)
+    raise ValueError("no number")
 
 
 def _to_json(value: float | NDArray[np.floating]) -> Any:
@@ -143,5 +172,10 @@ def _drop_steps_from(path: Path, step: int) -> None:
 def _is_before(line: str, step: int) -> bool:
     try:
         return bool(json.loads(line)["step"] < step)
-    except ValueError:  # garbled by a power loss: later than anything that a checkpoint counts on
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ):  # garbled by a power loss: later than anything that a checkpoint counts on
         return False

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from flashpoint.errors import UserError
-from flashpoint.files import read_json
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.chain import Chain
+from flashpoint.runs.configuration import attention_of
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import Columns, Series, read_metrics
 
@@ -73,13 +73,13 @@ class InFolder:
         return self.folder.outcome.exists()
 
     def config(self) -> dict[str, Any]:
-        return read_json(self.folder.config)
+        return self.folder.read_config()
 
     def manifest(self) -> dict[str, Any]:
-        return read_json(self.folder.manifest)
+        return self.folder.read_manifest()
 
     def outcome(self) -> dict[str, Any]:
-        return read_json(self.folder.outcome)
+        return self.folder.read_outcome()
 
     def metrics(self) -> Columns:
         return read_metrics(self.folder.metrics)
@@ -151,7 +151,7 @@ class Run:
     @cached_property
     def attention(self) -> AttentionVariant:
         """Every numerical choice; one that is younger than the run has its default."""
-        return AttentionVariant.from_dict(self.config["attn"])
+        return attention_of(self.config)
 
     @property
     def variant(self) -> str:

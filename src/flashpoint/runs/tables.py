@@ -9,30 +9,56 @@ EXPERIMENT/RUN/              a run that keeps its tape
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from flashpoint.errors import UserError
-from flashpoint.runs.arrow import chain_of, metrics_of
+from flashpoint.runs.arrow import chain_of, metrics_of, wrong_chain_column, wrong_metrics_column
 from flashpoint.runs.chain import Chain
+from flashpoint.runs.configuration import CONFIG, with_all_sections
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.manifest import Manifest
 from flashpoint.runs.metrics import Columns
+from flashpoint.runs.outcome import OUTCOME
 from flashpoint.runs.recorded import Run
+from flashpoint.schema import Kind, checked, parsed
 
 EVIDENCE = "reference"
 """Folder of the evidence under ``runs_dir``."""
 
 
-class Table:
-    """Parquet rows with a column ``run``, a run's in one row group."""
+_RESTORE = "restore the file"
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+
+class Row(Kind):
+    """A row of ``runs.parquet``."""
+
+    experiment: str
+    name: str
+    digits: Annotated[int, Field(ge=1, le=17)] | None
+    """Significant decimal digits of metrics of heads; None of a run that is kept without metrics."""
+    chain: bool
+    """Whether the run is kept with its digest chain."""
+    config: str
+    manifest: str
+    outcome: str
+
+
+class Table:
+    """Parquet rows with a column ``run``, a run's in one row group.
+
+    Args:
+        wrong: says of a schema of Arrow what is wrong with its columns; None where nothing is.
+    """
+
+    def __init__(self, path: Path, wrong: Callable[[Any], str | None]) -> None:
+        self.path, self._wrong = path, wrong
         self._group: tuple[int, Any] = -1, None
 
     def of(self, run: str) -> Any:
@@ -61,7 +87,10 @@ class Table:
     def _file(self) -> Any:
         import pyarrow.parquet as pq
 
-        return pq.ParquetFile(self.path, page_checksum_verification=True)
+        file = pq.ParquetFile(self.path, page_checksum_verification=True)
+        if wrong := self._wrong(file.schema_arrow):
+            raise UserError(f"{self.path}: {wrong}; {_RESTORE}")
+        return file
 
     @cached_property
     def _groups(self) -> dict[str, int]:
@@ -80,7 +109,9 @@ class InTables:
     experiment: str
     name: str
     row: dict[str, Any]
-    """The run's row of ``runs.parquet``."""
+    """The run's :class:`Row`."""
+    path: Path
+    """Of ``runs.parquet``."""
     measured: Table
     chains: Table
 
@@ -97,30 +128,31 @@ class InTables:
         return True
 
     def config(self) -> dict[str, Any]:
-        return self._json("config")
+        return with_all_sections(self._json("config", CONFIG))
 
     def manifest(self) -> dict[str, Any]:
-        return self._json("manifest")
+        return self._json("manifest", Manifest)
 
     def outcome(self) -> dict[str, Any]:
-        return self._json("outcome")
+        return self._json("outcome", OUTCOME)
 
     def metrics(self) -> Columns:
         if self.row["digits"] is None:
             raise UserError(f"{self.where}: kept without metrics; give a run that has them")
-        return metrics_of(self.measured.of(self.name), self.row["digits"])
+        rows = self.measured.of(self.name)
+        with told_in_one_line(self.measured.path):
+            return metrics_of(rows, self.row["digits"])
 
     def chain(self) -> Chain:
         if not self.row["chain"]:
             raise UserError(f"{self.where}: kept without its digest chain; give a run that has one")
         chain = chain_of(self.chains.of(self.name))
-        if chain.digest != (told := self.outcome()["chain_digest"]):
+        if chain.digest != (told := self.outcome().get("chain_digest")):
             raise UserError(f"{self.chains.path}: {self.name} ends in {chain.digest}, not {told}; restore the file")
         return chain
 
-    def _json(self, column: str) -> dict[str, Any]:
-        value: dict[str, Any] = json.loads(self.row[column])
-        return value
+    def _json(self, column: str, kind: type[Kind]) -> dict[str, Any]:
+        return parsed(self.row[column], kind, f"{self.path}: {self.where}: {column}", _RESTORE)
 
 
 class Evidence:
@@ -155,19 +187,28 @@ class Evidence:
         if not self.runs_path.exists():
             return []
         with told_in_one_line(self.runs_path):
-            rows: list[dict[str, Any]] = pq.read_table(self.runs_path, page_checksum_verification=True).to_pylist()
-            return rows
+            rows = pq.read_table(self.runs_path, page_checksum_verification=True).to_pylist()
+        return [checked(row, Row, f"{self.runs_path}: row {number}", _RESTORE) for number, row in enumerate(rows, 1)]
+
+    @cached_property
+    def kept(self) -> list[Run]:
+        """The runs of :attr:`rows`."""
+        tables: dict[str, tuple[Table, Table]] = {}
+        found = []
+        for row in self.rows:
+            name, experiment = row["name"], row["experiment"]
+            if experiment not in tables:
+                measured = Table(self.metrics_path(experiment), wrong_metrics_column)
+                tables[experiment] = measured, Table(self.chains_path(experiment), wrong_chain_column)
+            found.append(Run(InTables(experiment, name, row, self.runs_path, *tables[experiment])))
+        return found
 
     @cached_property
     def experiments(self) -> dict[str, dict[str, Run]]:
         """Runs by experiment and name, both in order; a folder is preferred to a row of its name."""
         found: dict[str, dict[str, Run]] = {}
-        tables: dict[str, tuple[Table, Table]] = {}
-        for row in self.rows:
-            name, experiment = row["name"], row["experiment"]
-            paths = self.metrics_path(experiment), self.chains_path(experiment)
-            measured, chains = tables.setdefault(experiment, (Table(paths[0]), Table(paths[1])))
-            found.setdefault(experiment, {})[name] = Run(InTables(experiment, name, row, measured, chains))
+        for run in self.kept:
+            found.setdefault(str(run.experiment), {})[run.name] = run
         for config in self.root.glob("*/*/config.json"):
             folder = RunFolder(config.parent)
             found.setdefault(config.parent.parent.name, {})[config.parent.name] = Run.of_folder(folder)
@@ -182,6 +223,7 @@ def told_in_one_line(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise UserError(f"{path}: missing; restore the file") from None
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        raise UserError(f"{path}: damaged ({str(error).splitlines()[0]}); restore the file") from error
+        raise UserError(f"{path}: missing; {_RESTORE}") from None
+    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path}: damaged ({reason}); {_RESTORE}") from error

@@ -15,13 +15,56 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from flashpoint.config import CheckpointsConfig
+from flashpoint.errors import UserError
 from flashpoint.files import file_sha256, write_json
+from flashpoint.probes.sentinel import SentinelState
+from flashpoint.runs.folder import by_step
+from flashpoint.runs.outcome import Verdict
+from flashpoint.schema import Kind, Number, Step, parsed, read_json
 from flashpoint.training.needs import capacity
+
+
+class _Sidecar(Kind):
+    """What the sidecar holds."""
+
+    step: Step
+    size: Step
+    """Of the checkpoint, bytes."""
+    sha256: str
+
+
+class _Detector(Kind):
+    losses: list[float]
+    minimum: Number
+    above: Step
+    verdict: Verdict
+    onset_step: Step | None
+    last_step: Step | None
+
+
+class _Probes(Kind):
+    attention: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """By the probe's name in the configuration."""
+    sentinel: SentinelState | None = None
+
+
+class State(Kind):
+    """The loop's state."""
+
+    step: Step
+    loss: Number
+    chain: str
+    """Hex digest of all steps."""
+    detector: _Detector
+    """:meth:`flashpoint.training.detector.ExplosionDetector.state`."""
+    probes: _Probes
+    """:meth:`flashpoint.probes.runner.ProbeRunner.state`; empty of a process without probes."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +78,7 @@ class Checkpoint:
         """Return the tensors in host memory, and the loop's state."""
         with safe_open(self.path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-            state: dict[str, Any] = json.loads(file.metadata()["state"])
+            state = parsed(file.metadata()["state"], State, f"{self.path}: state")
         return tensors, state
 
 
@@ -43,17 +86,20 @@ def verified(folder: Path, notify: Callable[[str], None]) -> Iterator[Checkpoint
     """Return the checkpoints of a run that are whole, newest first; each damaged one that is passed over is told."""
     for sidecar in sorted(folder.glob("step-*.json"), reverse=True):
         path = sidecar.with_suffix(".safetensors")
+        reason = "damaged or cut short"
         try:
-            expected = json.loads(sidecar.read_text())
+            expected = read_json(sidecar, _Sidecar, "")
             with safe_open(path, "pt") as file:
-                step = json.loads(file.metadata()["state"])["step"]
+                step = parsed((file.metadata() or {}).get("state", ""), State, "its state", "")["step"]
             whole = path.stat().st_size == expected["size"] and file_sha256(path) == expected["sha256"]
             if whole and sidecar == _sidecar_path(folder, step):
                 yield Checkpoint(path, step)
                 continue
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+        except UserError as error:
+            reason = str(error).removesuffix("; ")
+        except (OSError, SafetensorError):
             pass
-        notify(f"{path}: damaged or cut short; using the checkpoint before it")
+        notify(f"{path}: {reason}; using the checkpoint before it")
 
 
 def retained(steps: Sequence[int], interval: int, capacity: int, pinned: set[int]) -> set[int]:
@@ -145,8 +191,8 @@ class CheckpointWriter:
 
     def _steps(self) -> list[int]:
         """Return the steps of the checkpoints that have their sidecars."""
-        sidecars = self._folder.glob("step-*.json")
-        return [int(path.stem.removeprefix("step-")) for path in sidecars if path.with_suffix(".safetensors").exists()]
+        sidecars = by_step(self._folder, ".json").items()
+        return [step for step, path in sidecars if path.with_suffix(".safetensors").exists()]
 
 
 def _sidecar_path(folder: Path, step: int) -> Path:

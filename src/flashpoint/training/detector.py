@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Any, Literal
+from typing import Any
 
 from flashpoint.config import DetectorConfig
-
-Verdict = Literal["stable", "exploded", "nonfinite"]
+from flashpoint.runs.outcome import Verdict
 
 
 class ExplosionDetector:

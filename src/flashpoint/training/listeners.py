@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import notify
 from flashpoint.runs.folder import RunFolder
-from flashpoint.training.outcome import Outcome
+from flashpoint.runs.outcome import Outcome
 
 Metrics = Mapping[str, float | NDArray[np.floating]]
 """Metrics by name: a number, or an array [n_layer, n_head]."""

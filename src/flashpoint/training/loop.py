@@ -16,8 +16,9 @@ from torch import Tensor
 from flashpoint.config import Config
 from flashpoint.data.batches import Order, gather_windows
 from flashpoint.data.tokens import TokenDataset
+from flashpoint.errors import notify
 from flashpoint.precision import autocast
-from flashpoint.probes.runner import ProbeRunner
+from flashpoint.probes.runner import Failed, ProbeRunner
 from flashpoint.progress import progress_bar
 from flashpoint.training.checkpoints import Checkpoint
 from flashpoint.training.detector import ExplosionDetector
@@ -58,6 +59,9 @@ class Trainer:
         twin: the run to measure the weights against, or None.
         ranks: this process among those that share each batch.
         stop_requested: asked once a step; a True ends the run cleanly after that step.
+
+    Attributes:
+        failed_probe: the probe whose failure ends a run with ``probes.strict``.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Trainer:
         self._files, self._probes, self._twin = files, probes, twin
         self._first_step, self._last_loss = 0, math.nan
         self.detector = ExplosionDetector(config.detector)
+        self.failed_probe: Failed | None = None
         self._optimizer_step = step
         # Losses and gradient norms wait on the device, so that a step never waits for the host.
         self._pending = torch.zeros(config.train.log_interval, len(self._optimizer_step.result), device=device)
@@ -101,7 +106,8 @@ class Trainer:
                 last = step + 1 == train.steps
                 due = (step + 1) % train.log_interval == 0
                 if self._ranks.world == 1 or due:  # several processes must stop at the same step
-                    interrupted = self._ranks.any(self._stop_requested(), self.device)
+                    stop = self._stop_requested() or self.failed_probe is not None
+                    interrupted = self._ranks.any(stop, self.device)
                 if due or last or interrupted:
                     if self._pending_steps:
                         self._read_pending()
@@ -112,8 +118,10 @@ class Trainer:
                     bar.set_postfix_str(self._status(rate), refresh=False)
                     bar.update(steps)
                     last = last or (self.detector.last_step is not None and step >= self.detector.last_step)
-                if self._probes and (metrics := self._probes.after_step(step, last=last)):
-                    self._files.log(step, metrics)
+                if self._probes:
+                    if metrics := self._probes.after_step(step, last=last):
+                        self._files.log(step, metrics)
+                    self._note_failed_probes(step)
                 if (step + 1) % train.eval_interval == 0 or last:
                     val_loss, val_step = self.validate(), step + 1
                     self._files.log(step, {"val_loss": val_loss})
@@ -132,6 +140,7 @@ class Trainer:
         self.detector.load_state(state["detector"])
         if self._probes:
             self._probes.load_state(state["probes"])
+            self._note_failed_probes(state["step"])
         self._first_step, self._last_loss = state["step"], state["loss"]
         if self.detector.onset_step is not None:
             self._files.keep_before(self.detector.onset_step)
@@ -190,7 +199,20 @@ class Trainer:
             "detector": self.detector.state(),
             "probes": self._probes.state() if self._probes else {},
         }
+        if self._probes:
+            self._note_failed_probes(steps - 1)
         self._files.save(self._optimizer_step.state(), state)
+
+    def _note_failed_probes(self, step: int) -> None:
+        """Tell and record which probes are off from this step on; a strict run stops after the next step."""
+        assert self._probes is not None
+        for failed in self._probes.failed:
+            self._files.note_probe_off(failed.probe, step, failed.error)
+            if self.config.probes.strict:
+                self.failed_probe = failed
+            else:
+                notify(f"step {step:,}: {failed.error}; probes.attention={failed.probe} is off, the run goes on")
+        self._probes.failed.clear()
 
     def _step(self, step: int) -> None:
         self._files.tape.append(self.order.windows(step))

@@ -9,7 +9,7 @@ from torch import nn
 
 from flashpoint.config import Config
 from flashpoint.data.tokens import TokenDataset
-from flashpoint.files import read_json, write_json
+from flashpoint.files import write_json
 from flashpoint.runs.folder import RunFolder
 from flashpoint.training.snapshots import Twin
 
@@ -44,10 +44,17 @@ def describe_run(
 def note_resumption(folder: RunFolder, config: Config, step: int, processes: int, environment: dict[str, Any]) -> None:
     """Record that a run goes on; remove its old verdict."""
     write_json(folder.config, {**config.to_dict(), "resume": None, "allow_world_size_change": False})
-    manifest = read_json(folder.manifest)
+    manifest = folder.read_manifest()
     resumption = {"time": _now(), "step": step, "processes": processes, "environment": environment}
     write_json(folder.manifest, {**manifest, "resumed": [*manifest.get("resumed", []), resumption]})
     folder.outcome.unlink(missing_ok=True)
+
+
+def note_probe_off(folder: RunFolder, probe: str, step: int, error: str) -> None:
+    """Record that a probe of the user's own is off from this step on."""
+    manifest = folder.read_manifest()
+    off = {"probe": probe, "step": step, "error": error}
+    write_json(folder.manifest, {**manifest, "probes_off": [*manifest.get("probes_off", []), off]})
 
 
 def _now() -> str:

@@ -11,7 +11,6 @@ import torch
 from flashpoint.config import Config
 from flashpoint.data.tape import Tape
 from flashpoint.errors import UserError, notify
-from flashpoint.files import read_json
 from flashpoint.hardware import cores, refuse_without_gpu
 from flashpoint.runs.folder import RunFolder
 from flashpoint.training.chip import refuse_chip_without_kernels
@@ -60,7 +59,7 @@ def settle(config: Config, existing: RunFolder | None, ranks: Ranks, device: tor
     fix_numerics(config.train.threads or 1, config.train.deterministic, config.train.precision)
     environment = describe_environment(device, config)
     source = resumed or original
-    if source and (difference := environment_difference(read_json(source.manifest)["environment"], environment)):
+    if source and (difference := environment_difference(source.read_manifest()["environment"], environment)):
         notify(difference)
     return Plan(
         config=config, device=device, ranks=ranks, resumed=resumed, original=original, tape=tape,

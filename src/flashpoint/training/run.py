@@ -18,6 +18,7 @@ from flashpoint.errors import UserError, notify
 from flashpoint.files import read_json
 from flashpoint.runs.chain import Chain, first_difference
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.outcome import STRICT_PROBES, Outcome
 from flashpoint.training.checkpoints import verified
 from flashpoint.training.digests import run_digest, weights_digest
 from flashpoint.training.interrupt import StopRequest
@@ -25,7 +26,6 @@ from flashpoint.training.listeners import Listener, Listeners
 from flashpoint.training.loop import LoopResult, Trainer
 from flashpoint.training.manifest import describe_run, note_resumption
 from flashpoint.training.notices import tell_of_a_small_corpus, tell_what_kind_of_run, tell_what_took_time
-from flashpoint.training.outcome import Outcome
 from flashpoint.training.parallel import join, leave
 from flashpoint.training.parts import Parts, build
 from flashpoint.training.plan import Plan, settle, usable_device
@@ -134,7 +134,8 @@ def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) ->
     started = time.perf_counter()
     with stop:
         result = trainer.run()
-        interrupted = stop.signal_name if result.interrupted else None
+        why = stop.signal_name or (STRICT_PROBES if trainer.failed_probe else None)
+        interrupted = why if result.interrupted else None
         outcome = _outcome(trainer, result, files, interrupted, time.perf_counter() - started, folder)
         if outcome.outcome == "nonfinite" and plan.ranks.first:
             where = trainer.what_was_not_finite(verified(folder.checkpoints, notify))
@@ -144,6 +145,9 @@ def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) ->
             outcome = dataclasses.replace(outcome, nonfinite=where)
         files.close(outcome)
         listeners.ended(folder, outcome)
+    if trainer.failed_probe:
+        how = f"mend it, then resume={folder.path} goes on" if interrupted else "it was the last step, the run is whole"
+        raise UserError(f"probes.attention={trainer.failed_probe.probe}: {trainer.failed_probe.error}; {how}")
     return outcome
 
 

@@ -20,9 +20,8 @@ from flashpoint.config import EXPERIMENT, Config, keys
 from flashpoint.data.batches import Order
 from flashpoint.data.tape import Tape, TapeHeader
 from flashpoint.errors import UserError
-from flashpoint.files import read_json
-from flashpoint.numerics.variant import AttentionVariant
-from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.configuration import attention_of
+from flashpoint.runs.folder import RunFolder, by_step
 
 ALL = "all"
 """Name of the distance over all tensors."""
@@ -50,7 +49,7 @@ def write_snapshot(folder: Path, step: int, weights: Mapping[str, Tensor]) -> No
 
 def snapshot_steps(folder: Path) -> list[int]:
     """Return the steps after which the folder has weights, in order."""
-    return sorted(int(path.stem.removeprefix("step-")) for path in folder.glob("step-*.safetensors"))
+    return list(by_step(folder, ".safetensors"))
 
 
 def read_snapshot(folder: Path, step: int) -> dict[str, Tensor]:
@@ -104,7 +103,7 @@ class Twin:
         told = f"probes.weights_against={name}"
         if not self.steps:
             raise UserError(f"{told}: keeps no weights; record it with checkpoints.weights_interval=N")
-        self.differs_in = _one_difference(told, config, read_json(self._folder.config))
+        self.differs_in = _one_difference(told, config, self._folder.read_config())
         if self.differs_in != "batch order":
             _require_same_batches(told, self._folder, header, order)
 
@@ -115,7 +114,7 @@ class Twin:
 
 def _one_difference(told: str, config: Config, there: Mapping[str, Any]) -> str:
     """Name the one thing that the two configurations differ in."""
-    here, attention = config.to_dict(), AttentionVariant.from_dict(there["attn"])
+    here, attention = config.to_dict(), attention_of(there)
     found = []
     if config.attn.effective_choices != attention.effective_choices:
         found.append(f"attention {config.attn.title} for {attention.title}")

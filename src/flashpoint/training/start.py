@@ -10,7 +10,6 @@ from torch import Tensor
 
 from flashpoint.config import Config
 from flashpoint.errors import UserError, notify
-from flashpoint.files import read_json
 from flashpoint.runs.chain import Chain
 from flashpoint.runs.folder import RunFolder
 from flashpoint.training.checkpoints import verified
@@ -54,7 +53,7 @@ def _newest(resumed: RunFolder) -> Start | None:
 
 def _beginning(resumed: RunFolder, runs_dir: str) -> Start:
     """Return where the run itself began: step 0, or the checkpoint that it branched off."""
-    parent = read_json(resumed.manifest).get("parent") or {}
+    parent = resumed.read_manifest().get("parent") or {}
     step = parent.get("from_step") or 0
     notify(f"{resumed.path}: no checkpoint to go on from; starting over at step {step:,}")
     if not step:

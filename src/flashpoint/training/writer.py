@@ -14,9 +14,10 @@ from flashpoint.files import write_json
 from flashpoint.runs.chain import ChainWriter
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import MetricsFile
+from flashpoint.runs.outcome import Outcome
 from flashpoint.training.checkpoints import CheckpointWriter
 from flashpoint.training.listeners import Listeners, Metrics
-from flashpoint.training.outcome import Outcome
+from flashpoint.training.manifest import note_probe_off
 from flashpoint.training.snapshots import write_snapshot
 
 
@@ -85,6 +86,10 @@ class RunWriter:
         if self._checkpoints:
             self._checkpoints.wait()
             self._checkpoints.pin(onset)
+
+    def note_probe_off(self, probe: str, step: int, error: str) -> None:
+        """Record in the manifest that a probe is off from this step on."""
+        note_probe_off(self._folder, probe, step, error)
 
     def wait(self) -> None:
         """Wait until the checkpoint under way is on the disk."""

@@ -20,10 +20,9 @@ from typing import Any
 
 from flashpoint.config import TrackingConfig
 from flashpoint.errors import notify
-from flashpoint.files import read_json
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.outcome import Outcome
 from flashpoint.training.listeners import Metrics
-from flashpoint.training.outcome import Outcome
 from flashpoint.wandb_tracking.client import FINISH_SECONDS
 
 GRACE_SECONDS = 20.0
@@ -46,7 +45,7 @@ class WandbListener:
 
     def begun(self, folder: RunFolder, first_step: int) -> None:
         """Start the client."""
-        hardware = str(read_json(folder.manifest)["hardware"])[:_LONGEST_TAG]
+        hardware = str(folder.read_manifest()["hardware"])[:_LONGEST_TAG]
         settings = {
             "mode": self._config.wandb,
             "project": self._config.project,
@@ -55,7 +54,7 @@ class WandbListener:
             "tags": (*self._config.tags, hardware),  # by which runs of several machines are told apart
             "name": folder.path.name,
             "dir": str(folder.path),
-            "config": read_json(folder.config),
+            "config": folder.read_config(),
             "finish_seconds": self._finish_seconds,
         }
         # The environment of a notebook or another run may name a W&B service, which would not end with this run.

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashpoint.errors import UserError
-from flashpoint.files import read_json, write_json
+from flashpoint.files import write_json
 from flashpoint.runs.folder import RunFolder
+from flashpoint.schema import Kind, read_json
 from flashpoint.training.admission import check_place
 
 _LONGEST_NAME = 120
@@ -75,6 +76,13 @@ def named(job_overrides: Sequence[Sequence[str]], gpus: Sequence[str | None]) ->
     return jobs
 
 
+class _Record(Kind):
+    """What ``.sweep.json`` holds."""
+
+    shared: list[str]
+    """The settings that all runs of the sweep have."""
+
+
 @dataclass(frozen=True)
 class Sweep:
     """The folder of a sweep."""
@@ -100,7 +108,7 @@ class Sweep:
                 write_json(record, {"shared": settings})
         except OSError as error:
             raise UserError(f"{self.folder}: {error.strerror}; free space or choose another runs_dir") from error
-        before = read_json(record)["shared"]
+        before = read_json(record, _Record, "delete it, and the sweep takes the settings of this command")["shared"]
         if before != settings:
             then, now = (
                 " ".join(sorted(set(one) - set(other))) for one, other in ((before, settings), (settings, before))
@@ -120,7 +128,7 @@ class Sweep:
     def is_done(self, job: Job) -> bool:
         """Whether the run has its verdict. One that was stopped goes on, and one whose verdict is damaged says so."""
         try:
-            return read_json(self.run(job).outcome)["interrupted"] is None
+            return self.run(job).read_outcome()["interrupted"] is None
         except UserError:
             return False
 

@@ -1,36 +1,44 @@
-"""A run's verdict."""
+"""A run's verdict: what ``outcome.json`` holds."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from flashpoint.schema import Number, Step, kind_of
+
+Verdict = Literal["stable", "exploded", "nonfinite"]
+STRICT_PROBES = "probes.strict"
+"""What ``interrupted`` says of a run that a failed probe stopped."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     """A run's verdict: the last line on stdout and ``outcome.json``."""
 
-    outcome: str
-    step: int
+    outcome: Verdict
+    step: Step
     """Optimiser steps done."""
-    onset_step: int | None
+    onset_step: Step | None
     nonfinite: str | None
     """Where the first NaN or infinity of a ``nonfinite`` run came from; None where nobody could look."""
-    loss: float
+    loss: Number
     """Last training loss, nats."""
-    val_loss: float | None
+    val_loss: Number | None
     """Last validation loss, nats."""
-    val_step: int | None
+    val_step: Step | None
     """Optimiser steps done when it was taken: fewer than ``step`` if the run was interrupted."""
     digest: str
     chain_digest: str
     weights_digest: str
     tape_digest: str
-    tape_steps: int
+    tape_steps: Step
     interrupted: str | None
-    """Name of the signal that ended the run early."""
+    """What ended the run early: the name of a signal, or :data:`STRICT_PROBES`."""
     seconds: float
     """Wall-clock time of the loop."""
     run: str
@@ -50,3 +58,18 @@ class Outcome:
             if values[name] is not None and not math.isfinite(values[name]):
                 values[name] = str(values[name])
         return values
+
+
+def _check(values: Any) -> Any:
+    if values.onset_step is None if values.outcome == "exploded" else values.outcome == "stable" and values.onset_step:
+        raise ValueError(f"onset_step: found {values.onset_step} beside outcome {values.outcome}")
+    return values
+
+
+_YOUNGER = ("nonfinite", "val_step", "chain_digest")
+OUTCOME = kind_of(
+    Outcome,
+    required=[field.name for field in dataclasses.fields(Outcome) if field.name not in _YOUNGER],
+    validators={"check": model_validator(mode="after")(_check)},
+)
+"""The kind of ``outcome.json``. Runs of earlier versions lack a few keys."""

@@ -1,0 +1,33 @@
+"""What ``flashpoint localize`` leaves in a run's folder."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from flashpoint.runs.outcome import Verdict
+from flashpoint.schema import Kind, Number, Step
+
+
+class Branch(Kind):
+    """A line of ``localize.jsonl``."""
+
+    key: str
+    """Digest of attention, start and steps."""
+    attention: str
+    start: Step
+    steps: Step
+    outcome: Verdict
+    onset: Step | None
+    norms: Annotated[list[Annotated[list[Number], Field(min_length=1)]], Field(min_length=1)]
+    """Spectral norms of W_Q at the end, by layer and head."""
+    seconds: float = 0.0
+
+
+class Localised(Kind):
+    """What was found, for the report."""
+
+    heading: str
+    columns: list[str]
+    rows: list[list[Any]]
