@@ -15,7 +15,6 @@ import torch
 
 from flashpoint.config import Config
 from flashpoint.errors import UserError, notify
-from flashpoint.files import read_json
 from flashpoint.runs.chain import Chain, first_difference
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import STRICT_PROBES, Outcome
@@ -159,8 +158,8 @@ def _compare_with(original: RunFolder, folder: RunFolder, since: int) -> None:
         notify(str(error))
         return
     if difference := first_difference(one, other):
-        made_on = read_json(original.manifest)["hardware"]
-        place = f"; {original.path} was made on {made_on}" if made_on != read_json(folder.manifest)["hardware"] else ""
+        made_on = original.read_manifest()["hardware"]
+        place = f"; {original.path} was made on {made_on}" if made_on != folder.read_manifest()["hardware"] else ""
         quantity = difference.quantity
         notify(f"differs from {original.path} from step {difference.step:,} on, first in its {quantity}{place}")
     else:
