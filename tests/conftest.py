@@ -42,6 +42,28 @@ TINY = (
     "tracking=disabled",
 )
 
+_WORDS = [
+    "the",
+    "loss",
+    "of",
+    "a",
+    "model",
+    "falls",
+    "until",
+    "one",
+    "head",
+    "of",
+    "the",
+    "second",
+    "layer",
+    "explodes",
+    "in",
+    "low",
+    "precision",
+]
+SOME_TEXT = " ".join(_WORDS[(i * i + i // 7) % len(_WORDS)] for i in range(12_000))
+"""About 60 kB of English-like text with structure to learn."""
+
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -61,28 +83,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 60 kB of English-like text with structure to learn."""
-    words = [
-        "the",
-        "loss",
-        "of",
-        "a",
-        "model",
-        "falls",
-        "until",
-        "one",
-        "head",
-        "of",
-        "the",
-        "second",
-        "layer",
-        "explodes",
-        "in",
-        "low",
-        "precision",
-    ]
+    """A file of :data:`SOME_TEXT`."""
     path = tmp_path_factory.mktemp("text") / "words.txt"
-    path.write_text(" ".join(words[(i * i + i // 7) % len(words)] for i in range(12_000)))
+    path.write_text(SOME_TEXT)
     return path
 
 

@@ -10,29 +10,10 @@ import torch
 from hypothesis import strategies as st
 
 from flashpoint.diagnosis.call import AttentionCall
-from tests.conftest import TINY
+from tests.conftest import SOME_TEXT, TINY
 from tests.fuzz.judge import Command, run
 
 SCRIPT = Path(__file__).parent / "verb.py"
-WORDS = [
-    "the",
-    "loss",
-    "of",
-    "a",
-    "model",
-    "falls",
-    "until",
-    "one",
-    "head",
-    "of",
-    "the",
-    "second",
-    "layer",
-    "explodes",
-    "in",
-    "low",
-    "precision",
-]
 QUESTIONS = ("outcomes", "rates", "hottest", "recovery", "warnings", "overhead")
 ROWS = ("head", "layer", "attention", "weights", "targets", "time")
 READING = (
@@ -86,7 +67,7 @@ def base() -> Path:
     work = tree / "work"
     for name in ("work", "home"):
         (tree / name).mkdir()
-    (work / "words.txt").write_text(" ".join(WORDS[(i * i + i // 7) % len(WORDS)] for i in range(12_000)))
+    (work / "words.txt").write_text(SOME_TEXT)
     (work / "claims.yaml").write_text(CLAIMS)
     train = Path(__file__).parents[2] / "train.py"
     # An absolute path, so that the copies find the tokens that were made of it.
