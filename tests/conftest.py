@@ -42,25 +42,8 @@ TINY = (
     "tracking=disabled",
 )
 
-_WORDS = [
-    "the",
-    "loss",
-    "of",
-    "a",
-    "model",
-    "falls",
-    "until",
-    "one",
-    "head",
-    "of",
-    "the",
-    "second",
-    "layer",
-    "explodes",
-    "in",
-    "low",
-    "precision",
-]
+_SENTENCE = "the loss of a model falls until one head of the second layer explodes in low precision"
+_WORDS = _SENTENCE.split()
 SOME_TEXT = " ".join(_WORDS[(i * i + i // 7) % len(_WORDS)] for i in range(12_000))
 """About 60 kB of English-like text with structure to learn."""
 
