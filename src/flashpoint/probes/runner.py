@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashpoint.config import ProbesConfig, TrainConfig
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, one_line
 from flashpoint.model import GPT
 from flashpoint.probes import own
 from flashpoint.probes.attention import BUILT_IN, Probe
@@ -135,7 +135,7 @@ class ProbeRunner:
             yield
         except UserCodeError as error:
             del self._probes[name]
-            self.failed.append(Failed(name, str(error)))
+            self.failed.append(Failed(name, one_line(error)))
 
 
 def load_probe(name: str) -> Probe:
