@@ -33,6 +33,7 @@ NOT_RUN = {
     "openwebtext": "needs a network",
     "experiment=gpt2_124m": "needs an hour",
     "tokenizer=gpt2": "needs a network once",
+    "hardware=h200": "needs two kinds of GPU",
 }
 WAIT_SECONDS = 300
 
@@ -121,7 +122,7 @@ class Reader:
         run, other = (self._runs[0], self._runs[-1]) if self._runs else ("", "")
         steps = [int(path.stem.split("-")[-1]) for path in (self._folder / run / "checkpoints").glob("*") if run]
         words = {"FILE_OR_FOLDER": "texts", "FOLDER": "texts", "RUN": run, "OTHER": other, "SWEEP": "sweep",
-                 "STEP": str(max(steps, default=0)), "EXPERIMENT": "mine", " …": ""}  # fmt: skip
+                 "STEP": str(min(steps, default=0)), "EXPERIMENT": "mine", " …": ""}  # fmt: skip
         return re.sub("|".join(words), lambda match: words[match[0]], command)
 
     def _shortened(self, command: str) -> str:
