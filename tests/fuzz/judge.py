@@ -4,7 +4,7 @@ A kind of input is a module ``tests/fuzz/of_NAME.py`` with one :class:`Kind` nam
 ``scripts/fuzz.py`` find it. Hypothesis draws its cases, always the same ones. A case is laid out in an empty tree of
 its own::
 
-    TREE/work/    the command's working folder
+    TREE/work     the command's working folder
     TREE/home/    HOME
     TREE/         anything else; nothing here may change unless the command names it in ``may_write``
 
