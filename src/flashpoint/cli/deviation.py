@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 from click.core import ParameterSource
 
-from flashpoint.cli.selection import figures_option, format_option
+from flashpoint.cli.selection import device_named, figures_option, format_option
 from flashpoint.cli.words import count, each, format_of, tile, unit
 from flashpoint.errors import UserError, notify
 
@@ -260,15 +260,9 @@ def _given(
 
 def _device(where: str, preset: str | None) -> torch.device:
     """Return the device; with ``auto`` that of the preset, or a GPU where there is one."""
-    import torch
-
-    available = torch.cuda.is_available()
-    told, instead = "--device cuda", "--device cpu or auto"
     if where == "auto" and preset:
-        where, told, instead = {"cpu": "cpu", "gpu": "cuda"}[preset], "--preset gpu", "--preset cpu"
-    if where == "cuda" and not available:
-        raise UserError(f"{told}: no CUDA device is visible; use {instead}")
-    return torch.device("cuda" if available and where != "cpu" else "cpu")
+        return device_named({"cpu": "cpu", "gpu": "cuda"}[preset], "--preset gpu", "--preset cpu")
+    return device_named(where)
 
 
 def _provenance(device: torch.device, told: str, sweeps: Sequence[Sweep]) -> str:

@@ -12,7 +12,7 @@ import click
 
 from flashpoint import user_code
 from flashpoint.cli.cells import number
-from flashpoint.cli.selection import format_option
+from flashpoint.cli.selection import device_named, format_option
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError
 
@@ -83,7 +83,7 @@ def command(
     """
     from flashpoint.diagnosis.verdict import diagnose
 
-    device = _device(where)
+    device = device_named(where)
     asked, weights = _asked(what, attention, text, tokens, sequences, step, functions, device)
     chosen = [one for one in asked if not layers or one.call.layer in layers]
     if not chosen:
@@ -162,15 +162,6 @@ def _declared(variant: AttentionVariant, call: AttentionCall) -> AttentionVarian
     """Return what all heads of the call's layer compute; None where they differ, or PyTorch's kernel does."""
     groups = variant.groups(call.layer, call.q.shape[1])
     return groups[0][0] if len(groups) == 1 and groups[0][0].kernel == "flash" else None
-
-
-def _device(where: str) -> torch.device:
-    import torch
-
-    available = torch.cuda.is_available()
-    if where == "cuda" and not available:
-        raise UserError("--device cuda: no CUDA device is visible; use --device cpu or auto")
-    return torch.device("cuda" if available and where != "cpu" else "cpu")
 
 
 def _heading(diagnoses: Sequence[Diagnosis], attention: str | None, weights: str) -> str:

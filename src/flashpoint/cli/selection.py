@@ -13,6 +13,8 @@ from flashpoint.cli.table import COLUMNS, FORMATS
 from flashpoint.errors import UserError, one_line
 
 if TYPE_CHECKING:
+    import torch
+
     from flashpoint.runs.recorded import Run
 
 T = TypeVar("T")
@@ -117,3 +119,21 @@ def tell(errors: Sequence[Exception]) -> None:
         print(f"error: {len(errors) - _TOLD} more runs or words could not be used", file=sys.stderr)
     if errors:
         click.get_current_context().meta[BAD_RUNS] = True
+
+
+def device_named(where: str, told: str = "--device cuda", instead: str = "--device cpu or auto") -> torch.device:
+    """Return the device that ``auto``, ``cpu`` or ``cuda`` names; ``auto`` is a GPU where there is one.
+
+    Args:
+        told: the option that asks for a GPU.
+        instead: what to give where there is none.
+
+    Raises:
+        UserError: ``cuda``, and there is none.
+    """
+    import torch
+
+    available = torch.cuda.is_available()
+    if where == "cuda" and not available:
+        raise UserError(f"{told}: no CUDA device is visible; use {instead}")
+    return torch.device("cuda" if available and where != "cpu" else "cpu")
