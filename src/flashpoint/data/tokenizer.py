@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 
-END_OF_TEXT = "<|endoftext|>"
 TRAINING_CHARACTERS = 32_000_000
 
 
