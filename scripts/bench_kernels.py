@@ -1,6 +1,6 @@
 """Forward and backward TFLOP/s of every variant and of PyTorch's backends on one GPU: a table, and a CSV.
 
-``python scripts/bench_kernels.py [--csv FILE]``. Causal attention, BF16; medians and quartiles over replays of a CUDA
+``python scripts/bench_kernels.py [--csv FILE] [--attention NAME …]``. Causal attention, BF16; medians and quartiles over replays of a CUDA
 graph; FLOPs as FlashAttention counts them: 4·B·H·T²·d / 2 forward, 2.5 times that backward.
 """
 
@@ -111,17 +111,24 @@ def extra_time(result: dict[str, float], control: dict[str, float]) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--csv", type=Path, help="also write the table here")
+    parser.add_argument("--attention", nargs="+", metavar="NAME", help="only these beside flash_fp32 and the backends")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("error: no CUDA device is visible; the benchmark needs one", file=sys.stderr)
         sys.exit(2)
+    timed = candidates()
+    if arguments.attention:
+        if unknown := set(arguments.attention) - set(timed):
+            print(f"error: --attention: no {', '.join(sorted(unknown))}; choose of {', '.join(timed)}", file=sys.stderr)
+            sys.exit(2)
+        timed = {name: timed[name] for name in timed if name in {*BACKENDS, "flash_fp32", *arguments.attention}}
     rows: list[dict[str, Any]] = []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, "
           f"{datetime.date.today()}; ratios are to the best SDPA backend, "
           "percentages are time beyond flash_fp32")  # fmt: skip
     for shape in SHAPES:
         results: dict[str, dict[str, float]] = {}
-        for name, run in candidates().items():
+        for name, run in timed.items():
             try:
                 results[name] = time_attention(run, shape)
             except (RuntimeError, torch.OutOfMemoryError) as error:
