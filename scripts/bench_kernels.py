@@ -1,7 +1,7 @@
 """Forward and backward TFLOP/s of every variant and of PyTorch's backends on one GPU: a table, and a CSV.
 
-``python scripts/bench_kernels.py [--csv FILE] [--attention NAME …]``. Causal attention, BF16; medians and quartiles over replays of a CUDA
-graph; FLOPs as FlashAttention counts them: 4·B·H·T²·d / 2 forward, 2.5 times that backward.
+``python scripts/bench_kernels.py [--csv FILE] [--attention NAME …]``. Causal attention, BF16; medians and quartiles
+over replays of a CUDA graph; FLOPs as FlashAttention counts them: 4·B·H·T²·d / 2 forward, 2.5 times that backward.
 """
 
 from __future__ import annotations
