@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from flashpoint.build_config import keys
 from flashpoint.cli.table import Table, show
-from flashpoint.config import keys
 
 
 def main() -> None:

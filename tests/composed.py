@@ -6,7 +6,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from flashpoint.config import hydra_schema
+from flashpoint.build_config import hydra_schema
 from tests.conftest import REPOSITORY
 
 CONFIGS = REPOSITORY / "configs"

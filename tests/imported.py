@@ -23,7 +23,7 @@ import flashpoint.cli.series
 import flashpoint.cli.survival
 import flashpoint.report.page
 import flashpoint.training.run
-from flashpoint.config import hydra_schema
+from flashpoint.build_config import hydra_schema
 
 # The first composition finds Hydra's plugins and fills its parser's caches.
 ConfigStore.instance().store(name="schema", node=hydra_schema())

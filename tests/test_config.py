@@ -11,12 +11,8 @@ from typing import Any
 
 import pytest
 
-from flashpoint.config import (
-    Config,
-    ModelConfig,
-    build_config,
-    keys,
-)
+from flashpoint.build_config import build_config, keys
+from flashpoint.config import Config, ModelConfig
 from flashpoint.errors import UserError
 from flashpoint.numerics.choices import DeltaError, Rounding
 from flashpoint.numerics.variant import AttentionVariant

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashpoint.config import build_config
+from flashpoint.build_config import build_config
 from flashpoint.errors import UserError
 from flashpoint.model import GPT
 from flashpoint.report.ending import EndOfRunDrawing

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashpoint.config import build_config
+from flashpoint.build_config import build_config
 from flashpoint.data.tape import TapeHeader, TapeWriter
 from flashpoint.errors import UserError
 from flashpoint.files import write_json

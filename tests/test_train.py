@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flashpoint.config import build_config
+from flashpoint.build_config import build_config
 from flashpoint.runs.chain import Chain
 from flashpoint.training.notices import tell_of_a_small_corpus
 from tests.composed import CONFIGS, composed_values

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
 from fractions import Fraction
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, InstanceOf, ValidationError, model_validator
+from pydantic import ConfigDict, Field, InstanceOf, model_validator
 from pydantic.dataclasses import dataclass
 
-from flashpoint.errors import UserError
-from flashpoint.numerics.named import resolved
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.precision import Precision
-from flashpoint.typed import Key, in_one_line, keys_of, require_numbers_of_the_device, require_text, structured_config
+from flashpoint.typed import require_numbers_of_the_device
 
 HEAD_SIZES = (16, 32, 64, 128)
 EXPERIMENT = "experiment"
@@ -335,62 +331,3 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Return the plain values only: what the run folder stores."""
         return {**dataclasses.asdict(self), "attn": self.attn.to_dict()}
-
-
-_SECTIONS: dict[str, type] = {
-    "model": ModelConfig,
-    "data": DataConfig,
-    "train": TrainConfig,
-    "detector": DetectorConfig,
-    "probes": ProbesConfig,
-    "checkpoints": CheckpointsConfig,
-    "tracking": TrackingConfig,
-}
-
-
-def keys() -> Iterator[Key]:
-    """Return every key but those of ``attn``, in the order of their fields; a section that has a mark is one of
-    them."""
-    yield from keys_of(Config)
-    for name, section in {**_SECTIONS, "hardware": HardwareConfig}.items():
-        yield from keys_of(section, f"{name}.")
-
-
-def hydra_schema() -> type:
-    """Return ``Config``, and ``hardware`` beside it, as a structured config: Hydra refuses unknown keys and wrong types
-    by name."""
-    hardware = structured_config(HardwareConfig)
-    beside = [("hardware", hardware, field(default_factory=hardware))]
-    return dataclasses.make_dataclass("Composed", beside, bases=(structured_config(Config),))
-
-
-def build_config(values: dict[str, Any], variants_dir: Path) -> Config:
-    """Validate composed values.
-
-    Args:
-        values: plain containers, the shape of ``Config``; ``attn.elsewhere`` may be a variant's name.
-        variants_dir: the ``attn`` group's folder, where such a name is looked up.
-
-    Raises:
-        UserError: naming the field and the remedy.
-    """
-    require_text(values)
-    for name in ("attn", *_SECTIONS):
-        if not isinstance(values.get(name), dict):
-            raise UserError(f"{name}={values.get(name)}: a group of keys, each to be set by itself")
-    values = dict(values)
-    elsewhere = values["attn"].get("elsewhere")
-    if not isinstance(elsewhere, str | dict | None):
-        raise UserError(f"attn.elsewhere={elsewhere}: no variant; give a name, e.g. attn.elsewhere=flash_fp32")
-    where, cls = "", cast(type, Config)
-    try:
-        values["attn"] = resolved(values["attn"], variants_dir)
-        for name, section in _SECTIONS.items():
-            where, cls = f"{name}.", section
-            values[name] = section(**values[name])
-        where, cls = "", Config
-        return Config(**values)
-    except ValidationError as error:
-        raise UserError(in_one_line(error, cls, where)) from error
-    except (ValueError, TypeError) as error:
-        raise UserError(str(error)) from error

@@ -7,7 +7,8 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from flashpoint.config import FromTape, keys
+from flashpoint.build_config import keys
+from flashpoint.config import FromTape
 from flashpoint.data.tape import Tape
 from flashpoint.errors import UserError
 from flashpoint.numerics.variant import ROUNDING_POINTS

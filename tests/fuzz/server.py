@@ -29,7 +29,7 @@ def preload() -> None:
     from hydra.core.config_store import ConfigStore
 
     import flashpoint.cli.train  # noqa: F401
-    from flashpoint.config import hydra_schema
+    from flashpoint.build_config import hydra_schema
     from flashpoint.files import CONFIGS
 
     ConfigStore.instance().store(name="schema", node=hydra_schema())

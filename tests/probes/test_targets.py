@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from flashpoint.config import ModelConfig, Targets, build_config
+from flashpoint.build_config import build_config
+from flashpoint.config import ModelConfig, Targets
 from flashpoint.errors import UserError
 from flashpoint.model import GPT
 from flashpoint.numerics.choices import STOCHASTIC, UNROUNDED, Rounding

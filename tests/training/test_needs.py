@@ -6,7 +6,8 @@ import types
 
 import pytest
 
-from flashpoint.config import Config, build_config
+from flashpoint.build_config import build_config
+from flashpoint.config import Config
 from flashpoint.errors import UserError
 from flashpoint.model import GPT
 from flashpoint.training import admission

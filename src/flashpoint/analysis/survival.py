@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.analysis.intervals import CONFIDENCE, clopper_pearson
-from flashpoint.config import EXPERIMENT, keys
+from flashpoint.build_config import keys
+from flashpoint.config import EXPERIMENT
 from flashpoint.errors import UserError
 from flashpoint.runs.recorded import Run
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from flashpoint.build_config import build_config
 from flashpoint.capture.recorder import Recorder
-from flashpoint.config import Config, build_config
+from flashpoint.config import Config
 from flashpoint.data.batches import gather_windows
 from flashpoint.data.tape import Tape
 from flashpoint.deviation.engines import Called, engines_named

@@ -19,8 +19,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from flashpoint.build_config import build_config, hydra_schema
 from flashpoint.cli.composition import check_files_as_hydra_reads_them, checked_arguments, refusal
-from flashpoint.config import Config, HardwareConfig, build_config, hydra_schema
+from flashpoint.config import Config, HardwareConfig
 from flashpoint.errors import exit_in_one_line
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import refuse_another_gpu, refuse_unusable_gpu

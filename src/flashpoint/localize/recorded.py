@@ -11,7 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flashpoint.config import Config, build_config
+from flashpoint.build_config import build_config
+from flashpoint.config import Config
 from flashpoint.files import CONFIGS
 from flashpoint.localize.subject import Trained
 from flashpoint.numerics.choices import UNROUNDED, DeltaError

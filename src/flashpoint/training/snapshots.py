@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flashpoint.config import EXPERIMENT, Config, keys
+from flashpoint.build_config import keys
+from flashpoint.config import EXPERIMENT, Config
 from flashpoint.data.batches import Order
 from flashpoint.data.tape import Tape, TapeHeader
 from flashpoint.errors import UserError
