@@ -1,11 +1,11 @@
-"""A GPT-2 of Transformers that explodes with PyTorch's attention and holds with the drop-in, on the same batches.
+"""A GPT-2 of Transformers with PyTorch's attention, and with the drop-in on the same batches.
 
-Shape, optimiser and tokens are those of flashpoint's default experiment, which explodes with its own GPT-2. Whether
-this one does takes a GPU to say: docs/own_run.md, "Not measured yet". Three commands::
+Shape, optimiser and tokens are those of flashpoint's default experiment, whose own GPT-2 explodes. That this one does
+is expected, and has not been measured: docs/own_run.md, "Not measured yet". Three commands::
 
-    python examples/explode_gpt2.py                                  # explodes, and is warned of
+    python examples/explode_gpt2.py                                  # expected: explodes, and is warned of
     flashpoint diagnose runs/explode-sdpa --attention sdpa:flash     # which layers and heads, and why
-    python examples/explode_gpt2.py attention=flash_unrounded_out    # the same batches; holds
+    python examples/explode_gpt2.py attention=flash_unrounded_out    # the same batches; expected: holds
 
 And proof, by branches from its checkpoints::
 

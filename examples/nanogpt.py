@@ -7,8 +7,8 @@ flashpoint diagnose runs/nanogpt
 
 Branches from its checkpoints, for a run whose W_Q grows (:func:`step`):
 
-python examples/nanogpt.py keep=50
-flashpoint localize runs/nanogpt --function examples/nanogpt.py:step --checkpoints 'runs/nanogpt/step-*.pt' --steps 50
+python examples/nanogpt.py keep=50 name=kept
+flashpoint localize runs/kept --function examples/nanogpt.py:step --checkpoints 'runs/kept/step-*.pt' --steps 50
 """
 
 import math

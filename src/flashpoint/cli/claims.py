@@ -27,8 +27,9 @@ SOURCES = {"paper": "Qiu & Yao", "golden": "Golden et al.", "ours": "flashpoint"
 _COLUMNS = ("id", "claim", "source", "scale", "criterion", "n", "value", "95 % interval", "verdict")
 
 
-def table(found: Sequence[tuple[Claim, Finding]]) -> Table:
-    """Return a row for each claim, in the order of the file, and a line with the number of each verdict."""
+def table(found: Sequence[tuple[Claim, Finding]], others: Sequence[tuple[Claim, Finding]] = ()) -> Table:
+    """Return a row for each claim found, in the order of the file, and a line with the number of each verdict, which
+    counts the other claims, too."""
     rows = [
         [
             code(claim.id),
@@ -43,9 +44,11 @@ def table(found: Sequence[tuple[Claim, Finding]]) -> Table:
         ]
         for claim, finding in found
     ]
-    verdicts = Counter(finding.verdict for _, finding in found)
+    every = [*found, *others]
+    verdicts = Counter(finding.verdict for _, finding in every)
     told = ", ".join(f"{verdict} {verdicts[verdict]}" for verdict in Verdict)
-    return Table(_COLUMNS, rows, f"Of {len(found)} claims: {told}.")
+    chosen = f" {len(found)} of them are shown." if others else ""
+    return Table(_COLUMNS, rows, f"Of {len(every)} claims: {told}.{chosen}")
 
 
 def criterion(claim: Claim) -> str | None:
@@ -120,7 +123,7 @@ class Runs:
 
 @click.command("claims")
 @click.option("--source", type=click.Choice(list(SOURCES)), help="Whose claims: Qiu & Yao's, Golden et al.'s, or ours.")
-@click.option("--short", is_flag=True, help="Only the claims that the file marks with short: true.")
+@click.option("--short", is_flag=True, help="Only the claims that the file marks with short: true. The count of verdicts is of all.")
 @click.option(
     "--file",
     "path",
@@ -141,8 +144,9 @@ def command(source: str | None, short: bool, path: Path, form: str) -> None:
     A mean replicates where its 95 % interval (Student's t) lies within the bounds, and does not where it lies outside.
     Everything else is undecided. A claim without runs is not tested.
     """
-    claims = [claim for claim in read_claims(path) if source in (None, claim.source) and (claim.short or not short)]
-    if not claims:
+    claims = [claim for claim in read_claims(path) if source in (None, claim.source)]
+    shown = [claim for claim in claims if claim.short or not short]
+    if not shown:
         raise UserError(f"{path}: no such claims; drop --source or --short")
     runs = Runs()
 
@@ -152,5 +156,7 @@ def command(source: str | None, short: bool, path: Path, form: str) -> None:
         except UserError as error:
             raise UserError(f"{path}: {claim.id}: {error}") from error
 
-    found = answered(claims, judged)
-    show(table(found), form, provenance(list(runs.all.values())) if runs.all else "no runs")
+    found = answered(shown, judged)
+    heading = provenance(list(runs.all.values())) if runs.all else "no runs"
+    others = answered([claim for claim in claims if claim not in shown], judged)
+    show(table(found, others), form, heading)

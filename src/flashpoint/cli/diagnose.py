@@ -225,7 +225,7 @@ def _unseen(diagnoses: Sequence[Diagnosis]) -> str:
 def _advice(kinds: set[str]) -> str:
     if "delta_bias" in kinds or "rounded_head" in kinds:
         return (
-            "flashpoint.attention(q, k, v, variant='flash_exact_rowsum') takes δ from the row sums of P∘dP: "
+            "flashpoint.attention(q, k, v, variant='flash_unrounded_out') takes δ from an O that is not rounded: "
             "docs/own_run.md has the attentions that hold, and what they cost."
         )
     return ""
