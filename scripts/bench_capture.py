@@ -15,9 +15,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +24,16 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import flashpoint
+from benchmarks.rounds import block, quartiles
+from benchmarks.shown import heading
 from examples.explode_gpt2 import SETTINGS, Loop
 from flashpoint.cli.table import Table, show
-from flashpoint.training.determinism import hardware_name
 
 
 class Unwatched:
     """Takes what a watched loop tells, and does nothing."""
 
     def step(self, *_: Any) -> None: ...
-
-
-def milliseconds(step: Callable[[], None], steps: int, blocks: int, device: str) -> list[float]:
-    """Return the time of a step in each block, ms."""
-    found = []
-    for _ in range(blocks):
-        started = time.perf_counter()
-        for _ in range(steps):
-            step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        found.append(1000 * (time.perf_counter() - started) / steps)
-    return found
 
 
 def main() -> None:
@@ -58,9 +43,12 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     arguments = parser.parse_args()
     loop = Loop({**SETTINGS, **dict(word.split("=", 1) for word in arguments.settings)}, "sdpa")
+    device = torch.device(loop.device)
 
     def timed(watched: Any) -> list[float]:
-        return milliseconds(lambda: loop.step(watched), arguments.block, 1 + arguments.blocks, loop.device)[1:]
+        blocks = range(1 + arguments.blocks)
+        seconds = [block(lambda: loop.step(watched), arguments.block, device) for _ in blocks]
+        return [1000 * of_block / arguments.block for of_block in seconds[1:]]
 
     before = timed(Unwatched())
     with (
@@ -72,16 +60,12 @@ def main() -> None:
     plain = float(np.median(before + after))
     rows: list[list[object]] = []
     for name, some in (("unwatched, before", before), ("watched", during), ("unwatched, after", after)):
-        low, middle, high = np.percentile(some, (25, 50, 75))
-        rows.append([name, len(some), f"{middle:.3f}", f"{low:.3f} to {high:.3f}", f"{middle / plain - 1:+.1%}"])
+        rows.append([name, len(some), quartiles(some, ".3f"), f"{float(np.median(some)) / plain - 1:+.1%}"])
     parameters = sum(parameter.numel() for parameter in loop.model.parameters())
     shape = ", ".join(f"{name} {loop.settings[name]}" for name in ("layers", "width", "context", "batch"))
-    heading = (
-        f"{hardware_name(torch.device(loop.device))}, torch {torch.__version__}, {date.today()}; {parameters:,} "
-        f"parameters, {shape}; blocks of {arguments.block:,} steps"
-    )
-    columns = ("steps", "blocks", "ms a step, median", "quartiles", "against the unwatched median")
-    show(Table(columns, rows), "markdown", heading)
+    what = f"{parameters:,} parameters, {shape}; blocks of {arguments.block:,} steps"
+    columns = ("steps", "blocks", "ms a step, median (quartiles)", "against the unwatched median")
+    show(Table(columns, rows), "markdown", heading(device, what))
 
 
 if __name__ == "__main__":

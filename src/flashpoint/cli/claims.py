@@ -123,7 +123,7 @@ class Runs:
 
 @click.command("claims")
 @click.option("--source", type=click.Choice(list(SOURCES)), help="Whose claims: Qiu & Yao's, Golden et al.'s, or ours.")
-@click.option("--short", is_flag=True, help="Only the claims that the file marks with short: true. The count of verdicts is of all.")
+@click.option("--short", is_flag=True, help="Only the claims marked with short: true; the count of verdicts is of all.")
 @click.option(
     "--file",
     "path",

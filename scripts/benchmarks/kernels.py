@@ -1,0 +1,283 @@
+"""TFLOP/s of every attention on a GPU: this package's variants, PyTorch's backends, and flash-attn where installed.
+
+Causal attention in BF16. A pass is timed by replays of a CUDA graph, so that the host adds nothing. FLOPs are counted
+as FlashAttention counts them: with B sequences, H heads, T tokens and d features a head, 4·B·H·T²·d / 2 forward, and
+2.5 times as many backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from triton.errors import TritonError
+
+from benchmarks.rounds import ROUNDS, Times, interleaved, quartiles
+from benchmarks.shapes import AttentionShape
+from benchmarks.shown import Report, heading
+from flashpoint.cli.table import Cell, Table
+from flashpoint.errors import notify
+from flashpoint.files import CONFIGS
+from flashpoint.hardware import cores
+from flashpoint.numerics.dispatch import attention
+from flashpoint.numerics.named import variant_named
+
+BACKENDS = {
+    "sdpa_flash": SDPBackend.FLASH_ATTENTION,
+    "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
+    "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "naive_bf16": SDPBackend.MATH,
+}
+FLASH_ATTN = "flash_attn"
+CONTROL = "flash_fp32"
+"""The variant that the others' additional time is told against."""
+BACKWARD_WORK = 2.5
+"""FLOPs of a backward pass over those of a forward pass."""
+PASSES = {"forward": 1.0, "backward": BACKWARD_WORK}
+_CALLS = 10
+"""Of a pass in a CUDA graph, or fewer that take this long: a long one needs no others to hide what a launch costs."""
+_GRAPH_SECONDS = 5e-3
+_PROCESSES = 16
+"""That compile at a time at most: each takes a context of the GPU."""
+_UNAVAILABLE = (RuntimeError, TritonError)
+"""What a backend raises that does not take a shape, and a kernel that does not fit the chip."""
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One attention at one shape."""
+
+    times: dict[str, Times]
+    """By pass."""
+    peak: float
+    """MiB of memory beyond Q, K and V."""
+
+
+def measure(shapes: Sequence[AttentionShape], names: Sequence[str], seconds: float, out: Path | None) -> None:
+    """Print and write the table.
+
+    Args:
+        names: variants to measure beside the control and what is not this package's; none are all that have kernels.
+        seconds: of each pass of each attention at each shape.
+        out: folder for the files.
+
+    Raises:
+        UserError: one of the names is no variant.
+    """
+    variants = chosen(names)
+    device = torch.device("cuda", torch.cuda.current_device())
+    compile_side_by_side(variants, shapes)
+    what = (
+        f"causal attention in BF16 in {ROUNDS} rounds, medians (quartiles); shapes are batch × heads × context × "
+        f"features; ratios are to PyTorch's fastest backend, percentages are time beyond {CONTROL}"
+    )
+    report = Report("kernels", heading(device, what), out)
+    for shape in shapes:
+        measured, failures = _at(shape, candidates(variants), seconds)
+        report.add(kernels_table(shape, measured, failures))
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """Return the variants to measure, the control among them; all that have kernels if ``names`` are none.
+
+    Raises:
+        UserError: one of the names is no variant.
+    """
+    folder = CONFIGS / "attn"
+    for name in names:
+        variant_named(name, folder, "--attention ")
+    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    asked = {CONTROL, *(names or known)}
+    return [name for name in known if name in asked and variant_named(name, folder).kernel == "flash"]
+
+
+def candidates(variants: Sequence[str]) -> dict[str, Attention]:
+    """Return every attention to time, by name."""
+    return {
+        **{name: _backend(kind) for name, kind in BACKENDS.items()},
+        **_flash_attn(),
+        **{name: _ours(name) for name in variants},
+    }
+
+
+def compile_side_by_side(variants: Sequence[str], shapes: Sequence[AttentionShape]) -> None:
+    """Fill Triton's cache with the kernels of the variants, in several processes: one after another takes minutes."""
+    work = [(name, shape) for shape in shapes for name in variants]
+    processes = min(cores(), _PROCESSES, len(work))
+    notify(f"compiling {len(variants)} variants at {len(shapes)} shapes in {processes} processes")
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:  # CUDA does not survive a fork
+        try:
+            list(pool.map(_compile, work))
+        except BrokenProcessPool:
+            notify("a process that compiled has ended; what is missing is compiled where it is measured")
+
+
+def kernels_table(shape: AttentionShape, measured: Mapping[str, Measured], failures: Sequence[str]) -> Table:
+    """Return the table of one shape.
+
+    Args:
+        failures: a line for each attention that was not measured.
+    """
+    B, H, T, d = shape
+    flops = 4 * B * H * T * T * d / 2
+    control = measured.get(CONTROL)
+    rows: list[list[object]] = []
+    for name, result in measured.items():
+        row: list[object] = ["×".join(map(str, shape)), Cell(name, f"`{name}`")]
+        for way, work in PASSES.items():
+            times, best = result.times[way], _best(measured, way)
+            row.append(quartiles(work * flops / times / 1e12, ".0f"))
+            row.append(quartiles(best / times, ".2f") if best is not None else None)
+            row.append(quartiles(times / control.times[way] - 1, "+.1%") if control else None)
+        row.append(quartiles(_both(result) / _both(control) - 1, "+.1%") if control else None)
+        rows.append([*row, Cell(round(result.peak, 1), f"{result.peak:,.0f}")])
+    of_passes = [f"{way}, {what}" for way in PASSES for what in ("TFLOP/s", "ratio", "beyond")]
+    return Table(["shape", "attention", *of_passes, "both, beyond", "MiB"], rows, " ".join(failures))
+
+
+def _best(measured: Mapping[str, Measured], way: str) -> Times | None:
+    """Return the times of the backend of PyTorch that is fastest in a pass."""
+    backends = [result.times[way] for name, result in measured.items() if name.startswith("sdpa_")]
+    return min(backends, key=lambda times: sorted(times)[len(times) // 2], default=None)
+
+
+def _both(result: Measured) -> Times:
+    return result.times["forward"] + result.times["backward"]
+
+
+def _at(
+    shape: AttentionShape, attentions: Mapping[str, Attention], seconds: float
+) -> tuple[dict[str, Measured], list[str]]:
+    """Return what was measured at a shape, and a line for each attention that is not available."""
+    failures: list[str] = []
+    peaks: dict[str, float] = {}
+    graphs: dict[str, dict[str, _Recorded]] = {}
+    with torch.cuda.stream(torch.cuda.Stream()):  # a graph holds only work of its own stream
+        inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+        pool = torch.cuda.graph_pool_handle()
+        for name, run in attentions.items():
+            try:
+                peaks[name], graphs[name] = _recorded(run, inputs, pool)
+            except _UNAVAILABLE as error:
+                failures.append(f"Not available at {'×'.join(map(str, shape))}: {name} ({_short(error)}).")
+                notify(failures[-1])
+                pool = torch.cuda.graph_pool_handle()  # a recording that broke off may have left the other unusable
+        timed = {(name, way): graph for name, both in graphs.items() for way, graph in both.items()}
+        times = interleaved({f"{way} {name}": graph.seconds for (name, way), graph in timed.items()}, seconds)
+    measured = {name: Measured({way: times[f"{way} {name}"] for way in PASSES}, peaks[name]) for name in graphs}
+    del graphs, timed
+    torch.cuda.empty_cache()
+    return measured, failures
+
+
+class _Recorded:
+    """A CUDA graph of a few calls.
+
+    Args:
+        pool: of the graph's memory. All graphs share one, since nobody reads what they compute.
+    """
+
+    def __init__(self, call: Callable[[], object], pool: Any) -> None:
+        call()
+        self._calls = max(1, min(_CALLS, int(_GRAPH_SECONDS / _elapsed(call))))
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool, stream=torch.cuda.current_stream()):
+            for _ in range(self._calls):
+                call()
+
+    def seconds(self, calls: int) -> float:
+        """Return the seconds of ``calls`` calls; it takes as many graphs as hold them, after one that is not timed."""
+        replays = -(-calls // self._calls)
+        self._graph.replay()
+
+        def replayed() -> None:
+            for _ in range(replays):
+                self._graph.replay()
+
+        return _elapsed(replayed) * calls / (replays * self._calls)
+
+
+def _elapsed(work: Callable[[], object]) -> float:
+    """Return the seconds that the GPU takes for what is launched."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000
+
+
+def _recorded(run: Attention, inputs: Sequence[Tensor], pool: Any) -> tuple[float, dict[str, _Recorded]]:
+    """Return the peak memory of both passes beyond the inputs, MiB, and their graphs."""
+    q, k, v = (x.detach().requires_grad_() for x in inputs)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = run(q, k, v)
+    grad_out = torch.randn_like(out)
+
+    def backward() -> object:
+        return torch.autograd.grad(out, (q, k, v), grad_out, retain_graph=True)
+
+    backward()
+    peak = (torch.cuda.max_memory_allocated() - before) / 2**20
+    return peak, {"forward": _Recorded(lambda: run(q, k, v), pool), "backward": _Recorded(backward, pool)}
+
+
+def _backend(kind: SDPBackend) -> Attention:
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(kind):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return run
+
+
+def _ours(name: str) -> Attention:
+    variant = variant_named(name, CONFIGS / "attn")
+    seed_and_step = torch.zeros(2, dtype=torch.int64, device="cuda")
+    return lambda q, k, v: attention(q, k, v, variant, layer=1, seed_and_step=seed_and_step)
+
+
+def _flash_attn() -> dict[str, Attention]:
+    """Return flash-attn where it is installed."""
+    try:
+        attend = importlib.import_module("flash_attn").flash_attn_func
+    except ImportError:
+        return {}
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = attend(*(x.transpose(1, 2) for x in (q, k, v)), causal=True).transpose(
+            1, 2
+        )  # it has [B, T, H, d]
+        return out
+
+    return {FLASH_ATTN: run}
+
+
+def _compile(work: tuple[str, AttentionShape]) -> None:
+    """Run both passes of a variant at a shape: whether a number divides by 16 is part of what Triton compiles for.
+
+    What fails here fails again where it is measured, and is told there.
+    """
+    name, shape = work
+    with contextlib.suppress(*_UNAVAILABLE):
+        q, k, v = (torch.zeros(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+        out = _ours(name)(q, k, v)
+        out.backward(torch.zeros_like(out))
+        torch.cuda.synchronize()
+
+
+def _short(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:80]
