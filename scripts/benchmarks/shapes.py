@@ -11,8 +11,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from flashpoint.cli.composition import refusal
 from flashpoint.build_config import build_config, hydra_schema
+from flashpoint.cli.composition import refusal
 from flashpoint.config import HEAD_SIZES, Config
 from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
