@@ -4,6 +4,8 @@ import collections
 import copy
 import json
 import pickle
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -363,3 +365,30 @@ def test_a_capture_of_a_model_without_attention_is_given_up(tmp_path: Path, caps
 def test_a_model_without_parameters_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Identity has no parameters"):
         flashpoint.watch(nn.Identity(), runs_dir=tmp_path)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-1) @ v
+
+
+def test_a_function_is_seen_where_another_module_has_imported_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``from MODULE import attend`` in the model's file; a reference in an object is not seen, and that is told."""
+    theirs: Any = types.ModuleType("theirs")
+    theirs.attend = attend
+    monkeypatch.setitem(sys.modules, "theirs", theirs)
+
+    class Imported(Pair):
+        kept = staticmethod(attend)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.first.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+            out: Tensor = (theirs.attend if named else self.kept)(q, k, v)
+            return out
+
+    for named in (True, False):
+        run = loop(tmp_path / str(named), Imported(), steps=1, functions=[f"{__name__}:attend"])
+        assert ("row_sum_relative_bias" in run.columns) == named
+        assert ("called by its name in a module" in capsys.readouterr().err) != named
+    assert theirs.attend is attend

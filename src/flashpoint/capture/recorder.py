@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -75,8 +76,8 @@ class Recorder:
 
     Args:
         sequences: of a batch that are kept, the first ones.
-        functions: others to record, ``MODULE:NAME`` each, e.g. ``flash_attn:flash_attn_func@bthd``. They are called as
-            the module's attribute with q, k, v first, [B, H, T, d], or [B, T, H, d] after ``@bthd``.
+        functions: others to record, ``MODULE:NAME`` each, e.g. ``flash_attn:flash_attn_func@bthd``. They are called by
+            a name in this or another module, with q, k, v first: [B, H, T, d], or after ``@bthd`` [B, T, H, d].
 
     Attributes:
         calls: in their order, of all forward passes before the first backward pass.
@@ -103,7 +104,9 @@ class Recorder:
         with contextlib.ExitStack() as entered:
             entered.enter_context(torch.compiler.set_stance("force_eager"))
             for named in self._functions:
-                self._replace(entered, named.owner, named.name, self._around(named))
+                original, recording = getattr(named.owner, named.name), self._around(named)
+                for module, name in _places_of(original):
+                    self._replace(entered, module, name, recording)
             if "transformers" in sys.modules:
                 interface = sys.modules["transformers"].AttentionInterface
                 self._replace(entered, interface, "get_interface", self._around_interface(interface.get_interface))
@@ -305,6 +308,12 @@ class _CallMode(TorchFunctionMode):
 
 _SDPA = F.scaled_dot_product_attention
 _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+
+def _places_of(function: Callable[..., Any]) -> list[tuple[Any, str]]:
+    """Return the modules that have a function, with its name there: ``from MODULE import NAME`` makes such places."""
+    modules = [module for module in sys.modules.values() if isinstance(module, ModuleType)]
+    return [(module, name) for module in modules for name, value in list(vars(module).items()) if value is function]
 
 
 def _variant_name(variant: Any) -> str:

@@ -264,6 +264,8 @@ class Watch:
             self._tell("no gradient came to any attention before watched.step; call it after the backward pass")
             return
         unknown = "the watched model called none that is PyTorch's, Transformers' or named by functions=['MODULE:NAME']"
+        if self._functions:
+            unknown += "; a function is seen where it is called by its name in a module, not by an attribute or a list"
         self._tell(f"no attention was recorded: {'; '.join(reasons) or unknown}")
 
     def _weigh(self, step: int) -> None:
