@@ -368,7 +368,7 @@ def test_a_model_without_parameters_is_refused(tmp_path: Path) -> None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return (q @ k.mT).softmax(-1) @ v
+    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
 
 
 def test_a_function_is_seen_where_another_module_has_imported_it(
@@ -392,3 +392,71 @@ def test_a_function_is_seen_where_another_module_has_imported_it(
         assert ("row_sum_relative_bias" in run.columns) == named
         assert ("called by its name in a module" in capsys.readouterr().err) != named
     assert theirs.attend is attend
+
+
+def hidden_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def by_token(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+
+
+def windowed(q: Tensor, k: Tensor, v: Tensor, window: int = 1) -> Tensor:
+    near = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril().triu(1 - window)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=near)
+
+
+@pytest.mark.parametrize(
+    ("word", "causal"),
+    [("attend", False), ("hidden_mask", True), ("by_token@bthd", True), ("by_token", None), ("windowed", None)],
+)
+def test_a_named_function_is_recorded_as_what_it_computes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str, causal: bool | None
+) -> None:
+    """A mask inside is seen by O; what is neither causal nor full attention is left out aloud."""
+
+    class Named(Pair):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.first.qkv(x).unflatten(-1, (3, 4, 8)).unbind(2)
+            if name != "by_token":
+                q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+            out: Tensor = globals()[name](q, k * 8, v)
+            return out
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        watched.capture()
+        plain(model, number, watched)
+
+    name = word.partition("@")[0]
+    loop(tmp_path, Named(), step, steps=2, functions=[f"{__name__}:{word}"])
+    if causal is None:
+        assert f"{name}: O is not softmax" in capsys.readouterr().err
+    else:
+        assert [call.is_causal for call in read_calls(tmp_path / "own")] == [causal]
+
+
+def test_an_explosion_that_ends_the_loop_is_captured(tmp_path: Path) -> None:
+    """The loop stops by the verdict, so that no step follows: the last observation is kept."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        loss = model(torch.randn(3, 12, 32)).square().mean()
+        loss.backward()
+        watched.step(loss * 0 + (1.0 if number < 200 else 9.0))
+        if watched.verdict != "stable":
+            raise StopIteration
+
+    with pytest.raises(StopIteration):
+        loop(tmp_path, step=step, steps=600, interval=500)
+    assert open_run("own", tmp_path).verdict.startswith("exploded")
+    assert [call.layer for call in read_calls(tmp_path / "own")] == [1, 2]
+
+
+def test_a_capture_that_never_came_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        plain(model, number, watched)
+        watched.capture("why not")
+
+    loop(tmp_path, nn.Linear(32, 32), step, steps=1)
+    assert "no capture (why not)" in capsys.readouterr().err

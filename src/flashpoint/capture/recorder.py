@@ -240,10 +240,19 @@ class Recorder:
             if wanted:
                 out = result[0] if isinstance(result, tuple) else result
                 given = _arguments(function, (q, k, v, *rest), options)
-                is_causal = bool(given.get("causal", given.get("is_causal", False)))
+                told = given.get("causal", given.get("is_causal"))
                 scale = given.get("softmax_scale", given.get("scale"))
                 tensors = {"q": q, "k": k, "v": v, "out": out}
-                self.record(named.word, tensors, is_causal, scale, by_token=tuple(tensors) if named.by_token else ())
+                ordered = [x.transpose(1, 2) if named.by_token else x for x in tensors.values()]
+                is_causal = _masking(ordered, None if told is None else bool(told), scale)
+                if is_causal is None:
+                    self.missed.add(
+                        f"{named.word}: O is not softmax(QKᵀ·scale)V, causal or not: @bthd, a mask, a scale?"
+                    )
+                else:
+                    self.record(
+                        named.word, tensors, is_causal, scale, by_token=tuple(tensors) if named.by_token else ()
+                    )
             return result
 
         return called
@@ -328,6 +337,33 @@ def _arguments(function: Callable[..., Any], positional: Sequence[Any], named: M
         return dict(named)
     bound.apply_defaults()
     return {**bound.arguments, **named}
+
+
+@torch.no_grad()
+def _masking(tensors: Sequence[Tensor], told: bool | None, scale: float | None) -> bool | None:
+    """Return whether a call was causal, by what it was told or else by O; None where O is far from either.
+
+    A named function may have its mask, its scale or its layout inside. Some rows of the first sequence show it.
+    """
+    q, k, v, out = tensors
+    if q.dim() != 4 or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1] or k.shape != v.shape:
+        return bool(told)  # the recorder says what it does not take
+    rows = torch.linspace(0, q.shape[2] - 1, min(q.shape[2], _ROWS), device=q.device).long()
+    k, v = (x[0].repeat_interleave(q.shape[1] // k.shape[1], 0).float() for x in (k, v))
+    scores = q[0][:, rows].float() @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    later = torch.arange(k.shape[1], device=q.device) > rows[:, None]
+    given = out[0][:, rows].float()
+    errors = {}
+    for causal in (True, False) if told is None else (bool(told),):
+        expected = (scores.masked_fill(later, -torch.inf) if causal else scores).softmax(-1) @ v
+        errors[causal] = float(((given - expected).norm(dim=-1) / expected.norm(dim=-1)).median())
+    nearest = min(errors, key=lambda causal: errors[causal])
+    return None if errors[nearest] > _FAR else nearest
+
+
+_ROWS = 64
+_FAR = 0.5
+"""Median error of rows of O, over their norms. An attention with a fault in some heads or blocks stays far below."""
 
 
 @dataclass(frozen=True)

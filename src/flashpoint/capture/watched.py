@@ -100,6 +100,8 @@ class Watch:
         if not self._step and kind is None:
             self._tell("watched.step was never called: nothing is recorded; call it once an optimiser step")
         self._guarded("reading the last losses", self._flush)
+        if self._wanted is not None:
+            self._guarded("writing a capture", self._keep_instead)
         self._guarded("writing the verdict", lambda: self._close(None if kind is None else _named(kind)))
 
     def step(
@@ -136,6 +138,14 @@ class Watch:
         if self._recorder is not None:
             self._recorder.keep_at_least(_CAPTURED)
         self._observe_next()
+
+    def _keep_instead(self) -> None:
+        """The loop has ended before what was asked for came, as after an explosion: the last observation is kept."""
+        (reason, layer), self._wanted = self._wanted or ("", None), None
+        if self._last_calls:
+            self._keep(reason, layer)
+        else:
+            self._tell(f"no capture ({reason}): the loop has ended before a step showed attention")
 
     def _close(self, interrupted: str | None) -> None:
         assert self.run is not None
