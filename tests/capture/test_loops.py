@@ -460,3 +460,21 @@ def test_a_capture_that_never_came_is_told(tmp_path: Path, capsys: pytest.Captur
 
     loop(tmp_path, nn.Linear(32, 32), step, steps=1)
     assert "no capture (why not)" in capsys.readouterr().err
+
+
+def test_two_models_of_one_loop_are_watched_in_turn(tmp_path: Path) -> None:
+    """As in adversarial training: their recordings overlap, and nothing of them stays behind."""
+    models = [Pair(), Pair()]
+    with (
+        flashpoint.watch(models[0], runs_dir=tmp_path, name="one", interval=3) as one,
+        flashpoint.watch(models[1], runs_dir=tmp_path, name="other", interval=3) as other,
+    ):
+        for number in range(6):
+            plain(models[0], number, one)
+            plain(models[1], number, other)
+    for name in ("one", "other"):  # an observation that finds the other one under way comes some steps later
+        run = open_run(name, tmp_path)
+        assert len(run.columns["row_sum_relative_bias"][0]) >= 2
+        assert run.config["model"]["n_layer"] == 2
+    assert not torch.overrides._get_current_function_mode_stack()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for model in models for module in model.modules())

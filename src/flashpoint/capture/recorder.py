@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -82,11 +82,14 @@ class Recorder:
     Attributes:
         calls: in their order, of all forward passes before the first backward pass.
         missed: why calls were not recorded, each reason once.
+        busy: whether any recorder records. A second has to wait: what they replace is put back in reverse order.
         at_gradient: called when the first gradient comes to a call's output, before the graph is freed.
 
     Raises:
         UserError: one of the functions is not there.
     """
+
+    busy: ClassVar[bool] = False
 
     def __init__(self, sequences: int, functions: Sequence[str] = ()) -> None:
         self._sequences = sequences
@@ -102,6 +105,8 @@ class Recorder:
     def start(self) -> Callable[[], None]:
         """Record from now on until what is returned is called. Compiled parts of the model run uncompiled meanwhile."""
         with contextlib.ExitStack() as entered:
+            Recorder.busy = True
+            entered.callback(setattr, Recorder, "busy", False)
             entered.enter_context(torch.compiler.set_stance("force_eager"))
             for named in self._functions:
                 original, recording = getattr(named.owner, named.name), self._around(named)

@@ -75,6 +75,7 @@ class Watch:
         self._recorder: Recorder | None = None
         self._recording_since = 0
         self._search_again = 0
+        self._postponed = False
         self._shape: tuple[int, int] | None = None
         self._end_recording: Callable[[], None] | None = None
         self._projections: dict[str, list[Projection]] | None = None
@@ -200,7 +201,9 @@ class Watch:
         if self._recorder is not None or self.run is None:
             return
         due = self._step == 0 or (self._step + 1) % self._interval == 0 or self._wanted is not None
-        if due or (self._shape is None and self._step == self._search_again):
+        due = due or self._postponed or (self._shape is None and self._step == self._search_again)
+        self._postponed = due and Recorder.busy  # by another watched model's run
+        if due and not self._postponed:
             self._guarded("recording the attention", self._record_next)
 
     def _record_next(self) -> None:
