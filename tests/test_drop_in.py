@@ -131,6 +131,7 @@ def test_stochastic_rounding_takes_its_bits_from_the_caller() -> None:
         ({"query": torch.zeros(2, 2, 1, 16, dtype=torch.bfloat16)}, "query"),
         ({"query": torch.zeros(2, 2, 20, 16, dtype=torch.float16)}, "float16"),
         ({"query": torch.zeros(20, 16, dtype=torch.bfloat16)}, "query"),
+        (dict.fromkeys(("query", "key"), torch.zeros(2, 2, 0, 16, dtype=torch.bfloat16)), "no token"),
     ],
 )
 def test_what_it_does_not_compute_is_one_clear_error(arguments: dict[str, Tensor], named: str) -> None:
@@ -139,6 +140,13 @@ def test_what_it_does_not_compute_is_one_clear_error(arguments: dict[str, Tensor
     with pytest.raises(ValueError, match=named) as raised:
         attention(**arguments)  # type: ignore[arg-type]
     assert "\n" not in str(raised.value)
+
+
+def test_on_the_meta_device_it_has_pytorchs_shapes() -> None:
+    q, k, v, grad_out = (x.to("meta") for x in tensors(4, 2, 20, 24))
+    for function in (attention, F.scaled_dot_product_attention):
+        out, *grads = out_and_grads(lambda *qkv: function(*qkv, is_causal=True, enable_gqa=True), [q, k, v, grad_out])  # noqa: B023
+        assert [(x.shape, x.dtype) for x in (out, *grads)] == [(x.shape, x.dtype) for x in (q, q, k, v)]
 
 
 def test_heads_of_more_than_128_features_are_refused() -> None:

@@ -84,7 +84,7 @@ def attention(
         raise ValueError("attn_mask: this attention takes none; pass is_causal, or choose variant='sdpa'")
     if dropout_p:
         raise ValueError(f"dropout_p={dropout_p}: this attention drops nothing; pass 0, or choose variant='sdpa'")
-    if torch.is_autocast_enabled(query.device.type):
+    if not query.is_meta and torch.is_autocast_enabled(query.device.type):  # of meta it knows no autocast
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
     _check(query, key, value, enable_gqa)
@@ -137,6 +137,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
         raise ValueError(f"{shapes}: give query [B, H, T, d], key and value [B, H_kv, T, d]")
     if query.shape[2] != key.shape[2] or query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
         raise ValueError(f"{shapes}: this is self-attention; queries and keys need the same B, T and d")
+    if not query.shape[2]:
+        raise ValueError(f"{shapes}: no token; give T of 1 or more")
     if query.shape[1] != key.shape[1] and (not enable_gqa or query.shape[1] % key.shape[1]):
         raise ValueError(f"{shapes}: other heads of keys; pass enable_gqa=True with H a multiple of H_kv")
     if not 1 <= query.shape[3] <= HEAD_SIZES[-1]:

@@ -103,6 +103,16 @@ def test_rounded_scores_are_told_from_a_rounded_denominator() -> None:
             assert [one.kind for one in found] == ["coarse_rounding"]
 
 
+@pytest.mark.parametrize(("variant", "rounded"), [("flash_unrounded_out", "P̄"), ("flash_exact_rowsum", "S, P̄ or Ō")])
+def test_of_fp32_tensors_a_rounding_of_the_probabilities_counts(variant: str, rounded: str) -> None:
+    """The drop-in rounds to BF16 whatever it is given."""
+    plain = [x.float() for x in inputs(3)]
+    found = diagnose(call_of(lambda q, k, v, c, s: attention(q, k, v, is_causal=c, scale=s, variant=variant), plain))
+    assert [(one.kind, rounded in one.text) for one in found.findings if one.kind == "coarse_rounding"] == [
+        ("coarse_rounding", True)
+    ]
+
+
 def test_a_short_sequence_and_few_sequences_are_no_error() -> None:
     function = by_position(CLEAN["flash_fp32"])
     tensors = [x[:2, :, :1] for x in inputs(5)]

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from flashpoint.capture.recorder import Recorded
+from flashpoint.capture.recorder import Hook, Recorded
 from flashpoint.probes.spectral import largest_eigenvalue
 
 
@@ -47,7 +47,7 @@ class ModuleOutputs:
     def __enter__(self) -> ModuleOutputs:
         with_matrix = [m for m in self._model.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)]
         self._hooks = [
-            m.register_forward_hook(self._remember) for m in with_matrix if cast(Tensor, m.weight).dim() == 2
+            m.register_forward_hook(Hook(self._remember)) for m in with_matrix if cast(Tensor, m.weight).dim() == 2
         ]
         return self
 

@@ -11,7 +11,8 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,23 @@ from flashpoint import drop_in
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError
 
+WITHOUT_GRADIENTS = "called without gradients, as in an evaluation or in checkpoints, which need use_reentrant=False"
+FROZEN = "no gradient goes through it, as in a frozen layer"
+
+
+class Hook:
+    """A hook of a module that copies and files of the module have in name only."""
+
+    def __init__(self, do: Callable[..., None] | None = None) -> None:
+        self._do = do
+
+    def __call__(self, *given: Any) -> None:
+        if self._do is not None:
+            self._do(*given)
+
+    def __reduce__(self) -> Any:
+        return Hook, ()
+
 
 @dataclass
 class Recorded:
@@ -31,6 +49,7 @@ class Recorded:
         q, k: as given to the attention, with their graph, by which projections are found.
         kept: copies of some sequences, [N, H, T, d], by the names of :class:`AttentionCall`.
         packed: the weight [3C, C] of W_Q, W_K and W_V, where ``nn.MultiheadAttention`` called it.
+        forward: the forward pass that it is of, from 0: an evaluation may come before the training's.
     """
 
     attention: str
@@ -40,6 +59,7 @@ class Recorded:
     scale: float
     kept: dict[str, Tensor] = field(default_factory=dict)
     packed: nn.Parameter | None = None
+    forward: int = 0
 
     def call(self, layer: int, step: int) -> AttentionCall | None:
         """Return the call; None if no gradient came to its output."""
@@ -56,16 +76,20 @@ class Recorder:
 
     Args:
         sequences: of a batch that are kept, the first ones.
-        functions: others to record, ``MODULE:NAME`` each, e.g. ``flash_attn:flash_attn_func@bthd``. They are called as
-            the module's attribute with q, k, v first, [B, H, T, d], or [B, T, H, d] after ``@bthd``.
+        functions: others to record, ``MODULE:NAME`` each, e.g. ``flash_attn:flash_attn_func@bthd``. They are called by
+            a name in this or another module, with q, k, v first: [B, H, T, d], or after ``@bthd`` [B, T, H, d].
 
     Attributes:
-        calls: in the order of the forward pass.
+        calls: in their order, of all forward passes before the first backward pass.
         missed: why calls were not recorded, each reason once.
+        busy: whether any recorder records. A second has to wait: what they replace is put back in reverse order.
+        at_gradient: called when the first gradient comes to a call's output, before the graph is freed.
 
     Raises:
         UserError: one of the functions is not there.
     """
+
+    busy: ClassVar[bool] = False
 
     def __init__(self, sequences: int, functions: Sequence[str] = ()) -> None:
         self._sequences = sequences
@@ -73,14 +97,21 @@ class Recorder:
         self._inside = False
         self.calls: list[Recorded] = []
         self.missed: set[str] = set()
-        self._recording = True
+        self.at_gradient: Callable[[], object] = self.stop
+        self._forward = 0
+        self._depth: int | None = None
+        self._recording = self._keeping = True
 
     def start(self) -> Callable[[], None]:
         """Record from now on until what is returned is called. Compiled parts of the model run uncompiled meanwhile."""
         with contextlib.ExitStack() as entered:
+            Recorder.busy = True
+            entered.callback(setattr, Recorder, "busy", False)
             entered.enter_context(torch.compiler.set_stance("force_eager"))
             for named in self._functions:
-                self._replace(entered, named.owner, named.name, self._around(named))
+                original, recording = getattr(named.owner, named.name), self._around(named)
+                for module, name in _places_of(original):
+                    self._replace(entered, module, name, recording)
             if "transformers" in sys.modules:
                 interface = sys.modules["transformers"].AttentionInterface
                 self._replace(entered, interface, "get_interface", self._around_interface(interface.get_interface))
@@ -88,13 +119,51 @@ class Recorder:
             return entered.pop_all().close
         raise AssertionError("unreachable")
 
+    def only_inside(self, model: nn.Module) -> Callable[[], None]:
+        """Take only what the model's modules call, until what is returned is called: a loop may have other models."""
+        self._depth = 0
+
+        def move(by: int) -> None:
+            self._depth = (self._depth or 0) + by
+
+        with contextlib.ExitStack() as entered:
+            for module in model.modules():
+                entered.callback(module.register_forward_pre_hook(Hook(lambda *_: move(1))).remove)
+                hook = module.register_forward_hook(Hook(lambda *_: move(-1)), always_call=True)
+                entered.callback(hook.remove)
+            return entered.pop_all().close
+        raise AssertionError("unreachable")
+
     def keep_at_least(self, sequences: int) -> None:
         """Keep more sequences of the calls to come."""
         self._sequences = max(self._sequences, sequences)
 
-    def stop(self) -> None:
-        """Take no more calls: the forward pass is complete. Gradients of its calls are still kept."""
-        self._recording = False
+    def begin_forward(self) -> None:
+        """Take calls from here on as those of another forward pass."""
+        self._forward += 1
+
+    def stop(self) -> bool:
+        """Take no more calls, and return whether it took some until now. Gradients of its calls are still kept."""
+        before, self._recording = self._recording, False
+        return before
+
+    @contextlib.contextmanager
+    def deaf(self) -> Iterator[None]:
+        """In the block, gradients are not those of the training."""
+        self._keeping = False
+        try:
+            yield
+        finally:
+            self._keeping = True
+
+    def latest(self) -> list[Recorded]:
+        """Return the calls of the last forward pass that called any."""
+        return [recorded for recorded in self.calls if recorded.forward == self.calls[-1].forward]
+
+    def trained(self) -> list[Recorded]:
+        """Return the calls of the first forward pass whose outputs have got gradients; empty without one."""
+        passes = [recorded.forward for recorded in self.calls if "grad_out" in recorded.kept]
+        return [recorded for recorded in self.calls if recorded.forward == min(passes)] if passes else []
 
     def record(
         self,
@@ -113,6 +182,7 @@ class Recorder:
         """
         q, k, out = tensors["q"], tensors["k"], tensors["out"]
         if not out.requires_grad:
+            self.missed.add(FROZEN if torch.is_grad_enabled() else WITHOUT_GRADIENTS)
             return
         length = 1 if "q" in by_token else 2
         if q.dim() != 4 or q.shape[length] != k.shape[length]:
@@ -124,14 +194,22 @@ class Recorder:
             k.transpose(1, 2) if "k" in by_token else k,
             is_causal,
             q.shape[-1] ** -0.5 if scale is None else scale,
+            forward=self._forward,
         )
 
         def copy(tensor: Tensor, of: str) -> Tensor:
             few = tensor.detach()[: self._sequences]
             return (few.transpose(1, 2) if of in by_token else few).clone(memory_format=torch.contiguous_format)
 
-        def keeping(of: str) -> Callable[[Tensor], None]:
-            return lambda gradient: recorded.kept.update({f"grad_{of}": copy(gradient, of)})
+        def keeping(of: str) -> Callable[[Tensor | None], None]:
+            def keep(gradient: Tensor | None) -> None:
+                if gradient is None or not self._keeping:  # None at a part of a chunked tensor that nothing asks for
+                    return
+                recorded.kept[f"grad_{of}"] = copy(gradient, of)
+                if of == "out":
+                    self.at_gradient()
+
+            return keep
 
         cast = torch.is_autocast_enabled(q.device.type)
         for of, tensor in tensors.items():
@@ -146,7 +224,7 @@ class Recorder:
     def outermost(self) -> Iterator[bool]:
         """Whether a call now is of the forward pass, and of no other attention that is recorded; in the block the calls
         inside it are not."""
-        wanted = self._recording and not self._inside and torch._C._current_graph_task_id() == -1
+        wanted = self._recording and not self._inside and self._depth != 0 and torch._C._current_graph_task_id() == -1
         before, self._inside = self._inside, True
         try:
             yield wanted
@@ -167,10 +245,19 @@ class Recorder:
             if wanted:
                 out = result[0] if isinstance(result, tuple) else result
                 given = _arguments(function, (q, k, v, *rest), options)
-                is_causal = bool(given.get("causal", given.get("is_causal", False)))
+                told = given.get("causal", given.get("is_causal"))
                 scale = given.get("softmax_scale", given.get("scale"))
                 tensors = {"q": q, "k": k, "v": v, "out": out}
-                self.record(named.word, tensors, is_causal, scale, by_token=tuple(tensors) if named.by_token else ())
+                ordered = [x.transpose(1, 2) if named.by_token else x for x in tensors.values()]
+                is_causal = _masking(ordered, None if told is None else bool(told), scale)
+                if is_causal is None:
+                    self.missed.add(
+                        f"{named.word}: O is not softmax(QKᵀ·scale)V, causal or not: @bthd, a mask, a scale?"
+                    )
+                else:
+                    self.record(
+                        named.word, tensors, is_causal, scale, by_token=tuple(tensors) if named.by_token else ()
+                    )
             return result
 
         return called
@@ -237,6 +324,12 @@ _SDPA = F.scaled_dot_product_attention
 _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
+def _places_of(function: Callable[..., Any]) -> list[tuple[Any, str]]:
+    """Return the modules that have a function, with its name there: ``from MODULE import NAME`` makes such places."""
+    modules = [module for module in sys.modules.values() if isinstance(module, ModuleType)]
+    return [(module, name) for module in modules for name, value in list(vars(module).items()) if value is function]
+
+
 def _variant_name(variant: Any) -> str:
     return "flash_exact_rowsum" if variant is None else getattr(variant, "name", str(variant))
 
@@ -249,6 +342,33 @@ def _arguments(function: Callable[..., Any], positional: Sequence[Any], named: M
         return dict(named)
     bound.apply_defaults()
     return {**bound.arguments, **named}
+
+
+@torch.no_grad()
+def _masking(tensors: Sequence[Tensor], told: bool | None, scale: float | None) -> bool | None:
+    """Return whether a call was causal, by what it was told or else by O; None where O is far from either.
+
+    A named function may have its mask, its scale or its layout inside. Some rows of the first sequence show it.
+    """
+    q, k, v, out = tensors
+    if q.dim() != 4 or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1] or k.shape != v.shape:
+        return bool(told)  # the recorder says what it does not take
+    rows = torch.linspace(0, q.shape[2] - 1, min(q.shape[2], _ROWS), device=q.device).long()
+    k, v = (x[0].repeat_interleave(q.shape[1] // k.shape[1], 0).float() for x in (k, v))
+    scores = q[0][:, rows].float() @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    later = torch.arange(k.shape[1], device=q.device) > rows[:, None]
+    given = out[0][:, rows].float()
+    errors = {}
+    for causal in (True, False) if told is None else (bool(told),):
+        expected = (scores.masked_fill(later, -torch.inf) if causal else scores).softmax(-1) @ v
+        errors[causal] = float(((given - expected).norm(dim=-1) / expected.norm(dim=-1)).median())
+    nearest = min(errors, key=lambda causal: errors[causal])
+    return None if errors[nearest] > _FAR else nearest
+
+
+_ROWS = 64
+_FAR = 0.5
+"""Median error of rows of O, over their norms. An attention with a fault in some heads or blocks stays far below."""
 
 
 @dataclass(frozen=True)

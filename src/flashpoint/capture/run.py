@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import flashpoint
+from flashpoint.capture.values import on_cpu
 from flashpoint.config import Config
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import notify
@@ -103,11 +104,13 @@ class WatchedRun:
         for call in calls:
             call.write(folder / f"layer-{call.layer:02}.safetensors")
         if batch is not None:
-            torch.save(_on_cpu(batch), folder / "batch.pt")
+            torch.save(on_cpu(batch), folder / "batch.pt")
         notify(f"step {step:,}: {reason}; wrote {folder}")
         return folder
 
-    def close(self, verdict: Verdict, onset: int | None, steps: int, loss: float, seconds: float) -> Outcome:
+    def close(
+        self, verdict: Verdict, onset: int | None, steps: int, loss: float, seconds: float, interrupted: str | None
+    ) -> Outcome:
         """Write the verdict."""
         self._metrics.close()
         outcome = Outcome(
@@ -123,20 +126,10 @@ class WatchedRun:
             weights_digest="none",
             tape_digest="none",
             tape_steps=0,
-            interrupted=None,
+            interrupted=interrupted,
             seconds=round(seconds, 3),
             run=os.fspath(self.folder.path),
         )
         write_json(self.folder.outcome, outcome.to_dict())
         self._listeners.ended(self.folder, outcome)
         return outcome
-
-
-def _on_cpu(batch: Any) -> Any:
-    if isinstance(batch, torch.Tensor):
-        return batch.detach().cpu()
-    if isinstance(batch, dict):
-        return {name: _on_cpu(part) for name, part in batch.items()}
-    if isinstance(batch, list | tuple):
-        return [_on_cpu(part) for part in batch]
-    return batch if isinstance(batch, int | float | str | bool | type(None)) else str(batch)

@@ -51,6 +51,8 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
             raise UserError(f"--step {step}: {path} captured steps {', '.join(map(str, sorted(steps)))}")
         folder = steps[max(steps) if step is None else step]
     files = sorted(folder.glob("layer-*.safetensors"))
+    if not files and RunFolder(path).config.is_file():
+        raise UserError(f"{path}: no capture was made; watched.capture() in the loop makes one")
     if not files:
         raise UserError(f"{folder}: holds no layer-*.safetensors; give a capture, a run, or a .safetensors file")
     return [AttentionCall.read(file) for file in files]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.measured import measured
@@ -27,13 +27,29 @@ METRICS = {
 
 
 def measures_of(calls: Sequence[AttentionCall]) -> dict[str, NDArray[np.float64]]:
-    """Return the logged measures of the layers' calls, which have one shape: means over sequences, [n_layer, H]."""
+    """Return the logged measures of the layers' calls, which have as many heads: means over sequences, [n_layer, H]."""
     by_layer = [measured(call, Results.kept(call)) for call in calls]
     return {
         METRICS[name]: torch.stack([one[name].mean(0) for one in by_layer]).numpy()
         for name in by_layer[0]
         if name in METRICS
     }
+
+
+def one_number(value: Any, name: str) -> Tensor | float:
+    """Return a number; one on a device is not read from there.
+
+    Raises:
+        ValueError: it is none, or several.
+    """
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"{name} has {value.numel():,} numbers: give one, e.g. their mean")
+        return value.detach()
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is {type(value).__name__}: give a number") from None
 
 
 def floats(values: Sequence[Tensor | float]) -> list[float]:
@@ -43,15 +59,53 @@ def floats(values: Sequence[Tensor | float]) -> list[float]:
     return [next(read) if isinstance(value, Tensor) else float(value) for value in values]
 
 
-def fingerprint(batch: Any) -> int:
-    """Return 64 bits of a batch's tensors, in their order; 0 of a batch without any."""
+def gradient_norm(model: nn.Module) -> Tensor | None:
+    """Return the norm of all gradients together; None where no parameter has one."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    dense = [one.coalesce().values() if one.is_sparse else one for one in gradients]
+    return nn.utils.get_total_norm(dense) if dense else None
+
+
+def sums(batch: Any) -> Any:
+    """Return a number for each of a batch's tensors, where the tensor is; :func:`fingerprint` combines them."""
+    if isinstance(batch, np.ndarray) and batch.dtype.kind in "biuf":
+        batch = torch.from_numpy(batch)
     if isinstance(batch, Tensor):
         flat = batch.detach().reshape(-1)
         words = (flat.float().view(torch.int32) if flat.is_floating_point() else flat).long()
         places = torch.arange(1, words.numel() + 1, device=words.device, dtype=torch.int64)
-        return int(((words + 0x9E3779B9) * (2 * places + 1) * 0x5851F42D4C957F2D).sum())
-    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
+        return ((words + 0x9E3779B9) * (2 * places + 1) * 0x5851F42D4C957F2D).sum()
+    return [sums(part) for part in _parts(batch)]
+
+
+def holds_none(summed: Any) -> bool:
+    """Return whether the :func:`sums` are those of a batch without tensors."""
+    return not isinstance(summed, Tensor) and all(holds_none(part) for part in summed)
+
+
+def fingerprint(summed: Any) -> int:
+    """Return 64 bits of the tensors of a batch, in their order, from their :func:`sums`; 0 without any."""
+    if isinstance(summed, Tensor):
+        return int(summed)
     total = 0
-    for part in parts:
+    for part in summed:
         total = (total * 0x100000001B3 + fingerprint(part)) & ((1 << 64) - 1)
     return total
+
+
+def on_cpu(batch: Any) -> Any:
+    """Return a batch as plain containers of tensors on the CPU."""
+    if isinstance(batch, Tensor):
+        return batch.detach().cpu()
+    if isinstance(batch, np.ndarray):
+        return torch.from_numpy(batch) if batch.dtype.kind in "biuf" else str(batch)
+    if isinstance(batch, Mapping):
+        return {name: on_cpu(part) for name, part in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [on_cpu(part) for part in batch]
+    return batch if isinstance(batch, int | float | str | bool | type(None)) else str(batch)
+
+
+def _parts(batch: Any) -> Iterable[Any]:
+    """Return what a dict, list or tuple holds; a batch of Transformers' tokenizers is a mapping, but no dict."""
+    return batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -14,9 +15,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from flashpoint.capture.projections import ModuleOutputs, Projection, projections_of, spectral_norms
-from flashpoint.capture.recorder import Recorder
+from flashpoint.capture.recorder import WITHOUT_GRADIENTS, Hook, Recorder
 from flashpoint.capture.run import WatchedRun
-from flashpoint.capture.values import fingerprint, floats, measures_of
+from flashpoint.capture.values import fingerprint, floats, gradient_norm, holds_none, measures_of, one_number, sums
 from flashpoint.config import DetectorConfig
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError, notify
@@ -24,6 +25,7 @@ from flashpoint.probes.sentinel import LOOKBACK, Sentinel
 from flashpoint.training.detector import ExplosionDetector
 from flashpoint.training.listeners import Listener
 
+_LONGEST = 300  # characters of somebody else's message
 _CAPTURED = 16
 """Sequences of a capture: the bias of δ is judged by its spread over sequences."""
 
@@ -55,23 +57,37 @@ class Watch:
         self._detector, self._sentinel = ExplosionDetector(DetectorConfig()), Sentinel(warmup_steps)
         self.run: WatchedRun | None = None
         if os.environ.get("RANK", "0") == "0":
-            device = next(model.parameters()).device
-            parameters = sum(parameter.numel() for parameter in model.parameters())
+            parameters = list(model.parameters())
+            if not parameters:
+                raise UserError(f"watch: {type(model).__name__} has no parameters; give the module that is trained")
             Recorder(sequences, functions)  # refuses functions that are not there before a folder is made
             name = name or time.strftime("%Y-%m-%d_%H-%M-%S_watched")
-            self.run = WatchedRun(runs_dir, name, steps, warmup_steps, parameters, device, listeners)
+            self.run = WatchedRun(
+                runs_dir, name, steps, warmup_steps, sum(one.numel() for one in parameters), parameters[0].device,
+                listeners,
+            )  # fmt: skip
+        self._entered = False
+        self._told: set[str] = set()
         self._step = 0
         self._started = time.perf_counter()
-        self._pending: list[tuple[int, Tensor | float, Tensor | float]] = []
-        self._batches: deque[tuple[int, Any]] = deque(maxlen=self._log_interval)
+        self._pending: list[tuple[int, Tensor | float, Tensor | float | None]] = []
+        self._batches: deque[tuple[int, Any, Any]] = deque(maxlen=self._log_interval)
         self._recorder: Recorder | None = None
+        self._recording_since = 0
+        self._search_again = 0
+        self._postponed = False
+        self._shape: tuple[int, int] | None = None
         self._end_recording: Callable[[], None] | None = None
         self._projections: dict[str, list[Projection]] | None = None
         self._last_calls: list[AttentionCall] = []
         self._wanted: tuple[str, int | None] | None = None
         self._last_loss = math.nan
+        self._overflowed = False
 
     def __enter__(self) -> Watch:
+        if self._entered or self._step:
+            raise UserError("watch: a run is entered once; call flashpoint.watch again for another one")
+        self._entered = True
         self._observe_next()
         return self
 
@@ -79,10 +95,15 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave()
-        if self.run is not None:
-            self._guarded("reading the last losses", self._flush)
-            seconds = time.perf_counter() - self._started
-            self.run.close(self._detector.verdict, self._detector.onset_step, self._step, self._last_loss, seconds)
+        self._entered = False
+        if self.run is None:
+            return
+        if not self._step and kind is None:
+            self._tell("watched.step was never called: nothing is recorded; call it once an optimiser step")
+        self._guarded("reading the last losses", self._flush)
+        if self._wanted is not None:
+            self._guarded("writing a capture", self._keep_instead)
+        self._guarded("writing the verdict", lambda: self._close(None if kind is None else _named(kind)))
 
     def step(
         self, loss: Tensor | float, batch: Any = None, *, grad_norm: Tensor | float | None = None, **metrics: float
@@ -96,8 +117,11 @@ class Watch:
             grad_norm: before clipping; None computes it from the gradients at every ``log_interval``-th step.
             metrics: other numbers to log, as ``lr=1e-3``. ``tokens_per_second`` gives the rate.
         """
+        if not self._entered:
+            self._tell("step outside of the block is not recorded; with flashpoint.watch(model) as watched: begins it")
+            return
         if self.run is not None:
-            self._guarded("watching a step", lambda: self._take(loss, batch, grad_norm, metrics))
+            self._take(loss, batch, grad_norm, metrics)
         self._step += 1
         self._observe_next()
 
@@ -108,96 +132,154 @@ class Watch:
 
     def capture(self, reason: str = "asked for") -> None:
         """Observe the next forward pass, of this step or of the next one, and write the tensors of all its layers."""
+        if not self._entered:
+            self._tell("a capture outside of the block is not made; call it between watched.step and another")
+            return
         self._wanted = (reason, None)
         if self._recorder is not None:
             self._recorder.keep_at_least(_CAPTURED)
         self._observe_next()
 
+    def _keep_instead(self) -> None:
+        """The loop has ended before what was asked for came, as after an explosion: the last observation is kept."""
+        (reason, layer), self._wanted = self._wanted or ("", None), None
+        if self._last_calls:
+            self._keep(reason, layer)
+        else:
+            self._tell(f"no capture ({reason}): the loop has ended before a step showed attention")
+
+    def _close(self, interrupted: str | None) -> None:
+        assert self.run is not None
+        seconds = time.perf_counter() - self._started
+        verdict, onset = self._detector.verdict, self._detector.onset_step
+        self.run.close(verdict, onset, self._step, self._last_loss, seconds, interrupted)
+
     def _take(
         self, loss: Tensor | float, batch: Any, grad_norm: Tensor | float | None, metrics: dict[str, float]
     ) -> None:
-        assert self.run is not None
+        """Each part by itself: where one fails, the others are recorded."""
         step = self._step
         due = (step + 1) % self._log_interval == 0
-        if grad_norm is None:
-            gradients = [p.grad for p in self._model.parameters() if p.grad is not None] if due else []
-            grad_norm = nn.utils.get_total_norm(gradients) if gradients else 0.0
-        self._pending.append((step, loss.detach() if isinstance(loss, Tensor) else loss, grad_norm))
+        self._guarded("reading the loss", lambda: self._note(step, loss, grad_norm, due))
         if batch is not None:
-            self._batches.append((step, batch))
-        if self._recorder is not None and (self._recorder.calls or self._wanted is None):
-            self._observed(step)
+            self._guarded("reading the batch", lambda: self._note_batch(step, batch))
+        if self._recorder is not None and (
+            self._recorder.calls or self._wanted is None or self._recording_since < step
+        ):
+            self._guarded("measuring the attention", lambda: self._observed(step))
         if self._projections and (step + 1) % self._weights_interval == 0:
-            self._weigh(step)
+            self._guarded("measuring W_Q and W_K", lambda: self._weigh(step))
         if metrics:
-            self.run.log(step, metrics)
+            self._guarded("logging metrics", lambda: self._log(step, metrics))
         if due:
-            self._flush()
+            self._guarded("logging the losses", self._flush)
+
+    def _note(self, step: int, loss: Tensor | float, grad_norm: Tensor | float | None, due: bool) -> None:
+        number = one_number(loss, "the loss")
+        self._pending.append((step, number, None))
+        if grad_norm is None and due:
+            grad_norm = gradient_norm(self._model)
+            if grad_norm is None:
+                self._tell("no gradients at watched.step; call it after the backward pass and before zero_grad")
+        if grad_norm is not None:
+            self._pending[-1] = step, number, one_number(grad_norm, "grad_norm")
+
+    def _note_batch(self, step: int, batch: Any) -> None:
+        summed = sums(batch)
+        if holds_none(summed):
+            self._tell(f"a batch that is {type(batch).__name__} shows no tensors: it is not kept, and branches are not "
+                       "checked against it; hand over tensors, or dicts and lists of them")  # fmt: skip
+            return
+        self._batches.append((step, batch, summed))
+
+    def _log(self, step: int, metrics: dict[str, float]) -> None:
+        assert self.run is not None
+        self.run.log(step, {name: float(one_number(value, name)) for name, value in metrics.items()})
 
     def _observe_next(self) -> None:
         """Record the next forward pass, if it is to be observed."""
-        if self._recorder is not None:
+        if self._recorder is not None or self.run is None:
             return
         due = self._step == 0 or (self._step + 1) % self._interval == 0 or self._wanted is not None
-        if self.run is not None and due:
+        due = due or self._postponed or (self._shape is None and self._step == self._search_again)
+        self._postponed = due and Recorder.busy  # by another watched model's run
+        if due and not self._postponed:
             self._guarded("recording the attention", self._record_next)
 
     def _record_next(self) -> None:
         kept = self._sequences if self._wanted is None else max(self._sequences, _CAPTURED)
-        self._recorder = recorder = Recorder(kept, self._functions)
+        recorder = Recorder(kept, self._functions)
         outputs = ModuleOutputs(self._model) if self._projections is None else None
-        end = recorder.start()
-        if outputs is not None:
-            outputs.__enter__()
-
-        def complete(_module: nn.Module, _inputs: Any, _output: Any) -> None:
-            """The first forward pass of the step is over: a step may have several."""
-            if not recorder.calls:
-                return
-            recorder.stop()
-            hook.remove()
+        with contextlib.ExitStack() as entered:
+            entered.callback(recorder.start())
+            entered.callback(recorder.only_inside(self._model))
             if outputs is not None:
-                self._guarded("finding W_Q and W_K", lambda: self._find_projections(recorder, outputs))
+                entered.enter_context(outputs)
 
-        hook = self._model.register_forward_hook(complete)
+            def complete() -> None:
+                """The graph of a forward pass is there; the gradients are still to come."""
+                if outputs is not None and recorder.calls and self._projections is None:
+                    self._guarded("finding W_Q and W_K", lambda: self._find_projections(recorder, outputs))
 
-        def leave() -> None:
-            hook.remove()
-            if outputs is not None:
-                outputs.__exit__()
-            end()
+            def at_gradient() -> None:
+                """The step's first forward pass is over, also of a model whose parts are called one by one."""
+                if recorder.stop():
+                    complete()
 
-        self._end_recording = leave
+            recorder.at_gradient = at_gradient
+
+            begin, end = Hook(lambda *_: recorder.begin_forward()), Hook(lambda *_: complete())
+            entered.callback(self._model.register_forward_pre_hook(begin).remove)
+            entered.callback(self._model.register_forward_hook(end).remove)
+            self._end_recording = entered.pop_all().close
+        self._recorder, self._recording_since = recorder, self._step
 
     def _find_projections(self, recorder: Recorder, outputs: ModuleOutputs) -> None:
         outputs.__exit__()
-        self._projections = projections_of(recorder.calls, outputs)
+        self._projections = {}  # what fails once is not tried again
+        with recorder.deaf():
+            self._projections = projections_of(recorder.latest(), outputs)
         outputs.by_node.clear()
         if len(self._projections) < 2:
-            notify("watch: no matrix found that makes q or k of every layer: norms of W_Q and W_K are not logged")
+            self._tell("no matrix found that makes q or k of every layer: norms of W_Q and W_K are not logged")
 
     def _observed(self, step: int) -> None:
         assert self.run is not None
         recorder, self._recorder = self._recorder, None
         assert recorder is not None
         self._leave()
-        found = [recorded.call(layer, step) for layer, recorded in enumerate(recorder.calls, 1)]
+        found = [recorded.call(layer, step) for layer, recorded in enumerate(recorder.trained(), 1)]
         calls = [call for call in found if call is not None]
-        recorder.calls.clear()
+        reasons = sorted(recorder.missed - ({WITHOUT_GRADIENTS} if calls else set()))
         if not calls:
-            why = "; ".join(sorted(recorder.missed)) or "none was called that is PyTorch's, Transformers' or named"
-            notify(
-                f"watch: step {step:,}: no attention was recorded ({why}); name yours with functions=['MODULE:NAME']"
-            )
+            self._found_none(reasons, bool(recorder.calls))
             return
-        if not self._last_calls:
+        if reasons:
+            self._tell(f"some attentions are not recorded ({'; '.join(reasons)}); layers are counted without them")
+        if self._shape is None:
             self.run.describe(calls)
+            self._shape = len(calls), calls[0].q.shape[1]
         self._last_calls = calls
-        if len({call.q.shape for call in calls}) == 1:
+        if {(len(calls), call.q.shape[1]) for call in calls} == {self._shape}:
             self.run.log(step, measures_of(calls))
+        else:
+            self._tell("layers have different numbers of heads, or not every step has all of them: "
+                       "bias of δ and the like are not logged there; captures have them")  # fmt: skip
         if self._wanted is not None:
             (reason, layer), self._wanted = self._wanted, None
             self._keep(reason, layer)
+
+    def _found_none(self, reasons: Sequence[str], called: bool) -> None:
+        """Tell why a step shows no attention; look again soon, at ever longer distances."""
+        self._search_again = max(2 * self._step, self._log_interval)
+        self._wanted = None
+        if called:
+            self._tell("no gradient came to any attention before watched.step; call it after the backward pass")
+            return
+        unknown = "the watched model called none that is PyTorch's, Transformers' or named by functions=['MODULE:NAME']"
+        if self._functions:
+            unknown += "; a function is seen where it is called by its name in a module, not by an attribute or a list"
+        self._tell(f"no attention was recorded: {'; '.join(reasons) or unknown}")
 
     def _weigh(self, step: int) -> None:
         assert self.run is not None
@@ -217,21 +299,24 @@ class Watch:
         pending, self._pending = self._pending, []
         if not pending:
             return
-        losses, norms = (floats([row[at] for row in pending]) for at in (1, 2))
-        for (step, _, _), loss, norm in zip(pending, losses, norms, strict=True):
+        losses = floats([loss for _, loss, _ in pending])
+        norms = iter(floats([norm for _, _, norm in pending if norm is not None]))
+        for (step, _, taken), loss in zip(pending, losses, strict=True):
+            norm = None if taken is None else next(norms)
             stable = self._detector.verdict == "stable"
-            self._detector.update(step, loss, norm)
-            logged = {"loss": loss, **({"grad_norm": norm} if norm else {})}
-            self.run.log(step, logged)
-            if stable and self._detector.verdict == "nonfinite":
-                self._keep(f"loss {loss}, gradient norm {norm}", None, step)
+            self._detector.update(step, loss, 0.0)  # by the loss: a step that a GradScaler skips has no finite norm
+            self.run.log(step, {"loss": loss} if norm is None else {"loss": loss, "grad_norm": norm})
+            overflows = norm is not None and not math.isfinite(norm)
+            first, self._overflowed = overflows and not self._overflowed, self._overflowed or overflows
+            if stable and (first or self._detector.verdict == "nonfinite"):
+                self._keep(f"loss {loss}" if norm is None else f"loss {loss}, gradient norm {norm}", None, step)
             elif stable and self._detector.verdict == "exploded":
                 hottest = self._sentinel.hottest(1)
                 self._wanted = (f"the loss has exploded, since step {self._detector.onset_step:,}",
                                 hottest[0].layer if hottest else None)  # fmt: skip
         self._last_loss = losses[-1]
-        for step, batch in self._batches:
-            self.run.note_batch(step, fingerprint(batch))
+        for step, _, summed in self._batches:
+            self.run.note_batch(step, fingerprint(summed))
         if self._detector.verdict != "nonfinite":
             self._batches.clear()
 
@@ -240,7 +325,10 @@ class Watch:
         assert self.run is not None
         calls = [call for call in self._last_calls if layer is None or call.layer == layer]
         at = step if step is not None else (calls[0].step if calls else self._step)
-        batch = next((batch for number, batch in self._batches if number == at), None)
+        batch, summed = next(((one, summed) for number, one, summed in self._batches if number == at), (None, []))
+        if fingerprint(sums(batch)) != fingerprint(summed):
+            self._tell("a batch is not kept: its tensors have been overwritten since its step; hand over copies")
+            batch = None
         folder = self.run.keep(calls, batch, at, reason)
         if calls:
             notify(f"flashpoint diagnose {folder} says what its attention did")
@@ -257,7 +345,16 @@ class Watch:
         except UserError:
             raise
         except Exception as error:  # whatever fails in watching, the training goes on
-            self._recorder = None
-            self._leave()
             first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-            notify(f"watch: {what} failed at step {self._step:,} ({type(error).__name__}: {first}); training goes on")
+            self._tell(f"{what} failed ({type(error).__name__}: {first[:_LONGEST]}); training goes on")
+
+    def _tell(self, line: str) -> None:
+        """Tell something once, with the step at which it was first so."""
+        if line not in self._told:
+            self._told.add(line)
+            notify(f"watch: step {self._step:,}: {line}")
+
+
+def _named(kind: type[BaseException]) -> str:
+    """Return what ended a loop, as ``interrupted`` of an outcome says it."""
+    return "SIGINT" if issubclass(kind, KeyboardInterrupt) else kind.__name__

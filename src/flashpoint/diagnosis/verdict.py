@@ -144,7 +144,8 @@ def _findings(
     found = [_biased(of, finding)]
     if not declares and (rough := ~heads & ~dead & (coarser > 3 * of["out_error_expected"].square().mean(0))).any():
         errs, explained = (float(of[name][:, rough].mean()) for name in ("out_error", "out_error_expected"))
-        text = f"O is off by {errs:.1e}, where the rounding of P̄ and O makes {explained:.1e}: S or Ō is rounded"
+        coarse = "S, P̄ or Ō is rounded to fewer bits" if call.q.dtype == torch.float32 else "S or Ō is rounded"
+        text = f"O is off by {errs:.1e}, where the rounding of P̄ and O makes {explained:.1e}: {coarse}"
         found.append(finding("coarse_rounding", rough, text))
     if heads.any():
         errs, explained = (float(x[heads].mean().sqrt()) for x in (length, expected))

@@ -38,7 +38,7 @@ class Outcome:
     tape_digest: str
     tape_steps: Step
     interrupted: str | None
-    """What ended the run early: the name of a signal, or :data:`STRICT_PROBES`."""
+    """What ended the run early: the name of a signal, :data:`STRICT_PROBES`, or an error of a watched loop."""
     seconds: float
     """Wall-clock time of the loop."""
     run: str
