@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from flashpoint.capture.recorder import Hook, Recorded
+from flashpoint.capture.recorded import Hook, Recorded
 from flashpoint.probes.spectral import largest_eigenvalue
 
 

@@ -6,12 +6,8 @@ Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d feature
 from __future__ import annotations
 
 import contextlib
-import importlib
-import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import ModuleType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -20,55 +16,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from flashpoint import drop_in
-from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.errors import UserError
+from flashpoint.capture.functions import NamedFunction, arguments_of, masking_of, places_of
+from flashpoint.capture.recorded import Hook, Recorded
 
 WITHOUT_GRADIENTS = "called without gradients, as in an evaluation or in checkpoints, which need use_reentrant=False"
 FROZEN = "no gradient goes through it, as in a frozen layer"
-
-
-class Hook:
-    """A hook of a module that copies and files of the module have in name only."""
-
-    def __init__(self, do: Callable[..., None] | None = None) -> None:
-        self._do = do
-
-    def __call__(self, *given: Any) -> None:
-        if self._do is not None:
-            self._do(*given)
-
-    def __reduce__(self) -> Any:
-        return Hook, ()
-
-
-@dataclass
-class Recorded:
-    """One call, whose backward pass may be still to come.
-
-    Attributes:
-        q, k: as given to the attention, with their graph, by which projections are found.
-        kept: copies of some sequences, [N, H, T, d], by the names of :class:`AttentionCall`.
-        packed: the weight [3C, C] of W_Q, W_K and W_V, where ``nn.MultiheadAttention`` called it.
-        forward: the forward pass that it is of, from 0: an evaluation may come before the training's.
-    """
-
-    attention: str
-    q: Tensor
-    k: Tensor
-    is_causal: bool
-    scale: float
-    kept: dict[str, Tensor] = field(default_factory=dict)
-    packed: nn.Parameter | None = None
-    forward: int = 0
-
-    def call(self, layer: int, step: int) -> AttentionCall | None:
-        """Return the call; None if no gradient came to its output."""
-        if "grad_out" not in self.kept:
-            return None
-        gradients = {name: self.kept.get(name) for name in ("grad_q", "grad_k", "grad_v")}
-        told = {"is_causal": self.is_causal, "scale": self.scale, "attention": self.attention}
-        tensors = {name: self.kept[name] for name in ("q", "k", "v", "out", "grad_out")}
-        return AttentionCall(**tensors, **gradients, **told, layer=layer, step=step)  # type: ignore[arg-type]
 
 
 class Recorder:
@@ -93,7 +45,7 @@ class Recorder:
 
     def __init__(self, sequences: int, functions: Sequence[str] = ()) -> None:
         self._sequences = sequences
-        self._functions = [_Named.of(word) for word in functions]
+        self._functions = [NamedFunction.of(word) for word in functions]
         self._inside = False
         self.calls: list[Recorded] = []
         self.missed: set[str] = set()
@@ -110,7 +62,7 @@ class Recorder:
             entered.enter_context(torch.compiler.set_stance("force_eager"))
             for named in self._functions:
                 original, recording = getattr(named.owner, named.name), self._around(named)
-                for module, name in _places_of(original):
+                for module, name in places_of(original):
                     self._replace(entered, module, name, recording)
             if "transformers" in sys.modules:
                 interface = sys.modules["transformers"].AttentionInterface
@@ -236,7 +188,7 @@ class Recorder:
         entered.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, new)
 
-    def _around(self, named: _Named) -> Callable[..., Any]:
+    def _around(self, named: NamedFunction) -> Callable[..., Any]:
         function = getattr(named.owner, named.name)
 
         def called(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> Any:
@@ -244,12 +196,12 @@ class Recorder:
                 result = function(q, k, v, *rest, **options)
             if wanted:
                 out = result[0] if isinstance(result, tuple) else result
-                given = _arguments(function, (q, k, v, *rest), options)
+                given = arguments_of(function, (q, k, v, *rest), options)
                 told = given.get("causal", given.get("is_causal"))
                 scale = given.get("softmax_scale", given.get("scale"))
                 tensors = {"q": q, "k": k, "v": v, "out": out}
                 ordered = [x.transpose(1, 2) if named.by_token else x for x in tensors.values()]
-                is_causal = _masking(ordered, None if told is None else bool(told), scale)
+                is_causal = masking_of(ordered, None if told is None else bool(told), scale)
                 if is_causal is None:
                     self.missed.add(
                         f"{named.word}: O is not softmax(QKᵀ·scale)V, causal or not: @bthd, a mask, a scale?"
@@ -324,72 +276,5 @@ _SDPA = F.scaled_dot_product_attention
 _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
-def _places_of(function: Callable[..., Any]) -> list[tuple[Any, str]]:
-    """Return the modules that have a function, with its name there: ``from MODULE import NAME`` makes such places."""
-    modules = [module for module in sys.modules.values() if isinstance(module, ModuleType)]
-    return [(module, name) for module in modules for name, value in list(vars(module).items()) if value is function]
-
-
 def _variant_name(variant: Any) -> str:
     return "flash_exact_rowsum" if variant is None else getattr(variant, "name", str(variant))
-
-
-def _arguments(function: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call's arguments by name, as far as the function's signature tells them."""
-    try:
-        bound = inspect.signature(function).bind(*positional, **named)
-    except (TypeError, ValueError):
-        return dict(named)
-    bound.apply_defaults()
-    return {**bound.arguments, **named}
-
-
-@torch.no_grad()
-def _masking(tensors: Sequence[Tensor], told: bool | None, scale: float | None) -> bool | None:
-    """Return whether a call was causal, by what it was told or else by O; None where O is far from either.
-
-    A named function may have its mask, its scale or its layout inside. Some rows of the first sequence show it.
-    """
-    q, k, v, out = tensors
-    if q.dim() != 4 or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1] or k.shape != v.shape:
-        return bool(told)  # the recorder says what it does not take
-    rows = torch.linspace(0, q.shape[2] - 1, min(q.shape[2], _ROWS), device=q.device).long()
-    k, v = (x[0].repeat_interleave(q.shape[1] // k.shape[1], 0).float() for x in (k, v))
-    scores = q[0][:, rows].float() @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    later = torch.arange(k.shape[1], device=q.device) > rows[:, None]
-    given = out[0][:, rows].float()
-    errors = {}
-    for causal in (True, False) if told is None else (bool(told),):
-        expected = (scores.masked_fill(later, -torch.inf) if causal else scores).softmax(-1) @ v
-        errors[causal] = float(((given - expected).norm(dim=-1) / expected.norm(dim=-1)).median())
-    nearest = min(errors, key=lambda causal: errors[causal])
-    return None if errors[nearest] > _FAR else nearest
-
-
-_ROWS = 64
-_FAR = 0.5
-"""Median error of rows of O, over their norms. An attention with a fault in some heads or blocks stays far below."""
-
-
-@dataclass(frozen=True)
-class _Named:
-    """A function to record, as an attribute of its module."""
-
-    word: str
-    owner: Any
-    name: str
-    by_token: bool
-
-    @classmethod
-    def of(cls, word: str) -> _Named:
-        path, _, layout = word.partition("@")
-        module, _, name = path.partition(":")
-        if layout not in ("", "bthd"):
-            raise UserError(f"functions={word}: give MODULE:NAME, or MODULE:NAME@bthd for [B, T, H, d]")
-        try:
-            owner = importlib.import_module(module)
-        except ImportError as error:
-            raise UserError(f"functions={word}: {error}; give MODULE:NAME of an installed module") from error
-        if not callable(getattr(owner, name, None)):
-            raise UserError(f"functions={word}: {module} has no function {name}")
-        return cls(path, owner, name, bool(layout))

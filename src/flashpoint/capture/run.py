@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import flashpoint
-from flashpoint.capture.values import on_cpu
+from flashpoint.capture.batches import on_cpu
 from flashpoint.config import Config
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import notify

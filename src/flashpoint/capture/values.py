@@ -1,8 +1,8 @@
-"""Numbers that a watched loop logs: measures of its attention, losses, fingerprints of batches."""
+"""Numbers that a watched loop logs: measures of its attention, losses, gradient norms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -64,48 +64,3 @@ def gradient_norm(model: nn.Module) -> Tensor | None:
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     dense = [one.coalesce().values() if one.is_sparse else one for one in gradients]
     return nn.utils.get_total_norm(dense) if dense else None
-
-
-def sums(batch: Any) -> Any:
-    """Return a number for each of a batch's tensors, where the tensor is; :func:`fingerprint` combines them."""
-    if isinstance(batch, np.ndarray) and batch.dtype.kind in "biuf":
-        batch = torch.from_numpy(batch)
-    if isinstance(batch, Tensor):
-        flat = batch.detach().reshape(-1)
-        words = (flat.float().view(torch.int32) if flat.is_floating_point() else flat).long()
-        places = torch.arange(1, words.numel() + 1, device=words.device, dtype=torch.int64)
-        return ((words + 0x9E3779B9) * (2 * places + 1) * 0x5851F42D4C957F2D).sum()
-    return [sums(part) for part in _parts(batch)]
-
-
-def holds_none(summed: Any) -> bool:
-    """Return whether the :func:`sums` are those of a batch without tensors."""
-    return not isinstance(summed, Tensor) and all(holds_none(part) for part in summed)
-
-
-def fingerprint(summed: Any) -> int:
-    """Return 64 bits of the tensors of a batch, in their order, from their :func:`sums`; 0 without any."""
-    if isinstance(summed, Tensor):
-        return int(summed)
-    total = 0
-    for part in summed:
-        total = (total * 0x100000001B3 + fingerprint(part)) & ((1 << 64) - 1)
-    return total
-
-
-def on_cpu(batch: Any) -> Any:
-    """Return a batch as plain containers of tensors on the CPU."""
-    if isinstance(batch, Tensor):
-        return batch.detach().cpu()
-    if isinstance(batch, np.ndarray):
-        return torch.from_numpy(batch) if batch.dtype.kind in "biuf" else str(batch)
-    if isinstance(batch, Mapping):
-        return {name: on_cpu(part) for name, part in batch.items()}
-    if isinstance(batch, list | tuple):
-        return [on_cpu(part) for part in batch]
-    return batch if isinstance(batch, int | float | str | bool | type(None)) else str(batch)
-
-
-def _parts(batch: Any) -> Iterable[Any]:
-    """Return what a dict, list or tuple holds; a batch of Transformers' tokenizers is a mapping, but no dict."""
-    return batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,10 +13,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from flashpoint.capture.batches import LatestBatches
+from flashpoint.capture.guard import Guard
 from flashpoint.capture.projections import ModuleOutputs, Projection, projections_of, spectral_norms
-from flashpoint.capture.recorder import WITHOUT_GRADIENTS, Hook, Recorder
+from flashpoint.capture.recorded import Hook
+from flashpoint.capture.recorder import WITHOUT_GRADIENTS, Recorder
 from flashpoint.capture.run import WatchedRun
-from flashpoint.capture.values import fingerprint, floats, gradient_norm, holds_none, measures_of, one_number, sums
+from flashpoint.capture.values import floats, gradient_norm, measures_of, one_number
 from flashpoint.config import DetectorConfig
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError, notify
@@ -25,7 +27,6 @@ from flashpoint.probes.sentinel import LOOKBACK, Sentinel
 from flashpoint.training.detector import ExplosionDetector
 from flashpoint.training.listeners import Listener
 
-_LONGEST = 300  # characters of somebody else's message
 _CAPTURED = 16
 """Sequences of a capture: the bias of δ is judged by its spread over sequences."""
 
@@ -67,11 +68,11 @@ class Watch:
                 listeners,
             )  # fmt: skip
         self._entered = False
-        self._told: set[str] = set()
+        self._guard = Guard(lambda: self._step)
         self._step = 0
         self._started = time.perf_counter()
         self._pending: list[tuple[int, Tensor | float, Tensor | float | None]] = []
-        self._batches: deque[tuple[int, Any, Any]] = deque(maxlen=self._log_interval)
+        self._batches = LatestBatches(self._log_interval)
         self._recorder: Recorder | None = None
         self._recording_since = 0
         self._search_again = 0
@@ -99,11 +100,11 @@ class Watch:
         if self.run is None:
             return
         if not self._step and kind is None:
-            self._tell("watched.step was never called: nothing is recorded; call it once an optimiser step")
-        self._guarded("reading the last losses", self._flush)
+            self._guard.tell("watched.step was never called: nothing is recorded; call it once an optimiser step")
+        self._guard.do("reading the last losses", self._flush)
         if self._wanted is not None:
-            self._guarded("writing a capture", self._keep_instead)
-        self._guarded("writing the verdict", lambda: self._close(None if kind is None else _named(kind)))
+            self._guard.do("writing a capture", self._keep_instead)
+        self._guard.do("writing the verdict", lambda: self._close(None if kind is None else _named(kind)))
 
     def step(
         self, loss: Tensor | float, batch: Any = None, *, grad_norm: Tensor | float | None = None, **metrics: float
@@ -118,7 +119,9 @@ class Watch:
             metrics: other numbers to log, as ``lr=1e-3``. ``tokens_per_second`` gives the rate.
         """
         if not self._entered:
-            self._tell("step outside of the block is not recorded; with flashpoint.watch(model) as watched: begins it")
+            self._guard.tell(
+                "step outside of the block is not recorded; with flashpoint.watch(model) as watched: begins it"
+            )
             return
         if self.run is not None:
             self._take(loss, batch, grad_norm, metrics)
@@ -133,7 +136,7 @@ class Watch:
     def capture(self, reason: str = "asked for") -> None:
         """Observe the next forward pass, of this step or of the next one, and write the tensors of all its layers."""
         if not self._entered:
-            self._tell("a capture outside of the block is not made; call it between watched.step and another")
+            self._guard.tell("a capture outside of the block is not made; call it between watched.step and another")
             return
         self._wanted = (reason, None)
         if self._recorder is not None:
@@ -146,7 +149,7 @@ class Watch:
         if self._last_calls:
             self._keep(reason, layer)
         else:
-            self._tell(f"no capture ({reason}): the loop has ended before a step showed attention")
+            self._guard.tell(f"no capture ({reason}): the loop has ended before a step showed attention")
 
     def _close(self, interrupted: str | None) -> None:
         assert self.run is not None
@@ -160,19 +163,19 @@ class Watch:
         """Each part by itself: where one fails, the others are recorded."""
         step = self._step
         due = (step + 1) % self._log_interval == 0
-        self._guarded("reading the loss", lambda: self._note(step, loss, grad_norm, due))
+        self._guard.do("reading the loss", lambda: self._note(step, loss, grad_norm, due))
         if batch is not None:
-            self._guarded("reading the batch", lambda: self._note_batch(step, batch))
+            self._guard.do("reading the batch", lambda: self._note_batch(step, batch))
         if self._recorder is not None and (
             self._recorder.calls or self._wanted is None or self._recording_since < step
         ):
-            self._guarded("measuring the attention", lambda: self._observed(step))
+            self._guard.do("measuring the attention", lambda: self._observed(step))
         if self._projections and (step + 1) % self._weights_interval == 0:
-            self._guarded("measuring W_Q and W_K", lambda: self._weigh(step))
+            self._guard.do("measuring W_Q and W_K", lambda: self._weigh(step))
         if metrics:
-            self._guarded("logging metrics", lambda: self._log(step, metrics))
+            self._guard.do("logging metrics", lambda: self._log(step, metrics))
         if due:
-            self._guarded("logging the losses", self._flush)
+            self._guard.do("logging the losses", self._flush)
 
     def _note(self, step: int, loss: Tensor | float, grad_norm: Tensor | float | None, due: bool) -> None:
         number = one_number(loss, "the loss")
@@ -180,17 +183,16 @@ class Watch:
         if grad_norm is None and due:
             grad_norm = gradient_norm(self._model)
             if grad_norm is None:
-                self._tell("no gradients at watched.step; call it after the backward pass and before zero_grad")
+                self._guard.tell("no gradients at watched.step; call it after the backward pass and before zero_grad")
         if grad_norm is not None:
             self._pending[-1] = step, number, one_number(grad_norm, "grad_norm")
 
     def _note_batch(self, step: int, batch: Any) -> None:
-        summed = sums(batch)
-        if holds_none(summed):
-            self._tell(f"a batch that is {type(batch).__name__} shows no tensors: it is not kept, and branches are not "
-                       "checked against it; hand over tensors, or dicts and lists of them")  # fmt: skip
-            return
-        self._batches.append((step, batch, summed))
+        if not self._batches.add(step, batch):
+            self._guard.tell(
+                f"a batch that is {type(batch).__name__} shows no tensors: it is not kept, and branches are not checked "
+                "against it; hand over tensors, or dicts and lists of them"
+            )
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
         assert self.run is not None
@@ -204,7 +206,7 @@ class Watch:
         due = due or self._postponed or (self._shape is None and self._step == self._search_again)
         self._postponed = due and Recorder.busy  # by another watched model's run
         if due and not self._postponed:
-            self._guarded("recording the attention", self._record_next)
+            self._guard.do("recording the attention", self._record_next)
 
     def _record_next(self) -> None:
         kept = self._sequences if self._wanted is None else max(self._sequences, _CAPTURED)
@@ -219,7 +221,7 @@ class Watch:
             def complete() -> None:
                 """The graph of a forward pass is there; the gradients are still to come."""
                 if outputs is not None and recorder.calls and self._projections is None:
-                    self._guarded("finding W_Q and W_K", lambda: self._find_projections(recorder, outputs))
+                    self._guard.do("finding W_Q and W_K", lambda: self._find_projections(recorder, outputs))
 
             def at_gradient() -> None:
                 """The step's first forward pass is over, also of a model whose parts are called one by one."""
@@ -241,7 +243,7 @@ class Watch:
             self._projections = projections_of(recorder.latest(), outputs)
         outputs.by_node.clear()
         if len(self._projections) < 2:
-            self._tell("no matrix found that makes q or k of every layer: norms of W_Q and W_K are not logged")
+            self._guard.tell("no matrix found that makes q or k of every layer: norms of W_Q and W_K are not logged")
 
     def _observed(self, step: int) -> None:
         assert self.run is not None
@@ -255,7 +257,9 @@ class Watch:
             self._found_none(reasons, bool(recorder.calls))
             return
         if reasons:
-            self._tell(f"some attentions are not recorded ({'; '.join(reasons)}); layers are counted without them")
+            self._guard.tell(
+                f"some attentions are not recorded ({'; '.join(reasons)}); layers are counted without them"
+            )
         if self._shape is None:
             self.run.describe(calls)
             self._shape = len(calls), calls[0].q.shape[1]
@@ -263,7 +267,7 @@ class Watch:
         if {(len(calls), call.q.shape[1]) for call in calls} == {self._shape}:
             self.run.log(step, measures_of(calls))
         else:
-            self._tell("layers have different numbers of heads, or not every step has all of them: "
+            self._guard.tell("layers have different numbers of heads, or not every step has all of them: "
                        "bias of δ and the like are not logged there; captures have them")  # fmt: skip
         if self._wanted is not None:
             (reason, layer), self._wanted = self._wanted, None
@@ -274,12 +278,12 @@ class Watch:
         self._search_again = max(2 * self._step, self._log_interval)
         self._wanted = None
         if called:
-            self._tell("no gradient came to any attention before watched.step; call it after the backward pass")
+            self._guard.tell("no gradient came to any attention before watched.step; call it after the backward pass")
             return
         unknown = "the watched model called none that is PyTorch's, Transformers' or named by functions=['MODULE:NAME']"
         if self._functions:
             unknown += "; a function is seen where it is called by its name in a module, not by an attribute or a list"
-        self._tell(f"no attention was recorded: {'; '.join(reasons) or unknown}")
+        self._guard.tell(f"no attention was recorded: {'; '.join(reasons) or unknown}")
 
     def _weigh(self, step: int) -> None:
         assert self.run is not None
@@ -315,8 +319,8 @@ class Watch:
                 self._wanted = (f"the loss has exploded, since step {self._detector.onset_step:,}",
                                 hottest[0].layer if hottest else None)  # fmt: skip
         self._last_loss = losses[-1]
-        for step, _, summed in self._batches:
-            self.run.note_batch(step, fingerprint(summed))
+        for step, of_batch in self._batches.fingerprints():
+            self.run.note_batch(step, of_batch)
         if self._detector.verdict != "nonfinite":
             self._batches.clear()
 
@@ -325,9 +329,9 @@ class Watch:
         assert self.run is not None
         calls = [call for call in self._last_calls if layer is None or call.layer == layer]
         at = step if step is not None else (calls[0].step if calls else self._step)
-        batch, summed = next(((one, summed) for number, one, summed in self._batches if number == at), (None, []))
-        if fingerprint(sums(batch)) != fingerprint(summed):
-            self._tell("a batch is not kept: its tensors have been overwritten since its step; hand over copies")
+        batch, unchanged = self._batches.of(at)
+        if not unchanged:
+            self._guard.tell("a batch is not kept: its tensors have been overwritten since its step; hand over copies")
             batch = None
         folder = self.run.keep(calls, batch, at, reason)
         if calls:
@@ -337,22 +341,6 @@ class Watch:
         if self._end_recording is not None:
             end, self._end_recording = self._end_recording, None
             end()
-
-    def _guarded(self, what: str, do: Callable[[], None]) -> None:
-        """Do something that may not stop the training."""
-        try:
-            do()
-        except UserError:
-            raise
-        except Exception as error:  # whatever fails in watching, the training goes on
-            first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-            self._tell(f"{what} failed ({type(error).__name__}: {first[:_LONGEST]}); training goes on")
-
-    def _tell(self, line: str) -> None:
-        """Tell something once, with the step at which it was first so."""
-        if line not in self._told:
-            self._told.add(line)
-            notify(f"watch: step {self._step:,}: {line}")
 
 
 def _named(kind: type[BaseException]) -> str:

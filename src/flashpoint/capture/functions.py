@@ -1,0 +1,82 @@
+"""Attention functions that a user names: where they are called, with what, and which mask they have inside."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashpoint.errors import UserError
+
+_ROWS = 64
+_FAR = 0.5
+"""Median error of rows of O, over their norms. An attention with a fault in some heads or blocks stays far below."""
+
+
+@dataclass(frozen=True)
+class NamedFunction:
+    """A function to record, as an attribute of its module."""
+
+    word: str
+    owner: Any
+    name: str
+    by_token: bool
+
+    @classmethod
+    def of(cls, word: str) -> NamedFunction:
+        path, _, layout = word.partition("@")
+        module, _, name = path.partition(":")
+        if layout not in ("", "bthd"):
+            raise UserError(f"functions={word}: give MODULE:NAME, or MODULE:NAME@bthd for [B, T, H, d]")
+        try:
+            owner = importlib.import_module(module)
+        except ImportError as error:
+            raise UserError(f"functions={word}: {error}; give MODULE:NAME of an installed module") from error
+        if not callable(getattr(owner, name, None)):
+            raise UserError(f"functions={word}: {module} has no function {name}")
+        return cls(path, owner, name, bool(layout))
+
+
+def places_of(function: Callable[..., Any]) -> list[tuple[Any, str]]:
+    """Return the modules that have a function, with its name there: ``from MODULE import NAME`` makes such places."""
+    modules = [module for module in sys.modules.values() if isinstance(module, ModuleType)]
+    return [(module, name) for module in modules for name, value in list(vars(module).items()) if value is function]
+
+
+def arguments_of(function: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments by name, as far as the function's signature tells them."""
+    try:
+        bound = inspect.signature(function).bind(*positional, **named)
+    except (TypeError, ValueError):
+        return dict(named)
+    bound.apply_defaults()
+    return {**bound.arguments, **named}
+
+
+@torch.no_grad()
+def masking_of(tensors: Sequence[Tensor], told: bool | None, scale: float | None) -> bool | None:
+    """Return whether a call was causal, by what it was told or else by O; None where O is far from either.
+
+    A named function may have its mask, its scale or its layout inside. Some rows of the first sequence show it.
+    """
+    q, k, v, out = tensors
+    if q.dim() != 4 or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1] or k.shape != v.shape:
+        return bool(told)  # the recorder says what it does not take
+    rows = torch.linspace(0, q.shape[2] - 1, min(q.shape[2], _ROWS), device=q.device).long()
+    k, v = (x[0].repeat_interleave(q.shape[1] // k.shape[1], 0).float() for x in (k, v))
+    scores = q[0][:, rows].float() @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    later = torch.arange(k.shape[1], device=q.device) > rows[:, None]
+    given = out[0][:, rows].float()
+    errors = {}
+    for causal in (True, False) if told is None else (bool(told),):
+        expected = (scores.masked_fill(later, -torch.inf) if causal else scores).softmax(-1) @ v
+        errors[causal] = float(((given - expected).norm(dim=-1) / expected.norm(dim=-1)).median())
+    nearest = min(errors, key=lambda causal: errors[causal])
+    return None if errors[nearest] > _FAR else nearest

@@ -1,0 +1,41 @@
+"""What watching does may not stop the training that is watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flashpoint.errors import UserError, notify
+
+_LONGEST = 300  # characters of somebody else's message
+
+
+class Guard:
+    """Does what may fail, and tells each thing once.
+
+    Args:
+        step: returns the training's step.
+    """
+
+    def __init__(self, step: Callable[[], int]) -> None:
+        self._step = step
+        self._told: set[str] = set()
+
+    def do(self, what: str, do: Callable[[], None]) -> None:
+        """Do something; where it fails, tell so.
+
+        Raises:
+            UserError: of what is done; it is told as it stands.
+        """
+        try:
+            do()
+        except UserError:
+            raise
+        except Exception as error:  # whatever fails in watching, the training goes on
+            first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+            self.tell(f"{what} failed ({type(error).__name__}: {first[:_LONGEST]}); training goes on")
+
+    def tell(self, line: str) -> None:
+        """Tell something once, with the step at which it was first so."""
+        if line not in self._told:
+            self._told.add(line)
+            notify(f"watch: step {self._step():,}: {line}")

@@ -1,0 +1,58 @@
+"""One attention call of somebody's model as recorded, and hooks that leave no trace in the model.
+
+Shapes: N sequences that are kept, H heads, T tokens, d features per head, C features of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from flashpoint.diagnosis.call import AttentionCall
+
+
+class Hook:
+    """A hook of a module that copies and files of the module have in name only."""
+
+    def __init__(self, do: Callable[..., None] | None = None) -> None:
+        self._do = do
+
+    def __call__(self, *given: Any) -> None:
+        if self._do is not None:
+            self._do(*given)
+
+    def __reduce__(self) -> Any:
+        return Hook, ()
+
+
+@dataclass
+class Recorded:
+    """One call, whose backward pass may be still to come.
+
+    Attributes:
+        q, k: as given to the attention, with their graph, by which projections are found.
+        kept: copies of some sequences, [N, H, T, d], by the names of :class:`AttentionCall`.
+        packed: the weight [3C, C] of W_Q, W_K and W_V, where ``nn.MultiheadAttention`` called it.
+        forward: the forward pass that it is of, from 0: an evaluation may come before the training's.
+    """
+
+    attention: str
+    q: Tensor
+    k: Tensor
+    is_causal: bool
+    scale: float
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    packed: nn.Parameter | None = None
+    forward: int = 0
+
+    def call(self, layer: int, step: int) -> AttentionCall | None:
+        """Return the call; None if no gradient came to its output."""
+        if "grad_out" not in self.kept:
+            return None
+        gradients = {name: self.kept.get(name) for name in ("grad_q", "grad_k", "grad_v")}
+        told = {"is_causal": self.is_causal, "scale": self.scale, "attention": self.attention}
+        tensors = {name: self.kept[name] for name in ("q", "k", "v", "out", "grad_out")}
+        return AttentionCall(**tensors, **gradients, **told, layer=layer, step=step)  # type: ignore[arg-type]
