@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,9 +14,8 @@ from torch import Tensor, nn
 
 from flashpoint.capture.batches import LatestBatches
 from flashpoint.capture.guard import Guard
-from flashpoint.capture.projections import ModuleOutputs, Projection, projections_of, spectral_norms
-from flashpoint.capture.recorded import Hook
-from flashpoint.capture.recorder import WITHOUT_GRADIENTS, Recorder
+from flashpoint.capture.observer import Observer
+from flashpoint.capture.projections import spectral_norms
 from flashpoint.capture.run import WatchedRun
 from flashpoint.capture.values import floats, gradient_norm, measures_of, one_number
 from flashpoint.config import DetectorConfig
@@ -54,32 +52,27 @@ class Watch:
     ) -> None:
         self._model = model
         self._interval, self._weights_interval, self._log_interval = intervals
-        self._sequences, self._functions = sequences, functions
+        self._step = 0
+        self._guard = Guard(lambda: self._step)
         self._detector, self._sentinel = ExplosionDetector(DetectorConfig()), Sentinel(warmup_steps)
         self.run: WatchedRun | None = None
         if os.environ.get("RANK", "0") == "0":
             parameters = list(model.parameters())
             if not parameters:
                 raise UserError(f"watch: {type(model).__name__} has no parameters; give the module that is trained")
-            Recorder(sequences, functions)  # refuses functions that are not there before a folder is made
+            self._observer = Observer(model, sequences, functions, self._guard)  # may refuse: before a folder is made
             name = name or time.strftime("%Y-%m-%d_%H-%M-%S_watched")
             self.run = WatchedRun(
                 runs_dir, name, steps, warmup_steps, sum(one.numel() for one in parameters), parameters[0].device,
                 listeners,
             )  # fmt: skip
         self._entered = False
-        self._guard = Guard(lambda: self._step)
-        self._step = 0
         self._started = time.perf_counter()
         self._pending: list[tuple[int, Tensor | float, Tensor | float | None]] = []
         self._batches = LatestBatches(self._log_interval)
-        self._recorder: Recorder | None = None
-        self._recording_since = 0
         self._search_again = 0
         self._postponed = False
         self._shape: tuple[int, int] | None = None
-        self._end_recording: Callable[[], None] | None = None
-        self._projections: dict[str, list[Projection]] | None = None
         self._last_calls: list[AttentionCall] = []
         self._wanted: tuple[str, int | None] | None = None
         self._last_loss = math.nan
@@ -95,10 +88,10 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave()
         self._entered = False
         if self.run is None:
             return
+        self._observer.stop()
         if not self._step and kind is None:
             self._guard.tell("watched.step was never called: nothing is recorded; call it once an optimiser step")
         self._guard.do("reading the last losses", self._flush)
@@ -139,8 +132,8 @@ class Watch:
             self._guard.tell("a capture outside of the block is not made; call it between watched.step and another")
             return
         self._wanted = (reason, None)
-        if self._recorder is not None:
-            self._recorder.keep_at_least(_CAPTURED)
+        if self.run is not None:
+            self._observer.keep_at_least(_CAPTURED)
         self._observe_next()
 
     def _keep_instead(self) -> None:
@@ -166,11 +159,11 @@ class Watch:
         self._guard.do("reading the loss", lambda: self._note(step, loss, grad_norm, due))
         if batch is not None:
             self._guard.do("reading the batch", lambda: self._note_batch(step, batch))
-        if self._recorder is not None and (
-            self._recorder.calls or self._wanted is None or self._recording_since < step
+        if self._observer.recording and (
+            self._observer.has_calls or self._wanted is None or self._observer.since < step
         ):
             self._guard.do("measuring the attention", lambda: self._observed(step))
-        if self._projections and (step + 1) % self._weights_interval == 0:
+        if self._observer.projections and (step + 1) % self._weights_interval == 0:
             self._guard.do("measuring W_Q and W_K", lambda: self._weigh(step))
         if metrics:
             self._guard.do("logging metrics", lambda: self._log(step, metrics))
@@ -190,8 +183,8 @@ class Watch:
     def _note_batch(self, step: int, batch: Any) -> None:
         if not self._batches.add(step, batch):
             self._guard.tell(
-                f"a batch that is {type(batch).__name__} shows no tensors: it is not kept, and branches are not checked "
-                "against it; hand over tensors, or dicts and lists of them"
+                f"a batch that is {type(batch).__name__} shows no tensors: it is not kept, and branches are not "
+                "checked against it; hand over tensors, or dicts and lists of them"
             )
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
@@ -200,66 +193,22 @@ class Watch:
 
     def _observe_next(self) -> None:
         """Record the next forward pass, if it is to be observed."""
-        if self._recorder is not None or self.run is None:
+        if self.run is None or self._observer.recording:
             return
         due = self._step == 0 or (self._step + 1) % self._interval == 0 or self._wanted is not None
         due = due or self._postponed or (self._shape is None and self._step == self._search_again)
-        self._postponed = due and Recorder.busy  # by another watched model's run
+        self._postponed = due and self._observer.must_wait
         if due and not self._postponed:
-            self._guard.do("recording the attention", self._record_next)
-
-    def _record_next(self) -> None:
-        kept = self._sequences if self._wanted is None else max(self._sequences, _CAPTURED)
-        recorder = Recorder(kept, self._functions)
-        outputs = ModuleOutputs(self._model) if self._projections is None else None
-        with contextlib.ExitStack() as entered:
-            entered.callback(recorder.start())
-            entered.callback(recorder.only_inside(self._model))
-            if outputs is not None:
-                entered.enter_context(outputs)
-
-            def complete() -> None:
-                """The graph of a forward pass is there; the gradients are still to come."""
-                if outputs is not None and recorder.calls and self._projections is None:
-                    self._guard.do("finding W_Q and W_K", lambda: self._find_projections(recorder, outputs))
-
-            def at_gradient() -> None:
-                """The step's first forward pass is over, also of a model whose parts are called one by one."""
-                if recorder.stop():
-                    complete()
-
-            recorder.at_gradient = at_gradient
-
-            begin, end = Hook(lambda *_: recorder.begin_forward()), Hook(lambda *_: complete())
-            entered.callback(self._model.register_forward_pre_hook(begin).remove)
-            entered.callback(self._model.register_forward_hook(end).remove)
-            self._end_recording = entered.pop_all().close
-        self._recorder, self._recording_since = recorder, self._step
-
-    def _find_projections(self, recorder: Recorder, outputs: ModuleOutputs) -> None:
-        outputs.__exit__()
-        self._projections = {}  # what fails once is not tried again
-        with recorder.deaf():
-            self._projections = projections_of(recorder.latest(), outputs)
-        outputs.by_node.clear()
-        if len(self._projections) < 2:
-            self._guard.tell("no matrix found that makes q or k of every layer: norms of W_Q and W_K are not logged")
+            least = 0 if self._wanted is None else _CAPTURED
+            self._guard.do("recording the attention", lambda: self._observer.begin(self._step, least))
 
     def _observed(self, step: int) -> None:
         assert self.run is not None
-        recorder, self._recorder = self._recorder, None
-        assert recorder is not None
-        self._leave()
-        found = [recorded.call(layer, step) for layer, recorded in enumerate(recorder.trained(), 1)]
-        calls = [call for call in found if call is not None]
-        reasons = sorted(recorder.missed - ({WITHOUT_GRADIENTS} if calls else set()))
-        if not calls:
-            self._found_none(reasons, bool(recorder.calls))
+        calls = self._observer.finish(step)
+        if not calls:  # look again soon, at ever longer distances
+            self._search_again = max(2 * self._step, self._log_interval)
+            self._wanted = None
             return
-        if reasons:
-            self._guard.tell(
-                f"some attentions are not recorded ({'; '.join(reasons)}); layers are counted without them"
-            )
         if self._shape is None:
             self.run.describe(calls)
             self._shape = len(calls), calls[0].q.shape[1]
@@ -273,22 +222,11 @@ class Watch:
             (reason, layer), self._wanted = self._wanted, None
             self._keep(reason, layer)
 
-    def _found_none(self, reasons: Sequence[str], called: bool) -> None:
-        """Tell why a step shows no attention; look again soon, at ever longer distances."""
-        self._search_again = max(2 * self._step, self._log_interval)
-        self._wanted = None
-        if called:
-            self._guard.tell("no gradient came to any attention before watched.step; call it after the backward pass")
-            return
-        unknown = "the watched model called none that is PyTorch's, Transformers' or named by functions=['MODULE:NAME']"
-        if self._functions:
-            unknown += "; a function is seen where it is called by its name in a module, not by an attribute or a list"
-        self._guard.tell(f"no attention was recorded: {'; '.join(reasons) or unknown}")
-
     def _weigh(self, step: int) -> None:
         assert self.run is not None
-        assert self._projections is not None
-        norms = {name: spectral_norms(some).cpu().double().numpy() for name, some in self._projections.items()}
+        projections = self._observer.projections
+        assert projections is not None
+        norms = {name: spectral_norms(some).cpu().double().numpy() for name, some in projections.items()}
         self.run.log(step, norms)
         if "w_q_spectral_norm" in norms and (warning := self._sentinel.update(step, norms["w_q_spectral_norm"])):
             self._wanted = (
@@ -336,11 +274,6 @@ class Watch:
         folder = self.run.keep(calls, batch, at, reason)
         if calls:
             notify(f"flashpoint diagnose {folder} says what its attention did")
-
-    def _leave(self) -> None:
-        if self._end_recording is not None:
-            end, self._end_recording = self._end_recording, None
-            end()
 
 
 def _named(kind: type[BaseException]) -> str:
