@@ -26,7 +26,7 @@ from transformers.masking_utils import sdpa_mask
 import flashpoint
 from flashpoint.config import DataConfig
 from flashpoint.data.batches import BatchOrder, gather_windows
-from flashpoint.data.prepare import available, prepare
+from flashpoint.data.prepare import prepare, with_available_source
 from flashpoint.huggingface import implementation
 
 SETTINGS = {"attention": "sdpa", "layers": "6", "heads": "4", "width": "256", "context": "2048", "batch": "8",
@@ -55,7 +55,7 @@ class Loop:
             self.model.parameters(), lr=float(settings["lr"]), betas=(0.9, float(settings["beta2"])), weight_decay=0.0
         )
         corpus = {"source": "text", "path": settings["text"]} if settings["text"] else {"max_bytes": 60_000_000}
-        self.tokens = prepare(available(DataConfig(vocab_size=vocabulary, **corpus))).train
+        self.tokens = prepare(with_available_source(DataConfig(vocab_size=vocabulary, **corpus))).train
         self.order = BatchOrder(len(self.tokens), self.context, (1, 1, batch), seed)
 
     def step(self, watched: Any) -> None:

@@ -21,6 +21,7 @@ from flashpoint.errors import UserError
 from flashpoint.huggingface import implementation
 from flashpoint.runs.recorded import Run
 from flashpoint.runs.select import open_run
+from tests.capture.loops import spectral_norms
 
 TEXT = Path(nanogpt.__file__).read_bytes()
 SMALL = {"layers": "3", "heads": "4", "width": "64", "context": "64", "batch": "16", "steps": "3"}
@@ -61,10 +62,6 @@ def loop(
             optimizer.step()
             optimizer.zero_grad()
     return open_run("own", runs)
-
-
-def spectral_norms(weight: Tensor) -> list[float]:
-    return [float(torch.linalg.matrix_norm(part.double(), 2)) for part in weight.detach().split(8)]
 
 
 def test_a_watched_loop_is_a_run(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from flashpoint.config import DataConfig
 from flashpoint.data import packages
 from flashpoint.data.corpus import source_shards
 from flashpoint.data.packages import fetched
-from flashpoint.data.prepare import available, prepare
+from flashpoint.data.prepare import prepare, with_available_source
 from flashpoint.errors import UserError
 
 TEXTS = {"one/a.py": "alpha = 1\n" * 400, "one/b.txt": "words of b\n" * 400}
@@ -55,10 +55,10 @@ def test_the_text_is_that_of_the_wheels(index: Path, tmp_path: Path) -> None:
 
 def test_what_was_fetched_once_needs_no_index(index: Path, tmp_path: Path) -> None:
     config = DataConfig(root=str(tmp_path / "data"), vocab_size=300, val_fraction=0.1)
-    assert available(config) == config
+    assert with_available_source(config) == config
     tokens = prepare(config)
     without(index)
-    assert available(config) == config
+    assert with_available_source(config) == config
     assert prepare(config).fingerprint == tokens.fingerprint
     assert fetched(tmp_path / "data").is_dir()
 
@@ -78,5 +78,7 @@ def test_a_new_run_then_takes_the_text_of_the_machine_and_says_so(
 ) -> None:
     without(index)
     config = DataConfig(root=str(tmp_path / "data"), max_bytes=10_000)
-    assert available(config) == DataConfig(source="python_corpus", root=str(tmp_path / "data"), max_bytes=10_000)
+    assert with_available_source(config) == DataConfig(
+        source="python_corpus", root=str(tmp_path / "data"), max_bytes=10_000
+    )
     assert "this run takes data=python_corpus" in capsys.readouterr().err

@@ -41,7 +41,8 @@ def prepare(config: DataConfig) -> TokenDataset:
     Raises:
         UserError: the source cannot be read, the folder cannot be written, or prepared files are damaged.
     """
-    request, final = _request(config), _place(config)
+    request = _request(config)
+    final = _place(config, request)
     if final.exists():
         return open_tokens(final)
     try:
@@ -50,36 +51,35 @@ def prepare(config: DataConfig) -> TokenDataset:
             if not final.exists():  # another process may have prepared it while this one waited
                 _prepare(config, request, final)
     except OSError as error:
-        raise _unwritable(error, config) from error
+        raise _unwritable(error, final) from error
     return open_tokens(final)
 
 
-def available(config: DataConfig) -> DataConfig:
+def with_available_source(config: DataConfig) -> DataConfig:
     """Return ``config``; the same with ``python_corpus`` where neither its tokens nor its packages can be had.
 
     Raises:
         UserError: the folder cannot be written.
     """
-    if config.source != "packages" or _place(config).exists():
+    if config.source != "packages" or _place(config, _request(config)).exists():
         return config
     try:
         fetched(Path(config.root))
     except OSError as error:
-        raise _unwritable(error, config) from error
+        raise _unwritable(error, Path(config.root)) from error
     except UserError as error:
         notify(f"{error}; this run takes data=python_corpus, another text on every machine")
         return replace(config, source="python_corpus")
     return config
 
 
-def _place(config: DataConfig) -> Path:
+def _place(config: DataConfig, request: dict[str, Any]) -> Path:
     """Return the folder of the prepared tokens."""
-    return Path(config.root) / f"{config.source}-{config.tokenizer}-{digest(_request(config))[:12]}"
+    return Path(config.root) / f"{config.source}-{config.tokenizer}-{digest(request)[:12]}"
 
 
-def _unwritable(error: OSError, config: DataConfig) -> UserError:
-    place = error.filename or _place(config)
-    return UserError(f"{place}: {error.strerror or error}; free space or choose another data.root")
+def _unwritable(error: OSError, folder: Path) -> UserError:
+    return UserError(f"{error.filename or folder}: {error.strerror or error}; free space or choose another data.root")
 
 
 def _request(config: DataConfig) -> dict[str, Any]:
