@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.analysis.intervals import CONFIDENCE, clopper_pearson
+from flashpoint.analysis.intervals import CONFIDENCE
 from flashpoint.build_config import keys
 from flashpoint.config import EXPERIMENT
 from flashpoint.errors import UserError
@@ -66,10 +66,6 @@ class Lifetimes:
             return None, None
         steps, _, low, high = self.curve()
         return _first_step(steps, low <= 0.5 + _EPS), _first_step(steps, high <= 0.5 + _EPS)
-
-    def exploded_interval(self) -> tuple[float, float]:
-        """Return the Clopper–Pearson interval of the share of runs that exploded within the lengths they were given."""
-        return clopper_pearson(len(self.onsets), self.count)
 
     def curve(self) -> tuple[NDArray[np.float64], ...]:
         """Return the steps, share of runs still stable, and the lower and upper end of its log-log interval, from step
