@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.first_step import BESIDE
 from benchmarks.shapes import TrainingShape, configured, overrides_of
 from benchmarks.shown import Report, heading
 from flashpoint.cli.table import Cell, Table
@@ -26,12 +27,10 @@ PHASES = [
     "Dynamo",
     "AOTAutograd",
     "Inductor",
-    "kernels",
     "rest of the first pass",
     "first step",
     "steps to the graph",
 ]
-"""``kernels`` are this package's, compiled by Triton where they are first launched; Inductor's are in ``Inductor``."""
 CACHES = ("empty", "warm")
 
 
@@ -69,11 +68,11 @@ def phases_table(shape: str, attention: str, found: Mapping[str, Mapping[str, fl
         return Cell(round(seconds, 3), f"{seconds:.1f}")
 
     name = Cell(attention, f"`{attention}`")
-    rows = [
-        [shape, name, caches, *(shown(of[phase]) for phase in PHASES), shown(sum(of.values()))]
-        for caches, of in found.items()
-    ]
-    return Table(["shape", "attention", "caches", *PHASES, "sum"], rows)
+    rows = []
+    for caches, of in found.items():
+        seconds = [of[phase] for phase in PHASES]
+        rows.append([shape, name, caches, *map(shown, (*seconds, sum(seconds), of[BESIDE]))])
+    return Table(["shape", "attention", "caches", *PHASES, "sum", BESIDE], rows)
 
 
 def _cold_and_warm(device: torch.device, overrides: Sequence[str]) -> dict[str, dict[str, float]]:

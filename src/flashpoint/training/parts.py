@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from flashpoint.config import Config
+from flashpoint.config import Config, DataConfig
 from flashpoint.data.batches import BatchOrder
-from flashpoint.data.prepare import prepare
+from flashpoint.data.prepare import prepare, with_available_source
 from flashpoint.data.replayed import ReplayedOrder, check_replay
 from flashpoint.data.tape import Tape, TapeHeader
 from flashpoint.data.tokens import TokenDataset
@@ -34,6 +35,7 @@ class Parts:
     """Everything that a run needs before it has a folder.
 
     Attributes:
+        config: the plan's, with the source of the text that could be had.
         step: trains the model, which is on the plan's device.
         order: which windows a step trains on.
         header: of the tape that this run writes.
@@ -43,6 +45,7 @@ class Parts:
         seconds: that ``data`` and ``compilation`` took, one beside the other.
     """
 
+    config: Config
     tokens: TokenDataset
     step: OptimizerStep
     order: BatchOrder | ReplayedOrder
@@ -69,9 +72,10 @@ def build(plan: Plan) -> Parts:
     step = OptimizerStep(model, config, plan.device, ranks)
     with ThreadPoolExecutor(1) as beside:  # a first run prepares its data for as long as it compiles
         compiling = beside.submit(_timed, step.warm_up)
-        tokens, data_seconds = _timed(lambda: _tokens(config))
+        (data, tokens), data_seconds = _timed(lambda: _tokens(plan))
         with told_if_too_large(config.attn, plan.device):
             _, compile_seconds = compiling.result()
+    config = dataclasses.replace(config, data=data)
     order = BatchOrder(len(tokens.train), config.model.context, _batch_shape(config, ranks.world), _order_seed(config))
     header = _tape_header(config, tokens, order, model)
     tape = plan.tape
@@ -82,6 +86,7 @@ def build(plan: Plan) -> Parts:
     probes = ProbeRunner(config.probes, model, config.train, plan.device, notify) if ranks.first else None
     trained_on = ReplayedOrder(tape, order) if tape else order
     return Parts(
+        config=config,
         tokens=tokens,
         step=step,
         order=trained_on,
@@ -100,16 +105,20 @@ def _timed(work: Callable[[], T]) -> tuple[T, float]:
     return work(), time.perf_counter() - started
 
 
-def _tokens(config: Config) -> TokenDataset:
-    """Return the data. One of several processes prepares them; the others wait for its lock, without a time limit."""
+def _tokens(plan: Plan) -> tuple[DataConfig, TokenDataset]:
+    """Return what the data are of, and the data. One of several processes prepares them; the others wait for its lock,
+    without a time limit."""
+    config, data = plan.config, plan.config.data
     with surely_interrupted():
-        tokens = prepare(config.data)
+        if plan.tape is None:  # batches of its own, so they may be of another text
+            data = with_available_source(data)
+        tokens = prepare(data)
     if tokens.vocab_size > config.model.vocab_size:
         raise UserError(
             f"model.vocab_size={config.model.vocab_size} is below the {tokens.vocab_size:,} tokens of "
             f"{tokens.path}: raise it, or choose data.tokenizer=bpe"
         )
-    return tokens
+    return data, tokens
 
 
 def _batch_shape(config: Config, world: int) -> tuple[int, int, int]:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from flashpoint.config import Config
-from flashpoint.data.prepare import with_available_source
 from flashpoint.data.tape import Tape
 from flashpoint.errors import UserError, notify
 from flashpoint.hardware import cores, refuse_without_gpu
@@ -56,8 +55,6 @@ def settle(config: Config, existing: RunFolder | None, ranks: Ranks, device: tor
         notify(f"{existing.path}: stopped before its first step; starting it again")
     original = RunFolder.open(config.replay, config.runs_dir) if config.replay and not resumed else None
     tape = _tape(config, resumed, original, ranks)
-    if tape is None:  # batches of its own, so they may be of another text
-        config = dataclasses.replace(config, data=with_available_source(config.data))
     config = _with_machine_defaults(config, device, ranks.world, tape)
     fix_numerics(config.train.threads or 1, config.train.deterministic, config.train.precision)
     environment = describe_environment(device, config)

@@ -52,10 +52,10 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
             plan = settle(config, existing, ranks, device)
             tell_what_kind_of_run(plan.config, device)
             parts = build(plan)
-            tell_of_a_small_corpus(plan.config, len(parts.tokens.train))
+            tell_of_a_small_corpus(parts.config, len(parts.tokens.train))
             tell_what_took_time(parts.seconds)
             ranks.wait()  # until all have read what the first will now write to
-            folder = _folder(plan, existing, held)
+            folder = _folder(plan, parts.config, existing, held)
             outcome = _execute(plan, parts, folder, Listeners(listeners if ranks.first else ()))
     except (MemoryError, RuntimeError) as error:  # what PyTorch raises where an allocation fails
         if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
@@ -70,13 +70,13 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
     return outcome
 
 
-def _folder(plan: Plan, existing: RunFolder | None, held: contextlib.ExitStack) -> RunFolder:
+def _folder(plan: Plan, config: Config, existing: RunFolder | None, held: contextlib.ExitStack) -> RunFolder:
     """Return the folder that this process writes, locked until ``held`` is closed."""
     if not plan.ranks.first:  # the others' files are the first's once more
         return RunFolder(Path(held.enter_context(tempfile.TemporaryDirectory())))
     if existing:
         return existing
-    folder = RunFolder.create(plan.config.runs_dir, plan.config.run_name or _run_name(plan.config))
+    folder = RunFolder.create(config.runs_dir, config.run_name or _run_name(config))
     held.enter_context(folder.locked())
     return folder
 
@@ -102,11 +102,13 @@ def _describe(plan: Plan, parts: Parts, folder: RunFolder) -> None:
     """Write configuration and manifest, and for a branch the digest chain up to its first step."""
     start, ranks = parts.start, plan.ranks
     if plan.resumed and ranks.first:
-        note_resumption(folder, plan.config, start.step, ranks.world, plan.environment)
+        note_resumption(folder, parts.config, start.step, ranks.world, plan.environment)
     else:
         parent = {"run": str(plan.original.path), "from_step": start.step} if plan.original else None
         weights = parts.header.initial_weights
-        describe_run(folder, plan.config, parts.tokens, parts.step.model, weights, plan.environment, parent, parts.twin)
+        describe_run(
+            folder, parts.config, parts.tokens, parts.step.model, weights, plan.environment, parent, parts.twin
+        )
     if start.chain:
         shutil.copyfile(start.chain, folder.chain)
 
@@ -115,9 +117,9 @@ def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) ->
     """Run the loop; write the verdict once all files are closed."""
     stop = StopRequest()
     size = state_bytes(parts.step.model) if plan.ranks.first else None
-    files = RunWriter(plan.config, folder, parts.header, parts.tape, parts.start.step, size, listeners)
+    files = RunWriter(parts.config, folder, parts.header, parts.tape, parts.start.step, size, listeners)
     trainer = Trainer(
-        plan.config,
+        parts.config,
         parts.step,
         parts.tokens,
         parts.order,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from flashpoint.config import Config
-from flashpoint.model import GPT
+from flashpoint.model import GPT, Block
 from flashpoint.precision import autocast, loss_scale
 from flashpoint.training.digests import state_checksum
 from flashpoint.training.optimizer import build_optimizer
@@ -59,7 +61,10 @@ class OptimizerStep:
     def warm_up(self) -> None:
         """Compile what a step compiles, on a batch of zeros; no state of the training changes."""
         if self._compiled:
-            self._loss(self._batch[0]).backward()
+            with ThreadPoolExecutor(1) as beside:
+                kernels = beside.submit(self._compile_attention)
+                self._loss(self._batch[0]).backward()
+                kernels.result()
             self._optimizer.zero_grad(set_to_none=True)
 
     def __call__(self, batch: Tensor, learning_rate: float) -> None:
@@ -133,6 +138,15 @@ class OptimizerStep:
         with autocast(self._device, self._train.precision):
             loss: Tensor = self._loss_of(sequences[:, :-1], sequences[:, 1:], self.seed_and_step)
         return loss
+
+    def _compile_attention(self) -> None:
+        """Run the attention of each layer, whose kernels PyTorch's compiler only calls: neither waits for the other."""
+        shape = (self._batch.shape[1], self._batch.shape[2] - 1, self.model.config.d_model)
+        x = torch.zeros(shape, device=self._device, requires_grad=True)
+        with torch.cuda.device_of(x), autocast(self._device, self._train.precision):
+            for layer in self.model.blocks:
+                out = cast(Block, layer).attention(x, self.seed_and_step)
+                torch.autograd.grad(out.sum(), x)
 
     def _compute(self) -> None:
         total, scale = torch.zeros((), device=self._device), loss_scale(self._train.precision)
