@@ -1,8 +1,9 @@
 """Run every command of README.md and docs/guide.md in an empty folder: ``python scripts/run_documents.py``.
 
 README's commands run as written. The guide's do, but for their length: trainings end after ``--steps``, sweeps take
-``--seeds`` seeds. Capitals such as RUN stand for what earlier commands made. Fenced blocks of Python and YAML become
-the files that their first line names. The table says what every command ended with; the exit status is 1 if one failed.
+``--seeds`` seeds, and ``--jobs`` readers share the page's sections. Capitals such as RUN stand for what earlier
+commands made. Fenced blocks of Python and YAML become the files that their first line names. The table says what every
+command ended with; the exit status is 1 if one failed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -36,21 +38,31 @@ NOT_RUN = {
     "hardware=h200": "needs two kinds of GPU",
 }
 WAIT_SECONDS = 300
+_SWEEP = (
+    'flashpoint train -m attn=flash_bf16,flash_fixed "seed=range(8)" hydra/launcher=gpus hydra.launcher.sweep=SWEEP'
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200, help="length of the guide's trainings")
     parser.add_argument("--seeds", type=int, default=2, help="seeds of the guide's sweeps")
+    parser.add_argument("--jobs", type=int, default=1, help="readers of the guide, side by side")
     parser.add_argument("--page", choices=("README.md", "docs/guide.md"), help="this page only")
     parser.add_argument("--keep", type=Path, help="a folder to work in that stays; data prepared there is used")
     arguments = parser.parse_args()
     folder = arguments.keep or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     pages = [arguments.page] if arguments.page else ["README.md", "docs/guide.md"]
-    reader = Reader(folder, arguments.steps, arguments.seeds)
+    readers = [Reader(folder, arguments.steps, arguments.seeds)]
+    readers += [readers[0].beside(folder / f"reader-{number}") for number in range(1, arguments.jobs)]
     try:
-        rows = [row for page in pages for row in reader.follow(ROOT / page)]
+        rows = []
+        for page in pages:
+            jobs = 1 if page == "README.md" else arguments.jobs
+            with ThreadPoolExecutor(jobs) as pool:
+                shares = pool.map(lambda job: list(readers[job].follow(ROOT / page, job, jobs)), range(jobs))  # noqa: B023
+                rows += [row for share in shares for row in share]
     finally:
         if not arguments.keep:
             shutil.rmtree(folder)
@@ -70,6 +82,7 @@ class Reader:
     def __init__(self, folder: Path, steps: int, seeds: int) -> None:
         self._folder, self._steps, self._seeds = folder, steps, seeds
         self._runs: list[str] = []
+        folder.mkdir(parents=True, exist_ok=True)
         programs = folder / ".programs"
         programs.mkdir(exist_ok=True)
         for name, module in (("flashpoint", "flashpoint"), ("torchrun", "torch.distributed.run")):
@@ -80,11 +93,25 @@ class Reader:
         shutil.copy(ROOT / "train.py", folder)
         shutil.copytree(ROOT / "runs/reference", folder / "runs/reference", dirs_exist_ok=True)
 
-    def follow(self, page: Path) -> Iterator[list[str]]:
-        """Return the page, command, ending and seconds of each command, as it ends."""
+    def beside(self, folder: Path) -> Reader:
+        """Return another reader, in a folder of their own but for the data."""
+        other = Reader(folder, self._steps, self._seeds)
+        (self._folder / "data").mkdir(exist_ok=True)
+        if not (folder / "data").exists():
+            (folder / "data").symlink_to((self._folder / "data").resolve())
+        return other
+
+    def follow(self, page: Path, job: int, jobs: int) -> Iterator[list[str]]:
+        """Return the page, command, ending and seconds of each command, as it ends.
+
+        Args:
+            job: of ``jobs``; it reads every ``jobs``-th section from this one on.
+        """
         self._runs = []
         whole = page.name == "README.md"
-        for command in _commands(page, self._folder):
+        for section, command in _commands(page, self._folder):
+            if section % jobs != job:
+                continue
             after_installation = command.split("&&")[-1].strip()
             reason = next((reason for part, reason in NOT_RUN.items() if part in after_installation), None)
             if "torchrun" in command and torch.cuda.device_count() == 1:
@@ -119,6 +146,11 @@ class Reader:
             return command.replace("RUN", self._interrupted())
         if "FOLDER" in command or "FILE_OR" in command:
             self._write_texts()
+        # What a section needs of one that another reader has.
+        if "RUN" in command and not self._runs:
+            self._type("flashpoint train attn=flash_bf16", whole=False)
+        if "runs/SWEEP" in command and not (self._folder / "runs/sweep").exists():
+            self._type(_SWEEP, whole=False)
         run, other = (self._runs[0], self._runs[-1]) if self._runs else ("", "")
         steps = [int(path.stem.split("-")[-1]) for path in (self._folder / run / "checkpoints").glob("*") if run]
         words = {"FILE_OR_FOLDER": "texts", "FOLDER": "texts", "RUN": run, "OTHER": other, "SWEEP": "sweep",
@@ -158,9 +190,9 @@ class Reader:
             (texts / f"{module.stem}.txt").write_text(module.read_text(encoding="utf-8", errors="ignore"))
 
 
-def _commands(page: Path, folder: Path) -> Iterator[str]:
-    """Return the commands of a page; files that it shows are written on the way."""
-    fenced: list[str] | None = None
+def _commands(page: Path, folder: Path) -> Iterator[tuple[int, str]]:
+    """Return the commands of a page, each with its section, from 0; files that it shows are written on the way."""
+    section, fenced = -1, None  # what stands before the first heading has no commands
     for line in page.read_text(encoding="utf-8").splitlines():
         if fenced is None and line.startswith("```"):
             fenced = [line[3:]]
@@ -168,14 +200,16 @@ def _commands(page: Path, folder: Path) -> Iterator[str]:
             language, *lines = fenced
             fenced = None
             if language == "bash":
-                yield from filter(None, lines)
+                yield from ((section, line) for line in lines if line)
             elif lines and (named := re.fullmatch(r"# (\S+\.\w+)", lines[0])):
                 (folder / named[1]).parent.mkdir(parents=True, exist_ok=True)
                 (folder / named[1]).write_text("\n".join(lines) + "\n")
         elif fenced is not None:
             fenced.append(line)
         elif re.match(r"    (flashpoint|torchrun|pip|python) ", line):
-            yield re.sub(r"\s+#.*", "", line.strip())
+            yield section, re.sub(r"\s+#.*", "", line.strip())
+        elif line.startswith("## "):
+            section += 1
 
 
 if __name__ == "__main__":

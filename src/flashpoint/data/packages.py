@@ -52,7 +52,10 @@ def fetched(root: Path) -> Path:
 
 @lru_cache
 def fetching(root: Path) -> Future[Path]:
-    """Begin what :func:`fetched` waits for, while the process does something else. A process tries once."""
+    """Begin what :func:`fetched` waits for, while the process does something else.
+
+    A process tries once: the runs of a sweep have one text, and an index out of reach is waited for once.
+    """
     beside = ThreadPoolExecutor(1)
     future = beside.submit(_fetched, root)
     beside.shutdown(wait=False)
