@@ -12,7 +12,7 @@ from flashpoint.errors import UserError
 from flashpoint.runs.archive import index_of
 from flashpoint.runs.metrics import Series
 from flashpoint.runs.recorded import Run
-from flashpoint.runs.select import open_run
+from flashpoint.runs.select import open_run, select_runs
 from flashpoint.runs.tables import Evidence
 from flashpoint.training.detector import ExplosionDetector
 from tests.conftest import REPOSITORY
@@ -114,6 +114,15 @@ def _until_onset(run: Run) -> tuple[int | None, dict[int, str]]:
     """Onset, and the validation losses before it to the six digits that evidence has."""
     series = zip(*run.columns["val_loss"], strict=True)
     return run.onset, {int(step): f"{loss:.6g}" for step, loss in series if step < (run.onset or 0)}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_runs_whose_weights_were_measured_are_the_first_steps_of_those_with_an_onset(seed: int) -> None:
+    runs = select_runs([f"weights-packages:flash*_seed-{seed}"], REPOSITORY / "runs")
+    assert len(runs) == 7
+    for run in runs:
+        assert len(run.chain.records) == 600
+        assert np.array_equal(run.chain.records, kept(f"laptop-packages:{run.name}").chain.records[:600])
 
 
 def test_the_committed_tape_is_whole_and_follows_from_its_seed() -> None:

@@ -152,6 +152,30 @@ def test_a_measure_that_ranks_as_the_onset_does_has_a_correlation_of_one(tmp_pat
     assert "no seed has 5 attentions" in refusal(call("survival", *runs[:3], "--measures"))
 
 
+def test_shorter_runs_lend_the_distances_of_their_weights(tmp_path: Path) -> None:
+    """Onsets rank 1, 2, 3, 4.5, 4.5: two runs hold. Distances rank 5, 4, 3, 2, 1 with seed 1, so that
+    ρ = -9.5 / √(9.5 * 10), and 5, 4, 1, 3, 2 with seed 2, so that ρ = -6.5 / √(9.5 * 10)."""
+    runs = []
+
+    def record(name: str, attn: dict, seed: int, differs_in: str, distance: int) -> str:
+        metrics = {f"weights_{of}/all": distance for of in ("largest", "wasserstein", "spread")}
+        manifest = {"twin": {"run": "twin", "differs_in": differs_in}}
+        return write_run(
+            tmp_path / name, attn, seed=seed, steps=600, metrics=[{"step": 599, **metrics}], manifest=manifest
+        )
+
+    for seed, distances in ((1, (5, 4, 3, 2, 1)), (2, (5, 4, 1, 3, 2))):
+        for number, (onset, distance) in enumerate(zip((900, 1000, 1100, None, None), distances, strict=True)):
+            attn = {"name": "flash_bf16", "out_unnormalized": {"mode": "nearest", "bits": 3 + number}}
+            name = f"{seed}-{number}"
+            runs.append(record(f"short-{name}", attn, seed, "attention flash_bf16 for standard", distance))
+            runs.append(record(f"moved-{name}", attn, seed, "initial weights", number))  # no measure of an attention
+            runs.append(write_run(tmp_path / name, attn, seed=seed, steps=3000, onset=onset))
+    found = {row.split(" | ")[0].strip("| "): row for row in rows(call("survival", *runs, "--measures"))}
+    assert "| 2 | 5 (5 to 5) | -0.82 |" in found["W₁ of weights from those of standard after 600 steps"]
+    assert [name for name in found if "W₁" in name] == ["W₁ of weights from those of standard after 600 steps"]
+
+
 def test_a_control_that_is_not_there_is_told(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / str(seed), {"name": "flash_bf16"}, seed=seed) for seed in range(2)]
     told = "no flash_fp32 among these runs to test against; choose one with --control\n"

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.analysis.bias import Relative, Window
-from flashpoint.analysis.survival import grouped
+from flashpoint.analysis.survival import grouped, pairing
+from flashpoint.analysis.weights import apart
 from flashpoint.errors import UserError
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.recorded import Run
@@ -36,16 +37,25 @@ class Foretelling:
 def foretellings(runs: Sequence[Run]) -> list[Foretelling]:
     """Correlate measures with the onset. A run without an onset ranks behind all onsets.
 
+    Runs of one experiment are taken together: the longest has the onset, and each adds what it has measured.
+
     Raises:
         UserError: no seed has enough attentions with any measure.
     """
     values: dict[str, dict[int, list[tuple[float, float]]]] = {}
     for members in grouped(runs).values():
         isolated = dict(_isolated(members[0].attention))
+        experiments: dict[object, list[Run]] = {}
         for run in members:
-            onset = float("inf") if run.failed_at is None else float(run.failed_at)
-            for measure, value in [*isolated.items(), *_in_training(run)]:
-                values.setdefault(measure, {}).setdefault(run.config["seed"], []).append((value, onset))
+            experiments.setdefault(pairing(run), []).append(run)
+        for same in experiments.values():
+            longest = max(same, key=lambda run: run.outcome["step"])
+            onset = float("inf") if longest.failed_at is None else float(longest.failed_at)
+            measured = dict(isolated)
+            for run in same:
+                measured.update([*_in_training(run), *_weights(run)])
+            for measure, value in measured.items():
+                values.setdefault(measure, {}).setdefault(longest.config["seed"], []).append((value, onset))
     found = [_foretelling(measure, of_seeds) for measure, of_seeds in values.items()]
     found = [one for one in found if len(one.correlations)]
     if not found:
@@ -93,3 +103,14 @@ def _in_training(run: Run) -> Iterator[tuple[str, float]]:
         return
     yield "δ in training, noise", relative.variance**0.5
     yield "δ in training, |bias|", abs(relative.bias)
+
+
+def _weights(run: Run) -> Iterator[tuple[str, float]]:
+    """Yield the distances of the weights from those of a twin with another attention, where they were measured."""
+    if run.manifest.get("twin") is None:
+        return
+    found = apart(run)
+    what, _, twin = found.differs_in.rpartition(" for ")
+    if what.startswith("attention "):
+        for step, distance in zip(found.steps, found.wasserstein, strict=True):
+            yield f"W₁ of weights from those of {twin} after {step:,} steps", float(distance)

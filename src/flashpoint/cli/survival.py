@@ -176,7 +176,9 @@ def command(
 
     --measures: Spearman's rank correlation over attentions between the onset and a measure, a mean over seeds. A run
     that did not explode ranks behind all onsets. On random inputs: the error of O and dQ of one pass in BF16 from FP64.
-    In training: noise and bias of δ against the exact row sum, steps 1,000 to 2,999.
+    In training: noise and bias of δ against the exact row sum, steps 1,000 to 2,999. W₁: the 1-Wasserstein distance of
+    the weights from those of a twin (probes.weights_against). A run may have measured it alone and be shorter: the
+    longest of the runs of one experiment has the onset.
     """
     _refuse_together(control=control, by=key, paired=paired, measures=measures)
     if severe and (key or paired or measures):
