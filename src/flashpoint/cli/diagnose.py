@@ -186,7 +186,9 @@ def _tables(diagnoses: Sequence[Diagnosis]) -> list[Table]:
     verdict = Table(("layer", "heads", "finding", "what shows it"), rows, _advice({one.kind for one in findings}))
     measured = [[diagnosis.call.layer, *row] for diagnosis in diagnoses for row in _measures(diagnosis)]
     unseen = _unseen(diagnoses)
-    note = unseen if rows else f"Nothing found. {unseen}".strip()
+    note = unseen
+    if not rows:
+        note = f"Nothing found. {unseen} {_TO_BE_SURE}" if unseen else "Nothing found."
     measures = Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note)
     return [verdict, measures] if rows else [measures]
 
@@ -222,10 +224,21 @@ def _unseen(diagnoses: Sequence[Diagnosis]) -> str:
     )
 
 
+_TO_BE_SURE = (
+    "To be sure, train twice on the same batches from a checkpoint before the explosion, with this attention and with "
+    "flash_unrounded_out: if only the first explodes, the attention had a part in it."
+)
+
+
 def _advice(kinds: set[str]) -> str:
-    if "delta_bias" in kinds or "rounded_head" in kinds:
+    """Return what to do next about findings of these kinds."""
+    if kinds & {"delta_bias", "rounded_head"}:
         return (
             "flashpoint.attention(q, k, v, variant='flash_unrounded_out') takes δ from an O that is not rounded: "
             "docs/own_run.md has the attentions that hold, and what they cost."
         )
+    if "fp16_overflow" in kinds:
+        return "FP16 ends at 65,504: train in BF16."
+    if kinds:
+        return "The attention computes something wrong: --attention flash_fp32 tells whether another kernel does, too."
     return ""
