@@ -66,6 +66,7 @@ def test_a_capture_is_diagnosed_with_a_function_of_the_users(tmp_path: Path) -> 
     )
     told = diagnose(str(tmp_path / "layer-03.safetensors"), "--attention", f"{own}:attend")
     assert told["tables"][0]["rows"][0]["finding"] == "dropped_tile"
+    assert "flash_fp32" in told["tables"][0]["note"]  # is it this kernel alone?
     clean = diagnose(str(tmp_path), "--attention", "sdpa:math")
     assert [table["note"] for table in clean["tables"]] == ["Nothing found."]
 
