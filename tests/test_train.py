@@ -13,9 +13,10 @@ import pytest
 
 from flashpoint.build_config import build_config
 from flashpoint.runs.chain import Chain
+from flashpoint.runs.folder import RunFolder
 from flashpoint.training.notices import tell_of_a_small_corpus
 from tests.composed import CONFIGS, composed_values
-from tests.conftest import Command
+from tests.conftest import TINY, Command, environment
 from tests.verdicts import assert_one_line, losses_of, metrics_of, outcome_of
 
 
@@ -167,6 +168,17 @@ def test_replay_refuses_a_tape_cut_short_or_edited(recorded: Path, train: Comman
         if damaged is not None:
             (tmp_path / f"runs/{name}/tape.bin").write_bytes(damaged)
         assert_one_line(train(f"replay={name}", tiny=False), f"runs/{name}/tape.bin")
+
+
+def test_without_an_index_a_run_records_the_text_that_it_took_instead(train: Command, tmp_path: Path) -> None:
+    own = [value for value in TINY if not value.startswith("data=")]
+    offline = {**environment(), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    choices = ("data.max_bytes=300000", "train.steps=2", "run_name=offline")
+    result = train(*own, *choices, tiny=False, env=offline)
+    digest = outcome_of(result)[5]
+    assert "data=python_corpus" in result.stderr
+    assert RunFolder(tmp_path / "runs/offline").read_config()["data"]["source"] == "python_corpus"
+    assert outcome_of(train("replay=offline", tiny=False, env=offline))[5] == digest
 
 
 def test_an_explosion_is_a_result(train: Command, tmp_path: Path) -> None:
