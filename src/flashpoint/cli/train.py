@@ -88,9 +88,6 @@ def configured(composed: DictConfig, group: str | None) -> Config:
 
 
 def _run(config: Config) -> Outcome:
-    from flashpoint.data.prepare import fetch_ahead
-
-    fetch_ahead(config.data)  # it takes as long as what follows
     # Imported late: neither --help nor bad input is to wait for PyTorch.
     from flashpoint.cli.listeners import default_listeners
     from flashpoint.training.run import run
