@@ -21,7 +21,7 @@ PROBABILITIES = (0.7, 0.1, 0.1, 0.1)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--back", type=int, choices=(1, 2, 3), nargs="+", required=True, help="1 is the last character")
+    parser.add_argument("--back", type=int, choices=(1, 2), nargs="+", required=True, help="1 is the last character")
     parser.add_argument("--length", type=int, default=5_000_000, help="characters")
     parser.add_argument("--out", type=Path, required=True, help="the file")
     arguments = parser.parse_args()
@@ -38,10 +38,10 @@ def markov_chain(back: Sequence[int], states: int, length: int) -> list[int]:
     generator = np.random.Generator(np.random.PCG64(0))
     shuffled = generator.permuted(np.tile(np.arange(states), (states ** len(back), 1)), axis=1)
     successors = shuffled[:, : len(PROBABILITIES)].tolist()
+    places = [(distance, states**place) for place, distance in enumerate(sorted(back))]
     chain = [0] * max(back)
     for draw in generator.choice(len(PROBABILITIES), size=length, p=PROBABILITIES).tolist():
-        context = sum(chain[-distance] * states**place for place, distance in enumerate(sorted(back)))
-        chain.append(successors[context][draw])
+        chain.append(successors[sum(chain[-distance] * factor for distance, factor in places)][draw])
     return chain[max(back) :]
 
 

@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,9 +38,6 @@ NOT_RUN = {
     "hardware=h200": "needs two kinds of GPU",
 }
 WAIT_SECONDS = 300
-_SWEEP = (
-    'flashpoint train -m attn=flash_bf16,flash_fixed "seed=range(8)" hydra/launcher=gpus hydra.launcher.sweep=SWEEP'
-)
 
 
 def main() -> None:
@@ -52,22 +49,24 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="a folder to work in that stays; data prepared there is used")
     arguments = parser.parse_args()
     folder = arguments.keep or Path(tempfile.mkdtemp())
-    folder.mkdir(parents=True, exist_ok=True)
     pages = [arguments.page] if arguments.page else ["README.md", "docs/guide.md"]
     readers = [Reader(folder, arguments.steps, arguments.seeds)]
     readers += [readers[0].beside(folder / f"reader-{number}") for number in range(1, arguments.jobs)]
     try:
-        rows = []
-        for page in pages:
-            jobs = 1 if page == "README.md" else arguments.jobs
-            with ThreadPoolExecutor(jobs) as pool:
-                shares = pool.map(lambda job: list(readers[job].follow(ROOT / page, job, jobs)), range(jobs))  # noqa: B023
-                rows += [row for share in shares for row in share]
+        rows = [row for page in pages for row in _rows(readers if page != "README.md" else readers[:1], ROOT / page)]
     finally:
         if not arguments.keep:
             shutil.rmtree(folder)
     show(Table(("page", "command", "ended", "seconds"), rows), "markdown")
     sys.exit(any(row[2] == "failed" for row in rows))
+
+
+def _rows(readers: Sequence[Reader], page: Path) -> Iterator[list[str]]:
+    """Return what :meth:`Reader.follow` does, of readers that share the page."""
+    with ThreadPoolExecutor(len(readers)) as pool:
+        shares = [pool.submit(reader.follow, page, job, len(readers)) for job, reader in enumerate(readers)]
+        for share in shares:
+            yield from share.result()
 
 
 class Reader:
@@ -82,9 +81,9 @@ class Reader:
     def __init__(self, folder: Path, steps: int, seeds: int) -> None:
         self._folder, self._steps, self._seeds = folder, steps, seeds
         self._runs: list[str] = []
-        folder.mkdir(parents=True, exist_ok=True)
+        self._page: list[str] = []
         programs = folder / ".programs"
-        programs.mkdir(exist_ok=True)
+        programs.mkdir(parents=True, exist_ok=True)
         for name, module in (("flashpoint", "flashpoint"), ("torchrun", "torch.distributed.run")):
             program = programs / name
             program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
@@ -101,15 +100,17 @@ class Reader:
             (folder / "data").symlink_to((self._folder / "data").resolve())
         return other
 
-    def follow(self, page: Path, job: int, jobs: int) -> Iterator[list[str]]:
-        """Return the page, command, ending and seconds of each command, as it ends.
+    def follow(self, page: Path, job: int, jobs: int) -> list[list[str]]:
+        """Return the page, command, ending and seconds of each command.
 
         Args:
             job: of ``jobs``; it reads every ``jobs``-th section from this one on.
         """
-        self._runs = []
+        rows: list[list[str]] = []
+        commands = list(_commands(page, self._folder))
+        self._runs, self._page = [], [command for _, command in commands]
         whole = page.name == "README.md"
-        for section, command in _commands(page, self._folder):
+        for section, command in commands:
             if section % jobs != job:
                 continue
             after_installation = command.split("&&")[-1].strip()
@@ -120,7 +121,8 @@ class Reader:
             ended = f"not run: {reason}" if reason else self._type(after_installation, whole)
             seconds = "" if reason else f"{time.perf_counter() - started:.1f}"
             print(f"{page.name}: {command}: {ended} {seconds}", file=sys.stderr, flush=True)
-            yield [page.name, f"`{command}`".replace("|", "\\|"), ended, seconds]
+            rows.append([page.name, f"`{command}`".replace("|", "\\|"), ended, seconds])
+        return rows
 
     def _type(self, command: str, whole: bool) -> str:
         command = self._filled(command.removeprefix(".venv/bin/"))
@@ -146,11 +148,11 @@ class Reader:
             return command.replace("RUN", self._interrupted())
         if "FOLDER" in command or "FILE_OR" in command:
             self._write_texts()
-        # What a section needs of one that another reader has.
+        # What a section needs of one that another reader has is made by the page's own command.
         if "RUN" in command and not self._runs:
-            self._type("flashpoint train attn=flash_bf16", whole=False)
+            self._type(next(one for one in self._page if one.startswith("flashpoint train ")), whole=False)
         if "runs/SWEEP" in command and not (self._folder / "runs/sweep").exists():
-            self._type(_SWEEP, whole=False)
+            self._type(next(one for one in self._page if "sweep=SWEEP" in one), whole=False)
         run, other = (self._runs[0], self._runs[-1]) if self._runs else ("", "")
         steps = [int(path.stem.split("-")[-1]) for path in (self._folder / run / "checkpoints").glob("*") if run]
         words = {"FILE_OR_FOLDER": "texts", "FOLDER": "texts", "RUN": run, "OTHER": other, "SWEEP": "sweep",

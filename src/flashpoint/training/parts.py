@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from flashpoint.config import Config, DataConfig
 from flashpoint.data.batches import BatchOrder
-from flashpoint.data.prepare import fetch_ahead, prepare, with_available_source
+from flashpoint.data.prepare import prepare, with_available_source
 from flashpoint.data.replayed import ReplayedOrder, check_replay
 from flashpoint.data.tape import Tape, TapeHeader
 from flashpoint.data.tokens import TokenDataset
@@ -68,7 +68,6 @@ def build(plan: Plan) -> Parts:
     model = GPT(config.model, config.attn, config.seed)
     if config.checkpoints.interval:
         capacity(config.checkpoints, state_bytes(model))  # refused before there is a folder
-    fetch_ahead(config.data)  # while the device is made ready
     model.to(plan.device)  # where it may not fit
     step = OptimizerStep(model, config, plan.device, ranks)
     with ThreadPoolExecutor(1) as beside:  # a first run prepares its data for as long as it compiles

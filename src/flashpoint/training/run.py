@@ -55,7 +55,7 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
             tell_of_a_small_corpus(parts.config, len(parts.tokens.train))
             tell_what_took_time(parts.seconds)
             ranks.wait()  # until all have read what the first will now write to
-            folder = _folder(plan, parts.config, existing, held)
+            folder = _folder(plan, existing, held)
             outcome = _execute(plan, parts, folder, Listeners(listeners if ranks.first else ()))
     except (MemoryError, RuntimeError) as error:  # what PyTorch raises where an allocation fails
         if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
@@ -70,13 +70,13 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
     return outcome
 
 
-def _folder(plan: Plan, config: Config, existing: RunFolder | None, held: contextlib.ExitStack) -> RunFolder:
+def _folder(plan: Plan, existing: RunFolder | None, held: contextlib.ExitStack) -> RunFolder:
     """Return the folder that this process writes, locked until ``held`` is closed."""
     if not plan.ranks.first:  # the others' files are the first's once more
         return RunFolder(Path(held.enter_context(tempfile.TemporaryDirectory())))
     if existing:
         return existing
-    folder = RunFolder.create(config.runs_dir, config.run_name or _run_name(config))
+    folder = RunFolder.create(plan.config.runs_dir, plan.config.run_name or _run_name(plan.config))
     held.enter_context(folder.locked())
     return folder
 
