@@ -103,6 +103,6 @@ def test_warnings_are_leads_and_false_alarms(tmp_path: Path) -> None:
     assert first == "| `a` | exploded at 1,400 | 1,000 | L2H3 | 3.0 | ×3.00 |"
     assert last == "| `d` | stable to 1,501 | none |  |  |  |"
     assert result.stdout.splitlines()[-1] == (
-        "foretold 1 of 2 (1 to 99 %) explosions, 400 to 400 steps before (median 400); "
-        "warned of 1 of 2 (1 to 99 %) stable runs"
+        "foretold 1 of 2 explosions (1 to 99 %), 400 to 400 steps before (median 400); "
+        "warned of 1 of 2 stable runs (1 to 99 %)"
     )

@@ -121,14 +121,15 @@ def warnings(runs: Sequence[Run]) -> Table:
     leads = told.leads
     lead = f", {min(leads):,} to {max(leads):,} steps before (median {np.median(leads):,.0f})" if leads else ""
     note = (
-        f"foretold {_of(len(leads), told.exploded)} explosions{lead}; "
-        f"warned of {_of(told.false_alarms, told.stable)} stable runs"
+        f"foretold {_of(len(leads), told.exploded, 'explosions')}{lead}; "
+        f"warned of {_of(told.false_alarms, told.stable, 'stable runs')}"
     )
     return Table(("run", "verdict", "warned at", "head", "W_Q norm", "growth"), rows, note)
 
 
-def _of(count: int, of: int) -> str:
-    return f"{share(count, of).text} ({share_interval(count, of).text})" if of else share(count, of).text
+def _of(count: int, of: int, what: str) -> str:
+    told = f"{share(count, of).text} {what}"
+    return f"{told} ({share_interval(count, of).text})" if of else told
 
 
 def overhead(runs: Sequence[Run]) -> Table:
