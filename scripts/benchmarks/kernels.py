@@ -167,14 +167,12 @@ def _at(
     graphs: dict[str, dict[str, _Recorded]] = {}
     with torch.cuda.stream(torch.cuda.Stream()):  # a graph holds only work of its own stream
         inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-        pool = torch.cuda.graph_pool_handle()
         for name, run in attentions.items():
             try:
-                peaks[name], graphs[name] = _recorded(run, inputs, pool)
+                peaks[name], graphs[name] = _recorded(run, inputs)
             except _UNAVAILABLE as error:
                 failures.append(f"Not available at {'×'.join(map(str, shape))}: {name} ({_short(error)}).")
                 notify(failures[-1])
-                pool = torch.cuda.graph_pool_handle()  # a recording that broke off may have left the other unusable
         timed = {(name, way): graph for name, both in graphs.items() for way, graph in both.items()}
         times = interleaved({f"{way} {name}": graph.seconds for (name, way), graph in timed.items()}, seconds)
     measured = {name: Measured({way: times[f"{way} {name}"] for way in PASSES}, peaks[name]) for name in graphs}
@@ -187,7 +185,7 @@ class _Recorded:
     """A CUDA graph of a few calls.
 
     Args:
-        pool: of the graph's memory. All graphs share one, since nobody reads what they compute.
+        pool: of the graph's memory.
     """
 
     def __init__(self, call: Callable[[], object], pool: Any) -> None:
@@ -220,7 +218,7 @@ def _elapsed(work: Callable[[], object]) -> float:
     return float(start.elapsed_time(end)) / 1000
 
 
-def _recorded(run: Attention, inputs: Sequence[Tensor], pool: Any) -> tuple[float, dict[str, _Recorded]]:
+def _recorded(run: Attention, inputs: Sequence[Tensor]) -> tuple[float, dict[str, _Recorded]]:
     """Return the peak memory of both passes beyond the inputs, MiB, and their graphs."""
     q, k, v = (x.detach().requires_grad_() for x in inputs)
     torch.cuda.reset_peak_memory_stats()
@@ -233,6 +231,7 @@ def _recorded(run: Attention, inputs: Sequence[Tensor], pool: Any) -> tuple[floa
 
     backward()
     peak = (torch.cuda.max_memory_allocated() - before) / 2**20
+    pool = torch.cuda.graph_pool_handle()  # of both passes, of which nobody reads the results
     return peak, {"forward": _Recorded(lambda: run(q, k, v), pool), "backward": _Recorded(backward, pool)}
 
 

@@ -171,6 +171,10 @@ class TrainConfig:
         """Forward passes per optimiser step."""
         return self.batch_size // (self.micro_batch_size or self.batch_size)
 
+    def compiles(self, device: str) -> bool:
+        """Whether the model is compiled on ``cpu`` or ``cuda``."""
+        return device == "cuda" if self.compile is None else self.compile
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.batch_size % (self.micro_batch_size or self.batch_size):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -55,13 +56,39 @@ def prepare(config: DataConfig) -> TokenDataset:
     return open_tokens(final)
 
 
+def is_prepared(config: DataConfig) -> bool:
+    """Whether the tokens of ``config`` are there.
+
+    Raises:
+        UserError: the source cannot be read.
+    """
+    return _place(config, _request(config)).exists()
+
+
+def prepare_available(config: DataConfig, *, exactly: bool) -> tuple[DataConfig, float]:
+    """Prepare ``config``, or what :func:`with_available_source` takes for it; return what was prepared, and the seconds
+    it took.
+
+    Args:
+        exactly: take nothing else for it.
+
+    Raises:
+        UserError: as of :func:`prepare`.
+    """
+    started = time.perf_counter()
+    if not exactly:
+        config = with_available_source(config)
+    prepare(config)
+    return config, time.perf_counter() - started
+
+
 def with_available_source(config: DataConfig) -> DataConfig:
     """Return ``config``; the same with ``python_corpus`` where neither its tokens nor its packages can be had.
 
     Raises:
         UserError: the folder cannot be written.
     """
-    if config.source != "packages" or _place(config, _request(config)).exists():
+    if config.source != "packages" or is_prepared(config):
         return config
     try:
         fetched(Path(config.root))

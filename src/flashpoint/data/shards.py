@@ -11,12 +11,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +20,7 @@ from typing import Any
 
 from flashpoint.data.corpus import Shard
 from flashpoint.data.tokenizer import Tokenizer, gpt2_tokenizer, load_bpe
+from flashpoint.data.workers import follow_parent, worker_processes
 from flashpoint.errors import UserError
 from flashpoint.files import file_sha256, write_json
 from flashpoint.progress import progress_bar
@@ -88,18 +85,9 @@ _worker_tokenizer: Tokenizer | None = None
 
 def _start_worker(tokenizer_file: Path | None) -> None:
     global _worker_tokenizer  # noqa: PLW0603 - a tokeniser cannot be pickled: each process loads its own
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the workers
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    follow_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker_tokenizer = load_tokenizer(tokenizer_file)
-
-
-def _end_with_parent() -> None:
-    """End this worker when its parent dies. A killed parent tells its workers nothing."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _run_in_worker(job: Job) -> dict[str, Any]:
@@ -125,32 +113,25 @@ def tokenize(jobs: list[Job], workers: int, tokenizer: Tokenizer, name: str) -> 
 @contextlib.contextmanager
 def _in_workers(jobs: list[Job], workers: int) -> Iterator[Iterator[dict[str, Any]]]:
     """Records of ``jobs``, in order, from processes that end at once when the caller fails or is interrupted."""
-    # spawn: a forked copy of tokenizers' or Arrow's threads can deadlock.
-    spawn = multiprocessing.get_context("spawn")
-    others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(workers, spawn, _start_worker, (jobs[0].tokenizer_file,)) as pool:
-        try:
+    try:
+        with worker_processes(workers, _start_worker, jobs[0].tokenizer_file) as pool:
             # Not pool.map: it cancels what is left when abandoned, and a pool whose processes then end hangs on a
             # cancelled future (CPython 3.11).
             futures = [pool.submit(_run_in_worker, job) for job in jobs]
             yield (future.result() for future in futures)
-        except BaseException as error:
-            for process in set(multiprocessing.active_children()) - others:
-                process.terminate()
-            if _tells_of_a_dead_worker(error):
-                raise UserError(
-                    f"data.workers={workers}: a tokenising process died, out of memory perhaps; run again with fewer, "
-                    "it goes on where it stopped"
-                ) from error
-            raise
+    except (OSError, BrokenProcessPool) as error:
+        if _tells_of_a_dead_worker(error):
+            raise UserError(
+                f"data.workers={workers}: a tokenising process died, out of memory perhaps; run again with fewer, "
+                "it goes on where it stopped"
+            ) from error
+        raise
 
 
-def _tells_of_a_dead_worker(error: BaseException) -> bool:
+def _tells_of_a_dead_worker(error: OSError | BrokenProcessPool) -> bool:
     """A worker that dies while others are being started breaks the pipes that they are handed: an OSError of
     multiprocessing's own has no errno, unlike one from the files."""
-    if isinstance(error, OSError):
-        return error.errno is None or isinstance(error, BrokenPipeError)
-    return isinstance(error, BrokenProcessPool)
+    return isinstance(error, BrokenProcessPool | BrokenPipeError) or error.errno is None
 
 
 def load_tokenizer(trained: Path | None) -> Tokenizer:

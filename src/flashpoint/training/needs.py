@@ -67,7 +67,7 @@ class Quantities:
             sequences=probes.sequences if probes.attention_interval and _OF_ALL_SCORES & {*probes.attention} else 0,
             interval=kept.interval, weights_interval=kept.weights_interval, budget_gib=kept.budget_gib,
             value_bytes=_HALF if train.precision in ("bf16", "fp16") else _FLOAT,
-            fused=device == "cuda" if train.compile is None else train.compile, world=world,
+            fused=train.compiles(device), world=world,
         )  # fmt: skip
 
     @property

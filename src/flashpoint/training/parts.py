@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
 
 from flashpoint.config import Config, DataConfig
 from flashpoint.data.batches import BatchOrder
-from flashpoint.data.prepare import prepare, with_available_source
+from flashpoint.data.prepare import is_prepared, prepare, prepare_available
 from flashpoint.data.replayed import ReplayedOrder, check_replay
 from flashpoint.data.tape import Tape, TapeHeader
 from flashpoint.data.tokens import TokenDataset
+from flashpoint.data.workers import beside
 from flashpoint.errors import UserError, notify
 from flashpoint.model import GPT
 from flashpoint.probes.runner import ProbeRunner
@@ -26,8 +27,6 @@ from flashpoint.training.plan import Plan
 from flashpoint.training.snapshots import Twin
 from flashpoint.training.start import Start, starting_point
 from flashpoint.training.step import OptimizerStep, state_bytes
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,17 +64,19 @@ def build(plan: Plan) -> Parts:
             GPU.
     """
     config, ranks = plan.config, plan.ranks
-    model = GPT(config.model, config.attn, config.seed)
-    if config.checkpoints.interval:
-        capacity(config.checkpoints, state_bytes(model))  # refused before there is a folder
-    model.to(plan.device)  # where it may not fit
-    step = OptimizerStep(model, config, plan.device, ranks)
-    with ThreadPoolExecutor(1) as beside:  # a first run prepares its data for as long as it compiles
-        compiling = beside.submit(_timed, step.warm_up)
-        (data, tokens), data_seconds = _timed(lambda: _tokens(plan))
+    with _preparing(plan) as prepared:
+        model = GPT(config.model, config.attn, config.seed)
+        if config.checkpoints.interval:
+            capacity(config.checkpoints, state_bytes(model))  # refused before there is a folder
+        model.to(plan.device)  # where it may not fit
+        step = OptimizerStep(model, config, plan.device, ranks)
+        started = time.perf_counter()
         with told_if_too_large(config.attn, plan.device):
-            _, compile_seconds = compiling.result()
+            step.warm_up()
+        compile_seconds = time.perf_counter() - started
+        data, data_seconds = prepared()
     config = dataclasses.replace(config, data=data)
+    tokens = _tokens(config)
     order = BatchOrder(len(tokens.train), config.model.context, _batch_shape(config, ranks.world), _order_seed(config))
     header = _tape_header(config, tokens, order, model)
     tape = plan.tape
@@ -99,26 +100,30 @@ def build(plan: Plan) -> Parts:
     )
 
 
-def _timed(work: Callable[[], T]) -> tuple[T, float]:
-    """Return what the work returns, and the seconds it took."""
-    started = time.perf_counter()
-    return work(), time.perf_counter() - started
+@contextlib.contextmanager
+def _preparing(plan: Plan) -> Iterator[Callable[[], tuple[DataConfig, float]]]:
+    """What is yielded waits for the data, and returns what they are of and the seconds they took.
+
+    A model that compiles takes as long as the data of a first run: one process does the one, another the other. One of
+    several processes of a run prepares them; the others wait for its lock, without a time limit.
+    """
+    data, exactly = plan.config.data, plan.tape is not None  # a run with batches of its own may have another text
+    work = partial(prepare_available, exactly=exactly)
+    if plan.config.train.compiles(plan.device.type) and not is_prepared(data):
+        with beside(work, data) as preparing:
+            yield surely_interrupted()(preparing.result)
+    else:
+        yield surely_interrupted()(partial(work, data))
 
 
-def _tokens(plan: Plan) -> tuple[DataConfig, TokenDataset]:
-    """Return what the data are of, and the data. One of several processes prepares them; the others wait for its lock,
-    without a time limit."""
-    config, data = plan.config, plan.config.data
-    with surely_interrupted():
-        if plan.tape is None:  # batches of its own, so they may be of another text
-            data = with_available_source(data)
-        tokens = prepare(data)
+def _tokens(config: Config) -> TokenDataset:
+    tokens = prepare(config.data)
     if tokens.vocab_size > config.model.vocab_size:
         raise UserError(
             f"model.vocab_size={config.model.vocab_size} is below the {tokens.vocab_size:,} tokens of "
             f"{tokens.path}: raise it, or choose data.tokenizer=bpe"
         )
-    return data, tokens
+    return tokens
 
 
 def _batch_shape(config: Config, world: int) -> tuple[int, int, int]:

@@ -37,11 +37,10 @@ class OptimizerStep:
         train, self._ranks = config.train, ranks
         self.model, self._train, self._device = model, train, device
         on_gpu = device.type == "cuda"
-        compiled = train.compile if train.compile is not None else on_gpu
-        self._compiled = compiled
-        if compiled:
+        self._compiled = train.compiles(device.type)
+        if self._compiled:
             torch.compiler.reset()  # runs of one sweep share a process, and a function compiles so many times only
-        self._loss_of: nn.Module = torch.compile(model, fullgraph=True) if compiled else model  # type: ignore[assignment]
+        self._loss_of: nn.Module = torch.compile(model, fullgraph=True) if self._compiled else model  # type: ignore[assignment]
         self._learning_rate = torch.zeros((), device=device)
         self._optimizer = build_optimizer(model, train, self._learning_rate)
         sequences = train.micro_batch_size or train.batch_size

@@ -1,0 +1,72 @@
+"""Processes that work for this one, and end with it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from types import FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def worker_processes(count: int, start: Callable[..., None], *arguments: Any) -> Iterator[ProcessPoolExecutor]:
+    """A pool of ``count`` processes that end at once when the block fails or is interrupted, or when this process dies.
+
+    Args:
+        start: called in each process before its first work, with ``arguments``; :func:`follow_parent` is what it needs.
+    """
+    # spawn: a forked copy of tokenizers', Arrow's or CUDA's threads can deadlock.
+    spawn = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(count, spawn, start, arguments) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
+
+
+def follow_parent() -> None:
+    """Leave Ctrl-C, which reaches all processes, to the parent, and end when the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+@contextlib.contextmanager
+def beside(work: Callable[..., T], *arguments: Any) -> Iterator[Future[T]]:
+    """Do ``work`` in a process of its own: a Python process computes in one thread at a time.
+
+    Leaving the block waits for the process; where the block fails, the process is told to end, and removes the files it
+    has not finished.
+
+    Args:
+        work: a function of a module that is quick to import.
+    """
+    with worker_processes(1, _end_tidily) as pool:
+        yield pool.submit(work, *arguments)
+
+
+def _end_tidily() -> None:
+    follow_parent()
+    signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)  # unlike the signal's default this leaves with-blocks, and so ends what was started in them
+
+
+def _end_with_parent() -> None:
+    """A killed parent tells its workers nothing."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
