@@ -1,6 +1,7 @@
 """``flashpoint diagnose`` on a run of this package, on a capture and on a model of Transformers."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from flashpoint.cli.main import main
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.probe import results_of
+from flashpoint.runs.folder import RunFolder
 from tests.conftest import Command
 
 
@@ -41,6 +43,25 @@ def test_a_run_is_diagnosed_with_the_weights_of_the_checkpoint_before_a_step(
     train("run_name=kept", "checkpoints.interval=5").check_returncode()
     monkeypatch.chdir(tmp_path)
     assert weights in diagnose("runs/kept", "--sequences", "4", "--step", step)["heading"]
+
+
+@pytest.mark.parametrize("last", [3.0, 1.5])
+def test_what_w_q_did_in_the_run_is_told(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: float
+) -> None:
+    monkeypatch.chdir(recorded)  # the data are there
+    shutil.copytree("runs/original", tmp_path / "grown")
+    grown = RunFolder(tmp_path / "grown")
+    with grown.metrics.open("a") as file:
+        for step, norm in ((1000, 1.0), (1500, last)):
+            file.write(json.dumps({"step": step, "w_q_spectral_norm": [[1.0, 1.0], [1.0, norm]]}) + "\n")
+    outcome = json.loads((grown.path / "outcome.json").read_text())
+    (grown.path / "outcome.json").write_text(json.dumps({**outcome, "outcome": "exploded", "onset_step": 1600}))
+    first = diagnose(str(grown.path), "--sequences", "4")["tables"][0]
+    if last > 2:
+        assert [(row["step"], row["layer"], row["head"]) for row in first["rows"]] == [(1500, 2, 2)]
+    else:
+        assert first["rows"] == [{"onset": 1600}]
 
 
 def capture(path: Path, fault: Fault) -> None:

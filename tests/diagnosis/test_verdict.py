@@ -78,6 +78,28 @@ def test_nothing_is_found_where_nothing_is(name: str, seed: int, factor: float, 
     assert diagnose(call, function).findings == ()
 
 
+@pytest.mark.parametrize(("size", "named"), [(2**-7, False), (0.1, True)])
+def test_another_order_of_the_sums_of_grad_q_is_no_finding(size: float, named: bool) -> None:
+    """FlashAttention adds blocks of keys in the order in which they end: every dQ may differ by its rounding."""
+    generator = torch.Generator().manual_seed(5)
+
+    class AnyOrder(torch.autograd.Function):
+        @staticmethod
+        def forward(_: object, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(_: object, grad: Tensor) -> Tensor:
+            return grad * (1 + size * (2 * torch.rand(grad.shape, generator=generator) - 1))
+
+    def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        return sdpa(AnyOrder.apply(q), k, v, is_causal=is_causal, scale=scale)
+
+    found = diagnose(call_of(function, inputs(6)), function).findings
+    assert [(one.kind, one.heads) for one in found] == [("random_row", (1, 2, 3, 4))] * named
+
+
 def test_with_grouped_heads_of_keys_the_head_is_named() -> None:
     function = by_position(faulty_attention(Fault("delta_bias", head=1)))
     call = call_of(function, inputs(3, heads_kv=2))

@@ -10,13 +10,15 @@ from flashpoint.runs.recorded import Run
 
 
 def provenance(runs: Sequence[Run]) -> str:
-    """Return one line with the hardware, PyTorch versions, corpora, seeds and days of the runs."""
+    """Return one line with the hardware, PyTorch versions, corpora, seeds and days of the runs; of runs of other loops,
+    which tell neither, without corpora and seeds."""
     hardware = {place(run.manifest) for run in runs}
-    data = {str(run.manifest["data"].get("fingerprint", "unknown"))[:8] for run in runs}
+    own = [run for run in runs if not run.manifest.get("watched")]
+    data = {str(run.manifest["data"].get("fingerprint", "unknown"))[:8] for run in own}
     days = sorted({run.manifest["started"][:10] for run in runs})
     between = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-    seeds = ranges(run.config["seed"] for run in runs)
-    return f"{'; '.join(sorted(hardware))}; corpus {', '.join(sorted(data))}; seeds {seeds}; {between}"
+    what = f"corpus {', '.join(sorted(data))}; seeds {ranges(run.config['seed'] for run in own)}; " if own else ""
+    return f"{'; '.join(sorted(hardware))}; {what}{between}"
 
 
 def place(manifest: Mapping[str, Any]) -> str:

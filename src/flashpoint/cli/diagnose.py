@@ -94,7 +94,7 @@ def command(
             diagnoses = [diagnose(one.call.to(device), one.function, one.declared) for one in chosen]
     except ValueError as error:
         raise UserError(f"{what}: {error}; --attention names it") from error
-    show(_tables(diagnoses), form, _heading(diagnoses, attention, weights))
+    show([*_growth(what), *_tables(diagnoses)], form, _heading(diagnoses, attention, weights))
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,33 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def _growth(what: str) -> list[Table]:
+    """Return what W_Q did in the run that the tensors are of, where there is something to tell."""
+    from flashpoint.analysis.early_warning import warning_of
+    from flashpoint.probes.sentinel import LOOKBACK
+    from flashpoint.runs.folder import RunFolder
+    from flashpoint.runs.recorded import Run
+
+    path = Path(what) if Path(what).exists() else Path("runs", what)
+    captures = next((place for place in (path, *path.parents) if place.name == "captures"), path / "captures")
+    folder = RunFolder(captures.parent)
+    if not (folder.config.is_file() and folder.metrics.is_file()):
+        return []
+    run = Run.of_folder(folder)
+    warning = None if run.by_head("w_q_spectral_norm") is None else warning_of(run)
+    ended = "" if run.onset is None else f", and the loss exploded at step {run.onset:,}"
+    if warning is not None:
+        row = [warning.step, warning.layer, warning.head, number(warning.norm, ".1f"), number(warning.growth, ".1f")]
+        note = (
+            f"W_Q of layer {warning.layer} grew{ended}. The explosions that this package knows begin so, and the "
+            "attention can be the cause where nothing is found below: docs/own_run.md, A real explosion."
+        )
+        return [Table(("step", "layer", "head", "W_Q norm", f"growth in {LOOKBACK} steps"), [row], note)]
+    if run.onset is not None:
+        return [Table(("onset",), [[run.onset]], f"W_Q of no head doubled within {LOOKBACK} steps. {_OTHER}")]
+    return []
+
+
 def _tables(diagnoses: Sequence[Diagnosis]) -> list[Table]:
     findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
     rows = [[one.layer, ", ".join(map(str, one.heads)), one.kind, one.text] for one in findings]
@@ -223,6 +250,10 @@ def _unseen(diagnoses: Sequence[Diagnosis]) -> str:
         f"one of {ignites:.0e} made {IGNITED[ignites]} runs explode. More sequences give a sharper answer."
     )
 
+
+_OTHER = (
+    "The explosions that this package knows begin with one that does: look at data, learning rate and optimiser, too."
+)
 
 _TO_BE_SURE = (
     "To be sure, train twice on the same batches from a checkpoint before the explosion, with this attention and with "
