@@ -4,8 +4,8 @@ Shape, optimiser and tokens are those of flashpoint's default experiment, whose 
 with seed 0 on an H100; the other seeds, and whether the drop-in holds, have not been measured: docs/own_run.md, "A real
 explosion". Three commands::
 
-    python examples/explode_gpt2.py                                  # explodes, and is warned of
-    flashpoint diagnose runs/explode-sdpa --attention sdpa:flash     # which layers and heads, and why
+    python examples/explode_gpt2.py                                  # seed 0 exploded on an H100
+    flashpoint diagnose runs/explode-sdpa --attention sdpa:flash     # found no cause on seed 0
     python examples/explode_gpt2.py attention=flash_unrounded_out    # the same batches; expected: holds
 
 And proof, by branches from its checkpoints::

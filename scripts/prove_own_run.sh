@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# A GPT-2 of Transformers explodes with PyTorch's attention, is warned of, diagnosed and localised, and holds with the
-# drop-in on the same batches; then what watching costs. One GPU, about an hour. The table of docs/own_run.md is made of
-# what it leaves in OUT.
+# Tests whether a GPT-2 of Transformers explodes with PyTorch's attention, is warned of, diagnosed and localised, and
+# holds with the drop-in on the same batches; then what watching costs. One GPU, an hour or more.
 # Usage: scripts/prove_own_run.sh OUT [KEY=VALUE …]; the settings are those of examples/explode_gpt2.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."

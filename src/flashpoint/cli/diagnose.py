@@ -52,7 +52,7 @@ _COLUMNS = {
 @click.option(
     "--sequences",
     type=click.IntRange(1),
-    help="Of a RUN's batches or of the text.  [default: 16, of a RUN as many as have 32,768 tokens]",
+    help="How many to read, of a RUN's batches or of the text.  [default: 16, of a RUN as many as have 32,768 tokens]",
 )
 @click.option("--step", type=click.IntRange(0), help="Of a RUN, or of a watched run's captures. Default: the last.")
 @click.option("--layer", "layers", type=click.IntRange(1), multiple=True, help="Only this layer; repeatable.")
@@ -73,13 +73,13 @@ def command(
 ) -> None:
     """Say what is wrong with an attention, by layer and head, with the figures that show it.
 
-    CAPTURE is what flashpoint.watch wrote, or a .safetensors file with q, k, v and grad_out. RUN is a run of flashpoint
-    train: the step after its last checkpoint before the onset is repeated, or without one the first step. MODEL is a
-    causal language model of Transformers, a folder or a name, which reads --text.
+    CAPTURE is the folder of a watched run, one of its captures, or a .safetensors file with q, k, v and grad_out. RUN
+    is a run of flashpoint train: the step after its last checkpoint before the onset is repeated, or without one the
+    first step. MODEL is a causal language model of Transformers, a folder or a name, which reads --text.
 
     Everything is compared with attention in FP64 on the same Q, K, V and dO. δ is the row term of the softmax's
-    gradient. Its bias and noise are in |dO||O|. "Standard errors" is the bias in its own; "nats" is the sum of δ's
-    error over the tokens, in the loss. "Follows O" is 1 where δ takes the rounding of O.
+    gradient. Its bias and noise are in |dO||O|. "Standard errors" is the bias over its standard error. "Nats" is the
+    sum of δ's error over the tokens, in the loss. "Follows O" is 1 where δ takes the rounding of O.
     """
     from flashpoint.diagnosis.verdict import diagnose
 
@@ -246,8 +246,9 @@ def _unseen(diagnoses: Sequence[Diagnosis]) -> str:
     if smallest <= ignites:
         return ""
     return (
-        f"In some heads a bias of δ below {smallest:.0e} would not show on {biases[0].sequences} sequences; a constant "
-        f"one of {ignites:.0e} made {IGNITED[ignites]} runs explode. More sequences give a sharper answer."
+        f"In some heads a bias of δ below {smallest:.0e} would not show on {biases[0].sequences} sequences; in a "
+        f"model of 7 M parameters a constant one of {ignites:.0e} in layer 2 made {IGNITED[ignites]} runs explode. "
+        "More sequences give a sharper answer."
     )
 
 
