@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flashpoint.numerics import ops
 from flashpoint.numerics.choices import NEAREST, STOCHASTIC, UNROUNDED
 from flashpoint.numerics.dispatch import attention, sdpa_operation
 from flashpoint.numerics.ops import flash_fwd_op
@@ -113,3 +114,27 @@ def test_the_production_kernel_is_named_as_pytorch_was_told_to_choose() -> None:
     assert sdpa_operation(q) == "ScaledDotProductFlashAttentionForCpu"  # PyTorch's only fused one on CPUs
     with sdpa_kernel(SDPBackend.MATH):
         assert sdpa_operation(q) == "math"
+
+
+def test_the_first_variant_of_each_form_has_the_same_name_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And then one compilation serves all, from process to process."""
+    rounded, exact, saving = (AttentionVariant(**some) for some in ({}, {"exact_row_sum": True}, {"delta": "out_fp32"}))
+    names = []
+    for variant in (rounded, exact):
+        monkeypatch.setattr(ops, "_KEYS", {})
+        names.append(ops.name_in_graphs(variant, 2, 2))
+    assert names[0] == names[1]
+    assert ops.name_in_graphs(exact, 1, 2) == names[1]
+    assert len({names[1], ops.name_in_graphs(rounded, 2, 2), ops.name_in_graphs(saving, 2, 2)}) == 3
+    selected = AttentionVariant(delta="out_fp32", layers=(2,), elsewhere=AttentionVariant(exact_row_sum=True))
+    assert ops.name_in_graphs(selected, 1, 2).split(": ")[1] != ops.name_in_graphs(selected, 2, 2).split(": ")[1]
+
+
+def test_under_its_name_in_graphs_a_variant_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "_KEYS", {})
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 24, 16, generator=generator).bfloat16() for _ in range(3))
+    for variant in (AttentionVariant(exact_row_sum=True), AttentionVariant()):
+        name = ops.name_in_graphs(variant, 1, 2)
+        results = [flash_fwd_op(q, k, v, SEED_AND_STEP, word, 1, True, 0.25) for word in (variant.key, name)]
+        assert all(map(torch.equal, *results))

@@ -6,6 +6,7 @@ The ops keep ``torch.compile`` from tracing into the reference, where its fusion
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -25,8 +26,8 @@ def flash_fwd_op(
     q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return O, L, what δ takes beside O and centred keys (:mod:`flashpoint.numerics.reference`) of all heads; takes a
-    variant's key."""
-    choices = variant_from_key(variant)
+    variant's key, or its :func:`name_in_graphs`."""
+    choices = _named(variant)
     with torch.autocast(q.device.type, enabled=False):
         if kernels := kernels_for(q, choices, layer):
             results: tuple[Tensor, Tensor, Tensor, Tensor] = kernels.flash_fwd(
@@ -60,7 +61,7 @@ def flash_bwd_op(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dQ, dK and dV of :func:`flash_fwd_op`."""
-    choices = variant_from_key(variant)
+    choices = _named(variant)
     saved = (out, logsumexp, out_for_delta, centered)
     with torch.autocast(q.device.type, enabled=False):
         if kernels := kernels_for(q, choices, layer):
@@ -78,6 +79,30 @@ def flash_bwd_op(
             for whole, part in zip(grads, parts, strict=True):
                 whole[:, chosen] = part
         return grads
+
+
+_KEYS: dict[str, str] = {}
+"""Of variants by their name in graphs. Names are only added: a graph that has one keeps its meaning."""
+
+
+def name_in_graphs(variant: AttentionVariant, layer: int, n_head: int) -> str:
+    """Return what the ops may call a variant in place of its key.
+
+    A compiled graph holds the word, and a compiler keeps graphs from process to process. The first variant of a process
+    whose results in ``layer`` have some form is called after that form, whatever the variant: one compilation serves
+    all. A second one is called otherwise.
+    """
+    results = _saved_like(torch.empty(1, n_head, 1, 16, dtype=torch.bfloat16, device="meta"), variant, layer)
+    form = ", ".join(str(result.dtype).removeprefix("torch.") if result.numel() else "none" for result in results)
+    for number in itertools.count(1):
+        name = f"{number}: {form}"
+        if _KEYS.setdefault(name, variant.key) == variant.key:
+            return name
+    raise AssertionError
+
+
+def _named(word: str) -> AttentionVariant:
+    return variant_from_key(_KEYS.get(word, word))
 
 
 def kernels_for(q: Tensor, variant: AttentionVariant, layer: int) -> ModuleType | None:
@@ -124,7 +149,7 @@ def _saved_like(q: Tensor, variant: AttentionVariant, layer: int) -> tuple[Tenso
 def _(
     q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _saved_like(q, variant_from_key(variant), layer)
+    return _saved_like(q, _named(variant), layer)
 
 
 @flash_bwd_op.register_fake
