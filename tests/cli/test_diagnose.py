@@ -45,9 +45,9 @@ def test_a_run_is_diagnosed_with_the_weights_of_the_checkpoint_before_a_step(
     assert weights in diagnose("runs/kept", "--sequences", "4", "--step", step)["heading"]
 
 
-@pytest.mark.parametrize("last", [3.0, 1.5])
-def test_what_w_q_did_in_the_run_is_told(
-    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: float
+@pytest.mark.parametrize(("last", "onset", "warned"), [(3.0, 1600, True), (3.0, 1400, False), (1.5, 1600, False)])
+def test_what_w_q_did_before_the_onset_is_told(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: float, onset: int, warned: bool
 ) -> None:
     monkeypatch.chdir(recorded)  # the data are there
     shutil.copytree("runs/original", tmp_path / "grown")
@@ -56,12 +56,19 @@ def test_what_w_q_did_in_the_run_is_told(
         for step, norm in ((1000, 1.0), (1500, last)):
             file.write(json.dumps({"step": step, "w_q_spectral_norm": [[1.0, 1.0], [1.0, norm]]}) + "\n")
     outcome = json.loads((grown.path / "outcome.json").read_text())
-    (grown.path / "outcome.json").write_text(json.dumps({**outcome, "outcome": "exploded", "onset_step": 1600}))
+    (grown.path / "outcome.json").write_text(json.dumps({**outcome, "outcome": "exploded", "onset_step": onset}))
     first = diagnose(str(grown.path), "--sequences", "4")["tables"][0]
-    if last > 2:
-        assert [(row["step"], row["layer"], row["head"]) for row in first["rows"]] == [(1500, 2, 2)]
-    else:
-        assert first["rows"] == [{"onset": 1600}]
+    told = [(row["step"], row["layer"], row["head"]) for row in first["rows"] if "W_Q norm" in row]
+    assert told == [(1500, 2, 2)] * warned
+
+
+def test_a_damaged_run_does_not_keep_its_capture_from_being_diagnosed(tmp_path: Path) -> None:
+    folder = tmp_path / "captures/step-9"
+    folder.mkdir(parents=True)
+    capture(folder / "layer-03.safetensors", Fault("none"))
+    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "metrics.jsonl").write_text("{")
+    assert diagnose(str(folder))["tables"][-1]["note"].startswith("Nothing found.")
 
 
 def capture(path: Path, fault: Fault) -> None:

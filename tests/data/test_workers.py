@@ -1,6 +1,9 @@
 """What is done beside: its result, its error, and nothing left of it where the caller fails."""
 
+import os
+import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -53,3 +56,33 @@ def test_where_the_caller_is_interrupted_the_work_ends_and_leaves_nothing(tmp_pa
     with pytest.raises(Interrupted):
         interrupted_at_work(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_second_interruption_does_not_wait_for_ever(tmp_path: Path) -> None:
+    """The first one ends the work; the second breaks off the wait for it."""
+    program = (
+        "import os, pathlib, signal, sys, time\n"
+        "from flashpoint.data.workers import beside\n"
+        "from tests.data.test_workers import slow\n"
+        "if __name__ == '__main__':\n"
+        "    folder = pathlib.Path(sys.argv[1])\n"
+        "    with beside(slow, folder):\n"
+        "        while not list(folder.iterdir()):\n"
+        "            time.sleep(0.01)\n"
+        "        print('begun', flush=True)\n"
+        "        time.sleep(60)\n"
+    )
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    (tmp_path / "work").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "work")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"begun\n"
+    for _ in range(2):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.03)
+    process.communicate(timeout=30)
+    assert process.returncode != 0

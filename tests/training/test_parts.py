@@ -1,5 +1,6 @@
 """What a run is made of: data beside the compilation."""
 
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,17 @@ def test_what_the_other_process_refuses_is_told_as_ever(
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"file: .*; free space or choose another data\.root$"):
         built(text_file, tmp_path / "file", monkeypatch)
+
+
+def test_another_process_that_dies_is_told_in_one_line(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = SpawnProcess.start
+
+    def killed(process: SpawnProcess) -> None:
+        start(process)
+        process.kill()
+
+    monkeypatch.setattr(SpawnProcess, "start", killed)
+    with pytest.raises(UserError, match="the process that prepared the data died"):
+        built(text_file, tmp_path, monkeypatch)

@@ -10,8 +10,8 @@ from flashpoint.runs.recorded import Run
 
 
 def provenance(runs: Sequence[Run]) -> str:
-    """Return one line with the hardware, PyTorch versions, corpora, seeds and days of the runs; of runs of other loops,
-    which tell neither, without corpora and seeds."""
+    """Return one line with the hardware, PyTorch versions, corpora, seeds and days of the runs; corpora and
+    seeds are left out of runs of other loops, which do not tell them."""
     hardware = {place(run.manifest) for run in runs}
     own = [run for run in runs if not run.manifest.get("watched")]
     data = {str(run.manifest["data"].get("fingerprint", "unknown"))[:8] for run in own}

@@ -14,7 +14,7 @@ from flashpoint import user_code
 from flashpoint.cli.cells import number
 from flashpoint.cli.selection import device_named, format_option
 from flashpoint.cli.table import Cell, Table, show
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, notify
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +94,7 @@ def command(
             diagnoses = [diagnose(one.call.to(device), one.function, one.declared) for one in chosen]
     except ValueError as error:
         raise UserError(f"{what}: {error}; --attention names it") from error
-    show([*_growth(what), *_tables(diagnoses)], form, _heading(diagnoses, attention, weights))
+    show([*([] if text else _growth(what)), *_tables(diagnoses)], form, _heading(diagnoses, attention, weights))
 
 
 @dataclass(frozen=True)
@@ -181,30 +181,33 @@ def _count(number: int, noun: str) -> str:
 
 
 def _growth(what: str) -> list[Table]:
-    """Return what W_Q did in the run that the tensors are of, where there is something to tell."""
+    """Return what W_Q did before the onset of the run that the tensors are of, where it gave an early warning."""
     from flashpoint.analysis.early_warning import warning_of
     from flashpoint.probes.sentinel import LOOKBACK
     from flashpoint.runs.folder import RunFolder
     from flashpoint.runs.recorded import Run
 
-    path = Path(what) if Path(what).exists() else Path("runs", what)
-    captures = next((place for place in (path, *path.parents) if place.name == "captures"), path / "captures")
-    folder = RunFolder(captures.parent)
+    path = (Path(what) if Path(what).exists() else Path("runs", what)).resolve()
+    capture = path.parent if path.is_file() else path
+    folder = RunFolder(capture.parents[1] if capture.parent.name == "captures" else path)
     if not (folder.config.is_file() and folder.metrics.is_file()):
         return []
-    run = Run.of_folder(folder)
-    warning = None if run.by_head("w_q_spectral_norm") is None else warning_of(run)
-    ended = "" if run.onset is None else f", and the loss exploded at step {run.onset:,}"
-    if warning is not None:
-        row = [warning.step, warning.layer, warning.head, number(warning.norm, ".1f"), number(warning.growth, ".1f")]
-        note = (
-            f"W_Q of layer {warning.layer} grew{ended}. The explosions that this package knows begin so, and the "
-            "attention can be the cause where nothing is found below: docs/own_run.md, A real explosion."
-        )
-        return [Table(("step", "layer", "head", "W_Q norm", f"growth in {LOOKBACK} steps"), [row], note)]
-    if run.onset is not None:
-        return [Table(("onset",), [[run.onset]], f"W_Q of no head doubled within {LOOKBACK} steps. {_OTHER}")]
-    return []
+    try:
+        run = Run.of_folder(folder)
+        warning = None if run.by_head("w_q_spectral_norm") is None else warning_of(run)
+        onset = run.onset
+    except UserError as error:  # of a file that the diagnosis does not need
+        notify(str(error))
+        return []
+    if warning is None or (onset is not None and warning.step >= onset):
+        return []
+    row = [warning.step, warning.layer, warning.head, number(warning.norm, ".1f"), number(warning.growth, ".1f")]
+    ended = "" if onset is None else f", and the loss exploded at step {onset:,}"
+    note = (
+        f"W_Q of layer {warning.layer} grew{ended}. The explosions that this package knows begin so, and the attention "
+        "can be the cause where nothing is found below: docs/own_run.md, A real explosion."
+    )
+    return [Table(("step", "layer", "head", "W_Q norm", f"growth in {LOOKBACK} steps"), [row], note)]
 
 
 def _tables(diagnoses: Sequence[Diagnosis]) -> list[Table]:
@@ -251,10 +254,6 @@ def _unseen(diagnoses: Sequence[Diagnosis]) -> str:
         "More sequences give a sharper answer."
     )
 
-
-_OTHER = (
-    "The explosions that this package knows begin with one that does: look at data, learning rate and optimiser, too."
-)
 
 _TO_BE_SURE = (
     "To be sure, train twice on the same batches from a checkpoint before the explosion, with this attention and with "

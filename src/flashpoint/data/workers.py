@@ -8,12 +8,15 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_GRACE = 10
+"""Seconds in which a process whose parent is gone may leave its with-blocks."""
 
 
 @contextlib.contextmanager
@@ -45,23 +48,30 @@ def follow_parent() -> None:
 def beside(work: Callable[..., T], *arguments: Any) -> Iterator[Future[T]]:
     """Do ``work`` in a process of its own: a Python process computes in one thread at a time.
 
-    Leaving the block waits for the process; where the block fails, the process is told to end, and removes the files it
-    has not finished.
+    Leaving the block waits for the process. Where the block fails, or this process dies, the other one is told to end:
+    it leaves its with-blocks when it next runs Python, and so removes what it has not finished.
 
     Args:
         work: a function of a module that is quick to import.
     """
-    with worker_processes(1, _end_tidily) as pool:
-        yield pool.submit(work, *arguments)
+    with worker_processes(1, _follow_parent_tidily) as pool:
+        yield pool.submit(_result_or_end, work, *arguments)
 
 
-def _end_tidily() -> None:
+def _follow_parent_tidily() -> None:
     follow_parent()
-    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGTERM, _leave_blocks)
 
 
-def _exit(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)  # unlike the signal's default this leaves with-blocks, and so ends what was started in them
+def _leave_blocks(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _result_or_end(work: Callable[..., T], *arguments: Any) -> T:
+    try:
+        return work(*arguments)
+    except SystemExit as error:  # which the pool would take for a result, and wait for more work
+        os._exit(int(error.code or 0))
 
 
 def _end_with_parent() -> None:
@@ -69,4 +79,6 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE)
     os._exit(1)

@@ -108,9 +108,10 @@ def diagnose(
 
 
 def _differing_rows(function: Function | None, call: AttentionCall, results: Results) -> Tensor:
-    """Return the rows [N, H, T] in which a second call returns another O, or a dQ that is off.
+    """Return the rows [N, H, T] in which a second call returns another O, or a dQ that differs by more
+    than rounding.
 
-    Of O every bit counts. FlashAttention adds up dQ in the order in which blocks of keys end, unless PyTorch's
+    Of O every bit counts. FlashAttention adds up dQ in the order in which blocks of keys finish, unless PyTorch's
     deterministic algorithms are on: dQ may differ by rounding.
     """
     assert results.out is not None

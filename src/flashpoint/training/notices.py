@@ -43,4 +43,4 @@ def tell_of_a_small_corpus(config: Config, tokens: int) -> None:
 def tell_what_took_time(seconds: Mapping[str, float]) -> None:
     """Say what a first run waited for; a second run finds it done."""
     if max(seconds.values()) >= 5:
-        notify(", ".join(f"{name} took {value:.0f} s" for name, value in seconds.items()) + ", side by side")
+        notify(", ".join(f"{name} took {value:.0f} s" for name, value in seconds.items() if value >= 1))

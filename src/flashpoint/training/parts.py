@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 
 from flashpoint.config import Config, DataConfig
 from flashpoint.data.batches import BatchOrder
-from flashpoint.data.prepare import is_prepared, prepare, prepare_available
+from flashpoint.data.prepare import is_prepared, prepare, prepare_available, prepare_for_another
 from flashpoint.data.replayed import ReplayedOrder, check_replay
 from flashpoint.data.tape import Tape, TapeHeader
 from flashpoint.data.tokens import TokenDataset
@@ -41,7 +43,7 @@ class Parts:
         tape: the plan's, dealt to as many processes as here.
         probes: None in all processes but the first.
         twin: the run to measure the weights against; None without one, and in all processes but the first.
-        seconds: that ``data`` and ``compilation`` took, one beside the other.
+        seconds: that ``data`` and ``compilation`` took.
     """
 
     config: Config
@@ -64,7 +66,7 @@ def build(plan: Plan) -> Parts:
             GPU.
     """
     config, ranks = plan.config, plan.ranks
-    with _preparing(plan) as prepared:
+    with surely_interrupted(), _preparing(plan) as preparing:  # a compiler's callbacks can drop Ctrl-C, too
         model = GPT(config.model, config.attn, config.seed)
         if config.checkpoints.interval:
             capacity(config.checkpoints, state_bytes(model))  # refused before there is a folder
@@ -74,9 +76,9 @@ def build(plan: Plan) -> Parts:
         with told_if_too_large(config.attn, plan.device):
             step.warm_up()
         compile_seconds = time.perf_counter() - started
-        data, data_seconds = prepared()
-    config = dataclasses.replace(config, data=data)
-    tokens = _tokens(config)
+        prepared = preparing()
+    config, tokens = dataclasses.replace(config, data=prepared.config), prepared.tokens
+    _check_vocabulary(config, tokens)
     order = BatchOrder(len(tokens.train), config.model.context, _batch_shape(config, ranks.world), _order_seed(config))
     header = _tape_header(config, tokens, order, model)
     tape = plan.tape
@@ -96,34 +98,59 @@ def build(plan: Plan) -> Parts:
         probes=probes,
         twin=Twin(config, header, trained_on) if config.probes.weights_against and ranks.first else None,
         start=starting_point(config, plan.resumed, plan.original),
-        seconds={"data": data_seconds, "compilation": compile_seconds},
+        seconds={"data": prepared.seconds, "compilation": compile_seconds},
     )
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    config: DataConfig
+    tokens: TokenDataset
+    seconds: float
+
+
 @contextlib.contextmanager
-def _preparing(plan: Plan) -> Iterator[Callable[[], tuple[DataConfig, float]]]:
-    """What is yielded waits for the data, and returns what they are of and the seconds they took.
+def _preparing(plan: Plan) -> Iterator[Callable[[], _Prepared]]:
+    """Prepare the data. A first run whose model compiles has them prepared by another process meanwhile; any other does
+    it when what is yielded is called.
 
-    A model that compiles takes as long as the data of a first run: one process does the one, another the other. One of
-    several processes of a run prepares them; the others wait for its lock, without a time limit.
+    One of several processes of a run prepares them; the others wait for its lock, without a time limit.
+
+    Raises:
+        UserError: as of :func:`.prepare`, or the other process died.
     """
-    data, exactly = plan.config.data, plan.tape is not None  # a run with batches of its own may have another text
-    work = partial(prepare_available, exactly=exactly)
-    if plan.config.train.compiles(plan.device.type) and not is_prepared(data):
-        with beside(work, data) as preparing:
-            yield surely_interrupted()(preparing.result)
-    else:
-        yield surely_interrupted()(partial(work, data))
+    data, fallback = plan.config.data, plan.tape is None  # a run with batches of its own may have another text
+
+    def here() -> _Prepared:
+        started = time.perf_counter()
+        config, tokens = prepare_available(data, fallback=fallback)
+        return _Prepared(config, tokens, time.perf_counter() - started)
+
+    alone = multiprocessing.current_process().daemon  # such a process may start none
+    if alone or is_prepared(data) or not plan.config.train.compiles(plan.device.type):
+        yield here
+        return
+    try:
+        with beside(partial(prepare_for_another, fallback=fallback), data) as preparing:
+
+            def there() -> _Prepared:
+                config, seconds = preparing.result()
+                return _Prepared(config, prepare(config), seconds)
+
+            yield there
+    except BrokenProcessPool as error:
+        raise UserError(
+            "the process that prepared the data died, out of memory perhaps; run again with fewer data.workers, it "
+            "goes on where it stopped"
+        ) from error
 
 
-def _tokens(config: Config) -> TokenDataset:
-    tokens = prepare(config.data)
+def _check_vocabulary(config: Config, tokens: TokenDataset) -> None:
     if tokens.vocab_size > config.model.vocab_size:
         raise UserError(
             f"model.vocab_size={config.model.vocab_size} is below the {tokens.vocab_size:,} tokens of "
             f"{tokens.path}: raise it, or choose data.tokenizer=bpe"
         )
-    return tokens
 
 
 def _batch_shape(config: Config, world: int) -> tuple[int, int, int]:
