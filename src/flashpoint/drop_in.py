@@ -132,17 +132,24 @@ _VARIANTS: dict[str, AttentionVariant] = {}
 
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     """Raise ValueError for tensors that the kernels and the reference do not take."""
-    shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in (("query", query), ("key", key), ("value", value)))
     if query.dim() != 4 or key.shape != value.shape or key.dim() != 4:
-        raise ValueError(f"{shapes}: give query [B, H, T, d], key and value [B, H_kv, T, d]")
+        raise ValueError(f"{_shapes(query, key, value)}: give query [B, H, T, d], key and value [B, H_kv, T, d]")
     if query.shape[2] != key.shape[2] or query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
-        raise ValueError(f"{shapes}: this is self-attention; queries and keys need the same B, T and d")
+        raise ValueError(
+            f"{_shapes(query, key, value)}: this is self-attention; queries and keys need the same B, T and d"
+        )
     if not query.shape[2]:
-        raise ValueError(f"{shapes}: no token; give T of 1 or more")
+        raise ValueError(f"{_shapes(query, key, value)}: no token; give T of 1 or more")
     if query.shape[1] != key.shape[1] and (not enable_gqa or query.shape[1] % key.shape[1]):
-        raise ValueError(f"{shapes}: other heads of keys; pass enable_gqa=True with H a multiple of H_kv")
+        raise ValueError(
+            f"{_shapes(query, key, value)}: other heads of keys; pass enable_gqa=True with H a multiple of H_kv"
+        )
     if not 1 <= query.shape[3] <= HEAD_SIZES[-1]:
-        raise ValueError(f"{shapes}: d is at most {HEAD_SIZES[-1]}; choose variant='sdpa'")
+        raise ValueError(f"{_shapes(query, key, value)}: d is at most {HEAD_SIZES[-1]}; choose variant='sdpa'")
     if query.dtype not in _DTYPES or not query.dtype == key.dtype == value.dtype:
         found = ", ".join(str(x.dtype).removeprefix("torch.") for x in (query, key, value))
         raise ValueError(f"query, key, value are {found}: give one dtype, bfloat16 or float32")
+
+
+def _shapes(query: Tensor, key: Tensor, value: Tensor) -> str:
+    return ", ".join(f"{name} {list(x.shape)}" for name, x in (("query", query), ("key", key), ("value", value)))

@@ -17,7 +17,6 @@ from flashpoint.config import ModelConfig
 from flashpoint.embedding import token_embedding
 from flashpoint.linear import Linear, linear
 from flashpoint.numerics.dispatch import attention
-from flashpoint.numerics.ops import name_in_graphs
 from flashpoint.numerics.variant import AttentionVariant
 
 INIT_STD = 0.02
@@ -37,20 +36,15 @@ class LayerNorm(nn.Module):
 class CausalSelfAttention(nn.Module):
     def __init__(self, config: ModelConfig, variant: AttentionVariant, layer: int) -> None:
         super().__init__()
-        self.n_head, self.layer = config.n_head, layer
-        self.take(variant)
+        self.n_head, self.variant, self.layer = config.n_head, variant, layer
         self.qkv = Linear(config.d_model, 3 * config.d_model)
         self.projection: nn.Linear = Linear(config.d_model, config.d_model)
-
-    def take(self, variant: AttentionVariant) -> None:
-        """Compute with another variant from now on."""
-        self.variant, self._name = variant, name_in_graphs(variant, self.layer, self.n_head)
 
     def forward(self, x: Tensor, seed_and_step: Tensor) -> Tensor:
         B, T, C = x.shape
         # [B, T, 3C] → three of [B, H, T, d]
         q, k, v = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4).unbind(0)
-        out = attention(q, k, v, self.variant, layer=self.layer, seed_and_step=seed_and_step, name=self._name)
+        out = attention(q, k, v, self.variant, layer=self.layer, seed_and_step=seed_and_step)
         return self.projection(out.transpose(1, 2).reshape(B, T, C))
 
     @property

@@ -1,4 +1,4 @@
-"""What is done beside: its result, its error, and nothing left of it where the caller fails."""
+"""Work in the background: its result, its error, and nothing left of it where the caller fails."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flashpoint.data.workers import beside
+from flashpoint.data.workers import in_background
 from flashpoint.errors import UserError
 
 
@@ -32,12 +32,12 @@ def slow(folder: Path) -> None:
 
 
 def test_the_result_comes_back() -> None:
-    with beside(doubled, 21) as work:
+    with in_background(doubled, 21) as work:
         assert work.result() == 42
 
 
 def test_an_error_comes_back_as_it_is() -> None:
-    with pytest.raises(UserError, match=r"^data\.path: refused$"), beside(refused, "data.path") as work:
+    with pytest.raises(UserError, match=r"^data\.path: refused$"), in_background(refused, "data.path") as work:
         work.result()
 
 
@@ -46,7 +46,7 @@ class Interrupted(BaseException):
 
 
 def interrupted_at_work(folder: Path) -> None:
-    with beside(slow, folder):
+    with in_background(slow, folder):
         while not list(folder.iterdir()):
             time.sleep(0.01)
         raise Interrupted
@@ -62,11 +62,11 @@ def test_a_second_interruption_does_not_wait_for_ever(tmp_path: Path) -> None:
     """The first one ends the work; the second breaks off the wait for it."""
     program = (
         "import os, pathlib, signal, sys, time\n"
-        "from flashpoint.data.workers import beside\n"
+        "from flashpoint.data.workers import in_background\n"
         "from tests.data.test_workers import slow\n"
         "if __name__ == '__main__':\n"
         "    folder = pathlib.Path(sys.argv[1])\n"
-        "    with beside(slow, folder):\n"
+        "    with in_background(slow, folder):\n"
         "        while not list(folder.iterdir()):\n"
         "            time.sleep(0.01)\n"
         "        print('begun', flush=True)\n"

@@ -122,12 +122,10 @@ def test_the_first_variant_of_each_form_has_the_same_name_in_graphs(monkeypatch:
     names = []
     for variant in (rounded, exact):
         monkeypatch.setattr(ops, "_KEYS", {})
-        names.append(ops.name_in_graphs(variant, 2, 2))
-    assert names[0] == names[1]
-    assert ops.name_in_graphs(exact, 1, 2) == names[1]
-    assert len({names[1], ops.name_in_graphs(rounded, 2, 2), ops.name_in_graphs(saving, 2, 2)}) == 3
-    selected = AttentionVariant(delta="out_fp32", layers=(2,), elsewhere=AttentionVariant(exact_row_sum=True))
-    assert ops.name_in_graphs(selected, 1, 2).split(": ")[1] != ops.name_in_graphs(selected, 2, 2).split(": ")[1]
+        names.append(ops.graph_name(variant.key))
+    assert names[0] == names[1] == ops.graph_name(exact.key)
+    second, layers = (AttentionVariant(delta="out_fp32", layers=(n,), elsewhere=exact) for n in (1, 2))
+    assert len({names[1], *(ops.graph_name(one.key) for one in (rounded, saving, second, layers))}) == 5
 
 
 def test_under_its_name_in_graphs_a_variant_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +133,6 @@ def test_under_its_name_in_graphs_a_variant_computes_the_same(monkeypatch: pytes
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 2, 24, 16, generator=generator).bfloat16() for _ in range(3))
     for variant in (AttentionVariant(exact_row_sum=True), AttentionVariant()):
-        name = ops.name_in_graphs(variant, 1, 2)
+        name = ops.graph_name(variant.key)
         results = [flash_fwd_op(q, k, v, SEED_AND_STEP, word, 1, True, 0.25) for word in (variant.key, name)]
         assert all(map(torch.equal, *results))

@@ -127,10 +127,10 @@ def _asked(
     from flashpoint.runs.folder import RunFolder
 
     variant = _variant(attention)
-    path = next((path for path in (Path(what), Path("runs") / what) if path.exists()), None)
+    path = _place(what)
     if text is not None:
         calls, weights = calls_of_model(what, text.read_text(), sequences or 16, tokens, device, functions), what
-    elif path is None:
+    elif not path.exists():
         raise UserError(f"{what}: no capture and no run; a model of Transformers needs --text FILE")
     elif RunFolder(path).tape.is_file():
         calls, own = calls_of_run(RunFolder(path), step, sequences, device)
@@ -145,6 +145,10 @@ def _asked(
         return [_Asked(call, *some) for call, some in zip(calls, of_layer, strict=True)], weights
     function = None if attention is None else function_named(attention)
     return [_Asked(call, function) for call in calls], weights
+
+
+def _place(what: str) -> Path:
+    return Path(what) if Path(what).exists() else Path("runs", what)
 
 
 def _variant(attention: str | None) -> AttentionVariant | None:
@@ -187,7 +191,7 @@ def _growth(what: str) -> list[Table]:
     from flashpoint.runs.folder import RunFolder
     from flashpoint.runs.recorded import Run
 
-    path = (Path(what) if Path(what).exists() else Path("runs", what)).resolve()
+    path = _place(what).resolve()
     capture = path.parent if path.is_file() else path
     folder = RunFolder(capture.parents[1] if capture.parent.name == "captures" else path)
     if not (folder.config.is_file() and folder.metrics.is_file()):

@@ -33,6 +33,8 @@ from flashpoint.data.tokens import (
 from flashpoint.errors import UserError, notify
 from flashpoint.files import file_sha256, write_json
 
+_LONG = 5
+"""Seconds that are told."""
 _PIECE = 1 << 22  # tokens held in memory at once while joining
 
 
@@ -65,8 +67,8 @@ def is_prepared(config: DataConfig) -> bool:
     return _place(config, _request(config)).exists()
 
 
-def prepare_available(config: DataConfig, *, fallback: bool) -> tuple[DataConfig, TokenDataset]:
-    """Prepare ``config``; return what was prepared, and its tokens.
+def prepare_available(config: DataConfig, *, fallback: bool) -> DataConfig:
+    """Prepare ``config``; return what was prepared.
 
     Args:
         fallback: whether another source may be taken for it (:func:`with_available_source`).
@@ -74,15 +76,13 @@ def prepare_available(config: DataConfig, *, fallback: bool) -> tuple[DataConfig
     Raises:
         UserError: as of :func:`prepare`.
     """
+    started = time.perf_counter()
     if fallback:
         config = with_available_source(config)
-    return config, prepare(config)
-
-
-def prepare_for_another(config: DataConfig, *, fallback: bool) -> tuple[DataConfig, float]:
-    """Do :func:`prepare_available`; return what was prepared, for another process to open, and the seconds it took."""
-    started = time.perf_counter()
-    return prepare_available(config, fallback=fallback)[0], time.perf_counter() - started
+    prepare(config)
+    if (seconds := time.perf_counter() - started) >= _LONG:
+        notify(f"data took {seconds:.0f} s")
+    return config
 
 
 def with_available_source(config: DataConfig) -> DataConfig:

@@ -33,9 +33,22 @@ def worker_processes(count: int, start: Callable[..., None], *arguments: Any) ->
         try:
             yield pool
         except BaseException:
-            for process in set(multiprocessing.active_children()) - others:
-                process.terminate()
+            with _without_ctrl_c():  # a second one would leave them running, and the exit waits for them
+                for process in set(multiprocessing.active_children()) - others:
+                    process.terminate()
             raise
+
+
+@contextlib.contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def follow_parent() -> None:
@@ -45,7 +58,7 @@ def follow_parent() -> None:
 
 
 @contextlib.contextmanager
-def beside(work: Callable[..., T], *arguments: Any) -> Iterator[Future[T]]:
+def in_background(work: Callable[..., T], *arguments: Any) -> Iterator[Future[T]]:
     """Do ``work`` in a process of its own: a Python process computes in one thread at a time.
 
     Leaving the block waits for the process. Where the block fails, or this process dies, the other one is told to end:
@@ -54,11 +67,11 @@ def beside(work: Callable[..., T], *arguments: Any) -> Iterator[Future[T]]:
     Args:
         work: a function of a module that is quick to import.
     """
-    with worker_processes(1, _follow_parent_tidily) as pool:
+    with worker_processes(1, _start_background) as pool:
         yield pool.submit(_result_or_end, work, *arguments)
 
 
-def _follow_parent_tidily() -> None:
+def _start_background() -> None:
     follow_parent()
     signal.signal(signal.SIGTERM, _leave_blocks)
 

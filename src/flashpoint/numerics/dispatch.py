@@ -11,47 +11,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashpoint.numerics import delta, reference
-from flashpoint.numerics.ops import flash_fwd_op, index_of, kernels_for, noise_key
+from flashpoint.numerics.ops import flash_fwd_op, graph_name, index_of, kernels_for, noise_key
 from flashpoint.numerics.variant import AttentionVariant
 
 
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    variant: AttentionVariant,
-    *,
-    layer: int,
-    seed_and_step: Tensor,
-    name: str | None = None,
+    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, *, layer: int, seed_and_step: Tensor
 ) -> Tensor:
     """Compute causal self-attention with the numerics of ``variant``; PyTorch's own if its ``kernel`` is ``sdpa``.
 
     Args:
         q, k, v: [B, H, T, d], bfloat16 or float32, any strides.
         variant: every numerical choice, and the layers and heads it holds for.
-        name: of the variant in compiled graphs (:func:`.ops.name_in_graphs`); None is its key.
 
     Returns:
         O [B, H, T, d]; the inputs' dtype, or float32 if a selected variant's O does not fit BF16.
     """
     if variant.groups(layer, q.shape[1])[0][0].kernel == "sdpa":
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return flash_attention(q, k, v, variant, layer=layer, seed_and_step=seed_and_step, name=name)
+    return flash_attention(q, k, v, variant, layer=layer, seed_and_step=seed_and_step)
 
 
 def flash_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    variant: AttentionVariant,
-    *,
-    layer: int,
-    seed_and_step: Tensor,
-    name: str | None = None,
+    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, *, layer: int, seed_and_step: Tensor
 ) -> Tensor:
     """Compute :func:`attention` by this package's own kernels or reference; gradients flow."""
-    return flash_fwd(q, k, v, variant, layer=layer, seed_and_step=seed_and_step, name=name)[0]
+    return flash_fwd(q, k, v, variant, layer=layer, seed_and_step=seed_and_step)[0]
 
 
 def flash_fwd(
@@ -64,7 +49,6 @@ def flash_fwd(
     seed_and_step: Tensor,
     causal: bool = True,
     scale: float | None = None,
-    name: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute the forward pass and what the backward pass needs; arguments as for :func:`attention`, and
 
@@ -78,8 +62,8 @@ def flash_fwd(
         are centred.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    choice = variant.key if name is None else name
-    out, logsumexp, out_for_delta, centered = flash_fwd_op(q, k, v, seed_and_step, choice, layer, causal, scale)
+    name = graph_name(variant.key)
+    out, logsumexp, out_for_delta, centered = flash_fwd_op(q, k, v, seed_and_step, name, layer, causal, scale)
     return out, logsumexp, out_for_delta, centered
 
 

@@ -6,6 +6,7 @@ The ops keep ``torch.compile`` from tracing into the reference, where its fusion
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from functools import lru_cache
 from types import ModuleType
@@ -26,7 +27,7 @@ def flash_fwd_op(
     q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return O, L, what δ takes beside O and centred keys (:mod:`flashpoint.numerics.reference`) of all heads; takes a
-    variant's key, or its :func:`name_in_graphs`."""
+    variant's key, or its :func:`graph_name`."""
     choices = _named(variant)
     with torch.autocast(q.device.type, enabled=False):
         if kernels := kernels_for(q, choices, layer):
@@ -85,20 +86,29 @@ _KEYS: dict[str, str] = {}
 """Of variants by their name in graphs. Names are only added: a graph that has one keeps its meaning."""
 
 
-def name_in_graphs(variant: AttentionVariant, layer: int, n_head: int) -> str:
-    """Return what the ops may call a variant in place of its key.
+@torch.compiler.assume_constant_result  # Dynamo calls it, and does not trace it
+def graph_name(key: str) -> str:
+    """Return what the ops are to call a variant in place of its key.
 
-    A compiled graph holds the word, and a compiler keeps graphs from process to process. The first variant of a process
-    whose results in ``layer`` have some form is called after that form, whatever the variant: one compilation serves
-    all. A second one is called otherwise.
+    A compiled graph holds this word, and a compiler keeps graphs from process to process. The first variant of a
+    process whose results have some form is called after that form, whatever the variant: one compilation serves all.
+    A second one has another number.
     """
-    results = _saved_like(torch.empty(1, n_head, 1, 16, dtype=torch.bfloat16, device="meta"), variant, layer)
-    form = ", ".join(str(result.dtype).removeprefix("torch.") if result.numel() else "none" for result in results)
-    for number in itertools.count(1):
-        name = f"{number}: {form}"
-        if _KEYS.setdefault(name, variant.key) == variant.key:
-            return name
-    raise AssertionError
+    names = (f"{number}: {_form_of_results(key)}" for number in itertools.count(1))
+    return next(name for name in names if _KEYS.setdefault(name, key) == key)
+
+
+@lru_cache(maxsize=256)
+def _form_of_results(key: str) -> str:
+    """Return what decides the dtypes of the forward pass's results, and which are empty, in every layer."""
+    variant = variant_from_key(key)
+    if variant.elsewhere is None:
+        like = torch.empty(1, 1, 1, 16, dtype=torch.bfloat16, device="meta")
+        results = _saved_like(like, variant, layer=1)
+        return ", ".join(str(result.dtype).removeprefix("torch.") if result.numel() else "none" for result in results)
+    both = (dataclasses.replace(variant, elsewhere=None, layers=None, heads=None), variant.elsewhere)
+    forms = " or ".join(_form_of_results(one.key) for one in both)
+    return f"{forms} by layers {variant.layers} and heads {variant.heads}"
 
 
 def _named(word: str) -> AttentionVariant:

@@ -30,7 +30,7 @@ def with_unrounded_out(model: GPT) -> GPT:
     twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     for block in twin.blocks:
         attention = cast(Block, block).attention
-        attention.take(_with_unrounded_out(attention.variant))
+        attention.variant = _with_unrounded_out(attention.variant)
         attention.projection = _FP32Input(attention.projection)
     return twin
 

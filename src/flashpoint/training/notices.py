@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from flashpoint.config import Config
@@ -40,7 +38,7 @@ def tell_of_a_small_corpus(config: Config, tokens: int) -> None:
         )
 
 
-def tell_what_took_time(seconds: Mapping[str, float]) -> None:
+def tell_of_a_long_compilation(seconds: float) -> None:
     """Say what a first run waited for; a second run finds it done."""
-    if max(seconds.values()) >= 5:
-        notify(", ".join(f"{name} took {value:.0f} s" for name, value in seconds.items() if value >= 1))
+    if seconds >= 5:
+        notify(f"compilation took {seconds:.0f} s")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
@@ -13,11 +12,11 @@ from functools import partial
 
 from flashpoint.config import Config, DataConfig
 from flashpoint.data.batches import BatchOrder
-from flashpoint.data.prepare import is_prepared, prepare, prepare_available, prepare_for_another
+from flashpoint.data.prepare import is_prepared, prepare, prepare_available
 from flashpoint.data.replayed import ReplayedOrder, check_replay
 from flashpoint.data.tape import Tape, TapeHeader
 from flashpoint.data.tokens import TokenDataset
-from flashpoint.data.workers import beside
+from flashpoint.data.workers import in_background
 from flashpoint.errors import UserError, notify
 from flashpoint.model import GPT
 from flashpoint.probes.runner import ProbeRunner
@@ -43,7 +42,7 @@ class Parts:
         tape: the plan's, dealt to as many processes as here.
         probes: None in all processes but the first.
         twin: the run to measure the weights against; None without one, and in all processes but the first.
-        seconds: that ``data`` and ``compilation`` took.
+        compile_seconds: that compilation took.
     """
 
     config: Config
@@ -55,7 +54,7 @@ class Parts:
     probes: ProbeRunner | None
     twin: Twin | None
     start: Start
-    seconds: dict[str, float]
+    compile_seconds: float
 
 
 def build(plan: Plan) -> Parts:
@@ -76,8 +75,8 @@ def build(plan: Plan) -> Parts:
         with told_if_too_large(config.attn, plan.device):
             step.warm_up()
         compile_seconds = time.perf_counter() - started
-        prepared = preparing()
-    config, tokens = dataclasses.replace(config, data=prepared.config), prepared.tokens
+        config = dataclasses.replace(config, data=preparing())
+    tokens = prepare(config.data)
     _check_vocabulary(config, tokens)
     order = BatchOrder(len(tokens.train), config.model.context, _batch_shape(config, ranks.world), _order_seed(config))
     header = _tape_header(config, tokens, order, model)
@@ -98,46 +97,31 @@ def build(plan: Plan) -> Parts:
         probes=probes,
         twin=Twin(config, header, trained_on) if config.probes.weights_against and ranks.first else None,
         start=starting_point(config, plan.resumed, plan.original),
-        seconds={"data": prepared.seconds, "compilation": compile_seconds},
+        compile_seconds=compile_seconds,
     )
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    config: DataConfig
-    tokens: TokenDataset
-    seconds: float
-
-
 @contextlib.contextmanager
-def _preparing(plan: Plan) -> Iterator[Callable[[], _Prepared]]:
-    """Prepare the data. A first run whose model compiles has them prepared by another process meanwhile; any other does
-    it when what is yielded is called.
+def _preparing(plan: Plan) -> Iterator[Callable[[], DataConfig]]:
+    """What is yielded returns what the data are of, once they are prepared. A first run whose model compiles has them
+    prepared by another process meanwhile; any other does it when it asks.
 
     One of several processes of a run prepares them; the others wait for its lock, without a time limit.
 
     Raises:
         UserError: as of :func:`.prepare`, or the other process died.
     """
-    data, fallback = plan.config.data, plan.tape is None  # a run with batches of its own may have another text
-
-    def here() -> _Prepared:
-        started = time.perf_counter()
-        config, tokens = prepare_available(data, fallback=fallback)
-        return _Prepared(config, tokens, time.perf_counter() - started)
-
-    alone = multiprocessing.current_process().daemon  # such a process may start none
-    if alone or is_prepared(data) or not plan.config.train.compiles(plan.device.type):
-        yield here
+    data = plan.config.data
+    if is_prepared(data):
+        yield lambda: data
+        return
+    work = partial(prepare_available, data, fallback=plan.tape is None)  # batches of its own may be of another text
+    if not plan.config.train.compiles(plan.device.type):
+        yield work
         return
     try:
-        with beside(partial(prepare_for_another, fallback=fallback), data) as preparing:
-
-            def there() -> _Prepared:
-                config, seconds = preparing.result()
-                return _Prepared(config, prepare(config), seconds)
-
-            yield there
+        with in_background(work) as preparing:
+            yield preparing.result
     except BrokenProcessPool as error:
         raise UserError(
             "the process that prepared the data died, out of memory perhaps; run again with fewer data.workers, it "

@@ -24,7 +24,7 @@ from flashpoint.training.interrupt import StopRequest
 from flashpoint.training.listeners import Listener, Listeners
 from flashpoint.training.loop import LoopResult, Trainer
 from flashpoint.training.manifest import describe_run, note_resumption
-from flashpoint.training.notices import tell_of_a_small_corpus, tell_what_kind_of_run, tell_what_took_time
+from flashpoint.training.notices import tell_of_a_long_compilation, tell_of_a_small_corpus, tell_what_kind_of_run
 from flashpoint.training.parallel import join, leave
 from flashpoint.training.parts import Parts, build
 from flashpoint.training.plan import Plan, settle, usable_device
@@ -53,7 +53,7 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
             tell_what_kind_of_run(plan.config, device)
             parts = build(plan)
             tell_of_a_small_corpus(parts.config, len(parts.tokens.train))
-            tell_what_took_time(parts.seconds)
+            tell_of_a_long_compilation(parts.compile_seconds)
             ranks.wait()  # until all have read what the first will now write to
             folder = _folder(plan, existing, held)
             outcome = _execute(plan, parts, folder, Listeners(listeners if ranks.first else ()))
