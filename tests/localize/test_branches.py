@@ -116,10 +116,39 @@ def test_a_branch_that_ends_in_no_number_has_failed_as_the_run_did(tmp_path: Pat
             return Trained("nonfinite", start, [[float("nan")] * 2] * 3) if len(attention) == 1 else trained
 
     with Branches(Breaking(), RunFolder(tmp_path), 200, 1, None) as branches:
+        branches.choose_starts()
         assert branches.effect(frozenset({(1, 1)})).shares == {700: 1.0}
     broken = Breaking(whole=frozenset({(3, 2)}))
     with Branches(broken, RunFolder(tmp_path), 200, 1, None) as branches, pytest.raises(UserError, match="no number"):
-        branches.effect(broken.twin)
+        branches.choose_starts()
+
+
+@pytest.mark.parametrize(
+    ("growths", "chosen"),
+    [((0.0, 0.3, 0.2, 0.9), [300, 700]), ((0.9, 0.5, 0.7, 0.3), [0, 500]), ((0.1, 0.2, float("nan"), 0.9), [700])],
+)
+def test_starts_are_where_the_run_outgrows_its_twin_the_most(
+    tmp_path: Path, growths: tuple[float, ...], chosen: list[int]
+) -> None:
+    """Two are wanted, of steps 0, 300, 500 and 700. Below ln 1.25 = 0.22 a growth is too small."""
+
+    class Uneven(FakeSubject):
+        def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
+            growth = growths[self.checkpoints.index(start)] if attention else 0.0
+            return Trained("stable", None, [[1.0, float(np.exp(growth))]] * 3)
+
+    with Branches(Uneven(), RunFolder(tmp_path), 200, 2, None) as branches:
+        branches.choose_starts()
+        assert branches.starts == chosen
+        assert branches.effect(branches.subject.whole).shares == dict.fromkeys(chosen, 1.0)
+
+
+def test_a_run_that_nowhere_outgrows_its_twin_is_refused(tmp_path: Path) -> None:
+    with (
+        Branches(FakeSubject(whole=frozenset({(1, 1)})), RunFolder(tmp_path), 200, 2, None) as branches,
+        pytest.raises(UserError, match=r"by ×1\.00 in 200 steps, and from 3 other checkpoints"),
+    ):
+        branches.choose_starts()
 
 
 def test_an_interval_over_starts_tells_whether_it_decides() -> None:

@@ -120,10 +120,12 @@ def test_the_first_variant_of_each_form_has_the_same_name_in_graphs(monkeypatch:
     """And then one compilation serves all, from process to process."""
     rounded, exact, saving = (AttentionVariant(**some) for some in ({}, {"exact_row_sum": True}, {"delta": "out_fp32"}))
     names = []
-    for variant in (rounded, exact):
-        monkeypatch.setattr(ops, "_KEYS", {})
+    mixed = AttentionVariant(layers=(2,), elsewhere=exact)
+    monkeypatch.setattr(ops, "_KEYS", {})
+    for variant in (rounded, mixed, exact):
+        ops.forget_graphs()
         names.append(ops.graph_name(variant.key))
-    assert names[0] == names[1] == ops.graph_name(exact.key)
+    assert names[0] == names[1] == names[2] == ops.graph_name(exact.key)
     second, layers = (AttentionVariant(delta="out_fp32", layers=(n,), elsewhere=exact) for n in (1, 2))
     assert len({names[1], *(ops.graph_name(one.key) for one in (rounded, saving, second, layers))}) == 5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,13 @@ if TYPE_CHECKING:
 @click.command("localize")
 @click.argument("word", metavar="RUN")
 @click.option("--steps", type=click.IntRange(10), default=300, show_default=True, help="Of a branch.")
-@click.option("--starts", type=click.IntRange(1), default=3, show_default=True, help="Checkpoints to branch from.")
+@click.option(
+    "--starts",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Checkpoints to branch from, of twice as many.",
+)
 @click.option("--minutes", type=click.FloatRange(0), help="Begin no branch that would end after so many.")
 @click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="A branch on each.")
 @click.option(
@@ -66,16 +73,16 @@ def command(
     subject = _subject(folder, function, checkpoints, attention)
     _check_gpus(gpus)
     columns = ("question", "verdict", "evidence")
-    rows = []
+    rows, started = [], time.monotonic()
     with Branches(subject, folder, steps, starts, minutes, gpus) as branches:
         for answer in answers(branches):
             print(f"{answer.question}: {answer.verdict} ({answer.evidence})", file=sys.stderr, flush=True)
             rows.append([answer.question, answer.verdict, answer.evidence])
-    run = subject.run
+    run, minutes_taken = subject.run, (time.monotonic() - started) / 60
     seed = "" if function else f", seed {run.config['seed']}"  # nobody knows that of somebody else's loop
     heading = (
         f"{run.name}: {run.title}{seed}, {run.verdict}; "
-        f"{branches.known} branches, {branches.trained} of them trained now; {run.manifest['hardware']}, "
+        f"{branches.known} branches, {branches.trained} of them trained now in {minutes_taken:.1f} min; {run.manifest['hardware']}, "
         f"torch {run.manifest['environment']['torch']}; {run.manifest['started'][:10]}"
     )
     write_json(folder.localized, {"heading": heading, "columns": columns, "rows": rows})

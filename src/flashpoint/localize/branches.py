@@ -29,6 +29,9 @@ from flashpoint.runs.folder import RunFolder
 
 LEAST_GROWTH = 1.25
 """W_Q of some head of the run must grow beyond the twin's by this factor, or a branch says nothing."""
+_CANDIDATES = 2
+"""Times as many checkpoints as are wanted are tried: early ones show no growth yet, and after late ones the twin's W_Q
+grows too."""
 
 
 class OutOfTimeError(Exception):
@@ -78,9 +81,13 @@ class Branches(Generic[A]):
 
     Args:
         steps: of a branch.
-        starts: so many starting steps, the newest checkpoints from which a branch ends before the run's failure.
+        starts: so many starting steps are chosen.
         minutes: no branch is begun that would end later, by the slowest of those before; None is no limit.
         gpus: on which branches train side by side, a process each; 1 trains in this process.
+
+    Attributes:
+        starts: the starting steps in order. Before :meth:`choose_starts` the candidates, newest first: checkpoints from
+            which a branch ends before the run's failure.
 
     Raises:
         UserError: the run failed too early.
@@ -93,7 +100,8 @@ class Branches(Generic[A]):
         run = subject.run
         self.failed_at = run.failed_at
         end = int(run.outcome["step"]) if self.failed_at is None else self.failed_at
-        self.starts = [step for step in subject.checkpoints if step + steps <= end][-starts:]
+        self.starts = [step for step in subject.checkpoints if step + steps <= end][: -_CANDIDATES * starts - 1 : -1]
+        self._wanted = starts
         if not self.starts:
             raise UserError(
                 f"{folder.path}: {run.verdict}; no checkpoint lies {steps:,} steps before that; give fewer --steps"
@@ -126,31 +134,44 @@ class Branches(Generic[A]):
         """Whether branches train side by side, so that asking for more than is needed costs little."""
         return self._pool is not None
 
-    def effect(self, attention: A) -> Effect:
-        """Return what an attention has of the growth.
+    def choose_starts(self) -> None:
+        """Keep the starting steps from which W_Q of the run outgrows its twin's the most.
 
         Raises:
             OutOfTimeError: a branch is missing, and the time is over.
-            UserError: the run itself does not outgrow its twin from a start.
+            UserError: from none does it grow enough to tell branches apart.
         """
-        self.prepare([self.subject.whole, self.subject.twin, attention])
+        self.prepare([self.subject.whole, self.subject.twin])
+        growths = {start: self._whole_growth(start) for start in self.starts}
+        told = self._folder.path
+        if not any(np.isfinite(growth) for growth in growths.values()):
+            raise UserError(
+                f"{told}: W_Q of the run or of its twin is no number after {self.steps:,} steps; give fewer --steps"
+            )
+        grown = [start for start, growth in growths.items() if growth >= np.log(LEAST_GROWTH)]
+        if not grown:
+            start = max(growths, key=lambda start: np.nan_to_num(growths[start]))
+            raise UserError(
+                f"{told}: from step {start:,} on W_Q outgrows its twin's by ×{np.exp(growths[start]):.2f} in "
+                f"{self.steps:,} steps, and from {len(growths) - 1} other checkpoints by no more: too little to tell "
+                "branches apart; give more --steps, or flashpoint diagnose: this attention's fault, if it has one, "
+                "does not drive W_Q"
+            )
+        newest_of_equals = sorted(grown, key=lambda start: (growths[start], start))
+        self.starts = sorted(newest_of_equals[-self._wanted :])
+
+    def effect(self, attention: A) -> Effect:
+        """Return what an attention has of the growth, from the chosen starts.
+
+        Raises:
+            OutOfTimeError: a branch is missing, and the time is over.
+        """
+        self.prepare([attention])
         shares = {}
         for start in self.starts:
-            run, twin, own = (self._norms(which, start) for which in (self.subject.whole, self.subject.twin, attention))
-            if not np.isfinite([run, twin]).all():
-                raise UserError(
-                    f"{self._folder.path}: from step {start:,} on W_Q of the run or of its twin is no number after "
-                    f"{self.steps:,} steps; give fewer --steps"
-                )
-            whole = _growth(run, twin)
-            if whole < np.log(LEAST_GROWTH):
-                raise UserError(
-                    f"{self._folder.path}: from step {start:,} on W_Q outgrows its twin's by ×{np.exp(whole):.2f} in "
-                    f"{self.steps:,} steps, too little to tell branches apart; give more --steps, or flashpoint "
-                    "diagnose: this attention's fault, if it has one, does not drive W_Q"
-                )
+            own, twin = (self._norms(which, start) for which in (attention, self.subject.twin))
             finite = bool(np.isfinite(own).all())  # one that is not has failed as the run did
-            shares[start] = _growth(own, twin) / whole if finite else 1.0
+            shares[start] = _growth(own, twin) / self._whole_growth(start) if finite else 1.0
         return Effect(shares)
 
     def prepare(self, attentions: Sequence[A]) -> None:
@@ -163,6 +184,10 @@ class Branches(Generic[A]):
         if known["outcome"] == "stable":
             return None
         return start + steps if known["onset"] is None else int(known["onset"])
+
+    def _whole_growth(self, start: int) -> float:
+        """Return the growth of the run's own attention beyond its twin's; NaN where either is no number."""
+        return _growth(*(self._norms(which, start) for which in (self.subject.whole, self.subject.twin)))
 
     def _norms(self, attention: A, start: int) -> NDArray[np.float64]:
         """Return the spectral norms of W_Q [n_layer, n_head] at the end of a branch."""
@@ -245,5 +270,7 @@ def _take_gpu(names: Any) -> None:
 
 
 def _growth(norms: NDArray[np.float64], twin: NDArray[np.float64]) -> float:
-    """Return the logarithm of how much more some head has grown than the twin's."""
-    return float(np.log(norms / twin).max())
+    """Return the logarithm of how much more some head has grown than the twin's; NaN where a norm is no number."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        grown = float(np.log(norms / twin).max())
+    return grown if np.isfinite(grown) else np.nan

@@ -40,6 +40,7 @@ def answers(branches: Branches[A]) -> Iterator[Answer]:
 def _asked(branches: Branches[A]) -> Iterator[Answer]:
     subject = branches.subject
     model = subject.run.config["model"]
+    branches.choose_starts()
     whole = branches.effect(subject.whole)
     starts = ", ".join(f"{start:,}" for start in branches.starts)
     yield Answer("criterion", f"W_Q against the twin's after {branches.steps:,} steps from {starts}", whole.told)

@@ -83,7 +83,16 @@ def flash_bwd_op(
 
 
 _KEYS: dict[str, str] = {}
-"""Of variants by their name in graphs. Names are only added: a graph that has one keeps its meaning."""
+"""Of variants by their name in graphs. A name keeps its meaning for as long as a graph can have it."""
+
+
+def forget_graphs() -> None:
+    """Drop the compiled graphs of this process, and the names in them: runs of one process share them in turn.
+
+    Not between a forward pass and its backward pass, which takes the name from the forward pass.
+    """
+    torch.compiler.reset()
+    _KEYS.clear()
 
 
 @torch.compiler.assume_constant_result  # Dynamo calls it, and does not trace it
@@ -107,8 +116,9 @@ def _form_of_results(key: str) -> str:
         results = _saved_like(like, variant, layer=1)
         return ", ".join(str(result.dtype).removeprefix("torch.") if result.numel() else "none" for result in results)
     both = (dataclasses.replace(variant, elsewhere=None, layers=None, heads=None), variant.elsewhere)
-    forms = " or ".join(_form_of_results(one.key) for one in both)
-    return f"{forms} by layers {variant.layers} and heads {variant.heads}"
+    forms = dict.fromkeys(_form_of_results(one.key) for one in both)
+    where = f" by layers {variant.layers} and heads {variant.heads}" if len(forms) > 1 else ""
+    return " or ".join(forms) + where
 
 
 def _named(word: str) -> AttentionVariant:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from flashpoint.config import Config
 from flashpoint.model import GPT, Block
+from flashpoint.numerics.ops import forget_graphs
 from flashpoint.precision import autocast, loss_scale
 from flashpoint.training.digests import state_checksum
 from flashpoint.training.optimizer import build_optimizer
@@ -39,7 +40,7 @@ class OptimizerStep:
         on_gpu = device.type == "cuda"
         self._compiled = train.compiles(device.type)
         if self._compiled:
-            torch.compiler.reset()  # runs of one sweep share a process, and a function compiles so many times only
+            forget_graphs()  # runs of one sweep share a process, and a function compiles so many times only
         self._loss_of: nn.Module = torch.compile(model, fullgraph=True) if self._compiled else model  # type: ignore[assignment]
         self._learning_rate = torch.zeros((), device=device)
         self._optimizer = build_optimizer(model, train, self._learning_rate)
