@@ -78,11 +78,11 @@ def command(
         for answer in answers(branches):
             print(f"{answer.question}: {answer.verdict} ({answer.evidence})", file=sys.stderr, flush=True)
             rows.append([answer.question, answer.verdict, answer.evidence])
-    run, minutes_taken = subject.run, (time.monotonic() - started) / 60
+    run, trained = subject.run, f"{branches.trained} of them trained now in {(time.monotonic() - started) / 60:.1f} min"
     seed = "" if function else f", seed {run.config['seed']}"  # nobody knows that of somebody else's loop
     heading = (
         f"{run.name}: {run.title}{seed}, {run.verdict}; "
-        f"{branches.known} branches, {branches.trained} of them trained now in {minutes_taken:.1f} min; {run.manifest['hardware']}, "
+        f"{branches.known} branches, {trained}; {run.manifest['hardware']}, "
         f"torch {run.manifest['environment']['torch']}; {run.manifest['started'][:10]}"
     )
     write_json(folder.localized, {"heading": heading, "columns": columns, "rows": rows})
