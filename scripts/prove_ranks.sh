@@ -1,21 +1,36 @@
 #!/usr/bin/env bash
-# What two GPUs have to show: 300 steps twice with the same bits, how far one GPU with accumulation is from them, and
-# what two runs side by side cost each other.
+# What two GPUs have to show: the same bits twice, how far one GPU with accumulation is from them, how fast they are
+# beside one GPU at 7 M and 124 M parameters, and that the end of one process ends the other, whose run goes on.
 # Usage: scripts/prove_ranks.sh [PYTHON]; leaves run folders under runs/ and prints the comparisons last.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${1:-python3}
-options=(tracking=disabled attn=flash_bf16 train.steps=300)
+two=("$python" -m torch.distributed.run --nproc-per-node=2 train.py tracking=disabled)
+one=("$python" train.py tracking=disabled)
+small=(attn=flash_bf16 train.steps=600)
+large=(experiment=gpt2_124m data=packages data.tokenizer=bpe attn=flash_bf16 train.batch_size=64 train.micro_batch_size=32
+  train.steps=60 train.eval_interval=60 train.eval_sequences=1 checkpoints.interval=0)
 
-CUDA_VISIBLE_DEVICES=0 "$python" train.py "${options[@]}" train.micro_batch_size=4 run_name=accumulated
-"$python" -m torch.distributed.run --nproc-per-node=2 train.py "${options[@]}" run_name=ranks
-"$python" -m torch.distributed.run --nproc-per-node=2 train.py tracking=disabled replay=ranks run_name=ranks-again
-for device in 0 1; do
-  CUDA_VISIBLE_DEVICES=$device "$python" train.py tracking=disabled replay=accumulated run_name="side-by-side-$device" &
-done
-wait
-for pair in "ranks ranks-again" "ranks accumulated" "accumulated side-by-side-0" "side-by-side-0 side-by-side-1"; do
+export CUDA_VISIBLE_DEVICES=0,1
+"${two[@]}" "${small[@]}" run_name=ranks
+"${two[@]}" replay=ranks run_name=ranks-again
+CUDA_VISIBLE_DEVICES=0 "${one[@]}" "${small[@]}" run_name=one
+CUDA_VISIBLE_DEVICES=0 "${one[@]}" "${small[@]}" train.micro_batch_size=4 run_name=accumulated
+CUDA_VISIBLE_DEVICES=0 "${one[@]}" "${large[@]}" run_name=large-one
+"${two[@]}" "${large[@]}" run_name=large-ranks
+
+"${two[@]}" attn=flash_bf16 checkpoints.interval=200 run_name=killed 2>killed.txt &
+launcher=$!
+until [ -n "$(ls runs/killed/checkpoints/*.json 2>/dev/null)" ]; do sleep 1; done
+kill -9 "$(pgrep -P $launcher | tail -1)"
+SECONDS=0
+wait $launcher || true
+echo "a process was killed: the other ended after $SECONDS s; it said:"
+grep -v '^W\|^E\|^ \|^$\|^[-=]\|step/s' killed.txt || true
+"${two[@]}" resume=killed train.steps=1000
+
+for pair in "ranks ranks-again" "ranks accumulated"; do
   # shellcheck disable=SC2086 - two words
   echo "$pair: $("$python" -m flashpoint compare $pair || true)"
 done
-"$python" -m flashpoint runs accumulated ranks ranks-again side-by-side-0 side-by-side-1 --show rates
+"$python" -m flashpoint runs one ranks large-one large-ranks --show rates

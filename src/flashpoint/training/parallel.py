@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,17 +23,9 @@ class Ranks:
         """Whether this process keeps the run's records."""
         return self.rank == 0
 
-    @torch.no_grad()
-    def average(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by its mean over the processes; in one reduction, whose order is fixed by ``world``."""
-        if self.world == 1:
-            return
-        listed = list(tensors)
-        flat = torch.cat([tensor.flatten() for tensor in listed])
-        dist.all_reduce(flat)
-        flat /= self.world
-        for tensor, mean in zip(listed, flat.split([tensor.numel() for tensor in listed]), strict=True):
-            tensor.copy_(mean.view_as(tensor))
+    def sum(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over the processes, in an order that is fixed by ``world``."""
+        dist.all_reduce(tensor)
 
     def any(self, here: bool, device: torch.device) -> bool:
         """Return whether ``here`` is true in any of the processes."""
@@ -47,6 +39,18 @@ class Ranks:
         """Wait until all processes are here."""
         if self.world > 1:
             dist.barrier()
+
+
+def flattened(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the elements of all tensors in one, [elements], for one collective in place of many."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+@torch.no_grad()
+def take_from(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Give the tensors their elements of what :func:`flattened` returned."""
+    for tensor, elements in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(elements.view_as(tensor))
 
 
 def join(device: torch.device) -> tuple[Ranks, torch.device]:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from flashpoint.captured import Captured
 from flashpoint.config import Config
 from flashpoint.model import GPT, Block
 from flashpoint.numerics.ops import forget_graphs
 from flashpoint.precision import autocast, loss_scale
 from flashpoint.training.digests import state_checksum
 from flashpoint.training.optimizer import build_optimizer
-from flashpoint.training.parallel import Ranks
+from flashpoint.training.parallel import Ranks, flattened, take_from
 
 _EAGER_STEPS = 3
 """Steps before the recording: they compile, allocate the optimiser's state and choose algorithms."""
@@ -53,10 +54,20 @@ class OptimizerStep:
         self.result = torch.zeros(3, device=device)
         """Loss, nats, gradient norm before clipping, and norm of what the step added to the weights; on the device, and
         the next step's place too."""
-        self._captures = on_gpu and ranks.world == 1 and train.cuda_graph is not False
-        self._stream = torch.cuda.Stream(device) if self._captures else None
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._steps = 0
+        self._total = torch.zeros((), device=device)
+        self._flat = torch.empty(0, device=device)
+        captures = on_gpu and train.cuda_graph is not False
+        stream = torch.cuda.Stream(device) if captures else None
+
+        def captured(compute: Callable[[], None]) -> Callable[[], None]:
+            return Captured(compute, captures, after=_EAGER_STEPS, stream=stream)
+
+        # What several processes exchange is launched between two graphs: NCCL in a graph outlives its process group.
+        self._launches = (
+            [captured(self._compute)]
+            if ranks.world == 1
+            else [captured(self._gather), lambda: ranks.sum(self._flat), captured(self._spread)]
+        )
 
     def warm_up(self) -> None:
         """Compile what a step compiles, on a batch of zeros; no state of the training changes."""
@@ -75,22 +86,8 @@ class OptimizerStep:
         """
         self._batch.copy_(batch, non_blocking=True)
         self._learning_rate.fill_(learning_rate)
-        if self._stream is None:
-            self._compute()
-        elif self._graph is None:
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                if self._steps < _EAGER_STEPS:
-                    self._compute()
-                else:
-                    self._graph = torch.cuda.CUDAGraph()
-                    # Only this thread's calls can spoil it: a checkpoint may be under way in another.
-                    with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
-                        self._compute()
-            torch.cuda.current_stream().wait_stream(self._stream)
-        if self._graph is not None:
-            self._graph.replay()
-        self._steps += 1
+        for launch in self._launches:
+            launch()
 
     def checksum(self) -> Tensor:
         """Return a checksum [] int64 of weights and optimiser state on the device (:func:`.state_checksum`)."""
@@ -149,23 +146,41 @@ class OptimizerStep:
                 torch.autograd.grad(out.sum(), x)
 
     def _compute(self) -> None:
-        total, scale = torch.zeros((), device=self._device), loss_scale(self._train.precision)
+        self._backward()
+        self._update()
+
+    def _gather(self) -> None:
+        """Compute this process's part of the loss and of the gradients, as one tensor."""
+        self._backward()
+        self._flat = flattened([self._total, *self._gradients()])
+
+    def _spread(self) -> None:
+        """Take the mean of all processes in place of this one's part, and update the weights."""
+        self._flat /= self._ranks.world
+        take_from(self._flat, [self._total, *self._gradients()])
+        self._update()
+
+    def _backward(self) -> None:
+        self._total, scale = torch.zeros((), device=self._device), loss_scale(self._train.precision)
         self._optimizer.zero_grad(set_to_none=True)
         for sequences in self._batch:
             loss = self._loss(sequences)
             (loss * scale / len(self._batch) if scale != 1 else loss / len(self._batch)).backward()
-            total += loss.detach() / len(self._batch)
+            self._total += loss.detach() / len(self._batch)
             self.seed_and_step[1] += 1
-        grads = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         if scale != 1:
-            torch._foreach_div_(grads, scale)
-        self._ranks.average([total, *grads])
+            torch._foreach_div_(self._gradients(), scale)
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+
+    def _update(self) -> None:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._train.grad_clip or math.inf)
         weights = [parameter.detach() for parameter in self.model.parameters()]
         before = [weight.clone() for weight in weights]
         self._optimizer.step()
         update = nn.utils.get_total_norm(torch._foreach_sub(weights, before))
-        self.result.copy_(torch.stack([total, norm, update]))
+        self.result.copy_(torch.stack([self._total, norm, update]))
 
 
 def state_bytes(model: nn.Module) -> int:
