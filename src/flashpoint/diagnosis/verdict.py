@@ -244,7 +244,7 @@ def _biased(bias: DeltaBias | None, of: Measures, finding: _Make) -> Finding | N
 
 
 def _rounded_head(of: Measures, finding: _Make) -> Finding | None:
-    if "delta_follows_out" not in of:
+    if "delta_follows_out" not in of or len(of["delta_follows_out"]) < 2:  # one sequence has no spread
         return None
     follows = of["delta_follows_out"].mean(0)
     spread = of["delta_follows_out"].std(0) / len(of["delta_follows_out"]) ** 0.5
