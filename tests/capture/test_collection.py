@@ -41,7 +41,13 @@ def steps_of(capture: Path) -> list[int]:
 def test_steps_are_measured_until_there_are_enough_sequences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    loop(tmp_path, step=capturing(1, 7), steps=9, interval=500)
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        busy.append(watched.busy)
+        capturing(1, 7)(model, number, watched)
+
+    busy: list[bool] = []
+    loop(tmp_path, step=step, steps=9, interval=500)
+    assert busy == [False, False, True, True, True, False, False, False, False]
     folder = tmp_path / "own/captures/step-0000001"
     assert steps_of(folder) == [2, 3, 4]  # of 3 sequences each
     told = capsys.readouterr().err
@@ -138,6 +144,20 @@ def test_an_explosion_while_a_warnings_sequences_are_collected_has_its_own_captu
     assert steps_of(warned)[-1] == at
     assert steps_of(exploded)[0] == at + 1
     assert len(steps_of(exploded)) == SEQUENCES // 8
+
+
+@pytest.mark.slow
+def test_a_loop_that_stops_when_the_watch_has_done_has_all_sequences(tmp_path: Path) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        Exploding(110, 9.0)(model, number, watched)
+        if watched.verdict != "stable" and not watched.busy:
+            raise StopIteration
+
+    with pytest.raises(StopIteration):
+        loop(tmp_path, step=step, steps=600, interval=500, weights_interval=10)
+    (folder,) = (tmp_path / "own/captures").iterdir()
+    assert len(steps_of(folder)) == SEQUENCES // 8
+    assert {line["layer"] for line in lines(folder)} == {1, 2}  # no layer had grown for 500 steps
 
 
 def test_a_loss_that_is_no_number_ends_the_collection(tmp_path: Path) -> None:

@@ -59,6 +59,11 @@ class Observations:
         self._collection: Collection | None = None
         self._collects = True
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether a capture is to be made, or errors of δ are to be collected."""
+        return self._wanted is not None or self._collection is not None
+
     def want(self, step: int, reason: str, layer: int | None, sequences: int) -> None:
         """Capture the next forward pass, of this step if it is still to come."""
         self._wanted = _Capture(reason, layer, sequences)

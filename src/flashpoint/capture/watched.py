@@ -121,6 +121,11 @@ class Watch:
         """``stable``, ``exploded`` or ``nonfinite``, by the losses that have been read."""
         return self._detector.verdict
 
+    @property
+    def busy(self) -> bool:
+        """Whether a capture, or sequences of the steps after it, are still to come: a loop that stops loses them."""
+        return self.run is not None and self._observations.unfinished
+
     def capture(self, reason: str = "asked for", *, sequences: int = SEQUENCES) -> None:
         """Observe the next forward pass, of this step or of the next one, and write the tensors of all its layers.
 
