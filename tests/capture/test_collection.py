@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
 from flashpoint.capture.collection import SEQUENCES
 from flashpoint.capture.sources import read_calls, read_samples
 from flashpoint.capture.watched import Watch
+from flashpoint.diagnosis.bias import IGNITED
 from flashpoint.diagnosis.delta_sample import delta_sample
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.verdict import diagnose
@@ -55,6 +57,12 @@ def test_steps_are_measured_until_there_are_enough_sequences(
     assert sorted(path.name for path in folder.iterdir()) == [
         "batch.pt", "delta.jsonl", "layer-01.safetensors", "layer-02.safetensors",
     ]  # fmt: skip
+
+
+def test_as_many_are_collected_as_show_the_smallest_bias_that_ignited_a_run() -> None:
+    """With a noise of 2e-4 a row, 2,048 rows and 4 heads, at p < 0.001 over the heads."""
+    shown = stats.t.ppf(1 - 0.001 / 4 / 2, SEQUENCES - 1) * 2e-4 / 2048**0.5 / SEQUENCES**0.5
+    assert shown == pytest.approx(min(IGNITED), rel=0.05)
 
 
 def test_the_numbers_are_those_of_the_tensors_of_the_same_step(tmp_path: Path) -> None:

@@ -64,16 +64,16 @@ class Observations:
         """Whether a capture is to be made, or errors of δ are to be collected."""
         return self._wanted is not None or self._collection is not None
 
-    def want(self, step: int, reason: str, layer: int | None, sequences: int) -> None:
-        """Capture the next forward pass, of this step if it is still to come."""
-        self._wanted = _Capture(reason, layer, sequences)
+    def want(self, step: int, reason: str, sequences: int) -> None:
+        """Capture all layers of the next forward pass, of this step if it is still to come."""
+        self._wanted = _Capture(reason, None, sequences)
         if self._observer.partial:  # it does not record all layers
             self._observer.drop()
         self._observer.keep_at_least(_CAPTURED)
         self.begin(step)
 
     def want_next(self, reason: str, layer: int | None) -> None:
-        """Capture the next step."""
+        """Capture a layer of the next step; None is all."""
         self._wanted = _Capture(reason, layer, SEQUENCES)
 
     def begin(self, step: int) -> None:

@@ -137,7 +137,7 @@ class Watch:
             self._guard.tell("a capture outside of the block is not made; call it between watched.step and another")
             return
         if self.run is not None:
-            self._observations.want(self._step, reason, None, sequences)
+            self._observations.want(self._step, reason, sequences)
 
     def _close(self, interrupted: str | None) -> None:
         assert self.run is not None
