@@ -1,6 +1,8 @@
 """``flashpoint diagnose`` on a run of this package, on a capture and on a model of Transformers."""
 
+import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from flashpoint.capture import delta_file
+from flashpoint.capture.recorder import Recorder
 from flashpoint.cli.main import main
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.delta_sample import delta_sample
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.probe import results_of
 from flashpoint.runs.folder import RunFolder
@@ -71,15 +76,17 @@ def test_a_damaged_run_does_not_keep_its_capture_from_being_diagnosed(tmp_path: 
     assert diagnose(str(folder))["tables"][-1]["note"].startswith("Nothing found.")
 
 
-def capture(path: Path, fault: Fault) -> None:
-    generator = torch.Generator().manual_seed(0)
+def captured(fault: Fault, seed: int = 0) -> AttentionCall:
+    generator = torch.Generator().manual_seed(seed)
     q, k, v, grad_out = (torch.randn(4, 2, 64, 16, generator=generator).bfloat16() for _ in range(4))
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.25, 3, 9, "mine")
+    call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.25, 3, 9 + seed, "mine")
     function = faulty_attention(fault)
     found = results_of(lambda q, k, v, causal, scale: function(q, k, v, causal, scale), call)
-    AttentionCall(
-        q, k, v, grad_out, found.out, found.grad_q, found.grad_k, found.grad_v, True, 0.25, 3, 9, "mine"
-    ).write(path)
+    return dataclasses.replace(call, **vars(found))
+
+
+def capture(path: Path, fault: Fault) -> None:
+    captured(fault).write(path)
 
 
 def test_a_capture_is_diagnosed_with_a_function_of_the_users(tmp_path: Path) -> None:
@@ -99,7 +106,9 @@ def test_a_capture_is_diagnosed_with_a_function_of_the_users(tmp_path: Path) -> 
     assert [table["note"] for table in clean["tables"]] == ["Nothing found."]
 
 
-def test_a_model_of_transformers_is_diagnosed_on_a_text(tmp_path: Path) -> None:
+@pytest.fixture
+def model_and_text(tmp_path: Path) -> tuple[str, str]:
+    """A GPT-2 with random weights that reads letters, and a text."""
     from tokenizers import Tokenizer, models
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
@@ -111,9 +120,67 @@ def test_a_model_of_transformers_is_diagnosed_on_a_text(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "model")
     text = tmp_path / "text.txt"
     text.write_text("the loss of a model falls until one head explodes " * 20)
-    told = diagnose(str(tmp_path / "model"), "--text", str(text), "--tokens", "32", "--sequences", "4")
+    return str(tmp_path / "model"), str(text)
+
+
+def test_a_model_of_transformers_is_diagnosed_on_a_text(model_and_text: tuple[str, str]) -> None:
+    model, text = model_and_text
+    told = diagnose(model, "--text", text, "--tokens", "32", "--sequences", "4")
     assert [(row["layer"], row["head"]) for row in told["tables"][-1]["rows"]] == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    assert "2 layers of 2 heads, 4 sequences of 32 tokens, d 16" in told["heading"]
+    assert told["heading"].endswith("2 layers of 2 heads, 4 sequences of 32 tokens, d 16")
+    assert re.search(r"About [\d,]+ sequences would show one of 1e-06: --sequences \d+\.", told["tables"][-1]["note"])
+
+
+@pytest.mark.parametrize("attention", [(), ("--attention", "flash_bf16", "--layer", "2")])
+def test_a_model_is_read_in_batches_as_at_once(
+    model_and_text: tuple[str, str], monkeypatch: pytest.MonkeyPatch, attention: tuple[str, ...]
+) -> None:
+    model, text = model_and_text
+    at_once: list[int] = []
+    monkeypatch.setattr("flashpoint.capture.sources.MODEL_BATCH", 12)
+    whole = diagnose(model, "--text", text, "--tokens", "32", "--sequences", "12", *attention)
+    original = Recorder.__init__
+    monkeypatch.setattr(
+        Recorder, "__init__", lambda self, count, *rest: (at_once.append(count), original(self, count, *rest))[1]
+    )
+    monkeypatch.setattr("flashpoint.capture.sources.MODEL_BATCH", 5)
+    parts = diagnose(model, "--text", text, "--tokens", "32", "--sequences", "12", *attention)
+    assert at_once == [5, 5, 2]
+    assert "5 sequences of 32 tokens, d 16; bias of δ: 12 sequences" in parts["heading"]
+    for one, other in zip(whole["tables"][-1]["rows"], parts["tables"][-1]["rows"], strict=True):
+        for column in ("δ bias", "standard errors", "δ error, nats", "δ noise"):
+            assert other[column] == pytest.approx(one[column], rel=1e-2)
+
+
+def test_a_run_is_read_in_batches_as_at_once(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(recorded)
+    whole = diagnose("runs/original", "--sequences", "10")
+    monkeypatch.setattr("flashpoint.capture.sources._TOKENS", 1)  # a sequence at a time
+    parts = diagnose("runs/original", "--sequences", "10")
+    assert parts["heading"].split("head, ")[-1].endswith("; bias of δ: 10 sequences")
+    for one, other in zip(whole["tables"][-1]["rows"], parts["tables"][-1]["rows"], strict=True):
+        for column in ("δ bias", "standard errors", "δ error, nats", "δ noise"):
+            assert other[column] == pytest.approx(one[column], rel=1e-2)
+
+
+def test_what_was_collected_after_a_capture_counts(tmp_path: Path) -> None:
+    folder = tmp_path / "captures/step-0000009"
+    folder.mkdir(parents=True)
+    fault = Fault("delta_bias", head=1, size=3e-5)
+    capture(folder / "layer-03.safetensors", fault)
+    alone = diagnose(str(folder))
+    assert [table["note"].partition(".")[0] for table in alone["tables"]] == ["Nothing found"]
+    assert "sequences=" in alone["tables"][0]["note"]
+    for step in range(10, 50):
+        delta_file.append(folder / "delta.jsonl", step, {3: delta_sample(captured(fault, step))})
+    for path in (tmp_path, folder, folder / "layer-03.safetensors"):
+        told = diagnose(str(path))
+        (found,) = told["tables"][0]["rows"]
+        assert (found["layer"], found["heads"], found["finding"]) == (3, "2", "delta_bias")
+        assert "164 sequences of 41 steps" in found["what shows it"]
+        assert told["heading"].endswith("4 sequences of 64 tokens, d 16; bias of δ: 164 sequences of 41 steps")
+    anew = diagnose(str(folder), "--attention", "flash_fp32")  # they are not of this attention
+    assert "bias of δ:" not in anew["heading"]
 
 
 @pytest.mark.parametrize(

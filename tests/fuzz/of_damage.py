@@ -16,11 +16,12 @@ _FILES = (
     "runs/original/checkpoints/step-000000012.safetensors",
     *(f"runs/reference/{name}" for name in ("runs.parquet", "metrics/small.parquet", "chains/small.parquet")),
     "data/*/meta.json", "data/*/train.bin", "data/*/val.bin", "data/*/tokenizer.json",
-    "claims.yaml", "captures/layer-01.safetensors",
+    "claims.yaml", "captures/layer-01.safetensors", "captures/delta.jsonl",
 )  # fmt: skip
 _READ_BY = {
     "claims.yaml": ("claims", "--file", "claims.yaml"),
     "captures/layer-01.safetensors": ("diagnose", "captures"),
+    "captures/delta.jsonl": ("diagnose", "captures"),
 }
 """Files that one verb alone reads."""
 _DAMAGES = st.sampled_from(("cut", "flip", "empty", "gone", "grown", "other", "folder"))

@@ -1,5 +1,6 @@
 """A working folder with recorded runs, made once, and the verbs that read them."""
 
+import dataclasses
 import json
 import shutil
 import tempfile
@@ -9,7 +10,9 @@ from pathlib import Path
 import torch
 from hypothesis import strategies as st
 
+from flashpoint.capture import delta_file
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.delta_sample import delta_sample
 from tests.conftest import SOME_TEXT, TINY
 from tests.fuzz.judge import Command, run
 
@@ -90,6 +93,8 @@ def base() -> Path:
     (work / "captures").mkdir()
     captured = AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.25, 1, 0, "mine")
     captured.write(work / "captures/layer-01.safetensors")
+    sample = delta_sample(dataclasses.replace(captured, out=v, grad_q=q))
+    delta_file.append(work / "captures/delta.jsonl", 1, {1: sample})
     branch = {"key": "k", "outcome": "stable", "norms": [[1.0, 2.0], [3.0, 4.0]]}
     (work / "runs/original/localize.jsonl").write_text(json.dumps(branch) + "\n")
     return tree

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from torch import nn
 
@@ -24,6 +24,8 @@ class Observer:
     Attributes:
         projections: the matrices of q and k of each layer, by metric; None until a step has shown them.
         since: the step at which the recording began.
+        partial: whether the recording is of some layers alone.
+        seen: attentions that the last recorded step called.
 
     Raises:
         UserError: one of the functions is not there.
@@ -33,6 +35,8 @@ class Observer:
         self._model, self._sequences, self._functions, self._guard = model, sequences, functions, guard
         self.projections: dict[str, list[Projection]] | None = None
         self.since = 0
+        self.partial = False
+        self.seen = 0
         self._recorder: Recorder | None = None
         self._end_recording: Callable[[], None] | None = None
         Recorder(sequences, functions)  # refuses functions that are not there
@@ -55,9 +59,9 @@ class Observer:
         if self._recorder is not None:
             self._recorder.keep_at_least(sequences)
 
-    def begin(self, step: int, at_least: int) -> None:
-        """Record the next forward pass, and at least so many sequences of it."""
-        recorder = Recorder(max(self._sequences, at_least), self._functions)
+    def begin(self, step: int, at_least: int, layers: Collection[int] | None = None) -> None:
+        """Record the next forward pass: at least so many sequences, and of some layers alone if any are given."""
+        recorder = Recorder(max(self._sequences, at_least), self._functions, layers)
         outputs = ModuleOutputs(self._model) if self.projections is None else None
         with contextlib.ExitStack() as entered:
             entered.callback(recorder.start())
@@ -81,7 +85,7 @@ class Observer:
             entered.callback(self._model.register_forward_pre_hook(begin).remove)
             entered.callback(self._model.register_forward_hook(end).remove)
             self._end_recording = entered.pop_all().close
-        self._recorder, self.since = recorder, step
+        self._recorder, self.since, self.partial = recorder, step, layers is not None
 
     def finish(self, step: int) -> list[AttentionCall]:
         """Return the calls of the step that was recorded; none where it showed no attention, of which the reason is
@@ -89,7 +93,9 @@ class Observer:
         recorder, self._recorder = self._recorder, None
         assert recorder is not None
         self.stop()
-        found = [recorded.call(layer, step) for layer, recorded in enumerate(recorder.trained(), 1)]
+        trained = recorder.trained()
+        self.seen = len(trained)
+        found = [recorded.call(layer, step) for layer, recorded in enumerate(trained, 1)]
         calls = [call for call in found if call is not None]
         reasons = sorted(recorder.missed - ({WITHOUT_GRADIENTS} if calls else set()))
         if not calls:
@@ -98,6 +104,11 @@ class Observer:
             told = "; ".join(reasons)
             self._guard.tell(f"some attentions are not recorded ({told}); layers are counted without them")
         return calls
+
+    def drop(self) -> None:
+        """End the recording without its calls."""
+        self._recorder = None
+        self.stop()
 
     def stop(self) -> None:
         """Put back what recording replaced."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +28,7 @@ class Recorder:
 
     Args:
         sequences: of a batch that are kept, the first ones.
+        layers: whose tensors are kept, from 1; None is all.
         functions: others to record, ``MODULE:NAME`` each, e.g. ``flash_attn:flash_attn_func@bthd``. They are called by
             a name in this or another module, with q, k, v first: [B, H, T, d], or after ``@bthd`` [B, T, H, d].
 
@@ -43,8 +44,8 @@ class Recorder:
 
     busy: ClassVar[bool] = False
 
-    def __init__(self, sequences: int, functions: Sequence[str] = ()) -> None:
-        self._sequences = sequences
+    def __init__(self, sequences: int, functions: Sequence[str] = (), layers: Collection[int] | None = None) -> None:
+        self._sequences, self._layers = sequences, layers
         self._functions = [NamedFunction.of(word) for word in functions]
         self._inside = False
         self.calls: list[Recorded] = []
@@ -163,6 +164,9 @@ class Recorder:
 
             return keep
 
+        self.calls.append(recorded)
+        if self._layers is not None and len(self.latest()) not in self._layers:
+            return
         cast = torch.is_autocast_enabled(q.device.type)
         for of, tensor in tensors.items():
             kept = copy(tensor, of)
@@ -170,7 +174,6 @@ class Recorder:
             recorded.kept[of] = kept.to(torch.get_autocast_dtype(q.device.type)) if cast and of != "out" else kept
             if tensor.requires_grad:
                 tensor.register_hook(keeping(of))
-        self.calls.append(recorded)
 
     @contextlib.contextmanager
     def outermost(self) -> Iterator[bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,14 @@ import numpy as np
 import torch
 
 from flashpoint.build_config import build_config
+from flashpoint.capture import delta_file
 from flashpoint.capture.recorder import Recorder
 from flashpoint.config import Config
 from flashpoint.data.batches import gather_windows
 from flashpoint.data.tape import Tape
 from flashpoint.deviation.engines import Called, engines_named
 from flashpoint.diagnosis.call import AttentionCall, joined
+from flashpoint.diagnosis.delta_sample import DeltaSample
 from flashpoint.diagnosis.probe import Function
 from flashpoint.errors import UserError, notify
 from flashpoint.files import CONFIGS
@@ -31,7 +33,9 @@ from flashpoint.training.plan import settle
 from flashpoint.training.step import OptimizerStep
 
 _TOKENS = 32_768
-"""Tokens that a run is diagnosed on: the bias of δ is small beside its noise."""
+"""Tokens of a run that are held at once, and that it is diagnosed on without a word: the bias of δ is small."""
+MODEL_BATCH = 16
+"""Sequences of a text that are held at once."""
 
 
 def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
@@ -42,14 +46,7 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
     """
     if path.is_file():
         return [AttentionCall.read(path)]
-    folder = path
-    if (captures := RunFolder(path).captures).is_dir():
-        steps = by_step(captures)
-        if not steps:
-            raise UserError(f"{captures}: holds no capture; watched.capture() in the loop makes one")
-        if step is not None and step not in steps:
-            raise UserError(f"--step {step}: {path} captured steps {', '.join(map(str, sorted(steps)))}")
-        folder = steps[max(steps) if step is None else step]
+    folder = _capture(path, step)
     files = sorted(folder.glob("layer-*.safetensors"))
     if not files and RunFolder(path).config.is_file():
         raise UserError(f"{path}: no capture was made; watched.capture() in the loop makes one")
@@ -58,9 +55,47 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
     return [AttentionCall.read(file) for file in files]
 
 
+def read_samples(path: Path, step: int | None, calls: Sequence[AttentionCall]) -> dict[int, DeltaSample]:
+    """Read the errors of δ, by layer, that were measured after the capture of the calls; empty where none were.
+
+    Args:
+        path, step: of the calls, as of :func:`read_calls`.
+
+    Raises:
+        UserError: they cannot be read, or are of other heads than the calls.
+    """
+    file = (path.parent if path.is_file() else _capture(path, step)) / delta_file.NAME
+    samples = delta_file.read(file) if file.is_file() else {}
+    for call in calls:
+        if call.layer in samples and (found := samples[call.layer].heads) != call.q.shape[1]:
+            raise UserError(f"{file}: layer {call.layer} with {found} heads, its tensors have {call.q.shape[1]}; "
+                            "delete the file that is of another model")  # fmt: skip
+    return samples
+
+
+def _capture(path: Path, step: int | None) -> Path:
+    """Return the folder of a capture: the path, or of a watched run's captures the last one or that of a step."""
+    if not (captures := RunFolder(path).captures).is_dir():
+        return path
+    steps = by_step(captures)
+    if not steps:
+        raise UserError(f"{captures}: holds no capture; watched.capture() in the loop makes one")
+    if step is not None and step not in steps:
+        raise UserError(f"--step {step}: {path} captured steps {', '.join(map(str, sorted(steps)))}")
+    return steps[max(steps) if step is None else step]
+
+
 def calls_of_run(
     folder: RunFolder, step: int | None, sequences: int | None, device: torch.device
 ) -> tuple[list[AttentionCall], AttentionVariant]:
+    """Return the calls of :func:`batches_of_run` at once, one for each layer."""
+    batches, attention = batches_of_run(folder, step, sequences, device)
+    return [joined(layer) for layer in zip(*batches, strict=True)], attention
+
+
+def batches_of_run(
+    folder: RunFolder, step: int | None, sequences: int | None, device: torch.device
+) -> tuple[Iterator[list[AttentionCall]], AttentionVariant]:
     """Run forward and backward with the weights of a run of this package.
 
     The weights are those of its newest checkpoint up to a step, or else the initial ones. Calls tell which, as their
@@ -71,7 +106,7 @@ def calls_of_run(
         sequences: of the step's batch and of those that follow; None is as many as have 32,768 tokens.
 
     Returns:
-        A call of each layer, and the run's attention.
+        For each 32,768 tokens a call of each layer, and the run's attention.
 
     Raises:
         UserError: the tape or the data are missing, or the run has no such step.
@@ -90,15 +125,20 @@ def calls_of_run(
     parts = build(plan)
     if parts.start.step:
         parts.step.load_state(parts.start.tensors)
-    wanted = sequences or -(-_TOKENS // config.model.context)
-    steps = range(parts.start.step, min(tape.steps, parts.start.step + -(-wanted // config.train.batch_size)))
+    length, batch_size = config.model.context, config.train.batch_size
+    at_once = -(-_TOKENS // length)
+    wanted = sequences or at_once
+    steps = range(parts.start.step, min(tape.steps, parts.start.step + -(-wanted // batch_size)))
     windows = np.concatenate([parts.order.windows(at)[:, 0].reshape(-1) for at in steps])[:wanted]
-    batch = gather_windows(parts.tokens.train, windows, config.model.context).to(device)
-    parts_of_calls = [
-        _calls(parts.step, config, some, parts.start.step)
-        for some in batch.split(config.train.micro_batch_size or config.train.batch_size)
-    ]
-    return [joined(layer) for layer in zip(*parts_of_calls, strict=True)], config.attn
+
+    def batches() -> Iterator[list[AttentionCall]]:
+        for start in range(0, len(windows), at_once):
+            batch = gather_windows(parts.tokens.train, windows[start : start + at_once], length).to(device)
+            micro = batch.split(config.train.micro_batch_size or batch_size)
+            found = [_calls(parts.step, config, some, parts.start.step) for some in micro]
+            yield [joined(layer) for layer in zip(*found, strict=True)]
+
+    return batches(), config.attn
 
 
 def _calls(step: OptimizerStep, config: Config, sequences: torch.Tensor, number: int) -> list[AttentionCall]:
@@ -168,14 +208,17 @@ def function_named(word: str) -> Function:
     return function
 
 
-def calls_of_model(
+def batches_of_model(
     name: str, text: str, sequences: int, tokens: int, device: torch.device, functions: Sequence[str] = ()
-) -> list[AttentionCall]:
+) -> Iterator[list[AttentionCall]]:
     """Run a causal language model of Transformers forward and backward on a text, under BF16 autocast.
 
     Args:
         name: folder or name, as ``from_pretrained`` takes it.
         text: cut into sequences of so many tokens.
+
+    Yields:
+        For each 16 sequences a call of each layer. dO is their part of the mean loss of all.
 
     Raises:
         UserError: Transformers is not installed, there is no such model, or the text is too short.
@@ -198,18 +241,18 @@ def calls_of_model(
     if len(ids) < tokens:
         raise UserError(f"--text: {len(ids):,} tokens, fewer than one sequence of {tokens:,}; give more, or --tokens")
     count = min(sequences, len(ids) // tokens)
-    batch = ids[: count * tokens].reshape(count, tokens).to(device)
-    recorder = Recorder(count, functions)
-    end = recorder.start()
-    try:
-        with torch.autocast(device.type, torch.bfloat16):
-            loss = model(batch, labels=batch).loss
-        recorder.stop()
-        loss.backward()
-    finally:
-        end()
-    calls = [one for layer, recorded in enumerate(recorder.calls, 1) if (one := recorded.call(layer, 0))]
-    if not calls:
-        why = "; ".join(sorted(recorder.missed)) or "it calls none that is known"
-        raise UserError(f"{name}: no attention was recorded ({why}); name it with --function MODULE:NAME")
-    return calls
+    for batch in ids[: count * tokens].reshape(count, tokens).to(device).split(MODEL_BATCH):
+        recorder = Recorder(len(batch), functions)
+        end = recorder.start()
+        try:
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = model(batch, labels=batch).loss * (len(batch) / count)
+            recorder.stop()
+            loss.backward()
+        finally:
+            end()
+        calls = [one for layer, recorded in enumerate(recorder.calls, 1) if (one := recorded.call(layer, 0))]
+        if not calls:
+            why = "; ".join(sorted(recorder.missed)) or "it calls none that is known"
+            raise UserError(f"{name}: no attention was recorded ({why}); name it with --function MODULE:NAME")
+        yield calls

@@ -46,7 +46,8 @@ def watch(
         interval: steps between observations of the attention. An observed step runs uncompiled.
         weights_interval: steps between norms of the weights.
         log_interval: steps between reads of the losses from the device.
-        sequences: of the batch that are observed. A capture has 16, if the batch does.
+        sequences: of the batch that are observed. A capture has 16, if the batch does; the steps after it are measured
+            for the error of δ, until it is known of 256 sequences.
         functions: attentions that are neither PyTorch's nor Transformers', ``MODULE:NAME`` each, with ``@bthd`` behind
             where they take [B, T, H, d].
         wandb: as ``tracking`` of own runs.

@@ -1,4 +1,4 @@
-"""A training loop that is watched: what is observed at which step, and what is kept when something goes wrong."""
+"""A training loop that is watched: its losses and weights are recorded, and judged for what goes wrong."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from flashpoint.capture.batches import LatestBatches
+from flashpoint.capture.collection import SEQUENCES
 from flashpoint.capture.guard import Guard
+from flashpoint.capture.observations import Observations
 from flashpoint.capture.observer import Observer
 from flashpoint.capture.projections import spectral_norms
 from flashpoint.capture.run import WatchedRun
-from flashpoint.capture.values import floats, gradient_norm, measures_of, one_number
+from flashpoint.capture.values import floats, gradient_norm, one_number
 from flashpoint.config import DetectorConfig
-from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.errors import UserError, notify
+from flashpoint.errors import UserError
 from flashpoint.probes.sentinel import LOOKBACK, Sentinel
 from flashpoint.training.detector import ExplosionDetector
 from flashpoint.training.listeners import Listener
-
-_CAPTURED = 16
-"""Sequences of a capture: the bias of δ is judged by its spread over sequences."""
 
 
 class Watch:
@@ -51,9 +49,10 @@ class Watch:
         listeners: Sequence[Listener],
     ) -> None:
         self._model = model
-        self._interval, self._weights_interval, self._log_interval = intervals
+        interval, self._weights_interval, self._log_interval = intervals
         self._step = 0
         self._guard = Guard(lambda: self._step)
+        self._batches = LatestBatches(self._log_interval)
         self._detector, self._sentinel = ExplosionDetector(DetectorConfig()), Sentinel(warmup_steps)
         self.run: WatchedRun | None = None
         if os.environ.get("RANK", "0") == "0":
@@ -66,15 +65,12 @@ class Watch:
                 runs_dir, name, steps, warmup_steps, sum(one.numel() for one in parameters), parameters[0].device,
                 listeners,
             )  # fmt: skip
+            self._observations = Observations(
+                self._observer, self.run, self._batches, self._guard, interval, self._log_interval
+            )
         self._entered = False
         self._started = time.perf_counter()
         self._pending: list[tuple[int, Tensor | float, Tensor | float | None]] = []
-        self._batches = LatestBatches(self._log_interval)
-        self._search_again = 0
-        self._postponed = False
-        self._shape: tuple[int, int] | None = None
-        self._last_calls: list[AttentionCall] = []
-        self._wanted: tuple[str, int | None] | None = None
         self._last_loss = math.nan
         self._overflowed = False
 
@@ -91,12 +87,11 @@ class Watch:
         self._entered = False
         if self.run is None:
             return
-        self._observer.stop()
+        self._observations.stop()
         if not self._step and kind is None:
             self._guard.tell("watched.step was never called: nothing is recorded; call it once an optimiser step")
         self._guard.do("reading the last losses", self._flush)
-        if self._wanted is not None:
-            self._guard.do("writing a capture", self._keep_instead)
+        self._guard.do("writing a capture", self._observations.end)
         self._guard.do("writing the verdict", lambda: self._close(None if kind is None else _named(kind)))
 
     def step(
@@ -126,23 +121,23 @@ class Watch:
         """``stable``, ``exploded`` or ``nonfinite``, by the losses that have been read."""
         return self._detector.verdict
 
-    def capture(self, reason: str = "asked for") -> None:
-        """Observe the next forward pass, of this step or of the next one, and write the tensors of all its layers."""
+    @property
+    def busy(self) -> bool:
+        """Whether a capture, or sequences of the steps after it, are still to come: a loop that stops loses them."""
+        return self.run is not None and self._observations.unfinished
+
+    def capture(self, reason: str = "asked for", *, sequences: int = SEQUENCES) -> None:
+        """Observe the next forward pass, of this step or of the next one, and write the tensors of all its layers.
+
+        Args:
+            reason: is told with it.
+            sequences: of the steps that follow, of which the error of δ alone is measured and written. 0 is none.
+        """
         if not self._entered:
             self._guard.tell("a capture outside of the block is not made; call it between watched.step and another")
             return
-        self._wanted = (reason, None)
         if self.run is not None:
-            self._observer.keep_at_least(_CAPTURED)
-        self._observe_next()
-
-    def _keep_instead(self) -> None:
-        """The loop has ended before what was asked for came, as after an explosion: the last observation is kept."""
-        (reason, layer), self._wanted = self._wanted or ("", None), None
-        if self._last_calls:
-            self._keep(reason, layer)
-        else:
-            self._guard.tell(f"no capture ({reason}): the loop has ended before a step showed attention")
+            self._observations.want(self._step, reason, sequences)
 
     def _close(self, interrupted: str | None) -> None:
         assert self.run is not None
@@ -159,10 +154,7 @@ class Watch:
         self._guard.do("reading the loss", lambda: self._note(step, loss, grad_norm, due))
         if batch is not None:
             self._guard.do("reading the batch", lambda: self._note_batch(step, batch))
-        if self._observer.recording and (
-            self._observer.has_calls or self._wanted is None or self._observer.since < step
-        ):
-            self._guard.do("measuring the attention", lambda: self._observed(step))
+        self._observations.take(step)
         if self._observer.projections and (step + 1) % self._weights_interval == 0:
             self._guard.do("measuring W_Q and W_K", lambda: self._weigh(step))
         if metrics:
@@ -192,35 +184,8 @@ class Watch:
         self.run.log(step, {name: float(one_number(value, name)) for name, value in metrics.items()})
 
     def _observe_next(self) -> None:
-        """Record the next forward pass, if it is to be observed."""
-        if self.run is None or self._observer.recording:
-            return
-        due = self._step == 0 or (self._step + 1) % self._interval == 0 or self._wanted is not None
-        due = due or self._postponed or (self._shape is None and self._step == self._search_again)
-        self._postponed = due and self._observer.must_wait
-        if due and not self._postponed:
-            least = 0 if self._wanted is None else _CAPTURED
-            self._guard.do("recording the attention", lambda: self._observer.begin(self._step, least))
-
-    def _observed(self, step: int) -> None:
-        assert self.run is not None
-        calls = self._observer.finish(step)
-        if not calls:  # look again soon, at ever longer distances
-            self._search_again = max(2 * self._step, self._log_interval)
-            self._wanted = None
-            return
-        if self._shape is None:
-            self.run.describe(calls)
-            self._shape = len(calls), calls[0].q.shape[1]
-        self._last_calls = calls
-        if {(len(calls), call.q.shape[1]) for call in calls} == {self._shape}:
-            self.run.log(step, measures_of(calls))
-        else:
-            self._guard.tell("layers have different numbers of heads, or not every step has all of them: "
-                       "bias of δ and the like are not logged there; captures have them")  # fmt: skip
-        if self._wanted is not None:
-            (reason, layer), self._wanted = self._wanted, None
-            self._keep(reason, layer)
+        if self.run is not None:
+            self._observations.begin(self._step)
 
     def _weigh(self, step: int) -> None:
         assert self.run is not None
@@ -229,7 +194,7 @@ class Watch:
         norms = {name: spectral_norms(some).cpu().double().numpy() for name, some in projections.items()}
         self.run.log(step, norms)
         if "w_q_spectral_norm" in norms and (warning := self._sentinel.update(step, norms["w_q_spectral_norm"])):
-            self._wanted = (
+            self._observations.want_next(
                 f"W_Q of layer {warning.layer}, head {warning.head} has grown ×{warning.growth:.1f} in {LOOKBACK} "
                 f"steps, to {warning.norm:.1f}: an explosion may follow",
                 warning.layer,
@@ -251,29 +216,22 @@ class Watch:
             overflows = norm is not None and not math.isfinite(norm)
             first, self._overflowed = overflows and not self._overflowed, self._overflowed or overflows
             if stable and (first or self._detector.verdict == "nonfinite"):
-                self._keep(f"loss {loss}" if norm is None else f"loss {loss}, gradient norm {norm}", None, step)
+                self._observations.keep_last(
+                    f"loss {loss}" if norm is None else f"loss {loss}, gradient norm {norm}", step
+                )
             elif stable and self._detector.verdict == "exploded":
                 hottest = self._sentinel.hottest(1)
-                self._wanted = (f"the loss has exploded, since step {self._detector.onset_step:,}",
-                                hottest[0].layer if hottest else None)  # fmt: skip
+                self._observations.want_next(
+                    f"the loss has exploded, since step {self._detector.onset_step:,}",
+                    hottest[0].layer if hottest else None,
+                )
         self._last_loss = losses[-1]
         for step, of_batch in self._batches.fingerprints():
             self.run.note_batch(step, of_batch)
         if self._detector.verdict != "nonfinite":
             self._batches.clear()
-
-    def _keep(self, reason: str, layer: int | None, step: int | None = None) -> None:
-        """Write the last observation, and the batch of ``step`` or of the observation."""
-        assert self.run is not None
-        calls = [call for call in self._last_calls if layer is None or call.layer == layer]
-        at = step if step is not None else (calls[0].step if calls else self._step)
-        batch, unchanged = self._batches.of(at)
-        if not unchanged:
-            self._guard.tell("a batch is not kept: its tensors have been overwritten since its step; hand over copies")
-            batch = None
-        folder = self.run.keep(calls, batch, at, reason)
-        if calls:
-            notify(f"flashpoint diagnose {folder} says what its attention did")
+        else:
+            self._observations.collect_no_more()
 
 
 def _named(kind: type[BaseException]) -> str:

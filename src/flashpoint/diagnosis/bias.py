@@ -5,20 +5,20 @@ A sequence gives one value, because tokens of one sequence are not independent.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from scipy import stats
 from torch import Tensor
 
+from flashpoint.diagnosis.delta_sample import PARTS, SOURCES, DeltaSample
 from flashpoint.diagnosis.measures import Measures
 
 CHANCE = 0.001
 """How likely a diagnosis of one layer without a fault may call some head's δ biased."""
 IGNITED = {1e-6: "2 of 4", 3e-6: "3 of 4", 1e-5: "4 of 4"}
 """Runs that exploded with a constant error of δ of this share of |dO||O| in one layer (docs/findings/injected.md)."""
-_SOURCES = ("row_sum", "grad_delta", "delta")
-"""Measures of δ's error, the most direct one first."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class DeltaBias:
         mean, error: Σ ε / Σ |dO||O| and its standard error over sequences; NaN with one sequence.
         nats, nats_error: Σ ε over all observed tokens, nats of the loss that dO is the gradient of.
         noise: (Σ ε² / Σ (|dO||O|)²)^½.
-        sequences: that were observed.
+        sequences: that were observed, N of the call and M of the sample.
+        steps: of the training, that they are of.
     """
 
     mean: Tensor
@@ -38,14 +39,22 @@ class DeltaBias:
     nats_error: Tensor
     noise: Tensor
     sequences: int
+    steps: int
 
     @classmethod
-    def of(cls, measures: Measures) -> DeltaBias | None:
-        """Return the bias by the most direct measure of δ's error; None where there is none."""
-        name = next((name for name in _SOURCES if f"{name}_bias" in measures), None)
+    def of(cls, measures: Measures, step: int = 0, sample: DeltaSample | None = None) -> DeltaBias | None:
+        """Return the bias by the most direct measure of δ's error; None where there is none.
+
+        Args:
+            measures: of a call, [N, H].
+            step: of the call.
+            sample: further sequences of its layer. The measure is one that they have, too.
+        """
+        held = [measures] if sample is None or not sample.steps else [measures, sample.measures]
+        name = next((name for name in SOURCES if all(f"{name}_bias" in one for one in held)), None)
         if name is None:
-            return None
-        biases, sums = measures[f"{name}_bias"], measures[f"{name}_sum"]
+            return None if len(held) == 1 else cls.of(measures, step)
+        biases, noises, sums = (torch.cat([one[f"{name}_{part}"] for one in held]) for part in PARTS)
         count = len(biases)
         spread, sums_spread = (x.std(0) if count > 1 else torch.full_like(x[0], torch.nan) for x in (biases, sums))
         return cls(
@@ -53,15 +62,31 @@ class DeltaBias:
             error=spread / count**0.5,
             nats=sums.sum(0),
             nats_error=sums_spread * count**0.5,
-            noise=measures[f"{name}_noise"].mean(0),
+            noise=noises.mean(0),
             sequences=count,
+            steps=len({step, *(sample.steps if sample is not None and len(held) > 1 else ())}),
         )
+
+    def __str__(self) -> str:
+        """What it was measured on."""
+        sequences = f"{self.sequences:,} sequence{'s' * (self.sequences != 1)}"
+        return f"{sequences} of {self.steps:,} steps" if self.steps > 1 else sequences
 
     @property
     def smallest(self) -> Tensor:
         """The smallest bias [H] that these sequences could have shown: Student's t, Bonferroni over heads."""
-        threshold = stats.t.isf(CHANCE / len(self.mean) / 2, max(self.sequences - 1, 1))
-        return self.error.clamp_min(1e-300) * float(threshold)
+        return self.error.clamp_min(1e-300) * self._threshold(self.sequences)
+
+    def needed(self, size: float) -> int:
+        """Return how many sequences would show a bias of a size in every head, if they spread as these do."""
+        spread = float(self.error.max()) * self.sequences**0.5
+        count = self.sequences
+        for _ in range(10):  # the threshold hardly depends on the count: this settles at once
+            count = max(2, math.ceil((self._threshold(count) * spread / size) ** 2))
+        return count
+
+    def _threshold(self, sequences: int) -> float:
+        return float(stats.t.isf(CHANCE / len(self.mean) / 2, max(sequences - 1, 1)))
 
     @property
     def igniting(self) -> Tensor:

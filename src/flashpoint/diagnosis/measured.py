@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -15,6 +16,8 @@ from flashpoint.numerics.variant import AttentionVariant
 
 _ELEMENTS = 1 << 24
 """Scores that are held at a time, if those of one head of keys are not more."""
+_OfHeads = Callable[[AttentionCall, Results, Probed | None, int], Measures]
+"""Measures the heads of a call [H], in the sequence of a number."""
 
 
 def measured(
@@ -25,21 +28,22 @@ def measured(
     Those of inputs, of results, and where ``probed`` is given of what the attention said when it was asked.
     ``declared`` is what the attention says that it rounds.
     """
+    return by_sequence(call, results, probed, functools.partial(_of_heads, declared=declared))
+
+
+def by_sequence(call: AttentionCall, results: Results, probed: Probed | None, of_heads: _OfHeads) -> Measures:
+    """Return what ``of_heads`` measures of each sequence, [N, H] on the CPU; it is given some heads at a time."""
     if not call.q.shape[0]:
         raise ValueError("a call of no sequence")
-    by_sequence = [_of_sequence(call, results, probed, declared, n) for n in range(call.q.shape[0])]
-    return {name: torch.stack([one[name] for one in by_sequence]).cpu() for name in by_sequence[0]}
-
-
-def _of_sequence(
-    call: AttentionCall, results: Results, probed: Probed | None, declared: AttentionVariant | None, n: int
-) -> Measures:
-    parts = [_of_heads(*some, declared, n) for some in _split(call, results, probed)]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    found = []
+    for n in range(call.q.shape[0]):
+        parts = [of_heads(*some, n) for some in _split(call, results, probed)]
+        found.append({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+    return {name: torch.stack([one[name] for one in found]).cpu() for name in found[0]}
 
 
 def _of_heads(
-    call: AttentionCall, results: Results, probed: Probed | None, declared: AttentionVariant | None, n: int
+    call: AttentionCall, results: Results, probed: Probed | None, n: int, declared: AttentionVariant | None
 ) -> Measures:
     true = exact(call, n)
     found = {**of_inputs(true), **of_results(call, results, true, n, declared)}

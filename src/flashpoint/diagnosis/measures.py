@@ -111,13 +111,13 @@ def of_results(
                 name, wanted, call, true
             )
         if name == "grad_k" and results.grad_q is not None:
-            error = _delta_error_of(results.grad_q[n].double(), true, call.scale)
+            error = delta_error_of(results.grad_q[n].double(), true, call.scale)
             of_delta = -call.scale * (true.probs.mT @ (error[..., None] * call.q[n].double()))
             rest = found - wanted - of_delta.unflatten(0, (-1, call.groups)).sum(1)
             unexplained = rest.norm(dim=(-2, -1)) / _size(name, wanted, call, true)
             measured["grad_k_unexplained"] = unexplained.repeat_interleave(call.groups, 0)
     if results.out is not None and results.grad_q is not None:
-        error = _delta_error_of(results.grad_q[n].double(), true, call.scale)
+        error = delta_error_of(results.grad_q[n].double(), true, call.scale)
         measured |= delta_follows(call, results.out[n].double(), error, true, n)
     return {**measured, "nonfinite": nonfinite.double().sum(-1)}
 
@@ -206,7 +206,7 @@ def _length_error(found: Tensor, true: Exact) -> Tensor:
     return along[:, 1:].std(-1) if along.shape[-1] > 2 else along.new_zeros(len(along))
 
 
-def _delta_error_of(grad_q: Tensor, true: Exact, scale: float) -> Tensor:
+def delta_error_of(grad_q: Tensor, true: Exact, scale: float) -> Tensor:
     """Return the error of δ [H, T] that dQ's error along PK tells of."""
     pk = true.attended_keys
     return -((grad_q - true.grad_q) * pk).sum(-1) / (scale * pk.square().sum(-1).clamp_min(1e-300))
@@ -214,7 +214,7 @@ def _delta_error_of(grad_q: Tensor, true: Exact, scale: float) -> Tensor:
 
 def _unexplained_grad_q(found: Tensor, true: Exact, scale: float) -> Tensor:
     """Return the length [H] of dQ's error without the part along PK, which an error of δ makes."""
-    of_delta = -scale * _delta_error_of(found, true, scale)[..., None] * true.attended_keys
+    of_delta = -scale * delta_error_of(found, true, scale)[..., None] * true.attended_keys
     return (found - true.grad_q - of_delta).norm(dim=(-2, -1))
 
 
@@ -223,7 +223,7 @@ def _of_grad_q(found: Tensor, true: Exact, scale: float) -> Measures:
     # A row whose own gradient is small has an error from δ all the same: the unit is the head's typical row at least.
     size = true.grad_q.norm(dim=-1)
     size = torch.maximum(size, size.square().mean(-1, keepdim=True).sqrt()).clamp_min(1e-300)
-    error = _delta_error_of(found, true, scale)
+    error = delta_error_of(found, true, scale)
     mean_key = true.k.mean(-2, keepdim=True)
     unit = mean_key / mean_key.norm(dim=-1, keepdim=True).clamp_min(1e-300)
     along = (difference * unit).sum(-1).square().sum(-1) / difference.square().sum((-2, -1)).clamp_min(1e-300)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from flashpoint.diagnosis.bias import DeltaBias, ignited
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.delta_sample import DeltaSample
+from flashpoint.diagnosis.finding import Finding
 from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Measures, Results
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
@@ -29,41 +31,6 @@ _DEAD_ROWS = 0.001
 """Share of rows that are switched off. Nothing else makes |O| half as long."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong in some heads of a layer.
-
-    Attributes:
-        kind: of :data:`KINDS`.
-        layer: from 1.
-        heads: from 1.
-        text: what is wrong and the figures that show it, one sentence.
-    """
-
-    kind: str
-    layer: int
-    heads: tuple[int, ...]
-    text: str
-
-
-KINDS = {
-    "fp16_overflow": "scores overflow FP16",
-    "nonfinite": "NaN or infinity",
-    "random_row": "results that differ from call to call",
-    "dropped_tile": "keys that get no weight",
-    "stale_maximum": "blocks of keys with wrong weights",
-    "logsumexp_block": "L is off",
-    "out_rows": "rows of O are off",
-    "gradients_off": "gradients are off",
-    "delta_bias": "δ is biased",
-    "rounded_denominator": "ℓ is rounded",
-    "coarse_rounding": "more is rounded than P̄ and O",
-    "rounded_head": "δ of some heads takes the rounding of O",
-    "dead_rows": "rows are switched off",
-}
-"""Each kind of finding, from what hides others to what does not."""
-
-
 _Make = Callable[[str, Tensor, str], Finding]
 """Makes a finding of a kind, the heads [H] that have it, and a text."""
 
@@ -74,17 +41,22 @@ class Diagnosis:
 
     Attributes:
         measures: by name, [N, H].
+        bias: of δ, in the call's sequences and in further ones; None where nothing tells of δ's error.
         probed: whether the attention was asked with features of its own.
     """
 
     call: AttentionCall
     measures: Measures
+    bias: DeltaBias | None
     probed: bool
     findings: tuple[Finding, ...]
 
 
 def diagnose(
-    call: AttentionCall, function: Function | None = None, declared: AttentionVariant | None = None
+    call: AttentionCall,
+    function: Function | None = None,
+    declared: AttentionVariant | None = None,
+    sample: DeltaSample | None = None,
 ) -> Diagnosis:
     """Say what is wrong with a call.
 
@@ -92,6 +64,8 @@ def diagnose(
         call: with the results of the attention, unless ``function`` is given.
         function: the attention, which is called anew. It tells of row sums, weights and repeatability too.
         declared: what the attention says that it rounds. Errors of O of that size are no finding.
+        sample: errors of δ of the same attention and layer in further sequences. The bias of δ is judged by these
+            together with the call's; everything else by the call's.
 
     Raises:
         ValueError: there is neither a result in the call nor a function.
@@ -102,9 +76,9 @@ def diagnose(
     probed = probe(function, call) if function else None
     differing = _differing_rows(function, call, results)
     measures = measured(call, results, probed, declared)
-    return Diagnosis(
-        call, measures, probed is not None, tuple(_findings(call, measures, probed, differing, declared is not None))
-    )
+    bias = DeltaBias.of(measures, call.step, sample)
+    findings = _findings(call, measures, bias, probed, differing, declared is not None)
+    return Diagnosis(call, measures, bias, probed is not None, tuple(findings))
 
 
 def _differing_rows(function: Function | None, call: AttentionCall, results: Results) -> Tensor:
@@ -134,7 +108,12 @@ def _differs(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _findings(
-    call: AttentionCall, of: Measures, probed: Probed | None, differing: Tensor, declares: bool
+    call: AttentionCall,
+    of: Measures,
+    bias: DeltaBias | None,
+    probed: Probed | None,
+    differing: Tensor,
+    declares: bool,
 ) -> list[Finding]:
     """Return the findings. One that makes nonsense of the others is returned alone."""
 
@@ -155,7 +134,7 @@ def _findings(
     heads = (length - expected > _LENGTH_OFF**2) & (length > 4 * expected) & (length - expected > 0.5 * coarser)
     dead = of["dead_rows"].mean(0) > _DEAD_ROWS
     heads &= ~(dead | _explained(of)) if declares else ~dead
-    found = [_biased(of, finding)]
+    found = [_biased(bias, of, finding)]
     if not declares and (rough := ~heads & ~dead & (coarser > 3 * of["out_error_expected"].square().mean(0))).any():
         errs, explained = (float(of[name][:, rough].mean()) for name in ("out_error", "out_error_expected"))
         coarse = "S, P̄ or Ō is rounded to fewer bits" if call.q.dtype == torch.float32 else "S or Ō is rounded"
@@ -250,8 +229,7 @@ def _explained(of: Measures) -> Tensor:
     return (coarse & as_rounded) | (of["dead_rows"].mean(0) > _DEAD_ROWS)
 
 
-def _biased(of: Measures, finding: _Make) -> Finding | None:
-    bias = DeltaBias.of(of)
+def _biased(bias: DeltaBias | None, of: Measures, finding: _Make) -> Finding | None:
     if bias is None or bias.sequences < _FEW or not (heads := bias.igniting).any():
         return None
     worst = int((bias.mean.abs() * heads).argmax())
@@ -259,14 +237,14 @@ def _biased(of: Measures, finding: _Make) -> Finding | None:
     follows = float(of["delta_follows_out"][:, worst].mean()) if "delta_follows_out" in of else float("nan")
     source = "its error follows the rounding of O" if follows > _FOLLOWS else "its error does not follow O's rounding"
     text = (
-        f"δ errs by {size:+.1e} of |dO||O| on average, {abs(sure):.0f} standard errors of {bias.sequences} sequences, "
+        f"δ errs by {size:+.1e} of |dO||O| on average, {abs(sure):.0f} standard errors of {bias}, "
         f"and by {nats:+.1e} nats over them; its noise is {float(bias.noise[worst]):.1e}; {source}; {ignited(size)}"
     )
     return finding("delta_bias", heads, text)
 
 
 def _rounded_head(of: Measures, finding: _Make) -> Finding | None:
-    if "delta_follows_out" not in of:
+    if "delta_follows_out" not in of or len(of["delta_follows_out"]) < 2:  # one sequence has no spread
         return None
     follows = of["delta_follows_out"].mean(0)
     spread = of["delta_follows_out"].std(0) / len(of["delta_follows_out"]) ** 0.5

@@ -1,0 +1,70 @@
+"""The file of a capture's folder that has the errors of δ in later sequences, of which no tensors are kept.
+
+One JSON object a line, for a step and a layer: each measure of :class:`DeltaSample` is a list of sequences, each a list
+of heads. Lines are added step by step: a loop that is killed leaves those of the steps before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from pydantic import Field, model_validator
+
+from flashpoint.diagnosis.delta_sample import PARTS, SOURCES, DeltaSample, joined_samples
+from flashpoint.errors import UserError
+from flashpoint.schema import Kind, Step, understood
+
+NAME = "delta.jsonl"
+_REMEDY = "restore the file, or delete it: the tensors beside it are diagnosed without it"
+
+
+class _Line(Kind):
+    """Errors of δ in the sequences of a step, in a layer from 1."""
+
+    step: Step
+    layer: Annotated[int, Field(ge=1, lt=2**31)]
+    measures: dict[str, list[list[float]]]
+
+    @model_validator(mode="after")
+    def _check(self) -> _Line:
+        sources = {name.rpartition("_")[0] for name in self.measures} & set(SOURCES)
+        if not sources or set(self.measures) != {f"{source}_{part}" for source in sources for part in PARTS}:
+            raise ValueError(f"measures: found {', '.join(self.measures)}; expected {', '.join(PARTS)} of δ's errors")
+        shapes = {(len(of), *map(len, of)) for of in self.measures.values()}
+        if len(shapes) > 1 or len({*next(iter(shapes))[1:]}) != 1:
+            raise ValueError("measures: expected as many sequences and heads of each")
+        return self
+
+
+def append(path: Path, step: int, samples: Mapping[int, DeltaSample]) -> None:
+    """Add what a step's sequences showed in some layers."""
+    with path.open("a") as file:
+        for layer, sample in samples.items():
+            measures = {name: of.tolist() for name, of in sample.measures.items()}
+            file.write(json.dumps({"step": step, "layer": layer, "measures": measures}) + "\n")
+
+
+def read(path: Path) -> dict[int, DeltaSample]:
+    """Return the sample of each layer. A last line cut short, as a killed loop leaves it, is left out.
+
+    Raises:
+        UserError: a line is damaged, or a layer has other heads than before.
+    """
+    try:
+        *lines, _unfinished = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; {_REMEDY}") from error
+    found: dict[int, list[DeltaSample]] = {}
+    for number, text in enumerate(lines, 1):
+        line = understood(text, _Line, f"{path}:{number}", _REMEDY)
+        measures = {name: torch.tensor(of, dtype=torch.float64) for name, of in line.measures.items()}
+        sample = DeltaSample((line.step,) * len(next(iter(measures.values()))), measures)
+        before = found.setdefault(line.layer, [])
+        if before and before[0].heads != sample.heads:
+            raise UserError(f"{path}:{number}: {sample.heads} heads, and {before[0].heads} before; {_REMEDY}")
+        before.append(sample)
+    return {layer: joined_samples(samples) for layer, samples in found.items()}

@@ -1,0 +1,178 @@
+"""Which steps of a watched loop have their attention observed, and what is kept of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashpoint.capture.batches import LatestBatches
+from flashpoint.capture.collection import SEQUENCES, Collection
+from flashpoint.capture.guard import Guard
+from flashpoint.capture.observer import Observer
+from flashpoint.capture.run import WatchedRun
+from flashpoint.capture.values import measures_of
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.errors import notify
+
+_CAPTURED = 16
+"""Sequences of a capture, and of each step that is collected: a batch of any size fits beside the training."""
+
+
+@dataclass(frozen=True)
+class _Capture:
+    """One that is to be made of the next observation.
+
+    Attributes:
+        layer: the only one to keep; None is all.
+        sequences: of later steps, in which the error of δ is to be measured.
+    """
+
+    reason: str
+    layer: int | None
+    sequences: int
+
+
+class Observations:
+    """Observes steps at an interval, for captures, and to collect errors of δ after a capture.
+
+    Args:
+        interval: steps between observations.
+        search_interval: steps after which attention that no step has shown yet is first looked for again.
+    """
+
+    def __init__(
+        self,
+        observer: Observer,
+        run: WatchedRun,
+        batches: LatestBatches,
+        guard: Guard,
+        interval: int,
+        search_interval: int,
+    ) -> None:
+        self._observer, self._run, self._batches, self._guard = observer, run, batches, guard
+        self._interval, self._search_interval = interval, search_interval
+        self._search_again = 0
+        self._postponed = False
+        self._shape: tuple[int, int] | None = None
+        self._last_calls: list[AttentionCall] = []
+        self._wanted: _Capture | None = None
+        self._collection: Collection | None = None
+        self._collects = True
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a capture is to be made, or errors of δ are to be collected."""
+        return self._wanted is not None or self._collection is not None
+
+    def want(self, step: int, reason: str, sequences: int) -> None:
+        """Capture all layers of the next forward pass, of this step if it is still to come."""
+        self._wanted = _Capture(reason, None, sequences)
+        if self._observer.partial:  # it does not record all layers
+            self._observer.drop()
+        self._observer.keep_at_least(_CAPTURED)
+        self.begin(step)
+
+    def want_next(self, reason: str, layer: int | None) -> None:
+        """Capture a layer of the next step; None is all."""
+        self._wanted = _Capture(reason, layer, SEQUENCES)
+
+    def begin(self, step: int) -> None:
+        """Record the next forward pass, if the step is to be observed."""
+        if self._observer.recording:
+            return
+        due = step == 0 or (step + 1) % self._interval == 0 or self._wanted is not None
+        due = due or self._postponed or (self._shape is None and step == self._search_again)
+        self._postponed = due and self._observer.must_wait
+        if self._observer.must_wait or not (due or self._collection):
+            return
+        least = 0 if self._wanted is None and self._collection is None else _CAPTURED
+        layers = None if due or self._collection is None else self._collection.layers
+        self._guard.do("recording the attention", lambda: self._observer.begin(step, least, layers))
+
+    def take(self, step: int) -> None:
+        """Take in the step that was recorded, if one was; one whose capture came after the forward pass waits."""
+        if self._observer.recording and (
+            self._observer.has_calls or self._wanted is None or self._observer.since < step
+        ):
+            self._guard.do("measuring the attention", lambda: self._observed(step))
+
+    def keep_last(self, reason: str, step: int) -> None:
+        """Write the last observation, and the batch of a step."""
+        self._keep(reason, self._last_calls, step)
+
+    def collect_no_more(self) -> None:
+        """Collect no errors of δ from now on: what follows a loss that is no number is none either."""
+        self._collects = False
+        self._end_collection()
+
+    def stop(self) -> None:
+        """The loop has ended: put back what recording replaced."""
+        self._observer.stop()
+
+    def end(self) -> None:
+        """Write what is still to be written. Without a step that follows, as after an explosion, what was asked for is
+        made of the last observation."""
+        self._end_collection()
+        wanted, self._wanted = self._wanted, None
+        if wanted is not None and self._last_calls:
+            self._keep_as(wanted)
+        elif wanted is not None:
+            self._guard.tell(f"no capture ({wanted.reason}): the loop has ended before a step showed attention")
+
+    def _observed(self, step: int) -> None:
+        partial = self._observer.partial
+        calls = self._observer.finish(step)
+        if self._collection is not None:
+            self._collect(self._collection, calls)
+        if partial:
+            return
+        if not calls:  # look again soon, at ever longer distances
+            self._search_again = max(2 * step, self._search_interval)
+            self._wanted = None
+            return
+        if self._shape is None:
+            self._run.describe(calls)
+            self._shape = len(calls), calls[0].q.shape[1]
+        self._last_calls = calls
+        if {(len(calls), call.q.shape[1]) for call in calls} == {self._shape}:
+            self._run.log(step, measures_of(calls))
+        else:
+            self._guard.tell("layers have different numbers of heads, or not every step has all of them: "
+                       "bias of δ and the like are not logged there; captures have them")  # fmt: skip
+        if self._wanted is not None:
+            wanted, self._wanted = self._wanted, None
+            self._end_collection()
+            kept, folder = self._keep_as(wanted)
+            if kept and wanted.sequences and self._collects:
+                notify(f"the next steps measure δ on {wanted.sequences:,} sequences more")
+                self._collection = Collection(folder, kept, self._observer.seen, wanted.sequences)
+
+    def _collect(self, collection: Collection, calls: list[AttentionCall]) -> None:
+        """Add a step to a collection. One that is complete, or in which measuring fails, is at its end."""
+        failed = True
+        try:
+            collection.take(calls, self._observer.seen)
+            failed = False
+        finally:
+            if failed or collection.complete:
+                self._end_collection()
+
+    def _end_collection(self) -> None:
+        ended, self._collection = self._collection, None
+        if ended is not None:
+            ended.tell()
+
+    def _keep_as(self, wanted: _Capture) -> tuple[list[AttentionCall], Path]:
+        """Write what was asked for of the last observation; return it and its folder."""
+        calls = [call for call in self._last_calls if wanted.layer in (None, call.layer)]
+        return calls, self._keep(wanted.reason, calls, self._last_calls[0].step)
+
+    def _keep(self, reason: str, calls: list[AttentionCall], step: int) -> Path:
+        batch, unchanged = self._batches.of(step)
+        if not unchanged:
+            self._guard.tell("a batch is not kept: its tensors have been overwritten since its step; hand over copies")
+            batch = None
+        folder = self._run.keep(calls, batch, step, reason)
+        if calls:
+            notify(f"flashpoint diagnose {folder} says what its attention did")
+        return folder

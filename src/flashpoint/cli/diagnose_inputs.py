@@ -1,0 +1,148 @@
+"""What ``flashpoint diagnose`` is given: calls of each layer, further sequences, and the attention to call anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from flashpoint.capture.sources import (
+    batches_of_model,
+    batches_of_run,
+    function_named,
+    function_of_layer,
+    read_calls,
+    read_samples,
+)
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.delta_sample import DeltaSample, delta_sample, joined_samples
+from flashpoint.diagnosis.probe import Function
+from flashpoint.diagnosis.verdict import Diagnosis, diagnose
+from flashpoint.errors import UserError
+from flashpoint.files import CONFIGS
+from flashpoint.numerics.named import variant_named
+from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.runs.folder import RunFolder
+
+_SEQUENCES = 16
+"""Of a text."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is diagnosed.
+
+    Attributes:
+        calls: one of each layer.
+        later: the calls of further sequences, a few sequences at a time; the bias of δ is measured in them.
+        samples: the errors of δ in further sequences, by layer, where they have been measured before.
+        variant: the attention to call anew, where it is a variant.
+        function: the same, where it is none.
+        weights: which weights the calls are of.
+        more: how a user gets more sequences, with ``{}`` for their number.
+    """
+
+    calls: list[AttentionCall]
+    later: Iterator[list[AttentionCall]]
+    samples: dict[int, DeltaSample]
+    variant: AttentionVariant | None
+    function: Function | None
+    weights: str
+    more: str
+
+    def of_layers(self, layers: Collection[int]) -> Inputs:
+        """Return the inputs of some layers; none is all.
+
+        Raises:
+            UserError: they are not there.
+        """
+        chosen = [call for call in self.calls if not layers or call.layer in layers]
+        if not chosen:
+            known = ", ".join(str(call.layer) for call in self.calls)
+            raise UserError(f"--layer {', '.join(map(str, layers))}: there are layers {known}")
+        return dataclasses.replace(self, calls=chosen)
+
+    def diagnoses(self, device: torch.device) -> list[Diagnosis]:
+        """Diagnose each layer.
+
+        Raises:
+            ValueError: no attention is named, and the calls hold no O.
+        """
+        parts = {call.layer: [self.samples[call.layer]] if call.layer in self.samples else [] for call in self.calls}
+        for batch in self.later:
+            for call in batch:
+                if call.layer in parts:
+                    parts[call.layer].append(delta_sample(call.to(device), self._anew(call)[0]))
+        samples = {layer: joined_samples(some) for layer, some in parts.items() if some}
+        return [diagnose(call.to(device), *self._anew(call), sample=samples.get(call.layer)) for call in self.calls]
+
+    def _anew(self, call: AttentionCall) -> tuple[Function | None, AttentionVariant | None]:
+        """Return what computes a call anew, and what that says that it rounds."""
+        if self.variant is None:
+            return self.function, None
+        return function_of_layer(self.variant, call.layer), _declared(self.variant, call)
+
+
+def inputs_of(
+    what: str,
+    attention: str | None,
+    text: Path | None,
+    tokens: int,
+    sequences: int | None,
+    step: int | None,
+    functions: Sequence[str],
+    device: torch.device,
+) -> Inputs:
+    """Return what the command's arguments name.
+
+    Raises:
+        UserError: they name nothing that can be diagnosed.
+    """
+    variant = _variant(attention)
+    function = None if attention is None or variant is not None else function_named(attention)
+    path = place(what)
+    samples: dict[int, DeltaSample] = {}
+    later: Iterator[list[AttentionCall]] = iter(())
+    more = "--sequences {}"
+    if text is not None:
+        later = batches_of_model(what, text.read_text(), sequences or _SEQUENCES, tokens, device, functions)
+        calls, weights = next(later), what
+    elif not path.exists():
+        raise UserError(f"{what}: no capture and no run; a model of Transformers needs --text FILE")
+    elif RunFolder(path).tape.is_file():
+        later, own = batches_of_run(RunFolder(path), step, sequences, device)
+        calls = next(later)
+        variant = own if attention is None else variant
+        after = calls[0].step
+        weights = f"weights after {after:,} steps" if after else "initial weights"
+    else:
+        calls = read_calls(path, step)
+        weights = f"step {calls[0].step:,}"
+        more = "watched.capture(sequences={}) in the loop measures δ on as many"
+        if attention is None:
+            samples = read_samples(path, step, calls)
+        else:  # what was measured after the capture is of the attention that trained
+            more += ", of the attention that trains"
+    return Inputs(calls, later, samples, variant, function, weights, more)
+
+
+def place(what: str) -> Path:
+    """Return the path of a run or capture; runs are in ``runs/``, too."""
+    return Path(what) if Path(what).exists() else Path("runs", what)
+
+
+def _variant(attention: str | None) -> AttentionVariant | None:
+    """Return the variant of that name, if it is one of ``configs/attn``."""
+    variants = CONFIGS / "attn"
+    if attention is None or not (variants / f"{attention}.yaml").is_file():
+        return None
+    return variant_named(attention, variants)
+
+
+def _declared(variant: AttentionVariant, call: AttentionCall) -> AttentionVariant | None:
+    """Return what all heads of the call's layer compute; None where they differ, or PyTorch's kernel does."""
+    groups = variant.groups(call.layer, call.q.shape[1])
+    return groups[0][0] if len(groups) == 1 and groups[0][0].kernel == "flash" else None

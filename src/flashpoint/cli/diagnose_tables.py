@@ -1,0 +1,152 @@
+"""What ``flashpoint diagnose`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashpoint.cli.cells import number
+from flashpoint.cli.table import Cell, Table
+from flashpoint.errors import UserError, notify
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flashpoint.diagnosis.verdict import Diagnosis
+
+_BIAS = ("δ bias", "standard errors", "δ error, nats", "δ noise")
+_COLUMNS = {
+    "follows O": ("delta_follows_out", ".2f"),
+    "O error": ("out_error", ".1e"),
+    "dQ error": ("grad_q_error", ".1e"),
+    "along mean key": ("along_mean_key", ".0%"),
+    "dead rows": ("dead_rows", ".1%"),
+    "ties": ("tied_rows", ".1%"),
+    "largest score": ("score_max", ".3g"),
+    "offset": ("score_offset", ".2g"),
+}
+
+
+def heading(diagnoses: Sequence[Diagnosis], attention: str | None, weights: str) -> str:
+    """Return what was diagnosed: the attention, the weights, layers, sequences."""
+    call = diagnoses[0].call
+    sequences, heads, length, size = call.q.shape
+    recorded = ", ".join(dict.fromkeys(diagnosis.call.attention for diagnosis in diagnoses))
+    name = f"{attention} on what {recorded} was given" if attention else recorded
+    how = "called anew" if diagnoses[0].probed else "as recorded"
+    told = (
+        f"{name}, {how}: {weights}, {_count(len(diagnoses), 'layer')} of {_count(heads, 'head')}, "
+        f"{_count(sequences, 'sequence')} of {length:,} tokens, d {size}"
+    )
+    bias = diagnoses[0].bias
+    return told if bias is None or bias.sequences == sequences else f"{told}; bias of δ: {bias}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def growth(path: Path) -> list[Table]:
+    """Return what W_Q did before the onset of the run that the tensors are of, where it gave an early warning."""
+    from flashpoint.analysis.early_warning import warning_of
+    from flashpoint.probes.sentinel import LOOKBACK
+    from flashpoint.runs.folder import RunFolder
+    from flashpoint.runs.recorded import Run
+
+    path = path.resolve()
+    capture = path.parent if path.is_file() else path
+    folder = RunFolder(capture.parents[1] if capture.parent.name == "captures" else path)
+    if not (folder.config.is_file() and folder.metrics.is_file()):
+        return []
+    try:
+        run = Run.of_folder(folder)
+        warning = None if run.by_head("w_q_spectral_norm") is None else warning_of(run)
+        onset = run.onset
+    except UserError as error:  # of a file that the diagnosis does not need
+        notify(str(error))
+        return []
+    if warning is None or (onset is not None and warning.step >= onset):
+        return []
+    row = [warning.step, warning.layer, warning.head, number(warning.norm, ".1f"), number(warning.growth, ".1f")]
+    ended = "" if onset is None else f", and the loss exploded at step {onset:,}"
+    note = (
+        f"W_Q of layer {warning.layer} grew{ended}. The explosions that this package knows begin so, and the attention "
+        "can be the cause where nothing is found below: docs/own_run.md, A real explosion."
+    )
+    return [Table(("step", "layer", "head", "W_Q norm", f"growth in {LOOKBACK} steps"), [row], note)]
+
+
+def tables(diagnoses: Sequence[Diagnosis], more: str) -> list[Table]:
+    """Return the findings, where there are some, and the measures of heads.
+
+    Args:
+        more: how a user gets more sequences, with ``{}`` for their number.
+    """
+    findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
+    rows = [[one.layer, ", ".join(map(str, one.heads)), one.kind, one.text] for one in findings]
+    verdict = Table(("layer", "heads", "finding", "what shows it"), rows, _advice({one.kind for one in findings}))
+    measured = [[diagnosis.call.layer, *row] for diagnosis in diagnoses for row in _measures(diagnosis)]
+    unseen = _unseen(diagnoses, more)
+    note = unseen
+    if not rows:
+        note = f"Nothing found. {unseen} {_TO_BE_SURE}" if unseen else "Nothing found."
+    measures = Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note)
+    return [verdict, measures] if rows else [measures]
+
+
+def _measures(diagnosis: Diagnosis) -> list[list[Cell | int]]:
+    """Return a row for each head."""
+    of, bias = diagnosis.measures, diagnosis.bias
+    columns: list[tuple[Tensor | None, str]] = [(None, "")] * len(_BIAS)
+    if bias is not None:
+        sure = bias.mean / bias.error.clamp_min(1e-300) if bias.sequences > 1 else None
+        columns = [(bias.mean, "+.1e"), (sure, "+.1f"), (bias.nats, "+.1e"), (bias.noise, ".1e")]
+    columns += [(of[name].mean(0) if name in of else None, form) for name, form in _COLUMNS.values()]
+    return [
+        [head + 1, *(number(None if values is None else float(values[head]), form) for values, form in columns)]
+        for head in range(diagnosis.call.q.shape[1])
+    ]
+
+
+def _unseen(diagnoses: Sequence[Diagnosis], more: str) -> str:
+    """Return how small a bias of δ could have been overlooked, if errors of that size have ignited runs."""
+    from flashpoint.diagnosis.bias import IGNITED
+
+    biases = [one.bias for one in diagnoses if one.bias is not None and one.bias.sequences > 1]
+    ignites = min(IGNITED)
+    if all(float(bias.smallest.max()) <= ignites for bias in biases):
+        return ""
+    worst = max(biases, key=lambda bias: float(bias.smallest.max()))
+    needed = _rounded_up(worst.needed(ignites))
+    return (
+        f"In some heads a bias of δ below {float(worst.smallest.max()):.0e} would not show on {worst}; in a "
+        f"model of 7 M parameters a constant one of {ignites:.0e} in layer 2 made {IGNITED[ignites]} runs explode. "
+        f"About {needed:,} sequences would show one of {ignites:.0e}: {more.format(needed)}."
+    )
+
+
+def _rounded_up(count: int) -> int:
+    """Return a count with two digits that are not 0."""
+    unit = 10 ** max(0, len(str(count)) - 2)
+    return -(-count // unit) * unit
+
+
+_TO_BE_SURE = (
+    "To be sure, train twice on the same batches from a checkpoint before the explosion, with this attention and with "
+    "flash_unrounded_out: if only the first explodes, the attention had a part in it."
+)
+
+
+def _advice(kinds: set[str]) -> str:
+    """Return what to do next about findings of these kinds."""
+    if kinds & {"delta_bias", "rounded_head"}:
+        return (
+            "flashpoint.attention(q, k, v, variant='flash_unrounded_out') takes δ from an O that is not rounded: "
+            "docs/own_run.md has the attentions that hold, and what they cost."
+        )
+    if "fp16_overflow" in kinds:
+        return "FP16 ends at 65,504: train in BF16."
+    if kinds:
+        return "The attention computes something wrong: --attention flash_fp32 tells whether another kernel does, too."
+    return ""

@@ -1,0 +1,76 @@
+"""The error of δ in sequences of which no tensors are kept: a few numbers for each head.
+
+The bias of δ is small beside its noise. It shows in the mean of many sequences, whose tensors nobody would store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.measured import by_sequence
+from flashpoint.diagnosis.measures import Measures, Results, delta_error_of, relative
+from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
+
+PARTS = ("bias", "noise", "sum")
+"""What is said of an error of δ: :func:`flashpoint.diagnosis.measures.relative`."""
+SOURCES = ("row_sum", "grad_delta", "delta")
+"""What tells of δ's error, the most direct first: row sums of dS, dQ, and rowsum(dO∘O)."""
+
+
+@dataclass(frozen=True)
+class DeltaSample:
+    """Errors of δ in M sequences of one layer with H heads.
+
+    Attributes:
+        steps: of the training, from 0, one for each sequence [M].
+        measures: ``SOURCE_PART`` of some :data:`SOURCES` and all :data:`PARTS`, [M, H] float64.
+    """
+
+    steps: tuple[int, ...]
+    measures: Measures
+
+    @property
+    def heads(self) -> int:
+        return next(iter(self.measures.values())).shape[1]
+
+
+def delta_sample(call: AttentionCall, function: Function | None = None) -> DeltaSample:
+    """Measure the error of δ in the sequences of a call, those left out that have a value that is not finite.
+
+    Args:
+        call: with the results of the attention, unless ``function`` is given.
+        function: the attention, which is called anew.
+    """
+    probed = probe(function, call) if function else None
+    if probed is not None:
+        results = Results(None, None, None, None)  # row sums are the most direct: no others are needed
+    else:
+        results = results_of(function, call) if function else Results.kept(call)
+    measures = by_sequence(call, results, probed, _of_heads)
+    finite = torch.stack([of.isfinite().all(-1) for of in measures.values()]).all(0)
+    return DeltaSample((call.step,) * int(finite.sum()), {name: of[finite] for name, of in measures.items()})
+
+
+def joined_samples(samples: Sequence[DeltaSample]) -> DeltaSample:
+    """Return samples of one layer as one, with the measures that all have."""
+    names = [name for name in samples[0].measures if all(name in one.measures for one in samples)]
+    steps = tuple(step for one in samples for step in one.steps)
+    return DeltaSample(steps, {name: torch.cat([one.measures[name] for one in samples]) for name in names})
+
+
+def _of_heads(call: AttentionCall, results: Results, probed: Probed | None, n: int) -> Measures:
+    true = exact(call, n)
+    if probed is not None:
+        return relative("row_sum", -probed.row_sums[n], true.bound)
+    found: Measures = {}
+    if results.out is not None:
+        error = (call.grad_out[n].double() * (results.out[n].double() - true.out)).sum(-1)
+        found |= relative("delta", error, true.bound)
+    if results.grad_q is not None:
+        found |= relative("grad_delta", delta_error_of(results.grad_q[n].double(), true, call.scale), true.bound)
+    return found
