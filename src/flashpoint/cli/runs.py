@@ -31,7 +31,7 @@ def outcomes(runs: Sequence[Run]) -> Table:
         outcome = run.outcome
         onset = step(outcome["onset_step"], "none")
         return [
-            code(run.name), *where, outcome["outcome"], outcome["step"], onset, code(outcome["digest"]),
+            code(run.name), *where, run.ending, outcome["step"], onset, code(outcome["digest"]),
             outcome.get("nonfinite"),
         ]  # fmt: skip
 
@@ -122,7 +122,7 @@ def warnings(runs: Sequence[Run]) -> Table:
     lead = f", {min(leads):,} to {max(leads):,} steps before (median {np.median(leads):,.0f})" if leads else ""
     note = (
         f"foretold {_of(len(leads), told.exploded, 'explosions')}{lead}; "
-        f"warned of {_of(told.false_alarms, told.stable, 'stable runs')}"
+        f"warned of {_of(told.false_alarms, told.held, 'runs without an explosion')}"
     )
     return Table(("run", "verdict", "warned at", "head", "W_Q norm", "growth"), rows, note)
 

@@ -62,7 +62,7 @@ def _table(runs: Sequence[Run]) -> Table:
 
 def _state(run: Run, progress: Progress) -> Text:
     if run.ended:
-        return Text(run.verdict, "bold red" if run.failed_at is not None else "bold green")
+        return Text(run.verdict, {"stable": "bold green", "stopped": "bold yellow"}.get(run.ending, "bold red"))
     told = []
     if progress.warning:
         growth = progress.warning

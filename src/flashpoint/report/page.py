@@ -25,6 +25,7 @@ h1 { font-size: 1.5rem; line-height: 1.2; } h2 { font-size: 1.15rem; margin: 2re
 table { border-collapse: collapse; font-size: .85rem; min-width: 62rem; }
 th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid #ddd; vertical-align: top; }
 .exploded, .nonfinite { color: #b00020; font-weight: 600; } .stable { color: #1b6e2e; font-weight: 600; }
+.stopped { color: #8a5a00; font-weight: 600; }
 figure { margin: 0; break-inside: avoid; } img { max-width: 100%; height: auto; }
 p, figcaption { max-width: 45rem; } figcaption, footer { font-size: .85rem; color: #555; }
 @media print { body { max-width: none; font-size: 11px; } h2 { break-after: avoid; } .scroll { overflow: visible; } }
@@ -124,7 +125,7 @@ def _row(run: Run) -> str:
     kind, digest = "", ""
     steps = f"{int(run.columns['loss'][0][-1]) + 1:,} so far" if "loss" in run.columns else ""
     if run.ended:
-        kind, steps, digest = run.outcome["outcome"], f"{run.outcome['step']:,}", run.outcome["digest"]
+        kind, steps, digest = run.ending, f"{run.outcome['step']:,}", run.outcome["digest"]
     before, after = ([run.name, run.title], [steps, run.config["seed"], shape, place])
     why = run.outcome.get("nonfinite") if run.ended else None
     verdict = f'<td class="{kind}">{escape(": ".join(filter(None, [run.verdict, why])))}</td>'
