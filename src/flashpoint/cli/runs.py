@@ -48,18 +48,18 @@ def rates(runs: Sequence[Run]) -> Table:
     columns = ["run", "attention", "model", "tokens/s", "quartiles", "readings", "hardware", "torch", "seed", "day"]
     rows = []
     for run, found in answered(runs, throughput):
-        model, manifest = run.config["model"], run.manifest
+        model, manifest = run.config.get("model"), run.manifest
         rows.append(
             [
                 code(run.name),
                 code(run.title),
-                f"{model['n_layer']} × {model['d_model']}, T {model['context']}",
+                f"{model['n_layer']} × {model['d_model']}, T {model['context']}" if model else None,
                 number(found.median, ",.0f"),
                 Cell({"low": found.low, "high": found.high}, f"{found.low:,.0f} to {found.high:,.0f}"),
                 found.readings,
                 manifest["hardware"],
                 manifest["environment"]["torch"],
-                run.config["seed"],
+                run.config.get("seed"),
                 manifest["started"][:10],
             ]
         )

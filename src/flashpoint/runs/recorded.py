@@ -149,9 +149,15 @@ class Run:
         """Loss, gradient norm, checksum of the state and digest of each step, verified."""
         return self.stored.chain()
 
+    @property
+    def watched(self) -> bool:
+        """Whether it is of somebody's own loop, of which :attr:`config` has only what is known."""
+        return bool(self.manifest.get("watched"))
+
     @cached_property
     def attention(self) -> AttentionVariant:
-        """Every numerical choice; one that is younger than the run has its default."""
+        """Every numerical choice; one that is younger than the run has its default. Of somebody's own loop only the
+        name is known."""
         return attention_of(self.config)
 
     @property
