@@ -39,6 +39,7 @@ def test_a_signal_ends_the_run_cleanly(text_file: Path, tmp_path: Path, number: 
     assert process.returncode == 128 + number, stderr
     match = OUTCOME.fullmatch(stdout.splitlines()[-1])
     assert match
+    assert match[1] == "stopped"
     assert f" interrupted={number.name} " in match[0]
     outcome = json.loads((tmp_path / "runs/stopped/outcome.json").read_text())
     assert outcome["interrupted"] == number.name

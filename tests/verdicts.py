@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 OUTCOME = re.compile(
-    r"outcome=(stable|exploded|nonfinite) step=(\d+) onset=(\d+|none) loss=([\d.]+|nan|inf) "
+    r"outcome=(stable|stopped|exploded|nonfinite) step=(\d+) onset=(\d+|none) loss=([\d.]+|nan|inf) "
     r"digest=([0-9a-f]{16})(?: interrupted=(?:SIGINT|SIGTERM))? run=(\S+)"
 )
 

@@ -78,6 +78,8 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
         raise UserError(
             f"resume={composed['resume']}: a thinned run has no checkpoints; replay={composed['resume']} repeats it"
         )
+    if folder.watched:
+        raise UserError(f"resume={composed['resume']}: a watched run; the loop that made it alone goes on with it")
     values = folder.read_config()
     keys = _named(overrides)
     for key in keys:

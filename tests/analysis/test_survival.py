@@ -91,7 +91,7 @@ def test_the_length_of_a_decay_that_there_is_not_is_no_setting() -> None:
     def run(**train: float) -> Run:
         settings = {**named_settings("train", 0.5), **train}
         config = {"model": {"n_layer": 2}, "train": settings, "detector": named_settings("detector", 1)}
-        return cast(Run, SimpleNamespace(config=config))
+        return cast(Run, SimpleNamespace(watched=False, config=config))
 
     assert settings_of(run(min_lr_ratio=1.0, decay_steps=9)) == settings_of(run(min_lr_ratio=1.0, decay_steps=7))
     assert settings_of(run(min_lr_ratio=0.1, decay_steps=9)) != settings_of(run(min_lr_ratio=0.1, decay_steps=7))
@@ -101,7 +101,7 @@ def test_a_run_older_than_a_setting_has_its_default() -> None:
     def run(**train: str) -> Run:
         sections = {name: named_settings(name, 1) for name in ("model", "detector")}
         old = {name: value for name, value in named_settings("train", 0.5).items() if name != "precision"}
-        return cast(Run, SimpleNamespace(config={**sections, "train": {**old, **train}}))
+        return cast(Run, SimpleNamespace(watched=False, config={**sections, "train": {**old, **train}}))
 
     assert settings_of(run()) == settings_of(run(precision="bf16")) != settings_of(run(precision="fp32"))
 

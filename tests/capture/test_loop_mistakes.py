@@ -69,6 +69,7 @@ def test_what_ends_the_loop_early_is_kept(tmp_path: Path, error: type[BaseExcept
         loop(tmp_path, step=step)
     outcome = json.loads((tmp_path / "own/outcome.json").read_text())
     assert (outcome["outcome"], outcome["step"], outcome["interrupted"]) == ("stable", 2, said)
+    assert open_run("own", tmp_path).verdict == "stopped at 2"
 
 
 def test_a_folder_that_is_gone_does_not_end_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from tests.records import call, refusal, rows, values, write_run
+from tests.runs.kept import set_outcome
 
 ATTN = {"name": "flash_bf16"}
+LOSSES = [{"step": step, "loss": 2.0} for step in range(900)]
 
 
 def test_a_run_that_has_not_ended_is_listed_among_those_that_have(tmp_path: Path) -> None:
@@ -21,6 +23,25 @@ def test_a_run_that_has_not_ended_is_listed_among_those_that_have(tmp_path: Path
         "| `killed` | not ended |  |  |  |",
     ]
     assert call("runs", *runs).stdout.splitlines()[0] == "a CPU, torch 2.99; corpus unknown; seeds 1 to 2; 2026-11-21"
+
+
+def test_a_run_that_was_ended_early_is_stopped_wherever_its_end_is_shown(tmp_path: Path) -> None:
+    """Unless it had exploded before. Survival tables count it as they did: censored at its last step."""
+    held, exploded = (
+        write_run(tmp_path / name, ATTN, seed=seed, steps=900, onset=onset, digest="abc", metrics=LOSSES)
+        for seed, (name, onset) in enumerate([("held", None), ("exploded", 800)])
+    )
+    before = call("survival", held, exploded)
+    for run in (held, exploded):
+        set_outcome(Path(run), interrupted="SIGTERM")
+    assert rows(call("runs", held, exploded)) == [
+        "| `held` | stopped | 900 | none | `abc` |",
+        "| `exploded` | exploded | 900 | 800 | `abc` |",
+    ]
+    assert call("survival", held, exploded).stdout == before.stdout
+    assert call("watch", held, "--once").stdout.splitlines()[-1] == "held: stopped at 900"
+    assert call("report", held, "--out", tmp_path / "page").returncode == 0
+    assert '<td class="stopped">stopped at 900</td>' in (tmp_path / "page/report.html").read_text()
 
 
 def test_hardware_has_a_column_where_it_differs(tmp_path: Path) -> None:
@@ -104,5 +125,5 @@ def test_warnings_are_leads_and_false_alarms(tmp_path: Path) -> None:
     assert last == "| `d` | stable to 1,501 | none |  |  |  |"
     assert result.stdout.splitlines()[-1] == (
         "foretold 1 of 2 explosions (1 to 99 %), 400 to 400 steps before (median 400); "
-        "warned of 1 of 2 stable runs (1 to 99 %)"
+        "warned of 1 of 2 runs without an explosion (1 to 99 %)"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -35,7 +36,7 @@ def outcome(run: RunFolder) -> Outcome:
     )  # fmt: skip
 
 
-def track(run: RunFolder, mode: str, finish_seconds: float = 60.0) -> None:
+def track(run: RunFolder, mode: str, finish_seconds: float = 60.0, **ended: Any) -> None:
     """Three steps of a run with one layer of two heads, a figure and a tape."""
     write_json(run.manifest, dict(MANIFEST))
     config = TrackingConfig(wandb=mode, tags=("a", "b"), group="sweep")  # type: ignore[arg-type]
@@ -49,7 +50,7 @@ def track(run: RunFolder, mode: str, finish_seconds: float = 60.0) -> None:
     (run.path / "report/figures").mkdir(parents=True)
     imsave(run.path / "report/figures/layers.png", np.linspace(0, 1, 16).reshape(4, 4))
     run.tape.write_bytes(b"tape")
-    listener.ended(run, outcome(run))
+    listener.ended(run, dataclasses.replace(outcome(run), **ended))
 
 
 def login(monkeypatch: pytest.MonkeyPatch, server: WandbServer) -> None:
@@ -97,6 +98,13 @@ def test_with_a_login_it_arrives_at_once(run: RunFolder, monkeypatch: pytest.Mon
         login(monkeypatch, server)
         track(run, "auto")
     assert_arrived(server)
+
+
+def test_a_run_that_was_ended_early_is_stopped_in_its_summary(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    with WandbServer() as server:
+        login(monkeypatch, server)
+        track(run, "auto", outcome="stable", onset_step=None, interrupted="SIGTERM")
+    assert (server.summary["outcome"], server.summary["interrupted"]) == ("stopped", "SIGTERM")
 
 
 @pytest.mark.slow

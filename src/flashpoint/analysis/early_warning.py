@@ -20,7 +20,8 @@ class Foretold:
     exploded: int
     false_alarms: int
     """Runs without an onset that were warned of."""
-    stable: int
+    held: int
+    """Runs without an onset."""
 
 
 def warning_of(run: Run) -> HeadGrowth | None:
@@ -39,6 +40,6 @@ def warning_of(run: Run) -> HeadGrowth | None:
 def foretold(warnings: Sequence[tuple[Run, HeadGrowth | None]]) -> Foretold:
     """Count the warnings of these runs."""
     exploded = [(run.onset, warning) for run, warning in warnings if run.onset is not None]
-    stable = [warning for run, warning in warnings if run.onset is None]
+    held = [warning for run, warning in warnings if run.onset is None]
     leads = tuple(onset - warning.step for onset, warning in exploded if warning and warning.step < onset)
-    return Foretold(leads, len(exploded), sum(warning is not None for warning in stable), len(stable))
+    return Foretold(leads, len(exploded), sum(warning is not None for warning in held), len(held))

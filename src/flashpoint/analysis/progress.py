@@ -22,12 +22,13 @@ class Progress:
 
     done: int
     """Optimiser steps in the metrics file."""
-    steps: int
-    """Optimiser steps that the run is to make."""
+    steps: int | None
+    """Optimiser steps that the run is to make; None of somebody's own loop that does not tell."""
     tokens_per_second: float | None
     """Median of the last readings; None before the first."""
     seconds_left: float | None
-    """The time left at that rate; None before the first reading and after the end."""
+    """The time left at that rate, of somebody's own loop at its mean rate so far; None before the first reading, after
+    the end and where nobody knows how many steps there are."""
     silent_seconds: float
     """Since the run last wrote; 0 of a run that has ended."""
     warning: HeadGrowth | None
@@ -43,21 +44,30 @@ def progress_of(run: Run, now: float | None = None) -> Progress:
     Raises:
         UserError: the configuration is missing, or the metrics are damaged.
     """
-    steps = int(run.config["train"]["steps"])
+    steps: int | None = run.config["train"].get("steps")
     done = int(run.columns["loss"][0][-1]) + 1 if "loss" in run.columns else 0
     rate = None
     if "tokens_per_second" in run.columns:
         rate = float(np.median(run.columns["tokens_per_second"][1][-_RECENT_READINGS:]))
     left = None
-    if rate and not run.ended:
-        tokens = run.config["train"]["batch_size"] * run.config["model"]["context"]
-        left = max(0, steps - done) * tokens / rate
+    if steps is not None and not run.ended and (seconds := _seconds_a_step(run, done, rate)) is not None:
+        left = max(0, steps - done) * seconds
     silent = 0.0
     if not run.ended and run.folder:
         written = run.folder.metrics if run.folder.metrics.exists() else run.folder.config
         silent = max(0.0, (time.time() if now is None else now) - written.stat().st_mtime)
     warning = warning_of(run) if run.by_head("w_q_spectral_norm") else None
     return Progress(done, steps, rate, left, silent, warning)
+
+
+def _seconds_a_step(run: Run, done: int, rate: float | None) -> float | None:
+    """Return the time of a step: of somebody's own loop, whose tokens a step nobody knows, the mean so far."""
+    if run.watched:
+        if run.folder is None or not done:
+            return None
+        return (run.folder.metrics.stat().st_mtime - run.folder.manifest.stat().st_mtime) / done
+    tokens: int = run.config["train"]["batch_size"] * run.config["model"]["context"]
+    return tokens / rate if rate else None
 
 
 def under_way(run: Run) -> bool:

@@ -13,7 +13,7 @@ def provenance(runs: Sequence[Run]) -> str:
     """Return one line with the hardware, PyTorch versions, corpora, seeds and days of the runs; corpora and
     seeds are left out of runs of other loops, which do not tell them."""
     hardware = {place(run.manifest) for run in runs}
-    own = [run for run in runs if not run.manifest.get("watched")]
+    own = [run for run in runs if not run.watched]
     data = {str(run.manifest["data"].get("fingerprint", "unknown"))[:8] for run in own}
     days = sorted({run.manifest["started"][:10] for run in runs})
     between = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"

@@ -117,8 +117,14 @@ def pairing(run: Run) -> tuple[object, ...]:
     return *seed_and_corpus(run), *settings_of(run).items()
 
 
-def seed_and_corpus(run: Run) -> tuple[int, str | None]:
-    """Return the corpus by its fingerprint; None of runs that do not name it."""
+def seed_and_corpus(run: Run) -> tuple[int | str, str | None]:
+    """Return the corpus by its fingerprint; None of runs that do not name it.
+
+    Somebody's own loop tells neither. Instead of its seed the run itself is named, so that no other is taken for its
+    repetition or its pair.
+    """
+    if run.watched:
+        return run.where, None
     return run.config["seed"], run.manifest["data"].get("fingerprint")
 
 
@@ -190,12 +196,17 @@ def differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> li
 
 
 def choices_of(run: Run) -> Mapping[str, Any]:
-    """Return every choice of the attention that has an effect."""
-    return run.attention.effective_choices
+    """Return every choice of the attention that has an effect; none of somebody's own loop, which tells none."""
+    return {} if run.watched else run.attention.effective_choices
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """Return what makes an experiment besides attention and seed; a key that is younger than the run is its default."""
+    """Return what makes an experiment besides attention and seed; a key that is younger than the run is its default.
+
+    Of somebody's own loop it is the model's shape, if it was seen.
+    """
+    if run.watched:
+        return {f"model.{name}": value for name, value in run.config.get("model", {}).items()}
     settings = {}
     for key, default in SETTINGS.items():
         section, name = key.split(".")

@@ -14,11 +14,10 @@ import torch
 
 import flashpoint
 from flashpoint.capture.batches import on_cpu
-from flashpoint.config import Config
+from flashpoint.config import DetectorConfig
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import notify
 from flashpoint.files import write_json
-from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import MetricsFile
 from flashpoint.runs.outcome import Outcome, Verdict
@@ -30,8 +29,9 @@ class WatchedRun:
     """The open files of a run that is watched.
 
     Args:
-        steps: that the training is to make.
+        steps: that the training is to make; None where nobody says.
         warmup_steps: of the learning rate: the early warning passes over them.
+        detector: by which the losses are judged.
         parameters: of the model.
         listeners: hear of the metrics too.
 
@@ -43,18 +43,15 @@ class WatchedRun:
         self,
         runs_dir: Path,
         name: str,
-        steps: int,
+        steps: int | None,
         warmup_steps: int,
+        detector: DetectorConfig,
         parameters: int,
         device: torch.device,
         listeners: Sequence[Listener],
     ) -> None:
         self.folder = RunFolder.create(runs_dir, name)
         self._listeners = Listeners(listeners)
-        config = Config().to_dict()
-        train = {**config["train"], "steps": steps, "warmup_steps": warmup_steps}
-        self._config = {**config, "attn": AttentionVariant(name="unknown", kernel="sdpa").to_dict(), "train": train}
-        write_json(self.folder.config, self._config)
         write_json(
             self.folder.manifest,
             {
@@ -74,6 +71,11 @@ class WatchedRun:
                 "watched": True,
             },
         )
+        self._config: dict[str, Any] = {  # the rest is the loop's own affair: no default of this package is true of it
+            "train": {"warmup_steps": warmup_steps} | ({} if steps is None else {"steps": steps}),
+            "detector": {name: getattr(detector, name) for name in ("window", "margin", "hold_steps")},
+        }
+        write_json(self.folder.config, self._config)  # last: it makes the folder a run
         self._metrics = MetricsFile(self.folder.metrics)
         self._listeners.begun(self.folder, 0)
 
@@ -82,9 +84,8 @@ class WatchedRun:
         first = calls[0]
         names = dict.fromkeys(call.attention for call in calls)
         _, heads, length, size = first.q.shape
-        self._config["attn"]["name"] = " and ".join(names)
-        model = {"n_layer": len(calls), "n_head": heads, "d_model": heads * size, "context": length}
-        self._config["model"] = {**self._config["model"], **model}
+        self._config["attn"] = {"name": " and ".join(names)}
+        self._config["model"] = {"n_layer": len(calls), "n_head": heads, "d_model": heads * size, "context": length}
         write_json(self.folder.config, self._config)
 
     def log(self, step: int, metrics: Metrics) -> None:

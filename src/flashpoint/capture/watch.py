@@ -25,7 +25,7 @@ def watch(
     *,
     runs_dir: str | Path = "runs",
     name: str | None = None,
-    steps: int = 1_000_000,
+    steps: int | None = None,
     warmup_steps: int = 0,
     interval: int = 500,
     weights_interval: int = 50,
@@ -41,7 +41,7 @@ def watch(
         model: what the loop trains, compiled or not, wrapped in DistributedDataParallel or not.
         runs_dir: folder of runs; the run gets a folder of its own there.
         name: of the run; None is the time.
-        steps: that the loop is to make, for the time left.
+        steps: that the loop is to make, for the time left; None leaves it out.
         warmup_steps: of the learning rate. The early warning passes over them: norms of every head grow there.
         interval: steps between observations of the attention. An observed step runs uncompiled.
         weights_interval: steps between norms of the weights.
@@ -59,7 +59,7 @@ def watch(
     """
     for option, value in {"interval": interval, "weights_interval": weights_interval, "log_interval": log_interval,
                           "sequences": sequences, "steps": steps}.items():  # fmt: skip
-        if value < 1:
+        if value is not None and value < 1:
             raise ValueError(f"{option}={value}: give 1 or more")
     listeners: list[Listener] = []
     if wandb != "disabled":

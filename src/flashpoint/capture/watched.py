@@ -41,7 +41,7 @@ class Watch:
         model: nn.Module,
         runs_dir: Path,
         name: str | None,
-        steps: int,
+        steps: int | None,
         warmup_steps: int,
         intervals: tuple[int, int, int],
         sequences: int,
@@ -53,7 +53,8 @@ class Watch:
         self._step = 0
         self._guard = Guard(lambda: self._step)
         self._batches = LatestBatches(self._log_interval)
-        self._detector, self._sentinel = ExplosionDetector(DetectorConfig()), Sentinel(warmup_steps)
+        detector = DetectorConfig()
+        self._detector, self._sentinel = ExplosionDetector(detector), Sentinel(warmup_steps)
         self.run: WatchedRun | None = None
         if os.environ.get("RANK", "0") == "0":
             parameters = list(model.parameters())
@@ -62,8 +63,8 @@ class Watch:
             self._observer = Observer(model, sequences, functions, self._guard)  # may refuse: before a folder is made
             name = name or time.strftime("%Y-%m-%d_%H-%M-%S_watched")
             self.run = WatchedRun(
-                runs_dir, name, steps, warmup_steps, sum(one.numel() for one in parameters), parameters[0].device,
-                listeners,
+                runs_dir, name, steps, warmup_steps, detector, sum(one.numel() for one in parameters),
+                parameters[0].device, listeners,
             )  # fmt: skip
             self._observations = Observations(
                 self._observer, self.run, self._batches, self._guard, interval, self._log_interval

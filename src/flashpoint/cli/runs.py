@@ -31,7 +31,7 @@ def outcomes(runs: Sequence[Run]) -> Table:
         outcome = run.outcome
         onset = step(outcome["onset_step"], "none")
         return [
-            code(run.name), *where, outcome["outcome"], outcome["step"], onset, code(outcome["digest"]),
+            code(run.name), *where, run.ending, outcome["step"], onset, code(outcome["digest"]),
             outcome.get("nonfinite"),
         ]  # fmt: skip
 
@@ -48,18 +48,18 @@ def rates(runs: Sequence[Run]) -> Table:
     columns = ["run", "attention", "model", "tokens/s", "quartiles", "readings", "hardware", "torch", "seed", "day"]
     rows = []
     for run, found in answered(runs, throughput):
-        model, manifest = run.config["model"], run.manifest
+        model, manifest = run.config.get("model"), run.manifest
         rows.append(
             [
                 code(run.name),
                 code(run.title),
-                f"{model['n_layer']} × {model['d_model']}, T {model['context']}",
+                f"{model['n_layer']} × {model['d_model']}, T {model['context']}" if model else None,
                 number(found.median, ",.0f"),
                 Cell({"low": found.low, "high": found.high}, f"{found.low:,.0f} to {found.high:,.0f}"),
                 found.readings,
                 manifest["hardware"],
                 manifest["environment"]["torch"],
-                run.config["seed"],
+                run.config.get("seed"),
                 manifest["started"][:10],
             ]
         )
@@ -122,7 +122,7 @@ def warnings(runs: Sequence[Run]) -> Table:
     lead = f", {min(leads):,} to {max(leads):,} steps before (median {np.median(leads):,.0f})" if leads else ""
     note = (
         f"foretold {_of(len(leads), told.exploded, 'explosions')}{lead}; "
-        f"warned of {_of(told.false_alarms, told.stable, 'stable runs')}"
+        f"warned of {_of(told.false_alarms, told.held, 'runs without an explosion')}"
     )
     return Table(("run", "verdict", "warned at", "head", "W_Q norm", "growth"), rows, note)
 

@@ -76,9 +76,8 @@ def _draw_norms(panel: Axes, run: Run) -> None:
 
 def _title(run: Run) -> str:
     model = run.config["model"]
-    onset = "" if run.onset is None else f" at step {run.onset:,}"
     return (
-        f"{run.title}: {run.outcome['outcome']}{onset}\n"
+        f"{run.title}: {run.verdict}\n"
         f"{model['n_layer']} layers × {model['d_model']}, {model['n_head']} heads, T {model['context']}, "
         f"seed {run.config['seed']}, {run.manifest['hardware']}"
     )

@@ -54,15 +54,19 @@ def _table(runs: Sequence[Run]) -> Table:
         rate = "" if progress.tokens_per_second is None else f"{progress.tokens_per_second:,.0f}"
         left = "" if progress.seconds_left is None else str(datetime.timedelta(seconds=round(progress.seconds_left)))
         table.add_row(
-            run.name, run.title, f"{progress.done:,} of {progress.steps:,}", _last(run, "loss"), _hottest(run), rate,
+            run.name, run.title, _steps(progress), _last(run, "loss"), _hottest(run), rate,
             left, _state(run, progress),
         )  # fmt: skip
     return table
 
 
+def _steps(progress: Progress) -> str:
+    return f"{progress.done:,}" if progress.steps is None else f"{progress.done:,} of {progress.steps:,}"
+
+
 def _state(run: Run, progress: Progress) -> Text:
     if run.ended:
-        return Text(run.verdict, "bold red" if run.failed_at is not None else "bold green")
+        return Text(run.verdict, {"stable": "bold green", "stopped": "bold yellow"}.get(run.ending, "bold red"))
     told = []
     if progress.warning:
         growth = progress.warning

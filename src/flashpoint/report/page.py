@@ -16,6 +16,8 @@ from flashpoint.runs.recorded import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+UNKNOWN = "unknown"
+"""What the page says of a setting that somebody's own loop did not tell."""
 _STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; padding: 1rem; }
@@ -25,6 +27,7 @@ h1 { font-size: 1.5rem; line-height: 1.2; } h2 { font-size: 1.15rem; margin: 2re
 table { border-collapse: collapse; font-size: .85rem; min-width: 62rem; }
 th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid #ddd; vertical-align: top; }
 .exploded, .nonfinite { color: #b00020; font-weight: 600; } .stable { color: #1b6e2e; font-weight: 600; }
+.stopped { color: #8a5a00; font-weight: 600; }
 figure { margin: 0; break-inside: avoid; } img { max-width: 100%; height: auto; }
 p, figcaption { max-width: 45rem; } figcaption, footer { font-size: .85rem; color: #555; }
 @media print { body { max-width: none; font-size: 11px; } h2 { break-after: avoid; } .scroll { overflow: visible; } }
@@ -94,9 +97,11 @@ def _page(
     runs: Sequence[Run], images: Mapping[Panel, bytes], reload_seconds: float | None = None, *, with_files: bool = False
 ) -> str:
     ended = [run for run in runs if run.ended]
-    tapes = f", {_count(len({run.outcome['tape_digest'] for run in ended}), 'tape')}" if len(ended) == len(runs) else ""
+    own = [run for run in runs if not run.watched]  # other loops tell neither their batches nor their weights
+    known = len(ended) == len(runs) == len(own)
+    tapes = f", {_count(len({run.outcome['tape_digest'] for run in ended}), 'tape')}" if known else ""
     starts = {run.manifest["initial_weights"] for run in runs}
-    same = "the same initial weights" if len(starts) == 1 else "different initial weights"
+    which = UNKNOWN if len(own) < len(runs) else "the same" if len(starts) == 1 else "different"
     places = len({run.manifest["hardware"] for run in runs})
     elsewhere = f", on {places} kinds of hardware, on which sums have other last bits" if places > 1 else ""
     missing = [panel.question for panel in PANELS if panel not in images]
@@ -109,7 +114,8 @@ def _page(
 <div class="scroll"><table><thead><tr><th>run</th><th>attention</th><th>outcome</th><th>steps</th><th>seed</th>
 <th>model</th><th>hardware and versions</th><th>digest</th></tr></thead>
 <tbody>{"".join(_row(run) for run in runs)}</tbody></table></div>
-<p>{_count(len(runs), "run")} with {same}{tapes}{elsewhere}. Each row is one run (n = 1): one run is no rate.
+<p>{_count(len(runs), "run")} with {which} initial weights{tapes}{elsewhere}. Each row is one run (n = 1):
+one run is no rate.
 Layers and heads count from 1. A dashed line is the onset.
 Figures of single heads show layer {runs[0].hottest_layer}: there W_Q of the first run is largest.</p>
 {localized.sections(runs)}{"".join(_section(panel, image, with_files=with_files) for panel, image in images.items())}
@@ -118,14 +124,14 @@ Figures of single heads show layer {runs[0].hottest_layer}: there W_Q of the fir
 
 
 def _row(run: Run) -> str:
-    model, environment = run.config["model"], run.manifest["environment"]
-    shape = f"{model['n_layer']} × {model['d_model']}, {model['n_head']} heads, T {model['context']}"
+    model, environment = run.config.get("model"), run.manifest["environment"]
+    shape = f"{model['n_layer']} × {model['d_model']}, {model['n_head']} heads, T {model['context']}" if model else ""
     place = f"{run.manifest['hardware']}, torch {environment['torch']}, {run.manifest['started'][:10]}"
     kind, digest = "", ""
     steps = f"{int(run.columns['loss'][0][-1]) + 1:,} so far" if "loss" in run.columns else ""
     if run.ended:
-        kind, steps, digest = run.outcome["outcome"], f"{run.outcome['step']:,}", run.outcome["digest"]
-    before, after = ([run.name, run.title], [steps, run.config["seed"], shape, place])
+        kind, steps, digest = run.ending, f"{run.outcome['step']:,}", run.outcome["digest"]
+    before, after = ([run.name, run.title], [steps, run.config.get("seed", UNKNOWN), shape or UNKNOWN, place])
     why = run.outcome.get("nonfinite") if run.ended else None
     verdict = f'<td class="{kind}">{escape(": ".join(filter(None, [run.verdict, why])))}</td>'
     return f"<tr>{_cells(before)}{verdict}{_cells(after)}<td><code>{digest}</code></td></tr>"

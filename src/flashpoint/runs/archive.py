@@ -89,7 +89,8 @@ def index_of(evidence: Evidence) -> str:
         table.writerow(
             [
                 *(run.experiment, run.name, run.config["attn"]["name"], run.config["seed"]),
-                *(run.outcome[name] for name in ("outcome", "onset_step", "step", "digest")),
+                run.ending,
+                *(run.outcome[name] for name in ("onset_step", "step", "digest")),
                 run.manifest["started"][:10],
             ]
         )

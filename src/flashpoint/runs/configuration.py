@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, WrapValidator
+from pydantic import BeforeValidator, Field, WrapValidator
 
-from flashpoint.config import Config
+from flashpoint.config import Config, Count
+from flashpoint.errors import UserError
 from flashpoint.numerics.choices import DeltaError, Rounding
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
-from flashpoint.schema import Kind, kind_of
+from flashpoint.schema import Kind, Step, kind_of
 
 _ALWAYS = {
     "model": "n_layer n_head d_model context vocab_size",
@@ -85,3 +86,72 @@ def _config_kind() -> type[Kind]:
 
 CONFIG = _config_kind()
 """The kind of ``config.json``."""
+
+
+_UNSEEN = "unknown"
+"""The name of an attention that no step has shown."""
+
+
+class _Attention(Kind):
+    name: str = _UNSEEN
+
+
+class _Shape(Kind):
+    n_layer: Count
+    n_head: Count
+    d_model: Count
+    context: Count
+
+
+class _Training(Kind):
+    steps: Step | None = None
+    warmup_steps: Step = 0
+
+
+class _Criterion(Kind):
+    window: Count
+    margin: float
+    hold_steps: Count
+
+
+class OwnLoop(Kind):
+    """The kind of ``config.json`` of somebody's own loop: what :func:`flashpoint.watch` was told, has seen or does."""
+
+    attn: _Attention = Field(default_factory=_Attention)
+    """The name of what the layers call; unknown until a step has shown it."""
+    model: _Shape | None = None
+    """Attentions of a forward pass, their heads, width of all heads, and tokens of a sequence, as first seen."""
+    train: _Training
+    """What ``watch`` was given."""
+    detector: _Criterion
+    """By which the watch judges the losses."""
+
+
+class Told(dict[str, Any]):
+    """A section of what is known of somebody's own loop. To ask it for anything else raises a :class:`UserError`."""
+
+    def __init__(self, values: Mapping[str, Any], where: str, section: str = "") -> None:
+        super().__init__(
+            {
+                name: Told(value, where, f"{section}{name}.") if isinstance(value, dict) else value
+                for name, value in values.items()
+            }
+        )
+        self._where, self._section = where, section
+
+    def __missing__(self, key: str) -> Any:
+        raise UserError(f"{self._where}: its loop did not tell {self._section}{key}; leave the run out")
+
+
+def told(config: Mapping[str, Any], where: str) -> Told:
+    """Return what is known of an :class:`OwnLoop`.
+
+    Earlier versions stored their own defaults beside it, which say nothing of the loop: they are left out.
+
+    Args:
+        where: what messages call the run.
+    """
+    known = OwnLoop.model_validate(config).model_dump(exclude_none=True)
+    if known["attn"]["name"] == _UNSEEN:
+        known.pop("model", None)  # seen together; before that earlier versions had a default there
+    return Told(with_all_sections(known), where)

@@ -11,7 +11,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from flashpoint.errors import UserError
-from flashpoint.runs.configuration import CONFIG, with_all_sections
+from flashpoint.runs.configuration import CONFIG, OwnLoop, told, with_all_sections
 from flashpoint.runs.localised import Branch, Localised
 from flashpoint.runs.manifest import Manifest
 from flashpoint.runs.outcome import OUTCOME
@@ -101,12 +101,20 @@ class RunFolder:
         """Loss, gradient norm and W_Q norms over steps, PNG."""
         return self.path / "curves.png"
 
+    @property
+    def watched(self) -> bool:
+        """Whether somebody's own loop made the run (:func:`flashpoint.watch`)."""
+        return self.manifest.exists() and bool(self.read_manifest().get("watched"))
+
     def read_config(self) -> dict[str, Any]:
-        """Return what :attr:`config` holds (:data:`flashpoint.runs.configuration.CONFIG`).
+        """Return what :attr:`config` holds (:data:`flashpoint.runs.configuration.CONFIG`); of somebody's own loop what
+        is known of it (:class:`flashpoint.runs.configuration.OwnLoop`).
 
         Raises:
             UserError: it is missing, or holds something else; this and the following.
         """
+        if self.watched:
+            return told(read_json(self.config, OwnLoop), str(self.path))
         return with_all_sections(read_json(self.config, CONFIG))
 
     def read_manifest(self) -> dict[str, Any]:

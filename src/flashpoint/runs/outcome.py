@@ -12,8 +12,17 @@ from pydantic import model_validator
 from flashpoint.schema import Number, Step, kind_of
 
 Verdict = Literal["stable", "exploded", "nonfinite"]
+Ending = Verdict | Literal["stopped"]
 STRICT_PROBES = "probes.strict"
 """What ``interrupted`` says of a run that a failed probe stopped."""
+
+
+def ending(verdict: Verdict, interrupted: str | None) -> Ending:
+    """Return the word that readers are shown: a run that was ended early without an explosion is ``stopped``.
+
+    ``stable`` alone would say that it held to its last step.
+    """
+    return "stopped" if verdict == "stable" and interrupted else verdict
 
 
 @dataclass(frozen=True)
@@ -21,6 +30,7 @@ class Outcome:
     """A run's verdict: the last line on stdout and ``outcome.json``."""
 
     outcome: Verdict
+    """By the losses and gradient norms alone; people are shown :attr:`ending`."""
     step: Step
     """Optimiser steps done."""
     onset_step: Step | None
@@ -43,11 +53,15 @@ class Outcome:
     """Wall-clock time of the loop."""
     run: str
 
+    @property
+    def ending(self) -> Ending:
+        return ending(self.outcome, self.interrupted)
+
     def line(self) -> str:
         onset = "none" if self.onset_step is None else self.onset_step
         interrupted = f" interrupted={self.interrupted}" if self.interrupted else ""
         return (
-            f"outcome={self.outcome} step={self.step} onset={onset} loss={self.loss:.4f} "
+            f"outcome={self.ending} step={self.step} onset={onset} loss={self.loss:.4f} "
             f"digest={self.digest}{interrupted} run={self.run}"
         )
 

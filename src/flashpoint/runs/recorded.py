@@ -14,6 +14,7 @@ from flashpoint.runs.chain import Chain
 from flashpoint.runs.configuration import attention_of
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import Columns, Series, read_metrics
+from flashpoint.runs.outcome import Ending, ending
 
 _SMOOTHING_STEPS = 100
 
@@ -148,9 +149,15 @@ class Run:
         """Loss, gradient norm, checksum of the state and digest of each step, verified."""
         return self.stored.chain()
 
+    @property
+    def watched(self) -> bool:
+        """Whether it is of somebody's own loop, of which :attr:`config` has only what is known."""
+        return bool(self.manifest.get("watched"))
+
     @cached_property
     def attention(self) -> AttentionVariant:
-        """Every numerical choice; one that is younger than the run has its default."""
+        """Every numerical choice; one that is younger than the run has its default. Of somebody's own loop only the
+        name is known."""
         return attention_of(self.config)
 
     @property
@@ -181,20 +188,26 @@ class Run:
         return (parent["run"], parent["from_step"]) if parent else None
 
     @property
+    def ending(self) -> Ending:
+        """How the run ended, as readers are shown it."""
+        return ending(self.outcome["outcome"], self.outcome["interrupted"])
+
+    @property
     def failed_at(self) -> int | None:
-        """The onset, or the last step of a run whose numbers ceased to be finite; None of a stable one."""
+        """The onset, or the last step of a run whose numbers ceased to be finite; None of one that did not explode."""
         if self.outcome["outcome"] == "stable":
             return None
         return int(self.outcome["step"]) if self.onset is None else self.onset
 
     @property
     def verdict(self) -> str:
-        """``exploded at 5,563``, ``nonfinite at 389``, ``stable to 20,000``, or ``under way`` before the end."""
+        """``exploded at 5,563``, ``nonfinite at 389``, ``stable to 20,000``, ``stopped at 3,196``, or ``under way``
+        before the end."""
         if not self.ended:
             return "under way"
         if self.onset is not None:
-            return f"{self.outcome['outcome']} at {self.onset:,}"
-        return f"{self.outcome['outcome']} to {self.outcome['step']:,}"
+            return f"{self.ending} at {self.onset:,}"
+        return f"{self.ending} {'at' if self.ending == 'stopped' else 'to'} {self.outcome['step']:,}"
 
     def by_head(self, name: str) -> Series | None:
         """Return the steps [n] and values [n_layer, n_head, n] of a metric of heads; None where the run has not

@@ -81,7 +81,8 @@ class WandbListener:
         """Hand over the verdict, the report's figures and the run's files; wait until they have arrived, or give up."""
         figures = sorted((folder.path / "report" / "figures").glob("*.png"))
         files = [folder.tape, folder.chain, folder.config, folder.manifest, folder.path / "report" / "report.html"]
-        self._finish(outcome.to_dict(), figures, [file for file in files if file.exists()])
+        summary = {**outcome.to_dict(), "outcome": outcome.ending}
+        self._finish(summary, figures, [file for file in files if file.exists()])
 
     def _finish(self, summary: Mapping[str, Any], figures: Sequence[Path], files: Sequence[Path]) -> None:
         assert self._process is not None

@@ -1,0 +1,93 @@
+"""Of somebody's own loop a run says what it was told and what it has seen, and else that it does not know."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flashpoint
+from flashpoint.analysis.progress import progress_of
+from flashpoint.errors import UserError
+from flashpoint.replay import resumed_values
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.recorded import Run
+from flashpoint.runs.select import open_run
+from tests.capture.loops import Pair, loop, plain
+from tests.records import call, refusal, rows, write_run
+
+SHAPE = {"n_layer": 2, "n_head": 4, "d_model": 32, "context": 12}
+CRITERION = {"window": 100, "margin": 0.3, "hold_steps": 50}
+
+
+@pytest.mark.parametrize(
+    ("given", "train"),
+    [({}, {"warmup_steps": 0}), ({"steps": 9, "warmup_steps": 2}, {"steps": 9, "warmup_steps": 2})],
+)
+def test_the_configuration_holds_what_is_known_and_no_default(
+    tmp_path: Path, given: dict[str, Any], train: dict[str, Any]
+) -> None:
+    model = Pair()
+    with flashpoint.watch(model, runs_dir=tmp_path, name="own", **given) as watched:
+        plain(model, 0, watched)
+    run = open_run("own", tmp_path)
+    known = {"attn": {"name": "sdpa"}, "model": SHAPE, "train": train, "detector": CRITERION}
+    assert json.loads((tmp_path / "own/config.json").read_text()) == known
+    assert run.config == {**known, "probes": {}, "checkpoints": {}}
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> str:
+    """A watched run as earlier versions wrote it: their own defaults stand beside what they knew."""
+    manifest = {"watched": True}
+    metrics = [{"step": step, "loss": 2.0, "tokens_per_second": 1e3} for step in range(5)]
+    return write_run(tmp_path / "older", {"name": "sdpa", "kernel": "sdpa"}, seed=7, manifest=manifest, metrics=metrics)
+
+
+def test_what_nobody_told_is_unknown_in_tables_and_pages(tmp_path: Path, older: str) -> None:
+    loop(tmp_path)
+    new = str(tmp_path / "own")
+    assert "seed" not in call("runs", older, new).stdout
+    assert call("report", older, new, "--out", tmp_path / "page").returncode == 0
+    page = (tmp_path / "page/report.html").read_text()
+    assert page.count("<td>unknown</td><td>2 ×") == 2
+    assert "<p>2 runs with unknown initial weights, on 2 kinds of hardware" in page  # and no number of tapes
+    (shown,) = rows(call("runs", older, "--show", "rates"))
+    assert shown.endswith("| a CPU | 2.99 |  | 2026-11-21 |")
+
+
+def test_a_question_to_what_nobody_told_is_refused(older: str) -> None:
+    assert refusal(call("runs", older, older, "--show", "overhead")) == (
+        f"error: {older}: its loop did not tell train.batch_size; leave the run out"
+    )
+
+
+def test_a_watched_run_is_not_resumed(older: str) -> None:
+    with pytest.raises(UserError, match="the loop that made it alone goes on"):
+        resumed_values({"resume": older, "runs_dir": "runs"}, [])
+
+
+def test_two_loops_are_never_taken_for_one_experiment_or_a_pair(tmp_path: Path) -> None:
+    runs = []
+    for name, onset in (("one", 500), ("two", None), ("three", None)):
+        runs.append(write_run(tmp_path / name, {"name": "sdpa"}, onset=onset, manifest={"watched": True}))
+    assert rows(call("survival", *runs))[0].startswith("| `sdpa` | 1 of 3 |")
+    assert "are one experiment" in refusal(call("survival", runs[0], runs[0]))
+    assert refusal(call("survival", *runs[1:], "--paired", runs[0])).endswith("did not tell seed; leave the run out")
+
+
+@pytest.mark.parametrize(("steps", "left", "shown"), [(None, None, " 5 "), (20, 30.0, "5 of 20")])
+def test_the_time_left_is_by_the_mean_rate_if_the_loop_tells_its_steps(
+    older: str, steps: int | None, left: float | None, shown: str
+) -> None:
+    """Its tokens a step are unknown, so that the rate that it logs does not tell."""
+    folder = RunFolder(Path(older))
+    folder.outcome.unlink()
+    config = json.loads(folder.config.read_text())
+    config["train"] = {"warmup_steps": 0} | ({} if steps is None else {"steps": steps})
+    folder.config.write_text(json.dumps(config))
+    for file, time in ((folder.manifest, 1_000), (folder.metrics, 1_010)):  # 2 s a step
+        os.utime(file, (time, time))
+    assert progress_of(Run.of_folder(folder)).seconds_left == left
+    assert shown in call("watch", older, "--once").stdout
