@@ -21,7 +21,7 @@ class Exact:
         attended_keys: PK [H, T, d], which an error of δ adds to dQ, by −α.
         bound: |dO|₂·|O|₂ [H, T], the unit of δ's relative error.
         k: [H, T, d].
-        q_norm: |q|₂ [H, T].
+        q_norm, grad_out_norm: |q|₂ and |dO|₂ [H, T].
     """
 
     scores: Tensor
@@ -34,6 +34,7 @@ class Exact:
     bound: Tensor
     k: Tensor
     q_norm: Tensor
+    grad_out_norm: Tensor
 
 
 def exact(call: AttentionCall, sequence: int) -> Exact:
@@ -59,4 +60,5 @@ def exact(call: AttentionCall, sequence: int) -> Exact:
         bound=grad_out.norm(dim=-1) * out.norm(dim=-1),
         k=k,
         q_norm=q.norm(dim=-1),
+        grad_out_norm=grad_out.norm(dim=-1),
     )

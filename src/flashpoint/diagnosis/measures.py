@@ -68,7 +68,8 @@ def of_results(
 ) -> Measures:
     """Return how the results of a sequence differ from FP64's, [H] each.
 
-    ``out_error``, ``grad_q_error``, ``grad_k_error``, ``grad_v_error``: ‖difference‖ / ‖FP64‖.
+    ``out_error``, ``grad_q_error``, ``grad_k_error``, ``grad_v_error``: ‖difference‖ / ‖FP64‖, and of gradients that
+    cancel less (:func:`_size`).
     ``grad_q_unexplained``, ``grad_k_unexplained``: without the part that an error of δ makes.
     ``nonfinite``: rows with NaN or infinity in any result; ``nonfinite_out``: in O. ``out_rows_off`` and
     ``grad_q_rows_off``: rows farther off than :data:`ROW_OFF`, and ``…_first``, ``…_last``: the first and last of them,
@@ -169,17 +170,22 @@ def _expected(
 
 
 def _size(name: str, wanted: Tensor, call: AttentionCall, true: Exact) -> Tensor:
-    """Return the length [heads] that an error counts against: FP64's, or a tenth of what dQ and dK would be made of.
+    """Return the length [heads] that an error counts against: FP64's, or what the gradient would be made of.
 
-    Rows with one key, or with keys that are all alike, have gradients that cancel. They are no measure of an error.
+    Rows with one key, or with keys that are all alike, have dQ and dK that cancel, of which a tenth counts. dV of a key
+    that every query sees alone is the sum of their dO. It cancels where the training has moved V for long; what it
+    would be is the sum's random walk.
     """
     least = torch.zeros((), dtype=wanted.dtype, device=wanted.device)
     if name == "grad_q":
-        least = (true.bound[..., None] * true.attended_keys).norm(dim=(-2, -1))
+        least = 0.1 * call.scale * (true.bound[..., None] * true.attended_keys).norm(dim=(-2, -1))
     elif name == "grad_k":
         attended = true.probs.mT @ (true.bound * true.q_norm)[..., None]
-        least = attended.norm(dim=(-2, -1)).unflatten(0, (-1, call.groups)).sum(1)
-    return torch.maximum(wanted.norm(dim=(-2, -1)), 0.1 * call.scale * least).clamp_min(1e-300)
+        least = 0.1 * call.scale * attended.norm(dim=(-2, -1)).unflatten(0, (-1, call.groups)).sum(1)
+    elif name == "grad_v":
+        walks = true.probs.square().sum(-1) * true.grad_out_norm.square()
+        least = walks.sum(-1).unflatten(0, (-1, call.groups)).sum(1).sqrt()
+    return torch.maximum(wanted.norm(dim=(-2, -1)), least).clamp_min(1e-300)
 
 
 def _of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:
