@@ -15,12 +15,15 @@ LOSSES = [{"step": step, "loss": 2.0} for step in range(900)]
 def test_a_run_that_has_not_ended_is_listed_among_those_that_have(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / "whole", ATTN, steps=1000, onset=900, digest="abc"),
-        write_run(tmp_path / "killed", ATTN, seed=2),
+        write_run(tmp_path / "killed", ATTN, seed=2, metrics=LOSSES),
+        write_run(tmp_path / "begun", ATTN, seed=2),
     ]
-    (tmp_path / "killed/outcome.json").unlink()
+    for name in ("killed", "begun"):
+        (tmp_path / name / "outcome.json").unlink()
     assert rows(call("runs", *runs)) == [
         "| `whole` | exploded | 1,000 | 900 | `abc` |",
-        "| `killed` | not ended |  |  |  |",
+        "| `killed` | not ended | 900 |  |  |",
+        "| `begun` | not ended |  |  |  |",
     ]
     assert call("runs", *runs).stdout.splitlines()[0] == "a CPU, torch 2.99; corpus unknown; seeds 1 to 2; 2026-11-21"
 

@@ -14,6 +14,7 @@ from flashpoint.analysis.recovery import recovery
 from flashpoint.cli.cells import code, number, share, share_interval, step
 from flashpoint.cli.selection import answered, chosen, format_option, runs_argument
 from flashpoint.cli.table import Cell, Table, show
+from flashpoint.errors import UserError
 from flashpoint.runs.recorded import Run
 
 
@@ -27,7 +28,7 @@ def outcomes(runs: Sequence[Run]) -> Table:
     def row(run: Run) -> list[object]:
         where = [run.manifest["hardware"]] if differs else []
         if not run.ended:
-            return [code(run.name), *where, "not ended", None, None, None, None]
+            return [code(run.name), *where, "not ended", _logged(run), None, None, None]
         outcome = run.outcome
         onset = step(outcome["onset_step"], "none")
         return [
@@ -41,6 +42,15 @@ def outcomes(runs: Sequence[Run]) -> Table:
     if not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     return Table(columns, rows)
+
+
+def _logged(run: Run) -> int | None:
+    """Return how many steps a run has logged; None without any."""
+    try:
+        steps, _ = run.columns["loss"]
+    except (KeyError, UserError):
+        return None
+    return int(steps[-1]) + 1
 
 
 def rates(runs: Sequence[Run]) -> Table:
