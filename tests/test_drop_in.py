@@ -201,3 +201,25 @@ def test_a_model_of_transformers_trains_with_it(build: Callable[[str], torch.nn.
         generated = [model.generate(tokens[:1, :5], max_new_tokens=3, do_sample=False) for model in models]
     torch.testing.assert_close(*logits)
     assert torch.equal(*generated)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_of_transformers_trains_with_it() -> None:
+    """Transformers hands it the causal mask then, which it leaves out of a model that is not compiled."""
+    from flashpoint.huggingface import implementation
+
+    model = gpt2(implementation("flash_exact_rowsum")).to(DEVICE)
+    model.config.use_cache = False
+    compiled = torch.compile(model, backend="aot_eager")
+    tokens = torch.randint(0, 100, (2, 33), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    grads = []
+    for called in (model, compiled):
+        model.zero_grad()
+        with torch.autocast(DEVICE, torch.bfloat16):
+            called(tokens, labels=tokens).loss.backward()
+        grads.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
+    if DEVICE == "cpu":  # on a GPU the error ends the process's use of it
+        padded = torch.ones_like(tokens).index_fill(1, torch.arange(3), 0)
+        with torch.autocast(DEVICE, torch.bfloat16), pytest.raises(RuntimeError, match="padding"):
+            compiled(tokens, attention_mask=padded)

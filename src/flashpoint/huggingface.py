@@ -60,6 +60,7 @@ def attention_forward(
 
     Raises:
         ValueError: a gradient is wanted of something that :func:`flashpoint.attention` does not compute.
+        RuntimeError: the same in a compiled model, which finds it in the mask's values.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     plain = attention_mask is None and query.shape[2] == key.shape[2] and not options.get("position_bias")
@@ -69,9 +70,7 @@ def attention_forward(
         )
         return out, None
     if attention_mask is not None:
-        raise ValueError(
-            f"{variant}: takes no mask beside the causal one; give sequences of one length without padding"
-        )
+        _only_causal(attention_mask, f"{variant}: {_NO_MASK}", causal)
     out = attention(
         query,
         key,
@@ -84,3 +83,18 @@ def attention_forward(
         layer=int(getattr(module, "layer_idx", 0) or 0) + 1,
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+_NO_MASK = "takes no mask beside the causal one; give sequences of one length without padding"
+
+
+def _only_causal(mask: Tensor, refusal: str, causal: bool) -> None:
+    """Refuse a mask [B, 1, T, T]. A compiled model may be handed the causal one.
+
+    Transformers leaves that out elsewhere. It cannot read positions while a model is compiled, which could be those of
+    packed sequences: then it makes the mask of them, and only its values tell.
+    """
+    if not (torch.compiler.is_compiling() and causal and mask.dtype == torch.bool and mask.dim() == 4):
+        raise ValueError(refusal)
+    lower = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()
+    torch._assert_async((mask == lower).all(), refusal)

@@ -29,7 +29,7 @@ from flashpoint.errors import UserError
     "--sequences",
     type=click.IntRange(1),
     help="How many to read, of a RUN's batches or of the text. The bias of δ is judged by all of them, everything else "
-    "by as many as the default.  [default: 16, of a RUN as many as have 32,768 tokens]",
+    "by the first 16, of a RUN by as many as have 32,768 tokens.  [default: 256 on a GPU; on a CPU those]",
 )
 @click.option("--step", type=click.IntRange(0), help="Of a RUN, or of a watched run's captures. Default: the last.")
 @click.option("--layer", "layers", type=click.IntRange(1), multiple=True, help="Only this layer; repeatable.")

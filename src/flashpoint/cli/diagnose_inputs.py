@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from flashpoint.capture.collection import SEQUENCES
 from flashpoint.capture.sources import (
     batches_of_model,
     batches_of_run,
@@ -27,8 +28,8 @@ from flashpoint.numerics.named import variant_named
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
 
-_SEQUENCES = 16
-"""Of a text."""
+_FEW = 16
+"""Sequences of a text on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,13 @@ def inputs_of(
     variant = _variant(attention)
     function = None if attention is None or variant is not None else function_named(attention)
     path = place(what)
+    if sequences is None and device.type == "cuda":  # whose FP64 reads them fast
+        sequences = SEQUENCES
     samples: dict[int, DeltaSample] = {}
     later: Iterator[list[AttentionCall]] = iter(())
     more = "--sequences {}"
     if text is not None:
-        later = batches_of_model(what, text.read_text(), sequences or _SEQUENCES, tokens, device, functions)
+        later = batches_of_model(what, text.read_text(), sequences or _FEW, tokens, device, functions)
         calls, weights = next(later), what
     elif not path.exists():
         raise UserError(f"{what}: no capture and no run; a model of Transformers needs --text FILE")
