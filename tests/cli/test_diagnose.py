@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from flashpoint.capture import delta_file
 from flashpoint.capture.recorder import Recorder
+from flashpoint.cli import diagnose_tables
 from flashpoint.cli.main import main
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import delta_sample
@@ -123,8 +124,11 @@ def model_and_text(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "model"), str(text)
 
 
-def test_a_model_of_transformers_is_diagnosed_on_a_text(model_and_text: tuple[str, str]) -> None:
+def test_a_model_of_transformers_is_diagnosed_on_a_text(
+    model_and_text: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, text = model_and_text
+    monkeypatch.setattr(diagnose_tables, "_MANY", 10**12)  # of so short sequences very many are needed
     told = diagnose(model, "--text", text, "--tokens", "32", "--sequences", "4")
     assert [(row["layer"], row["head"]) for row in told["tables"][-1]["rows"]] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert told["heading"].endswith("2 layers of 2 heads, 4 sequences of 32 tokens, d 16")
@@ -170,7 +174,10 @@ def test_what_was_collected_after_a_capture_counts(tmp_path: Path) -> None:
     capture(folder / "layer-03.safetensors", fault)
     alone = diagnose(str(folder))
     assert [table["note"].partition(".")[0] for table in alone["tables"]] == ["Nothing found"]
-    assert "sequences=" in alone["tables"][0]["note"]
+    assert "too many to wait for" in alone["tables"][0]["note"]
+    refused = CliRunner().invoke(main, ["diagnose", str(folder), "--sequences", "9"])
+    assert refused.exit_code == 2
+    assert "watched.capture(sequences=9) in the loop measures δ on as many more" in refused.stderr
     for step in range(10, 50):
         delta_file.append(folder / "delta.jsonl", step, {3: delta_sample(captured(fault, step))})
     for path in (tmp_path, folder, folder / "layer-03.safetensors"):

@@ -81,6 +81,6 @@ def test_the_page_of_a_run_under_way_loads_itself_again(tmp_path: Path) -> None:
     run = _under_way(tmp_path / "going", 300)
     going = page([run], reload_seconds=15)
     assert '<meta http-equiv="refresh" content="15">' in going
-    assert "under way" in going
+    assert "not ended" in going
     assert "data:image/png" in going
     assert "refresh" not in page([run])

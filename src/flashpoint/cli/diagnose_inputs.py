@@ -105,6 +105,12 @@ def inputs_of(
     variant = _variant(attention)
     function = None if attention is None or variant is not None else function_named(attention)
     path = place(what)
+    reads = text is not None or RunFolder(path).tape.is_file()
+    if sequences is not None and path.exists() and not reads:
+        raise UserError(
+            f"--sequences {sequences}: {what} has the sequences that were captured; "
+            f"watched.capture(sequences={sequences}) in the loop measures δ on as many more"
+        )
     if sequences is None and device.type == "cuda":  # whose FP64 reads them fast
         sequences = SEQUENCES
     samples: dict[int, DeltaSample] = {}

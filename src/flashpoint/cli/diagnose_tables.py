@@ -119,11 +119,16 @@ def _unseen(diagnoses: Sequence[Diagnosis], more: str) -> str:
         return ""
     worst = max(biases, key=lambda bias: float(bias.smallest.max()))
     needed = _rounded_up(worst.needed(ignites))
+    remedy = f": {more.format(needed)}" if needed <= _MANY else ", too many to wait for"
     return (
         f"In some heads a bias of δ below {float(worst.smallest.max()):.0e} would not show on {worst}; in a "
         f"model of 7 M parameters a constant one of {ignites:.0e} in layer 2 made {IGNITED[ignites]} runs explode. "
-        f"About {needed:,} sequences would show one of {ignites:.0e}: {more.format(needed)}."
+        f"About {needed:,} sequences would show one of {ignites:.0e}{remedy}."
     )
+
+
+_MANY = 10_000
+"""Sequences of which nobody is advised to measure more."""
 
 
 def _rounded_up(count: int) -> int:
@@ -133,7 +138,7 @@ def _rounded_up(count: int) -> int:
 
 
 _TO_BE_SURE = (
-    "To be sure, train twice on the same batches from a checkpoint before the explosion, with this attention and with "
+    "To be sure, train twice on the same batches from a checkpoint before W_Q grew, with this attention and with "
     "flash_unrounded_out: if only the first explodes, the attention had a part in it."
 )
 

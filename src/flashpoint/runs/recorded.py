@@ -201,10 +201,10 @@ class Run:
 
     @property
     def verdict(self) -> str:
-        """``exploded at 5,563``, ``nonfinite at 389``, ``stable to 20,000``, ``stopped at 3,196``, or ``under way``
+        """``exploded at 5,563``, ``nonfinite at 389``, ``stable to 20,000``, ``stopped at 3,196``, or ``not ended``
         before the end."""
         if not self.ended:
-            return "under way"
+            return "not ended"
         if self.onset is not None:
             return f"{self.ending} at {self.onset:,}"
         return f"{self.ending} {'at' if self.ending == 'stopped' else 'to'} {self.outcome['step']:,}"
