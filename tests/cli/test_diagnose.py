@@ -190,6 +190,20 @@ def test_what_was_collected_after_a_capture_counts(tmp_path: Path) -> None:
     assert "bias of δ:" not in anew["heading"]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["q", "grad_out", "out", "grad_q"])
+def test_a_capture_with_nan_or_infinity_is_diagnosed(tmp_path: Path, name: str, value: float) -> None:
+    """One of its four sequences has it, and there is a layer beside it that has none."""
+    call = captured(Fault("none"))
+    getattr(call, name)[1, 0, 5] = value
+    call.write(tmp_path / "layer-03.safetensors")
+    dataclasses.replace(captured(Fault("none")), layer=4).write(tmp_path / "layer-04.safetensors")
+    told = diagnose(str(tmp_path))
+    (found,) = told["tables"][0]["rows"]
+    assert (found["layer"], found["heads"], found["finding"]) == (3, "1", "nonfinite")
+    assert "4 sequences; in a model" in told["tables"][1]["note"]  # what the other layer could have overlooked
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -52,7 +52,7 @@ def read(path: Path) -> dict[int, DeltaSample]:
     """Return the sample of each layer. A last line cut short, as a killed loop leaves it, is left out.
 
     Raises:
-        UserError: a line is damaged, or a layer has other heads than before.
+        UserError: a line is damaged, or a layer has other heads or measures than before, or steps that are not later.
     """
     try:
         *lines, _unfinished = path.read_bytes().split(b"\n")
@@ -66,5 +66,9 @@ def read(path: Path) -> dict[int, DeltaSample]:
         before = found.setdefault(line.layer, [])
         if before and before[0].heads != sample.heads:
             raise UserError(f"{path}:{number}: {sample.heads} heads, and {before[0].heads} before; {_REMEDY}")
+        if before and not before[0].measures.keys() & measures.keys():
+            raise UserError(f"{path}:{number}: none of the measures that there were before; {_REMEDY}")
+        if before and before[-1].steps[-1] >= line.step:
+            raise UserError(f"{path}:{number}: step {line.step:,} after step {before[-1].steps[-1]:,}; {_REMEDY}")
         before.append(sample)
     return {layer: joined_samples(samples) for layer, samples in found.items()}

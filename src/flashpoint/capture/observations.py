@@ -107,7 +107,7 @@ class Observations:
 
     def stop(self) -> None:
         """The loop has ended: put back what recording replaced."""
-        self._observer.stop()
+        self._observer.drop()
 
     def end(self) -> None:
         """Write what is still to be written. Without a step that follows, as after an explosion, what was asked for is

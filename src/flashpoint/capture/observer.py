@@ -103,12 +103,15 @@ class Observer:
         elif reasons:
             told = "; ".join(reasons)
             self._guard.tell(f"some attentions are not recorded ({told}); layers are counted without them")
+        recorder.calls.clear()  # at once: they hold q and k of whole batches
         return calls
 
     def drop(self) -> None:
-        """End the recording without its calls."""
-        self._recorder = None
+        """End the recording without its calls, if there is one."""
+        recorder, self._recorder = self._recorder, None
         self.stop()
+        if recorder is not None:
+            recorder.calls.clear()
 
     def stop(self) -> None:
         """Put back what recording replaced."""

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from flashpoint import drop_in
 from flashpoint.capture.functions import NamedFunction, arguments_of, masking_of, places_of
@@ -54,12 +55,14 @@ class Recorder:
         self._forward = 0
         self._depth: int | None = None
         self._recording = self._keeping = True
+        self._gradient_hooks: list[RemovableHandle] = []
 
     def start(self) -> Callable[[], None]:
         """Record from now on until what is returned is called. Compiled parts of the model run uncompiled meanwhile."""
         with contextlib.ExitStack() as entered:
             Recorder.busy = True
             entered.callback(setattr, Recorder, "busy", False)
+            entered.callback(self._remove_hooks)
             entered.enter_context(torch.compiler.set_stance("force_eager"))
             for named in self._functions:
                 original, recording = getattr(named.owner, named.name), self._around(named)
@@ -173,7 +176,13 @@ class Recorder:
             # Autocast casts what the attention is given; the copies are what it computes with.
             recorded.kept[of] = kept.to(torch.get_autocast_dtype(q.device.type)) if cast and of != "out" else kept
             if tensor.requires_grad:
-                tensor.register_hook(keeping(of))
+                self._gradient_hooks.append(tensor.register_hook(keeping(of)))
+
+    def _remove_hooks(self) -> None:
+        """Part the tensors of the model from what is kept of them: Python cannot collect a cycle through a hook."""
+        for hook in self._gradient_hooks:
+            hook.remove()
+        self._gradient_hooks.clear()
 
     @contextlib.contextmanager
     def outermost(self) -> Iterator[bool]:

@@ -255,4 +255,5 @@ def batches_of_model(
         if not calls:
             why = "; ".join(sorted(recorder.missed)) or "it calls none that is known"
             raise UserError(f"{name}: no attention was recorded ({why}); name it with --function MODULE:NAME")
+        recorder.calls.clear()
         yield calls

@@ -113,9 +113,11 @@ def _unseen(diagnoses: Sequence[Diagnosis], more: str) -> str:
     """Return how small a bias of δ could have been overlooked, if errors of that size have ignited runs."""
     from flashpoint.diagnosis.bias import IGNITED
 
-    biases = [one.bias for one in diagnoses if one.bias is not None and one.bias.sequences > 1]
+    # Of a layer with NaN or infinity there is a finding; how many sequences would show a bias there, nobody knows.
+    known = [one.bias for one in diagnoses if one.bias is not None and bool(one.bias.smallest.isfinite().all())]
     ignites = min(IGNITED)
-    if all(float(bias.smallest.max()) <= ignites for bias in biases):
+    biases = [bias for bias in known if float(bias.smallest.max()) > ignites]
+    if not biases:
         return ""
     worst = max(biases, key=lambda bias: float(bias.smallest.max()))
     needed = _rounded_up(worst.needed(ignites))

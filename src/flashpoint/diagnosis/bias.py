@@ -17,6 +17,8 @@ from flashpoint.diagnosis.measures import Measures
 
 CHANCE = 0.001
 """How likely a diagnosis of one layer without a fault may call some head's δ biased."""
+_MOST = 1e15
+"""Sequences: no training has so many."""
 IGNITED = {1e-6: "2 of 4", 3e-6: "3 of 4", 1e-5: "4 of 4"}
 """Runs that exploded with a constant error of δ of this share of |dO||O| in one layer (docs/findings/injected.md)."""
 
@@ -78,11 +80,12 @@ class DeltaBias:
         return self.error.clamp_min(1e-300) * self._threshold(self.sequences)
 
     def needed(self, size: float) -> int:
-        """Return how many sequences would show a bias of a size in every head, if they spread as these do."""
+        """Return how many sequences would show a bias of a size in every head, if they spread as these do; their
+        spread is finite."""
         spread = float(self.error.max()) * self.sequences**0.5
         count = self.sequences
         for _ in range(10):  # the threshold hardly depends on the count: this settles at once
-            count = max(2, math.ceil((self._threshold(count) * spread / size) ** 2))
+            count = max(2, math.ceil(min(self._threshold(count) * spread / size, _MOST**0.5) ** 2))
         return count
 
     def _threshold(self, sequences: int) -> float:
