@@ -270,8 +270,10 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True) -> Tensor:
         (lambda text: text.replace("[[", "[[0.0], [", 1), "as many sequences and heads"),
         (lambda text: text[10:], "delta.jsonl:1: no JSON"),
         (lambda text: text * 2, "delta.jsonl:5: step 1 after step 2"),
-        (lambda text: text[: len(text) // 2] + re.sub('"(grad_)?delta_', '"row_sum_', text[len(text) // 2 :]),
-         "none of the measures that there were before"),
+        (
+            lambda text: text[: len(text) // 2] + re.sub('"(grad_)?delta_', '"row_sum_', text[len(text) // 2 :]),
+            "none of the measures that there were before",
+        ),
     ],
 )
 def test_a_damaged_file_is_one_line(tmp_path: Path, damage: Callable[[str], str], told: str) -> None:

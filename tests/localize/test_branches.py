@@ -93,6 +93,32 @@ def test_the_answers_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_line_cut_short_costs_its_branch_alone(tmp_path: Path) -> None:
+    """A process was killed as it wrote, twice."""
+    assert asked(tmp_path) == EXPECTED
+    log = tmp_path / "localize.jsonl"
+    whole = log.read_bytes()
+    for length in (len(whole) - 30, len(whole) // 2):
+        log.write_bytes(whole[:length])
+        for _ in range(2):
+            assert asked(tmp_path) == EXPECTED
+        assert sorted(map(_told, log.read_text().splitlines())) == sorted(map(_told, whole.decode().splitlines()))
+
+
+def _told(line: str) -> str:
+    return json.dumps({**json.loads(line), "seconds": 0})
+
+
+@pytest.mark.parametrize("norms", [[[1.0, 1.0], [1.0]], [[1.0]]])
+def test_norms_of_another_model_are_refused(tmp_path: Path, norms: list[list[float]]) -> None:
+    asked(tmp_path)
+    log = tmp_path / "localize.jsonl"
+    first, *others = log.read_text().splitlines()
+    log.write_text("\n".join([json.dumps({**json.loads(first), "norms": norms}), *others, ""]))
+    with pytest.raises(UserError, match="delete it, and branches are trained anew"):
+        asked(tmp_path)
+
+
 def test_branches_side_by_side_give_the_same_answers(tmp_path: Path) -> None:
     assert asked(tmp_path, gpus=2) == EXPECTED
 

@@ -2,17 +2,20 @@
 
 import itertools
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from torch import Tensor
 
 from flashpoint.cli.main import main
 from flashpoint.localize.branches import Effect
 from flashpoint.localize.recorded import REMEDIES, exact, only_in
 from flashpoint.localize.search import smallest_failing
 from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.training.step import OptimizerStep
 from tests.conftest import Command
 
 
@@ -82,6 +85,39 @@ def test_an_error_in_one_layer_is_localised_and_what_was_trained_is_kept(
     again = CliRunner().invoke(main, command)
     assert json.loads(again.stdout)["tables"][0]["rows"] == rows
     assert (tmp_path / "runs/failing/localize.jsonl").read_text().splitlines() == kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_half_a_branch_is_not_kept(
+    train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """A signal in the second branch ends the localisation; the first one is kept, and the second trained anew."""
+
+    def step(of: OptimizerStep, batch: Tensor, learning_rate: float) -> None:
+        begun.append(learning_rate)
+        if len(begun) == 20 + 15:
+            signal.raise_signal(number)
+        take(of, batch, learning_rate)
+
+    def ended(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    begun: list[float] = []
+    take = OptimizerStep.__call__
+    train("train.lr=3e-3", "train.steps=60", "checkpoints.interval=10", "run_name=whole").check_returncode()
+    outcome = tmp_path / "runs/whole/outcome.json"
+    outcome.write_text(json.dumps({**json.loads(outcome.read_text()), "outcome": "exploded", "onset_step": 55}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(OptimizerStep, "__call__", step)
+    before = signal.signal(signal.SIGTERM, ended)
+    try:
+        result = CliRunner().invoke(main, ["localize", "runs/whole", "--steps", "20", "--starts", "2"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert result.exit_code == 130, result.output
+    assert len(begun) == 20 + 15
+    assert len((tmp_path / "runs/whole/localize.jsonl").read_text().splitlines()) == 1
 
 
 def test_what_cannot_be_localised_is_one_line(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:

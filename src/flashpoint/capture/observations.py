@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from flashpoint.capture.batches import LatestBatches
 from flashpoint.capture.collection import SEQUENCES, Collection
@@ -16,6 +17,11 @@ from flashpoint.errors import notify
 
 _CAPTURED = 16
 """Sequences of a capture, and of each step that is collected: a batch of any size fits beside the training."""
+_TRIES = 10
+"""Steps without attention, as of a loop that skips the backward pass, after which a capture is of the last step that
+had some."""
+_PATIENCE = 100
+"""Steps at most that a collection leaves out for another watched model that is to be observed."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +33,21 @@ class _Capture:
         sequences: of later steps, in which the error of δ is to be measured.
     """
 
-    reason: str
+    reasons: tuple[str, ...]
     layer: int | None
     sequences: int
+
+    def joined(self, other: _Capture | None) -> _Capture:
+        """Return one that has what this one and another have, if there is another: no reason is lost."""
+        if other is None:
+            return self
+        reasons = tuple(dict.fromkeys(other.reasons + self.reasons))
+        layer = self.layer if self.layer == other.layer else None
+        return _Capture(reasons, layer, max(self.sequences, other.sequences))
+
+    @property
+    def reason(self) -> str:
+        return "; ".join(self.reasons)
 
 
 class Observations:
@@ -39,6 +57,9 @@ class Observations:
         interval: steps between observations.
         search_interval: steps after which attention that no step has shown yet is first looked for again.
     """
+
+    _awaited: ClassVar[int] = 0
+    """Steps for which collections still give way: each would begin again before any other watched model could."""
 
     def __init__(
         self,
@@ -58,6 +79,7 @@ class Observations:
         self._wanted: _Capture | None = None
         self._collection: Collection | None = None
         self._collects = True
+        self._tried = 0
 
     @property
     def unfinished(self) -> bool:
@@ -66,7 +88,7 @@ class Observations:
 
     def want(self, step: int, reason: str, sequences: int) -> None:
         """Capture all layers of the next forward pass, of this step if it is still to come."""
-        self._wanted = _Capture(reason, None, sequences)
+        self._wanted = _Capture((reason,), None, sequences).joined(self._wanted)
         if self._observer.partial:  # it does not record all layers
             self._observer.drop()
         self._observer.keep_at_least(_CAPTURED)
@@ -74,7 +96,7 @@ class Observations:
 
     def want_next(self, reason: str, layer: int | None) -> None:
         """Capture a layer of the next step; None is all."""
-        self._wanted = _Capture(reason, layer, SEQUENCES)
+        self._wanted = _Capture((reason,), layer, SEQUENCES).joined(self._wanted)
 
     def begin(self, step: int) -> None:
         """Record the next forward pass, if the step is to be observed."""
@@ -83,8 +105,15 @@ class Observations:
         due = step == 0 or (step + 1) % self._interval == 0 or self._wanted is not None
         due = due or self._postponed or (self._shape is None and step == self._search_again)
         self._postponed = due and self._observer.must_wait
+        if self._postponed:
+            Observations._awaited = _PATIENCE
         if self._observer.must_wait or not (due or self._collection):
             return
+        if not due and Observations._awaited:
+            Observations._awaited -= 1
+            return
+        if due:
+            Observations._awaited = 0
         least = 0 if self._wanted is None and self._collection is None else _CAPTURED
         layers = None if due or self._collection is None else self._collection.layers
         self._guard.do("recording the attention", lambda: self._observer.begin(step, least, layers))
@@ -97,8 +126,8 @@ class Observations:
             self._guard.do("measuring the attention", lambda: self._observed(step))
 
     def keep_last(self, reason: str, step: int) -> None:
-        """Write the last observation, and the batch of a step."""
-        self._keep(reason, self._last_calls, step)
+        """Write the last observation, and the batch of a step; if that step has a capture of its own, this stays."""
+        self._keep(reason, [] if self._run.has_capture(step) else self._last_calls, step)
 
     def collect_no_more(self) -> None:
         """Collect no errors of δ from now on: what follows a loss that is no number is none either."""
@@ -108,11 +137,17 @@ class Observations:
     def stop(self) -> None:
         """The loop has ended: put back what recording replaced."""
         self._observer.drop()
+        if self._postponed:
+            Observations._awaited = 0
 
     def end(self) -> None:
         """Write what is still to be written. Without a step that follows, as after an explosion, what was asked for is
         made of the last observation."""
         self._end_collection()
+        self._make_of_last()
+
+    def _make_of_last(self) -> None:
+        """Make what was asked for of the last observation."""
         wanted, self._wanted = self._wanted, None
         if wanted is not None and self._last_calls:
             self._keep_as(wanted)
@@ -128,8 +163,13 @@ class Observations:
             return
         if not calls:  # look again soon, at ever longer distances
             self._search_again = max(2 * step, self._search_interval)
-            self._wanted = None
+            self._tried += 1
+            if self._shape is None:
+                self._wanted = None
+            elif self._tried >= _TRIES:
+                self._make_of_last()
             return
+        self._tried = 0
         if self._shape is None:
             self._run.describe(calls)
             self._shape = len(calls), calls[0].q.shape[1]

@@ -100,7 +100,7 @@ class WatchedRun:
 
     def keep(self, calls: Sequence[AttentionCall], batch: Any, step: int, reason: str) -> Path:
         """Write captures of layers, and the batch if it is tensors; return their folder."""
-        folder = self.folder.captures / f"step-{step:07}"
+        folder = self._capture(step)
         folder.mkdir(parents=True, exist_ok=True)
         for call in calls:
             call.write(folder / f"layer-{call.layer:02}.safetensors")
@@ -108,6 +108,13 @@ class WatchedRun:
             torch.save(on_cpu(batch), folder / "batch.pt")
         notify(f"step {step:,}: {reason}; wrote {folder}")
         return folder
+
+    def has_capture(self, step: int) -> bool:
+        """Whether tensors of a step are written."""
+        return any(self._capture(step).glob("layer-*"))
+
+    def _capture(self, step: int) -> Path:
+        return self.folder.captures / f"step-{step:07}"
 
     def close(
         self, verdict: Verdict, onset: int | None, steps: int, loss: float, seconds: float, interrupted: str | None

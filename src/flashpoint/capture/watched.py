@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -137,6 +138,9 @@ class Watch:
         if not self._entered:
             self._guard.tell("a capture outside of the block is not made; call it between watched.step and another")
             return
+        if isinstance(sequences, bool) or not isinstance(sequences, int) or sequences < 0:
+            self._guard.tell(f"capture(sequences={sequences!r}): give 0 or more; none are measured")
+            sequences = 0
         if self.run is not None:
             self._observations.want(self._step, reason, sequences)
 
@@ -217,9 +221,8 @@ class Watch:
             overflows = norm is not None and not math.isfinite(norm)
             first, self._overflowed = overflows and not self._overflowed, self._overflowed or overflows
             if stable and (first or self._detector.verdict == "nonfinite"):
-                self._observations.keep_last(
-                    f"loss {loss}" if norm is None else f"loss {loss}, gradient norm {norm}", step
-                )
+                reason = f"loss {loss}" if norm is None else f"loss {loss}, gradient norm {norm}"
+                self._guard.do("writing a capture", partial(self._observations.keep_last, reason, step))
             elif stable and self._detector.verdict == "exploded":
                 hottest = self._sentinel.hottest(1)
                 self._observations.want_next(

@@ -8,7 +8,6 @@ another branch has of the growth between these two is its share: 0 is the twin's
 from __future__ import annotations
 
 import hashlib
-import json
 import multiprocessing
 import os
 import shutil
@@ -238,8 +237,7 @@ class Branches(Generic[A]):
     def _keep(self, key: str, branch: Branch[A], trained: Trained, seconds: float) -> None:
         told = {"key": key, "attention": self.subject.told(branch.attention), "start": branch.start}
         self._known[key] = {**told, "steps": branch.steps, "seconds": round(seconds, 1), **asdict(trained)}
-        with self._folder.branch_log.open("a") as file:
-            file.write(json.dumps(self._known[key], ensure_ascii=False) + "\n")
+        self._folder.append_branch(self._known[key])
         self._seconds = max(self._seconds, seconds / branch.steps)
         self.trained += 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -80,6 +81,9 @@ class RecordedRun:
     def train(self, attention: AttentionVariant, start: int, steps: int, folder: Path) -> Trained:
         with folder.with_suffix(".log").open("w") as log, contextlib.redirect_stderr(log):
             outcome = train(_branching(self.folder, attention, start, steps, folder))
+        if outcome.interrupted:  # what ended the branch ends the localisation: half a branch says nothing
+            signal.raise_signal(signal.Signals[outcome.interrupted])
+            raise KeyboardInterrupt  # where the signal is ignored
         norms = Run.of_folder(RunFolder(Path(outcome.run))).measured_by_head("w_q_spectral_norm")[1][..., -1]
         return Trained(outcome.outcome, outcome.onset_step, norms.tolist())
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,17 @@ class RunFolder:
             return []
         *lines, _unfinished = self.branch_log.read_bytes().split(b"\n")
         anew = "delete it, and branches are trained anew"
-        return [parsed(line, Branch, f"{self.branch_log}:{number}", anew) for number, line in enumerate(lines, 1)]
+        found = [parsed(line, Branch, f"{self.branch_log}:{number}", anew) for number, line in enumerate(lines, 1)]
+        if len({(len(one["norms"]), len(one["norms"][0])) for one in found}) > 1:
+            raise UserError(f"{self.branch_log}: norms of models with other layers or heads; {anew}")
+        return found
+
+    def append_branch(self, values: Mapping[str, Any]) -> None:
+        """Add a line to :attr:`branch_log`, in place of one cut short at its end."""
+        with self.branch_log.open("ab+") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(json.dumps(values, ensure_ascii=False).encode() + b"\n")
 
     def read_localized(self) -> dict[str, Any]:
         """Return what :attr:`localized` holds."""

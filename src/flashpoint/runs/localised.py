@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from flashpoint.runs.outcome import Verdict
 from flashpoint.schema import Kind, Number, Step
@@ -23,6 +23,12 @@ class Branch(Kind):
     norms: Annotated[list[Annotated[list[Number], Field(min_length=1)]], Field(min_length=1)]
     """Spectral norms of W_Q at the end, by layer and head."""
     seconds: float = 0.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Branch:
+        if len({len(of_layer) for of_layer in self.norms}) > 1:
+            raise ValueError("norms: expected as many heads in each layer")
+        return self
 
 
 class Localised(Kind):
