@@ -58,11 +58,19 @@ def test_where_the_caller_is_interrupted_the_work_ends_and_leaves_nothing(tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_a_second_interruption_does_not_wait_for_ever(tmp_path: Path) -> None:
-    """The first one ends the work; the second breaks off the wait for it."""
+@pytest.mark.parametrize("early", [False, True])
+def test_a_second_interruption_does_not_wait_for_ever(tmp_path: Path, early: bool) -> None:
+    """The first one ends the work; the second breaks off the wait for it, or comes before the work is told to end."""
     program = (
         "import os, pathlib, signal, sys, time\n"
+        "from flashpoint.data import workers\n"
         "from flashpoint.data.workers import in_background\n"
+        "without = workers._without_ctrl_c\n"
+        "def interrupted():\n"
+        "    workers._without_ctrl_c = without\n"
+        "    raise KeyboardInterrupt\n"
+        f"if {early}:\n"
+        "    workers._without_ctrl_c = interrupted\n"
         "from tests.data.test_workers import slow\n"
         "if __name__ == '__main__':\n"
         "    folder = pathlib.Path(sys.argv[1])\n"

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 _GRACE = 10
 """Seconds in which a process whose parent is gone may leave its with-blocks."""
+_LOOK = 0.5
+"""Seconds between looks whether the program has come to its end."""
 
 
 @contextlib.contextmanager
@@ -28,15 +30,39 @@ def worker_processes(count: int, start: Callable[..., None], *arguments: Any) ->
     """
     # spawn: a forked copy of tokenizers', Arrow's or CUDA's threads can deadlock.
     spawn = multiprocessing.get_context("spawn")
-    others = set(multiprocessing.active_children())
+    others, over = set(multiprocessing.active_children()), threading.Event()
+
+    def end() -> None:
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
+
     with ProcessPoolExecutor(count, spawn, start, arguments) as pool:
+        threading.Thread(target=_end_with_program, args=(over, end), daemon=True).start()
         try:
             yield pool
         except BaseException:
-            with _without_ctrl_c():  # a second one would leave them running, and the exit waits for them
-                for process in set(multiprocessing.active_children()) - others:
-                    process.terminate()
+            _surely(end)  # a second Ctrl-C would leave them running, and the exit waits for them
             raise
+    over.set()
+
+
+def _surely(do: Callable[[], None]) -> None:
+    """Do something that may be done twice, also if Ctrl-C comes before it is switched off."""
+    while True:
+        try:
+            with _without_ctrl_c():
+                do()
+            return
+        except KeyboardInterrupt:
+            continue
+
+
+def _end_with_program(over: threading.Event, end: Callable[[], None]) -> None:
+    """A second Ctrl-C can come even before the block has failed, and then only the program's end is left."""
+    while not over.wait(_LOOK):
+        if not threading.main_thread().is_alive():
+            end()
+            return
 
 
 @contextlib.contextmanager
