@@ -1,6 +1,7 @@
 """Work in the background: its result, its error, and nothing left of it where the caller fails."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,13 +23,19 @@ def refused(word: str) -> None:
 
 
 def slow(folder: Path) -> None:
-    """Start a program, as pip is one, in a folder that goes with it."""
+    """Start a program, as pip is one, in a folder that goes with it; ``begun`` says that both are there."""
     unfinished = folder / "unfinished"
     unfinished.mkdir()
     try:
-        subprocess.run(["sleep", "60"], check=False)
+        program = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
+        try:
+            (unfinished / "begun").touch()
+            program.wait()
+        finally:
+            program.kill()
+            program.wait()
     finally:
-        unfinished.rmdir()
+        shutil.rmtree(unfinished)
 
 
 def test_the_result_comes_back() -> None:
@@ -47,7 +54,7 @@ class Interrupted(BaseException):
 
 def interrupted_at_work(folder: Path) -> None:
     with in_background(slow, folder):
-        while not list(folder.iterdir()):
+        while not (folder / "unfinished/begun").exists():
             time.sleep(0.01)
         raise Interrupted
 
@@ -75,7 +82,7 @@ def test_a_second_interruption_does_not_wait_for_ever(tmp_path: Path, early: boo
         "if __name__ == '__main__':\n"
         "    folder = pathlib.Path(sys.argv[1])\n"
         "    with in_background(slow, folder):\n"
-        "        while not list(folder.iterdir()):\n"
+        "        while not (folder / 'unfinished/begun').exists():\n"
         "            time.sleep(0.01)\n"
         "        print('begun', flush=True)\n"
         "        time.sleep(60)\n"
