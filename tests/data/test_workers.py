@@ -80,6 +80,7 @@ def test_a_second_interruption_does_not_wait_for_ever(tmp_path: Path, early: boo
         "    workers._without_ctrl_c = interrupted\n"
         "from tests.data.test_workers import slow\n"
         "if __name__ == '__main__':\n"
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored\n"
         "    folder = pathlib.Path(sys.argv[1])\n"
         "    with in_background(slow, folder):\n"
         "        while not (folder / 'unfinished/begun').exists():\n"
