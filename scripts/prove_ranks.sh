@@ -19,14 +19,14 @@ CUDA_VISIBLE_DEVICES=0 "${one[@]}" "${small[@]}" train.micro_batch_size=4 run_na
 CUDA_VISIBLE_DEVICES=0 "${one[@]}" "${large[@]}" run_name=large-one
 "${two[@]}" "${large[@]}" run_name=large-ranks
 
-"${two[@]}" attn=flash_bf16 checkpoints.interval=200 run_name=killed 2>killed.txt &
+"${two[@]}" attn=flash_bf16 checkpoints.interval=200 run_name=killed 2>runs/killed.txt &
 launcher=$!
 until [ -n "$(ls runs/killed/checkpoints/*.json 2>/dev/null)" ]; do sleep 1; done
 kill -9 "$(pgrep -P $launcher | tail -1)"
 SECONDS=0
 wait $launcher || true
 echo "a process was killed: the other ended after $SECONDS s; it said:"
-grep -v '^W\|^E\|^ \|^$\|^[-=]\|step/s' killed.txt || true
+grep -v '^W\|^E\|^ \|^$\|^[-=]\|step/s' runs/killed.txt || true
 "${two[@]}" resume=killed train.steps=1000
 
 for pair in "ranks ranks-again" "ranks accumulated"; do

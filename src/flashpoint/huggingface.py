@@ -70,7 +70,7 @@ def attention_forward(
         )
         return out, None
     if attention_mask is not None:
-        _only_causal(attention_mask, f"{variant}: {_NO_MASK}", causal)
+        _only_causal(attention_mask, variant, causal)
     out = attention(
         query,
         key,
@@ -85,15 +85,13 @@ def attention_forward(
     return out.transpose(1, 2).contiguous(), None
 
 
-_NO_MASK = "takes no mask beside the causal one; give sequences of one length without padding"
-
-
-def _only_causal(mask: Tensor, refusal: str, causal: bool) -> None:
+def _only_causal(mask: Tensor, variant: str, causal: bool) -> None:
     """Refuse a mask [B, 1, T, T]. A compiled model may be handed the causal one.
 
     Transformers leaves that out elsewhere. It cannot read positions while a model is compiled, which could be those of
     packed sequences: then it makes the mask of them, and only its values tell.
     """
+    refusal = f"{variant}: takes no mask beside the causal one; give sequences of one length without padding"
     if not (torch.compiler.is_compiling() and causal and mask.dtype == torch.bool and mask.dim() == 4):
         raise ValueError(refusal)
     lower = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()

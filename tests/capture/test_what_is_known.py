@@ -66,6 +66,9 @@ def test_a_question_to_what_nobody_told_is_refused(older: str) -> None:
 def test_a_watched_run_is_not_resumed(older: str) -> None:
     with pytest.raises(UserError, match="the loop that made it alone goes on"):
         resumed_values({"resume": older, "runs_dir": "runs"}, [])
+    Path(older, "outcome.json").unlink()
+    with pytest.raises(UserError, match="has not ended, the loop that made it alone goes on"):
+        RunFolder(Path(older)).read_outcome()
 
 
 def test_two_loops_are_never_taken_for_one_experiment_or_a_pair(tmp_path: Path) -> None:
@@ -91,3 +94,5 @@ def test_the_time_left_is_by_the_mean_rate_if_the_loop_tells_its_steps(
         os.utime(file, (time, time))
     assert progress_of(Run.of_folder(folder)).seconds_left == left
     assert shown in call("watch", older, "--once").stdout
+    os.utime(folder.metrics, (900, 900))  # as a copy may have it
+    assert progress_of(Run.of_folder(folder)).seconds_left is None

@@ -45,7 +45,7 @@ def progress_of(run: Run, now: float | None = None) -> Progress:
         UserError: the configuration is missing, or the metrics are damaged.
     """
     steps: int | None = run.config["train"].get("steps")
-    done = int(run.columns["loss"][0][-1]) + 1 if "loss" in run.columns else 0
+    done = run.logged_steps
     rate = None
     if "tokens_per_second" in run.columns:
         rate = float(np.median(run.columns["tokens_per_second"][1][-_RECENT_READINGS:]))
@@ -65,7 +65,8 @@ def _seconds_a_step(run: Run, done: int, rate: float | None) -> float | None:
     if run.watched:
         if run.folder is None or not done:
             return None
-        return (run.folder.metrics.stat().st_mtime - run.folder.manifest.stat().st_mtime) / done
+        seconds = run.folder.metrics.stat().st_mtime - run.folder.manifest.stat().st_mtime
+        return seconds / done if seconds > 0 else None  # a copy's files can have any times
     tokens: int = run.config["train"]["batch_size"] * run.config["model"]["context"]
     return tokens / rate if rate else None
 

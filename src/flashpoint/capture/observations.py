@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from flashpoint.capture.batches import LatestBatches
-from flashpoint.capture.collection import SEQUENCES, Collection
+from flashpoint.capture.delta_collection import SEQUENCES, DeltaCollection
 from flashpoint.capture.guard import Guard
 from flashpoint.capture.observer import Observer
 from flashpoint.capture.run import WatchedRun
@@ -29,6 +29,7 @@ class _Capture:
     """One that is to be made of the next observation.
 
     Attributes:
+        reasons: are told with it.
         layer: the only one to keep; None is all.
         sequences: of later steps, in which the error of δ is to be measured.
     """
@@ -77,7 +78,7 @@ class Observations:
         self._shape: tuple[int, int] | None = None
         self._last_calls: list[AttentionCall] = []
         self._wanted: _Capture | None = None
-        self._collection: Collection | None = None
+        self._collection: DeltaCollection | None = None
         self._collects = True
         self._tried = 0
 
@@ -185,9 +186,9 @@ class Observations:
             kept, folder = self._keep_as(wanted)
             if kept and wanted.sequences and self._collects:
                 notify(f"the next steps measure δ on {wanted.sequences:,} sequences more")
-                self._collection = Collection(folder, kept, self._observer.seen, wanted.sequences)
+                self._collection = DeltaCollection(folder, kept, self._observer.seen, wanted.sequences)
 
-    def _collect(self, collection: Collection, calls: list[AttentionCall]) -> None:
+    def _collect(self, collection: DeltaCollection, calls: list[AttentionCall]) -> None:
         """Add a step to a collection. One that is complete, or in which measuring fails, is at its end."""
         failed = True
         try:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from flashpoint.capture.batches import LatestBatches
-from flashpoint.capture.collection import SEQUENCES
+from flashpoint.capture.delta_collection import SEQUENCES
 from flashpoint.capture.guard import Guard
 from flashpoint.capture.observations import Observations
 from flashpoint.capture.observer import Observer

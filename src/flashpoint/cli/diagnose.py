@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -37,16 +38,7 @@ from flashpoint.errors import UserError
 @click.option("--device", "where", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @format_option
 def command(
-    what: str,
-    attention: str | None,
-    text: Path | None,
-    tokens: int,
-    sequences: int | None,
-    step: int | None,
-    layers: tuple[int, ...],
-    functions: tuple[str, ...],
-    where: str,
-    form: str,
+    what: str, attention: str | None, text: Path | None, layers: tuple[int, ...], where: str, form: str, **reading: Any
 ) -> None:
     """Say what is wrong with an attention, by layer and head, with the figures that show it.
 
@@ -61,7 +53,7 @@ def command(
     from flashpoint.cli.diagnose_inputs import inputs_of, place
 
     device = device_named(where)
-    inputs = inputs_of(what, attention, text, tokens, sequences, step, functions, device).of_layers(layers)
+    inputs = inputs_of(what, attention, text, device, **reading).of_layers(layers)
     try:
         with user_code.told(attention) if attention and ".py:" in attention else contextlib.nullcontext():
             diagnoses = inputs.diagnoses(device)

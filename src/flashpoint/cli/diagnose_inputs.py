@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from flashpoint.capture.collection import SEQUENCES
+from flashpoint.capture.delta_collection import SEQUENCES
 from flashpoint.capture.sources import (
     batches_of_model,
     batches_of_run,
@@ -91,11 +91,12 @@ def inputs_of(
     what: str,
     attention: str | None,
     text: Path | None,
+    device: torch.device,
+    *,
     tokens: int,
     sequences: int | None,
     step: int | None,
     functions: Sequence[str],
-    device: torch.device,
 ) -> Inputs:
     """Return what the command's arguments name.
 

@@ -45,12 +45,11 @@ def outcomes(runs: Sequence[Run]) -> Table:
 
 
 def _logged(run: Run) -> int | None:
-    """Return how many steps a run has logged; None without any."""
+    """Return how many steps a run has logged; None without any, or where the metrics are missing or damaged."""
     try:
-        steps, _ = run.columns["loss"]
-    except (KeyError, UserError):
+        return run.logged_steps or None
+    except UserError:
         return None
-    return int(steps[-1]) + 1
 
 
 def rates(runs: Sequence[Run]) -> Table:

@@ -11,7 +11,6 @@ from torch import Tensor
 from flashpoint.diagnosis.bias import DeltaBias, ignited
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import DeltaSample
-from flashpoint.diagnosis.finding import Finding
 from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Measures, Results
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
@@ -29,6 +28,23 @@ _FEW = 3
 """Sequences without which nothing is said of δ's bias."""
 _DEAD_ROWS = 0.001
 """Share of rows that are switched off. Nothing else makes |O| half as long."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong in some heads of a layer.
+
+    Attributes:
+        kind: as docs/own_run.md lists them.
+        layer: from 1.
+        heads: from 1.
+        text: what is wrong and the figures that show it, one sentence.
+    """
+
+    kind: str
+    layer: int
+    heads: tuple[int, ...]
+    text: str
 
 
 _Make = Callable[[str, Tensor, str], Finding]

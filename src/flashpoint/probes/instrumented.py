@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from flashpoint.captured import Captured
 from flashpoint.config import Targets
+from flashpoint.cuda_graph import Graphed
 from flashpoint.model import GPT, Block
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.precision import Precision, autocast
@@ -43,7 +43,7 @@ class InstrumentedPass:
         self._attentions = [cast(Block, block).attention for block in model.blocks]
         self._sequences = torch.zeros_like(like, device=device)
         self._seed_and_step = torch.zeros(2, dtype=torch.int64, device=device)
-        self._observe = Captured(self._run, device.type == "cuda")
+        self._observe = Graphed(self._run, device.type == "cuda")
 
     def __call__(self, sequences: Tensor, seed_and_step: Tensor) -> Observation:
         """Run one pass.

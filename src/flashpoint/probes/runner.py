@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flashpoint.captured import Captured
 from flashpoint.config import ProbesConfig, TrainConfig
+from flashpoint.cuda_graph import Graphed
 from flashpoint.errors import UserError, one_line
 from flashpoint.model import GPT
 from flashpoint.probes import own
@@ -61,7 +61,7 @@ class ProbeRunner:
         self._config, self._notify = config, notify
         self._model, self._train, self._device = model, train, device
         self._probes = {name: load_probe(name) for name in config.attention}
-        self._weight_norms = Captured(lambda: weight_norms(model), device.type == "cuda")
+        self._weight_norms = Graphed(lambda: weight_norms(model), device.type == "cuda")
         self._pass: InstrumentedPass | None = None
         self._seen: Observation | None = None
         self.sentinel = Sentinel(train.warmup_steps)

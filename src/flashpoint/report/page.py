@@ -128,7 +128,7 @@ def _row(run: Run) -> str:
     shape = f"{model['n_layer']} × {model['d_model']}, {model['n_head']} heads, T {model['context']}" if model else ""
     place = f"{run.manifest['hardware']}, torch {environment['torch']}, {run.manifest['started'][:10]}"
     kind, digest = "", ""
-    steps = f"{int(run.columns['loss'][0][-1]) + 1:,} so far" if "loss" in run.columns else ""
+    steps = f"{run.logged_steps:,} so far" if run.logged_steps else ""
     if run.ended:
         kind, steps, digest = run.ending, f"{run.outcome['step']:,}", run.outcome["digest"]
     before, after = ([run.name, run.title], [steps, run.config.get("seed", UNKNOWN), shape or UNKNOWN, place])

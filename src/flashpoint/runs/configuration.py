@@ -114,7 +114,7 @@ class _Criterion(Kind):
     hold_steps: Count
 
 
-class OwnLoop(Kind):
+class WatchedConfig(Kind):
     """The kind of ``config.json`` of somebody's own loop: what :func:`flashpoint.watch` was told, has seen or does."""
 
     attn: _Attention = Field(default_factory=_Attention)
@@ -127,13 +127,13 @@ class OwnLoop(Kind):
     """By which the watch judges the losses."""
 
 
-class Told(dict[str, Any]):
+class KnownSettings(dict[str, Any]):
     """A section of what is known of somebody's own loop. To ask it for anything else raises a :class:`UserError`."""
 
     def __init__(self, values: Mapping[str, Any], where: str, section: str = "") -> None:
         super().__init__(
             {
-                name: Told(value, where, f"{section}{name}.") if isinstance(value, dict) else value
+                name: KnownSettings(value, where, f"{section}{name}.") if isinstance(value, dict) else value
                 for name, value in values.items()
             }
         )
@@ -143,15 +143,15 @@ class Told(dict[str, Any]):
         raise UserError(f"{self._where}: its loop did not tell {self._section}{key}; leave the run out")
 
 
-def told(config: Mapping[str, Any], where: str) -> Told:
-    """Return what is known of an :class:`OwnLoop`.
+def known_settings(config: Mapping[str, Any], where: str) -> KnownSettings:
+    """Return what is known of an :class:`WatchedConfig`.
 
     Earlier versions stored their own defaults beside it, which say nothing of the loop: they are left out.
 
     Args:
         where: what messages call the run.
     """
-    known = OwnLoop.model_validate(config).model_dump(exclude_none=True)
+    known = WatchedConfig.model_validate(config).model_dump(exclude_none=True)
     if known["attn"]["name"] == _UNSEEN:
         known.pop("model", None)  # seen together; before that earlier versions had a default there
-    return Told(with_all_sections(known), where)
+    return KnownSettings(with_all_sections(known), where)

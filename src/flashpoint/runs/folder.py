@@ -12,7 +12,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from flashpoint.errors import UserError
-from flashpoint.runs.configuration import CONFIG, OwnLoop, told, with_all_sections
+from flashpoint.runs.configuration import CONFIG, WatchedConfig, known_settings, with_all_sections
 from flashpoint.runs.localised import Branch, Localised
 from flashpoint.runs.manifest import Manifest
 from flashpoint.runs.outcome import OUTCOME
@@ -109,13 +109,13 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         """Return what :attr:`config` holds (:data:`flashpoint.runs.configuration.CONFIG`); of somebody's own loop what
-        is known of it (:class:`flashpoint.runs.configuration.OwnLoop`).
+        is known of it (:class:`flashpoint.runs.configuration.WatchedConfig`).
 
         Raises:
             UserError: it is missing, or holds something else; this and the following.
         """
         if self.watched:
-            return told(read_json(self.config, OwnLoop), str(self.path))
+            return known_settings(read_json(self.config, WatchedConfig), str(self.path))
         return with_all_sections(read_json(self.config, CONFIG))
 
     def read_manifest(self) -> dict[str, Any]:
@@ -125,7 +125,10 @@ class RunFolder:
     def read_outcome(self) -> dict[str, Any]:
         """Return what :attr:`outcome` holds (:class:`flashpoint.runs.outcome.Outcome`)."""
         if not self.outcome.exists():
-            raise UserError(f"{self.outcome}: missing; the run has not ended, resume={self.path} goes on with it")
+            how = (
+                "the loop that made it alone goes on with it" if self.watched else f"resume={self.path} goes on with it"
+            )
+            raise UserError(f"{self.outcome}: missing; the run has not ended, {how}")
         return read_json(self.outcome, OUTCOME)
 
     def read_branches(self) -> list[dict[str, Any]]:

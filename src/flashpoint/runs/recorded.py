@@ -188,6 +188,11 @@ class Run:
         return (parent["run"], parent["from_step"]) if parent else None
 
     @property
+    def logged_steps(self) -> int:
+        """Optimiser steps in the metrics, also of a run that has not ended."""
+        return int(self.columns["loss"][0][-1]) + 1 if "loss" in self.columns else 0
+
+    @property
     def ending(self) -> Ending:
         """How the run ended, as readers are shown it."""
         return ending(self.outcome["outcome"], self.outcome["interrupted"])

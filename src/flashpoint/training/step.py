@@ -10,8 +10,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from flashpoint.captured import Captured
 from flashpoint.config import Config
+from flashpoint.cuda_graph import Graphed
 from flashpoint.model import GPT, Block
 from flashpoint.numerics.ops import forget_graphs
 from flashpoint.precision import autocast, loss_scale
@@ -59,14 +59,14 @@ class OptimizerStep:
         captures = on_gpu and train.cuda_graph is not False
         stream = torch.cuda.Stream(device) if captures else None
 
-        def captured(compute: Callable[[], None]) -> Callable[[], None]:
-            return Captured(compute, captures, after=_EAGER_STEPS, stream=stream)
+        def graphed(compute: Callable[[], None]) -> Callable[[], None]:
+            return Graphed(compute, captures, after=_EAGER_STEPS, stream=stream)
 
         # What several processes exchange is launched between two graphs: NCCL in a graph outlives its process group.
         self._launches = (
-            [captured(self._compute)]
+            [graphed(self._compute)]
             if ranks.world == 1
-            else [captured(self._gather), lambda: ranks.sum(self._flat), captured(self._spread)]
+            else [graphed(self._gather), lambda: ranks.sum(self._flat), graphed(self._spread)]
         )
 
     def warm_up(self) -> None:

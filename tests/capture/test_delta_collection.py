@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from flashpoint.capture.collection import SEQUENCES
+from flashpoint.capture.delta_collection import SEQUENCES
 from flashpoint.capture.sources import read_calls, read_samples
 from flashpoint.capture.watched import Watch
 from flashpoint.diagnosis.bias import IGNITED
@@ -219,7 +219,7 @@ def test_a_step_with_other_layers_is_left_out(tmp_path: Path) -> None:
 def test_measuring_that_fails_ends_the_collection_and_not_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("flashpoint.capture.collection.delta_sample", lambda _: 1 / 0)
+    monkeypatch.setattr("flashpoint.capture.delta_collection.delta_sample", lambda _: 1 / 0)
     assert loop(tmp_path, step=capturing(1, 9), steps=8, interval=500).verdict == "stable to 8"
     assert capsys.readouterr().err.count("ZeroDivisionError: division by zero); training goes on") == 1
 

@@ -11,7 +11,7 @@ import torch
 Result = TypeVar("Result")
 
 
-class Captured(Generic[Result]):
+class Graphed(Generic[Result]):
     """A computation that reads and makes tensors on one device and asks the host for nothing.
 
     On a GPU a call after the first ones is captured as a CUDA graph and replayed from then on: some hundreds of

@@ -16,7 +16,7 @@ sequence of 2,048 rows spreads by 2e-4 / √2048 = 4.4e-6. Student's t of 256 se
 shows is 3.7 · 4.4e-6 / √256 = 1.0e-6, the smallest error that made a run explode (docs/findings/injected.md)."""
 
 
-class Collection:
+class DeltaCollection:
     """The errors of δ in the captured layers, step by step, until there are enough sequences.
 
     Args:
