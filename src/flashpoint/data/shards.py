@@ -9,10 +9,12 @@ names carry a key of what they were made from: a worker that outlives its parent
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,21 +119,31 @@ def _in_workers(jobs: list[Job], workers: int) -> Iterator[Iterator[dict[str, An
         with worker_processes(workers, _start_worker, jobs[0].tokenizer_file) as pool:
             # Not pool.map: it cancels what is left when abandoned, and a pool whose processes then end hangs on a
             # cancelled future (CPython 3.11).
-            futures = [pool.submit(_run_in_worker, job) for job in jobs]
+            futures = [_submitted(pool, job) for job in jobs]
             yield (future.result() for future in futures)
-    except (OSError, BrokenProcessPool) as error:
-        if _tells_of_a_dead_worker(error):
-            raise UserError(
-                f"data.workers={workers}: a tokenising process died, out of memory perhaps; run again with fewer, "
-                "it goes on where it stopped"
-            ) from error
+    except BrokenProcessPool as error:
+        raise UserError(
+            f"data.workers={workers}: a tokenising process died, out of memory perhaps; run again with fewer, "
+            "it goes on where it stopped"
+        ) from error
+
+
+def _submitted(pool: ProcessPoolExecutor, job: Job) -> Future[dict[str, Any]]:
+    """Submit a job.
+
+    Submitting starts a process. If another one dies meanwhile, the pool closes the pipes that the new process is to
+    inherit: spawning then raises a ``ValueError``, or an ``OSError`` that is no refusal of the system's.
+
+    Raises:
+        BrokenProcessPool: a process of the pool died.
+        OSError: the system refuses a new process.
+    """
+    try:
+        return pool.submit(_run_in_worker, job)
+    except (ValueError, OSError) as error:
+        if isinstance(error, ValueError | BrokenPipeError) or error.errno in (None, errno.EBADF):
+            raise BrokenProcessPool(str(error)) from error
         raise
-
-
-def _tells_of_a_dead_worker(error: OSError | BrokenProcessPool) -> bool:
-    """A worker that dies while others are being started breaks the pipes that they are handed: an OSError of
-    multiprocessing's own has no errno, unlike one from the files."""
-    return isinstance(error, BrokenProcessPool | BrokenPipeError) or error.errno is None
 
 
 def load_tokenizer(trained: Path | None) -> Tokenizer:
