@@ -66,6 +66,11 @@ QuantityName = Literal[
     "bias_model_targets",
     "validation_loss",
     "weights_distance",
+    "sign_agreement",
+    "effective_rank",
+    "token_similarity",
+    "step_similarity",
+    "ties_on_sinks",
 ]
 COMPARED = ("validation_loss", "weights_distance")
 """Quantities of a run against another one, after a number of steps."""
@@ -101,9 +106,39 @@ class Interval:
         return self
 
 
-KINDS = ("explodes", "holds", "earlier", "later", "layer", "interval")
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+class Deviates:
+    """The largest deviation of flash attention from FP64, over that of baseline attention, lies within bounds.
+
+    Both are emulated on the same drawn inputs (:mod:`flashpoint.deviation`), so that the claim needs no runs.
+    """
+
+    kind: Literal["deviates"]
+    precision: str = "bf16"
+    """A format of :data:`flashpoint.deviation.formats.FORMATS`."""
+    sums: Literal["fp32", "within"] = "fp32"
+    """Sums in FP32, or kept in the precision (:mod:`flashpoint.deviation.arithmetic`)."""
+    quantity: Literal["O", "δ", "dQ", "dK", "dV"] = "O"
+    """What deviates."""
+    length: Count = 256
+    """T, tokens."""
+    seeds: Count = 8
+    """Inputs, one a seed."""
+    above: float
+    """The lower bound of the mean ratio."""
+    below: float
+    """Its upper bound."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.above >= self.below:
+            raise ValueError(f"above: {self.above} is not less than below: {self.below}; raise below")
+        return self
+
+
+KINDS = ("explodes", "holds", "earlier", "later", "layer", "interval", "deviates")
 """Kinds of criteria."""
-Criterion = Annotated[Explodes | Holds | Onset | Layer | Interval, Field(discriminator="kind")]
+Criterion = Annotated[Explodes | Holds | Onset | Layer | Interval | Deviates, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
@@ -119,19 +154,22 @@ class Claim:
     claim: Annotated[str, Field(min_length=1)]
     """One plain sentence."""
     scale: str | None = None
-    """The setting of the runs, and how it differs from the source's. Needed with ``runs``."""
+    """The setting of the test, and how it differs from the source's. Needed where there is one."""
     runs: Words | None = None
-    """The runs. None: not tested."""
+    """The runs. None: not tested, unless the criterion needs none."""
     criterion: Criterion | None = None
-    """When the claim replicates. Needed with ``runs``; without runs it says what a test will ask."""
+    """When the claim replicates. Needed with ``runs``; without the runs that it needs it says what a test will ask."""
     short: bool = False
     """Whether the short table has the claim."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        computed = isinstance(self.criterion, Deviates)
+        if computed and self.runs:
+            raise ValueError("runs: a criterion of kind deviates needs none; drop them")
         for name in ("criterion", "scale"):
-            if self.runs and not getattr(self, name):
-                raise ValueError(f"{name}: missing; a claim with runs needs it")
+            if (self.runs or computed) and not getattr(self, name):
+                raise ValueError(f"{name}: missing; a claim that is tested needs it")
         return self
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -10,16 +10,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.analysis.bias import Window
-from flashpoint.analysis.bias_breakdown import by_layer
-from flashpoint.analysis.bias_law import by_weights
-from flashpoint.analysis.claims import Claim, Explodes, Holds, Interval, Layer, Onset, QuantityName
-from flashpoint.analysis.drawn_targets import by_digest
+from flashpoint.analysis.claims import Claim, Deviates, Explodes, Holds, Interval, Layer, Onset
 from flashpoint.analysis.intervals import clopper_pearson, mean_interval
-from flashpoint.analysis.paired import losses_at
+from flashpoint.analysis.quantities import QUANTITIES, of_one_attention
 from flashpoint.analysis.ratios import OnsetRatio, onset_ratios
-from flashpoint.analysis.survival import grouped, lifetimes
-from flashpoint.analysis.weights import apart
+from flashpoint.analysis.survival import lifetimes
 from flashpoint.errors import UserError
 from flashpoint.runs.recorded import Run
 
@@ -99,7 +94,7 @@ def exploded(runs: Sequence[Run], steps: int | None = None) -> Tally:
     Raises:
         UserError: two runs are one experiment, a run is a branch, or the runs have several attentions.
     """
-    _of_one_attention(runs)
+    of_one_attention(runs)
     lifetimes(runs[0].title, "", runs)  # refuses what is no life of its own
     horizon = np.inf if steps is None else steps
     failed = [run.failed_at for run in runs]
@@ -140,79 +135,8 @@ def in_layer(runs: Sequence[Run], layer: int) -> Tally:
     return Tally(layers.count(layer), len(layers), len(runs) - len(layers))
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """A measured quantity that an interval is taken of."""
-
-    told: str
-    """What tables call it, with its unit."""
-    form: str
-    """The format of its values."""
-    values: Callable[[Sequence[Run], Sequence[Run], Interval], NDArray[np.float64]]
-    """Its values [n], from runs, the runs to compare with, and the criterion."""
-
-
-def _bias_over_variance(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
-    by_run = [by_layer(run, Window()).biases_over_variance for run in runs]
-    for run, by_step in zip(runs, by_run, strict=True):
-        if not len(by_step):
-            raise UserError(f"{run.where}: δ takes no part of the error of O there; leave the run out")
-    return np.array([by_step.mean() for by_step in by_run])
-
-
-def _bias_exponents(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
-    """Return, for each set of weights, the slope of log bias against log noise² over its roundings."""
-    exponents = []
-    for name, points in by_weights(runs, Window()).items():
-        known = [point for point in points if not point.independent]
-        if len(known) < 2 or any(point.bias <= 0 for point in known):
-            raise UserError(f"{name}: two or more roundings with a positive bias make an exponent; leave its runs out")
-        noises, biases = np.log([point.variance for point in known]), np.log([point.bias for point in known])
-        exponents.append(np.polyfit(noises, biases, 1)[0])
-    return np.array(exponents)
-
-
-def _bias_with_targets(targets: str) -> Callable[..., NDArray[np.float64]]:
-    """Return, for each set of weights, the mean over batches of the layer with the largest error."""
-
-    def values(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
-        groups = [group for group in by_digest(runs) if group.complete]
-        measured = [group.measure("bias", targets, group.heaviest_layer) for group in groups]
-        return np.array([by_step.mean() for by_step in measured if by_step is not None])
-
-    return values
-
-
-def _loss_differences(runs: Sequence[Run], against: Sequence[Run], asked: Interval) -> NDArray[np.float64]:
-    _of_one_attention(against)
-    assert asked.step is not None  # checked where the criterion is read
-    found = losses_at(asked.step, [*runs, *against], against[0].title)
-    return np.concatenate([losses.differences for losses in found])
-
-
-def _weights_ratios(runs: Sequence[Run], against: Sequence[Run], asked: Interval) -> NDArray[np.float64]:
-    """Return, for each seed of both, W₁ of the weights from their twin's over that of the run to compare with."""
-    assert asked.step is not None  # the criterion's own check
-    others = {one.seed: one.at(asked.step).wasserstein for one in map(apart, against)}
-    own = {one.seed: one.at(asked.step).wasserstein for one in map(apart, runs)}
-    return np.array([value / others[seed] for seed, value in own.items() if seed in others])
-
-
-QUANTITIES: Mapping[QuantityName, Quantity] = {
-    "bias_over_variance": Quantity("bias / variance of the hottest layer", ".2f", _bias_over_variance),
-    "bias_exponent": Quantity("p of bias ∝ (noise²)^p", ".2f", _bias_exponents),
-    "bias_unrounded_targets": Quantity(
-        "bias / variance, targets of the unrounded model", ".2f", _bias_with_targets("unrounded")
-    ),
-    "bias_model_targets": Quantity("bias / variance, targets of the rounded model", ".2f", _bias_with_targets("model")),
-    "validation_loss": Quantity("difference of validation loss in nats", "+.3f", _loss_differences),
-    "weights_distance": Quantity("ratio of the W₁ of weights", ".2f", _weights_ratios),
-}
-"""Quantities by name."""
-
-
 def judge(claim: Claim, runs: Sequence[Run], against: Sequence[Run] = ()) -> Finding:
-    """Judge a claim by its runs.
+    """Judge a claim by its runs, or by a computation that needs none.
 
     Args:
         claim: the claim.
@@ -220,25 +144,31 @@ def judge(claim: Claim, runs: Sequence[Run], against: Sequence[Run] = ()) -> Fin
         against: the runs that ``claim.against`` names.
 
     Returns:
-        The finding. Without runs, or with none that could say, its verdict is ``not tested``.
+        The finding. Where it needs runs, and has none or none that could say, its verdict is ``not tested``.
 
     Raises:
         UserError: the runs are not of the form that the criterion needs, or have not measured what it asks.
     """
-    if not runs:
+    if not runs and not isinstance(claim.criterion, Deviates):
         return Finding(Verdict.NOT_TESTED)
     match claim.criterion:
         case Explodes(steps=steps):
-            return _counted(exploded(runs, steps))
+            finding = _counted(exploded(runs, steps))
         case Holds(steps=steps):
-            return _counted(held(runs, steps))
+            finding = _counted(held(runs, steps))
         case Onset(kind=kind):
-            return _counted(compared(_ratios(runs, against), kind))
+            finding = _counted(compared(_ratios(runs, against), kind))
         case Layer(layer=layer):
-            return _counted(in_layer(runs, layer))
+            finding = _counted(in_layer(runs, layer))
         case Interval() as asked:
-            return _averaged(QUANTITIES[asked.quantity].values(runs, against, asked), asked)
-    raise AssertionError("a claim with runs has a criterion")
+            finding = _averaged(QUANTITIES[asked.quantity].values(runs, against, asked), asked)
+        case Deviates() as asked:
+            from flashpoint.analysis.isolated import distances_over_baseline  # which imports PyTorch
+
+            finding = _averaged(distances_over_baseline(asked), asked)
+        case None:
+            raise AssertionError("a claim with runs has a criterion")
+    return finding
 
 
 def _counted(tally: Tally) -> Finding:
@@ -249,7 +179,7 @@ def _counted(tally: Tally) -> Finding:
     return Finding(majority(tally.count, tally.of), tally.of, tally.count, share, low, high, tally.left_out)
 
 
-def _averaged(values: NDArray[np.float64], asked: Interval) -> Finding:
+def _averaged(values: NDArray[np.float64], asked: Interval | Deviates) -> Finding:
     if not len(values):
         return Finding(Verdict.NOT_TESTED)
     mean, half = mean_interval(values)
@@ -264,9 +194,3 @@ def _ratios(runs: Sequence[Run], against: Sequence[Run]) -> list[OnsetRatio]:
     if len(groups) > 1:
         raise UserError(f"{len(groups)} attentions or settings: {'; '.join(groups)}; name runs of one of them")
     return [ratio for by_seed in groups.values() for ratio in by_seed.values()]
-
-
-def _of_one_attention(runs: Sequence[Run]) -> None:
-    labels = list(dict.fromkeys(label for _, label in grouped(runs)))
-    if len(labels) > 1:
-        raise UserError(f"{len(labels)} attentions: {'; '.join(labels)}; name runs of one of them")

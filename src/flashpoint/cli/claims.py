@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
-from flashpoint.analysis.claims import Claim, Explodes, Holds, Interval, Layer, Onset, read_claims
+from flashpoint.analysis.claims import Claim, Criterion, Deviates, Explodes, Holds, Interval, Layer, Onset, read_claims
 from flashpoint.analysis.provenance import provenance
-from flashpoint.analysis.verdicts import QUANTITIES, Finding, Verdict, judge
+from flashpoint.analysis.quantities import QUANTITIES
+from flashpoint.analysis.verdicts import Finding, Verdict, judge
 from flashpoint.cli.cells import code, share, share_interval
 from flashpoint.cli.selection import answered, format_option
 from flashpoint.cli.table import Cell, Table, show
@@ -65,10 +66,25 @@ def criterion(claim: Claim) -> str | None:
             told = f"most explosions have their largest W_Q in layer {layer}"
         case Interval() as asked:
             after = "" if asked.step is None else f" after {asked.step:,} steps"
-            bounds = {"above": asked.above, "below": asked.below}
-            between = " and ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
-            told = f"{QUANTITIES[asked.quantity].told}{after}: {between}"
+            told = f"{QUANTITIES[asked.quantity].told}{after}: {_bounds(asked)}"
+        case Deviates() as asked:
+            told = f"largest deviation of {asked.quantity} from FP64, flash over baseline: {_bounds(asked)}"
     return told
+
+
+def _bounds(asked: Interval | Deviates) -> str:
+    bounds = {"above": asked.above, "below": asked.below}
+    return " and ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
+
+
+def _form(asked: Criterion | None) -> str | None:
+    """Return the format of a mean; None for a criterion that counts."""
+    match asked:
+        case Interval(quantity=quantity):
+            return QUANTITIES[quantity].form
+        case Deviates():
+            return ".2f"
+    return None
 
 
 def value(claim: Claim, finding: Finding) -> Cell | None:
@@ -77,9 +93,8 @@ def value(claim: Claim, finding: Finding) -> Cell | None:
         counted = share(finding.count, finding.n)
         left_out = f", {finding.left_out} left out" if finding.left_out else ""
         return Cell({**counted.value, "left out": finding.left_out}, f"{counted.text}{left_out}")
-    if finding.value is None or not isinstance(claim.criterion, Interval):
-        return None
-    return Cell(finding.value, f"{finding.value:{QUANTITIES[claim.criterion.quantity].form}}")
+    form = _form(claim.criterion)
+    return None if finding.value is None or form is None else Cell(finding.value, f"{finding.value:{form}}")
 
 
 def interval(claim: Claim, finding: Finding) -> Cell | None:
@@ -88,8 +103,8 @@ def interval(claim: Claim, finding: Finding) -> Cell | None:
         return None
     if finding.count is not None:
         return share_interval(finding.count, finding.n)
-    assert isinstance(claim.criterion, Interval)
-    form = QUANTITIES[claim.criterion.quantity].form
+    form = _form(claim.criterion)
+    assert form is not None
     return Cell({"low": finding.low, "high": finding.high}, f"{finding.low:{form}} to {finding.high:{form}}")
 
 
@@ -142,7 +157,7 @@ def command(source: str | None, short: bool, path: Path, form: str) -> None:
 
     A share replicates where its 95 % interval (Clopper-Pearson) lies above one half, and does not where it lies below.
     A mean replicates where its 95 % interval (Student's t) lies within the bounds, and does not where it lies outside.
-    Everything else is undecided. A claim without runs is not tested.
+    Everything else is undecided. A claim without the runs that it needs is not tested.
     """
     claims = [claim for claim in read_claims(path) if source in (None, claim.source)]
     shown = [claim for claim in claims if claim.short or not short]

@@ -1,0 +1,143 @@
+"""Quantities of runs whose mean and interval a claim is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.analysis.bias import Window
+from flashpoint.analysis.bias_breakdown import by_layer
+from flashpoint.analysis.bias_law import by_weights
+from flashpoint.analysis.claims import Interval, QuantityName
+from flashpoint.analysis.drawn_targets import by_digest
+from flashpoint.analysis.paired import losses_at
+from flashpoint.analysis.survival import grouped
+from flashpoint.analysis.weights import apart
+from flashpoint.errors import UserError
+from flashpoint.runs.recorded import Run
+
+GROWTH = Window(last=2000)
+"""Where probes of the hottest head are read: the 2,000 steps that end 1,000 before the onset."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A measured quantity that an interval is taken of."""
+
+    told: str
+    """What tables call it, with its unit."""
+    form: str
+    """The format of its values."""
+    values: Callable[[Sequence[Run], Sequence[Run], Interval], NDArray[np.float64]]
+    """Its values [n], from runs, the runs to compare with, and the criterion."""
+
+
+def _bias_over_variance(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
+    by_run = [by_layer(run, Window()).biases_over_variance for run in runs]
+    for run, by_step in zip(runs, by_run, strict=True):
+        if not len(by_step):
+            raise UserError(f"{run.where}: δ takes no part of the error of O there; leave the run out")
+    return np.array([by_step.mean() for by_step in by_run])
+
+
+def _bias_exponents(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
+    """Return, for each set of weights, the slope of log bias against log noise² over its roundings."""
+    exponents = []
+    for name, points in by_weights(runs, Window()).items():
+        known = [point for point in points if not point.independent]
+        if len(known) < 2 or any(point.bias <= 0 for point in known):
+            raise UserError(f"{name}: two or more roundings with a positive bias make an exponent; leave its runs out")
+        noises, biases = np.log([point.variance for point in known]), np.log([point.bias for point in known])
+        exponents.append(np.polyfit(noises, biases, 1)[0])
+    return np.array(exponents)
+
+
+def _bias_with_targets(targets: str) -> Callable[..., NDArray[np.float64]]:
+    """Return, for each set of weights, the mean over batches of the layer with the largest error."""
+
+    def values(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
+        groups = [group for group in by_digest(runs) if group.complete]
+        measured = [group.measure("bias", targets, group.heaviest_layer) for group in groups]
+        return np.array([by_step.mean() for by_step in measured if by_step is not None])
+
+    return values
+
+
+def _loss_differences(runs: Sequence[Run], against: Sequence[Run], asked: Interval) -> NDArray[np.float64]:
+    of_one_attention(against)
+    assert asked.step is not None  # checked where the criterion is read
+    found = losses_at(asked.step, [*runs, *against], against[0].title)
+    return np.concatenate([losses.differences for losses in found])
+
+
+def _weights_ratios(runs: Sequence[Run], against: Sequence[Run], asked: Interval) -> NDArray[np.float64]:
+    """Return, for each seed of both, W₁ of the weights from their twin's over that of the run to compare with."""
+    assert asked.step is not None  # the criterion's own check
+    others = {one.seed: one.at(asked.step).wasserstein for one in map(apart, against)}
+    own = {one.seed: one.at(asked.step).wasserstein for one in map(apart, runs)}
+    return np.array([value / others[seed] for seed, value in own.items() if seed in others])
+
+
+def _of_hottest_head(metric: str) -> Callable[..., NDArray[np.float64]]:
+    """Return, for each run, the mean of a probe over the growth, in the head whose W_Q is largest."""
+
+    def values(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
+        return np.array([_growing(run, metric).mean() for run in runs])
+
+    return values
+
+
+def _growing(run: Run, metric: str) -> NDArray[np.float64]:
+    """Return a probe by observed step [n] of the growth, in the head whose W_Q is largest."""
+    layer, head = run.hottest_head
+    steps, found = run.measured_by_head(metric)
+    of_head: NDArray[np.float64] = found[layer - 1, head - 1, GROWTH.of(run, steps)]
+    return of_head
+
+
+def _ties_on_sinks(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
+    """Return, for each run, the share of tied maxima that lie on the first four keys, over all ties of the growth.
+
+    A run without a tie is left out."""
+    shares = []
+    for run in runs:
+        tied = _growing(run, "tied_rows") * _growing(run, "tie_multiplicity")
+        if tied.sum():
+            shares.append((_growing(run, "ties_on_first_keys") * tied).sum() / tied.sum())
+    return np.array(shares)
+
+
+QUANTITIES: Mapping[QuantityName, Quantity] = {
+    "bias_over_variance": Quantity("bias / variance of the hottest layer", ".2f", _bias_over_variance),
+    "bias_exponent": Quantity("p of bias ∝ (noise²)^p", ".2f", _bias_exponents),
+    "bias_unrounded_targets": Quantity(
+        "bias / variance, targets of the unrounded model", ".2f", _bias_with_targets("unrounded")
+    ),
+    "bias_model_targets": Quantity("bias / variance, targets of the rounded model", ".2f", _bias_with_targets("model")),
+    "validation_loss": Quantity("difference of validation loss in nats", "+.3f", _loss_differences),
+    "weights_distance": Quantity("ratio of the W₁ of weights", ".2f", _weights_ratios),
+    "sign_agreement": Quantity(
+        "share of elements where dO and the error of O have one sign",
+        ".4f",
+        _of_hottest_head("grad_out_error_sign_agreement"),
+    ),
+    "effective_rank": Quantity(
+        "effective rank of the error of dW_Q", ".2f", _of_hottest_head("w_q_error_effective_rank")
+    ),
+    "token_similarity": Quantity("cosine of (PK)[T]ᵀX[T] between tokens", ".2f", _of_hottest_head("token_similarity")),
+    "step_similarity": Quantity(
+        "cosine of (PK)[T]ᵀX[T] between observed steps", ".2f", _of_hottest_head("step_similarity")
+    ),
+    "ties_on_sinks": Quantity("share of tied maxima on the first four keys", ".2f", _ties_on_sinks),
+}
+"""Quantities by name."""
+
+
+def of_one_attention(runs: Sequence[Run]) -> None:
+    """Refuse runs of several attentions. Raises UserError naming them."""
+    labels = list(dict.fromkeys(label for _, label in grouped(runs)))
+    if len(labels) > 1:
+        raise UserError(f"{len(labels)} attentions: {'; '.join(labels)}; name runs of one of them")
