@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from flashpoint.analysis.claims import Claim
+from flashpoint.analysis.quantities import QUANTITIES
 from flashpoint.analysis.ratios import OnsetRatio
 from flashpoint.analysis.verdicts import (
-    QUANTITIES,
     Tally,
     Verdict,
     compared,
@@ -22,7 +22,7 @@ from flashpoint.analysis.verdicts import (
 from flashpoint.errors import UserError
 from flashpoint.runs.recorded import Run
 from flashpoint.runs.select import select_runs
-from tests.records import write_run
+from tests.records import call, write_run
 
 BF16 = {"name": "flash_bf16"}
 
@@ -35,7 +35,8 @@ def recorded(folder: Path, *onsets: int | None, steps: int = 1000, **rest: objec
 
 
 def claim(**criterion: object) -> Claim:
-    return Claim(id="one", source="ours", claim="One.", scale="tiny", runs=("some",), criterion=criterion)  # type: ignore[arg-type]
+    runs = None if criterion["kind"] == "deviates" else ("some",)
+    return Claim(id="one", source="ours", claim="One.", scale="tiny", runs=runs, criterion=criterion)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -200,6 +201,55 @@ def test_the_exponent_of_a_quadratic_bias_is_one(tmp_path: Path) -> None:
     asked = claim(kind="interval", quantity="bias_exponent", above=0.8, below=1.25)
     exponents = QUANTITIES["bias_exponent"].values(runs, [], asked.criterion)  # type: ignore[arg-type]
     np.testing.assert_allclose(exponents, [1.0])
+
+
+def grown(folder: Path, **probes: tuple[float, float]) -> list[Run]:
+    """A run that explodes at 5,000, of one layer and two heads, of which the second has the larger W_Q. Probes have the
+    first value until step 3,000, and then the second; other values in the first head and in the last 1,000 steps."""
+
+    def at(step: int) -> dict[str, object]:
+        values = {name: -9.0 if step >= 4000 else pair[step >= 3000] for name, pair in probes.items()}
+        return {"step": step, "w_q_spectral_norm": [[1.0, 2.0]], **{name: [[9.0, x]] for name, x in values.items()}}
+
+    write_run(folder / "0", BF16, onset=5000, metrics=[at(step) for step in range(0, 6000, 500)])
+    return select_runs([str(folder)])
+
+
+@pytest.mark.parametrize(
+    ("quantity", "metric", "value"),
+    [
+        ("effective_rank", "w_q_error_effective_rank", 0.5),
+        ("token_similarity", "token_similarity", 0.5),
+        ("step_similarity", "step_similarity", 0.5),
+        ("sign_agreement", "grad_out_error_sign_agreement", 0.75),  # of a mean product of signs of 0.5
+    ],
+)
+def test_probes_are_read_in_the_hottest_head_while_its_w_q_grows(
+    tmp_path: Path, quantity: str, metric: str, value: float
+) -> None:
+    asked = claim(kind="interval", quantity=quantity, above=0)
+    # Steps 2,000 and 2,500 have 0.2, steps 3,000 and 3,500 have 0.8.
+    finding = judge(asked, grown(tmp_path, **{metric: (0.2, 0.8)}))
+    assert (finding.n, finding.value) == (1, pytest.approx(value))
+
+
+def test_ties_on_sinks_count_each_tied_maximum_once(tmp_path: Path) -> None:
+    asked = claim(kind="interval", quantity="ties_on_sinks", above=0)
+    probes = {"tied_rows": (0.1, 0.3), "tie_multiplicity": (2.0, 4.0), "ties_on_first_keys": (1.0, 0.25)}
+    # Tied maxima a row: 0.1 · 2 = 0.2, all on the first keys, and 0.3 · 4 = 1.2, a quarter of them.
+    assert judge(asked, grown(tmp_path / "tied", **probes)).value == pytest.approx((0.2 + 0.3) / 1.4)
+    without = grown(tmp_path / "none", **dict.fromkeys(probes, (0.0, 0.0)))
+    assert judge(asked, without).verdict is Verdict.NOT_TESTED
+
+
+def test_a_deviation_over_baseline_is_that_of_the_command() -> None:
+    columns = ["--columns", "distance,of,largest"]
+    printed = call("deviation", "--precision", "bf16", "--of", "O", "--unit", "relative", "--device", "cpu", *columns)
+    (row,) = [line.split("|") for line in printed.stdout.splitlines() if line.startswith("| flash ")]
+    asked = claim(kind="deviates", above=5, below=20)
+    finding = judge(asked, [])
+    assert f"{finding.value:.2f} ({finding.low:.2f} to {finding.high:.2f})" == row[3].strip()
+    assert (finding.n, finding.verdict) == (8, Verdict.FAILS)
 
 
 def test_a_claim_without_runs_is_not_tested() -> None:

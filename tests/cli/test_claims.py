@@ -72,8 +72,8 @@ def test_programs_read_the_table(folder: Path) -> None:
     [
         ({"claim": None}, "holds: claim: None; input should be a valid string"),
         ({"source": "them"}, "holds: source: them; give one of paper, golden, ours"),
-        ({"scale": None}, "holds: scale: missing; a claim with runs needs it"),
-        ({"criterion": None}, "holds: criterion: missing; a claim with runs needs it"),
+        ({"scale": None}, "holds: scale: missing; a claim that is tested needs it"),
+        ({"criterion": None}, "holds: criterion: missing; a claim that is tested needs it"),
         ({"verdict": "replicates"}, "holds: verdict: no such key; drop it"),
         ({"runs": "stable"}, "holds: runs: stable; give a list of runs"),
         ({"runs": []}, "holds: runs: []; give a list of runs"),
@@ -94,6 +94,15 @@ def test_programs_read_the_table(folder: Path) -> None:
         (
             {"criterion": {"kind": "interval", "quantity": "bias_over_variance", "above": 0}},
             "holds: runs: runs/stable/0: ",
+        ),
+        (
+            {"criterion": {"kind": "deviates", "above": 1, "below": 2}},
+            "holds: runs: a criterion of kind deviates needs ",
+        ),
+        ({"criterion": {"kind": "deviates", "above": 2, "below": 1}}, "holds: criterion.above: 2.0 is not less than "),
+        (
+            {"runs": None, "criterion": {"kind": "deviates", "above": 1, "below": 2, "precision": "bf17"}},
+            "holds: criterion: bf17: no such format",
         ),
         ({"runs": ["nowhere:*"]}, "holds: runs: nowhere:*: no experiment nowhere in runs/reference"),
         ({"runs": ["stable", "exploded"]}, "holds: runs: 2 attentions: flash_fp32; flash_bf16; name runs of one of"),

@@ -90,6 +90,13 @@ def _of_hottest_head(metric: str) -> Callable[..., NDArray[np.float64]]:
     return values
 
 
+def _of_one_sign(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
+    """Return, for each run, the share of elements where dO and the error of O have one sign; the probe has the mean
+    product of the two signs."""
+    products = [_growing(run, "grad_out_error_sign_agreement").mean() for run in runs]
+    return (1 + np.array(products)) / 2
+
+
 def _growing(run: Run, metric: str) -> NDArray[np.float64]:
     """Return a probe by observed step [n] of the growth, in the head whose W_Q is largest."""
     layer, head = run.hottest_head
@@ -119,11 +126,7 @@ QUANTITIES: Mapping[QuantityName, Quantity] = {
     "bias_model_targets": Quantity("bias / variance, targets of the rounded model", ".2f", _bias_with_targets("model")),
     "validation_loss": Quantity("difference of validation loss in nats", "+.3f", _loss_differences),
     "weights_distance": Quantity("ratio of the W₁ of weights", ".2f", _weights_ratios),
-    "sign_agreement": Quantity(
-        "share of elements where dO and the error of O have one sign",
-        ".4f",
-        _of_hottest_head("grad_out_error_sign_agreement"),
-    ),
+    "sign_agreement": Quantity("share of elements where dO and the error of O have one sign", ".4f", _of_one_sign),
     "effective_rank": Quantity(
         "effective rank of the error of dW_Q", ".2f", _of_hottest_head("w_q_error_effective_rank")
     ),

@@ -123,7 +123,7 @@ class Runs:
         try:
             return judge(claim, runs, against)
         except UserError as error:
-            raise UserError(f"runs: {error}") from error
+            raise UserError(f"{'runs' if claim.runs else 'criterion'}: {error}") from error
 
     def _named(self, key: str, words: Sequence[str]) -> list[Run]:
         try:
