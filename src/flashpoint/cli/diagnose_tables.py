@@ -72,7 +72,7 @@ def growth(path: Path) -> list[Table]:
     ended = "" if onset is None else f", and the loss exploded at step {onset:,}"
     note = (
         f"W_Q of layer {warning.layer} grew{ended}. The explosions that this package knows begin so, and the attention "
-        "can be the cause where nothing is found below: docs/own_run.md, A real explosion."
+        "can be the cause where nothing is found below: docs/findings/own_run.md, A real explosion."
     )
     return [Table(("step", "layer", "head", "W_Q norm", f"growth in {LOOKBACK} steps"), [row], note)]
 

@@ -35,7 +35,7 @@ class Finding:
     """One thing that is wrong in some heads of a layer.
 
     Attributes:
-        kind: as docs/own_run.md lists them.
+        kind: as docs/watching.md lists them.
         layer: from 1.
         heads: from 1.
         text: what is wrong and the figures that show it, one sentence.
