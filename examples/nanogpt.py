@@ -37,9 +37,10 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         B, T, C = x.shape
-        q, k, v = (part.view(B, T, self.heads, -1).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2))
+        qkv = self.c_attn(x).bfloat16()  # as autocast has it already on a GPU
+        q, k, v = (part.view(B, T, self.heads, -1).transpose(1, 2) for part in qkv.split(C, dim=2))
         y = self.attend(q, k, v, is_causal=True)
-        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, C).to(x.dtype))
 
 
 class Block(nn.Module):
@@ -95,7 +96,8 @@ class Loop:
     def step(self, watched: Any) -> Tensor:
         starts = torch.randint(len(self.data) - self.context - 1, (self.batch,), generator=self.order)
         sequences = torch.stack([self.data[start : start + self.context + 1] for start in starts]).to(self.device)
-        with torch.autocast(self.device, torch.bfloat16):
+        # Most CPUs have no BF16 products: there the attention alone is in BF16.
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
             loss: Tensor = self.model(sequences[:, :-1], sequences[:, 1:])
         loss.backward()
         watched.step(loss, sequences)  # 3
