@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 _LONGEST_LINE = 600  # characters
+_WANTED = {  # by what OmegaConf says of a value that is none
+    "could not be converted to Integer": "a whole number",
+    "could not be converted to Float": "a number",
+    "is not a valid bool": "true or false",
+}
 
 
 class UserError(Exception):
@@ -31,7 +37,7 @@ def _told(error: Exception) -> str:
         group, option, options = missing.groups()
         return f"{group}={option}: no such option; choose one of {', '.join(options.split())}"
     if unknown := re.match(r"Could not override '([^']+)'", text):
-        return f"{unknown[1]}: no such key; flashpoint train --help lists them"
+        return f"{unknown[1]}: no such key; {_nearest_key(unknown[1])}flashpoint train --help lists them"
     if merging := re.match(r"Error merging override (\S+)", text):
         reason = str(error.__cause__).splitlines()[0]
         if "is not a ListConfig" in reason:
@@ -39,7 +45,9 @@ def _told(error: Exception) -> str:
         elif "is not a subclass of Rounding" in reason:
             reason = "give " + merging[1].replace("=", ".mode=", 1)
         elif "is not a subclass of" in reason:
-            reason = "a group of keys, each to be set by itself; python train.py --help lists them"
+            reason = "a group of keys, each to be set by itself; flashpoint train --help lists them"
+        elif wanted := next((told for kind, told in _WANTED.items() if kind in reason), None):
+            reason = f"give {wanted}"
         return f"{merging[1]}: {reason}"
     if override := getattr(error, "override", None):  # Hydra could not parse it
         key, equals, value = override.partition("=")
@@ -47,6 +55,18 @@ def _told(error: Exception) -> str:
             return f"{override}: give KEY=VALUE"
         return f"{override}: no value that Hydra reads; quote one with special characters twice: '{key}=\"{value}\"'"
     return " ".join(text.split())
+
+
+def _nearest_key(unknown: str) -> str:
+    """Return :func:`nearest` of the keys and groups of a configuration."""
+    from flashpoint.build_config import key_names  # which imports this module
+
+    return nearest(unknown, key_names())
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return ``did you mean NAME? ``, of the known name that is most like the word, or nothing if none is like it."""
+    return "".join(f"did you mean {name}? " for name in difflib.get_close_matches(word, known, n=1, cutoff=0.7))
 
 
 def _printable(text: str) -> str:

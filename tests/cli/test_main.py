@@ -65,6 +65,7 @@ def test_the_help_of_train_is_the_configurations(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (["explode"], "flashpoint: No such command 'explode'"),
+        (["trian"], "flashpoint: No such command 'trian'; did you mean train?"),
         (["survival"], "flashpoint survival: Missing argument 'RUN...'"),
         (["survival", "one", "--contrl", "x"], "flashpoint survival: No such option"),
         (["runs", "one", "--format", "xml"], "flashpoint runs: Invalid value for '--format'"),
