@@ -69,7 +69,8 @@ def test_replay_with_another_attention_keeps_the_tape_and_changes_the_losses(rec
     outcome_of(result)
     assert "hardware NVIDIA H200 → " in result.stderr
     differs = r"differs from runs/elsewhere from step \d+ on, first in its (loss|gradient norm)"
-    assert re.search(f"{differs}; runs/elsewhere was made on NVIDIA H200", result.stderr)
+    attentions = "its attention is flash_fixed, the original's flash_bf16"
+    assert re.search(f"{differs}; {attentions}; runs/elsewhere was made on NVIDIA H200", result.stderr)
     original, fixed = recorded / "runs/original", recorded / "runs/fixed"
     assert (original / "tape.bin").read_bytes() == (fixed / "tape.bin").read_bytes()
     assert losses_of(original)[0] == pytest.approx(losses_of(fixed)[0], abs=1e-2)

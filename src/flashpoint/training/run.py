@@ -162,8 +162,13 @@ def _compare_with(original: RunFolder, folder: RunFolder, since: int) -> None:
     if difference := first_difference(one, other):
         made_on = original.read_manifest()["hardware"]
         place = f"; {original.path} was made on {made_on}" if made_on != folder.read_manifest()["hardware"] else ""
+        ours, theirs = (run.read_config()["attn"]["name"] for run in (folder, original))
+        other_attention = f"; its attention is {ours}, the original's {theirs}" if ours != theirs else ""
         quantity = difference.quantity
-        notify(f"differs from {original.path} from step {difference.step:,} on, first in its {quantity}{place}")
+        notify(
+            f"differs from {original.path} from step {difference.step:,} on, first in its {quantity}"
+            f"{other_attention}{place}"
+        )
     else:
         start = f" from step {since:,} on" if since else ""
         notify(f"equal to {original.path}, bit for bit, over {min(one.steps, other.steps) - since:,} steps{start}")
