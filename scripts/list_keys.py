@@ -1,4 +1,4 @@
-"""Every key of the configuration but those of ``attn``, and its description, as a Markdown table: for docs/reference.md."""
+"""Every key of the configuration but those of ``attn``, and its meaning, as a Markdown table: for the reference."""
 
 from __future__ import annotations
 
