@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
 import sys
@@ -69,6 +70,19 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return "".join(f"did you mean {name}? " for name in difflib.get_close_matches(word, known, n=1, cutoff=0.7))
 
 
+def remedy(error: OSError) -> str:
+    """Return what to do about a file that could not be written or read: make room for it, or see that it may be."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return "free space" if full else "see that its folder is there, and that it may be read and written"
+
+
+def _of_a_file(error: Exception) -> str | None:
+    """Return the file, what the system said of it and a remedy; None of an error that names no file."""
+    if not (isinstance(error, OSError) and error.filename and error.strerror):
+        return None
+    return _printable(f"{error.filename}: {error.strerror}; {remedy(error)}")
+
+
 def _printable(text: str) -> str:
     """Return text without what moves a terminal's cursor; of one that is too long to be read, both ends."""
     if len(text) > _LONGEST_LINE:
@@ -85,7 +99,7 @@ def exit_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except told as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        print(f"error: {_of_a_file(error) or one_line(error)}", file=sys.stderr)
         sys.exit(2)
 
 

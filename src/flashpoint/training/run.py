@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from flashpoint.config import Config
-from flashpoint.errors import UserError, notify
+from flashpoint.errors import UserError, notify, remedy
 from flashpoint.runs.chain import Chain, first_difference
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import STRICT_PROBES, Outcome
@@ -94,7 +94,7 @@ def _execute(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) 
     except OSError as error:
         raise UserError(
             f"{folder.path}: {error.strerror or error}; the run stops here, its records so far stay; "
-            f"free space, then resume={folder.path}"
+            f"{remedy(error)}, then resume={folder.path}"
         ) from error
 
 
