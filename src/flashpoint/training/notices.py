@@ -20,11 +20,12 @@ def tell_what_kind_of_run(config: Config, device: torch.device) -> None:
     if device.type == "cpu":
         parameters = Quantities.of(config, "cpu").parameters
         notify(
-            "no GPU: the model is small and explodes where Ō is rounded to few bits (experiment=laptop); "
-            "BF16's own explosion takes thousands of steps of experiment=ignite, which needs a GPU"
+            "no GPU: the model is small and explodes where Ō, the unnormalised output of attention, is rounded to few "
+            "bits (experiment=laptop); BF16's own explosion takes thousands of steps of experiment=ignite, which needs a "
+            "GPU"
             if parameters < MOST_PARAMETERS
-            else f"no GPU: a model of {parameters:,} parameters takes long for each step on a CPU, and thousands of "
-            "steps to explode; experiment=laptop is the one for a CPU"
+            else f"no GPU: a step of a model of {parameters:,} parameters takes long on a CPU; experiment=laptop is the "
+            "one for a CPU"
         )
     if config.attn.title != config.attn.name:
         notify(f"attention: {config.attn.title}")
