@@ -21,11 +21,11 @@ def tell_what_kind_of_run(config: Config, device: torch.device) -> None:
         parameters = Quantities.of(config, "cpu").parameters
         notify(
             "no GPU: the model is small and explodes where Ō, the unnormalised output of attention, is rounded to few "
-            "bits (experiment=laptop); BF16's own explosion takes thousands of steps of experiment=ignite, which needs a "
-            "GPU"
+            "bits (experiment=laptop); BF16's own explosion takes thousands of steps of experiment=ignite, which needs "
+            "a GPU"
             if parameters < MOST_PARAMETERS
-            else f"no GPU: a step of a model of {parameters:,} parameters takes long on a CPU; experiment=laptop is the "
-            "one for a CPU"
+            else f"no GPU: a step of a model of {parameters:,} parameters takes long on a CPU; "
+            "experiment=laptop is the one for a CPU"
         )
     if config.attn.title != config.attn.name:
         notify(f"attention: {config.attn.title}")
