@@ -14,8 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import flashpoint
 from flashpoint.huggingface import implementation
 
-SETTINGS = {"attention": "sdpa", "model": "gpt2", "steps": "200", "layers": "2", "heads": "4", "width": "128",
-            "context": "128", "batch": "16", "lr": "1e-3", "name": "transformers", "runs": "runs"}  # fmt: skip
+SETTINGS = {"attention": "sdpa", "model": "gpt2", "steps": "200", "layers": "2", "heads": "4", "width": "64",
+            "context": "64", "batch": "8", "lr": "1e-3", "name": "transformers", "runs": "runs"}  # fmt: skip
 
 
 def build(settings: dict[str, str], attention: str) -> Any:

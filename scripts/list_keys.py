@@ -1,20 +1,23 @@
-"""Every key of the configuration, its type, default and description, as a Markdown table: for docs/reference.md."""
+"""Every key of the configuration but those of ``attn``, and its meaning, as a Markdown table: for the reference."""
 
 from __future__ import annotations
 
-import json
+import re
 
 from flashpoint.build_config import keys
 from flashpoint.cli.table import Table, show
+from flashpoint.typed import Key
 
 
 def main() -> None:
-    rows = [
-        [f"`{key.name}`", key.type, f"`{json.dumps(key.default)}`", key.description.replace("``", "`")]
-        for key in keys()
-        if key.description  # sections have none
-    ]
-    show(Table(("key", "type", "default", "meaning"), rows), "markdown")
+    show(Table(("key", "meaning"), [[f"`{key.name}`", _meaning(key)] for key in keys() if key.description]), "markdown")
+
+
+def _meaning(key: Key) -> str:
+    """Return the description in Markdown, and the names that the key takes, where it takes some."""
+    described = re.sub(r":\w+:(?=`)", "", key.description.replace("``", "`"))
+    names = key.type.split(", ")
+    return f"{described} One of {', '.join(f'`{name}`' for name in names)}." if len(names) > 1 else described
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from flashpoint.build_config import build_config
 from flashpoint.runs.chain import Chain
 from flashpoint.runs.folder import RunFolder
-from flashpoint.training.notices import tell_of_a_small_corpus
+from flashpoint.training.notices import tell_of_a_small_corpus, tell_what_kind_of_run
 from tests.composed import CONFIGS, composed_values
 from tests.conftest import TINY, Command, environment
 from tests.verdicts import assert_one_line, losses_of, metrics_of, outcome_of
@@ -68,7 +69,8 @@ def test_replay_with_another_attention_keeps_the_tape_and_changes_the_losses(rec
     outcome_of(result)
     assert "hardware NVIDIA H200 → " in result.stderr
     differs = r"differs from runs/elsewhere from step \d+ on, first in its (loss|gradient norm)"
-    assert re.search(f"{differs}; runs/elsewhere was made on NVIDIA H200", result.stderr)
+    attentions = "its attention is flash_fixed, the original's flash_bf16"
+    assert re.search(f"{differs}; {attentions}; runs/elsewhere was made on NVIDIA H200", result.stderr)
     original, fixed = recorded / "runs/original", recorded / "runs/fixed"
     assert (original / "tape.bin").read_bytes() == (fixed / "tape.bin").read_bytes()
     assert losses_of(original)[0] == pytest.approx(losses_of(fixed)[0], abs=1e-2)
@@ -93,6 +95,18 @@ def test_a_corpus_gone_over_and_over_is_told(capsys: pytest.CaptureFixture[str])
     assert not capsys.readouterr().err
     tell_of_a_small_corpus(config, 700)
     assert "700 tokens, and train.steps=1000 go over it 23 times" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("experiment", "other"), [("laptop", "ignite"), ("ignite", "laptop")])
+def test_a_run_on_a_cpu_is_told_which_experiment_it_is_not(
+    capsys: pytest.CaptureFixture[str], experiment: str, other: str
+) -> None:
+    """A large model was called small, and nobody said that it is not for a CPU."""
+    config = build_config(composed_values(f"experiment={experiment}"), CONFIGS / "attn")
+    tell_what_kind_of_run(config, torch.device("cpu"))
+    told = capsys.readouterr().err.splitlines()[0]
+    assert f"experiment={other}" in told
+    assert ("the model is small" in told) == (experiment == "laptop")
 
 
 def test_an_injected_replay_of_an_older_run_says_what_it_is(recorded: Path, train: Command, tmp_path: Path) -> None:
@@ -204,8 +218,13 @@ def copy_run(source: Path, target: Path) -> None:
     ("arguments", "fragments"),
     [
         (["attn=flash_bf17"], ["attn=flash_bf17", "flash_bf16"]),
-        (["train.lr=fast"], ["train.lr=fast", "Float"]),
+        (["train.lr=fast"], ["train.lr=fast", "give a number"]),
+        (["train.steps=1.5"], ["train.steps=1.5", "give a whole number"]),
+        (["train.deterministic=perhaps"], ["train.deterministic=perhaps", "give true or false"]),
         (["train.learning_rate=1"], ["train.learning_rate", "--help"]),
+        (["train.step=1"], ["train.step", "train.steps?", "--help"]),
+        (["atn=flash_bf16"], ["atn", "attn?", "--help"]),
+        (["attn.bta=2"], ["attn.bta", "attn.beta?", "--help"]),
         (["attn.layers=[9]", "attn.elsewhere=flash_fp32"], ["attn.layers=[9]", "1 to 2"]),
         (["attn.heads=[0]", "attn.elsewhere=flash_fp32"], ["attn.heads=[0]", "from 1"]),
         (["attn.heads=[5]", "attn.elsewhere=flash_fp32"], ["attn.heads=[5]", "1 to 2"]),

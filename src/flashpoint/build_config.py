@@ -23,6 +23,7 @@ from flashpoint.config import (
 )
 from flashpoint.errors import UserError
 from flashpoint.numerics.named import resolved
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.typed import Key, in_one_line, keys_of, require_text, structured_config
 
 _SECTIONS: dict[str, type] = {
@@ -42,6 +43,12 @@ def keys() -> Iterator[Key]:
     yield from keys_of(Config)
     for name, section in {**_SECTIONS, "hardware": HardwareConfig}.items():
         yield from keys_of(section, f"{name}.")
+
+
+def key_names() -> list[str]:
+    """Return the name of every group and key that ``flashpoint train`` takes, of ``attn`` those of the first level."""
+    choices = (f"attn.{field.name}" for field in dataclasses.fields(AttentionVariant))
+    return ["attn", "experiment", "hardware", *_SECTIONS, *(key.name for key in keys()), *choices]
 
 
 def hydra_schema() -> type:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+import errno
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 _LONGEST_LINE = 600  # characters
+_WANTED = {  # by what OmegaConf says of a value that is none
+    "could not be converted to Integer": "a whole number",
+    "could not be converted to Float": "a number",
+    "is not a valid bool": "true or false",
+}
 
 
 class UserError(Exception):
@@ -31,7 +38,7 @@ def _told(error: Exception) -> str:
         group, option, options = missing.groups()
         return f"{group}={option}: no such option; choose one of {', '.join(options.split())}"
     if unknown := re.match(r"Could not override '([^']+)'", text):
-        return f"{unknown[1]}: no such key; flashpoint train --help lists them"
+        return f"{unknown[1]}: no such key; {_nearest_key(unknown[1])}flashpoint train --help lists them"
     if merging := re.match(r"Error merging override (\S+)", text):
         reason = str(error.__cause__).splitlines()[0]
         if "is not a ListConfig" in reason:
@@ -39,7 +46,9 @@ def _told(error: Exception) -> str:
         elif "is not a subclass of Rounding" in reason:
             reason = "give " + merging[1].replace("=", ".mode=", 1)
         elif "is not a subclass of" in reason:
-            reason = "a group of keys, each to be set by itself; python train.py --help lists them"
+            reason = "a group of keys, each to be set by itself; flashpoint train --help lists them"
+        elif wanted := next((told for kind, told in _WANTED.items() if kind in reason), None):
+            reason = f"give {wanted}"
         return f"{merging[1]}: {reason}"
     if override := getattr(error, "override", None):  # Hydra could not parse it
         key, equals, value = override.partition("=")
@@ -47,6 +56,31 @@ def _told(error: Exception) -> str:
             return f"{override}: give KEY=VALUE"
         return f"{override}: no value that Hydra reads; quote one with special characters twice: '{key}=\"{value}\"'"
     return " ".join(text.split())
+
+
+def _nearest_key(unknown: str) -> str:
+    """Return :func:`nearest` of the keys and groups of a configuration."""
+    from flashpoint.build_config import key_names  # which imports this module
+
+    return nearest(unknown, key_names())
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return ``did you mean NAME? ``, of the known name that is most like the word, or nothing if none is like it."""
+    return "".join(f"did you mean {name}? " for name in difflib.get_close_matches(word, known, n=1, cutoff=0.7))
+
+
+def remedy(error: OSError) -> str:
+    """Return what to do about a file that could not be written or read: make room for it, or see that it may be."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return "free space" if full else "see that its folder is there, and that it may be read and written"
+
+
+def _of_a_file(error: Exception) -> str | None:
+    """Return the file, what the system said of it and a remedy; None of an error that names no file."""
+    if not (isinstance(error, OSError) and error.filename and error.strerror):
+        return None
+    return _printable(f"{error.filename}: {error.strerror}; {remedy(error)}")
 
 
 def _printable(text: str) -> str:
@@ -65,7 +99,7 @@ def exit_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except told as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        print(f"error: {_of_a_file(error) or one_line(error)}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -31,7 +31,7 @@ def load(word: str, where: str) -> Any:
     """
     file, _, name = word.rpartition(":")
     if not Path(file).is_file():
-        raise UserError(f"{where}: {file} is no file")
+        raise UserError(f"{where}: {file} is no file; give FILE.py:NAME of one that is there")
     spec = importlib.util.spec_from_file_location(f"flashpoint_user_{Path(file).stem}", file)
     if spec is None or spec.loader is None:
         raise UserError(f"{where}: {file} is no Python file")

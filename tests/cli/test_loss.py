@@ -52,6 +52,13 @@ def test_a_run_that_had_exploded_is_counted_and_has_no_loss(tmp_path: Path) -> N
     assert "| `flash_bf16` | 1 | 1 | 3.0000 |  | 1 | +1.0000 |  |" in at_100
 
 
+def test_attentions_without_the_control_are_told_to_name_another_one(tmp_path: Path) -> None:
+    runs = [record(tmp_path, name, 1, {200: 1.0}) for name in ("flash_bf16", "flash_fixed")]
+    assert "no flash_fp32 of the same seed" in call("loss", *runs).stderr
+    assert not call("loss", *runs, "--control", "flash_bf16").stderr
+    assert not call("loss", runs[0]).stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [(["--at", "150"], "not validated after step 150 but 100, 200"), ([], "no step at which all runs")],

@@ -1,6 +1,7 @@
 """The command as a whole: help, completion, bad input, and formats of tables."""
 
 import csv
+import errno
 import io
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from flashpoint.cli.main import VERBS
+from flashpoint.errors import remedy
 from tests.conftest import REPOSITORY, environment
 from tests.records import call, refusal, write_run
 
@@ -65,6 +67,7 @@ def test_the_help_of_train_is_the_configurations(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (["explode"], "flashpoint: No such command 'explode'"),
+        (["trian"], "flashpoint: No such command 'trian'; did you mean train?"),
         (["survival"], "flashpoint survival: Missing argument 'RUN...'"),
         (["survival", "one", "--contrl", "x"], "flashpoint survival: No such option"),
         (["runs", "one", "--format", "xml"], "flashpoint runs: Invalid value for '--format'"),
@@ -82,7 +85,12 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
-    assert "nowhere/curves.png" in line
+    assert "nowhere/curves.png: No such file or directory; see that" in line
+
+
+@pytest.mark.parametrize(("number", "told"), [(errno.ENOSPC, "free space"), (errno.EACCES, "may be read and written")])
+def test_a_file_without_permission_is_not_told_to_free_space(number: int, told: str) -> None:
+    assert told in remedy(OSError(number, "told"))
 
 
 def test_without_a_verb_the_help_is_shown() -> None:

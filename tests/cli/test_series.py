@@ -37,8 +37,8 @@ def test_heads_stand_side_by_side(run: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["los"], "no metric los; it has loss, norm, ties"),
-        (["tie", "--head", "1/1"], "no metric tie; it has norm, ties"),
+        (["los"], "no metric los; did you mean loss? it has loss, norm, ties"),
+        (["tie", "--head", "1/1"], "no metric tie; did you mean ties? it has norm, ties"),
         (["ties"], "ties is of a head; give --head LAYER/HEAD, one of 1/1 to 1/2"),
         (["ties", "--head", "2/1"], "ties is of a head; give --head LAYER/HEAD, one of 1/1 to 1/2"),
         (["ties", "--head", "first"], "give LAYER/HEAD, e.g. 2/1"),

@@ -190,7 +190,8 @@ def test_a_run_that_has_not_ended_is_told_and_the_others_are_counted(tmp_path: P
     assert result.returncode == 2
     assert "| 0 of 1 |" in " ".join(result.stdout.split())
     assert result.stderr == (
-        f"error: {killed}/outcome.json: missing; the run has not ended, resume={killed} goes on with it\n"
+        f"error: {killed}/outcome.json: missing; the run has not ended, resume={killed} goes on with it if it was cut "
+        f"short; flashpoint watch {killed} shows it\n"
     )
     refusal(call("survival", killed))
 

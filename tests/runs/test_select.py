@@ -65,7 +65,7 @@ def test_a_folder_goes_before_the_evidence(here: Path) -> None:
         ),
         ("no*", "no*: no run there"),
         ("elsewhere/notes.txt", "elsewhere/notes.txt: no run there"),
-        ("ignit:*", "ignit:*: no experiment ignit in runs/reference; it has ignite, laptop"),
+        ("ignit:*", "ignit:*: no experiment ignit in runs/reference; did you mean ignite? it has ignite, laptop"),
         ("laptop:fp*", "laptop:fp*: no run of laptop is named fp*; it has bf16-0"),
         ("{laptop,ignite}:bf16-10", "laptop:bf16-10: no run of laptop is named bf16-10; it has bf16-0"),
     ],

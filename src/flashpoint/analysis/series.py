@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, nearest
 from flashpoint.runs.metrics import Series
 from flashpoint.runs.recorded import Run
 
@@ -27,7 +27,7 @@ def metric_series(run: Run, name: str, head: Head | None = None) -> Series:
     own, head = _split(name, head)
     if own not in run.columns:
         known = sorted(known for known, (_, values) in run.columns.items() if head is None or values.ndim == 3)
-        raise UserError(f"{run.where}: no metric {own}; it has {', '.join(known)}")
+        raise UserError(f"{run.where}: no metric {own}; {nearest(own, known)}it has {', '.join(known)}")
     steps, values = run.columns[own]
     if values.ndim == 1:
         return steps, values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import click
@@ -50,4 +51,8 @@ def command(words: tuple[str, ...], at: int | None, control: str, form: str) -> 
     """
     runs = ended(words, metrics=True)
     after = at or last_common_step(runs)
-    show(table(losses_at(after, runs, control), after, control), form, provenance(runs))
+    found = losses_at(after, runs, control)
+    show(table(found, after, control), form, provenance(runs))
+    if len(found) > 1 and not any(len(losses.differences) for losses in found):
+        told = f"no {control} of the same seed, data and experiment among these runs to compare with"
+        print(f"{told}; choose one with --control", file=sys.stderr)

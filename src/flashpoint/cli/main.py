@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from flashpoint.cli.selection import BAD_RUNS
-from flashpoint.errors import UserError, command_errors
+from flashpoint.errors import UserError, command_errors, nearest
 
 VERBS = {
     "train": ("flashpoint.cli.train:command", "Train, record or replay a model; KEY=VALUE sets its configuration."),
@@ -50,6 +50,13 @@ class Verbs(click.Group):
         module, attribute = VERBS[cmd_name][0].split(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and (meant := nearest(args[0], VERBS)):
+            ctx.fail(f"No such command '{args[0]}'; {meant.rstrip()}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):

@@ -126,9 +126,13 @@ class RunFolder:
         """Return what :attr:`outcome` holds (:class:`flashpoint.runs.outcome.Outcome`)."""
         if not self.outcome.exists():
             how = (
-                "the loop that made it alone goes on with it" if self.watched else f"resume={self.path} goes on with it"
+                "the loop that made it alone goes on with it"
+                if self.watched
+                else f"resume={self.path} goes on with it if it was cut short"
             )
-            raise UserError(f"{self.outcome}: missing; the run has not ended, {how}")
+            raise UserError(
+                f"{self.outcome}: missing; the run has not ended, {how}; flashpoint watch {self.path} shows it"
+            )
         return read_json(self.outcome, OUTCOME)
 
     def read_branches(self) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import filter as matching
 from pathlib import Path
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, nearest
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.recorded import Run
 from flashpoint.runs.tables import EVIDENCE, Evidence
@@ -75,7 +75,8 @@ def _kept(word: str, evidence: Evidence) -> list[Run]:
     experiments = matching(evidence.experiments, experiment)
     if not experiments:
         there = ", ".join(evidence.experiments) or "none"
-        raise UserError(f"{word}: no experiment {experiment} in {evidence.root}; it has {there}")
+        meant = nearest(experiment, evidence.experiments)
+        raise UserError(f"{word}: no experiment {experiment} in {evidence.root}; {meant}it has {there}")
     runs = [run for name in experiments for run in evidence.experiments[name].values()]
     found = set(matching((run.name for run in runs), pattern))
     if not found:

@@ -88,7 +88,7 @@ def _check_probes(config: Config) -> None:
     for word in config.probes.attention:
         file = word.rpartition(":")[0]
         if file and not Path(file).is_file():
-            raise UserError(f"probes.attention={word}: {file} is no file")
+            raise UserError(f"probes.attention={word}: {file} is no file; give FILE.py:CLASS of one that is there")
     if config.probes.weights_against is not None and config.resume is None:
         from flashpoint.runs.folder import RunFolder
 

@@ -6,17 +6,26 @@ import torch
 
 from flashpoint.config import Config
 from flashpoint.errors import notify
+from flashpoint.training.needs import Quantities
 
 MANY_PASSES = 20
 """The default experiment explodes with 18 passes as with 2, with 117 late or not at all (docs/findings/settings.md)."""
+
+MOST_PARAMETERS = 1_000_000
+"""Of a model that a CPU trains in minutes: experiment=laptop has 0.1 million, experiment=ignite 7 million."""
 
 
 def tell_what_kind_of_run(config: Config, device: torch.device) -> None:
     """Say if there is no GPU, if formats are not BF16's, and if errors are injected."""
     if device.type == "cpu":
+        parameters = Quantities.of(config, "cpu").parameters
         notify(
-            "no GPU: the model is small and explodes where Ō is rounded to few bits (experiment=laptop); "
-            "BF16's own explosion takes thousands of steps of experiment=ignite, which needs a GPU"
+            "no GPU: the model is small and explodes where Ō, the unnormalised output of attention, is rounded to few "
+            "bits (experiment=laptop); BF16's own explosion takes thousands of steps of experiment=ignite, which needs "
+            "a GPU"
+            if parameters < MOST_PARAMETERS
+            else f"no GPU: a step of a model of {parameters:,} parameters takes long on a CPU; "
+            "experiment=laptop is the one for a CPU"
         )
     if config.attn.title != config.attn.name:
         notify(f"attention: {config.attn.title}")

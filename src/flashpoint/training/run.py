@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from flashpoint.config import Config
-from flashpoint.errors import UserError, notify
+from flashpoint.errors import UserError, notify, remedy
 from flashpoint.runs.chain import Chain, first_difference
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import STRICT_PROBES, Outcome
@@ -94,7 +94,7 @@ def _execute(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) 
     except OSError as error:
         raise UserError(
             f"{folder.path}: {error.strerror or error}; the run stops here, its records so far stay; "
-            f"free space, then resume={folder.path}"
+            f"{remedy(error)}, then resume={folder.path}"
         ) from error
 
 
@@ -162,8 +162,13 @@ def _compare_with(original: RunFolder, folder: RunFolder, since: int) -> None:
     if difference := first_difference(one, other):
         made_on = original.read_manifest()["hardware"]
         place = f"; {original.path} was made on {made_on}" if made_on != folder.read_manifest()["hardware"] else ""
+        ours, theirs = (run.read_config()["attn"]["name"] for run in (folder, original))
+        other_attention = f"; its attention is {ours}, the original's {theirs}" if ours != theirs else ""
         quantity = difference.quantity
-        notify(f"differs from {original.path} from step {difference.step:,} on, first in its {quantity}{place}")
+        notify(
+            f"differs from {original.path} from step {difference.step:,} on, first in its {quantity}"
+            f"{other_attention}{place}"
+        )
     else:
         start = f" from step {since:,} on" if since else ""
         notify(f"equal to {original.path}, bit for bit, over {min(one.steps, other.steps) - since:,} steps{start}")
