@@ -128,7 +128,10 @@ class Observations:
 
     def keep_last(self, reason: str, step: int) -> None:
         """Write the last observation, and the batch of a step; if that step has a capture of its own, this stays."""
-        self._keep(reason, [] if self._run.has_capture(step) else self._last_calls, step)
+        calls = [] if self._run.has_capture(step) else self._last_calls
+        if calls and calls[0].step != step:
+            reason += f"; the tensors are of step {calls[0].step:,}, which was observed last"
+        self._keep(reason, calls, step)
 
     def collect_no_more(self) -> None:
         """Collect no errors of δ from now on: what follows a loss that is no number is none either."""
@@ -153,7 +156,7 @@ class Observations:
         if wanted is not None and self._last_calls:
             self._keep_as(wanted)
         elif wanted is not None:
-            self._guard.tell(f"no capture ({wanted.reason}): the loop has ended before a step showed attention")
+            self._guard.tell(f"no capture ({wanted.reason}): until now no step has shown attention")
 
     def _observed(self, step: int) -> None:
         partial = self._observer.partial
@@ -165,9 +168,7 @@ class Observations:
         if not calls:  # look again soon, at ever longer distances
             self._search_again = max(2 * step, self._search_interval)
             self._tried += 1
-            if self._shape is None:
-                self._wanted = None
-            elif self._tried >= _TRIES:
+            if self._shape is None or self._tried >= _TRIES:
                 self._make_of_last()
             return
         self._tried = 0
@@ -185,7 +186,6 @@ class Observations:
             self._end_collection()
             kept, folder = self._keep_as(wanted)
             if kept and wanted.sequences and self._collects:
-                notify(f"the next steps measure δ on {wanted.sequences:,} sequences more")
                 self._collection = DeltaCollection(folder, kept, self._observer.seen, wanted.sequences)
 
     def _collect(self, collection: DeltaCollection, calls: list[AttentionCall]) -> None:
