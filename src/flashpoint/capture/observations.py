@@ -21,7 +21,8 @@ _TRIES = 10
 """Steps without attention, as of a loop that skips the backward pass, after which a capture is of the last step that
 had some."""
 _PATIENCE = 100
-"""Steps at most that a collection leaves out for another watched model that is to be observed."""
+"""Steps at most that a collection leaves out for another watched model that is to be observed, and that a model waits
+for another one, which may be trained no more, before it ends the recording of that one."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Observations:
         self._observer, self._run, self._batches, self._guard = observer, run, batches, guard
         self._interval, self._search_interval = interval, search_interval
         self._search_again = 0
-        self._postponed = False
+        self._postponed = 0  # steps for which another watched model has been recorded when this one was due
         self._shape: tuple[int, int] | None = None
         self._last_calls: list[AttentionCall] = []
         self._wanted: _Capture | None = None
@@ -104,9 +105,12 @@ class Observations:
         if self._observer.recording:
             return
         due = step == 0 or (step + 1) % self._interval == 0 or self._wanted is not None
-        due = due or self._postponed or (self._shape is None and step == self._search_again)
-        self._postponed = due and self._observer.must_wait
-        if self._postponed:
+        due = due or self._postponed > 0 or (self._shape is None and step == self._search_again)
+        self._postponed = self._postponed + 1 if due and self._observer.must_wait else 0
+        if self._postponed > _PATIENCE:
+            self._observer.interrupt()
+            self._postponed = 0
+        elif self._postponed:
             Observations._awaited = _PATIENCE
         if self._observer.must_wait or not (due or self._collection):
             return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -38,14 +38,11 @@ class Recorder:
     Attributes:
         calls: in their order, of all forward passes before the first backward pass.
         missed: why calls were not recorded, each reason once.
-        busy: whether any recorder records. A second has to wait: what they replace is put back in reverse order.
         at_gradient: called when the first gradient comes to a call's output, before the graph is freed.
 
     Raises:
         UserError: one of the functions is not there.
     """
-
-    busy: ClassVar[bool] = False
 
     def __init__(self, sequences: int, functions: Sequence[str] = (), layers: Collection[int] | None = None) -> None:
         self._sequences, self._layers = sequences, layers
@@ -62,8 +59,6 @@ class Recorder:
     def start(self) -> Callable[[], None]:
         """Record from now on until what is returned is called. Compiled parts of the model run uncompiled meanwhile."""
         with contextlib.ExitStack() as entered:
-            Recorder.busy = True
-            entered.callback(setattr, Recorder, "busy", False)
             entered.callback(self._remove_hooks)
             entered.enter_context(torch.compiler.set_stance("force_eager"))
             for named in self._functions:
