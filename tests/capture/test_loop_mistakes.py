@@ -253,3 +253,16 @@ def test_tensors_of_an_earlier_step_are_said_to_be(tmp_path: Path, capsys: pytes
 
     loop(tmp_path, step=step, interval=500)
     assert "tensors are of step 0" in capsys.readouterr().err
+
+
+def test_losses_are_judged_where_they_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        loss = model(torch.randn(3, 12, 32)).square().mean()
+        loss.backward()
+        watched.step(loss * float("nan") if number == 3 else loss)
+
+    monkeypatch.setattr("flashpoint.runs.metrics.MetricsFile.log", full)
+    assert loop(tmp_path, step=step, log_interval=4).verdict == "nonfinite at 3"

@@ -220,7 +220,8 @@ class Watch:
             norm = None if taken is None else next(norms)
             stable = self._detector.verdict == "stable"
             self._detector.update(step, loss, 0.0)  # by the loss: a step that a GradScaler skips has no finite norm
-            self.run.log(step, {"loss": loss} if norm is None else {"loss": loss, "grad_norm": norm})
+            found = {"loss": loss} if norm is None else {"loss": loss, "grad_norm": norm}
+            self._guard.do("logging the losses", partial(self.run.log, step, found))  # all are judged on a full disk
             overflows = norm is not None and not math.isfinite(norm)
             first, self._overflowed = overflows and not self._overflowed, self._overflowed or overflows
             if stable and (first or self._detector.verdict == "nonfinite"):
