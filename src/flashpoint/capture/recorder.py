@@ -10,15 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from flashpoint import drop_in
+from flashpoint.capture.call_mode import CallMode
 from flashpoint.capture.functions import NamedFunction, arguments_of, masking_of, places_of
 from flashpoint.capture.interface import interface_in_use, recording_interface
-from flashpoint.capture.masks import masking
 from flashpoint.capture.recorded import Hook, Recorded
 from flashpoint.diagnosis.call import is_self_attention
 
@@ -64,10 +61,10 @@ class Recorder:
             for named in self._functions:
                 original, recording = getattr(named.owner, named.name), self._around(named)
                 for module, name in places_of(original):
-                    self._replace(entered, module, name, recording)
+                    self.replace(entered, module, name, recording)
             if (asked := interface_in_use()) is not None:
-                self._replace(entered, asked, "get_interface", recording_interface(self, asked.get_interface))
-            entered.enter_context(_CallMode(self))
+                self.replace(entered, asked, "get_interface", recording_interface(self, asked.get_interface))
+            entered.callback(CallMode(self).insert())
             return entered.pop_all().close
         raise AssertionError("unreachable")
 
@@ -192,7 +189,8 @@ class Recorder:
             self._inside = before
 
     @staticmethod
-    def _replace(entered: contextlib.ExitStack, owner: Any, name: str, new: Any) -> None:
+    def replace(entered: contextlib.ExitStack, owner: Any, name: str, new: Any) -> None:
+        """Put something in the place of an attribute until the context ends."""
         entered.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, new)
 
@@ -221,52 +219,3 @@ class Recorder:
             return result
 
         return called
-
-
-class _CallMode(TorchFunctionMode):
-    """Sees calls of PyTorch's attention and of :func:`flashpoint.attention`."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward:  # of nn.MultiheadAttention: inside, no mode sees calls
-            before = len(self._recorder.calls)
-            with contextlib.ExitStack() as entered:
-                self._recorder._replace(entered, F, _SDPA.__name__, self._sdpa)
-                result = func(*args, **kwargs)
-            if kwargs.get("need_weights") and self._recorder.listening:
-                self._recorder.missed.add("nn.MultiheadAttention with need_weights=True, which calls no attention")
-            for recorded in self._recorder.calls[before:]:
-                recorded.packed = kwargs.get("in_proj_weight", args[5] if len(args) > 5 else None)
-            return result
-        if func is not _SDPA and func is not drop_in.attention:
-            return func(*args, **kwargs)
-        with self._recorder.outermost() as wanted:
-            out = func(*args, **kwargs)
-        if wanted:
-            given = {**dict(zip(_SDPA_ARGUMENTS, args, strict=False)), **kwargs}
-            mask = given.get("attn_mask")
-            causal = bool(given.get("is_causal")) if mask is None else masking(mask, given["query"].shape[-2])
-            if given.get("dropout_p"):
-                self._recorder.missed.add("scaled_dot_product_attention: dropout, where only 0 is recorded")
-            elif causal is None:
-                self._recorder.missed.add("scaled_dot_product_attention: a mask beside the causal one")
-            else:
-                name = "sdpa" if func is _SDPA else _variant_name(given.get("variant"))
-                tensors = {"q": given["query"], "k": given["key"], "v": given["value"], "out": out}
-                self._recorder.record(name, tensors, causal, given.get("scale"))
-        return out
-
-    def _sdpa(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__torch_function__(_SDPA, (), args, kwargs)
-
-
-_SDPA = F.scaled_dot_product_attention
-_SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-
-
-def _variant_name(variant: Any) -> str:
-    return "flash_exact_rowsum" if variant is None else getattr(variant, "name", str(variant))
