@@ -47,10 +47,6 @@ IN_ITS_PLACE = ("flash_fp32", "flash_unrounded_out", "flash_delta_fp32", "flash_
 """Attentions that are tried everywhere in the place of the run's: what they round tells what its rounding does."""
 
 
-_MIXED = f"{__name__}:mixed"
-"""What the layers of a branch call, as a watch names it."""
-
-
 @dataclass(frozen=True)
 class Mixture:
     """An attention in some layers and heads, and another one elsewhere.
@@ -155,7 +151,7 @@ class OwnLoop:
             """Watch a branch; the options that the loop gives its own watch are not for it."""
             return watch(
                 model, runs_dir=folder.parent, name=folder.name, steps=steps, weights_interval=steps,
-                interval=steps + 1, log_interval=min(10, steps), sequences=1, functions=[_MIXED],
+                interval=steps + 1, log_interval=min(10, steps), sequences=1, functions=[f"{__name__}:mixed"],
             )  # fmt: skip
 
         with folder.with_suffix(".log").open("w") as log, contextlib.redirect_stderr(log):
@@ -180,9 +176,7 @@ class OwnLoop:
         if branch.outcome["step"] != steps:
             raise UserError(f"{told}: trained {branch.outcome['step']:,} steps where {steps:,} are asked for")
         if missing := set(range(1, self._n_layer + 1)) - layers:
-            raise UserError(f"{told}: did not ask for attention({min(missing)}); give each layer its own, from 1")
-        if (seen := branch.config["attn"]["name"]) != _MIXED:
-            raise UserError(f"{told}: its layers use {seen}; give each layer the attention that it is handed")
+            raise UserError(f"{told}: did not call attention({min(missing)}); give each layer its own, from 1")
         if "w_q_spectral_norm" not in branch.columns:
             raise UserError(f"{told}: no matrix was found that makes q of every layer; is each layer's attention set?")
         run_batches = _batches(self.folder)
@@ -206,7 +200,7 @@ class _Handed:
     """Returns the attention of a layer, from 1, with the signature of ``scaled_dot_product_attention``.
 
     Attributes:
-        layers: that were asked for.
+        layers: whose attention has been called.
     """
 
     def __init__(self, mixture: Mixture, n_layer: int) -> None:
@@ -217,28 +211,28 @@ class _Handed:
         """Raises UserError where the run has no such layer."""
         if layer not in range(1, self._n_layer + 1):
             raise UserError(f"attention({layer!r}): the run has layers 1 to {self._n_layer}; give one of these")
-        self.layers.add(layer)
-        return partial(_attend, self._mixture, layer)
+        return partial(self._attend, layer)
 
-
-def _attend(
-    mixture: Mixture,
-    layer: int,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Compute a layer's attention; after the layer as ``scaled_dot_product_attention`` takes it."""
-    if attn_mask is not None or dropout_p:
-        raise ValueError("a branch's attention takes no mask and no dropout")
-    if torch.is_autocast_enabled(q.device.type):
-        q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
-    return mixed(q, k, v, is_causal, q.shape[-1] ** -0.5 if scale is None else scale, mixture=mixture, layer=layer)
+    def _attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if layer not in self.layers:  # changed by the first step alone, which runs uncompiled
+            self.layers.add(layer)
+        if attn_mask is not None or dropout_p:
+            raise ValueError("a branch's attention takes no mask and no dropout")
+        if torch.is_autocast_enabled(q.device.type):
+            q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return mixed(q, k, v, is_causal, scale, mixture=self._mixture, layer=layer)
 
 
 def mixed(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, *, mixture: Mixture, layer: int) -> Tensor:
