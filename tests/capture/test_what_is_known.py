@@ -71,6 +71,11 @@ def test_a_setting_that_nobody_told_is_not_the_example_of_one(older: str, key: s
     assert call("survival", older, "--by", example or "hardware").returncode == 0
 
 
+def test_a_page_that_cannot_be_written_is_one_line(older: str, tmp_path: Path) -> None:
+    page = tmp_path / "nowhere/page.html"
+    assert refusal(call("watch", older, "--once", "--html", page)).startswith(f"error: --html {page}: No such file")
+
+
 def test_a_watched_run_is_not_resumed(older: str) -> None:
     with pytest.raises(UserError, match="the loop that made it alone goes on"):
         resumed_values({"resume": older, "runs_dir": "runs"}, [])

@@ -41,3 +41,7 @@ def test_a_folder_that_is_no_model_is_one_line(tmp_path: Path) -> None:
 def test_nan_in_the_inputs_is_not_said_to_be_the_attentions() -> None:
     assert "computes something wrong" not in diagnose_tables._advice({"nonfinite"})
     assert "computes something wrong" in diagnose_tables._advice({"nonfinite", "out_rows"})
+
+
+def test_every_layer_that_is_asked_for_has_to_be_there(capture: Path) -> None:
+    assert "--layer 5: there are layers 1" in refused(str(capture), "--layer", "1", "--layer", "5")

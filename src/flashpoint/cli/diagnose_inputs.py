@@ -58,13 +58,12 @@ class Inputs:
         """Return the inputs of some layers; none is all.
 
         Raises:
-            UserError: they are not there.
+            UserError: one of them is not there.
         """
-        chosen = [call for call in self.calls if not layers or call.layer in layers]
-        if not chosen:
-            known = ", ".join(str(call.layer) for call in self.calls)
-            raise UserError(f"--layer {', '.join(map(str, layers))}: there are layers {known}")
-        return dataclasses.replace(self, calls=chosen)
+        known = [call.layer for call in self.calls]
+        if missing := [layer for layer in layers if layer not in known]:
+            raise UserError(f"--layer {missing[0]}: there are layers {', '.join(map(str, known))}")
+        return dataclasses.replace(self, calls=[call for call in self.calls if not layers or call.layer in layers])
 
     def diagnoses(self, device: torch.device) -> list[Diagnosis]:
         """Diagnose each layer.
