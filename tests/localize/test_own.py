@@ -14,7 +14,9 @@ from torch import Tensor
 from examples import nanogpt
 from flashpoint.cli.main import main
 from flashpoint.diagnosis.faults import Fault, faulty_attention
+from flashpoint.errors import UserError
 from flashpoint.localize.own import Mixture, OwnLoop, mixed
+from flashpoint.localize.subject import Trained
 from flashpoint.runs.folder import RunFolder
 
 SMALL = {"layers": "2", "heads": "2", "width": "32", "context": "16", "batch": "4", "lr": "3e-3", "steps": "20",
@@ -105,10 +107,6 @@ def test_the_head_with_the_error_is_named_and_the_report_tells_it(failing: Path,
         ("other_batches", "step 10 trains on another batch"),
         ("too_few", "trained 9 steps"),
         ("unwatched", "did not watch"),
-        ("some_layers", "did not call attention(2)"),
-        ("one_for_all", "did not call attention(2)"),
-        ("from_zero", "attention(0): the run has layers 1 to 2"),
-        ("asked_but_not_set", "did not call attention(1)"),
         ("nothing", "no attribute"),
         ("failing_step", "RuntimeError in a branch from step 10: no such layer"),
     ],
@@ -121,10 +119,30 @@ def test_a_function_that_does_something_else_is_refused(failing: Path, function:
     assert len([line for line in result.stderr.splitlines() if line.startswith("error")]) == 1
 
 
+def branch_of(run: Path, function: str, folder: Path) -> Trained:
+    """Train two steps with the run's own attention."""
+    own = OwnLoop.of(RunFolder(run), f"{__file__}:{function}", str(run / "step-*.pt"), f"{__file__}:attend")
+    return own.train(own.whole, 10, 2, folder)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        ("some_layers", r"did not call attention\(2\)"),
+        ("one_for_all", r"did not call attention\(2\)"),
+        ("from_zero", r"attention\(0\): the run has layers 1 to 2"),
+        ("asked_but_not_set", r"did not call attention\(1\)"),
+    ],
+)
+def test_each_layer_needs_the_attention_that_is_its_own(
+    failing: Path, tmp_path: Path, function: str, told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        branch_of(failing, function, tmp_path / "branch")
+
+
 def test_options_that_the_loop_gives_its_own_watch_are_passed_over(failing: Path, tmp_path: Path) -> None:
-    attention = f"{__file__}:attend"
-    own = OwnLoop.of(RunFolder(failing), f"{__file__}:with_options", str(failing / "step-*.pt"), attention)
-    trained = own.train(own.whole, 10, 5, tmp_path / "branch")
+    trained = branch_of(failing, "with_options", tmp_path / "branch")
     assert trained.outcome == "stable"
     assert [len(layer) for layer in trained.norms] == [2, 2]
 
