@@ -133,6 +133,7 @@ def test_stochastic_rounding_takes_its_bits_from_the_caller() -> None:
         ({"query": torch.zeros(2, 2, 20, 16, dtype=torch.float16)}, "float16"),
         ({"query": torch.zeros(20, 16, dtype=torch.bfloat16)}, "query"),
         (dict.fromkeys(("query", "key"), torch.zeros(2, 2, 0, 16, dtype=torch.bfloat16)), "no token"),
+        (dict.fromkeys(("query", "key"), torch.zeros(0, 2, 8, 16, dtype=torch.bfloat16)), "no token"),
     ],
 )
 def test_what_it_does_not_compute_is_one_clear_error(arguments: dict[str, Tensor], named: str) -> None:

@@ -138,8 +138,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
         raise ValueError(
             f"{_shapes(query, key, value)}: this is self-attention; queries and keys need the same B, T and d"
         )
-    if not query.shape[2]:
-        raise ValueError(f"{_shapes(query, key, value)}: no token; give T of 1 or more")
+    if not query.shape[0] or not query.shape[2]:
+        raise ValueError(f"{_shapes(query, key, value)}: no token; give B and T of 1 or more")
     if query.shape[1] != key.shape[1] and (not enable_gqa or query.shape[1] % key.shape[1]):
         raise ValueError(
             f"{_shapes(query, key, value)}: other heads of keys; pass enable_gqa=True with H a multiple of H_kv"

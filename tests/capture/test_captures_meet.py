@@ -11,6 +11,7 @@ from torch import nn
 import flashpoint
 from flashpoint.capture.sources import read_calls
 from flashpoint.capture.watched import Watch
+from flashpoint.runs.select import open_run
 from tests.capture.loops import Pair, loop, plain
 
 
@@ -76,6 +77,24 @@ def test_a_watched_model_that_is_trained_no_more_does_not_hold_up_another(tmp_pa
                 second.capture(sequences=0)
                 plain(models[1], number, second)
     assert steps_of(tmp_path / "first/captures/step-0000000")[-1] == 129
+
+
+def test_a_recording_of_a_model_that_is_trained_no_more_ends_for_another(tmp_path: Path) -> None:
+    """Compiled models run uncompiled while one is recorded."""
+    models = Pair(), Pair()
+    with (
+        flashpoint.watch(models[0], runs_dir=tmp_path, name="first", interval=1) as first,
+        flashpoint.watch(models[1], runs_dir=tmp_path, name="second", interval=1000) as second,
+    ):
+        plain(models[0], 0, first)
+        for number in range(105):
+            plain(models[1], number, second)
+        assert not second.busy
+        plain(models[0], 1, first)
+        plain(models[0], 2, first)
+    seen = [open_run(name, tmp_path).columns["row_sum_relative_bias"][0].tolist() for name in ("first", "second")]
+    assert seen[0] == [0, 2]
+    assert seen[1] == [100]
 
 
 def test_the_tensors_of_a_step_are_not_replaced_by_those_of_a_later_one(tmp_path: Path) -> None:

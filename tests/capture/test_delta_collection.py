@@ -112,11 +112,14 @@ def test_a_loop_that_ends_early_leaves_what_was_collected(tmp_path: Path, capsys
     assert not torch.overrides._get_current_function_mode_stack()
 
 
-def test_a_capture_as_the_loop_ends_and_one_without_more_sequences_have_tensors_alone(tmp_path: Path) -> None:
+def test_a_capture_as_the_loop_ends_and_one_without_more_sequences_have_tensors_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, step in (("last", capturing(3, SEQUENCES)), ("none", capturing(0, 0))):
         loop(tmp_path / name, step=step, interval=500)
         run = tmp_path / name / "own"
         assert read_samples(run, None, read_calls(run)) == {}
+    assert "δ is measured" not in capsys.readouterr().err
 
 
 class Exploding:

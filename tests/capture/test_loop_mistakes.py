@@ -1,6 +1,7 @@
 """Mistakes in loops, numbers that are none, and loops that end early: what is told and what is kept."""
 
 import collections
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ def test_step_that_is_forgotten_or_outside_is_told(tmp_path: Path, capsys: pytes
     assert "capture outside of the block" in told
     with flashpoint.watch(model, runs_dir=tmp_path, name="own") as watched:
         plain(model, 0, watched)
+    assert f"this run is {tmp_path / 'own-2'}" in capsys.readouterr().err
     with pytest.raises(UserError, match="entered once"), watched:
         pass
     assert (tmp_path / "own-2").is_dir()
@@ -91,6 +93,8 @@ def test_a_folder_that_is_gone_does_not_end_the_training(tmp_path: Path, capsys:
         ({"accuracy": [1, 2]}, "accuracy is list: give a number"),
         ({"grad_norm": "large"}, "grad_norm is str: give a number"),
         ({"batch": object()}, "a batch that is object shows no tensors"),
+        ({"step": 3}, "the watch itself logs step"),
+        ({"w_q_spectral_norm": 3.0}, "the watch itself logs w_q_spectral_norm"),
     ],
 )
 def test_what_is_no_number_is_told_once_and_all_else_recorded(
@@ -179,7 +183,9 @@ def test_a_capture_of_a_model_without_attention_is_given_up(tmp_path: Path, caps
         plain(model, number, watched)
 
     loop(tmp_path, nn.Linear(32, 32), step, interval=500)
-    assert "functions=['MODULE:NAME']" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "functions=['MODULE:NAME']" in told
+    assert "no capture (asked for)" in told
     with pytest.raises(UserError, match=r"watched\.capture\(\) in the loop makes one"):
         read_calls(tmp_path / "own")
 
@@ -212,3 +218,51 @@ def test_a_capture_that_never_came_is_told(tmp_path: Path, capsys: pytest.Captur
 
     loop(tmp_path, nn.Linear(32, 32), step, steps=1)
     assert "no capture (why not)" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_before_the_first_step_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("flashpoint.capture.run.write_json", full)
+    with pytest.raises(UserError, match="No space left on device; choose"):
+        flashpoint.watch(Pair(), runs_dir=tmp_path)
+
+
+def test_functions_that_are_one_text_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="give a list"):
+        flashpoint.watch(Pair(), runs_dir=tmp_path, functions="flash_attn:flash_attn_func")
+
+
+def test_what_fails_in_one_line_elsewhere_does_not_end_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise UserError("no such thing")
+
+    monkeypatch.setattr("flashpoint.capture.values.measured", refuse)
+    assert loop(tmp_path).verdict == "stable to 4"
+    assert capsys.readouterr().err.count("no such thing") == 1
+
+
+def test_tensors_of_an_earlier_step_are_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        loss = model(torch.randn(3, 12, 32)).square().mean()
+        loss.backward()
+        watched.step(loss * float("nan") if number == 3 else loss)
+
+    loop(tmp_path, step=step, interval=500)
+    assert "tensors are of step 0" in capsys.readouterr().err
+
+
+def test_losses_are_judged_where_they_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        loss = model(torch.randn(3, 12, 32)).square().mean()
+        loss.backward()
+        watched.step(loss * float("nan") if number == 3 else loss)
+
+    monkeypatch.setattr("flashpoint.runs.metrics.MetricsFile.log", full)
+    assert loop(tmp_path, step=step, log_interval=4).verdict == "nonfinite at 3"

@@ -63,6 +63,19 @@ def test_a_question_to_what_nobody_told_is_refused(older: str) -> None:
     )
 
 
+@pytest.mark.parametrize("key", ["train.lr", "nonsense"])
+def test_a_setting_that_nobody_told_is_not_the_example_of_one(older: str, key: str) -> None:
+    told = refusal(call("survival", older, "--by", key))
+    assert f"{key} is no number there" in told
+    example = told.partition("e.g. ")[2].partition(",")[0]
+    assert call("survival", older, "--by", example or "hardware").returncode == 0
+
+
+def test_a_page_that_cannot_be_written_is_one_line(older: str, tmp_path: Path) -> None:
+    page = tmp_path / "nowhere/page.html"
+    assert refusal(call("watch", older, "--once", "--html", page)).startswith(f"error: --html {page}: No such file")
+
+
 def test_a_watched_run_is_not_resumed(older: str) -> None:
     with pytest.raises(UserError, match="the loop that made it alone goes on"):
         resumed_values({"resume": older, "runs_dir": "runs"}, [])

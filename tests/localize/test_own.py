@@ -14,7 +14,10 @@ from torch import Tensor
 from examples import nanogpt
 from flashpoint.cli.main import main
 from flashpoint.diagnosis.faults import Fault, faulty_attention
-from flashpoint.localize.own import Mixture, mixed
+from flashpoint.errors import UserError
+from flashpoint.localize.own import Mixture, OwnLoop, mixed
+from flashpoint.localize.subject import Trained
+from flashpoint.runs.folder import RunFolder
 
 SMALL = {"layers": "2", "heads": "2", "width": "32", "context": "16", "batch": "4", "lr": "3e-3", "steps": "20",
          "keep": "5", "name": "failing", "functions": f"{__name__}:attend"}  # fmt: skip
@@ -35,6 +38,32 @@ def too_few(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
 
 def unwatched(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
     pass
+
+
+def some_layers(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
+    nanogpt.step(
+        checkpoint, lambda layer: attention(layer) if layer == 1 else F.scaled_dot_product_attention, steps, watch
+    )
+
+
+def one_for_all(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
+    nanogpt.step(checkpoint, lambda _layer: attention(1), steps, watch)
+
+
+def from_zero(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
+    nanogpt.step(checkpoint, lambda layer: attention(layer - 1), steps, watch)
+
+
+def asked_but_not_set(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
+    def ignored(layer: int) -> Any:
+        attention(layer)
+        return F.scaled_dot_product_attention
+
+    nanogpt.step(checkpoint, ignored, steps, watch)
+
+
+def with_options(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
+    nanogpt.step(checkpoint, attention, steps, lambda model: watch(model, name="mine", interval=3, functions=["a:b"]))
 
 
 def failing_step(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
@@ -88,6 +117,34 @@ def test_a_function_that_does_something_else_is_refused(failing: Path, function:
     assert result.exit_code == 2
     assert told in result.stderr
     assert len([line for line in result.stderr.splitlines() if line.startswith("error")]) == 1
+
+
+def branch_of(run: Path, function: str, folder: Path) -> Trained:
+    """Train two steps with the run's own attention."""
+    own = OwnLoop.of(RunFolder(run), f"{__file__}:{function}", str(run / "step-*.pt"), f"{__file__}:attend")
+    return own.train(own.whole, 10, 2, folder)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        ("some_layers", r"did not call attention\(2\)"),
+        ("one_for_all", r"did not call attention\(2\)"),
+        ("from_zero", r"attention\(0\): the run has layers 1 to 2"),
+        ("asked_but_not_set", r"did not call attention\(1\)"),
+    ],
+)
+def test_each_layer_needs_the_attention_that_is_its_own(
+    failing: Path, tmp_path: Path, function: str, told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        branch_of(failing, function, tmp_path / "branch")
+
+
+def test_options_that_the_loop_gives_its_own_watch_are_passed_over(failing: Path, tmp_path: Path) -> None:
+    trained = branch_of(failing, "with_options", tmp_path / "branch")
+    assert trained.outcome == "stable"
+    assert [len(layer) for layer in trained.norms] == [2, 2]
 
 
 def test_a_watched_run_needs_a_function_and_checkpoints(failing: Path) -> None:

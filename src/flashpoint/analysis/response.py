@@ -53,10 +53,12 @@ def responses(runs: Sequence[Run], key: str) -> dict[str, list[Dose]]:
 def _value(run: Run, key: str) -> float | str:
     if key == HARDWARE:
         return str(run.manifest["hardware"])
-    value = _settings(run).get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserError(f"{run.where}: {key} is no number there; give one that is, e.g. train.lr, or {HARDWARE}")
-    return float(value)
+    settings = _settings(run)
+    numbers = {name: one for name, one in settings.items() if isinstance(one, int | float) and type(one) is not bool}
+    if key not in numbers:  # a loop that is watched tells few of them
+        example = next((f"e.g. {name}, or " for name in ("train.lr", *numbers) if name in numbers), "")
+        raise UserError(f"{run.where}: {key} is no number there; give one that is, {example}{HARDWARE}")
+    return float(numbers[key])
 
 
 def exponents(doses: Sequence[Dose], key: str) -> list[float]:

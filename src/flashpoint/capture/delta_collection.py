@@ -51,6 +51,8 @@ class DeltaCollection:
         if not count:  # none is finite
             return
         delta_file.append(self._folder / delta_file.NAME, ours[0].step, samples)
+        if not self._steps:
+            notify(f"step {ours[0].step:,}: from here on δ is measured, on {self._wanted:,} sequences")
         self._sequences += count
         self._steps.append(ours[0].step)
 

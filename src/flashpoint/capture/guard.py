@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flashpoint.errors import UserError, notify
+from flashpoint.errors import notify
 
 _LONGEST = 300  # characters of somebody else's message
 
@@ -21,15 +21,9 @@ class Guard:
         self._told: set[str] = set()
 
     def do(self, what: str, do: Callable[[], None]) -> None:
-        """Do something; where it fails, tell so.
-
-        Raises:
-            UserError: of what is done; it is told as it stands.
-        """
+        """Do something; where it fails, tell so."""
         try:
             do()
-        except UserError:
-            raise
         except Exception as error:  # whatever fails in watching, the training goes on
             first = str(error).strip().splitlines()[0] if str(error).strip() else ""
             self.tell(f"{what} failed ({type(error).__name__}: {first[:_LONGEST]}); training goes on")

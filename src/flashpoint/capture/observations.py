@@ -21,7 +21,8 @@ _TRIES = 10
 """Steps without attention, as of a loop that skips the backward pass, after which a capture is of the last step that
 had some."""
 _PATIENCE = 100
-"""Steps at most that a collection leaves out for another watched model that is to be observed."""
+"""Steps at most that a collection leaves out for another watched model that is to be observed, and that a model waits
+for another one, which may be trained no more, before it ends the recording of that one."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Observations:
         self._observer, self._run, self._batches, self._guard = observer, run, batches, guard
         self._interval, self._search_interval = interval, search_interval
         self._search_again = 0
-        self._postponed = False
+        self._postponed = 0  # steps for which another watched model has been recorded when this one was due
         self._shape: tuple[int, int] | None = None
         self._last_calls: list[AttentionCall] = []
         self._wanted: _Capture | None = None
@@ -104,9 +105,12 @@ class Observations:
         if self._observer.recording:
             return
         due = step == 0 or (step + 1) % self._interval == 0 or self._wanted is not None
-        due = due or self._postponed or (self._shape is None and step == self._search_again)
-        self._postponed = due and self._observer.must_wait
-        if self._postponed:
+        due = due or self._postponed > 0 or (self._shape is None and step == self._search_again)
+        self._postponed = self._postponed + 1 if due and self._observer.must_wait else 0
+        if self._postponed > _PATIENCE:
+            self._observer.interrupt()
+            self._postponed = 0
+        elif self._postponed:
             Observations._awaited = _PATIENCE
         if self._observer.must_wait or not (due or self._collection):
             return
@@ -128,7 +132,10 @@ class Observations:
 
     def keep_last(self, reason: str, step: int) -> None:
         """Write the last observation, and the batch of a step; if that step has a capture of its own, this stays."""
-        self._keep(reason, [] if self._run.has_capture(step) else self._last_calls, step)
+        calls = [] if self._run.has_capture(step) else self._last_calls
+        if calls and calls[0].step != step:
+            reason += f"; the tensors are of step {calls[0].step:,}, which was observed last"
+        self._keep(reason, calls, step)
 
     def collect_no_more(self) -> None:
         """Collect no errors of δ from now on: what follows a loss that is no number is none either."""
@@ -153,7 +160,7 @@ class Observations:
         if wanted is not None and self._last_calls:
             self._keep_as(wanted)
         elif wanted is not None:
-            self._guard.tell(f"no capture ({wanted.reason}): the loop has ended before a step showed attention")
+            self._guard.tell(f"no capture ({wanted.reason}): until now no step has shown attention")
 
     def _observed(self, step: int) -> None:
         partial = self._observer.partial
@@ -165,9 +172,7 @@ class Observations:
         if not calls:  # look again soon, at ever longer distances
             self._search_again = max(2 * step, self._search_interval)
             self._tried += 1
-            if self._shape is None:
-                self._wanted = None
-            elif self._tried >= _TRIES:
+            if self._shape is None or self._tried >= _TRIES:
                 self._make_of_last()
             return
         self._tried = 0
@@ -185,7 +190,6 @@ class Observations:
             self._end_collection()
             kept, folder = self._keep_as(wanted)
             if kept and wanted.sequences and self._collects:
-                notify(f"the next steps measure δ on {wanted.sequences:,} sequences more")
                 self._collection = DeltaCollection(folder, kept, self._observer.seen, wanted.sequences)
 
     def _collect(self, collection: DeltaCollection, calls: list[AttentionCall]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
+from typing import ClassVar
 
 from torch import nn
 
@@ -16,6 +17,8 @@ from flashpoint.diagnosis.call import AttentionCall
 
 class Observer:
     """Records one step's forward and backward pass at a time: begun before the step, finished after it.
+
+    One observer records at a time: what a recording replaces is put back in reverse order.
 
     Args:
         sequences: of a batch that are kept.
@@ -30,6 +33,8 @@ class Observer:
     Raises:
         UserError: one of the functions is not there.
     """
+
+    _at_work: ClassVar[Observer | None] = None
 
     def __init__(self, model: nn.Module, sequences: int, functions: Sequence[str], guard: Guard) -> None:
         self._model, self._sequences, self._functions, self._guard = model, sequences, functions, guard
@@ -53,7 +58,13 @@ class Observer:
     @property
     def must_wait(self) -> bool:
         """Whether another watched model is being recorded."""
-        return Recorder.busy
+        return Observer._at_work not in (None, self)
+
+    @staticmethod
+    def interrupt() -> None:
+        """End the recording of whichever model is being recorded: its loop may have stopped training it."""
+        if Observer._at_work is not None:
+            Observer._at_work.drop()
 
     def keep_at_least(self, sequences: int) -> None:
         if self._recorder is not None:
@@ -85,6 +96,7 @@ class Observer:
             entered.callback(self._model.register_forward_pre_hook(begin).remove)
             entered.callback(self._model.register_forward_hook(end).remove)
             self._end_recording = entered.pop_all().close
+        Observer._at_work = self
         self._recorder, self.since, self.partial = recorder, step, layers is not None
 
     def finish(self, step: int) -> list[AttentionCall]:
@@ -116,6 +128,7 @@ class Observer:
     def stop(self) -> None:
         """Put back what recording replaced."""
         if self._end_recording is not None:
+            Observer._at_work = None
             end, self._end_recording = self._end_recording, None
             end()
 

@@ -6,19 +6,18 @@ Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d feature
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from flashpoint import drop_in
+from flashpoint.capture.call_mode import CallMode
 from flashpoint.capture.functions import NamedFunction, arguments_of, masking_of, places_of
+from flashpoint.capture.interface import interface_in_use, recording_interface
 from flashpoint.capture.recorded import Hook, Recorded
+from flashpoint.diagnosis.call import is_self_attention
 
 WITHOUT_GRADIENTS = "called without gradients, as in an evaluation or in checkpoints, which need use_reentrant=False"
 FROZEN = "no gradient goes through it, as in a frozen layer"
@@ -36,14 +35,11 @@ class Recorder:
     Attributes:
         calls: in their order, of all forward passes before the first backward pass.
         missed: why calls were not recorded, each reason once.
-        busy: whether any recorder records. A second has to wait: what they replace is put back in reverse order.
         at_gradient: called when the first gradient comes to a call's output, before the graph is freed.
 
     Raises:
         UserError: one of the functions is not there.
     """
-
-    busy: ClassVar[bool] = False
 
     def __init__(self, sequences: int, functions: Sequence[str] = (), layers: Collection[int] | None = None) -> None:
         self._sequences, self._layers = sequences, layers
@@ -60,18 +56,15 @@ class Recorder:
     def start(self) -> Callable[[], None]:
         """Record from now on until what is returned is called. Compiled parts of the model run uncompiled meanwhile."""
         with contextlib.ExitStack() as entered:
-            Recorder.busy = True
-            entered.callback(setattr, Recorder, "busy", False)
             entered.callback(self._remove_hooks)
             entered.enter_context(torch.compiler.set_stance("force_eager"))
             for named in self._functions:
                 original, recording = getattr(named.owner, named.name), self._around(named)
                 for module, name in places_of(original):
-                    self._replace(entered, module, name, recording)
-            if "transformers" in sys.modules:
-                interface = sys.modules["transformers"].AttentionInterface
-                self._replace(entered, interface, "get_interface", self._around_interface(interface.get_interface))
-            entered.enter_context(_CallMode(self))
+                    self.replace(entered, module, name, recording)
+            if (asked := interface_in_use()) is not None:
+                self.replace(entered, asked, "get_interface", recording_interface(self, asked.get_interface))
+            entered.callback(CallMode(self).insert())
             return entered.pop_all().close
         raise AssertionError("unreachable")
 
@@ -136,22 +129,18 @@ class Recorder:
             tensors: q, k, v and out, [B, H, T, d] and for keys [B, H_kv, T, d].
             by_token: names of those that are [B, T, H, d].
         """
-        q, k, out = tensors["q"], tensors["k"], tensors["out"]
-        if not out.requires_grad:
+        if not tensors["out"].requires_grad:
             self.missed.add(FROZEN if torch.is_grad_enabled() else WITHOUT_GRADIENTS)
             return
-        length = 1 if "q" in by_token else 2
-        if q.dim() != 4 or q.shape[length] != k.shape[length]:
-            self.missed.add("queries and keys of two lengths, or no [B, H, T, d]: not self-attention")
+        by_head = {of: x.transpose(1, 2) if of in by_token and x.dim() == 4 else x for of, x in tensors.items()}
+        if not is_self_attention({of: x.shape for of, x in by_head.items()}):
+            self.missed.add(
+                "queries and keys of two lengths, values of another d, or no [B, H, T, d]: not self-attention"
+            )
             return
-        recorded = Recorded(
-            name,
-            q.transpose(1, 2) if "q" in by_token else q,
-            k.transpose(1, 2) if "k" in by_token else k,
-            is_causal,
-            q.shape[-1] ** -0.5 if scale is None else scale,
-            forward=self._forward,
-        )
+        q, k = by_head["q"], by_head["k"]
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        recorded = Recorded(name, q, k, is_causal, scale, forward=self._forward)
 
         def copy(tensor: Tensor, of: str) -> Tensor:
             few = tensor.detach()[: self._sequences]
@@ -184,19 +173,24 @@ class Recorder:
             hook.remove()
         self._gradient_hooks.clear()
 
+    @property
+    def listening(self) -> bool:
+        """Whether a call now is of the forward pass, and of no other attention that is recorded."""
+        in_forward = torch._C._current_graph_task_id() == -1
+        return self._recording and not self._inside and self._depth != 0 and in_forward
+
     @contextlib.contextmanager
     def outermost(self) -> Iterator[bool]:
-        """Whether a call now is of the forward pass, and of no other attention that is recorded; in the block the calls
-        inside it are not."""
-        wanted = self._recording and not self._inside and self._depth != 0 and torch._C._current_graph_task_id() == -1
-        before, self._inside = self._inside, True
+        """Whether a call now is to be recorded; in the block the calls inside it are not."""
+        wanted, before, self._inside = self.listening, self._inside, True
         try:
             yield wanted
         finally:
             self._inside = before
 
     @staticmethod
-    def _replace(entered: contextlib.ExitStack, owner: Any, name: str, new: Any) -> None:
+    def replace(entered: contextlib.ExitStack, owner: Any, name: str, new: Any) -> None:
+        """Put something in the place of an attribute until the context ends."""
         entered.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, new)
 
@@ -225,68 +219,3 @@ class Recorder:
             return result
 
         return called
-
-    def _around_interface(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the method by which a model of Transformers asks for its attention, with a function that records."""
-
-        def get_interface(interface: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-            function = original(interface, name, default)
-
-            def called(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, *rest: Any, **options: Any) -> Any:
-                with self.outermost() as wanted:
-                    result = function(module, q, k, v, mask, *rest, **options)
-                if wanted and mask is not None and name != "eager":  # eager attention is handed the causal mask itself
-                    self.missed.add(f"{name}: a mask beside the causal one")
-                elif wanted:
-                    causal = options.get("is_causal")
-                    causal = getattr(module, "is_causal", True) if causal is None else causal
-                    tensors = {"q": q, "k": k, "v": v, "out": result[0]}
-                    self.record(name, tensors, bool(causal), options.get("scaling"), by_token=("out",))
-                return result
-
-            return called
-
-        return get_interface
-
-
-class _CallMode(TorchFunctionMode):
-    """Sees calls of PyTorch's attention and of :func:`flashpoint.attention`."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward:  # of nn.MultiheadAttention: inside, no mode sees calls
-            before = len(self._recorder.calls)
-            with contextlib.ExitStack() as entered:
-                self._recorder._replace(entered, F, _SDPA.__name__, self._sdpa)
-                result = func(*args, **kwargs)
-            for recorded in self._recorder.calls[before:]:
-                recorded.packed = kwargs.get("in_proj_weight", args[5] if len(args) > 5 else None)
-            return result
-        if func is not _SDPA and func is not drop_in.attention:
-            return func(*args, **kwargs)
-        with self._recorder.outermost() as wanted:
-            out = func(*args, **kwargs)
-        if wanted:
-            given = {**dict(zip(_SDPA_ARGUMENTS, args, strict=False)), **kwargs}
-            if given.get("attn_mask") is not None or given.get("dropout_p"):
-                self._recorder.missed.add("scaled_dot_product_attention: a mask or dropout")
-            else:
-                name = "sdpa" if func is _SDPA else _variant_name(given.get("variant"))
-                tensors = {"q": given["query"], "k": given["key"], "v": given["value"], "out": out}
-                self._recorder.record(name, tensors, bool(given.get("is_causal")), given.get("scale"))
-        return out
-
-    def _sdpa(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__torch_function__(_SDPA, (), args, kwargs)
-
-
-_SDPA = F.scaled_dot_product_attention
-_SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-
-
-def _variant_name(variant: Any) -> str:
-    return "flash_exact_rowsum" if variant is None else getattr(variant, "name", str(variant))

@@ -37,6 +37,7 @@ class WatchedRun:
 
     Raises:
         UserError: the folder cannot be made.
+        OSError: a file in it cannot be written.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class WatchedRun:
         listeners: Sequence[Listener],
     ) -> None:
         self.folder = RunFolder.create(runs_dir, name)
+        if self.folder.path != runs_dir / name:
+            notify(f"watch: {runs_dir / name} is there already: this run is {self.folder.path}")
         self._listeners = Listeners(listeners)
         write_json(
             self.folder.manifest,

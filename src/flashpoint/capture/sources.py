@@ -34,6 +34,8 @@ from flashpoint.training.step import OptimizerStep
 
 _TOKENS = 32_768
 """Tokens of a run that are held at once, and that it is diagnosed on without a word: the bias of δ is small."""
+_LAYERS = "layer-*.safetensors"
+"""Files of a capture."""
 MODEL_BATCH = 16
 """Sequences of a text that are held at once."""
 
@@ -47,11 +49,15 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
     if path.is_file():
         return [AttentionCall.read(path)]
     folder = _capture(path, step)
-    files = sorted(folder.glob("layer-*.safetensors"))
-    if not files and RunFolder(path).config.is_file():
+    files = sorted(folder.glob(_LAYERS))
+    if not files and RunFolder(path).manifest.is_file():
         raise UserError(f"{path}: no capture was made; watched.capture() in the loop makes one")
     if not files:
-        raise UserError(f"{folder}: holds no layer-*.safetensors; give a capture, a run, or a .safetensors file")
+        raise UserError(f"{folder}: holds no {_LAYERS}; give a capture, a run, a .safetensors file, or a model of "
+                        "Transformers and --text FILE")  # fmt: skip
+    if step is None and len(steps := captured_steps(path)) > 1:
+        told = ", ".join(map(str, steps))
+        notify(f"{path}: the last capture is read; --step takes each of steps {told}")
     return [AttentionCall.read(file) for file in files]
 
 
@@ -75,14 +81,18 @@ def read_samples(path: Path, step: int | None, calls: Sequence[AttentionCall]) -
 
 def _capture(path: Path, step: int | None) -> Path:
     """Return the folder of a capture: the path, or of a watched run's captures the last one or that of a step."""
-    if not (captures := RunFolder(path).captures).is_dir():
-        return path
-    steps = by_step(captures)
+    steps = captured_steps(path)
     if not steps:
-        raise UserError(f"{captures}: holds no capture; watched.capture() in the loop makes one")
+        return path
     if step is not None and step not in steps:
-        raise UserError(f"--step {step}: {path} captured steps {', '.join(map(str, sorted(steps)))}")
+        raise UserError(f"--step {step}: {path} captured steps {', '.join(map(str, steps))}")
     return steps[max(steps) if step is None else step]
+
+
+def captured_steps(path: Path) -> dict[int, Path]:
+    """Return the captures of a watched run that hold tensors, by their steps in order; empty of another folder."""
+    captures = by_step(RunFolder(path).captures)
+    return {step: folder for step, folder in captures.items() if any(folder.glob(_LAYERS))}
 
 
 def calls_of_run(
@@ -230,13 +240,14 @@ def batches_of_model(
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(name)
         model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
-        model.to(device).train()
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        model.to(device).eval()  # without dropout
+    except Exception as error:  # whatever is wrong with somebody's folder
+        first, _, rest = str(error).strip().partition("\n")
+        reason = f"{first} {rest}" if first.rstrip().endswith(":") else first
         raise UserError(f"{name}: no run, no capture and no model of Transformers: {reason}") from error
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if longest is not None and tokens > longest:
+        raise UserError(f"--tokens {tokens}: {name} takes sequences of at most {longest}; give fewer")
     ids = tokenizer(text, return_tensors="pt").input_ids[0]
     if len(ids) < tokens:
         raise UserError(f"--text: {len(ids):,} tokens, fewer than one sequence of {tokens:,}; give more, or --tokens")

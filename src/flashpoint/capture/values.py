@@ -24,6 +24,8 @@ METRICS = {
     "along_mean_key": "grad_q_error_mean_key_share",
 }
 """Measures of a diagnosis that are logged, and the names of the same quantities in this package's own runs."""
+LOGGED = frozenset(("step", "loss", "grad_norm", "w_q_spectral_norm", "w_k_spectral_norm", *METRICS.values()))
+"""What a watch writes itself: a number of the loop by such a name would make the metrics file unreadable."""
 
 
 def measures_of(calls: Sequence[AttentionCall]) -> dict[str, NDArray[np.float64]]:

@@ -17,6 +17,7 @@ from torch import nn
 
 from flashpoint.capture.watched import Watch
 from flashpoint.config import TrackingConfig
+from flashpoint.errors import UserError
 from flashpoint.training.listeners import Listener
 
 
@@ -54,19 +55,24 @@ def watch(
         project: of Weights & Biases.
 
     Raises:
-        UserError: a function is not there, or the run's folder cannot be made.
-        ValueError: an interval is not positive.
+        UserError: a function is not there, or the run's folder and files cannot be made.
+        ValueError: an interval is not positive, or ``functions`` is no list.
     """
     for option, value in {"interval": interval, "weights_interval": weights_interval, "log_interval": log_interval,
                           "sequences": sequences, "steps": steps}.items():  # fmt: skip
         if value is not None and value < 1:
             raise ValueError(f"{option}={value}: give 1 or more")
+    if isinstance(functions, str):
+        raise ValueError(f"functions={functions!r}: give a list of MODULE:NAME")
     listeners: list[Listener] = []
     if wandb != "disabled":
         from flashpoint.wandb_tracking.listener import WandbListener
 
         listeners.append(WandbListener(TrackingConfig(wandb=wandb, project=project)))
-    return Watch(
-        model, Path(runs_dir), name, steps, warmup_steps, (interval, weights_interval, log_interval), sequences,
-        functions, listeners,
-    )  # fmt: skip
+    try:
+        return Watch(
+            model, Path(runs_dir), name, steps, warmup_steps, (interval, weights_interval, log_interval), sequences,
+            functions, listeners,
+        )  # fmt: skip
+    except OSError as error:  # as on a full disk
+        raise UserError(f"runs_dir={runs_dir}: {error.strerror}; choose one that can be written") from error

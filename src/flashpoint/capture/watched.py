@@ -20,7 +20,7 @@ from flashpoint.capture.observations import Observations
 from flashpoint.capture.observer import Observer
 from flashpoint.capture.projections import spectral_norms
 from flashpoint.capture.run import WatchedRun
-from flashpoint.capture.values import floats, gradient_norm, one_number
+from flashpoint.capture.values import LOGGED, floats, gradient_norm, one_number
 from flashpoint.config import DetectorConfig
 from flashpoint.errors import UserError
 from flashpoint.probes.sentinel import LOOKBACK, Sentinel
@@ -106,7 +106,8 @@ class Watch:
             batch: what the step trained on: tensors, or dicts and lists of them. Its fingerprint is recorded, and it is
                 kept when something goes wrong.
             grad_norm: before clipping; None computes it from the gradients at every ``log_interval``-th step.
-            metrics: other numbers to log, as ``lr=1e-3``. ``tokens_per_second`` gives the rate.
+            metrics: other numbers to log, as ``lr=1e-3``, by names that the watch does not log itself.
+                ``tokens_per_second`` gives the rate.
         """
         if not self._entered:
             self._guard.tell(
@@ -186,6 +187,8 @@ class Watch:
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
         assert self.run is not None
+        if taken := sorted(LOGGED & metrics.keys()):
+            raise ValueError(f"the watch itself logs {', '.join(taken)}: give the metric another name")
         self.run.log(step, {name: float(one_number(value, name)) for name, value in metrics.items()})
 
     def _observe_next(self) -> None:
@@ -217,7 +220,8 @@ class Watch:
             norm = None if taken is None else next(norms)
             stable = self._detector.verdict == "stable"
             self._detector.update(step, loss, 0.0)  # by the loss: a step that a GradScaler skips has no finite norm
-            self.run.log(step, {"loss": loss} if norm is None else {"loss": loss, "grad_norm": norm})
+            found = {"loss": loss} if norm is None else {"loss": loss, "grad_norm": norm}
+            self._guard.do("logging the losses", partial(self.run.log, step, found))  # all are judged on a full disk
             overflows = norm is not None and not math.isfinite(norm)
             first, self._overflowed = overflows and not self._overflowed, self._overflowed or overflows
             if stable and (first or self._detector.verdict == "nonfinite"):

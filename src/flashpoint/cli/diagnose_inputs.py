@@ -58,13 +58,12 @@ class Inputs:
         """Return the inputs of some layers; none is all.
 
         Raises:
-            UserError: they are not there.
+            UserError: one of them is not there.
         """
-        chosen = [call for call in self.calls if not layers or call.layer in layers]
-        if not chosen:
-            known = ", ".join(str(call.layer) for call in self.calls)
-            raise UserError(f"--layer {', '.join(map(str, layers))}: there are layers {known}")
-        return dataclasses.replace(self, calls=chosen)
+        known = [call.layer for call in self.calls]
+        if missing := [layer for layer in layers if layer not in known]:
+            raise UserError(f"--layer {missing[0]}: there are layers {', '.join(map(str, known))}")
+        return dataclasses.replace(self, calls=[call for call in self.calls if not layers or call.layer in layers])
 
     def diagnoses(self, device: torch.device) -> list[Diagnosis]:
         """Diagnose each layer.
@@ -106,6 +105,7 @@ def inputs_of(
     variant = _variant(attention)
     function = None if attention is None or variant is not None else function_named(attention)
     path = place(what)
+    _refuse(what, path, text, step, functions)
     reads = text is not None or RunFolder(path).tape.is_file()
     if sequences is not None and path.exists() and not reads:
         raise UserError(
@@ -137,6 +137,19 @@ def inputs_of(
         else:  # what was measured after the capture is of the attention that trained
             more += ", of the attention that trains"
     return Inputs(calls, later, samples, variant, function, weights, more)
+
+
+def _refuse(what: str, path: Path, text: Path | None, step: int | None, functions: Sequence[str]) -> None:
+    """Raise UserError for options that what is given has no use for."""
+    folder, captured = RunFolder(path), path.is_file() or any(path.glob("layer-*"))
+    if text is not None and (captured or folder.manifest.is_file()):
+        raise UserError(f"--text: {what} is a run or a capture, which reads none; drop it, or give a model")
+    if step is not None and (captured or text is not None):
+        raise UserError(f"--step {step}: {what} is no run; drop it, or give the run's folder")
+    if functions and text is None:
+        raise UserError(
+            f"--function {functions[0]}: of a model, which needs --text; --attention names one to call anew"
+        )
 
 
 def place(what: str) -> Path:

@@ -154,6 +154,8 @@ def _advice(kinds: set[str]) -> str:
         )
     if "fp16_overflow" in kinds:
         return "FP16 ends at 65,504: train in BF16."
+    if kinds == {"nonfinite"}:
+        return "--attention flash_fp32 tells whether another kernel returns NaN or infinity on the same inputs, too."
     if kinds:
         return "The attention computes something wrong: --attention flash_fp32 tells whether another kernel does, too."
     return ""

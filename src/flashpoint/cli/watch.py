@@ -93,8 +93,11 @@ def _keep_page(runs: Sequence[Run], html: Path, once: bool) -> None:
         began, now = time.monotonic(), _present(runs)
         goes_on = not once and any(map(under_way, now))
         partial = html.with_name(f".{html.name}.partial")
-        partial.write_text(page(now, reload_seconds=_PAGE_SECONDS if goes_on else None), encoding="utf-8")
-        partial.replace(html)
+        try:
+            partial.write_text(page(now, reload_seconds=_PAGE_SECONDS if goes_on else None), encoding="utf-8")
+            partial.replace(html)
+        except OSError as error:
+            raise UserError(f"--html {html}: {error.strerror}; choose a file that can be written") from error
         if not told:
             click.echo(f"{html.resolve().as_uri()}")
             told = True

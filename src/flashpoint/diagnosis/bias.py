@@ -5,7 +5,6 @@ A sequence gives one value, because tokens of one sequence are not independent.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +16,7 @@ from flashpoint.diagnosis.measures import Measures
 
 CHANCE = 0.001
 """How likely a diagnosis of one layer without a fault may call some head's δ biased."""
-_MOST = 1e15
+_MOST = 10**15
 """Sequences: no training has so many."""
 IGNITED = {1e-6: "2 of 4", 3e-6: "3 of 4", 1e-5: "4 of 4"}
 """Runs that exploded with a constant error of δ of this share of |dO||O| in one layer (docs/findings/injected.md)."""
@@ -83,10 +82,17 @@ class DeltaBias:
         """Return how many sequences would show a bias of a size in every head, if they spread as these do; their
         spread is finite."""
         spread = float(self.error.max()) * self.sequences**0.5
-        count = self.sequences
-        for _ in range(10):  # the threshold hardly depends on the count: this settles at once
-            count = max(2, math.ceil(min(self._threshold(count) * spread / size, _MOST**0.5) ** 2))
-        return count
+
+        def overlooked(count: int) -> bool:
+            return count < _MOST and self._threshold(count) * spread / count**0.5 > size
+
+        least, most = 1, 2  # least is too few
+        while overlooked(most):
+            least, most = most, 2 * most
+        while most - least > 1:
+            middle = (least + most) // 2
+            least, most = (middle, most) if overlooked(middle) else (least, middle)
+        return most
 
     def _threshold(self, sequences: int) -> float:
         return float(stats.t.isf(CHANCE / len(self.mean) / 2, max(sequences - 1, 1)))

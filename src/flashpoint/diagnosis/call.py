@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +21,8 @@ from flashpoint.schema import Kind, Step, parsed
 
 _NEEDED = ("q", "k", "v", "grad_out")
 _OPTIONAL = ("out", "grad_q", "grad_k", "grad_v")
+_LIKE_K = ("k", "v", "grad_k", "grad_v")
+_DTYPES = {"bfloat16", "float16", "float32", "float64"}
 
 
 class _Told(Kind):
@@ -115,15 +117,16 @@ class AttentionCall:
         return call
 
     def _check(self, path: Path) -> None:
-        like_k = ("v", "grad_k", "grad_v")
-        shapes = {name: list(x.shape) for name in (*_NEEDED, *_OPTIONAL) if (x := getattr(self, name)) is not None}
-        q, k = shapes["q"], shapes["k"]
-        wrong = [name for name, shape in shapes.items() if shape != (k if name in like_k or name == "k" else q)]
-        if len(q) != 4 or len(k) != 4 or wrong or 0 in (*q, *k) or [q[0], *q[2:]] != [k[0], *k[2:]] or q[1] % k[1]:
-            told = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        tensors = {name: x for name in (*_NEEDED, *_OPTIONAL) if (x := getattr(self, name)) is not None}
+        if not is_self_attention({name: x.shape for name, x in tensors.items()}):
+            told = ", ".join(f"{name} {list(x.shape)}" for name, x in tensors.items())
             raise UserError(f"{path}: {told}; q, grad_out and out need [N, H, T, d], k and v [N, H_kv, T, d]")
-        if not all(getattr(self, name).is_floating_point() for name in shapes):
-            raise UserError(f"{path}: tensors of whole numbers; give floating-point ones")
+        dtypes = {name: str(x.dtype).removeprefix("torch.") for name, x in tensors.items()}
+        if not set(dtypes.values()) <= _DTYPES or len({dtypes[name] for name in ("q", "k", "v")}) > 1:
+            told = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
+            raise UserError(
+                f"{path}: {told}; q, k and v need one dtype, and all of them one of {', '.join(sorted(_DTYPES))}"
+            )
 
     @property
     def groups(self) -> int:
@@ -144,6 +147,14 @@ class AttentionCall:
         """Return the call with its tensors on a device."""
         moved = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL)}
         return dataclasses.replace(self, **{name: x.to(device) for name, x in moved.items() if x is not None})
+
+
+def is_self_attention(shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Return whether tensors of a call, by the names of :class:`AttentionCall`, have its shapes; q and k are there."""
+    q, k = list(shapes["q"]), list(shapes["k"])
+    if len(q) != 4 or len(k) != 4 or 0 in (*q, *k) or [q[0], *q[2:]] != [k[0], *k[2:]] or q[1] % k[1]:
+        return False
+    return all(list(shape) == (k if name in _LIKE_K else q) for name, shape in shapes.items())
 
 
 def joined(calls: Sequence[AttentionCall]) -> AttentionCall:

@@ -87,40 +87,38 @@ def of_results(
     measured: Measures = {}
     heads, length, _ = true.out.shape
     nonfinite = torch.zeros(heads, length, dtype=torch.bool, device=true.out.device)
+    delta_error = None if results.grad_q is None else delta_error_of(results.grad_q[n].double(), true, call.scale)
     for name in ("out", "grad_q", "grad_k", "grad_v"):
-        if (found := getattr(results, name)) is None:
+        if (returned := getattr(results, name)) is None:
             continue
-        found_dtype = found.dtype
-        found, wanted = found[n].double(), getattr(true, name)
-        if name in ("grad_k", "grad_v"):
-            wanted = wanted.unflatten(0, (-1, call.groups)).sum(1)
-        here = ~found.isfinite().all(-1)
-        found = found.nan_to_num(0.0, 0.0, 0.0)
-        error = (found - wanted).norm(dim=(-2, -1)) / _size(name, wanted, call, true)
-        if name in ("grad_k", "grad_v"):
-            error, here = error.repeat_interleave(call.groups, 0), here.repeat_interleave(call.groups, 0)
-        nonfinite |= here
+        of_keys, wanted = name in ("grad_k", "grad_v"), getattr(true, name)
+        if of_keys:
+            wanted = _of_keys(wanted, call)
+        here = ~returned[n].double().isfinite().all(-1)
+        found = returned[n].double().nan_to_num(0.0, 0.0, 0.0)
+        size = _size(name, wanted, call, true)
+        errors = {"error": (found - wanted).norm(dim=(-2, -1)) / size}
         if name == "out":
             measured["nonfinite_out"] = here.double().sum(-1)
-        measured[f"{name}_error"] = error
-        if name == "out":
             measured |= _of_out(found, true, call.grad_out[n].double())
-            measured |= _expected(call, n, true, found_dtype, declared)
+            measured |= _expected(call, n, true, returned.dtype, declared)
         if name == "grad_q":
             measured |= _of_grad_q(found, true, call.scale)
-            measured["grad_q_unexplained"] = _unexplained_grad_q(found, true, call.scale) / _size(
-                name, wanted, call, true
-            )
-        if name == "grad_k" and results.grad_q is not None:
-            error = delta_error_of(results.grad_q[n].double(), true, call.scale)
-            of_delta = -call.scale * (true.probs.mT @ (error[..., None] * call.q[n].double()))
-            rest = found - wanted - of_delta.unflatten(0, (-1, call.groups)).sum(1)
-            unexplained = rest.norm(dim=(-2, -1)) / _size(name, wanted, call, true)
-            measured["grad_k_unexplained"] = unexplained.repeat_interleave(call.groups, 0)
-    if results.out is not None and results.grad_q is not None:
-        error = delta_error_of(results.grad_q[n].double(), true, call.scale)
-        measured |= delta_follows(call, results.out[n].double(), error, true, n)
+            errors["unexplained"] = _unexplained_grad_q(found, true, call.scale) / size
+        if name == "grad_k" and delta_error is not None:
+            of_delta = -call.scale * (true.probs.mT @ (delta_error[..., None] * call.q[n].double()))
+            errors["unexplained"] = (found - wanted - _of_keys(of_delta, call)).norm(dim=(-2, -1)) / size
+        repeats = call.groups if of_keys else 1
+        nonfinite |= here.repeat_interleave(repeats, 0)
+        measured |= {f"{name}_{what}": error.repeat_interleave(repeats, 0) for what, error in errors.items()}
+    if results.out is not None and delta_error is not None:
+        measured |= delta_follows(call, results.out[n].double(), delta_error, true, n)
     return {**measured, "nonfinite": nonfinite.double().sum(-1)}
+
+
+def _of_keys(of_queries: Tensor, call: AttentionCall) -> Tensor:
+    """Return the sums [H_kv, …] over the queries' heads [H, …] that share a head of keys."""
+    return of_queries.unflatten(0, (-1, call.groups)).sum(1)
 
 
 def delta_follows(call: AttentionCall, out: Tensor, error: Tensor, true: Exact, n: int) -> Measures:
@@ -181,10 +179,10 @@ def _size(name: str, wanted: Tensor, call: AttentionCall, true: Exact) -> Tensor
         least = 0.1 * call.scale * (true.bound[..., None] * true.attended_keys).norm(dim=(-2, -1))
     elif name == "grad_k":
         attended = true.probs.mT @ (true.bound * true.q_norm)[..., None]
-        least = 0.1 * call.scale * attended.norm(dim=(-2, -1)).unflatten(0, (-1, call.groups)).sum(1)
+        least = 0.1 * call.scale * _of_keys(attended.norm(dim=(-2, -1)), call)
     elif name == "grad_v":
         walks = true.probs.square().sum(-1) * true.grad_out_norm.square()
-        least = walks.sum(-1).unflatten(0, (-1, call.groups)).sum(1).sqrt()
+        least = _of_keys(walks.sum(-1), call).sqrt()
     return torch.maximum(wanted.norm(dim=(-2, -1)), least).clamp_min(1e-300)
 
 

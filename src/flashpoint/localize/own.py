@@ -26,10 +26,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from flashpoint.capture.sources import function_named
 from flashpoint.capture.watch import watch
+from flashpoint.capture.watched import Watch
 from flashpoint.diagnosis.probe import Function
 from flashpoint.drop_in import attention as drop_in
 from flashpoint.drop_in import variant_of
@@ -120,6 +121,10 @@ class OwnLoop:
         return True
 
     @property
+    def _n_layer(self) -> int:
+        return int(self.run.config["model"]["n_layer"])
+
+    @property
     def _twin(self) -> str:
         return f"twin of {self.attention}"
 
@@ -140,13 +145,18 @@ class OwnLoop:
 
     def train(self, attention: Mixture, start: int, steps: int, folder: Path) -> Trained:
         step = load(self.function, f"--function {self.function}")
-        watching = partial(
-            watch, runs_dir=folder.parent, name=folder.name, steps=steps, weights_interval=steps, interval=steps + 1,
-            log_interval=min(10, steps), sequences=1, functions=[f"{__name__}:mixed"],
-        )  # fmt: skip
+        handed = _Handed(attention, self._n_layer)
+
+        def watching(model: nn.Module, **_options: object) -> Watch:
+            """Watch a branch; the options that the loop gives its own watch are not for it."""
+            return watch(
+                model, runs_dir=folder.parent, name=folder.name, steps=steps, weights_interval=steps,
+                interval=steps + 1, log_interval=min(10, steps), sequences=1, functions=[f"{__name__}:mixed"],
+            )  # fmt: skip
+
         with folder.with_suffix(".log").open("w") as log, contextlib.redirect_stderr(log):
             try:
-                step(self.files[start], partial(_of_layer, attention), steps, watching)
+                step(self.files[start], handed, steps, watching)
             except UserError:
                 raise
             except Exception as error:
@@ -155,16 +165,18 @@ class OwnLoop:
                     f"--function {self.function}: {type(error).__name__} in a branch from step {start:,}: "
                     f"{one_line(error)}; {log.name} tells where"
                 ) from error
-        return self._end(RunFolder(folder), start, steps)
+        return self._end(RunFolder(folder), handed.layers, start, steps)
 
-    def _end(self, folder: RunFolder, start: int, steps: int) -> Trained:
-        """Check what the function has done, and return it."""
+    def _end(self, folder: RunFolder, layers: set[int], start: int, steps: int) -> Trained:
+        """Check what the function has done, with the attentions of some layers, and return it."""
         told = f"--function {self.function}"
         if not folder.outcome.is_file():
             raise UserError(f"{told}: did not watch its loop; use the watch that it is handed")
         branch = Run.of_folder(folder)
         if branch.outcome["step"] != steps:
             raise UserError(f"{told}: trained {branch.outcome['step']:,} steps where {steps:,} are asked for")
+        if missing := set(range(1, self._n_layer + 1)) - layers:
+            raise UserError(f"{told}: did not call attention({min(missing)}); give each layer its own, from 1")
         if "w_q_spectral_norm" not in branch.columns:
             raise UserError(f"{told}: no matrix was found that makes q of every layer; is each layer's attention set?")
         run_batches = _batches(self.folder)
@@ -184,10 +196,26 @@ def _batches(folder: RunFolder) -> dict[int, str]:
     return {int(step): fingerprint for step, _, fingerprint in rows}
 
 
-def _of_layer(mixture: Mixture, layer: int) -> Callable[..., Tensor]:
-    """Return the attention of a layer, from 1, with the signature of ``scaled_dot_product_attention``."""
+class _Handed:
+    """Returns the attention of a layer, from 1, with the signature of ``scaled_dot_product_attention``.
 
-    def attend(
+    Attributes:
+        layers: whose attention has been called.
+    """
+
+    def __init__(self, mixture: Mixture, n_layer: int) -> None:
+        self._mixture, self._n_layer = mixture, n_layer
+        self.layers: set[int] = set()
+
+    def __call__(self, layer: int) -> Callable[..., Tensor]:
+        """Raises UserError where the run has no such layer."""
+        if layer not in range(1, self._n_layer + 1):
+            raise UserError(f"attention({layer!r}): the run has layers 1 to {self._n_layer}; give one of these")
+        return partial(self._attend, layer)
+
+    def _attend(
+        self,
+        layer: int,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -197,13 +225,14 @@ def _of_layer(mixture: Mixture, layer: int) -> Callable[..., Tensor]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        if layer not in self.layers:  # changed by the first step alone, which runs uncompiled
+            self.layers.add(layer)
         if attn_mask is not None or dropout_p:
             raise ValueError("a branch's attention takes no mask and no dropout")
         if torch.is_autocast_enabled(q.device.type):
             q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
-        return mixed(q, k, v, is_causal, q.shape[-1] ** -0.5 if scale is None else scale, mixture=mixture, layer=layer)
-
-    return attend
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return mixed(q, k, v, is_causal, scale, mixture=self._mixture, layer=layer)
 
 
 def mixed(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, *, mixture: Mixture, layer: int) -> Tensor:

@@ -1,0 +1,87 @@
+"""Sees calls of PyTorch's attention and of this package's, wherever they are called."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+
+from flashpoint import drop_in
+from flashpoint.capture.masks import masking
+
+if TYPE_CHECKING:
+    from flashpoint.capture.recorder import Recorder
+
+_SDPA = F.scaled_dot_product_attention
+_SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+
+class CallMode(TorchFunctionMode):
+    """Sees calls of PyTorch's attention and of :func:`flashpoint.attention`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def insert(self) -> Callable[[], None]:
+        """See calls from now on until what is returned is called.
+
+        The mode lies below those of the loop, as of ``with torch.device(…)``: they may begin and end meanwhile, and
+        PyTorch ends whichever is on top.
+        """
+        default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # which PyTorch wants at the bottom
+        stack = [mode for mode in _get_current_function_mode_stack() if mode is not default]
+        _set_stack([*([] if default is None else [default]), self, *stack])
+        return self._remove
+
+    def _remove(self) -> None:
+        _set_stack([mode for mode in _get_current_function_mode_stack() if mode is not self])
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:  # of nn.MultiheadAttention: inside, no mode sees calls
+            before = len(self._recorder.calls)
+            with contextlib.ExitStack() as entered:
+                self._recorder.replace(entered, F, _SDPA.__name__, self._sdpa)
+                result = func(*args, **kwargs)
+            if kwargs.get("need_weights") and self._recorder.listening:
+                self._recorder.missed.add("nn.MultiheadAttention with need_weights=True, which calls no attention")
+            for recorded in self._recorder.calls[before:]:
+                recorded.packed = kwargs.get("in_proj_weight", args[5] if len(args) > 5 else None)
+            return result
+        if func is not _SDPA and func is not drop_in.attention:
+            return func(*args, **kwargs)
+        with self._recorder.outermost() as wanted:
+            out = func(*args, **kwargs)
+        if wanted:
+            given = {**dict(zip(_SDPA_ARGUMENTS, args, strict=False)), **kwargs}
+            mask = given.get("attn_mask")
+            causal = bool(given.get("is_causal")) if mask is None else masking(mask, given["query"].shape[-2])
+            if given.get("dropout_p"):
+                self._recorder.missed.add("scaled_dot_product_attention: dropout, where only 0 is recorded")
+            elif causal is None:
+                self._recorder.missed.add("scaled_dot_product_attention: a mask beside the causal one")
+            else:
+                name = "sdpa" if func is _SDPA else _variant_name(given.get("variant"))
+                tensors = {"q": given["query"], "k": given["key"], "v": given["value"], "out": out}
+                self._recorder.record(name, tensors, causal, given.get("scale"))
+        return out
+
+    def _sdpa(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__torch_function__(_SDPA, (), args, kwargs)
+
+
+def _set_stack(modes: list[Any]) -> None:
+    """Replace PyTorch's stack of function modes; the last one is on top."""
+    for _ in _get_current_function_mode_stack():
+        _pop_mode()
+    for mode in modes:
+        _push_mode(mode)
+
+
+def _variant_name(variant: Any) -> str:
+    return "flash_exact_rowsum" if variant is None else getattr(variant, "name", str(variant))
