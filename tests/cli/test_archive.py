@@ -27,3 +27,8 @@ def test_an_archived_run_is_named_by_its_experiment(tmp_path: Path) -> None:
     assert call("compare", "one", "trial:one", cwd=tmp_path).stdout == "equal: 25 steps\n"
     assert "trial:one is kept already" in refusal(call("archive", "one", "trial", cwd=tmp_path))
     assert "--out" in refusal(call("report", "trial:one", cwd=tmp_path))
+
+
+def test_a_run_without_an_experiment_is_told_what_is_missing(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs/one", {"name": "flash_bf16"})
+    assert refusal(call("archive", "one", cwd=tmp_path)).startswith("error: one: only one word; ")

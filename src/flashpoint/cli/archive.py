@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from flashpoint.cli.selection import runs_argument, tell
+from flashpoint.cli.selection import tell
 from flashpoint.errors import UserError
 from flashpoint.runs.archive import archive
 from flashpoint.runs.arrow import HEAD_DIGITS, RUN_DIGITS
@@ -24,8 +24,7 @@ def _unreadable(run: Run) -> UserError | None:
 
 
 @click.command("archive")
-@runs_argument
-@click.argument("experiment", metavar="EXPERIMENT")
+@click.argument("words", nargs=-1, required=True, metavar="RUN... EXPERIMENT")
 @click.option(
     "--every", type=click.IntRange(1), default=10, show_default=True, help="Of per-step values keep one in N."
 )
@@ -38,15 +37,16 @@ def _unreadable(run: Run) -> UserError | None:
     show_default=True,
     help=f"Significant digits of values by head; values of the run have {RUN_DIGITS} at least.",
 )
-def command(
-    words: tuple[str, ...], experiment: str, every: int, only: tuple[str, ...], spacing: int, digits: int
-) -> None:
+def command(words: tuple[str, ...], every: int, only: tuple[str, ...], spacing: int, digits: int) -> None:
     """Add runs that have ended to the evidence in runs/reference, as EXPERIMENT.
 
     Configuration, manifest, outcome and digest chain are kept whole. Of what is measured at each step, as the loss is,
     every N-th value stays; what is measured at intervals stays whole, or --spacing STEPS apart.
     """
-    runs = select_runs(words)
+    *named, experiment = words
+    if not named:
+        raise UserError(f"{experiment}: only one word; give one run or more, and then the name of the experiment")
+    runs = select_runs(named)
     damaged = [error for run in runs if (error := _unreadable(run))]
     if damaged:  # evidence takes all runs or none
         *others, last = damaged
