@@ -4,14 +4,18 @@
     python scripts/pending.py --minutes 30       # all of it; the same command goes on where the last one stopped
     python scripts/pending.py tests two-gpus     # these
 
-Each job has GPUs of its own. A command that has ended well is not run again; one that failed is, by the next call.
-When the minutes are over the jobs under way are told to end, and trainings write a checkpoint.
+Each job has GPUs of its own. A command that has ended well is not run again, unless it or one before it has changed
+since; one that failed is, by the next call. When the minutes are over the jobs under way are told to end, and trainings
+write a checkpoint. A second call beside the first one, or beside jobs that outlived it, is refused.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
+import itertools
+import json
 import os
 import signal
 import subprocess
@@ -26,7 +30,8 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from flashpoint.cli.table import Table, show
-from flashpoint.errors import UserError, exit_in_one_line
+from flashpoint.errors import UserError, command_errors
+from flashpoint.files import write_json
 from flashpoint.hardware import cuda_devices
 
 LIST = Path(__file__).with_suffix(".yaml")
@@ -42,7 +47,7 @@ _NOTHING = signal.Signals.SIGCONT
 class Job:
     """One measurement; ``pending.yaml`` says what its fields are."""
 
-    name: Annotated[str, Field(pattern=r"^[\w-]+$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]*$")]
     shows: str
     gpus: Annotated[int, Field(ge=0)]
     minutes: Annotated[float, Field(gt=0)]
@@ -50,19 +55,32 @@ class Job:
     resumes: bool = False
 
     def done(self) -> int:
-        """Return how many of the commands have ended well."""
-        record = STATE / f"{self.name}.done"
-        return int(record.read_text()) if record.exists() else 0
+        """Return how many of the commands have ended well, as they stand now."""
+        try:
+            ended = json.loads(self._record.read_text())["ended well"]
+        except FileNotFoundError:
+            return 0
+        both = zip(self.commands, ended, strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
 
     def count(self, done: int) -> None:
-        (STATE / f"{self.name}.done").write_text(f"{done}\n")
+        write_json(self._record, {"ended well": self.commands[:done]})
+
+    @property
+    def _record(self) -> Path:
+        return STATE / f"{self.name}.json"
 
 
 class Running:
-    """A job under way: its commands, one after the other, each a process group of its own."""
+    """A job under way: its commands, one after the other, each a process group of its own.
 
-    def __init__(self, job: Job, gpus: tuple[int, ...]) -> None:
-        self.job, self.gpus = job, gpus
+    Args:
+        gpus: what CUDA_VISIBLE_DEVICES is for each of its GPUs.
+        lock: a file that the commands keep open.
+    """
+
+    def __init__(self, job: Job, gpus: tuple[str, ...], lock: int) -> None:
+        self.job, self.gpus, self._lock = job, gpus, lock
         self._log = (STATE / f"{job.name}.log").open("ab")
         self._process = self._start()
 
@@ -71,6 +89,7 @@ class Running:
         status = self._process.poll()
         if status is None:
             return None
+        self.send(signal.SIGKILL)  # what the command left behind would stay on its GPUs
         if status == 0:
             self.job.count(self.job.done() + 1)
             if self.job.done() < len(self.job.commands):
@@ -92,8 +111,7 @@ class Running:
         command = self.job.commands[self.job.done()]
         self._log.write(f"$ {command}\n".encode())
         self._log.flush()
-        visible = ",".join(map(str, self.gpus))
-        environment = {**os.environ, "NAME": self.job.name, "CUDA_VISIBLE_DEVICES": visible}
+        environment = {**os.environ, "NAME": self.job.name, "CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
         return subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", command],
             env=environment,
@@ -101,6 +119,7 @@ class Running:
             stdout=self._log,
             stderr=self._log,
             process_group=0,
+            pass_fds=[self._lock],
         )
 
 
@@ -117,38 +136,67 @@ def run(jobs: list[Job], gpus: int, seconds: float) -> list[str]:
     """
     if large := [job for job in jobs if job.gpus > gpus]:
         raise UserError(f"{large[0].name}: takes {large[0].gpus} GPUs, and here are {gpus}; name the jobs to run")
-    STATE.mkdir(parents=True, exist_ok=True)
-    waiting = [job for job in jobs if job.done() < len(job.commands)]
-    free, running, failed, until = list(range(gpus)), list[Running](), list[str](), time.monotonic() + seconds
-    with _signals() as received:
-        while time.monotonic() < until and not received:
-            while job := _next(waiting, len(free), bool(running), until - time.monotonic()):
-                waiting.remove(job)
-                taken, free = tuple(free[: job.gpus]), free[job.gpus :]
-                running.append(Running(job, taken))
-                print(f"begun: {job.name}", flush=True)
-            if not running:
-                break
-            time.sleep(_POLL_SECONDS)
-            for one in tuple(running):
-                if (fails := one.failed()) is not None:
-                    running.remove(one)
-                    free += one.gpus
-                    print(f"{'failed' if fails else 'done'}: {one.job.name}", flush=True)
-                    failed += [one.job.name] if fails else []
-        _end(running)
+    free, running, failed, until = _visible(gpus), list[Running](), list[str](), time.monotonic() + seconds
+    with _alone() as lock, _signals() as received:
+        waiting = [job for job in jobs if job.done() < len(job.commands)]
+        try:
+            while time.monotonic() < until and not received:
+                while job := _next(waiting, len(free), [one.job for one in running], until - time.monotonic()):
+                    waiting.remove(job)
+                    taken, free = tuple(free[: job.gpus]), free[job.gpus :]
+                    running.append(Running(job, taken, lock))
+                    print(f"begun: {job.name}", flush=True)
+                if not running:
+                    break
+                time.sleep(_POLL_SECONDS)
+                for one in tuple(running):
+                    if (fails := one.failed()) is not None:
+                        running.remove(one)
+                        free += one.gpus
+                        failed += [one.job.name] if fails else []
+                        print(f"{'failed' if fails else 'done'}: {one.job.name}", flush=True)
+        finally:  # of an error, too: of a full disk, or of a reader of what is printed who has gone
+            _end(running)
+    for one in running:
+        print(f"stopped: {one.job.name}", flush=True)
     if received:
         sys.exit(128 + received[0])
     return failed
 
 
+def _visible(gpus: int) -> list[str]:
+    """Return what CUDA_VISIBLE_DEVICES is for each of the GPUs that this process sees."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(number) for number in range(gpus)] if given is None else given.split(",")[:gpus]
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[int]:
+    """Give the lock of the only call at work. Jobs have it too: it is taken until the last of their processes ends.
+
+    Raises:
+        UserError: another call, or a job of one that was killed, is at work.
+    """
+    STATE.mkdir(parents=True, exist_ok=True)
+    with (STATE / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"{file.name}: another call, or a job of one that was killed, is at work; wait for it or end it"
+            ) from error
+        yield file.fileno()
+
+
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collect the signals that ask for an end, for which jobs are to be told first."""
+    """Collect the signals that ask for an end, of which jobs are to be told first. One that is ignored, as after nohup,
+    stays so."""
     received: list[int] = []
     previous = {
         number: signal.signal(number, lambda got, _frame: received.append(got))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         yield received
@@ -157,13 +205,13 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _next(waiting: list[Job], free: int, others: bool, seconds: float) -> Job | None:
-    """Return the first job for which there are GPUs, and time. A job that takes none runs beside no other."""
-    for job in waiting:
-        fits = job.gpus <= free if job.gpus else not others
-        if fits and (job.resumes or job.minutes * 60 <= seconds):
-            return job
-    return None
+def _next(waiting: list[Job], free: int, running: list[Job], seconds: float) -> Job | None:
+    """Return the first job for which there is time, once there are GPUs for it: later ones do not overtake it, or one
+    that takes several would never have them. A job that takes none runs beside no other."""
+    job = next((job for job in waiting if job.resumes or job.minutes * 60 <= seconds), None)
+    if job is None or any(not other.gpus for other in running):
+        return None
+    return job if (job.gpus <= free if job.gpus else not running) else None
 
 
 def _end(running: list[Running]) -> None:
@@ -175,23 +223,25 @@ def _end(running: list[Running]) -> None:
         left = [one for one in left if one.send(_NOTHING)]
     for one in left:
         one.send(signal.SIGKILL)
-    for one in running:
-        print(f"stopped: {one.job.name}", flush=True)
 
 
 def read(path: Path) -> list[Job]:
     """Return the jobs of a list.
 
     Raises:
-        UserError: the list is none.
+        UserError: the list is none, or two jobs have one name.
     """
     try:
-        return TypeAdapter(list[Job], config={"extra": "forbid"}).validate_python(yaml.safe_load(path.read_text()))
+        jobs = TypeAdapter(list[Job], config={"extra": "forbid"}).validate_python(yaml.safe_load(path.read_text()))
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{path}: job {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except (OSError, yaml.YAMLError) as error:
         raise UserError(f"{path}: {error}") from error
+    names = [job.name for job in jobs]
+    if again := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"{path}: {again}: {names.count(again)} jobs have this name; give each its own")
+    return jobs
 
 
 def main() -> None:
@@ -200,7 +250,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the jobs")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which what runs is ended")
     parser.add_argument("--jobs", type=Path, default=LIST, metavar="FILE", help="another list")
-    with exit_in_one_line():
+    with command_errors():
         arguments = parser.parse_args()
         jobs = read(arguments.jobs)
         if unknown := set(arguments.names) - {job.name for job in jobs}:

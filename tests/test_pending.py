@@ -1,5 +1,6 @@
 """``scripts/pending.py``: jobs on GPUs of their own, as far as the time goes, and on from there."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -8,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from flashpoint.errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "scripts"))
@@ -37,6 +40,66 @@ def test_jobs_run_beside_each_other_on_gpus_of_their_own() -> None:
     assert sorted(printed("both")[0].split(",")) == ["0", "1"]
 
 
+def test_gpus_are_of_those_that_the_caller_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5")
+    show = "echo $CUDA_VISIBLE_DEVICES"
+    assert pending.run([job("one", show), job("both", show, gpus=2)], gpus=2, seconds=60) == []
+    assert printed("one") in (["3"], ["GPU-5"])
+    assert sorted(printed("both")[0].split(",")) == ["3", "GPU-5"]
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_a_job_that_waits_for_gpus_is_not_overtaken(gpus: int) -> None:
+    waiting = [job("waits", "x", gpus=gpus), job("later", "x")]
+    assert pending._next(waiting, 1, [job("first", "x")], 60) is None
+    assert pending._next(waiting, 2, [], 60) is waiting[0]
+
+
+def test_no_job_runs_beside_one_that_takes_no_gpu() -> None:
+    assert pending._next([job("later", "x")], 1, [job("none", "x", gpus=0)], 60) is None
+
+
+def test_a_command_that_has_changed_is_run_again_and_so_are_those_after_it() -> None:
+    assert pending.run([job("one", "echo a", "echo b")], gpus=1, seconds=60) == []
+    assert pending.run([job("one", "echo a", "echo c", "echo b")], gpus=1, seconds=60) == []
+    assert printed("one") == ["a", "b", "c", "b"]
+
+
+def test_what_a_command_leaves_behind_leaves_the_gpu() -> None:
+    assert pending.run([job("one", "sleep 600 & echo $!")], gpus=1, seconds=60) == []
+    stat = Path(f"/proc/{printed('one')[0]}/stat")
+    until = time.monotonic() + 60
+    while stat.exists() and stat.read_text().split(")")[1].split()[0] != "Z":
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_an_error_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that was full when a record was written left the other jobs on their GPUs."""
+
+    def full(_path: Path, _value: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pending, "write_json", full)
+    jobs = [job("endless", "echo $$; touch begun; sleep 600"), job("short", "until [ -f begun ]; do sleep 0.05; done")]
+    with pytest.raises(OSError, match="No space left"):
+        pending.run(jobs, gpus=2, seconds=60)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(int(printed("endless")[0]), 0)
+
+
+def test_a_second_call_is_refused_and_so_is_one_beside_a_job_that_outlived_the_first() -> None:
+    process = endless()
+    with pytest.raises(UserError, match="at work"):
+        pending.run([job("other", "echo no")], gpus=1, seconds=60)
+    process.kill()
+    process.communicate()
+    with pytest.raises(UserError, match="at work"):
+        pending.run([job("other", "echo no")], gpus=1, seconds=60)
+    os.killpg(int(printed("endless")[0]), signal.SIGKILL)
+    assert not Path("runs/.pending/other.log").exists()
+
+
 def test_the_next_call_begins_with_the_command_that_failed() -> None:
     jobs = [job("first", "echo once", "[ -f mended ]; echo then"), job("second", "echo beside it")]
     assert pending.run(jobs, gpus=1, seconds=60) == ["first"]
@@ -57,21 +120,29 @@ def test_what_goes_beyond_the_time_is_ended_and_goes_on_if_it_resumes() -> None:
     assert pending.run(jobs[:1], gpus=2, seconds=60) == []
 
 
-def test_an_interrupted_call_leaves_no_process_behind() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_call_leaves_no_process_behind(number: signal.Signals) -> None:
+    process = endless()
+    process.send_signal(number)
+    assert process.communicate(timeout=120)[0].splitlines() == ["begun: endless", "stopped: endless"]
+    assert process.returncode == 128 + number
+    with pytest.raises(ProcessLookupError):
+        os.killpg(int(printed("endless")[0]), 0)
+
+
+def endless() -> subprocess.Popen[str]:
+    """Return a call whose one job has begun and does not end; its log has the number of its process group."""
     Path("jobs.yaml").write_text(
         "[{name: endless, shows: a test, gpus: 0, minutes: 0.1, commands: ['echo $$; sleep 600 & wait']}]"
     )
     command = [sys.executable, str(REPOSITORY / "scripts/pending.py"), "--jobs", "jobs.yaml"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    log, until = Path("runs/.pending/endless.log"), time.monotonic() + 60
+    log, until = Path("runs/.pending/endless.log"), time.monotonic() + 120
     while not (log.exists() and printed("endless")):
         assert time.monotonic() < until
+        assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=60)[0].splitlines() == ["begun: endless", "stopped: endless"]
-    assert process.returncode == 128 + signal.SIGTERM
-    with pytest.raises(ProcessLookupError):
-        os.killpg(int(printed("endless")[0]), 0)
+    return process
 
 
 @pytest.mark.parametrize(
@@ -80,6 +151,11 @@ def test_an_interrupted_call_leaves_no_process_behind() -> None:
         ("[{name: a b, shows: x, gpus: 1, minutes: 1, commands: [x]}]", [], "name"),
         ("[{name: a, shows: x, gpus: 1, minutes: 1, commands: []}]", [], "commands"),
         ("[{name: a, shows: x, gpus: 1, minutes: 1, commands: [x], more: 1}]", [], "more"),
+        (
+            f"[{', '.join(['{name: a, shows: x, gpus: 0, minutes: 1, commands: [x]}'] * 2)}]",
+            [],
+            "2 jobs have this name",
+        ),
         ("[{name: a, shows: x, gpus: 99, minutes: 1, commands: [x]}]", [], "99 GPUs"),
         ("[{name: a, shows: x, gpus: 0, minutes: 1, commands: [x]}]", ["b"], "b: no such job"),
     ],
@@ -94,6 +170,7 @@ def test_bad_input_is_told_and_nothing_is_begun(text: str, arguments: list[str],
     assert not list(Path("runs").glob("**/*.log"))
 
 
-def test_the_list_that_is_checked_in_can_be_read() -> None:
-    jobs = pending.read(pending.LIST)
-    assert len({one.name for one in jobs}) == len(jobs)
+def test_the_commands_that_are_checked_in_are_bash() -> None:
+    for one in pending.read(pending.LIST):
+        for command in one.commands:
+            subprocess.run(["bash", "-n", "-c", command], check=True)

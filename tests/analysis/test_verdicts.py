@@ -203,15 +203,15 @@ def test_the_exponent_of_a_quadratic_bias_is_one(tmp_path: Path) -> None:
     np.testing.assert_allclose(exponents, [1.0])
 
 
-def grown(folder: Path, **probes: tuple[float, float]) -> list[Run]:
-    """A run that explodes at 5,000, of one layer and two heads, of which the second has the larger W_Q. Probes have the
-    first value until step 3,000, and then the second; other values in the first head and in the last 1,000 steps."""
+def grown(folder: Path, onset: int | None = 5000, **probes: tuple[float, float]) -> list[Run]:
+    """A run of one layer and two heads, of which the second has the larger W_Q. Probes have the first value until step
+    3,000, and then the second; other values in the first head and from step 4,000 on."""
 
     def at(step: int) -> dict[str, object]:
         values = {name: -9.0 if step >= 4000 else pair[step >= 3000] for name, pair in probes.items()}
         return {"step": step, "w_q_spectral_norm": [[1.0, 2.0]], **{name: [[9.0, x]] for name, x in values.items()}}
 
-    write_run(folder / "0", BF16, onset=5000, metrics=[at(step) for step in range(0, 6000, 500)])
+    write_run(folder / "0", BF16, onset=onset, metrics=[at(step) for step in range(0, 6000, 500)])
     return select_runs([str(folder)])
 
 
@@ -233,6 +233,21 @@ def test_probes_are_read_in_the_hottest_head_while_its_w_q_grows(
     assert (finding.n, finding.value) == (1, pytest.approx(value))
 
 
+@pytest.mark.parametrize(("onset", "told"), [(None, "stable to"), (2999, "exploded at 2,999")])
+def test_a_run_without_3000_steps_before_an_onset_has_no_growth_to_read(
+    tmp_path: Path, onset: int | None, told: str
+) -> None:
+    runs = grown(tmp_path, onset, token_similarity=(0.2, 0.8))
+    with pytest.raises(UserError, match=f"{told}.*leave the run out"):
+        judge(claim(kind="interval", quantity="token_similarity", above=0), runs)
+
+
+def test_no_error_is_no_error_along_one_direction(tmp_path: Path) -> None:
+    runs = grown(tmp_path, w_q_error_effective_rank=(1.0, 0.0))
+    with pytest.raises(UserError, match="leave the run out"):
+        judge(claim(kind="interval", quantity="effective_rank", below=2), runs)
+
+
 def test_ties_on_sinks_count_each_tied_maximum_once(tmp_path: Path) -> None:
     asked = claim(kind="interval", quantity="ties_on_sinks", above=0)
     probes = {"tied_rows": (0.1, 0.3), "tie_multiplicity": (2.0, 4.0), "ties_on_first_keys": (1.0, 0.25)}
@@ -250,6 +265,12 @@ def test_a_deviation_over_baseline_is_that_of_the_command() -> None:
     finding = judge(asked, [])
     assert f"{finding.value:.2f} ({finding.low:.2f} to {finding.high:.2f})" == row[3].strip()
     assert (finding.n, finding.verdict) == (8, Verdict.FAILS)
+
+
+def test_a_baseline_that_does_not_deviate_judges_nothing() -> None:
+    """0 / 0 was undecided, with nan for its value."""
+    with pytest.raises(UserError, match="T 1; give a longer one"):
+        judge(claim(kind="deviates", above=5, below=20, length=1), [])
 
 
 def test_a_claim_without_runs_is_not_tested() -> None:

@@ -100,5 +100,5 @@ def test_a_second_interruption_does_not_wait_for_ever(tmp_path: Path, early: boo
     for _ in range(2):
         os.killpg(process.pid, signal.SIGINT)
         time.sleep(0.03)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode != 0

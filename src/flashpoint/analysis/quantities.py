@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.analysis.bias import Window
+from flashpoint.analysis.bias import BEFORE_ONSET, Window
 from flashpoint.analysis.bias_breakdown import by_layer
 from flashpoint.analysis.bias_law import by_weights
 from flashpoint.analysis.claims import Interval, QuantityName
@@ -20,7 +20,9 @@ from flashpoint.errors import UserError
 from flashpoint.runs.recorded import Run
 
 GROWTH = Window(last=2000)
-"""Where probes of the hottest head are read: the 2,000 steps that end 1,000 before the onset."""
+"""Where probes of the hottest head are read: the 2,000 steps that end ``BEFORE_ONSET`` before the onset."""
+GROWTH_BEGINS = 2000 + BEFORE_ONSET
+"""Steps before the onset."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def _weights_ratios(runs: Sequence[Run], against: Sequence[Run], asked: Interval
 
 
 def _of_hottest_head(metric: str) -> Callable[..., NDArray[np.float64]]:
-    """Return, for each run, the mean of a probe over the growth, in the head whose W_Q is largest."""
+    """Return, for each run, the mean of a probe over the growth, in the head whose W_Q is largest at the onset."""
 
     def values(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
         return np.array([_growing(run, metric).mean() for run in runs])
@@ -98,11 +100,33 @@ def _of_one_sign(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval)
 
 
 def _growing(run: Run, metric: str) -> NDArray[np.float64]:
-    """Return a probe by observed step [n] of the growth, in the head whose W_Q is largest."""
+    """Return a probe by observed step [n] of the growth, in the head whose W_Q is largest at the onset.
+
+    Raises:
+        UserError: the run has no such growth, or has not measured the probe.
+    """
+    if run.onset is None or run.onset < GROWTH_BEGINS:
+        raise UserError(
+            f"{run.where}: {run.verdict}; probes are read from {GROWTH_BEGINS:,} steps before an onset on, leave the "
+            "run out"
+        )
     layer, head = run.hottest_head
     steps, found = run.measured_by_head(metric)
     of_head: NDArray[np.float64] = found[layer - 1, head - 1, GROWTH.of(run, steps)]
     return of_head
+
+
+def _effective_rank(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
+    """Return, for each run, the mean effective rank of the error of dW_Q; of no error the probe has 0, which is none.
+
+    Raises:
+        UserError: a run has no error.
+    """
+    ranks = [_growing(run, "w_q_error_effective_rank") for run in runs]
+    for run, by_step in zip(runs, ranks, strict=True):
+        if not by_step.all():
+            raise UserError(f"{run.where}: δ takes no part of the error of O there; leave the run out")
+    return np.array([by_step.mean() for by_step in ranks])
 
 
 def _ties_on_sinks(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
@@ -127,14 +151,14 @@ QUANTITIES: Mapping[QuantityName, Quantity] = {
     "validation_loss": Quantity("difference of validation loss in nats", "+.3f", _loss_differences),
     "weights_distance": Quantity("ratio of the W₁ of weights", ".2f", _weights_ratios),
     "sign_agreement": Quantity("share of elements where dO and the error of O have one sign", ".4f", _of_one_sign),
-    "effective_rank": Quantity(
-        "effective rank of the error of dW_Q", ".2f", _of_hottest_head("w_q_error_effective_rank")
+    "effective_rank": Quantity("effective rank of the error of dW_Q", ".2f", _effective_rank),
+    "token_similarity": Quantity(
+        "cosine of (PK)[T]ᵀX[T] between tokens of a step", ".2f", _of_hottest_head("token_similarity")
     ),
-    "token_similarity": Quantity("cosine of (PK)[T]ᵀX[T] between tokens", ".2f", _of_hottest_head("token_similarity")),
     "step_similarity": Quantity(
-        "cosine of (PK)[T]ᵀX[T] between observed steps", ".2f", _of_hottest_head("step_similarity")
+        "cosine of (PK)[T]ᵀX[T] between tokens of two observed steps", ".2f", _of_hottest_head("step_similarity")
     ),
-    "ties_on_sinks": Quantity("share of tied maxima on the first four keys", ".2f", _ties_on_sinks),
+    "ties_on_sinks": Quantity("share of tied maxima on the first four keys", ".3f", _ties_on_sinks),
 }
 """Quantities by name."""
 
