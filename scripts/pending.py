@@ -33,6 +33,7 @@ from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError, command_errors
 from flashpoint.files import write_json
 from flashpoint.hardware import cuda_devices
+from hydra_plugins.flashpoint_launcher._processes import StopRequests
 
 LIST = Path(__file__).with_suffix(".yaml")
 STATE = Path("runs/.pending")
@@ -137,10 +138,10 @@ def run(jobs: list[Job], gpus: int, seconds: float) -> list[str]:
     if large := [job for job in jobs if job.gpus > gpus]:
         raise UserError(f"{large[0].name}: takes {large[0].gpus} GPUs, and here are {gpus}; name the jobs to run")
     free, running, failed, until = _visible(gpus), list[Running](), list[str](), time.monotonic() + seconds
-    with _alone() as lock, _signals() as received:
+    with _alone() as lock, StopRequests() as stop:
         waiting = [job for job in jobs if job.done() < len(job.commands)]
         try:
-            while time.monotonic() < until and not received:
+            while time.monotonic() < until and not stop.received:
                 while job := _next(waiting, len(free), [one.job for one in running], until - time.monotonic()):
                     waiting.remove(job)
                     taken, free = tuple(free[: job.gpus]), free[job.gpus :]
@@ -159,8 +160,8 @@ def run(jobs: list[Job], gpus: int, seconds: float) -> list[str]:
             _end(running)
     for one in running:
         print(f"stopped: {one.job.name}", flush=True)
-    if received:
-        sys.exit(128 + received[0])
+    if stop.received:
+        sys.exit(128 + stop.received[0])
     return failed
 
 
@@ -186,23 +187,6 @@ def _alone() -> Iterator[int]:
                 f"{file.name}: another call, or a job of one that was killed, is at work; wait for it or end it"
             ) from error
         yield file.fileno()
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collect the signals that ask for an end, of which jobs are to be told first. One that is ignored, as after nohup,
-    stays so."""
-    received: list[int] = []
-    previous = {
-        number: signal.signal(number, lambda got, _frame: received.append(got))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _next(waiting: list[Job], free: int, running: list[Job], seconds: float) -> Job | None:

@@ -101,8 +101,8 @@ def test_programs_read_the_table(folder: Path) -> None:
         ),
         ({"criterion": {"kind": "deviates", "above": 2, "below": 1}}, "holds: criterion.above: 2.0 is not less than "),
         (
-            {"runs": None, "criterion": {"kind": "deviates", "above": 1, "below": 2, "precision": "bf17"}},
-            "holds: criterion: bf17: no such format",
+            {"runs": None, "criterion": {"kind": "deviates", "above": 1, "below": 2, "sums": "fp8"}},
+            "holds: criterion.sums: fp8; give one of fp32, within",
         ),
         ({"runs": ["nowhere:*"]}, "holds: runs: nowhere:*: no experiment nowhere in runs/reference"),
         ({"runs": ["stable", "exploded"]}, "holds: runs: 2 attentions: flash_fp32; flash_bf16; name runs of one of"),

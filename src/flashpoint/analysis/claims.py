@@ -76,6 +76,11 @@ COMPARED = ("validation_loss", "weights_distance")
 """Quantities of a run against another one, after a number of steps."""
 
 
+def _check_order(above: float, below: float) -> None:
+    if above >= below:
+        raise ValueError(f"above: {above} is not less than below: {below}; raise below")
+
+
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class Interval:
     """The 95 % interval of a mean lies within bounds."""
@@ -96,8 +101,8 @@ class Interval:
     def _check(self) -> Self:
         if self.above is None and self.below is None:
             raise ValueError("above: missing; give above, below or both")
-        if self.above is not None and self.below is not None and self.above >= self.below:
-            raise ValueError(f"above: {self.above} is not less than below: {self.below}; raise below")
+        if self.above is not None and self.below is not None:
+            _check_order(self.above, self.below)
         for name, value in {"step": self.step, "against": self.against}.items():
             if self.quantity in COMPARED and value is None:
                 raise ValueError(f"{name}: missing; {self.quantity} needs it")
@@ -108,22 +113,14 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class Deviates:
-    """The largest deviation of flash attention from FP64, over that of baseline attention, lies within bounds.
+    """The largest deviation of O from FP64 in BF16, of flash over that of baseline attention, lies within bounds.
 
     Both are emulated on the same drawn inputs (:mod:`flashpoint.deviation`), so that the claim needs no runs.
     """
 
     kind: Literal["deviates"]
-    precision: str = "bf16"
-    """A format of :data:`flashpoint.deviation.formats.FORMATS`."""
     sums: Literal["fp32", "within"] = "fp32"
-    """Sums in FP32, or kept in the precision (:mod:`flashpoint.deviation.arithmetic`)."""
-    quantity: Literal["O", "δ", "dQ", "dK", "dV"] = "O"
-    """What deviates."""
-    length: Count = 256
-    """T, tokens."""
-    seeds: Count = 8
-    """Inputs, one a seed."""
+    """Sums in FP32, or kept in BF16 (:mod:`flashpoint.deviation.arithmetic`)."""
     above: float
     """The lower bound of the mean ratio."""
     below: float
@@ -131,8 +128,7 @@ class Deviates:
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.above >= self.below:
-            raise ValueError(f"above: {self.above} is not less than below: {self.below}; raise below")
+        _check_order(self.above, self.below)
         return self
 
 

@@ -68,7 +68,7 @@ def criterion(claim: Claim) -> str | None:
             after = "" if asked.step is None else f" after {asked.step:,} steps"
             told = f"{QUANTITIES[asked.quantity].told}{after}: {_bounds(asked)}"
         case Deviates() as asked:
-            told = f"largest deviation of {asked.quantity} from FP64, flash over baseline: {_bounds(asked)}"
+            told = f"largest deviation of O from FP64, flash over baseline: {_bounds(asked)}"
     return told
 
 
@@ -123,7 +123,7 @@ class Runs:
         try:
             return judge(claim, runs, against)
         except UserError as error:
-            raise UserError(f"{'runs' if claim.runs else 'criterion'}: {error}") from error
+            raise UserError(f"runs: {error}") from error
 
     def _named(self, key: str, words: Sequence[str]) -> list[Run]:
         try:
