@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from scipy import stats
 from torch import Tensor, nn
 
 from flashpoint.capture.delta_collection import SEQUENCES
 from flashpoint.capture.sources import read_calls, read_samples
 from flashpoint.capture.watched import Watch
+from flashpoint.cli.main import main
 from flashpoint.diagnosis.bias import IGNITED
 from flashpoint.diagnosis.delta_sample import delta_sample
 from flashpoint.diagnosis.faults import Fault, faulty_attention
@@ -255,6 +257,16 @@ def test_a_bias_that_a_capture_does_not_show_is_found_with_what_is_collected(tmp
     (found,) = diagnose(call, sample=sample).findings
     assert (found.kind, found.heads) == ("delta_bias", (2,))
     assert "264 sequences of 33 steps" in found.text
+    capture = tmp_path / "own/captures/step-0000000"
+    (capture / "layer-01.safetensors").unlink()
+    result = CliRunner().invoke(main, ["diagnose", str(tmp_path / "own"), "--format", "json"])
+    findings, heads = json.loads(result.stdout)["tables"]
+    assert [(row["layer"], row["heads"], row["finding"]) for row in findings["rows"]] == [(1, "2", "delta_bias")]
+    mean = sample.measures["grad_delta_bias"].mean(0).tolist()
+    assert [row["δ bias"] for row in heads["rows"]] == pytest.approx(mean, rel=1e-12)
+    for options in (["--attention", "sdpa"], ["--layer", "2"]):
+        result = CliRunner().invoke(main, ["diagnose", str(capture), *options])
+        assert (result.exit_code, options[0] in result.stderr) == (2, True)
 
 
 class _Here:

@@ -55,10 +55,30 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
     if not files:
         raise UserError(f"{folder}: holds no {_LAYERS}; give a capture, a run, a .safetensors file, or a model of "
                         "Transformers and --text FILE")  # fmt: skip
+    _tell_others(path, step)
+    return [AttentionCall.read(file) for file in files]
+
+
+def _tell_others(path: Path, step: int | None) -> None:
     if step is None and len(steps := captured_steps(path)) > 1:
         told = ", ".join(map(str, steps))
         notify(f"{path}: the last capture is read; --step takes each of steps {told}")
-    return [AttentionCall.read(file) for file in files]
+
+
+def read_delta(path: Path, step: int | None = None) -> dict[int, DeltaSample]:
+    """Read the errors of δ, by layer, of a capture whose tensors have been deleted; empty where they are there.
+
+    Args:
+        path, step: as of :func:`read_calls`.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    file = _capture(path, step) / delta_file.NAME
+    if not file.is_file() or any(file.parent.glob(_LAYERS)):
+        return {}
+    _tell_others(path, step)
+    return delta_file.read(file)
 
 
 def read_samples(path: Path, step: int | None, calls: Sequence[AttentionCall]) -> dict[int, DeltaSample]:
@@ -90,9 +110,16 @@ def _capture(path: Path, step: int | None) -> Path:
 
 
 def captured_steps(path: Path) -> dict[int, Path]:
-    """Return the captures of a watched run that hold tensors, by their steps in order; empty of another folder."""
+    """Return the captures of a watched run by their steps in order; empty of another folder.
+
+    A capture holds tensors; the errors of δ that were measured after it stay when those are deleted.
+    """
     captures = by_step(RunFolder(path).captures)
-    return {step: folder for step, folder in captures.items() if any(folder.glob(_LAYERS))}
+    return {
+        step: folder
+        for step, folder in captures.items()
+        if any(folder.glob(_LAYERS)) or (folder / delta_file.NAME).is_file()
+    }
 
 
 def calls_of_run(

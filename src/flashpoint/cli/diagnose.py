@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from flashpoint import user_code
-from flashpoint.cli.diagnose_tables import growth, heading, tables
+from flashpoint.cli.diagnose_tables import delta_heading, delta_tables, growth, heading, tables
 from flashpoint.cli.selection import device_named, format_option
 from flashpoint.cli.table import show
 from flashpoint.errors import UserError
@@ -42,7 +42,8 @@ def command(
 ) -> None:
     """Say what is wrong with an attention, by layer and head, with the figures that show it.
 
-    CAPTURE is the folder of a watched run, one of its captures, or a .safetensors file with q, k, v and grad_out. RUN
+    CAPTURE is the folder of a watched run, one of its captures, or a .safetensors file with q, k, v and grad_out. Of a
+    capture whose tensors you have deleted the bias of δ is left. RUN
     is a run of flashpoint train: the step after its last checkpoint before the onset is repeated, or without one the
     first step. MODEL is a causal language model of Transformers, a folder or a name, which reads --text.
 
@@ -50,8 +51,11 @@ def command(
     gradient. Its bias and noise are in |dO||O|. "Standard errors" is the bias over its standard error. "Nats" is the
     sum of δ's error over the tokens, in the loss. "Follows O" is 1 where δ takes the rounding of O.
     """
-    from flashpoint.cli.diagnose_inputs import inputs_of, place
+    from flashpoint.cli.diagnose_inputs import delta_of, inputs_of, place
 
+    if samples := delta_of(what, attention, text, layers, reading["step"]):
+        show([*growth(place(what)), *delta_tables(samples)], form, delta_heading(samples))
+        return
     device = device_named(where)
     inputs = inputs_of(what, attention, text, device, **reading).of_layers(layers)
     try:

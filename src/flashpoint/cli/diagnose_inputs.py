@@ -16,6 +16,7 @@ from flashpoint.capture.sources import (
     function_named,
     function_of_layer,
     read_calls,
+    read_delta,
     read_samples,
 )
 from flashpoint.diagnosis.call import AttentionCall
@@ -60,9 +61,7 @@ class Inputs:
         Raises:
             UserError: one of them is not there.
         """
-        known = [call.layer for call in self.calls]
-        if missing := [layer for layer in layers if layer not in known]:
-            raise UserError(f"--layer {missing[0]}: there are layers {', '.join(map(str, known))}")
+        _refuse_missing(layers, [call.layer for call in self.calls])
         return dataclasses.replace(self, calls=[call for call in self.calls if not layers or call.layer in layers])
 
     def diagnoses(self, device: torch.device) -> list[Diagnosis]:
@@ -84,6 +83,29 @@ class Inputs:
         if self.variant is None:
             return self.function, None
         return function_of_layer(self.variant, call.layer), _declared(self.variant, call)
+
+
+def delta_of(
+    what: str, attention: str | None, text: Path | None, layers: Collection[int], step: int | None
+) -> dict[int, DeltaSample]:
+    """Return the errors of δ, by layer, of a capture whose tensors have been deleted; empty of anything else.
+
+    Raises:
+        UserError: an option needs the tensors, or a layer is not there.
+    """
+    path = place(what)
+    if text is not None or not path.is_dir() or RunFolder(path).tape.is_file():
+        return {}
+    samples = read_delta(path, step)
+    if samples and attention is not None:
+        raise UserError(f"--attention {attention}: the tensors of {what} have been deleted; drop it: δ alone is left")
+    _refuse_missing(layers, samples)
+    return {layer: sample for layer, sample in samples.items() if not layers or layer in layers}
+
+
+def _refuse_missing(layers: Collection[int], known: Collection[int]) -> None:
+    if known and (missing := [layer for layer in layers if layer not in known]):
+        raise UserError(f"--layer {missing[0]}: there are layers {', '.join(map(str, known))}")
 
 
 def inputs_of(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,9 @@ from flashpoint.errors import UserError, notify
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flashpoint.diagnosis.verdict import Diagnosis
+    from flashpoint.diagnosis.bias import DeltaBias
+    from flashpoint.diagnosis.delta_sample import DeltaSample
+    from flashpoint.diagnosis.verdict import Diagnosis, Finding
 
 _BIAS = ("δ bias", "standard errors", "δ error, nats", "δ noise")
 _COLUMNS = {
@@ -45,6 +48,32 @@ def heading(diagnoses: Sequence[Diagnosis], attention: str | None, weights: str)
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def delta_heading(samples: Mapping[int, DeltaSample]) -> str:
+    """Return that only errors of δ are left, and of what."""
+    sample = next(iter(samples.values()))
+    steps = sorted(set(sample.steps))
+    return (
+        f"δ alone, the tensors have been deleted: {_count(len(samples), 'layer')} of {_count(sample.heads, 'head')}, "
+        f"{_count(len(sample.steps), 'sequence')} of steps {steps[0]:,} to {steps[-1]:,}"
+    )
+
+
+def delta_tables(samples: Mapping[int, DeltaSample]) -> list[Table]:
+    """Return the findings, where there are some, and the bias of δ in each head."""
+    from flashpoint.diagnosis.bias import DeltaBias
+    from flashpoint.diagnosis.verdict import delta_finding
+
+    biases = {layer: DeltaBias.of_samples([sample]) for layer, sample in samples.items()}
+    findings = [one for layer, bias in biases.items() if (one := delta_finding(layer, bias))]
+    measured: list[list[Cell | int]] = [
+        [layer, head + 1, *(number(None if of is None else float(of[head]), form) for of, form in _bias_columns(bias))]
+        for layer, bias in biases.items()
+        for head in range(samples[layer].heads)
+    ]
+    note = _unseen([bias for bias in biases.values() if bias is not None], "")
+    return _told(findings, Table(("layer", "head", *_BIAS), measured, note), to_be_sure=bool(note))
 
 
 def growth(path: Path) -> list[Table]:
@@ -84,24 +113,26 @@ def tables(diagnoses: Sequence[Diagnosis], more: str) -> list[Table]:
         more: how a user gets more sequences, with ``{}`` for their number.
     """
     findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
-    rows = [[one.layer, ", ".join(map(str, one.heads)), one.kind, one.text] for one in findings]
-    verdict = Table(("layer", "heads", "finding", "what shows it"), rows, _advice({one.kind for one in findings}))
     measured = [[diagnosis.call.layer, *row] for diagnosis in diagnoses for row in _measures(diagnosis)]
-    unseen = _unseen(diagnoses, more)
-    note = unseen
-    if not rows:
-        note = f"Nothing found. {unseen} {_TO_BE_SURE}" if unseen else "Nothing found."
-    measures = Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note)
-    return [verdict, measures] if rows else [measures]
+    unseen = _unseen([diagnosis.bias for diagnosis in diagnoses if diagnosis.bias is not None], more)
+    note = " ".join(part for part in (_coarse(diagnoses), unseen) if part)
+    return _told(findings, Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note), to_be_sure=bool(unseen))
+
+
+def _told(findings: Sequence[Finding], measures: Table, *, to_be_sure: bool = False) -> list[Table]:
+    """Return a table of findings before that of measures; without findings the measures say that there are none."""
+    if not findings:
+        parts = ["Nothing found.", measures.note, _TO_BE_SURE if to_be_sure else ""]
+        return [dataclasses.replace(measures, note=" ".join(part for part in parts if part))]
+    rows = [[one.layer, ", ".join(map(str, one.heads)), one.kind, one.text] for one in findings]
+    advice = _advice({one.kind for one in findings})
+    return [Table(("layer", "heads", "finding", "what shows it"), rows, advice), measures]
 
 
 def _measures(diagnosis: Diagnosis) -> list[list[Cell | int]]:
     """Return a row for each head."""
-    of, bias = diagnosis.measures, diagnosis.bias
-    columns: list[tuple[Tensor | None, str]] = [(None, "")] * len(_BIAS)
-    if bias is not None:
-        sure = bias.mean / bias.error.clamp_min(1e-300) if bias.sequences > 1 else None
-        columns = [(bias.mean, "+.1e"), (sure, "+.1f"), (bias.nats, "+.1e"), (bias.noise, ".1e")]
+    of = diagnosis.measures
+    columns = _bias_columns(diagnosis.bias)
     columns += [(of[name].mean(0) if name in of else None, form) for name, form in _COLUMNS.values()]
     return [
         [head + 1, *(number(None if values is None else float(values[head]), form) for values, form in columns)]
@@ -109,19 +140,40 @@ def _measures(diagnosis: Diagnosis) -> list[list[Cell | int]]:
     ]
 
 
-def _unseen(diagnoses: Sequence[Diagnosis], more: str) -> str:
-    """Return how small a bias of δ could have been overlooked, if errors of that size have ignited runs."""
+def _bias_columns(bias: DeltaBias | None) -> list[tuple[Tensor | None, str]]:
+    """Return the values [H] of the columns of δ's bias, and how they are written."""
+    if bias is None:
+        return [(None, "")] * len(_BIAS)
+    sure = bias.mean / bias.error.clamp_min(1e-300) if bias.sequences > 1 else None
+    return [(bias.mean, "+.1e"), (sure, "+.1f"), (bias.nats, "+.1e"), (bias.noise, ".1e")]
+
+
+def _coarse(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return which layers have scores so large that FP32 itself changes P."""
+    layers = {one.call.layer: float(one.of_fp32.max()) for one in diagnoses}
+    coarse = {layer: error for layer, error in layers.items() if error > _COARSE}
+    if not coarse:
+        return ""
+    told = "; ".join(f"in layer {layer} by up to {min(error, 1):.0%}" for layer, error in coarse.items())
+    return f"Scores are so large that FP32 itself changes weights, {told}: such errors are no finding."
+
+
+def _unseen(biases: Sequence[DeltaBias], more: str) -> str:
+    """Return how small a bias of δ could have been overlooked, if errors of that size have ignited runs.
+
+    Args:
+        more: how a user gets more sequences, with ``{}`` for their number; empty where there is no way.
+    """
     from flashpoint.diagnosis.bias import IGNITED
 
     # Of a layer with NaN or infinity there is a finding; how many sequences would show a bias there, nobody knows.
-    known = [one.bias for one in diagnoses if one.bias is not None and bool(one.bias.smallest.isfinite().all())]
     ignites = min(IGNITED)
-    biases = [bias for bias in known if float(bias.smallest.max()) > ignites]
-    if not biases:
+    unsure = [one for one in biases if bool(one.smallest.isfinite().all()) and float(one.smallest.max()) > ignites]
+    if not unsure:
         return ""
-    worst = max(biases, key=lambda bias: float(bias.smallest.max()))
+    worst = max(unsure, key=lambda bias: float(bias.smallest.max()))
     needed = _rounded_up(worst.needed(ignites))
-    remedy = f": {more.format(needed)}" if needed <= _MANY else ", too many to wait for"
+    remedy = f": {more.format(needed)}" if more and needed <= _MANY else ", too many to wait for" * (needed > _MANY)
     return (
         f"In some heads a bias of δ below {float(worst.smallest.max()):.0e} would not show on {worst}; in a "
         f"model of 7 M parameters a constant one of {ignites:.0e} in layer 2 made {IGNITED[ignites]} runs explode. "
@@ -129,6 +181,8 @@ def _unseen(diagnoses: Sequence[Diagnosis], more: str) -> str:
     )
 
 
+_COARSE = 0.01
+"""Relative error of weights from which FP32 is called coarse: that of the rounding of P̄ and O to BF16 is 0.004."""
 _MANY = 10_000
 """Sequences of which nobody is advised to measure more."""
 

@@ -5,6 +5,7 @@ A sequence gives one value, because tokens of one sequence are not independent.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,10 +52,18 @@ class DeltaBias:
             step: of the call.
             sample: further sequences of its layer. The measure is one that they have, too.
         """
-        held = [measures] if sample is None or not sample.steps else [measures, sample.measures]
+        own = DeltaSample((step,) * len(next(iter(measures.values()), ())), measures)
+        if sample is not None and sample.steps and (both := cls.of_samples([own, sample])):
+            return both
+        return cls.of_samples([own])
+
+    @classmethod
+    def of_samples(cls, samples: Sequence[DeltaSample]) -> DeltaBias | None:
+        """Return the bias by the most direct measure that all samples of a layer have; None where there is none."""
+        held = [sample.measures for sample in samples]
         name = next((name for name in SOURCES if all(f"{name}_bias" in one for one in held)), None)
         if name is None:
-            return None if len(held) == 1 else cls.of(measures, step)
+            return None
         biases, noises, sums = (torch.cat([one[f"{name}_{part}"] for one in held]) for part in PARTS)
         count = len(biases)
         spread, sums_spread = (x.std(0) if count > 1 else torch.full_like(x[0], torch.nan) for x in (biases, sums))
@@ -65,7 +74,7 @@ class DeltaBias:
             nats_error=sums_spread * count**0.5,
             noise=noises.mean(0),
             sequences=count,
-            steps=len({step, *(sample.steps if sample is not None and len(held) > 1 else ())}),
+            steps=len({step for sample in samples for step in sample.steps}),
         )
 
     def __str__(self) -> str:

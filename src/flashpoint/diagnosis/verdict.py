@@ -18,9 +18,10 @@ from flashpoint.numerics.variant import AttentionVariant
 
 _FP16_MAX = 65_504.0
 _WEIGHT_OFF = 0.01
-"""Weights and masses: the rounding of P̄ and O to BF16 accounts for 0.004."""
+"""Weights and masses: the rounding of P̄ and O to BF16 accounts for 0.004, FP32's of S and L for the rest
+(:func:`_of_fp32`)."""
 _GRADIENT_OFF = 0.02
-"""Relative error of dK and dV: BF16's roundings account for 0.005."""
+"""Relative error of dK and dV: BF16's roundings account for 0.005, FP32's of S and L for the rest."""
 _LENGTH_OFF = 5e-4
 """Of the length error's root mean square beyond what is expected; a BF16 ℓ adds 1e-3 or more."""
 _FOLLOWS = 0.5
@@ -67,6 +68,11 @@ class Diagnosis:
     probed: bool
     findings: tuple[Finding, ...]
 
+    @property
+    def of_fp32(self) -> Tensor:
+        """The relative error [H] of weights that FP32's rounding of scores accounts for."""
+        return _of_fp32(self.measures)
+
 
 def diagnose(
     call: AttentionCall,
@@ -95,6 +101,18 @@ def diagnose(
     bias = DeltaBias.of(measures, call.step, sample)
     findings = _findings(call, measures, bias, probed, differing, declared is not None)
     return Diagnosis(call, measures, bias, probed is not None, tuple(findings))
+
+
+def delta_finding(layer: int, bias: DeltaBias | None) -> Finding | None:
+    """Return the finding that δ of a layer is biased, by its errors alone."""
+    return _biased(bias, {}, _maker(layer))
+
+
+def _maker(layer: int) -> _Make:
+    def finding(kind: str, heads: Tensor, text: str) -> Finding:
+        return Finding(kind, layer, tuple((heads.nonzero().flatten() + 1).tolist()), text)
+
+    return finding
 
 
 def _differing_rows(function: Function | None, call: AttentionCall, results: Results) -> Tensor:
@@ -132,10 +150,7 @@ def _findings(
     declares: bool,
 ) -> list[Finding]:
     """Return the findings. One that makes nonsense of the others is returned alone."""
-
-    def finding(kind: str, heads: Tensor, text: str) -> Finding:
-        return Finding(kind, call.layer, tuple((heads.nonzero().flatten() + 1).tolist()), text)
-
+    finding = _maker(call.layer)
     if (one := _nonfinite(call, of, finding)) is not None:
         return [one]
     if (heads := differing.any(-1).any(0)).any():
@@ -149,9 +164,11 @@ def _findings(
     # A rounded ℓ makes rows of O longer or shorter; what else is rounded turns them, too.
     heads = (length - expected > _LENGTH_OFF**2) & (length > 4 * expected) & (length - expected > 0.5 * coarser)
     dead = of["dead_rows"].mean(0) > _DEAD_ROWS
-    heads &= ~(dead | _explained(of)) if declares else ~dead
+    told_apart = ~dead & (_of_fp32(of) < 2**-9)  # beyond, P̄ of the largest score is not 1, and its rounding counts
+    heads &= told_apart & ~_explained(of) if declares else told_apart
     found = [_biased(bias, of, finding)]
-    if not declares and (rough := ~heads & ~dead & (coarser > 3 * of["out_error_expected"].square().mean(0))).any():
+    rough = ~heads & told_apart & (coarser > 3 * of["out_error_expected"].square().mean(0))
+    if not declares and rough.any():
         errs, explained = (float(of[name][:, rough].mean()) for name in ("out_error", "out_error_expected"))
         coarse = "S, P̄ or Ō is rounded to fewer bits" if call.q.dtype == torch.float32 else "S or Ō is rounded"
         text = f"O is off by {errs:.1e}, where the rounding of P̄ and O makes {explained:.1e}: {coarse}"
@@ -196,7 +213,7 @@ def _wrong_weights(of: Measures, probed: Probed | None, finding: _Make) -> Findi
         return None
     whole = ~_explained(of)
     weights, masses = (of[name] * whole for name in ("weight_error", "mass_error"))
-    if (heads := weights.amax(0) > _WEIGHT_OFF).any():
+    if (heads := weights.amax(0) > _WEIGHT_OFF + _of_fp32(of)).any():
         n, head = _largest(weights)
         queries, keys = (
             _span(int(of[name][n, head]), probed.block) for name in ("weight_error_queries", "weight_error_keys")
@@ -204,7 +221,7 @@ def _wrong_weights(of: Measures, probed: Probed | None, finding: _Make) -> Findi
         got, meant = float(of["weight_found"][n, head]), float(of["weight_exact"][n, head])
         text = f"queries {queries} give keys {keys} a weight of {got:.3f} in place of {meant:.3f}"
         return finding("dropped_tile" if got < 0.2 * meant else "stale_maximum", heads, text)
-    if (heads := masses.amax(0) > _WEIGHT_OFF).any():
+    if (heads := masses.amax(0) > _WEIGHT_OFF + _of_fp32(of)).any():
         n, head = _largest(masses)
         queries = _span(int(of["mass_error_block"][n, head]), probed.block)
         return finding(
@@ -223,7 +240,7 @@ def _wrong_rows(of: Measures, finding: _Make) -> Finding | None:
     ):
         if f"{name}_rows_off" in of and (heads := of[f"{name}_rows_off"].sum(0) > 0).any():
             # A few rows that almost cancel are far off for no fault; a head that is off as a whole is none of these.
-            heads &= (of[error].amax(0) > _GRADIENT_OFF) & ~_explained(of)
+            heads &= (of[error].amax(0) > _GRADIENT_OFF + _of_fp32(of)) & ~_explained(of)
             if heads.any():
                 first = int(of[f"{name}_rows_off_first"][:, heads].clamp_min(0).amin()) + 1
                 last = int(of[f"{name}_rows_off_last"][:, heads].amax()) + 1
@@ -231,11 +248,19 @@ def _wrong_rows(of: Measures, finding: _Make) -> Finding | None:
                 what = "O" if name == "out" else "dQ"
                 return finding(kind, heads, f"{what} is off by {size:.1%}, in rows {first:,} to {last:,}")
     for name in ("grad_k_unexplained", "grad_v_error"):
-        if name in of and (heads := (of[name].mean(0) > _GRADIENT_OFF) & ~_explained(of)).any():
+        if name in of and (heads := (of[name].mean(0) > _GRADIENT_OFF + _of_fp32(of)) & ~_explained(of)).any():
             what = {"grad_k_unexplained": "dK", "grad_v_error": "dV"}[name]
             size = float(of[name][:, heads].mean())
             return finding("gradients_off", heads, f"{what} is off by {size:.1%}; BF16 accounts for 0.5 %")
     return None
+
+
+def _of_fp32(of: Measures) -> Tensor:
+    """Return the relative error [H] of P = exp(S − L) that S of either pass and L have from FP32, at its largest.
+
+    A sum of FP32 errs by one number in each pass; L is rounded by half of one.
+    """
+    return torch.expm1(2.5 * of["score_spacing"].amax(0))
 
 
 def _explained(of: Measures) -> Tensor:
@@ -250,11 +275,13 @@ def _biased(bias: DeltaBias | None, of: Measures, finding: _Make) -> Finding | N
         return None
     worst = int((bias.mean.abs() * heads).argmax())
     size, sure, nats = (float(x[worst]) for x in (bias.mean, bias.mean / bias.error, bias.nats))
-    follows = float(of["delta_follows_out"][:, worst].mean()) if "delta_follows_out" in of else float("nan")
-    source = "its error follows the rounding of O" if follows > _FOLLOWS else "its error does not follow O's rounding"
+    source = ""
+    if "delta_follows_out" in of:
+        follows = float(of["delta_follows_out"][:, worst].mean()) > _FOLLOWS
+        source = "its error follows the rounding of O; " if follows else "its error does not follow O's rounding; "
     text = (
         f"δ errs by {size:+.1e} of |dO||O| on average, {abs(sure):.0f} standard errors of {bias}, "
-        f"and by {nats:+.1e} nats over them; its noise is {float(bias.noise[worst]):.1e}; {source}; {ignited(size)}"
+        f"and by {nats:+.1e} nats over them; its noise is {float(bias.noise[worst]):.1e}; {source}{ignited(size)}"
     )
     return finding("delta_bias", heads, text)
 
