@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option(
     "--starts",
     type=click.IntRange(1),
-    default=3,
+    default=4,
     show_default=True,
     help="Checkpoints to branch from, of twice as many.",
 )

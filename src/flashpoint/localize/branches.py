@@ -58,12 +58,17 @@ class Effect:
         return sum(share > 0.5 for share in self.shares.values())
 
     @property
+    def decided(self) -> bool:
+        """Whether the 95 % interval over starts leaves out one half; of one start there is none, and it decides."""
+        mean, half = mean_interval(list(self.shares.values()))
+        return half is None or abs(mean - 0.5) >= half
+
+    @property
     def told(self) -> str:
-        """``0.93 ± 0.04 of the growth, 3 of 3 starts``: a 95 % interval over starts, which says if it decides."""
+        """``0.93 ± 0.04 of the growth, 3 of 3 starts``: a 95 % interval over starts."""
         mean, half = mean_interval(list(self.shares.values()))
         spread = "" if half is None else f" ± {half:.2f}"
-        unsure = ", undecided" if half is not None and abs(mean - 0.5) < half else ""
-        return f"{mean:.2f}{spread} of the growth, {self.votes} of {len(self.shares)} starts{unsure}"
+        return f"{mean:.2f}{spread} of the growth, {self.votes} of {len(self.shares)} starts"
 
 
 @dataclass(frozen=True)

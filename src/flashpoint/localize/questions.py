@@ -65,7 +65,7 @@ def _asked(branches: Branches[A]) -> Iterator[Answer]:
     for name, changed in changes:
         effect = branches.effect(changed)
         verdict = "does not stop the growth" if effect.grows else "stops the growth"
-        yield Answer("choice", f"{name}: {verdict}", effect.told)
+        yield Answer("choice", f"{name}: {_sure(effect, verdict, 'whether it stops the growth')}", effect.told)
     if branches.failed_at is not None:
         last, answer = _point_of_no_return(branches, branches.failed_at)
         yield answer
@@ -94,14 +94,22 @@ def _told(
     alone: list[Effect] = [branches.effect(only([one])) for one in found]
     if all(effect.grows for effect in alone):
         for one, effect in zip(found, alone, strict=True):
-            yield Answer(what, f"{_words(what[:-1], [one])}{where} alone: sufficient", effect.told)
+            verdict = _sure(effect, "sufficient", "whether sufficient")
+            yield Answer(what, f"{_words(what[:-1], [one])}{where} alone: {verdict}", effect.told)
     else:
         together: Effect = branches.effect(only(found))
-        yield Answer(what, f"{_words(what[:-1], found)}{where} together: sufficient, none alone", together.told)
+        verdict = _sure(together, "sufficient, none alone", "whether sufficient; none alone is")
+        yield Answer(what, f"{_words(what[:-1], found)}{where} together: {verdict}", together.told)
     if others := [one for one in every if one not in found]:
         without: Effect = branches.effect(only(others))
         verdict = "not necessary: the others grow without" if without.grows else "necessary: the others do not grow"
+        verdict = _sure(without, verdict, "whether necessary")
         yield Answer(what, f"{_words(what[:-1], found)}{where}: {verdict}", without.told)
+
+
+def _sure(effect: Effect, verdict: str, question: str) -> str:
+    """Return a verdict, or that the starts leave it open."""
+    return verdict if effect.decided else f"undecided {question}"
 
 
 def _words(noun: str, numbers: list[int]) -> str:
