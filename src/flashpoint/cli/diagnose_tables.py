@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from flashpoint.diagnosis.bias import DeltaBias
     from flashpoint.diagnosis.delta_sample import DeltaSample
-    from flashpoint.diagnosis.verdict import Diagnosis, Finding
+    from flashpoint.diagnosis.finding import Finding
+    from flashpoint.diagnosis.verdict import Diagnosis
 
 _BIAS = ("δ bias", "standard errors", "δ error, nats", "δ noise")
 _COLUMNS = {

@@ -1,0 +1,127 @@
+"""Faults that make nonsense of finer measures: NaN, results that do not repeat, weights and rows that are far off."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.finding import Finding, Make, explained, of_fp32
+from flashpoint.diagnosis.measures import Measures, Results
+from flashpoint.diagnosis.probe import Function, Probed, results_of
+
+_FP16_MAX = 65_504.0
+_WEIGHT_OFF = 0.01
+"""Weights and masses: the rounding of P̄ and O to BF16 accounts for 0.004, FP32's of S and L for the rest
+(:func:`of_fp32`)."""
+_GRADIENT_OFF = 0.02
+"""Relative error of dK and dV: BF16's roundings account for 0.005, FP32's of S and L for the rest."""
+
+
+def differing_rows(function: Function | None, call: AttentionCall, results: Results) -> Tensor:
+    """Return the rows [N, H, T] in which a second call returns another O, or a dQ that differs by more
+    than rounding.
+
+    Of O every bit counts. FlashAttention adds up dQ in the order in which blocks of keys finish, unless PyTorch's
+    deterministic algorithms are on: dQ may differ by rounding.
+    """
+    assert results.out is not None
+    rows = torch.zeros(results.out.shape[:-1], dtype=torch.bool, device=results.out.device)
+    if function is not None:
+        again = results_of(function, call)
+        assert again.out is not None
+        rows = _differs(results.out, again.out).any(-1)
+        if results.grad_q is not None and again.grad_q is not None:
+            one, other = results.grad_q.double(), again.grad_q.double()
+            sizes = one.norm(dim=-1)
+            usual = sizes.square().nanmean(-1, keepdim=True).sqrt()  # a row that almost cancels may differ by itself
+            off = ~((one - other).norm(dim=-1) <= _GRADIENT_OFF * torch.maximum(sizes, usual))
+            rows |= _differs(one, other).any(-1) & off
+    return rows
+
+
+def _differs(one: Tensor, other: Tensor) -> Tensor:
+    return (one != other) & ~(one.isnan() & other.isnan())
+
+
+def nonfinite(call: AttentionCall, of: Measures, finding: Make) -> Finding | None:
+    """The first place with NaN or infinity: what the layer took, its O, what came back to it, its gradients."""
+    inputs = torch.stack(
+        [
+            ~x.isfinite().all(-1).all(-1).repeat_interleave(call.q.shape[1] // x.shape[1], 1)
+            for x in (call.q, call.k, call.v)
+        ]
+    ).any(0)
+    if (heads := inputs.any(0).cpu()).any():
+        return finding("nonfinite", heads, "q, k or v hold NaN or infinity: look at an earlier layer")
+    if (heads := of["nonfinite_out"].sum(0) > 0).any():
+        product = float((of["score_max"][:, heads] / call.scale).max())
+        text = (
+            f"{int(of['nonfinite_out'][:, heads].sum()):,} rows of O hold NaN or infinity; QKᵀ reaches {product:,.0f}"
+        )
+        if product > _FP16_MAX:
+            return finding("fp16_overflow", heads, f"{text}, and FP16 ends at 65,504")
+        return finding("nonfinite", heads, text)
+    if (heads := ~call.grad_out.isfinite().all(-1).all(-1).all(0).cpu()).any():
+        return finding("nonfinite", heads, "dO holds NaN or infinity: look at a later layer, or at the loss")
+    if (heads := of["nonfinite"].sum(0) > 0).any():
+        return finding(
+            "nonfinite", heads, f"{int(of['nonfinite'][:, heads].sum()):,} rows of dQ, dK or dV hold NaN or infinity"
+        )
+    return None
+
+
+def wrong_weights(of: Measures, probed: Probed | None, finding: Make) -> Finding | None:
+    if probed is None:
+        return None
+    whole = ~explained(of)
+    weights, masses = (of[name] * whole for name in ("weight_error", "mass_error"))
+    if (heads := weights.amax(0) > _WEIGHT_OFF + of_fp32(of)).any():
+        n, head = _largest(weights)
+        queries, keys = (
+            _span(int(of[name][n, head]), probed.block) for name in ("weight_error_queries", "weight_error_keys")
+        )
+        got, meant = float(of["weight_found"][n, head]), float(of["weight_exact"][n, head])
+        text = f"queries {queries} give keys {keys} a weight of {got:.3f} in place of {meant:.3f}"
+        return finding("dropped_tile" if got < 0.2 * meant else "stale_maximum", heads, text)
+    if (heads := masses.amax(0) > _WEIGHT_OFF + of_fp32(of)).any():
+        n, head = _largest(masses)
+        queries = _span(int(of["mass_error_block"][n, head]), probed.block)
+        return finding(
+            "logsumexp_block",
+            heads,
+            f"Σⱼ Pᵢⱼ of queries {queries} is off by {float(of['mass_error'][n, head]):.3f} in the backward pass, and "
+            "weights of the forward pass are right: L is off",
+        )
+    return None
+
+
+def wrong_rows(of: Measures, finding: Make) -> Finding | None:
+    for name, kind, error in (
+        ("out", "out_rows", "out_error"),
+        ("grad_q", "gradients_off", "grad_q_unexplained"),
+    ):
+        if f"{name}_rows_off" in of and (heads := of[f"{name}_rows_off"].sum(0) > 0).any():
+            # A few rows that almost cancel are far off for no fault; a head that is off as a whole is none of these.
+            heads &= (of[error].amax(0) > _GRADIENT_OFF + of_fp32(of)) & ~explained(of)
+            if heads.any():
+                first = int(of[f"{name}_rows_off_first"][:, heads].clamp_min(0).amin()) + 1
+                last = int(of[f"{name}_rows_off_last"][:, heads].amax()) + 1
+                size = float(of[error][:, heads].mean())
+                what = "O" if name == "out" else "dQ"
+                return finding(kind, heads, f"{what} is off by {size:.1%}, in rows {first:,} to {last:,}")
+    for name in ("grad_k_unexplained", "grad_v_error"):
+        if name in of and (heads := (of[name].mean(0) > _GRADIENT_OFF + of_fp32(of)) & ~explained(of)).any():
+            what = {"grad_k_unexplained": "dK", "grad_v_error": "dV"}[name]
+            size = float(of[name][:, heads].mean())
+            return finding("gradients_off", heads, f"{what} is off by {size:.1%}; BF16 accounts for 0.5 %")
+    return None
+
+
+def _largest(of: Tensor) -> tuple[int, int]:
+    place = int(of.argmax())
+    return place // of.shape[1], place % of.shape[1]
+
+
+def _span(block: int, size: int) -> str:
+    return f"{block * size + 1:,} to {(block + 1) * size:,}"
