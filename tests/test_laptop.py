@@ -21,7 +21,13 @@ def test_the_laptop_explodes_and_its_fix_holds_on_the_same_batches(tmp_path: Pat
         command = train_command("train.threads=1", "tracking=disabled", *arguments, tiny=False, text_file=text_file)
         return outcome_of(warm.run(command, cwd=tmp_path, env=environment(), timeout=900))[1]
 
-    small = ("model.n_layer=1", "train.batch_size=16", "detector.tail_steps=0", "train.eval_sequences=8", "data.max_bytes=1_000_000")
+    small = (
+        "model.n_layer=1",
+        "train.batch_size=16",
+        "detector.tail_steps=0",
+        "train.eval_sequences=8",
+        "data.max_bytes=1_000_000",
+    )
     unwatched = ("probes.attention_interval=0", "checkpoints.interval=0")
     quick = ("train.lr=8e-3", "train.beta2=0.9", "train.warmup_steps=50")
     assert train("attn=flash_bf16", "train.device=cpu", *small, *quick, *unwatched, "run_name=explosion") == "exploded"

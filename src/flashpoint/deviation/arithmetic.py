@@ -51,10 +51,11 @@ class Arithmetic:
         if in_fp32:
             a, b = a.float(), b.float()
         total = a.new_zeros((*a.shape[:-1], b.shape[-1]))
+        scratch = torch.empty_like(total)
         for k in range(a.shape[-1]):
             total.addcmul_(a[..., k : k + 1], b[..., k : k + 1, :])
             if not in_fp32:
-                self.sums.round_(total)
+                self.sums.round_(total, scratch)
         return total.double()
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from flashpoint.errors import UserError
 
 _FP64_EXPONENT = 0x7FF0000000000000
+_FP64_LARGEST_BINADE = 1023
 
 
 @dataclass(frozen=True)
@@ -54,30 +55,44 @@ class Format:
         """Whether every FP64 number is one of this format."""
         return (self.mantissa, self.exponent) == (52, 11)
 
+    @property
+    def _largest_binade(self) -> int:
+        """Exponent of the largest finite number."""
+        return math.frexp(self.largest)[1] - 1
+
     def ulp(self, x: Tensor) -> Tensor:
         """Return the distance of neighbouring numbers at ``x``: float64 to float64 of any shape. Subnormals share one
         ulp."""
-        binade = (x.view(torch.int64) & _FP64_EXPONENT).view(torch.float64)  # 2^⌊log2 |x|⌋
-        largest_binade = math.ldexp(1.0, math.frexp(self.largest)[1] - 1)
-        return binade.clamp_(self.smallest_normal, largest_binade).mul_(math.ldexp(1.0, -self.mantissa))
+        return self._ulp(x, torch.empty_like(x))
+
+    def _ulp(self, x: Tensor, out: Tensor) -> Tensor:
+        torch.bitwise_and(x.view(torch.int64), _FP64_EXPONENT, out=out.view(torch.int64))  # 2^⌊log2 |x|⌋
+        out.clamp_(self.smallest_normal, math.ldexp(1.0, self._largest_binade))
+        return out.mul_(math.ldexp(1.0, -self.mantissa))
 
     def round(self, x: Tensor) -> Tensor:
         """Round float64 of any shape to nearest, ties to even. Subnormals are kept; overflow is ∞, of E4M3 NaN."""
         return x if self.is_fp64 else self.round_(x.clone(memory_format=torch.contiguous_format))
 
-    def round_(self, x: Tensor) -> Tensor:
-        """Round a contiguous tensor in place, and return it."""
+    def round_(self, x: Tensor, scratch: Tensor | None = None) -> Tensor:
+        """Round a contiguous tensor in place, and return it.
+
+        Args:
+            scratch: as ``x``; it is overwritten. None takes new memory.
+        """
         if self.is_fp64:
             return x
         if (self.mantissa, self.exponent) == (23, 8):
             return x.copy_(x.to(torch.float32))
-        ulp = self.ulp(x)
+        ulp = self._ulp(x, torch.empty_like(x) if scratch is None else scratch)
         # Dividing by a power of two is exact, and so is the integer, which has at most 53 bits.
-        x.div_(ulp).round_().mul_(ulp)
-        beyond = x.abs() > self.largest
-        if self.has_infinity:
-            return torch.where(beyond, torch.copysign(ulp.fill_(math.inf), x), x, out=x)
-        return x.masked_fill_(beyond, math.nan)
+        x.div_(ulp).round_()
+        if not self.has_infinity:
+            x.mul_(ulp)
+            return x.masked_fill_(x.abs() > self.largest, math.nan)
+        # Times 2^room, what is beyond the largest number is beyond FP64's, too, and so ∞.
+        room = _FP64_LARGEST_BINADE - self._largest_binade
+        return x.mul_(ulp.mul_(math.ldexp(1.0, room))).mul_(math.ldexp(1.0, -room))
 
 
 FP64, FP32, TF32 = Format("fp64", 52, 11), Format("fp32", 23, 8), Format("tf32", 10, 8)
