@@ -58,7 +58,10 @@ def trial(kind: str, head: int, folder: Path) -> str:
     except UserError:
         return "no growth"
     named = {
-        int(one) for verdict in found if "sufficient" in verdict for one in re.findall(r"\d+", verdict.split(" of ")[0])
+        int(one)
+        for verdict in found
+        if verdict.endswith(": sufficient")
+        for one in re.findall(r"\d+", verdict.split(" of ")[0])
     }
     return "named" if named == {head} else "another"
 

@@ -264,9 +264,16 @@ def test_a_bias_that_a_capture_does_not_show_is_found_with_what_is_collected(tmp
     assert [(row["layer"], row["heads"], row["finding"]) for row in findings["rows"]] == [(1, "2", "delta_bias")]
     mean = sample.measures["grad_delta_bias"].mean(0).tolist()
     assert [row["δ bias"] for row in heads["rows"]] == pytest.approx(mean, rel=1e-12)
-    for options in (["--attention", "sdpa"], ["--layer", "2"]):
-        result = CliRunner().invoke(main, ["diagnose", str(capture), *options])
-        assert (result.exit_code, options[0] in result.stderr) == (2, True)
+    few = tmp_path / "few"
+    few.mkdir()
+    line = lines(capture)[0]
+    line["measures"] = {name: of[:1] for name, of in line["measures"].items()}
+    (few / "delta.jsonl").write_text(json.dumps(line) + "\n")
+    assert "Too few sequences" in CliRunner().invoke(main, ["diagnose", str(few)]).stdout
+    refused = {"--attention": "sdpa", "--layer": "2", "--sequences": "9", "--step": "7", "--function": "a:b"}
+    for option, value in refused.items():
+        result = CliRunner().invoke(main, ["diagnose", str(capture), option, value])
+        assert (result.exit_code, option in result.stderr) == (2, True)
 
 
 class _Here:

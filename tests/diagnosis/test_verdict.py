@@ -118,6 +118,29 @@ def test_what_fp32_itself_does_to_weights_is_no_finding(name: str, keys: slice) 
     assert [one.heads for one in diagnose(call, dropped).findings] == [(3,)] or keys == slice(0, 1)
 
 
+@pytest.mark.parametrize("kind", ["stale_maximum", "logsumexp_block", "rounded_denominator", "dropped_tile"])
+def test_large_features_that_never_meet_excuse_no_fault(kind: str) -> None:
+    """Queries and keys of 2,896 in one feature each, where the other has 0: scores are as small as without them."""
+    q, k, v, grad_out = inputs(5)
+    q[..., 0], k[..., 1] = 2896.0, 2896.0
+    q[..., 1], k[..., 0] = 0.0, 0.0
+    function = by_position(faulty_attention(Fault(kind, head=2, seed=11)))
+    findings = diagnose(call_of(function, [q, k, v, grad_out]), function).findings
+    assert [(finding.kind, finding.heads) for finding in findings] == [(kind, (3,))]
+
+
+def test_a_finding_quotes_a_head_that_it_names() -> None:
+    """FP32 accounts for the largest error of weights, in head 1, whose scores are large; head 3 drops a tile."""
+    q, k, v, grad_out = inputs(5)
+    q[:, 0, :, 0], k[:, 0, :, 0] = 2896.0, 2944.0
+    function = by_position(faulty_attention(Fault("dropped_tile", head=2, seed=11)))
+    found = diagnose(call_of(function, [q, k, v, grad_out]), function)
+    (finding,) = found.findings
+    assert (finding.kind, finding.heads) == ("dropped_tile", (3,))
+    place = int(found.measures["weight_error"][:, 2].argmax())
+    assert f"a weight of {float(found.measures['weight_found'][place, 2]):.3f} in place of" in finding.text
+
+
 @pytest.mark.parametrize(("size", "named"), [(2**-7, False), (0.1, True)])
 def test_another_order_of_the_sums_of_grad_q_is_no_finding(size: float, named: bool) -> None:
     """FlashAttention adds blocks of keys in the order in which they end: every dQ may differ by its rounding."""

@@ -19,7 +19,7 @@ from flashpoint.errors import UserError
 from flashpoint.schema import Kind, Step, understood
 
 NAME = "delta.jsonl"
-_REMEDY = "restore the file, or delete it: the tensors beside it are diagnosed without it"
+_REMEDY = "restore the file, or delete that line; tensors beside the file are diagnosed without it"
 
 
 class _Line(Kind):

@@ -62,7 +62,7 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
 def _tell_others(path: Path, step: int | None) -> None:
     if step is None and len(steps := captured_steps(path)) > 1:
         told = ", ".join(map(str, steps))
-        notify(f"{path}: the last capture is read; --step takes each of steps {told}")
+        notify(f"{path}: the last capture is read, with tensors if any has them; --step takes each of steps {told}")
 
 
 def read_delta(path: Path, step: int | None = None) -> dict[int, DeltaSample]:
@@ -100,13 +100,17 @@ def read_samples(path: Path, step: int | None, calls: Sequence[AttentionCall]) -
 
 
 def _capture(path: Path, step: int | None) -> Path:
-    """Return the folder of a capture: the path, or of a watched run's captures the last one or that of a step."""
+    """Return the folder of a capture: the path, or of a watched run's captures that of a step.
+
+    Without a step it is the last one that holds tensors, or where none does the last one.
+    """
     steps = captured_steps(path)
     if not steps:
         return path
     if step is not None and step not in steps:
         raise UserError(f"--step {step}: {path} captured steps {', '.join(map(str, steps))}")
-    return steps[max(steps) if step is None else step]
+    whole = [at for at, folder in steps.items() if any(folder.glob(_LAYERS))]
+    return steps[max(whole or steps) if step is None else step]
 
 
 def captured_steps(path: Path) -> dict[int, Path]:
@@ -115,11 +119,13 @@ def captured_steps(path: Path) -> dict[int, Path]:
     A capture holds tensors; the errors of δ that were measured after it stay when those are deleted.
     """
     captures = by_step(RunFolder(path).captures)
-    return {
-        step: folder
-        for step, folder in captures.items()
-        if any(folder.glob(_LAYERS)) or (folder / delta_file.NAME).is_file()
-    }
+    return {step: folder for step, folder in captures.items() if is_capture(folder)}
+
+
+def is_capture(folder: Path) -> bool:
+    """Whether a folder holds the tensors of a capture, or the errors of δ that were measured after it."""
+    errors = folder / delta_file.NAME
+    return any(folder.glob(_LAYERS)) or (errors.is_file() and errors.stat().st_size > 0)
 
 
 def calls_of_run(

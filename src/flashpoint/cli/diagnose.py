@@ -53,7 +53,7 @@ def command(
     """
     from flashpoint.cli.diagnose_inputs import delta_of, inputs_of, place
 
-    if samples := delta_of(what, attention, text, layers, reading["step"]):
+    if samples := delta_of(what, attention, text, layers, **reading):
         show([*growth(place(what)), *delta_tables(samples)], form, delta_heading(samples))
         return
     device = device_named(where)

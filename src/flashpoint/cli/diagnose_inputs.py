@@ -15,6 +15,7 @@ from flashpoint.capture.sources import (
     batches_of_run,
     function_named,
     function_of_layer,
+    is_capture,
     read_calls,
     read_delta,
     read_samples,
@@ -86,7 +87,15 @@ class Inputs:
 
 
 def delta_of(
-    what: str, attention: str | None, text: Path | None, layers: Collection[int], step: int | None
+    what: str,
+    attention: str | None,
+    text: Path | None,
+    layers: Collection[int],
+    *,
+    step: int | None,
+    sequences: int | None,
+    functions: Sequence[str],
+    **_reading: int,
 ) -> dict[int, DeltaSample]:
     """Return the errors of δ, by layer, of a capture whose tensors have been deleted; empty of anything else.
 
@@ -97,8 +106,12 @@ def delta_of(
     if text is not None or not path.is_dir() or RunFolder(path).tape.is_file():
         return {}
     samples = read_delta(path, step)
-    if samples and attention is not None:
-        raise UserError(f"--attention {attention}: the tensors of {what} have been deleted; drop it: δ alone is left")
+    if not samples:
+        return {}
+    _refuse(what, path, text, step, functions)
+    for option, value in (("--attention", attention), ("--sequences", sequences)):
+        if value is not None:
+            raise UserError(f"{option} {value}: the tensors of {what} have been deleted; drop it: δ alone is left")
     _refuse_missing(layers, samples)
     return {layer: sample for layer, sample in samples.items() if not layers or layer in layers}
 
@@ -163,7 +176,7 @@ def inputs_of(
 
 def _refuse(what: str, path: Path, text: Path | None, step: int | None, functions: Sequence[str]) -> None:
     """Raise UserError for options that what is given has no use for."""
-    folder, captured = RunFolder(path), path.is_file() or any(path.glob("layer-*"))
+    folder, captured = RunFolder(path), path.is_file() or is_capture(path)
     if text is not None and (captured or folder.manifest.is_file()):
         raise UserError(f"--text: {what} is a run or a capture, which reads none; drop it, or give a model")
     if step is not None and (captured or text is not None):

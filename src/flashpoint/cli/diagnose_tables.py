@@ -53,18 +53,19 @@ def _count(number: int, noun: str) -> str:
 
 def delta_heading(samples: Mapping[int, DeltaSample]) -> str:
     """Return that only errors of δ are left, and of what."""
-    sample = next(iter(samples.values()))
-    steps = sorted(set(sample.steps))
+    sample = next(iter(samples.values()))  # what was measured beside each other has the same steps in each layer
+    first, last = min(sample.steps), max(sample.steps)
+    steps = f"steps {first:,} to {last:,}" if first < last else f"step {last:,}"
     return (
         f"δ alone, the tensors have been deleted: {_count(len(samples), 'layer')} of {_count(sample.heads, 'head')}, "
-        f"{_count(len(sample.steps), 'sequence')} of steps {steps[0]:,} to {steps[-1]:,}"
+        f"{_count(len(sample.steps), 'sequence')} of {steps}"
     )
 
 
 def delta_tables(samples: Mapping[int, DeltaSample]) -> list[Table]:
     """Return the findings, where there are some, and the bias of δ in each head."""
     from flashpoint.diagnosis.bias import DeltaBias
-    from flashpoint.diagnosis.verdict import delta_finding
+    from flashpoint.diagnosis.verdict import FEW, delta_finding
 
     biases = {layer: DeltaBias.of_samples([sample]) for layer, sample in samples.items()}
     findings = [one for layer, bias in biases.items() if (one := delta_finding(layer, bias))]
@@ -74,7 +75,9 @@ def delta_tables(samples: Mapping[int, DeltaSample]) -> list[Table]:
         for head in range(samples[layer].heads)
     ]
     note = _unseen([bias for bias in biases.values() if bias is not None], "")
-    return _told(findings, Table(("layer", "head", *_BIAS), measured, note), to_be_sure=bool(note))
+    few = any(bias is None or bias.sequences < FEW for bias in biases.values())
+    nothing = "Too few sequences to say anything of δ." if few else "Nothing found."
+    return _told(findings, Table(("layer", "head", *_BIAS), measured, note), nothing, bool(note))
 
 
 def growth(path: Path) -> list[Table]:
@@ -116,14 +119,16 @@ def tables(diagnoses: Sequence[Diagnosis], more: str) -> list[Table]:
     findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
     measured = [[diagnosis.call.layer, *row] for diagnosis in diagnoses for row in _measures(diagnosis)]
     unseen = _unseen([diagnosis.bias for diagnosis in diagnoses if diagnosis.bias is not None], more)
-    note = " ".join(part for part in (_coarse(diagnoses), unseen) if part)
-    return _told(findings, Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note), to_be_sure=bool(unseen))
+    coarse = _coarse(diagnoses)
+    note = " ".join(part for part in (coarse, unseen) if part)
+    nothing = "Nothing found beyond what FP32 itself may do." if coarse else "Nothing found."
+    return _told(findings, Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note), nothing, bool(unseen))
 
 
-def _told(findings: Sequence[Finding], measures: Table, *, to_be_sure: bool = False) -> list[Table]:
-    """Return a table of findings before that of measures; without findings the measures say that there are none."""
+def _told(findings: Sequence[Finding], measures: Table, nothing: str, to_be_sure: bool) -> list[Table]:
+    """Return a table of findings before that of measures; without findings the measures say ``nothing``."""
     if not findings:
-        parts = ["Nothing found.", measures.note, _TO_BE_SURE if to_be_sure else ""]
+        parts = [nothing, measures.note, _TO_BE_SURE if to_be_sure else ""]
         return [dataclasses.replace(measures, note=" ".join(part for part in parts if part))]
     rows = [[one.layer, ", ".join(map(str, one.heads)), one.kind, one.text] for one in findings]
     advice = _advice({one.kind for one in findings})
@@ -150,13 +155,19 @@ def _bias_columns(bias: DeltaBias | None) -> list[tuple[Tensor | None, str]]:
 
 
 def _coarse(diagnoses: Sequence[Diagnosis]) -> str:
-    """Return which layers have scores so large that FP32 itself changes P."""
+    """Return in which layers scores are so large that FP32 itself may change weights."""
+    from flashpoint.diagnosis.finding import FP32_COARSE
+
     layers = {one.call.layer: float(one.of_fp32.max()) for one in diagnoses}
-    coarse = {layer: error for layer, error in layers.items() if error > _COARSE}
+    coarse = [
+        f"layer {layer} by up to {error:.1%}" if error < 1 else f"layer {layer} by any amount"
+        for layer, error in layers.items()
+        if error > FP32_COARSE
+    ]
     if not coarse:
         return ""
-    told = "; ".join(f"in layer {layer} by up to {min(error, 1):.0%}" for layer, error in coarse.items())
-    return f"Scores are so large that FP32 itself changes weights, {told}: such errors are no finding."
+    told = "; ".join(coarse)
+    return f"At such scores FP32 itself may change weights, in {told}: smaller errors cannot be told from it there."
 
 
 def _unseen(biases: Sequence[DeltaBias], more: str) -> str:
@@ -182,8 +193,6 @@ def _unseen(biases: Sequence[DeltaBias], more: str) -> str:
     )
 
 
-_COARSE = 0.01
-"""Relative error of weights from which FP32 is called coarse: that of the rounding of P̄ and O to BF16 is 0.004."""
 _MANY = 10_000
 """Sequences of which nobody is advised to measure more."""
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from flashpoint.diagnosis.measures import Measures
 
+FP32_COARSE = 2**-9
+"""Error of weights by FP32 beyond which the rounding of P̄, O or ℓ to BF16 cannot be told from it: half an ulp at 1."""
 DEAD_ROWS = 0.001
 """Share of rows that are switched off. Nothing else makes |O| half as long."""
 

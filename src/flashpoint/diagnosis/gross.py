@@ -77,7 +77,7 @@ def wrong_weights(of: Measures, probed: Probed | None, finding: Make) -> Finding
     whole = ~explained(of)
     weights, masses = (of[name] * whole for name in ("weight_error", "mass_error"))
     if (heads := weights.amax(0) > _WEIGHT_OFF + of_fp32(of)).any():
-        n, head = _largest(weights)
+        n, head = _largest(weights * heads)
         queries, keys = (
             _span(int(of[name][n, head]), probed.block) for name in ("weight_error_queries", "weight_error_keys")
         )
@@ -85,7 +85,7 @@ def wrong_weights(of: Measures, probed: Probed | None, finding: Make) -> Finding
         text = f"queries {queries} give keys {keys} a weight of {got:.3f} in place of {meant:.3f}"
         return finding("dropped_tile" if got < 0.2 * meant else "stale_maximum", heads, text)
     if (heads := masses.amax(0) > _WEIGHT_OFF + of_fp32(of)).any():
-        n, head = _largest(masses)
+        n, head = _largest(masses * heads)
         queries = _span(int(of["mass_error_block"][n, head]), probed.block)
         return finding(
             "logsumexp_block",

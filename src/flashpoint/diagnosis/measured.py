@@ -46,7 +46,7 @@ def _of_heads(
     call: AttentionCall, results: Results, probed: Probed | None, n: int, declared: AttentionVariant | None
 ) -> Measures:
     true = exact(call, n)
-    found = {**of_inputs(true, call.scale), **of_results(call, results, true, n, declared)}
+    found = {**of_inputs(true, call.q[n].double(), call.scale), **of_results(call, results, true, n, declared)}
     if probed is not None and results.out is not None:
         found |= probed_measures(call, probed, true, n)
         found |= delta_follows(call, results.out[n].double(), -probed.row_sums[n], true, n)

@@ -43,12 +43,13 @@ Measures = dict[str, Tensor]
 """Measures by name, float64: [H] of a sequence, [N, H] of a call. Those of results that nobody kept are left out."""
 
 
-def of_inputs(true: Exact, scale: float) -> Measures:
+def of_inputs(true: Exact, q: Tensor, scale: float) -> Measures:
     """Return what the inputs of a sequence alone say, [H] each: ties, scores and what all keys share.
 
     ``tied_rows``: the share of rows whose two largest scores are one BF16 number, of rows with two keys or more.
     ``score_max``: the largest |S|, nats. ``score_offset``: the mean over rows of |mean S of the keys it sees|, nats.
-    ``score_spacing``: how far apart FP32 numbers lie at the largest α|q||k|, nats. Kernels hold S·log₂e.
+    ``score_spacing``: how far apart FP32 numbers lie at the largest α Σ|qₑkₑ| (over features e) of a query and a key
+    that it sees, nats: no partial sum of S is larger. Kernels hold S·log₂e.
     ``mean_key_share``: |mean K|² over the mean |K|².
     """
     seen = true.scores.isfinite()
@@ -56,7 +57,8 @@ def of_inputs(true: Exact, scale: float) -> Measures:
     two = rounded.topk(min(2, rounded.shape[-1]), -1).values.float()
     tied = (two[..., 0] == two[..., -1]) & (seen.sum(-1) > 1)
     finite = true.scores.masked_fill(~seen, 0.0)
-    largest = scale * true.q_norm.amax(-1) * true.k.norm(dim=-1).amax(-1) / math.log(2)
+    terms = (q.abs() @ true.k.abs().mT).masked_fill_(~seen, 0.0)
+    largest = scale * terms.amax((-2, -1)) / math.log(2)
     above = torch.nextafter(largest.float(), torch.tensor(math.inf, device=largest.device))
     shared = true.k.mean(-2).square().sum(-1) / true.k.square().sum(-1).mean(-1).clamp_min(1e-300)
     return {

@@ -10,7 +10,7 @@ from torch import Tensor
 from flashpoint.diagnosis.bias import DeltaBias, ignited
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import DeltaSample
-from flashpoint.diagnosis.finding import DEAD_ROWS, Finding, Make, explained, maker, of_fp32
+from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, explained, maker, of_fp32
 from flashpoint.diagnosis.gross import differing_rows, nonfinite, wrong_rows, wrong_weights
 from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Measures, Results
@@ -20,7 +20,7 @@ from flashpoint.numerics.variant import AttentionVariant
 _LENGTH_OFF = 5e-4
 """Of the length error's root mean square beyond what is expected; a BF16 ℓ adds 1e-3 or more."""
 _FOLLOWS = 0.5
-_FEW = 3
+FEW = 3
 """Sequences without which nothing is said of δ's bias."""
 
 
@@ -103,7 +103,7 @@ def _findings(
     # A rounded ℓ makes rows of O longer or shorter; what else is rounded turns them, too.
     heads = (length - expected > _LENGTH_OFF**2) & (length > 4 * expected) & (length - expected > 0.5 * coarser)
     dead = of["dead_rows"].mean(0) > DEAD_ROWS
-    told_apart = ~dead & (of_fp32(of) < 2**-9)  # beyond, P̄ of the largest score is not 1, and its rounding counts
+    told_apart = ~dead & (of_fp32(of) < FP32_COARSE)  # beyond, P̄ of the largest score is not 1
     heads &= told_apart & ~explained(of) if declares else told_apart
     found = [_biased(bias, of, finding)]
     rough = ~heads & told_apart & (coarser > 3 * of["out_error_expected"].square().mean(0))
@@ -121,7 +121,7 @@ def _findings(
 
 
 def _biased(bias: DeltaBias | None, of: Measures, finding: Make) -> Finding | None:
-    if bias is None or bias.sequences < _FEW or not (heads := bias.igniting).any():
+    if bias is None or bias.sequences < FEW or not (heads := bias.igniting).any():
         return None
     worst = int((bias.mean.abs() * heads).argmax())
     size, sure, nats = (float(x[worst]) for x in (bias.mean, bias.mean / bias.error, bias.nats))

@@ -98,8 +98,11 @@ def _told(
             yield Answer(what, f"{_words(what[:-1], [one])}{where} alone: {verdict}", effect.told)
     else:
         together: Effect = branches.effect(only(found))
-        verdict = _sure(together, "sufficient, none alone", "whether sufficient; none alone is")
+        verdict = _sure(together, "sufficient", "whether sufficient")
         yield Answer(what, f"{_words(what[:-1], found)}{where} together: {verdict}", together.told)
+        for one, effect in zip(found, alone, strict=True):
+            verdict = _sure(effect, "sufficient" if effect.grows else "not sufficient", "whether sufficient")
+            yield Answer(what, f"{_words(what[:-1], [one])}{where} alone: {verdict}", effect.told)
     if others := [one for one in every if one not in found]:
         without: Effect = branches.effect(only(others))
         verdict = "not necessary: the others grow without" if without.grows else "necessary: the others do not grow"
