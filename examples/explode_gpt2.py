@@ -4,7 +4,7 @@ Shape, optimiser and tokens are those of flashpoint's default experiment, whose 
 H100s stands in docs/findings/own_run.md, "A real explosion". Three commands::
 
     python examples/explode_gpt2.py                                  # seed 0 exploded near step 4,800
-    flashpoint diagnose runs/explode-sdpa                            # a bias of δ in layer 2
+    flashpoint diagnose runs/explode-sdpa --step STEP                # of the early warning: a bias of δ in layer 2
     python examples/explode_gpt2.py attention=flash_unrounded_out    # the same batches; stable when stopped, at 10,240
 
 And proof, by branches from its checkpoints::
