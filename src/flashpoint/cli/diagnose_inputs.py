@@ -117,7 +117,7 @@ def delta_of(
 
 
 def _refuse_missing(layers: Collection[int], known: Collection[int]) -> None:
-    if known and (missing := [layer for layer in layers if layer not in known]):
+    if missing := [layer for layer in layers if layer not in known]:
         raise UserError(f"--layer {missing[0]}: there are layers {', '.join(map(str, known))}")
 
 

@@ -158,7 +158,7 @@ def _coarse(diagnoses: Sequence[Diagnosis]) -> str:
     """Return in which layers scores are so large that FP32 itself may change weights."""
     from flashpoint.diagnosis.finding import FP32_COARSE
 
-    layers = {one.call.layer: float(one.of_fp32.max()) for one in diagnoses}
+    layers = {one.call.layer: float(one.fp32_error.max()) for one in diagnoses}
     coarse = [
         f"layer {layer} by up to {error:.1%}" if error < 1 else f"layer {layer} by any amount"
         for layer, error in layers.items()
@@ -185,7 +185,9 @@ def _unseen(biases: Sequence[DeltaBias], more: str) -> str:
         return ""
     worst = max(unsure, key=lambda bias: float(bias.smallest.max()))
     needed = _rounded_up(worst.needed(ignites))
-    remedy = f": {more.format(needed)}" if more and needed <= _MANY else ", too many to wait for" * (needed > _MANY)
+    remedy = f": {more.format(needed)}" if more else ""
+    if needed > _MANY:
+        remedy = ", too many to wait for"
     return (
         f"In some heads a bias of δ below {float(worst.smallest.max()):.0e} would not show on {worst}; in a "
         f"model of 7 M parameters a constant one of {ignites:.0e} in layer 2 made {IGNITED[ignites]} runs explode. "

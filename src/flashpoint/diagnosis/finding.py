@@ -46,7 +46,7 @@ def maker(layer: int) -> Make:
     return finding
 
 
-def of_fp32(of: Measures) -> Tensor:
+def fp32_error(of: Measures) -> Tensor:
     """Return the relative error [H] of P = exp(S − L) that S of either pass and L have from FP32, at its largest.
 
     A sum of FP32 errs by one number in each pass; L is rounded by half of one.

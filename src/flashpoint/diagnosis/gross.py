@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.diagnosis.finding import Finding, Make, explained, of_fp32
+from flashpoint.diagnosis.finding import Finding, Make, explained, fp32_error
 from flashpoint.diagnosis.measures import Measures, Results
 from flashpoint.diagnosis.probe import Function, Probed, results_of
 
 _FP16_MAX = 65_504.0
 _WEIGHT_OFF = 0.01
 """Weights and masses: the rounding of P̄ and O to BF16 accounts for 0.004, FP32's of S and L for the rest
-(:func:`of_fp32`)."""
+(:func:`fp32_error`)."""
 _GRADIENT_OFF = 0.02
 """Relative error of dK and dV: BF16's roundings account for 0.005, FP32's of S and L for the rest."""
 
@@ -76,7 +76,7 @@ def wrong_weights(of: Measures, probed: Probed | None, finding: Make) -> Finding
         return None
     whole = ~explained(of)
     weights, masses = (of[name] * whole for name in ("weight_error", "mass_error"))
-    if (heads := weights.amax(0) > _WEIGHT_OFF + of_fp32(of)).any():
+    if (heads := weights.amax(0) > _WEIGHT_OFF + fp32_error(of)).any():
         n, head = _largest(weights * heads)
         queries, keys = (
             _span(int(of[name][n, head]), probed.block) for name in ("weight_error_queries", "weight_error_keys")
@@ -84,7 +84,7 @@ def wrong_weights(of: Measures, probed: Probed | None, finding: Make) -> Finding
         got, meant = float(of["weight_found"][n, head]), float(of["weight_exact"][n, head])
         text = f"queries {queries} give keys {keys} a weight of {got:.3f} in place of {meant:.3f}"
         return finding("dropped_tile" if got < 0.2 * meant else "stale_maximum", heads, text)
-    if (heads := masses.amax(0) > _WEIGHT_OFF + of_fp32(of)).any():
+    if (heads := masses.amax(0) > _WEIGHT_OFF + fp32_error(of)).any():
         n, head = _largest(masses * heads)
         queries = _span(int(of["mass_error_block"][n, head]), probed.block)
         return finding(
@@ -103,7 +103,7 @@ def wrong_rows(of: Measures, finding: Make) -> Finding | None:
     ):
         if f"{name}_rows_off" in of and (heads := of[f"{name}_rows_off"].sum(0) > 0).any():
             # A few rows that almost cancel are far off for no fault; a head that is off as a whole is none of these.
-            heads &= (of[error].amax(0) > _GRADIENT_OFF + of_fp32(of)) & ~explained(of)
+            heads &= (of[error].amax(0) > _GRADIENT_OFF + fp32_error(of)) & ~explained(of)
             if heads.any():
                 first = int(of[f"{name}_rows_off_first"][:, heads].clamp_min(0).amin()) + 1
                 last = int(of[f"{name}_rows_off_last"][:, heads].amax()) + 1
@@ -111,7 +111,7 @@ def wrong_rows(of: Measures, finding: Make) -> Finding | None:
                 what = "O" if name == "out" else "dQ"
                 return finding(kind, heads, f"{what} is off by {size:.1%}, in rows {first:,} to {last:,}")
     for name in ("grad_k_unexplained", "grad_v_error"):
-        if name in of and (heads := (of[name].mean(0) > _GRADIENT_OFF + of_fp32(of)) & ~explained(of)).any():
+        if name in of and (heads := (of[name].mean(0) > _GRADIENT_OFF + fp32_error(of)) & ~explained(of)).any():
             what = {"grad_k_unexplained": "dK", "grad_v_error": "dV"}[name]
             size = float(of[name][:, heads].mean())
             return finding("gradients_off", heads, f"{what} is off by {size:.1%}; BF16 accounts for 0.5 %")

@@ -10,7 +10,7 @@ from torch import Tensor
 from flashpoint.diagnosis.bias import DeltaBias, ignited
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import DeltaSample
-from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, explained, maker, of_fp32
+from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, explained, fp32_error, maker
 from flashpoint.diagnosis.gross import differing_rows, nonfinite, wrong_rows, wrong_weights
 from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Measures, Results
@@ -41,9 +41,9 @@ class Diagnosis:
     findings: tuple[Finding, ...]
 
     @property
-    def of_fp32(self) -> Tensor:
+    def fp32_error(self) -> Tensor:
         """The relative error [H] of weights that FP32's rounding of scores accounts for."""
-        return of_fp32(self.measures)
+        return fp32_error(self.measures)
 
 
 def diagnose(
@@ -103,7 +103,7 @@ def _findings(
     # A rounded ℓ makes rows of O longer or shorter; what else is rounded turns them, too.
     heads = (length - expected > _LENGTH_OFF**2) & (length > 4 * expected) & (length - expected > 0.5 * coarser)
     dead = of["dead_rows"].mean(0) > DEAD_ROWS
-    told_apart = ~dead & (of_fp32(of) < FP32_COARSE)  # beyond, P̄ of the largest score is not 1
+    told_apart = ~dead & (fp32_error(of) < FP32_COARSE)  # beyond, P̄ of the largest score is not 1
     heads &= told_apart & ~explained(of) if declares else told_apart
     found = [_biased(bias, of, finding)]
     rough = ~heads & told_apart & (coarser > 3 * of["out_error_expected"].square().mean(0))

@@ -92,17 +92,13 @@ def _told(
     """Return that the found ones are sufficient, and whether the others alone grow: then they are not necessary."""
     where = f" of {_words('layer', of)}" if of else ""
     alone: list[Effect] = [branches.effect(only([one])) for one in found]
-    if all(effect.grows for effect in alone):
-        for one, effect in zip(found, alone, strict=True):
-            verdict = _sure(effect, "sufficient", "whether sufficient")
-            yield Answer(what, f"{_words(what[:-1], [one])}{where} alone: {verdict}", effect.told)
-    else:
+    if not all(effect.grows for effect in alone):
         together: Effect = branches.effect(only(found))
         verdict = _sure(together, "sufficient", "whether sufficient")
         yield Answer(what, f"{_words(what[:-1], found)}{where} together: {verdict}", together.told)
-        for one, effect in zip(found, alone, strict=True):
-            verdict = _sure(effect, "sufficient" if effect.grows else "not sufficient", "whether sufficient")
-            yield Answer(what, f"{_words(what[:-1], [one])}{where} alone: {verdict}", effect.told)
+    for one, effect in zip(found, alone, strict=True):
+        verdict = _sure(effect, "sufficient" if effect.grows else "not sufficient", "whether sufficient")
+        yield Answer(what, f"{_words(what[:-1], [one])}{where} alone: {verdict}", effect.told)
     if others := [one for one in every if one not in found]:
         without: Effect = branches.effect(only(others))
         verdict = "not necessary: the others grow without" if without.grows else "necessary: the others do not grow"
