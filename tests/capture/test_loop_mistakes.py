@@ -240,7 +240,7 @@ def test_what_fails_in_one_line_elsewhere_does_not_end_the_training(
     def refuse(*_: Any) -> None:
         raise UserError("no such thing")
 
-    monkeypatch.setattr("flashpoint.capture.values.measured", refuse)
+    monkeypatch.setattr("flashpoint.capture.values.by_sequence", refuse)
     assert loop(tmp_path).verdict == "stable to 4"
     assert capsys.readouterr().err.count("no such thing") == 1
 

@@ -257,7 +257,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, enable_gqa: bool =
 def test_what_fails_in_watching_does_not_end_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("flashpoint.capture.values.measured", lambda *_: 1 / 0)
+    monkeypatch.setattr("flashpoint.capture.values.by_sequence", lambda *_: 1 / 0)
     assert loop(Net(), tmp_path, interval=2).verdict == "stable to 6"
     assert "ZeroDivisionError: division by zero); training goes on" in capsys.readouterr().err
 

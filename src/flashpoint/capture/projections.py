@@ -96,7 +96,10 @@ def _packed(call: Recorded, part: int) -> Projection | None:
 @torch.no_grad()
 def spectral_norms(projections: list[Projection]) -> Tensor:
     """Return the largest singular value of each head's matrix, [layers, H] float32."""
-    return torch.stack([_norms(one.matrices()) for one in projections])
+    matrices = [one.matrices() for one in projections]
+    if len({of_layer.shape for of_layer in matrices}) == 1:  # at once: one by one they are a thousand kernels on a GPU
+        return _norms(torch.stack(matrices))
+    return torch.stack([_norms(of_layer) for of_layer in matrices])
 
 
 def projections_of(calls: list[Recorded], outputs: ModuleOutputs) -> dict[str, list[Projection]]:

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.diagnosis.measured import measured
-from flashpoint.diagnosis.measures import Results
+from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.measured import by_sequence
+from flashpoint.diagnosis.measures import Measures, Results, finite_part, of_grad_q, of_out, of_scores
+from flashpoint.diagnosis.probe import Probed
 
 METRICS = {
     "delta_bias": "row_sum_relative_bias",
@@ -30,12 +32,23 @@ LOGGED = frozenset(("step", "loss", "grad_norm", "w_q_spectral_norm", "w_k_spect
 
 def measures_of(calls: Sequence[AttentionCall]) -> dict[str, NDArray[np.float64]]:
     """Return the logged measures of the layers' calls, which have as many heads: means over sequences, [n_layer, H]."""
-    by_layer = [measured(call, Results.kept(call)) for call in calls]
+    by_layer = [by_sequence(call, Results.kept(call), None, _of_heads) for call in calls]
     return {
         METRICS[name]: torch.stack([one[name].mean(0) for one in by_layer]).numpy()
         for name in by_layer[0]
         if name in METRICS
     }
+
+
+def _of_heads(call: AttentionCall, results: Results, _: Probed | None, n: int) -> Measures:
+    """Those of a diagnosis that need no second attention to compare with: a training waits for them."""
+    true = exact(call, n)
+    found = of_scores(true)
+    if results.out is not None:
+        found |= of_out(finite_part(results.out[n]), true, call.grad_out[n].double())
+    if results.grad_q is not None:
+        found |= of_grad_q(finite_part(results.grad_q[n]), true, call.scale)
+    return found
 
 
 def one_number(value: Any, name: str) -> Tensor | float:

@@ -43,27 +43,38 @@ Measures = dict[str, Tensor]
 """Measures by name, float64: [H] of a sequence, [N, H] of a call. Those of results that nobody kept are left out."""
 
 
-def of_inputs(true: Exact, q: Tensor, scale: float) -> Measures:
-    """Return what the inputs of a sequence alone say, [H] each: ties, scores and what all keys share.
+def of_scores(true: Exact) -> Measures:
+    """Return what the scores of a sequence say, [H] each.
 
     ``tied_rows``: the share of rows whose two largest scores are one BF16 number, of rows with two keys or more.
-    ``score_max``: the largest |S|, nats. ``score_offset``: the mean over rows of |mean S of the keys it sees|, nats.
+    ``score_max``: the largest |S|, nats.
+    """
+    finite = true.scores.isfinite()
+    rounded = true.scores.float().bfloat16()
+    tied = (rounded == rounded.amax(-1, keepdim=True)).sum(-1) > 1
+    several = finite.sum(-1) > 1
+    return {
+        "tied_rows": (tied & several).double().sum(-1) / several.sum(-1).clamp_min(1),
+        "score_max": true.scores.masked_fill(~finite, 0.0).abs().amax((-2, -1)),
+    }
+
+
+def of_inputs(true: Exact, q: Tensor, scale: float) -> Measures:
+    """Return what the inputs of a sequence alone say, [H] each: those of :func:`of_scores`, and what all keys share.
+
+    ``score_offset``: the mean over rows of |mean S of the keys it sees|, nats.
     ``score_spacing``: how far apart FP32 numbers lie at the largest α Σ|qₑkₑ| (over features e) of a query and a key
     that it sees, nats: no partial sum of S is larger. Kernels hold S·log₂e.
     ``mean_key_share``: |mean K|² over the mean |K|².
     """
     seen = true.scores.isfinite()
-    rounded = true.scores.float().bfloat16()
-    two = rounded.topk(min(2, rounded.shape[-1]), -1).values.float()
-    tied = (two[..., 0] == two[..., -1]) & (seen.sum(-1) > 1)
     finite = true.scores.masked_fill(~seen, 0.0)
     terms = (q.abs() @ true.k.abs().mT).masked_fill_(~seen, 0.0)
     largest = scale * terms.amax((-2, -1)) / math.log(2)
     above = torch.nextafter(largest.float(), torch.tensor(math.inf, device=largest.device))
     shared = true.k.mean(-2).square().sum(-1) / true.k.square().sum(-1).mean(-1).clamp_min(1e-300)
     return {
-        "tied_rows": tied.double().sum(-1) / (seen.sum(-1) > 1).sum(-1).clamp_min(1),
-        "score_max": finite.abs().amax((-2, -1)),
+        **of_scores(true),
         "score_offset": (finite.sum(-1) / seen.sum(-1)).abs().mean(-1),
         "score_spacing": (above - largest.float()).double() * math.log(2),
         "mean_key_share": shared,
@@ -98,29 +109,32 @@ def of_results(
     for name in ("out", "grad_q", "grad_k", "grad_v"):
         if (returned := getattr(results, name)) is None:
             continue
-        of_keys, wanted = name in ("grad_k", "grad_v"), getattr(true, name)
-        if of_keys:
-            wanted = _of_keys(wanted, call)
-        here = ~returned[n].double().isfinite().all(-1)
-        found = returned[n].double().nan_to_num(0.0, 0.0, 0.0)
-        size = _size(name, wanted, call, true)
-        errors = {"error": (found - wanted).norm(dim=(-2, -1)) / size}
+        found, of_keys = finite_part(returned[n]), name in ("grad_k", "grad_v")
+        here, repeats = ~returned[n].double().isfinite().all(-1), call.groups if of_keys else 1
+        nonfinite |= here.repeat_interleave(repeats, 0)
         if name == "out":
             measured["nonfinite_out"] = here.double().sum(-1)
-            measured |= _of_out(found, true, call.grad_out[n].double())
+            measured |= of_out(found, true, call.grad_out[n].double())
             measured |= _expected(call, n, true, returned.dtype, declared)
+            continue
+        wanted = _of_keys(getattr(true, name), call) if of_keys else true.grad_q
+        size = _size(name, wanted, call, true)
+        errors = {"error": (found - wanted).norm(dim=(-2, -1)) / size}
         if name == "grad_q":
-            measured |= _of_grad_q(found, true, call.scale)
+            measured |= of_grad_q(found, true, call.scale)
             errors["unexplained"] = _unexplained_grad_q(found, true, call.scale) / size
         if name == "grad_k" and delta_error is not None:
             of_delta = -call.scale * (true.probs.mT @ (delta_error[..., None] * call.q[n].double()))
             errors["unexplained"] = (found - wanted - _of_keys(of_delta, call)).norm(dim=(-2, -1)) / size
-        repeats = call.groups if of_keys else 1
-        nonfinite |= here.repeat_interleave(repeats, 0)
         measured |= {f"{name}_{what}": error.repeat_interleave(repeats, 0) for what, error in errors.items()}
     if results.out is not None and delta_error is not None:
         measured |= delta_follows(call, results.out[n].double(), delta_error, true, n)
     return {**measured, "nonfinite": nonfinite.double().sum(-1)}
+
+
+def finite_part(returned: Tensor) -> Tensor:
+    """Return a result as float64, with 0 in the place of NaN and infinity."""
+    return returned.double().nan_to_num(0.0, 0.0, 0.0)
 
 
 def _of_keys(of_queries: Tensor, call: AttentionCall) -> Tensor:
@@ -175,7 +189,7 @@ def _expected(
 
 
 def _size(name: str, wanted: Tensor, call: AttentionCall, true: Exact) -> Tensor:
-    """Return the length [heads] that an error counts against: FP64's, or what the gradient would be made of.
+    """Return the length [heads] that a gradient's error counts against: FP64's, or what it would be made of.
 
     Rows with one key, or with keys that are all alike, have dQ and dK that cancel, of which a tenth counts. dV of a key
     that every query sees alone is the sum of their dO. It cancels where the training has moved V for long; what it
@@ -193,13 +207,15 @@ def _size(name: str, wanted: Tensor, call: AttentionCall, true: Exact) -> Tensor
     return torch.maximum(wanted.norm(dim=(-2, -1)), least).clamp_min(1e-300)
 
 
-def _of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:
+def of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:
+    """Return those measures of :func:`of_results` that a sequence's O [H, T, d] has beside FP64's, [H] each."""
     difference, size = found - true.out, true.out.norm(dim=-1).clamp_min(1e-300)
     error = (grad_out * difference).sum(-1)
     return {
         **_rows_off("out", difference.norm(dim=-1) / size),
         "dead_rows": _dead(found, true.out).double().mean(-1),
         "length_error": _length_error(found, true),
+        "out_error": difference.norm(dim=(-2, -1)) / true.out.norm(dim=(-2, -1)).clamp_min(1e-300),
         **relative("delta", error, true.bound),
     }
 
@@ -229,7 +245,8 @@ def _unexplained_grad_q(found: Tensor, true: Exact, scale: float) -> Tensor:
     return (found - true.grad_q - of_delta).norm(dim=(-2, -1))
 
 
-def _of_grad_q(found: Tensor, true: Exact, scale: float) -> Measures:
+def of_grad_q(found: Tensor, true: Exact, scale: float) -> Measures:
+    """Return those measures of :func:`of_results` that a sequence's dQ [H, T, d] has beside FP64's, [H] each."""
     difference = found - true.grad_q
     # A row whose own gradient is small has an error from δ all the same: the unit is the head's typical row at least.
     size = true.grad_q.norm(dim=-1)
