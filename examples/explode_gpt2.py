@@ -3,7 +3,7 @@
 Shape, optimiser and tokens are those of flashpoint's default experiment, whose own GPT-2 explodes. What this one did on
 H100s stands in docs/findings/own_run.md, "A real explosion". Three commands::
 
-    python examples/explode_gpt2.py                                  # seed 0 exploded near step 4,800
+    python examples/explode_gpt2.py                                  # seed 0 exploded between 4,700 and 6,000
     flashpoint diagnose runs/explode-sdpa --step STEP                # of the early warning: a bias of δ in layer 2
     python examples/explode_gpt2.py attention=flash_unrounded_out    # the same batches; stable when stopped, at 10,240
 
