@@ -9,18 +9,26 @@ import io
 from pathlib import Path
 
 import hydra.main
+import pyarrow.compute
+import pyarrow.parquet
 import scipy.stats
+import tokenizers.implementations
 import torch._inductor.config  # by torch.use_deterministic_algorithms
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from matplotlib.figure import Figure
 
 import flashpoint.analysis.survival
+import flashpoint.cli.claims
 import flashpoint.cli.delta
+import flashpoint.cli.deviation
+import flashpoint.cli.diagnose
 import flashpoint.cli.loss
 import flashpoint.cli.runs
 import flashpoint.cli.series
 import flashpoint.cli.survival
+import flashpoint.deviation.engines
+import flashpoint.diagnosis.verdict
 import flashpoint.report.page
 import flashpoint.training.run
 from flashpoint.build_config import hydra_schema

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from flashpoint.capture.values import METRICS, measures_of
 from flashpoint.diagnosis.call import AttentionCall
@@ -12,6 +13,10 @@ from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Results
 from flashpoint.diagnosis.probe import results_of
 from flashpoint.drop_in import attention
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, _: bool, scale: float) -> Tensor:
+    return attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
 
 
 @pytest.mark.parametrize("heads_kv", [1, 2])
@@ -25,7 +30,9 @@ def test_each_is_the_mean_of_what_a_diagnosis_measures(heads_kv: int, off: float
         )
         k[:, :, 5] = k[:, :, 4]  # so that rows are tied
         call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.25, layer, 7, "f")
-        results = results_of(lambda q, k, v, _, scale: attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True), call)
+        results = results_of(
+            lambda q, k, v, _, scale: attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True), call
+        )
         assert results.out is not None
         results.out[1, 0, 3] += off
         calls.append(dataclasses.replace(call, **vars(results)))

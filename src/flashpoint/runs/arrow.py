@@ -123,7 +123,7 @@ def _nested(values: NDArray[np.float64]) -> Any:
 
 def metrics_of(rows: Any, digits: int) -> Columns:
     """Return the inverse of :func:`metrics_table`, of the rows of one run."""
-    steps = rows["step"].to_numpy()
+    steps = _numbers(rows["step"].combine_chunks())
     columns = ((name, _series(steps, rows[name].combine_chunks(), digits)) for name in rows.column_names[2:])
     return {name: series for name, series in columns if len(series[0])}
 
@@ -131,16 +131,21 @@ def metrics_of(rows: Any, digits: int) -> Columns:
 def _series(steps: NDArray[np.int64], array: Any, digits: int) -> Series:
     import pyarrow as pa
 
-    at, values = steps[array.is_valid().to_numpy(zero_copy_only=False)], array.drop_null()
+    at, values = steps[_numbers(array.is_valid().cast(pa.uint8())).astype(bool)], array.drop_null()
     shape = []
     while pa.types.is_list(values.type):
         shape.append(len(values[0]) if len(values) else 0)
         values = values.flatten()
-    numbers = values.to_numpy(zero_copy_only=False).reshape(len(at), *shape)
+    numbers = _numbers(values).reshape(len(at), *shape)
     few = digits_stored(digits, numbers.ndim)
     if few in _BITS:
         numbers = to_few_digits(numbers, few)
     return at, np.ascontiguousarray(np.moveaxis(numbers, 0, -1))
+
+
+def _numbers(array: Any) -> NDArray[Any]:
+    """Return an Arrow array without nulls. Its own ``to_numpy`` would import pandas."""
+    return np.from_dlpack(array)
 
 
 def chain_table(run: str, chain: Chain) -> Any:

@@ -67,21 +67,18 @@ class Table:
         Raises:
             UserError: the file is missing or damaged.
         """
-        import pyarrow.compute as pc
-
         with told_in_one_line(self.path):
-            number = self._groups.get(run)
-            if number is None:
+            if run not in self._places:
                 raise UserError(f"{self.path}: no rows of {run}; restore the file")
+            number, start, length = self._places[run]
             if self._group[0] != number:
                 self._group = number, self._file.read_row_group(number)
-            rows = self._group[1]
-            return rows.filter(pc.equal(rows["run"], run))
+            return self._group[1].slice(start, length)
 
     def by_run(self) -> dict[str, Any]:
         """Return all rows."""
         with told_in_one_line(self.path):
-            return {run: self.of(run) for run in self._groups}
+            return {run: self.of(run) for run in self._places}
 
     @cached_property
     def _file(self) -> Any:
@@ -93,13 +90,22 @@ class Table:
         return file
 
     @cached_property
-    def _groups(self) -> dict[str, int]:
-        groups = range(self._file.num_row_groups)
-        return {
-            run: number
-            for number in groups
-            for run in self._file.read_row_group(number, columns=["run"])["run"].unique().to_pylist()
-        }
+    def _places(self) -> dict[str, tuple[int, int, int]]:
+        """Of each run the row group, the first row in it and the number of rows, which lie together.
+
+        No Python value is handed to Arrow, which would import pandas to see whether it is one of that library's.
+        """
+        import pyarrow.compute as pc
+
+        found: dict[str, tuple[int, int, int]] = {}
+        for number in range(self._file.num_row_groups):
+            names = self._file.read_row_group(number, columns=["run"])["run"].combine_chunks()
+            together, start = pc.run_end_encode(names), 0
+            for run, end in zip(together.values.to_pylist(), together.run_ends.to_pylist(), strict=True):
+                if run in found:
+                    raise UserError(f"{self.path}: rows of {run} lie apart; {_RESTORE}")
+                found[run], start = (number, start, end - start), end
+        return found
 
 
 @dataclass(frozen=True)
@@ -186,8 +192,8 @@ class Evidence:
 
         if not self.runs_path.exists():
             return []
-        with told_in_one_line(self.runs_path):
-            rows = pq.read_table(self.runs_path, page_checksum_verification=True).to_pylist()
+        with told_in_one_line(self.runs_path):  # not read_table, which imports pandas
+            rows = pq.ParquetFile(self.runs_path, page_checksum_verification=True).read().to_pylist()
         return [checked(row, Row, f"{self.runs_path}: row {number}", _RESTORE) for number, row in enumerate(rows, 1)]
 
     @cached_property
