@@ -22,6 +22,9 @@ from benchmarks.rounds import block, synchronize
 from flashpoint.config import Config
 from flashpoint.errors import UserError, one_line
 
+_CONTEXT = multiprocessing.get_context("forkserver")
+"""Loops are forks of a process that has made the imports, and nothing else: CUDA does not survive a fork."""
+_CONTEXT.set_forkserver_preload(["benchmarks.loops", "benchmarks.kernel_groups", "torch._inductor.config"])
 WARM_UP_STEPS = 6
 """More than the trainer does before it records its step."""
 _PROFILE = "profile"
@@ -47,9 +50,8 @@ class Worker:
 
     def __init__(self, name: str, build: Builder, config: Config, device: torch.device) -> None:
         self.name = name
-        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, build, config, device))
+        self._connection, theirs = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(target=_serve, args=(theirs, build, config, device))
         self._process.start()
         theirs.close()
 
