@@ -34,6 +34,7 @@ def composed(*overrides: str) -> Config:
     return build_config(composed_values(*overrides), CONFIGS / "attn")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     sorted(path for group in ("attn", "model", "tracking", "experiment") for path in (CONFIGS / group).glob("*.yaml")),

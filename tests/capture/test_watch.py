@@ -268,6 +268,7 @@ def test_an_option_that_is_no_count_is_refused(tmp_path: Path, option: str) -> N
         flashpoint.watch(Net(), runs_dir=tmp_path, **{option: 0})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "kind"), [(nanogpt, "delta_bias"), (nanogpt, "rounded_denominator"), (plain_pytorch, "delta_bias")]
 )
@@ -287,6 +288,7 @@ def test_a_loop_from_failure_to_fix(tmp_path: Path, example: Any, kind: str, mon
     assert found_in(tmp_path / "fixed") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_transformers_loop_from_failure_to_fix(tmp_path: Path, model: str) -> None:
     """An attention of Transformers with a fault in head 2 of layer 1, by its interface."""

@@ -115,6 +115,7 @@ def test_the_shell_completes_verbs_and_options() -> None:
     assert completed("flashpoint runs --show ho") == ["hottest"]
 
 
+@pytest.mark.slow
 def test_a_reader_who_has_had_enough_is_no_error(tmp_path: Path) -> None:
     for seed in range(2000):
         write_run(tmp_path / f"runs/{seed}", {"name": "flash_bf16"}, seed=seed)

@@ -104,6 +104,7 @@ def computed(name: str, length: int, size: int) -> list[dict[str, Tensor]]:
     return kernels_and_reference(inputs(length, size), VARIANTS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "length", "size"), SHAPES)
 def test_kernels_equal_the_pytorch_attention_up_to_flips_of_a_rounding(name: str, length: int, size: int) -> None:
     """And are as close to FP64 as it is."""
@@ -112,6 +113,7 @@ def test_kernels_equal_the_pytorch_attention_up_to_flips_of_a_rounding(name: str
     assert_alike(*computed(name, length, size), exact_attention(*(x.cpu() for x in tensors)))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["flash_bf16", "flash_exact_rowsum", "flash_centered", "released", "small_blocks", "all_stochastic"]
 )

@@ -55,6 +55,7 @@ def test_finite_steps_and_other_causes_are_told_apart() -> None:
     assert locate(model, batch(), torch.tensor([0, 0])).startswith("the loss")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [0, 2])
 def test_a_run_that_turns_nan_is_repeated_from_before_that(train: Command, tmp_path: Path, interval: int) -> None:
     result = train(

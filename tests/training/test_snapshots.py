@@ -42,6 +42,7 @@ def measured(folder: Path) -> dict[int, dict[str, float]]:
     return {line["step"] + 1: line for line in lines if "weights_largest/all" in line}
 
 
+@pytest.mark.slow
 def test_a_run_is_measured_against_its_twin(train: Command, tmp_path: Path) -> None:
     """At the twin's snapshots, over the recorded tensors, and printed by what the two differ in."""
     assert outcome_of(train(*TWIN))[1] == "stable"
