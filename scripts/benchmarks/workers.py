@@ -23,8 +23,9 @@ from flashpoint.config import Config
 from flashpoint.errors import UserError, one_line
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-"""Loops are forks of a process that has made the imports, and nothing else: CUDA does not survive a fork."""
-_CONTEXT.set_forkserver_preload(["benchmarks.loops", "benchmarks.kernel_groups", "torch._inductor.config"])
+"""Loops are forks of a process that has made the slow imports, and nothing else: CUDA does not survive a fork. Their
+environment is that of the first loop's start."""
+_CONTEXT.set_forkserver_preload(["torch._inductor.config", "flashpoint.model", "flashpoint.training.step"])
 WARM_UP_STEPS = 6
 """More than the trainer does before it records its step."""
 _PROFILE = "profile"

@@ -30,9 +30,7 @@ def test_each_is_the_mean_of_what_a_diagnosis_measures(heads_kv: int, off: float
         )
         k[:, :, 5] = k[:, :, 4]  # so that rows are tied
         call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.25, layer, 7, "f")
-        results = results_of(
-            lambda q, k, v, _, scale: attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True), call
-        )
+        results = results_of(attend, call)
         assert results.out is not None
         results.out[1, 0, 3] += off
         calls.append(dataclasses.replace(call, **vars(results)))

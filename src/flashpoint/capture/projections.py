@@ -96,10 +96,10 @@ def _packed(call: Recorded, part: int) -> Projection | None:
 @torch.no_grad()
 def spectral_norms(projections: list[Projection]) -> Tensor:
     """Return the largest singular value of each head's matrix, [layers, H] float32."""
-    matrices = [one.matrices() for one in projections]
-    if len({of_layer.shape for of_layer in matrices}) == 1:  # at once: one by one they are a thousand kernels on a GPU
-        return _norms(torch.stack(matrices))
-    return torch.stack([_norms(of_layer) for of_layer in matrices])
+    grams = [_gram(one.matrices()) for one in projections]
+    if len({gram.shape for gram in grams}) == 1:  # at once: one by one they are a thousand kernels on a GPU
+        return _roots(torch.stack(grams))
+    return torch.stack([_roots(gram) for gram in grams])
 
 
 def projections_of(calls: list[Recorded], outputs: ModuleOutputs) -> dict[str, list[Projection]]:
@@ -113,10 +113,15 @@ def projections_of(calls: list[Recorded], outputs: ModuleOutputs) -> dict[str, l
     return {name: [one for one in layers if one] for name, layers in found.items() if all(layers)}
 
 
-def _norms(matrices: Tensor) -> Tensor:
+def _gram(matrices: Tensor) -> Tensor:
+    """Return the smaller one of M·Mᵀ and Mᵀ·M of each matrix, float64."""
     double = matrices.double()
-    gram = double @ double.mT if double.shape[-2] <= double.shape[-1] else double.mT @ double
-    return largest_eigenvalue(gram, torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)).sqrt().float()
+    return double @ double.mT if double.shape[-2] <= double.shape[-1] else double.mT @ double
+
+
+def _roots(grams: Tensor) -> Tensor:
+    """Return the square root of each matrix's largest eigenvalue, float32."""
+    return largest_eigenvalue(grams, torch.eye(grams.shape[-1], dtype=grams.dtype, device=grams.device)).sqrt().float()
 
 
 def _ancestors(node: Any) -> Iterator[Any]:

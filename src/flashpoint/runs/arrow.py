@@ -131,7 +131,7 @@ def metrics_of(rows: Any, digits: int) -> Columns:
 def _series(steps: NDArray[np.int64], array: Any, digits: int) -> Series:
     import pyarrow as pa
 
-    at, values = steps[_numbers(array.is_valid().cast(pa.uint8())).astype(bool)], array.drop_null()
+    at, values = steps[_valid(array)], array.drop_null()
     shape = []
     while pa.types.is_list(values.type):
         shape.append(len(values[0]) if len(values) else 0)
@@ -141,6 +141,11 @@ def _series(steps: NDArray[np.int64], array: Any, digits: int) -> Series:
     if few in _BITS:
         numbers = to_few_digits(numbers, few)
     return at, np.ascontiguousarray(np.moveaxis(numbers, 0, -1))
+
+
+def _valid(array: Any) -> NDArray[np.bool_]:
+    """Return which elements are not null."""
+    return _numbers(array.is_valid().cast("uint8")).astype(bool)
 
 
 def _numbers(array: Any) -> NDArray[Any]:
@@ -195,8 +200,10 @@ def _wrong_column(found: Any, expected: Any) -> str | None:
 
 def chain_of(rows: Any) -> Chain:
     """Return the inverse of :func:`chain_table`, of the rows of one run."""
-    columns = (rows["loss"], rows["grad_norm"], rows["state"].fill_null(0))
-    return Chain.of_values(*(column.to_numpy() for column in columns))
+    loss, grad_norm, checksums = (rows[name].combine_chunks() for name in ("loss", "grad_norm", "state"))
+    state = np.zeros(len(checksums), np.uint64)
+    state[_valid(checksums)] = _numbers(checksums.drop_null())
+    return Chain.of_values(_numbers(loss), _numbers(grad_norm), state)
 
 
 def runs_together(tables: Mapping[str, Any], schema: Any) -> Iterator[Any]:
