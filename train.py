@@ -2,7 +2,8 @@
 
 import sys
 
+from flashpoint.cli.process import end_with
 from flashpoint.cli.train import main
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    end_with(lambda: main(sys.argv[1:]))
