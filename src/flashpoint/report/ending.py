@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from importlib import import_module
+
 from flashpoint.report.curves import draw_curves
 from flashpoint.report.page import write_report
 from flashpoint.runs.folder import RunFolder
@@ -17,7 +20,8 @@ class EndOfRunDrawing:
         self._report = report
 
     def begun(self, folder: RunFolder, first_step: int) -> None:
-        """Nothing to draw yet."""
+        """Import the library that draws while the run trains: at its end the user would wait for it."""
+        threading.Thread(target=import_module, args=["matplotlib.figure"], daemon=True).start()
 
     def logged(self, step: int, metrics: Metrics) -> None:
         """All metrics are read from the run's file at its end."""
