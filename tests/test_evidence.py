@@ -1,13 +1,14 @@
 """The committed runs are whole, small, and equal where they are said to be."""
 
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flashpoint.config import DetectorConfig
 from flashpoint.data.batches import BatchOrder
-from flashpoint.data.tape import Tape
+from flashpoint.data.tape import TapeHeader, TapeWriter
 from flashpoint.errors import UserError
 from flashpoint.runs.archive import index_of
 from flashpoint.runs.metrics import Series
@@ -127,15 +128,29 @@ def test_the_runs_whose_weights_were_measured_are_the_first_steps_of_those_with_
         assert np.array_equal(run.chain.records, kept(f"laptop-packages:{run.name}").chain.records[:600])
 
 
-def test_the_committed_tape_is_whole_and_follows_from_its_seed() -> None:
-    run = kept("default-h200:explosion")
-    assert run.folder
-    tape = Tape.read(run.folder.tape)
-    assert (tape.steps, tape.digest) == (run.outcome["tape_steps"], run.outcome["tape_digest"])
-    n_tokens = tape.header.n_windows * tape.header.context + 1
-    order = BatchOrder(n_tokens, tape.header.context, tape.header.shape, run.config["seed"])
-    for step in range(tape.steps):
-        assert np.array_equal(tape.records[step], order.windows(step))
+@pytest.mark.parametrize(
+    "name", ["default-h200:explosion", "124m-h100:flash_bf16_seed-2", "laptop-packages:flash_bf16_seed-7"]
+)
+def test_the_batches_of_a_run_follow_from_its_seed(tmp_path: Path, name: str) -> None:
+    run = kept(name)
+    data, context, size = run.manifest["data"], run.config["model"]["context"], run.config["train"]["batch_size"]
+    sequences = run.config["train"]["micro_batch_size"] or size
+    n_tokens = data["files"]["train"]["tokens"]
+    header = TapeHeader(
+        data_fingerprint=data["fingerprint"],
+        context=context,
+        n_windows=(n_tokens - 1) // context,
+        micro_batches=size // sequences,
+        ranks=1,
+        sequences=sequences,
+        seed=run.config["seed"],
+        initial_weights=run.manifest["initial_weights"],
+    )
+    tape, order = TapeWriter(tmp_path / "tape.bin", header), BatchOrder(n_tokens, context, header.shape, header.seed)
+    for step in range(run.outcome["tape_steps"]):
+        tape.append(order.windows(step))
+    tape.close()
+    assert tape.digest == run.outcome["tape_digest"]
 
 
 def test_the_committed_run_repeats_from_its_checkpoint() -> None:

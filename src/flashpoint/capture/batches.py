@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+_FACTORS_KEPT = 1 << 20
+"""Numbers of a tensor whose factors are kept: 8 MiB."""
 
 
 class LatestBatches:
@@ -49,9 +53,16 @@ def sums(batch: Any) -> Any:
     if isinstance(batch, Tensor):
         flat = batch.detach().reshape(-1)
         words = (flat.float().view(torch.int32) if flat.is_floating_point() else flat).long()
-        places = torch.arange(1, words.numel() + 1, device=words.device, dtype=torch.int64)
-        return ((words + 0x9E3779B9) * (2 * places + 1) * 0x5851F42D4C957F2D).sum()
+        factors = _factors if words.numel() <= _FACTORS_KEPT else _factors.__wrapped__
+        return ((words + 0x9E3779B9) * factors(words.numel(), words.device)).sum()
     return [sums(part) for part in _parts(batch)]
+
+
+@lru_cache(maxsize=8)
+def _factors(count: int, device: torch.device) -> Tensor:
+    """Return an odd factor for each place of a tensor, int64. A training asks for the same ones at every step."""
+    places = torch.arange(1, count + 1, device=device, dtype=torch.int64)
+    return (2 * places + 1) * 0x5851F42D4C957F2D
 
 
 def holds_none(summed: Any) -> bool:

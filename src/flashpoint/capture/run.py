@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from flashpoint.files import write_json
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import MetricsFile
 from flashpoint.runs.outcome import Outcome, Verdict
-from flashpoint.training.determinism import hardware_name
+from flashpoint.training.determinism import command_line, hardware_name
 from flashpoint.training.listeners import Listener, Listeners, Metrics
 
 
@@ -64,7 +63,7 @@ class WatchedRun:
                     "flashpoint": flashpoint.__version__,
                     "torch": torch.__version__,
                     "python": platform.python_version(),
-                    "command": sys.argv,
+                    "command": command_line(),
                 },
                 "data": {},
                 "initial_weights": self.folder.path.name,  # nobody's but its own
@@ -96,10 +95,11 @@ class WatchedRun:
         self._metrics.log(step, metrics)
         self._listeners.logged(step, metrics)
 
-    def note_batch(self, step: int, fingerprint: int) -> None:
-        """Record which batch a step trained on."""
-        with self.folder.batches.open("a") as file:
-            file.write(f"{step},{fingerprint & (1 << 64) - 1:016x}\n")
+    def note_batches(self, fingerprints: Sequence[tuple[int, int]]) -> None:
+        """Record which batches steps trained on, by their fingerprints."""
+        if fingerprints:
+            with self.folder.batches.open("a") as file:
+                file.writelines(f"{step},{of_batch & (1 << 64) - 1:016x}\n" for step, of_batch in fingerprints)
 
     def keep(self, calls: Sequence[AttentionCall], batch: Any, step: int, reason: str) -> Path:
         """Write captures of layers, and the batch if it is tensors; return their folder."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,8 +74,8 @@ def floats(values: Sequence[Tensor | float]) -> list[float]:
     return [next(read) if isinstance(value, Tensor) else float(value) for value in values]
 
 
-def gradient_norm(model: nn.Module) -> Tensor | None:
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor | None:
     """Return the norm of all gradients together; None where no parameter has one."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    gradients = [p.grad for p in parameters if p.grad is not None]
     dense = [one.coalesce().values() if one.is_sparse else one for one in gradients]
     return nn.utils.get_total_norm(dense) if dense else None

@@ -49,7 +49,7 @@ class Watch:
         functions: Sequence[str],
         listeners: Sequence[Listener],
     ) -> None:
-        self._model = model
+        self._model, self._parameters = model, list[nn.Parameter]()
         interval, self._weights_interval, self._log_interval = intervals
         self._step = 0
         self._guard = Guard(lambda: self._step)
@@ -157,6 +157,8 @@ class Watch:
         """Each part by itself: where one fails, the others are recorded."""
         step = self._step
         due = (step + 1) % self._log_interval == 0
+        if step % self._weights_interval == 0:  # going through all modules takes longer than the norm itself
+            self._parameters = list(self._model.parameters())
         self._guard.do("reading the loss", lambda: self._note(step, loss, grad_norm, due))
         if batch is not None:
             self._guard.do("reading the batch", lambda: self._note_batch(step, batch))
@@ -172,7 +174,7 @@ class Watch:
         number = one_number(loss, "the loss")
         self._pending.append((step, number, None))
         if grad_norm is None and due:
-            grad_norm = gradient_norm(self._model)
+            grad_norm = gradient_norm(self._parameters)
             if grad_norm is None:
                 self._guard.tell("no gradients at watched.step; call it after the backward pass and before zero_grad")
         if grad_norm is not None:
@@ -234,8 +236,7 @@ class Watch:
                     hottest[0].layer if hottest else None,
                 )
         self._last_loss = losses[-1]
-        for step, of_batch in self._batches.fingerprints():
-            self.run.note_batch(step, of_batch)
+        self.run.note_batches(self._batches.fingerprints())
         if self._detector.verdict != "nonfinite":
             self._batches.clear()
         else:

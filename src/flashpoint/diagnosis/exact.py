@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,49 +17,73 @@ class Exact:
     """Forward and backward pass of one sequence, float64; keys and values as each query's head has them.
 
     Attributes:
+        q, k, grad_out: [H, T, d].
+        scale: α.
         scores, probs: S (−∞ where a query does not see the key), nats, and P [H, T, T].
-        out, grad_q, grad_k, grad_v: [H, T, d]; the last two summed over no heads.
+        grad_scores: dS [H, T, T].
+        out, grad_q: [H, T, d].
         attended_keys: PK [H, T, d], which an error of δ adds to dQ, by −α.
         bound: |dO|₂·|O|₂ [H, T], the unit of δ's relative error.
-        k: [H, T, d].
-        q_norm, grad_out_norm: |q|₂ and |dO|₂ [H, T].
     """
 
+    q: Tensor
+    k: Tensor
+    grad_out: Tensor
+    scale: float
     scores: Tensor
     probs: Tensor
+    grad_scores: Tensor
     out: Tensor
     grad_q: Tensor
-    grad_k: Tensor
-    grad_v: Tensor
     attended_keys: Tensor
     bound: Tensor
-    k: Tensor
-    q_norm: Tensor
-    grad_out_norm: Tensor
+
+    @cached_property
+    def grad_k(self) -> Tensor:
+        """dK of each query's head [H, T, d]: heads that share keys are not added up."""
+        return self.scale * (self.grad_scores.mT @ self.q)
+
+    @cached_property
+    def grad_v(self) -> Tensor:
+        """dV of each query's head [H, T, d]: heads that share values are not added up."""
+        return self.probs.mT @ self.grad_out
+
+    @cached_property
+    def q_norm(self) -> Tensor:
+        """|q|₂ [H, T]."""
+        return self.q.norm(dim=-1)
+
+    @cached_property
+    def grad_out_norm(self) -> Tensor:
+        """|dO|₂ [H, T]."""
+        return self.grad_out.norm(dim=-1)
 
 
 def exact(call: AttentionCall, sequence: int) -> Exact:
-    """Compute one sequence of a call from the definition of softmax attention."""
+    """Compute one sequence of a call from the definition of softmax attention.
+
+    A watched training waits for this: [H, T, T] is gone over as few times as can be.
+    """
     q, grad_out = call.q[sequence].double(), call.grad_out[sequence].double()
     k, v = (x[sequence].double().repeat_interleave(call.groups, 0) for x in (call.k, call.v))
-    scores = q @ k.mT * call.scale
+    scores = call.scale * q @ k.mT
     if call.is_causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(later, -math.inf)
+        scores.masked_fill_(later, -math.inf)
     probs = scores.softmax(-1)
     out = probs @ v
-    grad_probs = grad_out @ v.mT
-    grad_scores = call.scale * probs * (grad_probs - (grad_out * out).sum(-1, keepdim=True))
+    delta = (grad_out * out).sum(-1, keepdim=True)
+    grad_scores = (grad_out @ v.mT).sub_(delta).mul_(probs)
     return Exact(
+        q=q,
+        k=k,
+        grad_out=grad_out,
+        scale=call.scale,
         scores=scores,
         probs=probs,
+        grad_scores=grad_scores,
         out=out,
-        grad_q=grad_scores @ k,
-        grad_k=grad_scores.mT @ q,
-        grad_v=probs.mT @ grad_out,
+        grad_q=call.scale * (grad_scores @ k),
         attended_keys=probs @ k,
         bound=grad_out.norm(dim=-1) * out.norm(dim=-1),
-        k=k,
-        q_norm=q.norm(dim=-1),
-        grad_out_norm=grad_out.norm(dim=-1),
     )

@@ -50,12 +50,13 @@ def of_scores(true: Exact) -> Measures:
     ``score_max``: the largest |S|, nats.
     """
     finite = true.scores.isfinite()
-    rounded = true.scores.float().bfloat16()
+    rounded = true.scores.bfloat16()
     tied = (rounded == rounded.amax(-1, keepdim=True)).sum(-1) > 1
     several = finite.sum(-1) > 1
+    lowest, highest = true.scores.masked_fill(~finite, 0.0).flatten(-2).aminmax(dim=-1)
     return {
         "tied_rows": (tied & several).double().sum(-1) / several.sum(-1).clamp_min(1),
-        "score_max": true.scores.masked_fill(~finite, 0.0).abs().amax((-2, -1)),
+        "score_max": torch.maximum(-lowest, highest),
     }
 
 

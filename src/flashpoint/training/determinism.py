@@ -59,8 +59,13 @@ def describe_environment(device: torch.device, config: Config) -> dict[str, Any]
         "numpy": np.__version__,
         "platform": platform.platform(),
         "hardware": hardware_name(device),
-        "command": sys.argv,
+        "command": command_line(),
     }
+
+
+def command_line() -> list[str]:
+    """Return the arguments of this process. Of the program only its name: where it lies, another machine has not."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
 
 
 def hardware_name(device: torch.device) -> str:
