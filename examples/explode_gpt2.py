@@ -5,7 +5,7 @@ H100s stands in docs/findings/own_run.md, "A real explosion". Three commands::
 
     python examples/explode_gpt2.py                                  # seed 0 exploded between 4,700 and 6,000
     flashpoint diagnose runs/explode-sdpa --step STEP                # of the early warning: a bias of δ in layer 2
-    python examples/explode_gpt2.py attention=flash_unrounded_out    # the same batches; stable when stopped, at 10,240
+    python examples/explode_gpt2.py attention=flash_unrounded_out    # the same batches; stable to step 12,000
 
 And proof, by branches from its checkpoints::
 
