@@ -2,8 +2,10 @@
 
 import sys
 
-from flashpoint.cli.process import end_with
-from flashpoint.cli.train import main
+from flashpoint.cli.process import quick_end
 
 if __name__ == "__main__":
-    end_with(lambda: main(sys.argv[1:]))
+    with quick_end():
+        from flashpoint.cli.train import main
+
+        main(sys.argv[1:])

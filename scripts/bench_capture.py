@@ -1,4 +1,4 @@
-"""What watching costs a step: GPT-2 of Transformers in the shape of the default experiment, or of 124 M parameters.
+"""What watching costs a step: GPT-2 of Transformers in the shape of the default experiment, or any other.
 
     python scripts/bench_capture.py                                            # 6 × 256, T 2048
     python scripts/bench_capture.py layers=12 heads=12 width=768 context=1024 batch=32 lr=6e-4

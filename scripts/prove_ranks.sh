@@ -41,4 +41,5 @@ for pair in "$runs/ranks $runs/ranks-again" "$runs/ranks $runs/accumulated"; do
   # shellcheck disable=SC2086 - two words
   echo "$pair: $("$python" -m flashpoint compare $pair || true)"
 done
+"$python" -m flashpoint runs $runs/{ranks,ranks-again,accumulated,large-one,large-ranks,killed}
 "$python" -m flashpoint runs $runs/{one,ranks,large-one,large-ranks} --show rates

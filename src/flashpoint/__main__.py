@@ -1,12 +1,14 @@
 """``python -m flashpoint``: the same as ``flashpoint``."""
 
-from flashpoint.cli.main import main
-from flashpoint.cli.process import end_with
+from flashpoint.cli.process import quick_end
 
 
 def run() -> None:
     """Be the command ``flashpoint``."""
-    end_with(lambda: main(prog_name="flashpoint"))
+    with quick_end():
+        from flashpoint.cli.main import main
+
+        main(prog_name="flashpoint")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from flashpoint.runs.folder import RunFolder
 from tests.records import call, refusal, rows, values, write_run
 from tests.runs.kept import set_outcome
 
@@ -26,6 +27,9 @@ def test_a_run_that_has_not_ended_is_listed_among_those_that_have(tmp_path: Path
         "| `begun` | not ended |  |  |  |",
     ]
     assert call("runs", *runs).stdout.splitlines()[0] == "a CPU, torch 2.99; corpus unknown; seeds 1 to 2; 2026-11-21"
+    with RunFolder(tmp_path / "killed").locked():
+        assert rows(call("runs", *runs))[1] == "| `killed` | under way | 900 |  |  |"
+    assert rows(call("runs", *runs))[1] == "| `killed` | not ended | 900 |  |  |"
 
 
 def test_a_run_that_was_ended_early_is_stopped_wherever_its_end_is_shown(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_FACTORS_KEPT = 1 << 20
-"""Numbers of a tensor whose factors are kept: 8 MiB."""
+_FACTORS_KEPT = 1 << 18
+"""Numbers of a tensor whose factors are kept: 2 MiB, of up to four sizes."""
 
 
 class LatestBatches:
@@ -58,7 +58,7 @@ def sums(batch: Any) -> Any:
     return [sums(part) for part in _parts(batch)]
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=4)
 def _factors(count: int, device: torch.device) -> Tensor:
     """Return an odd factor for each place of a tensor, int64. A training asks for the same ones at every step."""
     places = torch.arange(1, count + 1, device=device, dtype=torch.int64)

@@ -157,8 +157,6 @@ class Watch:
         """Each part by itself: where one fails, the others are recorded."""
         step = self._step
         due = (step + 1) % self._log_interval == 0
-        if step % self._weights_interval == 0:  # going through all modules takes longer than the norm itself
-            self._parameters = list(self._model.parameters())
         self._guard.do("reading the loss", lambda: self._note(step, loss, grad_norm, due))
         if batch is not None:
             self._guard.do("reading the batch", lambda: self._note_batch(step, batch))
@@ -174,6 +172,8 @@ class Watch:
         number = one_number(loss, "the loss")
         self._pending.append((step, number, None))
         if grad_norm is None and due:
+            if not self._parameters or (step + 1) % self._weights_interval == 0:
+                self._parameters = list(self._model.parameters())  # takes longer than their norm
             grad_norm = gradient_norm(self._parameters)
             if grad_norm is None:
                 self._guard.tell("no gradients at watched.step; call it after the backward pass and before zero_grad")

@@ -19,7 +19,7 @@ from flashpoint.runs.recorded import Run
 
 
 def outcomes(runs: Sequence[Run]) -> Table:
-    """Return how each run ended; runs that have not ended, or were killed, have a row as well.
+    """Return how each run ended; runs that are under way, or were killed, have a row as well.
 
     Where a run turned NaN and knows why, a column has the reasons; where hardware differs, a column has it.
     """
@@ -28,7 +28,7 @@ def outcomes(runs: Sequence[Run]) -> Table:
     def row(run: Run) -> list[object]:
         where = [run.manifest["hardware"]] if differs else []
         if not run.ended:
-            return [code(run.name), *where, "not ended", _logged(run), None, None, None]
+            return [code(run.name), *where, run.verdict, _logged(run), None, None, None]
         outcome = run.outcome
         onset = step(outcome["onset_step"], "none")
         return [

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from flashpoint.build_config import build_config, hydra_schema
 from flashpoint.cli.composition import check_files_as_hydra_reads_them, checked_arguments, refusal
-from flashpoint.cli.process import end_with
+from flashpoint.cli.process import quick_end
 from flashpoint.config import Config, HardwareConfig
 from flashpoint.errors import exit_in_one_line
 from flashpoint.files import CONFIGS
@@ -133,4 +133,5 @@ def command(arguments: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
-    end_with(lambda: main(sys.argv[1:]))
+    with quick_end():
+        main(sys.argv[1:])

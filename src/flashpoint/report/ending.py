@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from importlib import import_module
 
 from flashpoint.report.curves import draw_curves
 from flashpoint.report.page import write_report
@@ -21,7 +21,7 @@ class EndOfRunDrawing:
 
     def begun(self, folder: RunFolder, first_step: int) -> None:
         """Import the library that draws while the run trains: at its end the user would wait for it."""
-        threading.Thread(target=import_module, args=["matplotlib.figure"], daemon=True).start()
+        threading.Thread(target=_import, daemon=True).start()
 
     def logged(self, step: int, metrics: Metrics) -> None:
         """All metrics are read from the run's file at its end."""
@@ -31,3 +31,8 @@ class EndOfRunDrawing:
         draw_curves(folder)
         if self._report:
             write_report([Run.of_folder(folder)], folder.path / "report")
+
+
+def _import() -> None:
+    with contextlib.suppress(Exception):  # drawing fails by it, too, and says so
+        import matplotlib.figure  # noqa: F401

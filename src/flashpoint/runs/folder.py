@@ -194,6 +194,25 @@ class RunFolder:
         tables = "; a run of the evidence tables has no tape and no checkpoints" if ":" in str(run) else ""
         raise UserError(f"{run}: no run there (no config.json){tables}; give a run's folder, e.g. {runs_dir}/NAME")
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a process trains the run now. Of somebody's own loop, and where no locks are seen, it is not known:
+        False."""
+        lock = self._lock
+        try:
+            if Path(lock.lock_file).is_file():  # which acquiring would make
+                lock.acquire()
+                lock.release()
+        except Timeout:
+            return True
+        except (OSError, NotImplementedError):  # as in a folder of somebody else's
+            return False
+        return False
+
+    @property
+    def _lock(self) -> FileLock:
+        return FileLock(self.path / ".lock", blocking=False)
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Be the only process that writes the run, in the block; one that dies gives it up.
@@ -201,7 +220,7 @@ class RunFolder:
         Raises:
             UserError: another process writes the run, or the folder takes no lock.
         """
-        lock = FileLock(self.path / ".lock", blocking=False)
+        lock = self._lock
         try:
             Path(lock.lock_file).touch()  # FileLock would take a folder that holds no file for one that is locked
             lock.acquire()

@@ -206,10 +206,10 @@ class Run:
 
     @property
     def verdict(self) -> str:
-        """``exploded at 5,563``, ``nonfinite at 389``, ``stable to 20,000``, ``stopped at 3,196``, or ``not ended``
-        before the end."""
+        """``exploded at 5,563``, ``nonfinite at 389``, ``stable to 20,000``, ``stopped at 3,196``; before the end
+        ``under way``, or ``not ended`` where no process is known to train the run."""
         if not self.ended:
-            return "not ended"
+            return "under way" if self.folder and self.folder.under_way else "not ended"
         if self.onset is not None:
             return f"{self.ending} at {self.onset:,}"
         return f"{self.ending} {'at' if self.ending == 'stopped' else 'to'} {self.outcome['step']:,}"
