@@ -35,7 +35,7 @@ def quick_end() -> Iterator[None]:
         try:
             sys.stdout.flush()
             sys.stderr.flush()
-        except OSError:  # Python's own end tells of it
+        except (AttributeError, OSError, ValueError):  # none, full or closed: Python's own end tells of it
             return
         os._exit(status)
 
