@@ -112,7 +112,8 @@ def command_errors() -> Iterator[None]:
     with exit_in_one_line(OSError):
         try:
             yield
-            sys.stdout.flush()
+            if sys.stdout:  # None where it was closed from the start
+                sys.stdout.flush()
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
             sys.exit(1)

@@ -115,6 +115,13 @@ def test_the_shell_completes_verbs_and_options() -> None:
     assert completed("flashpoint runs --show ho") == ["hottest"]
 
 
+def test_a_closed_stdout_is_no_error(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", {"name": "flash_bf16"})
+    command = f"{sys.executable} -m flashpoint runs {run} >&-"
+    result = subprocess.run(["bash", "-c", command], env=environment(), capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 @pytest.mark.slow
 def test_a_reader_who_has_had_enough_is_no_error(tmp_path: Path) -> None:
     for seed in range(2000):

@@ -33,9 +33,9 @@ def quick_end() -> Iterator[None]:
             with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
                 file.flush()
         try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        except (AttributeError, OSError, ValueError):  # none, full or closed: Python's own end tells of it
+            for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it was closed from the start
+                stream.flush()
+        except (OSError, ValueError):  # Python's own end tells of it
             return
         os._exit(status)
 
