@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 
 from flashpoint.diagnosis.delta_sample import PARTS, SOURCES, DeltaSample, joined_samples
 from flashpoint.errors import UserError
+from flashpoint.runs.lines import as_kept, whole_lines
 from flashpoint.schema import Kind, Step, understood
 
 NAME = "delta.jsonl"
@@ -40,6 +41,11 @@ class _Line(Kind):
         return self
 
 
+def place(capture: Path) -> Path:
+    """Return where a capture's file is, or would be; gzipped where the capture is kept as evidence."""
+    return as_kept(capture / NAME)
+
+
 def append(path: Path, step: int, samples: Mapping[int, DeltaSample]) -> None:
     """Add what a step's sequences showed in some layers."""
     with path.open("a") as file:
@@ -54,12 +60,8 @@ def read(path: Path) -> dict[int, DeltaSample]:
     Raises:
         UserError: a line is damaged, or a layer has other heads or measures than before, or steps that are not later.
     """
-    try:
-        *lines, _unfinished = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; {_REMEDY}") from error
     found: dict[int, list[DeltaSample]] = {}
-    for number, text in enumerate(lines, 1):
+    for number, text in enumerate(whole_lines(path, _REMEDY), 1):
         line = understood(text, _Line, f"{path}:{number}", _REMEDY)
         measures = {name: torch.tensor(of, dtype=torch.float64) for name, of in line.measures.items()}
         sample = DeltaSample((line.step,) * len(next(iter(measures.values()))), measures)

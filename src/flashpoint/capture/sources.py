@@ -74,7 +74,7 @@ def read_delta(path: Path, step: int | None = None) -> dict[int, DeltaSample]:
     Raises:
         UserError: they cannot be read.
     """
-    file = _capture(path, step) / delta_file.NAME
+    file = delta_file.place(_capture(path, step))
     if not file.is_file() or any(file.parent.glob(_LAYERS)):
         return {}
     _tell_others(path, step)
@@ -90,7 +90,7 @@ def read_samples(path: Path, step: int | None, calls: Sequence[AttentionCall]) -
     Raises:
         UserError: they cannot be read, or are of other heads than the calls.
     """
-    file = (path.parent if path.is_file() else _capture(path, step)) / delta_file.NAME
+    file = delta_file.place(path.parent if path.is_file() else _capture(path, step))
     samples = delta_file.read(file) if file.is_file() else {}
     for call in calls:
         if call.layer in samples and (found := samples[call.layer].heads) != call.q.shape[1]:
@@ -124,7 +124,7 @@ def captured_steps(path: Path) -> dict[int, Path]:
 
 def is_capture(folder: Path) -> bool:
     """Whether a folder holds the tensors of a capture, or the errors of δ that were measured after it."""
-    errors = folder / delta_file.NAME
+    errors = delta_file.place(folder)
     return any(folder.glob(_LAYERS)) or (errors.is_file() and errors.stat().st_size > 0)
 
 

@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 
 from flashpoint.errors import UserError
 from flashpoint.runs.configuration import CONFIG, WatchedConfig, known_settings, with_all_sections
+from flashpoint.runs.lines import as_kept, packed
 from flashpoint.runs.localised import Branch, Localised
 from flashpoint.runs.manifest import Manifest
 from flashpoint.runs.outcome import OUTCOME
@@ -54,13 +55,16 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         """The metrics file (:mod:`flashpoint.runs.metrics`); gzipped where the run is kept as evidence."""
-        packed = self.packed_metrics
-        return packed if packed.exists() else self.path / "metrics.jsonl"
+        return as_kept(self._metrics)
 
     @property
     def packed_metrics(self) -> Path:
-        """The thinned metrics of a run that is kept as evidence in a folder, with its tape."""
-        return self.path / "metrics.jsonl.gz"
+        """The thinned metrics of a run that is kept as evidence in a folder."""
+        return packed(self._metrics)
+
+    @property
+    def _metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
 
     @property
     def checkpoints(self) -> Path:

@@ -7,11 +7,9 @@ layers, each a list of heads. NaN and infinities are strings, which ``float`` re
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
+from flashpoint.runs.lines import whole_lines
 from flashpoint.schema import NONFINITE
 
 Series = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -72,7 +71,7 @@ def read_metrics(path: Path) -> Columns:
         UserError: the file is missing or its compression damaged, or a line is, with its number.
     """
     columns: dict[str, tuple[list[int], list[NDArray[np.float64]]]] = {}
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(whole_lines(path, "give a run that has metrics"), 1):
         try:
             _add(columns, line)
         except (ValueError, RecursionError) as error:
@@ -103,17 +102,6 @@ def _add(columns: dict[str, tuple[list[int], list[NDArray[np.float64]]]], line: 
             raise ValueError(f"{name}: other heads than before, or an earlier step")
         steps.append(step)
         values.append(numbers)
-
-
-def _lines(path: Path) -> list[bytes]:
-    try:
-        content = path.read_bytes()
-        *lines, _unfinished = (gzip.decompress(content) if path.suffix == ".gz" else content).split(b"\n")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: damaged ({error}); restore the file") from error
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give a run that has metrics") from error
-    return lines
 
 
 def _by_name(metrics: dict[str, Any]) -> dict[str, Any]:
