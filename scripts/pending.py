@@ -2,7 +2,7 @@
 
     python scripts/pending.py --list             # what there is, with GPUs and minutes
     python scripts/pending.py --minutes 30       # all of it; the same command goes on where the last one stopped
-    python scripts/pending.py two-gpus watching  # these
+    python scripts/pending.py watching kernels   # these
 
 Each job has GPUs of its own. A command that has ended well is not run again, unless it or one before it has changed
 since; one that failed is, by the next call. When the minutes are over the jobs under way are told to end, and trainings

@@ -33,7 +33,7 @@ done
 kill -9 "$(pgrep -P $launcher | tail -1)"
 SECONDS=0
 wait $launcher || true
-echo "a process was killed: the other ended after $SECONDS s; it said:"
+echo "a process was killed: the other ended after $SECONDS s; beside the report of torchrun it said:"
 grep -v '^W\|^E\|^ \|^$\|^[-=]\|step/s' $runs/killed.txt || true
 "${two[@]}" resume=killed train.steps=1000
 

@@ -1,5 +1,6 @@
 """``flashpoint runs`` on runs whose rates, norms and warnings are known by hand."""
 
+import fcntl
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,12 @@ def test_a_run_that_has_not_ended_is_listed_among_those_that_have(tmp_path: Path
     assert call("runs", *runs).stdout.splitlines()[0] == "a CPU, torch 2.99; corpus unknown; seeds 1 to 2; 2026-11-21"
     with RunFolder(tmp_path / "killed").locked():
         assert rows(call("runs", *runs))[1] == "| `killed` | under way | 900 |  |  |"
+        with RunFolder(tmp_path / "whole").locked():
+            assert not RunFolder(tmp_path / "begun").under_way
     assert rows(call("runs", *runs))[1] == "| `killed` | not ended | 900 |  |  |"
+    with (tmp_path / "killed/.lock").open("rb") as another_reader:
+        fcntl.flock(another_reader, fcntl.LOCK_SH)
+        assert not RunFolder(tmp_path / "killed").under_way
 
 
 def test_a_run_that_was_ended_early_is_stopped_wherever_its_end_is_shown(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def _seconds_a_step(run: Run, done: int, rate: float | None) -> float | None:
     return tokens / rate if rate else None
 
 
-def under_way(run: Run) -> bool:
+def unended(run: Run) -> bool:
     """Whether the run has no verdict yet: a process writes it, or was killed.
 
     Raises:

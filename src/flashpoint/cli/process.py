@@ -18,7 +18,8 @@ def quick_end() -> Iterator[None]:
     """End the process, after the block, as Python does, but for its last act: freeing every object one by one.
 
     With PyTorch that takes seconds, for memory that the system takes back at once. Threads and functions of ``atexit``
-    are waited for; only those registered before the block are left out. Files that are still open are written.
+    are waited for; only those registered before the block are left out. Text and bytes of
+    files that are still open are written; compressed files are to be closed.
 
     An error that leaves the block, and a profiler or debugger, take Python's own end.
     """

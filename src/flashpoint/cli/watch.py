@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from flashpoint.analysis.progress import under_way
+from flashpoint.analysis.progress import unended
 from flashpoint.cli.selection import answered
 from flashpoint.errors import UserError
 from flashpoint.runs.recorded import Run
@@ -28,7 +28,7 @@ _TERMINAL_SECONDS, _PAGE_SECONDS = 2.0, 15.0
 )
 @click.option("--once", is_flag=True, help="Show the present state and end.")
 def command(word: str, html: Path | None, once: bool) -> None:
-    """Follow a run, or all runs of a folder that are under way, until the last has ended.
+    """Follow a run, or all runs of a folder that have no verdict yet, until the last has ended.
 
     Shown are loss, gradient norm, the heads with the largest W_Q, warnings, the rate and the time left. Everything is
     read from the runs' own files, so another terminal or another machine that sees them will do. Ctrl-C ends the view,
@@ -41,7 +41,7 @@ def command(word: str, html: Path | None, once: bool) -> None:
         _keep_frame(runs, once)
     for run in runs:
         run = Run.of_folder(run.folder) if run.folder else run  # noqa: PLW2901 - as it is now
-        click.echo(f"{run.name}: {run.verdict if run.ended else 'under way'}")
+        click.echo(f"{run.name}: {run.verdict}")
 
 
 def followed(word: str) -> list[Run]:
@@ -51,7 +51,7 @@ def followed(word: str) -> list[Run]:
         UserError: the word names no run, or several of which none is under way.
     """
     named = select_runs([word])
-    going = [run for run in named if under_way(run)]
+    going = [run for run in named if unended(run)]
     if len(named) > 1 and not going:
         raise UserError(f"{word}: none of its {len(named)} runs is under way; name one run to see how it went")
     return named if len(named) == 1 else going
@@ -75,7 +75,7 @@ def _keep_frame(runs: Sequence[Run], once: bool) -> None:
     with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
         while True:
             began, now = time.monotonic(), _present(runs)
-            ended = not any(map(under_way, now))
+            ended = not any(map(unended, now))
             live.update(frame(now, console.width, console.height), refresh=True)
             if ended:
                 break
@@ -91,7 +91,7 @@ def _keep_page(runs: Sequence[Run], html: Path, once: bool) -> None:
     told = False
     while True:
         began, now = time.monotonic(), _present(runs)
-        goes_on = not once and any(map(under_way, now))
+        goes_on = not once and any(map(unended, now))
         partial = html.with_name(f".{html.name}.partial")
         try:
             partial.write_text(page(now, reload_seconds=_PAGE_SECONDS if goes_on else None), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from flashpoint.runs.localised import Branch, Localised
 from flashpoint.runs.manifest import Manifest
 from flashpoint.runs.outcome import OUTCOME
 from flashpoint.schema import parsed, read_json
+
+_READER_SECONDS = 0.2
+"""For which a run's lock is waited for: a reader that looks whether the run is under way holds it for a moment."""
 
 
 def by_step(folder: Path, suffix: str = "") -> dict[int, Path]:
@@ -202,20 +206,18 @@ class RunFolder:
     def under_way(self) -> bool:
         """Whether a process trains the run now. Of somebody's own loop, and where no locks are seen, it is not known:
         False."""
-        lock = self._lock
         try:
-            if Path(lock.lock_file).is_file():  # which acquiring would make
-                lock.acquire()
-                lock.release()
-        except Timeout:
+            with self._lock.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: readers do not see each other
+        except BlockingIOError:
             return True
-        except (OSError, NotImplementedError):  # as in a folder of somebody else's
+        except OSError:
             return False
         return False
 
     @property
-    def _lock(self) -> FileLock:
-        return FileLock(self.path / ".lock", blocking=False)
+    def _lock(self) -> Path:
+        return self.path / ".lock"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -224,9 +226,9 @@ class RunFolder:
         Raises:
             UserError: another process writes the run, or the folder takes no lock.
         """
-        lock = self._lock
+        lock = FileLock(self._lock, timeout=_READER_SECONDS)
         try:
-            Path(lock.lock_file).touch()  # FileLock would take a folder that holds no file for one that is locked
+            self._lock.touch()  # FileLock would take a folder that holds no file for one that is locked
             lock.acquire()
         except Timeout:
             raise UserError(f"{self.path}: another process runs it; wait until it ends, or stop it first") from None
