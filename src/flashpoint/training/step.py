@@ -69,13 +69,18 @@ class OptimizerStep:
             else [graphed(self._gather), lambda: ranks.sum(self._flat), graphed(self._spread)]
         )
 
-    def warm_up(self) -> None:
-        """Compile what a step compiles, on a batch of zeros; no state of the training changes."""
+    def warm_up(self, *others: Callable[[], None]) -> None:
+        """Compile what a step compiles, on a batch of zeros; no state of the training changes.
+
+        Args:
+            others: compile what else the training needs. They run meanwhile, in a thread.
+        """
         if self._compiled:
-            with ThreadPoolExecutor(1) as beside:
-                kernels = beside.submit(self._compile_attention)
+            with ThreadPoolExecutor(1) as thread:
+                beside = [thread.submit(one) for one in (self._compile_attention, *others)]
                 self._loss(self._batch[0]).backward()
-                kernels.result()
+                for one in beside:
+                    one.result()
             self._optimizer.zero_grad(set_to_none=True)
 
     def __call__(self, batch: Tensor, learning_rate: float) -> None:
