@@ -1,21 +1,15 @@
 """Probes beside a run: they change nothing, and a user adds one by naming it."""
 
-import dataclasses
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from flashpoint.config import Config, ModelConfig, ProbesConfig, TrainConfig
-from flashpoint.drop_in import variant_of
 from flashpoint.errors import UserError
 from flashpoint.model import GPT
-from flashpoint.precision import Precision
 from flashpoint.probes.attention import BUILT_IN
-from flashpoint.probes.instrumented import InstrumentedPass
-from flashpoint.probes.observation import Observation
 from flashpoint.probes.runner import ProbeRunner, load_probe
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import read_metrics
@@ -164,36 +158,3 @@ def test_a_failing_probe_costs_the_probe_or_with_strict_a_stop_from_which_the_ru
     assert without.returncode == 0
     assert len(set(digests)) == 1
     assert read_metrics(runs[1].metrics)["a"][0].tolist() == [9]
-
-
-@pytest.mark.parametrize("attention", ["flash_bf16", "flash_unrounded_out", "sdpa"])
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_warming_up_observes_zeros_that_lie_in_memory_as_a_training_does(attention: str, precision: Precision) -> None:
-    variant, device = variant_of(attention), torch.device("cpu")
-    model = GPT(ModelConfig(n_layer=2, n_head=2, d_model=32, context=16, vocab_size=300), variant, 0)
-    batch = torch.arange(4 * 17).view(4, 17)
-    observe = InstrumentedPass(model, batch, 4, device, precision=precision)
-    zeros, seen = observe.of_zeros(), observe(batch, torch.tensor([0, 0]))
-    for field in dataclasses.fields(Observation)[1:]:
-        of_zeros, of_training = getattr(zeros, field.name), getattr(seen, field.name)
-        assert (of_zeros.dtype, of_zeros.shape, of_zeros.stride()) == (
-            of_training.dtype, of_training.shape, of_training.stride(),
-        ), field.name  # fmt: skip
-
-
-def test_warming_up_changes_no_number_and_calls_no_probe_of_the_users(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(FAILING % ("1 / 0", "{}", "pass"))
-    device = torch.device("cpu")
-    model = GPT(ModelConfig(n_layer=2, n_head=2, d_model=32, context=16, vocab_size=300), Config().attn, 0)
-    probes = ProbesConfig(attention=(*BUILT_IN, f"{tmp_path}/own.py:Failing"), attention_interval=1)
-    warm, cold = (ProbeRunner(probes, model, TrainConfig(batch_size=4), device, print) for _ in range(2))
-    warm.warm_up()
-    assert not warm.failed
-    batch = torch.arange(4 * 17).view(4, 17)
-    for step in range(2):
-        for runner in (warm, cold):
-            runner.before_step(step, batch, torch.tensor([0, step]))
-        one, other = (runner.after_step(step, last=False) for runner in (warm, cold))
-        assert one.keys() == other.keys()
-        assert all(np.array_equal(one[name], other[name], equal_nan=True) for name in one)
-    assert warm.state() == cold.state()

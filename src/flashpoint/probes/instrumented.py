@@ -17,8 +17,6 @@ from flashpoint.precision import Precision, autocast
 from flashpoint.probes.observation import Observation
 from flashpoint.probes.targets import draw, with_unrounded_out
 
-_Tensors = list[Tensor] | tuple[Tensor, ...]
-
 
 class InstrumentedPass:
     """Runs the model on a few sequences: no gradient of a parameter, no state changes.
@@ -69,6 +67,7 @@ class InstrumentedPass:
         inputs: list[Tensor] = []
         packed: list[Tensor] = []
         outs: list[Tensor] = []
+
         targets = self._targets()
 
         def keep_projected(_module: Any, arguments: tuple[Tensor, ...], result: Tensor) -> None:
@@ -87,31 +86,7 @@ class InstrumentedPass:
             for handle in handles:
                 handle.remove()
         grads = torch.autograd.grad(loss * self._share, [*outs, *packed])
-        return self._observation(inputs, packed, outs, grads[: len(outs)], grads[len(outs) :])
-
-    def of_zeros(self) -> Observation:
-        """Return an observation of the same shapes and dtypes in which all is zero but W_Q. The model is not run."""
-        n, length = self._sequences.shape
-        x = torch.zeros(n, length - 1, self._model.config.d_model, device=self._sequences.device)
-        with self._autocast():
-            packed = [torch.zeros_like(attention.qkv(x)) for attention in self._attentions]
-        groups = [
-            attention.variant.groups(layer, self._model.config.n_head)
-            for layer, attention in enumerate(self._attentions, 1)
-        ]
-        in_fp32 = [any(variant.returns_fp32 for variant, _ in group) for group in groups]
-        outs = [x if keeps else x.to(packed[0].dtype) for keeps in in_fp32]
-        return self._observation([x] * len(packed), packed, outs, outs, packed)
-
-    def _observation(
-        self,
-        inputs: _Tensors,
-        packed: _Tensors,
-        outs: _Tensors,
-        grad_outs: _Tensors,
-        grad_packed: _Tensors,
-    ) -> Observation:
-        """Return the observation of what each layer took and gave, [N, T, C], or [N, T, 3C] of Q, K and V together."""
+        grad_outs, grad_packed = grads[: len(outs)], grads[len(outs) :]
         q, k, v = (self._by_head(part) for part in torch.stack(packed).detach().chunk(3, dim=-1))
         w_q = self._w_q().clone()
         return Observation(

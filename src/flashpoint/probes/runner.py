@@ -67,24 +67,18 @@ class ProbeRunner:
         self.sentinel = Sentinel(train.warmup_steps)
         self.failed: list[Failed] = []
 
-    @torch.no_grad()
-    def warm_up(self) -> None:
-        """Compile and load what the package's own probes launch, on an observation of zeros; no state changes."""
-        names = [name for name in self._probes if name in BUILT_IN]
-        if not (names and self._config.attention_interval):
-            return
-        count = min(self._config.sequences, self._train.batch_size)
-        like = torch.zeros(count, self._model.config.context + 1, dtype=torch.int64, device=self._device)
-        with torch.cuda.device_of(like):
-            seen = self._pass_of(like).of_zeros()
-            for name in names:
-                BUILT_IN[name]().measure(seen)
-
     def before_step(self, step: int, batch: Tensor, seed_and_step: Tensor) -> None:
         """Observe the attention, if it is due, on the first sequences of the batch [..., sequences, T + 1]."""
         if self._probes and _is_due(step, self._config.attention_interval):
             sequences = batch.flatten(0, -2)[: self._config.sequences]
-            self._pass = self._pass or self._pass_of(sequences)
+            self._pass = self._pass or InstrumentedPass(
+                self._model,
+                sequences,
+                self._train.batch_size,
+                self._device,
+                self._config.targets,
+                self._train.precision,
+            )
             self._seen = self._pass(sequences, seed_and_step)
 
     @torch.no_grad()
@@ -131,10 +125,6 @@ class ProbeRunner:
             else:
                 with self._off_if_it_fails(name):
                     own.take_state(name, probe, state["attention"][name])
-
-    def _pass_of(self, like: Tensor) -> InstrumentedPass:
-        train, targets = self._train, self._config.targets
-        return InstrumentedPass(self._model, like, train.batch_size, self._device, targets, train.precision)
 
     def _own(self) -> list[tuple[str, Probe]]:
         return [(name, probe) for name, probe in self._probes.items() if name not in BUILT_IN]

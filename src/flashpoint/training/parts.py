@@ -71,10 +71,9 @@ def build(plan: Plan) -> Parts:
             capacity(config.checkpoints, state_bytes(model))  # refused before there is a folder
         model.to(plan.device)  # where it may not fit
         step = OptimizerStep(model, config, plan.device, ranks)
-        probes = ProbeRunner(config.probes, model, config.train, plan.device, notify) if ranks.first else None
         started = time.perf_counter()
         with told_if_too_large(config.attn, plan.device):
-            step.warm_up(*([probes.warm_up] if probes else []))
+            step.warm_up()
         compile_seconds = time.perf_counter() - started
         config = dataclasses.replace(config, data=preparing())
     tokens = prepare(config.data)
@@ -86,6 +85,7 @@ def build(plan: Plan) -> Parts:
         if tape.header.ranks != ranks.world:
             tape = tape.shared_among(header.shape)
         check_replay(tape.header, header, tokens)
+    probes = ProbeRunner(config.probes, model, config.train, plan.device, notify) if ranks.first else None
     trained_on = ReplayedOrder(tape, order) if tape else order
     return Parts(
         config=config,

@@ -69,18 +69,13 @@ class OptimizerStep:
             else [graphed(self._gather), lambda: ranks.sum(self._flat), graphed(self._spread)]
         )
 
-    def warm_up(self, *others: Callable[[], None]) -> None:
-        """Compile what a step compiles, on a batch of zeros; no state of the training changes.
-
-        Args:
-            others: compile what else the training needs. They run meanwhile, in a thread.
-        """
+    def warm_up(self) -> None:
+        """Compile what a step compiles, on a batch of zeros; no state of the training changes."""
         if self._compiled:
-            with ThreadPoolExecutor(1) as thread:
-                beside = [thread.submit(one) for one in (self._compile_attention, *others)]
+            with ThreadPoolExecutor(1) as beside:
+                kernels = beside.submit(self._compile_attention)
                 self._loss(self._batch[0]).backward()
-                for one in beside:
-                    one.result()
+                kernels.result()
             self._optimizer.zero_grad(set_to_none=True)
 
     def __call__(self, batch: Tensor, learning_rate: float) -> None:
