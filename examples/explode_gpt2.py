@@ -3,7 +3,7 @@
 Shape, optimiser and tokens are those of flashpoint's default experiment, whose own GPT-2 explodes. What this one did on
 H100s stands in docs/findings/own_run.md, "A real explosion". Three commands::
 
-    python examples/explode_gpt2.py                                  # seed 0 exploded between 4,700 and 6,000
+    python examples/explode_gpt2.py                                  # seed 0 exploded between 4,100 and 6,000
     flashpoint diagnose runs/explode-sdpa --step STEP                # of the early warning: a bias of δ in layer 2
     python examples/explode_gpt2.py attention=flash_unrounded_out    # the same batches; stable to step 12,000
 
@@ -32,7 +32,7 @@ from flashpoint.huggingface import implementation
 SETTINGS = {"attention": "sdpa", "layers": "6", "heads": "4", "width": "256", "context": "2048", "batch": "8",
             "vocabulary": "8192", "lr": "2e-3", "beta2": "0.9", "warmup": "200", "steps": "20000", "seed": "0",
             "text": "",  # a file; otherwise the corpus of the default experiment
-            "keep": "500",  # steps between checkpoints
+            "keep": "100",  # steps between checkpoints, of which the last dozen stay: localize starts from them
             "after": "200",  # steps to go on after an explosion
             "observe": "250", "runs": "runs"}  # fmt: skip
 
@@ -75,6 +75,8 @@ class Loop:
         state = {"settings": self.settings, "done": self.done, "model": self.model.state_dict(),
                  "optimizer": self.optimizer.state_dict()}  # fmt: skip
         torch.save(state, folder / f"step-{self.done:06}.pt")
+        for older in sorted(folder.glob("step-*.pt"))[:-12]:
+            older.unlink()
 
 
 def train(**changed: str) -> str:

@@ -27,7 +27,7 @@ class FakeRun:
     verdict: str = "exploded at 1,000"
     outcome: dict[str, Any] = field(default_factory=lambda: {"step": 1100})
     config: dict[str, Any] = field(
-        default_factory=lambda: {"model": {"n_layer": 3, "n_head": 2}, "detector": {"hold_steps": 50}}
+        default_factory=lambda: {"model": {"n_layer": 3, "n_head": 2}, "detector": {"hold_steps": 50}, "train": {}}
     )
 
 
@@ -183,6 +183,18 @@ def test_starts_are_where_the_run_outgrows_its_twin_the_most(
         branches.choose_starts()
         assert branches.starts == chosen
         assert branches.effect(branches.subject.whole).shares == dict.fromkeys(chosen, 1.0)
+
+
+def test_no_branch_starts_in_the_warm_up(tmp_path: Path) -> None:
+    """There the norms of every head grow."""
+
+    def warming_up(steps: int) -> FakeSubject:
+        return FakeSubject(run=FakeRun(config=FakeRun().config | {"train": {"warmup_steps": steps}}))
+
+    with Branches(warming_up(300), RunFolder(tmp_path), 200, 2, None) as branches:
+        assert branches.starts == [700, 500, 300]
+    with pytest.raises(UserError, match="no checkpoint lies after the warm-up of 701 steps and 200 steps before that"):
+        Branches(warming_up(701), RunFolder(tmp_path), 200, 2, None)
 
 
 def test_a_run_that_nowhere_outgrows_its_twin_is_refused(tmp_path: Path) -> None:

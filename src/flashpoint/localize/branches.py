@@ -90,8 +90,9 @@ class Branches(Generic[A]):
         gpus: on which branches train side by side, a process each; 1 trains in this process.
 
     Attributes:
-        starts: the starting steps in order. Before :meth:`choose_starts` the candidates, newest first: checkpoints from
-            which a branch ends before the run's failure.
+        starts: the starting steps in order. Before :meth:`choose_starts` the candidates, newest first: checkpoints
+            after the warm-up of the learning rate, in which norms of every head grow, from which a branch ends before
+            the run's failure.
 
     Raises:
         UserError: the run failed too early.
@@ -104,12 +105,14 @@ class Branches(Generic[A]):
         run = subject.run
         self.failed_at = run.failed_at
         end = int(run.outcome["step"]) if self.failed_at is None else self.failed_at
-        self.starts = [step for step in subject.checkpoints if step + steps <= end][: -_CANDIDATES * starts - 1 : -1]
+        warmup = int(run.config["train"].get("warmup_steps", 0))
+        fit = [step for step in subject.checkpoints if step >= warmup and step + steps <= end]
+        self.starts = fit[: -_CANDIDATES * starts - 1 : -1]
         self._wanted = starts
         if not self.starts:
-            raise UserError(
-                f"{folder.path}: {run.verdict}; no checkpoint lies {steps:,} steps before that; give fewer --steps"
-            )
+            after = f"after the warm-up of {warmup:,} steps and " if warmup else ""
+            told = f"no checkpoint lies {after}{steps:,} steps before that; give fewer --steps"
+            raise UserError(f"{folder.path}: {run.verdict}; {told}")
         self._until = None if minutes is None else time.monotonic() + 60 * minutes
         self._known = {branch["key"]: branch for branch in folder.read_branches()}
         self._seconds = 0.0
