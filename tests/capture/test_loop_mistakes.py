@@ -190,11 +190,6 @@ def test_a_capture_of_a_model_without_attention_is_given_up(tmp_path: Path, caps
         read_calls(tmp_path / "own")
 
 
-def test_a_model_without_parameters_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="Identity has no parameters"):
-        flashpoint.watch(nn.Identity(), runs_dir=tmp_path)
-
-
 def test_an_explosion_that_ends_the_loop_is_captured(tmp_path: Path) -> None:
     """The loop stops by the verdict, so that no step follows: the last observation is kept."""
 
@@ -227,11 +222,6 @@ def test_a_disk_that_is_full_before_the_first_step_is_one_line(tmp_path: Path, m
     monkeypatch.setattr("flashpoint.capture.run.write_json", full)
     with pytest.raises(UserError, match="No space left on device; choose"):
         flashpoint.watch(Pair(), runs_dir=tmp_path)
-
-
-def test_functions_that_are_one_text_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="give a list"):
-        flashpoint.watch(Pair(), runs_dir=tmp_path, functions="flash_attn:flash_attn_func")
 
 
 def test_what_fails_in_one_line_elsewhere_does_not_end_the_training(

@@ -109,9 +109,9 @@ class Observer:
         self.seen = len(trained)
         found = [recorded.call(layer, step) for layer, recorded in enumerate(trained, 1)]
         calls = [call for call in found if call is not None]
-        reasons = sorted(recorder.missed - ({WITHOUT_GRADIENTS} if calls else set()))
+        reasons = sorted(recorder.failed | recorder.missed - ({WITHOUT_GRADIENTS} if calls else set()))
         if not calls:
-            self._tell_why(reasons, bool(recorder.calls))
+            self._tell_why(reasons, bool(recorder.calls) and not recorder.failed)
         elif reasons:
             told = "; ".join(reasons)
             self._guard.tell(f"some attentions are not recorded ({told}); layers are counted without them")
