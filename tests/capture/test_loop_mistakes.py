@@ -235,16 +235,6 @@ def test_what_fails_in_one_line_elsewhere_does_not_end_the_training(
     assert capsys.readouterr().err.count("no such thing") == 1
 
 
-def test_tensors_of_an_earlier_step_are_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def step(model: nn.Module, number: int, watched: Watch) -> None:
-        loss = model(torch.randn(3, 12, 32)).square().mean()
-        loss.backward()
-        watched.step(loss * float("nan") if number == 3 else loss)
-
-    loop(tmp_path, step=step, interval=500)
-    assert "tensors are of step 0" in capsys.readouterr().err
-
-
 def test_losses_are_judged_where_they_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -33,11 +33,13 @@ class _Capture:
         reasons: are told with it.
         layer: the only one to keep; None is all.
         sequences: of later steps, in which the error of δ is to be measured.
+        by_last: whether the last observation serves where no step follows: it does not where it has been kept already.
     """
 
     reasons: tuple[str, ...]
     layer: int | None
     sequences: int
+    by_last: bool = True
 
     def joined(self, other: _Capture | None) -> _Capture:
         """Return one that has what this one and another have, if there is another: no reason is lost."""
@@ -45,7 +47,7 @@ class _Capture:
             return self
         reasons = tuple(dict.fromkeys(other.reasons + self.reasons))
         layer = self.layer if self.layer == other.layer else None
-        return _Capture(reasons, layer, max(self.sequences, other.sequences))
+        return _Capture(reasons, layer, max(self.sequences, other.sequences), self.by_last or other.by_last)
 
     @property
     def reason(self) -> str:
@@ -130,12 +132,19 @@ class Observations:
         ):
             self._guard.do("measuring the attention", lambda: self._observed(step))
 
-    def keep_last(self, reason: str, step: int) -> None:
-        """Write the last observation, and the batch of a step; if that step has a capture of its own, this stays."""
+    def keep_nonfinite(self, reason: str, step: int) -> None:
+        """Write the last observation, and the batch of a step that had a number that is none; if that step has a
+        capture of its own, this stays. Where the observation is older than the step, capture the next one, too: the
+        training may end before that, and what was last finite does not show where it began."""
         calls = [] if self._run.has_capture(step) else self._last_calls
+        told, older = reason, bool(calls) and calls[0].step < step
         if calls and calls[0].step != step:
-            reason += f"; the tensors are of step {calls[0].step:,}, which was observed last"
-        self._keep(reason, calls, step)
+            told += f"; the tensors are of step {calls[0].step:,}, which was observed last"
+        if older:  # first: writing may fail
+            wanted = _Capture((f"{reason} at step {step:,}",), None, 0, by_last=False)
+            self._wanted = wanted.joined(self._wanted)
+            told += ", and those of the next step are to come"
+        self._keep(told, calls, step)
 
     def collect_no_more(self) -> None:
         """Collect no errors of δ from now on: what follows a loss that is no number is none either."""
@@ -158,7 +167,8 @@ class Observations:
         """Make what was asked for of the last observation."""
         wanted, self._wanted = self._wanted, None
         if wanted is not None and self._last_calls:
-            self._keep_as(wanted)
+            if wanted.by_last:
+                self._keep_as(wanted)
         elif wanted is not None:
             self._guard.tell(f"no capture ({wanted.reason}): until now no step has shown attention")
 
@@ -180,17 +190,21 @@ class Observations:
             self._run.describe(calls)
             self._shape = len(calls), calls[0].q.shape[1]
         self._last_calls = calls
+        self._guard.do("measuring the attention", lambda: self._measure(step, calls))
+        if self._wanted is not None:
+            wanted, self._wanted = self._wanted, None
+            if wanted.by_last:  # a step that a GradScaler skips is no reason to end one
+                self._end_collection()
+            kept, folder = self._keep_as(wanted)
+            if kept and wanted.sequences and self._collects:
+                self._collection = DeltaCollection(folder, kept, self._observer.seen, wanted.sequences)
+
+    def _measure(self, step: int, calls: list[AttentionCall]) -> None:
         if {(len(calls), call.q.shape[1]) for call in calls} == {self._shape}:
             self._run.log(step, measures_of(calls))
         else:
             self._guard.tell("layers have different numbers of heads, or not every step has all of them: "
                        "bias of δ and the like are not logged there; captures have them")  # fmt: skip
-        if self._wanted is not None:
-            wanted, self._wanted = self._wanted, None
-            self._end_collection()
-            kept, folder = self._keep_as(wanted)
-            if kept and wanted.sequences and self._collects:
-                self._collection = DeltaCollection(folder, kept, self._observer.seen, wanted.sequences)
 
     def _collect(self, collection: DeltaCollection, calls: list[AttentionCall]) -> None:
         """Add a step to a collection. One that is complete, or in which measuring fails, is at its end."""

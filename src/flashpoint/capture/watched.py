@@ -228,7 +228,7 @@ class Watch:
             first, self._overflowed = overflows and not self._overflowed, self._overflowed or overflows
             if stable and (first or self._detector.verdict == "nonfinite"):
                 reason = f"loss {loss}" if norm is None else f"loss {loss}, gradient norm {norm}"
-                self._guard.do("writing a capture", partial(self._observations.keep_last, reason, step))
+                self._guard.do("writing a capture", partial(self._observations.keep_nonfinite, reason, step))
             elif stable and self._detector.verdict == "exploded":
                 hottest = self._sentinel.hottest(1)
                 self._observations.want_next(
