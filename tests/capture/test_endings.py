@@ -10,7 +10,7 @@ from torch import nn
 from flashpoint.capture.sources import captured_steps, read_calls
 from flashpoint.capture.watched import Watch
 from flashpoint.diagnosis.verdict import diagnose
-from tests.capture.loops import loop, plain
+from tests.capture.loops import Pair, loop, plain
 
 STEPS = 12
 
@@ -127,3 +127,22 @@ def test_a_measure_that_fails_does_not_keep_a_capture_from_being_made(
     with pytest.raises(Enough):
         loop(tmp_path, step=nan_weights, steps=STEPS, interval=500)
     assert list(captured_steps(tmp_path / "own")) == [3, 4]
+
+
+@pytest.mark.parametrize("after", [20, 80])
+def test_losses_that_end_above_the_margin_are_told_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], after: int
+) -> None:
+    """The mean of 100 losses crosses the margin of 0.3 nats with the fourth that is 8 nats higher."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        loss = model(torch.randn(3, 12, 32)).square().mean()
+        loss.backward()
+        watched.step(loss * 0 + (1.0 if number < 200 else 9.0))
+
+    run = loop(tmp_path, Pair(), step, steps=200 + after, interval=500)
+    told = capsys.readouterr().err
+    assert {call.step for call in read_calls(tmp_path / "own")} == {0 if after == 20 else 254}
+    assert run.verdict.startswith("stable" if after == 20 else "exploded")
+    assert told.count("17 steps of the 50 that make an explosion; 33 more would decide") == (after == 20)
+    assert ("the tensors are of step 0, which was observed last" in told) == (after == 20)

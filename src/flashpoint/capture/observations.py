@@ -139,7 +139,7 @@ class Observations:
         calls = [] if self._run.has_capture(step) else self._last_calls
         told, older = reason, bool(calls) and calls[0].step < step
         if calls and calls[0].step != step:
-            told += f"; the tensors are of step {calls[0].step:,}, which was observed last"
+            told += _of_step(calls[0].step)
         if older:  # first: writing may fail
             wanted = _Capture((f"{reason} at step {step:,}",), None, 0, by_last=False)
             self._wanted = wanted.joined(self._wanted)
@@ -168,7 +168,7 @@ class Observations:
         wanted, self._wanted = self._wanted, None
         if wanted is not None and self._last_calls:
             if wanted.by_last:
-                self._keep_as(wanted)
+                self._keep_as(wanted, late=True)
         elif wanted is not None:
             self._guard.tell(f"no capture ({wanted.reason}): until now no step has shown attention")
 
@@ -221,10 +221,13 @@ class Observations:
         if ended is not None:
             ended.tell()
 
-    def _keep_as(self, wanted: _Capture) -> tuple[list[AttentionCall], Path]:
-        """Write what was asked for of the last observation; return it and its folder."""
-        calls = [call for call in self._last_calls if wanted.layer in (None, call.layer)]
-        return calls, self._keep(wanted.reason, calls, self._last_calls[0].step)
+    def _keep_as(self, wanted: _Capture, *, late: bool = False) -> tuple[list[AttentionCall], Path]:
+        """Write what was asked for of the last observation, which may be an earlier one; return it and its folder."""
+        calls, step = (
+            [call for call in self._last_calls if wanted.layer in (None, call.layer)],
+            self._last_calls[0].step,
+        )
+        return calls, self._keep(wanted.reason + (_of_step(step) if late else ""), calls, step)
 
     def _keep(self, reason: str, calls: list[AttentionCall], step: int) -> Path:
         batch, unchanged = self._batches.of(step)
@@ -235,3 +238,7 @@ class Observations:
         if calls:
             notify(f"flashpoint diagnose {folder} says what its attention did")
         return folder
+
+
+def _of_step(step: int) -> str:
+    return f"; the tensors are of step {step:,}, which was observed last"
