@@ -110,3 +110,14 @@ def test_no_memory_for_copies_does_not_end_the_training(
 
 def _but_in_backward(clone: Callable[..., Any], full: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given, **options: (clone if torch._C._current_graph_task_id() == -1 else full)(*given, **options)
+
+
+def test_why_attentions_are_left_out_is_written_down_once(tmp_path: Path) -> None:
+    """For who diagnoses the run later: there is no capture, and the line in the loop is gone."""
+    model = Model(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.1))
+    run = loop(tmp_path, nn.Sequential(model, Model(CALLS["packed"])), functions=[f"{__name__}:packed"])
+    dropout, given = run.manifest["not_recorded"]
+    assert dropout == "scaled_dot_product_attention: dropout, where only 0 is recorded"
+    assert given.startswith(f"{__name__}:packed: called without q, k, v")
+    assert loop(tmp_path / "none", nn.Linear(32, 32)).manifest["not_recorded"][0].startswith("the watched model called")
+    assert loop(tmp_path / "all", Pair()).manifest["not_recorded"] == []

@@ -175,6 +175,7 @@ class Observations:
     def _observed(self, step: int) -> None:
         partial = self._observer.partial
         calls = self._observer.finish(step)
+        self._guard.do("noting what is not recorded", lambda: self._run.note_not_recorded(self._observer.not_recorded))
         if self._collection is not None:
             self._collect(self._collection, calls)
         if partial:
