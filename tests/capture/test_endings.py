@@ -75,15 +75,20 @@ def test_a_loop_that_trains_no_more_after_nan_is_not_kept_busy(tmp_path: Path) -
     assert list(captured_steps(tmp_path / "own")) == [3]
 
 
-def test_a_loop_that_ends_at_nan_keeps_the_last_observation_once(tmp_path: Path) -> None:
+def test_a_loop_that_ends_at_nan_keeps_the_last_observation_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def step(model: nn.Module, number: int, watched: Watch) -> None:
         nan_weights(model, number, watched)
         if number == 3:
             raise Enough
 
     with pytest.raises(Enough):
-        loop(tmp_path, step=step, interval=500)
+        loop(tmp_path, step=step, interval=500, log_interval=10)  # the loss is read at the end
     assert list(captured_steps(tmp_path / "own")) == [3]
+    told = capsys.readouterr().err
+    assert "the tensors are of step 0" in told
+    assert "to come" not in told
 
 
 def scaled(model: nn.Module, number: int, watched: Watch, **norms: Any) -> None:

@@ -132,15 +132,15 @@ class Observations:
         ):
             self._guard.do("measuring the attention", lambda: self._observed(step))
 
-    def keep_nonfinite(self, reason: str, step: int) -> None:
+    def keep_nonfinite(self, reason: str, step: int, goes_on: bool) -> None:
         """Write the last observation, and the batch of a step that had a number that is none; if that step has a
-        capture of its own, this stays. Where the observation is older than the step, capture the next one, too: the
-        training may end before that, and what was last finite does not show where it began."""
+        capture of its own, this stays. Where the observation is older than that and the loop goes on, capture the next
+        step, too: it may not come, and what was last finite does not show where it began."""
         calls = [] if self._run.has_capture(step) else self._last_calls
-        told, older = reason, bool(calls) and calls[0].step < step
+        told = reason
         if calls and calls[0].step != step:
             told += _of_step(calls[0].step)
-        if older:  # first: writing may fail
+        if goes_on and calls and calls[0].step < step:  # first: writing may fail
             wanted = _Capture((f"{reason} at step {step:,}",), None, 0, by_last=False)
             self._wanted = wanted.joined(self._wanted)
             told += ", and those of the next step are to come"
@@ -224,10 +224,8 @@ class Observations:
 
     def _keep_as(self, wanted: _Capture, *, late: bool = False) -> tuple[list[AttentionCall], Path]:
         """Write what was asked for of the last observation, which may be an earlier one; return it and its folder."""
-        calls, step = (
-            [call for call in self._last_calls if wanted.layer in (None, call.layer)],
-            self._last_calls[0].step,
-        )
+        step = self._last_calls[0].step
+        calls = [call for call in self._last_calls if wanted.layer in (None, call.layer)]
         return calls, self._keep(wanted.reason + (_of_step(step) if late else ""), calls, step)
 
     def _keep(self, reason: str, calls: list[AttentionCall], step: int) -> Path:

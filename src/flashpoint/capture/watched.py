@@ -151,8 +151,8 @@ class Watch:
         above, of = self._detector.steps_above, self._bounds.hold_steps
         if above and self._detector.verdict == "stable":
             self._observations.want_next(
-                f"the loop ends with the loss {self._bounds.margin} nats above its minimum for {above} steps of the "
-                f"{of} that make an explosion; {of - above} more would decide",
+                f"the loop ends with the loss more than {self._bounds.margin} nats above its minimum for {above} steps "
+                f"of the {of} that make an explosion; {of - above} more would decide",
                 None,
             )
 
@@ -239,7 +239,9 @@ class Watch:
             first, self._overflowed = overflows and not self._overflowed, self._overflowed or overflows
             if stable and (first or self._detector.verdict == "nonfinite"):
                 reason = f"loss {loss}" if norm is None else f"loss {loss}, gradient norm {norm}"
-                self._guard.do("writing a capture", partial(self._observations.keep_nonfinite, reason, step))
+                self._guard.do(
+                    "writing a capture", partial(self._observations.keep_nonfinite, reason, step, self._entered)
+                )
             elif stable and self._detector.verdict == "exploded":
                 hottest = self._sentinel.hottest(1)
                 self._observations.want_next(
