@@ -262,12 +262,6 @@ def test_what_fails_in_watching_does_not_end_the_training(
     assert "ZeroDivisionError: division by zero); training goes on" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["interval", "weights_interval", "log_interval", "sequences", "steps"])
-def test_an_option_that_is_no_count_is_refused(tmp_path: Path, option: str) -> None:
-    with pytest.raises(ValueError, match=f"{option}=0"):
-        flashpoint.watch(Net(), runs_dir=tmp_path, **{option: 0})
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "kind"), [(nanogpt, "delta_bias"), (nanogpt, "rounded_denominator"), (plain_pytorch, "delta_bias")]

@@ -58,18 +58,22 @@ class CallMode(TorchFunctionMode):
         with self._recorder.outermost() as wanted:
             out = func(*args, **kwargs)
         if wanted:
-            given = {**dict(zip(_SDPA_ARGUMENTS, args, strict=False)), **kwargs}
-            mask = given.get("attn_mask")
-            causal = bool(given.get("is_causal")) if mask is None else masking(mask, given["query"].shape[-2])
-            if given.get("dropout_p"):
-                self._recorder.missed.add("scaled_dot_product_attention: dropout, where only 0 is recorded")
-            elif causal is None:
-                self._recorder.missed.add("scaled_dot_product_attention: a mask beside the causal one")
-            else:
-                name = "sdpa" if func is _SDPA else _variant_name(given.get("variant"))
-                tensors = {"q": given["query"], "k": given["key"], "v": given["value"], "out": out}
-                self._recorder.record(name, tensors, causal, given.get("scale"))
+            name = "scaled_dot_product_attention" if func is _SDPA else "flashpoint.attention"
+            self._recorder.attempt(name, lambda: self._record(func, args, kwargs, out))
         return out
+
+    def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        given = {**dict(zip(_SDPA_ARGUMENTS, args, strict=False)), **kwargs}
+        mask = given.get("attn_mask")
+        causal = bool(given.get("is_causal")) if mask is None else masking(mask, given["query"].shape[-2])
+        if given.get("dropout_p"):
+            self._recorder.missed.add("scaled_dot_product_attention: dropout, where only 0 is recorded")
+        elif causal is None:
+            self._recorder.missed.add("scaled_dot_product_attention: a mask beside the causal one")
+        else:
+            name = "sdpa" if func is _SDPA else _variant_name(given.get("variant"))
+            tensors = {"q": given["query"], "k": given["key"], "v": given["value"], "out": out}
+            self._recorder.record(name, tensors, causal, given.get("scale"))
 
     def _sdpa(self, *args: Any, **kwargs: Any) -> Any:
         return self.__torch_function__(_SDPA, (), args, kwargs)

@@ -20,6 +20,9 @@ _FAR = 0.5
 """Median error of rows of O, over their norms. An attention with a fault in some heads or blocks stays far below."""
 
 
+_NAMES = (("q", "query"), ("k", "key"), ("v", "value"))
+
+
 @dataclass(frozen=True)
 class NamedFunction:
     """A function to record, as an attribute of its module."""
@@ -31,15 +34,16 @@ class NamedFunction:
 
     @classmethod
     def of(cls, word: str) -> NamedFunction:
-        path, _, layout = word.partition("@")
+        path, _, layout = str(word).partition("@")
         module, _, name = path.partition(":")
-        if layout not in ("", "bthd"):
+        if layout not in ("", "bthd") or not (module and name):
             raise UserError(f"functions={word}: give MODULE:NAME, or MODULE:NAME@bthd for [B, T, H, d]")
         try:
             owner = importlib.import_module(module)
-        except ImportError as error:
+        except (ImportError, TypeError) as error:  # the latter of a relative name
             raise UserError(f"functions={word}: {error}; give MODULE:NAME of an installed module") from error
-        if not callable(getattr(owner, name, None)):
+        found = getattr(owner, name, None)
+        if not callable(found) or isinstance(found, type):
             raise UserError(f"functions={word}: {module} has no function {name}")
         return cls(path, owner, name, bool(layout))
 
@@ -58,6 +62,26 @@ def arguments_of(function: Callable[..., Any], positional: Sequence[Any], named:
         return dict(named)
     bound.apply_defaults()
     return {**bound.arguments, **named}
+
+
+def queries_keys_values(given: Mapping[str, Any], positional: Sequence[Any]) -> list[Tensor] | None:
+    """Return q, k and v of a call; None where neither its names nor its first arguments tell them.
+
+    Args:
+        given: its arguments by name.
+        positional: those that may be q, k and v, in this order.
+    """
+    by_name = [given.get(short, given.get(long)) for short, long in _NAMES]
+    for found in (by_name, list(positional[:3])):
+        if len(found) == 3 and all(isinstance(one, Tensor) for one in found):
+            return found
+    return None
+
+
+def output_of(result: Any) -> Tensor | None:
+    """Return O of what an attention returns: a tensor, or a tuple or list that begins with it; None of anything else"""
+    first = result[0] if isinstance(result, tuple | list) and result else result
+    return first if isinstance(first, Tensor) else None
 
 
 @torch.no_grad()

@@ -25,11 +25,16 @@ class Guard:
         try:
             do()
         except Exception as error:  # whatever fails in watching, the training goes on
-            first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-            self.tell(f"{what} failed ({type(error).__name__}: {first[:_LONGEST]}); training goes on")
+            self.tell(f"{what} failed ({described(error)}); training goes on")
 
     def tell(self, line: str) -> None:
         """Tell something once, with the step at which it was first so."""
         if line not in self._told:
             self._told.add(line)
             notify(f"watch: step {self._step():,}: {line}")
+
+
+def described(error: Exception) -> str:
+    """Return an error's kind and the first line of its message."""
+    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return f"{type(error).__name__}: {first[:_LONGEST]}"

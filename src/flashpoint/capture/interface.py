@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from flashpoint.capture.functions import arguments_of
+from flashpoint.capture.functions import arguments_of, output_of, queries_keys_values
 from flashpoint.capture.masks import masking
 
 if TYPE_CHECKING:
@@ -31,20 +30,32 @@ def recording_interface(recorder: Recorder, original: Callable[..., Any]) -> Cal
     def get_interface(interface: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function = original(interface, name, default)
 
-        def called(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, *rest: Any, **options: Any) -> Any:
+        def called(*positional: Any, **options: Any) -> Any:
             with recorder.outermost() as wanted:
-                result = function(module, q, k, v, mask, *rest, **options)
+                result = function(*positional, **options)
             if wanted:
-                given = arguments_of(function, (module, q, k, v, mask, *rest), options)
-                causal, reason = _masked(module, q.shape[2], mask, given)
-                if reason:
-                    recorder.missed.add(f"{name}: {reason}")
-                else:
-                    tensors = {"q": q, "k": k, "v": v, "out": result[0]}
-                    recorder.record(name, tensors, causal, given.get("scaling"), by_token=("out",))
+                recorder.attempt(name, partial(record, name, function, positional, options, result))
             return result
 
         return called
+
+    def record(
+        name: str, function: Callable[..., Any], positional: Sequence[Any], options: dict[str, Any], result: Any
+    ) -> None:
+        given = arguments_of(function, positional, options)
+        module, *qkv, mask = (*positional, *[None] * 5)[:5]
+        module, mask = given.get("module", module), given.get("attention_mask", mask)
+        found, out = queries_keys_values(given, qkv), output_of(result)
+        if found is None or out is None:
+            recorder.missed.add(f"{name}: called without q, k, v, or returns no O")
+            return
+        q, k, v = found
+        causal, reason = _masked(module, q.shape[2], mask, given)
+        if reason:
+            recorder.missed.add(f"{name}: {reason}")
+        else:
+            tensors = {"q": q, "k": k, "v": v, "out": out}
+            recorder.record(name, tensors, causal, given.get("scaling"), by_token=("out",))
 
     return get_interface
 

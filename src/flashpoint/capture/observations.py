@@ -33,11 +33,13 @@ class _Capture:
         reasons: are told with it.
         layer: the only one to keep; None is all.
         sequences: of later steps, in which the error of δ is to be measured.
+        by_last: whether the last observation serves where no step follows: it does not where it has been kept already.
     """
 
     reasons: tuple[str, ...]
     layer: int | None
     sequences: int
+    by_last: bool = True
 
     def joined(self, other: _Capture | None) -> _Capture:
         """Return one that has what this one and another have, if there is another: no reason is lost."""
@@ -45,7 +47,7 @@ class _Capture:
             return self
         reasons = tuple(dict.fromkeys(other.reasons + self.reasons))
         layer = self.layer if self.layer == other.layer else None
-        return _Capture(reasons, layer, max(self.sequences, other.sequences))
+        return _Capture(reasons, layer, max(self.sequences, other.sequences), self.by_last or other.by_last)
 
     @property
     def reason(self) -> str:
@@ -130,12 +132,19 @@ class Observations:
         ):
             self._guard.do("measuring the attention", lambda: self._observed(step))
 
-    def keep_last(self, reason: str, step: int) -> None:
-        """Write the last observation, and the batch of a step; if that step has a capture of its own, this stays."""
+    def keep_nonfinite(self, reason: str, step: int, goes_on: bool) -> None:
+        """Write the last observation, and the batch of a step that had a number that is none; if that step has a
+        capture of its own, this stays. Where the observation is older than that and the loop goes on, capture the next
+        step, too: it may not come, and what was last finite does not show where it began."""
         calls = [] if self._run.has_capture(step) else self._last_calls
+        told = reason
         if calls and calls[0].step != step:
-            reason += f"; the tensors are of step {calls[0].step:,}, which was observed last"
-        self._keep(reason, calls, step)
+            told += _of_step(calls[0].step)
+        if goes_on and calls and calls[0].step < step:  # first: writing may fail
+            wanted = _Capture((f"{reason} at step {step:,}",), None, 0, by_last=False)
+            self._wanted = wanted.joined(self._wanted)
+            told += ", and those of the next step are to come"
+        self._keep(told, calls, step)
 
     def collect_no_more(self) -> None:
         """Collect no errors of δ from now on: what follows a loss that is no number is none either."""
@@ -158,13 +167,15 @@ class Observations:
         """Make what was asked for of the last observation."""
         wanted, self._wanted = self._wanted, None
         if wanted is not None and self._last_calls:
-            self._keep_as(wanted)
+            if wanted.by_last:
+                self._keep_as(wanted, late=True)
         elif wanted is not None:
             self._guard.tell(f"no capture ({wanted.reason}): until now no step has shown attention")
 
     def _observed(self, step: int) -> None:
         partial = self._observer.partial
         calls = self._observer.finish(step)
+        self._guard.do("noting what is not recorded", lambda: self._run.note_not_recorded(self._observer.not_recorded))
         if self._collection is not None:
             self._collect(self._collection, calls)
         if partial:
@@ -180,17 +191,21 @@ class Observations:
             self._run.describe(calls)
             self._shape = len(calls), calls[0].q.shape[1]
         self._last_calls = calls
+        self._guard.do("measuring the attention", lambda: self._measure(step, calls))
+        if self._wanted is not None:
+            wanted, self._wanted = self._wanted, None
+            if wanted.by_last:  # a step that a GradScaler skips is no reason to end one
+                self._end_collection()
+            kept, folder = self._keep_as(wanted)
+            if kept and wanted.sequences and self._collects:
+                self._collection = DeltaCollection(folder, kept, self._observer.seen, wanted.sequences)
+
+    def _measure(self, step: int, calls: list[AttentionCall]) -> None:
         if {(len(calls), call.q.shape[1]) for call in calls} == {self._shape}:
             self._run.log(step, measures_of(calls))
         else:
             self._guard.tell("layers have different numbers of heads, or not every step has all of them: "
                        "bias of δ and the like are not logged there; captures have them")  # fmt: skip
-        if self._wanted is not None:
-            wanted, self._wanted = self._wanted, None
-            self._end_collection()
-            kept, folder = self._keep_as(wanted)
-            if kept and wanted.sequences and self._collects:
-                self._collection = DeltaCollection(folder, kept, self._observer.seen, wanted.sequences)
 
     def _collect(self, collection: DeltaCollection, calls: list[AttentionCall]) -> None:
         """Add a step to a collection. One that is complete, or in which measuring fails, is at its end."""
@@ -207,10 +222,11 @@ class Observations:
         if ended is not None:
             ended.tell()
 
-    def _keep_as(self, wanted: _Capture) -> tuple[list[AttentionCall], Path]:
-        """Write what was asked for of the last observation; return it and its folder."""
+    def _keep_as(self, wanted: _Capture, *, late: bool = False) -> tuple[list[AttentionCall], Path]:
+        """Write what was asked for of the last observation, which may be an earlier one; return it and its folder."""
+        step = self._last_calls[0].step
         calls = [call for call in self._last_calls if wanted.layer in (None, call.layer)]
-        return calls, self._keep(wanted.reason, calls, self._last_calls[0].step)
+        return calls, self._keep(wanted.reason + (_of_step(step) if late else ""), calls, step)
 
     def _keep(self, reason: str, calls: list[AttentionCall], step: int) -> Path:
         batch, unchanged = self._batches.of(step)
@@ -221,3 +237,7 @@ class Observations:
         if calls:
             notify(f"flashpoint diagnose {folder} says what its attention did")
         return folder
+
+
+def _of_step(step: int) -> str:
+    return f"; the tensors are of step {step:,}, which was observed last"

@@ -29,6 +29,7 @@ class Observer:
         since: the step at which the recording began.
         partial: whether the recording is of some layers alone.
         seen: attentions that the last recorded step called.
+        not_recorded: why that step's attentions were left out, as far as they were.
 
     Raises:
         UserError: one of the functions is not there.
@@ -42,6 +43,7 @@ class Observer:
         self.since = 0
         self.partial = False
         self.seen = 0
+        self.not_recorded: list[str] = []
         self._recorder: Recorder | None = None
         self._end_recording: Callable[[], None] | None = None
         Recorder(sequences, functions)  # refuses functions that are not there
@@ -109,12 +111,14 @@ class Observer:
         self.seen = len(trained)
         found = [recorded.call(layer, step) for layer, recorded in enumerate(trained, 1)]
         calls = [call for call in found if call is not None]
-        reasons = sorted(recorder.missed - ({WITHOUT_GRADIENTS} if calls else set()))
+        reasons = sorted(recorder.failed | recorder.missed - ({WITHOUT_GRADIENTS} if calls else set()))
         if not calls:
-            self._tell_why(reasons, bool(recorder.calls))
+            reasons = self._why_none(reasons, bool(recorder.calls) and not recorder.failed)
+            self._guard.tell(f"no attention was recorded: {'; '.join(reasons)}")
         elif reasons:
             told = "; ".join(reasons)
             self._guard.tell(f"some attentions are not recorded ({told}); layers are counted without them")
+        self.not_recorded = reasons
         recorder.calls.clear()  # at once: they hold q and k of whole batches
         return calls
 
@@ -141,11 +145,10 @@ class Observer:
         if len(self.projections) < 2:
             self._guard.tell("no matrix found that makes q or k of every layer: norms of W_Q and W_K are not logged")
 
-    def _tell_why(self, reasons: Sequence[str], called: bool) -> None:
+    def _why_none(self, reasons: list[str], called: bool) -> list[str]:
         if called:
-            self._guard.tell("no gradient came to any attention before watched.step; call it after the backward pass")
-            return
+            return ["no gradient came to any attention before watched.step; call it after the backward pass"]
         unknown = "the watched model called none that is PyTorch's, Transformers' or named by functions=['MODULE:NAME']"
         if self._functions:
             unknown += "; a function is seen where it is called by its name in a module, not by an attribute or a list"
-        self._guard.tell(f"no attention was recorded: {'; '.join(reasons) or unknown}")
+        return reasons or [unknown]

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from flashpoint.capture.call_mode import CallMode
-from flashpoint.capture.functions import NamedFunction, arguments_of, masking_of, places_of
+from flashpoint.capture.functions import (
+    NamedFunction,
+    arguments_of,
+    masking_of,
+    output_of,
+    places_of,
+    queries_keys_values,
+)
+from flashpoint.capture.guard import described
 from flashpoint.capture.interface import interface_in_use, recording_interface
 from flashpoint.capture.recorded import Hook, Recorded
 from flashpoint.diagnosis.call import is_self_attention
@@ -35,6 +43,7 @@ class Recorder:
     Attributes:
         calls: in their order, of all forward passes before the first backward pass.
         missed: why calls were not recorded, each reason once.
+        failed: what else went wrong in recording, each once.
         at_gradient: called when the first gradient comes to a call's output, before the graph is freed.
 
     Raises:
@@ -47,6 +56,7 @@ class Recorder:
         self._inside = False
         self.calls: list[Recorded] = []
         self.missed: set[str] = set()
+        self.failed: set[str] = set()
         self.at_gradient: Callable[[], object] = self.stop
         self._forward = 0
         self._depth: int | None = None
@@ -139,8 +149,15 @@ class Recorder:
             )
             return
         q, k = by_head["q"], by_head["k"]
-        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
         recorded = Recorded(name, q, k, is_causal, scale, forward=self._forward)
+        layer = 1 + sum(before.forward == self._forward for before in self.calls)
+        if self._layers is None or layer in self._layers:
+            self._keep(recorded, tensors, by_token)
+        self.calls.append(recorded)  # at last: one that cannot be kept is none
+
+    def _keep(self, recorded: Recorded, tensors: dict[str, Tensor], by_token: Sequence[str]) -> None:
+        """Copy what a call was given and gave, and have its gradients copied."""
 
         def copy(tensor: Tensor, of: str) -> Tensor:
             few = tensor.detach()[: self._sequences]
@@ -150,20 +167,22 @@ class Recorder:
             def keep(gradient: Tensor | None) -> None:
                 if gradient is None or not self._keeping:  # None at a part of a chunked tensor that nothing asks for
                     return
-                recorded.kept[f"grad_{of}"] = copy(gradient, of)
+                self.attempt(
+                    f"{recorded.attention}: gradients",
+                    lambda: recorded.kept.update({f"grad_{of}": copy(gradient, of)}),
+                )
                 if of == "out":
-                    self.at_gradient()
+                    self.attempt("the end of the forward pass", self.at_gradient)
 
             return keep
 
-        self.calls.append(recorded)
-        if self._layers is not None and len(self.latest()) not in self._layers:
-            return
-        cast = torch.is_autocast_enabled(q.device.type)
+        device = recorded.q.device.type
+        cast = torch.is_autocast_enabled(device)
         for of, tensor in tensors.items():
             kept = copy(tensor, of)
             # Autocast casts what the attention is given; the copies are what it computes with.
-            recorded.kept[of] = kept.to(torch.get_autocast_dtype(q.device.type)) if cast and of != "out" else kept
+            recorded.kept[of] = kept.to(torch.get_autocast_dtype(device)) if cast and of != "out" else kept
+        for of, tensor in tensors.items():
             if tensor.requires_grad:
                 self._gradient_hooks.append(tensor.register_hook(keeping(of)))
 
@@ -172,6 +191,15 @@ class Recorder:
         for hook in self._gradient_hooks:
             hook.remove()
         self._gradient_hooks.clear()
+
+    def attempt(self, name: str, do: Callable[[], object]) -> None:
+        """Record a part of a call. Where that fails, the reason is told later; the training's pass goes on."""
+        try:
+            do()
+        except torch.OutOfMemoryError:  # its message has other numbers each time
+            self.failed.add(f"{name}: no memory for its copies; give a smaller sequences=, or train on fewer at once")
+        except Exception as error:  # whatever fails in watching, the training goes on
+            self.failed.add(f"{name}: recording it failed ({described(error)})")
 
     @property
     def listening(self) -> bool:
@@ -197,25 +225,37 @@ class Recorder:
     def _around(self, named: NamedFunction) -> Callable[..., Any]:
         function = getattr(named.owner, named.name)
 
-        def called(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> Any:
+        def called(*positional: Any, **options: Any) -> Any:
             with self.outermost() as wanted:
-                result = function(q, k, v, *rest, **options)
+                result = function(*positional, **options)
             if wanted:
-                out = result[0] if isinstance(result, tuple) else result
-                given = arguments_of(function, (q, k, v, *rest), options)
-                told = given.get("causal", given.get("is_causal"))
-                scale = given.get("softmax_scale", given.get("scale"))
-                tensors = {"q": q, "k": k, "v": v, "out": out}
-                ordered = [x.transpose(1, 2) if named.by_token else x for x in tensors.values()]
-                is_causal = masking_of(ordered, None if told is None else bool(told), scale)
-                if is_causal is None:
-                    self.missed.add(
-                        f"{named.word}: O is not softmax(QKᵀ·scale)V, causal or not: @bthd, a mask, a scale?"
-                    )
-                else:
-                    self.record(
-                        named.word, tensors, is_causal, scale, by_token=tuple(tensors) if named.by_token else ()
-                    )
+                self.attempt(
+                    named.word,
+                    lambda: self._record_named(named, arguments_of(function, positional, options), positional, result),
+                )
             return result
 
         return called
+
+    def _record_named(
+        self, named: NamedFunction, given: dict[str, Any], positional: Sequence[Any], result: Any
+    ) -> None:
+        qkv, out = queries_keys_values(given, positional), output_of(result)
+        if qkv is None:
+            self.missed.add(f"{named.word}: called without q, k, v as its first three arguments, or by these names")
+            return
+        if out is None:
+            self.missed.add(f"{named.word}: returns {type(result).__name__}, where O or a tuple with O first is read")
+            return
+        told, scale = (_first(given, names) for names in (("causal", "is_causal"), ("softmax_scale", "scale")))
+        tensors = dict(zip(("q", "k", "v", "out"), (*qkv, out), strict=True))
+        ordered = [x.transpose(1, 2) if named.by_token else x for x in tensors.values()]
+        is_causal = masking_of(ordered, None if told is None else bool(told), scale)
+        if is_causal is None:
+            self.missed.add(f"{named.word}: O is not softmax(QKᵀ·scale)V, causal or not: @bthd, a mask, a scale?")
+        else:
+            self.record(named.word, tensors, is_causal, scale, by_token=tuple(tensors) if named.by_token else ())
+
+
+def _first(given: dict[str, Any], names: tuple[str, str]) -> Any:
+    return given.get(names[0], given.get(names[1]))

@@ -54,25 +54,24 @@ class WatchedRun:
         if self.folder.path != runs_dir / name:
             notify(f"watch: {runs_dir / name} is there already: this run is {self.folder.path}")
         self._listeners = Listeners(listeners)
-        write_json(
-            self.folder.manifest,
-            {
-                "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "hardware": hardware_name(device),
-                "environment": {
-                    "flashpoint": flashpoint.__version__,
-                    "torch": torch.__version__,
-                    "python": platform.python_version(),
-                    "command": command_line(),
-                },
-                "data": {},
-                "initial_weights": self.folder.path.name,  # nobody's but its own
-                "parameters": parameters,
-                "parent": None,
-                "twin": None,
-                "watched": True,
+        self._manifest: dict[str, Any] = {
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "hardware": hardware_name(device),
+            "environment": {
+                "flashpoint": flashpoint.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "command": command_line(),
             },
-        )
+            "data": {},
+            "initial_weights": self.folder.path.name,  # nobody's but its own
+            "parameters": parameters,
+            "parent": None,
+            "twin": None,
+            "watched": True,
+            "not_recorded": [],  # why attentions were left out, each reason once
+        }
+        write_json(self.folder.manifest, self._manifest)
         self._config: dict[str, Any] = {  # the rest is the loop's own affair: no default of this package is true of it
             "train": {"warmup_steps": warmup_steps} | ({} if steps is None else {"steps": steps}),
             "detector": {name: getattr(detector, name) for name in ("window", "margin", "hold_steps")},
@@ -89,6 +88,13 @@ class WatchedRun:
         self._config["attn"] = {"name": " and ".join(names)}
         self._config["model"] = {"n_layer": len(calls), "n_head": heads, "d_model": heads * size, "context": length}
         write_json(self.folder.config, self._config)
+
+    def note_not_recorded(self, reasons: Sequence[str]) -> None:
+        """Write down why attentions were left out, for whoever asks later why there is no capture of them."""
+        known = self._manifest["not_recorded"]
+        if new := [reason for reason in reasons if reason not in known]:
+            self._manifest["not_recorded"] = [*known, *new]
+            write_json(self.folder.manifest, self._manifest)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Log the metrics of a step; steps count from 0."""

@@ -10,8 +10,9 @@ with flashpoint.watch(model) as watched:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from torch import nn
 
@@ -19,6 +20,8 @@ from flashpoint.capture.watched import Watch
 from flashpoint.config import TrackingConfig
 from flashpoint.errors import UserError
 from flashpoint.training.listeners import Listener
+
+_Wandb = Literal["disabled", "auto", "online", "offline"]
 
 
 def watch(
@@ -33,7 +36,7 @@ def watch(
     log_interval: int = 10,
     sequences: int = 4,
     functions: Sequence[str] = (),
-    wandb: Literal["disabled", "auto", "online", "offline"] = "disabled",
+    wandb: _Wandb = "disabled",
     project: str = "flashpoint",
 ) -> Watch:
     """Watch a training loop; use it as a context and call :meth:`Watch.step` once an optimiser step.
@@ -55,15 +58,24 @@ def watch(
         project: of Weights & Biases.
 
     Raises:
-        UserError: a function is not there, or the run's folder and files cannot be made.
-        ValueError: an interval is not positive, or ``functions`` is no list.
+        UserError: the model is none, a function is not there, or the run's folder and files cannot be made.
+        ValueError: an option is of another kind, or ``name`` would lead out of ``runs_dir``.
     """
-    for option, value in {"interval": interval, "weights_interval": weights_interval, "log_interval": log_interval,
-                          "sequences": sequences, "steps": steps}.items():  # fmt: skip
-        if value is not None and value < 1:
-            raise ValueError(f"{option}={value}: give 1 or more")
-    if isinstance(functions, str):
+    if not isinstance(model, nn.Module):
+        raise UserError(f"watch: {type(model).__name__} is no torch.nn.Module; give the model that is trained")
+    intervals = (
+        _count("interval", interval),
+        _count("weights_interval", weights_interval),
+        _count("log_interval", log_interval),
+    )
+    sequences, warmup_steps = _count("sequences", sequences), _count("warmup_steps", warmup_steps, least=0)
+    steps = None if steps is None else _count("steps", steps)
+    if isinstance(functions, str) or not isinstance(functions, Sequence):
         raise ValueError(f"functions={functions!r}: give a list of MODULE:NAME")
+    if wandb not in get_args(_Wandb):
+        raise ValueError(f"wandb={wandb!r}: give one of {', '.join(get_args(_Wandb))}")
+    if name is not None and not (isinstance(name, str) and name.isprintable() and Path(name).name == name != ".."):
+        raise ValueError(f"name={name!r}: give the name of one folder; it is made in runs_dir={runs_dir}")
     listeners: list[Listener] = []
     if wandb != "disabled":
         from flashpoint.wandb_tracking.listener import WandbListener
@@ -71,8 +83,15 @@ def watch(
         listeners.append(WandbListener(TrackingConfig(wandb=wandb, project=project)))
     try:
         return Watch(
-            model, Path(runs_dir), name, steps, warmup_steps, (interval, weights_interval, log_interval), sequences,
+            model, Path(runs_dir), name, steps, warmup_steps, intervals, sequences,
             functions, listeners,
         )  # fmt: skip
     except OSError as error:  # as on a full disk
         raise UserError(f"runs_dir={runs_dir}: {error.strerror}; choose one that can be written") from error
+
+
+def _count(option: str, value: Any, *, least: int = 1) -> int:
+    """Return an option's whole number, also one of NumPy's."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise ValueError(f"{option}={value!r}: give a whole number, {least} or more")
+    return int(value)

@@ -54,7 +54,7 @@ class Watch:
         self._step = 0
         self._guard = Guard(lambda: self._step)
         self._batches = LatestBatches(self._log_interval)
-        detector = DetectorConfig()
+        detector = self._bounds = DetectorConfig()
         self._detector, self._sentinel = ExplosionDetector(detector), Sentinel(warmup_steps)
         self.run: WatchedRun | None = None
         if os.environ.get("RANK", "0") == "0":
@@ -93,6 +93,7 @@ class Watch:
         if not self._step and kind is None:
             self._guard.tell("watched.step was never called: nothing is recorded; call it once an optimiser step")
         self._guard.do("reading the last losses", self._flush)
+        self._note_undecided()
         self._guard.do("writing a capture", self._observations.end)
         self._guard.do("writing the verdict", lambda: self._close(None if kind is None else _named(kind)))
 
@@ -144,6 +145,16 @@ class Watch:
             sequences = 0
         if self.run is not None:
             self._observations.want(self._step, reason, sequences)
+
+    def _note_undecided(self) -> None:
+        """Have the last observation kept where the loss ends above the margin, too few steps before a verdict."""
+        above, of = self._detector.steps_above, self._bounds.hold_steps
+        if above and self._detector.verdict == "stable":
+            self._observations.want_next(
+                f"the loop ends with the loss more than {self._bounds.margin} nats above its minimum for {above} steps "
+                f"of the {of} that make an explosion; {of - above} more would decide",
+                None,
+            )
 
     def _close(self, interrupted: str | None) -> None:
         assert self.run is not None
@@ -228,7 +239,9 @@ class Watch:
             first, self._overflowed = overflows and not self._overflowed, self._overflowed or overflows
             if stable and (first or self._detector.verdict == "nonfinite"):
                 reason = f"loss {loss}" if norm is None else f"loss {loss}, gradient norm {norm}"
-                self._guard.do("writing a capture", partial(self._observations.keep_last, reason, step))
+                self._guard.do(
+                    "writing a capture", partial(self._observations.keep_nonfinite, reason, step, self._entered)
+                )
             elif stable and self._detector.verdict == "exploded":
                 hottest = self._sentinel.hottest(1)
                 self._observations.want_next(

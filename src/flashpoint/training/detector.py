@@ -32,6 +32,11 @@ class ExplosionDetector:
         self.onset_step: int | None = None
         self.last_step: int | None = None
 
+    @property
+    def steps_above(self) -> int:
+        """Steps in a row, up to the last one, for which the mean loss has been out of bounds; 0 while it is not."""
+        return self._above
+
     def state(self) -> dict[str, Any]:
         """Return the plain values that :meth:`load_state` takes back."""
         return {

@@ -1,0 +1,153 @@
+"""Numbers that are not finite, and loops that end at once: which tensors are kept, and how long a loop goes on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flashpoint.capture.sources import captured_steps, read_calls
+from flashpoint.capture.watched import Watch
+from flashpoint.diagnosis.verdict import diagnose
+from tests.capture.loops import Pair, loop, plain
+
+STEPS = 12
+
+
+class Enough(Exception):
+    """What ends a loop by the rule of the documentation."""
+
+
+def stop_when_told(watched: Watch) -> None:
+    if watched.verdict != "stable" and not watched.busy:
+        raise Enough
+
+
+def nan_weights(model: nn.Module, number: int, watched: Watch) -> None:
+    """The second block's weights become NaN before step 3. The loop leaves out what follows from it."""
+    if number == 3:
+        with torch.no_grad():
+            model.second.qkv.weight[64:] = float("nan")  # of W_V
+    plain(model, number, watched)
+    if number >= 3:
+        model.zero_grad()
+    stop_when_told(watched)
+
+
+def test_a_loop_that_stops_at_nan_has_a_capture_that_shows_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Enough):
+        loop(tmp_path, step=nan_weights, steps=STEPS, interval=500)
+    own = tmp_path / "own"
+    assert list(captured_steps(own)) == [3, 4]
+    assert [(call.layer, call.step) for call in read_calls(own, 3)] == [(1, 0), (2, 0)]
+    assert (own / "captures/step-0000003/batch.pt").exists()
+    calls = read_calls(own)
+    assert [(call.layer, call.step) for call in calls] == [(1, 4), (2, 4)]
+    assert calls[0].q.isfinite().all()
+    found = [[one.kind for one in diagnose(call).findings] for call in calls]
+    assert "nonfinite" in found[1]
+    told = capsys.readouterr().err
+    assert "the tensors are of step 0, which was observed last, and those of the next step are to come" in told
+    assert "step 4: loss nan, gradient norm nan at step 3" in told
+
+
+def test_a_step_of_nan_that_is_observed_itself_needs_no_other(tmp_path: Path) -> None:
+    with pytest.raises(Enough):
+        loop(tmp_path, step=nan_weights, steps=STEPS, interval=4)
+    assert list(captured_steps(tmp_path / "own")) == [3]
+
+
+def test_a_loop_that_trains_no_more_after_nan_is_not_kept_busy(tmp_path: Path) -> None:
+    """It skips the backward pass where the loss is no number; what was kept is not written again."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        if number < 3:
+            plain(model, number, watched)
+        else:
+            watched.step(float("nan"))
+        stop_when_told(watched)
+
+    with pytest.raises(Enough):
+        loop(tmp_path, step=step, steps=40, interval=500)
+    assert list(captured_steps(tmp_path / "own")) == [3]
+
+
+def test_a_loop_that_ends_at_nan_keeps_the_last_observation_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        nan_weights(model, number, watched)
+        if number == 3:
+            raise Enough
+
+    with pytest.raises(Enough):
+        loop(tmp_path, step=step, interval=500, log_interval=10)  # the loss is read at the end
+    assert list(captured_steps(tmp_path / "own")) == [3]
+    told = capsys.readouterr().err
+    assert "the tensors are of step 0" in told
+    assert "to come" not in told
+
+
+def scaled(model: nn.Module, number: int, watched: Watch, **norms: Any) -> None:
+    """A GradScaler's steps: it skips those of an infinite gradient."""
+    x = torch.randn(3, 12, 32)
+    loss = model(x).square().mean()
+    loss.backward()
+    watched.step(loss, x, grad_norm=float("inf") if number in (1, 5) else 1.0)
+
+
+def test_a_step_that_a_gradient_scaler_skips_costs_one_more_observation(tmp_path: Path) -> None:
+    busy: list[bool] = []
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        scaled(model, number, watched)
+        busy.append(watched.busy)
+
+    run = loop(tmp_path, step=step, steps=STEPS, interval=500)
+    assert run.verdict == f"stable to {STEPS}"
+    assert busy == [number == 1 for number in range(STEPS)]
+    own = tmp_path / "own"
+    assert list(captured_steps(own)) == [1, 2]
+    assert (own / "captures/step-0000002/batch.pt").exists()
+    assert not list(own.glob("captures/*/delta.jsonl"))
+
+
+def test_a_skipped_step_does_not_end_the_measuring_of_delta(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        if number == 0:
+            watched.capture(sequences=15)
+        scaled(model, number, watched)
+
+    loop(tmp_path, step=step, steps=STEPS, interval=500)
+    assert "measured on 15 sequences, of steps 1 to 5" in capsys.readouterr().err
+
+
+def test_a_measure_that_fails_does_not_keep_a_capture_from_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashpoint.capture.values.by_sequence", lambda *_: 1 / 0)
+    with pytest.raises(Enough):
+        loop(tmp_path, step=nan_weights, steps=STEPS, interval=500)
+    assert list(captured_steps(tmp_path / "own")) == [3, 4]
+
+
+@pytest.mark.parametrize("after", [20, 80])
+def test_losses_that_end_above_the_margin_are_told_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], after: int
+) -> None:
+    """The mean of 100 losses crosses the margin of 0.3 nats with the fourth that is 8 nats higher."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        loss = model(torch.randn(3, 12, 32)).square().mean()
+        loss.backward()
+        watched.step(loss * 0 + (1.0 if number < 200 else 9.0))
+
+    run = loop(tmp_path, Pair(), step, steps=200 + after, interval=500)
+    told = capsys.readouterr().err
+    assert {call.step for call in read_calls(tmp_path / "own")} == {0 if after == 20 else 254}
+    assert run.verdict.startswith("stable" if after == 20 else "exploded")
+    assert told.count("17 steps of the 50 that make an explosion; 33 more would decide") == (after == 20)
+    assert ("the tensors are of step 0, which was observed last" in told) == (after == 20)
