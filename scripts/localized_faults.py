@@ -20,14 +20,15 @@ from datetime import date
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from examples import nanogpt
 from flashpoint.cli.table import Table, show
 from flashpoint.diagnosis.faults import KINDS
-from flashpoint.errors import UserError
-from flashpoint.localize.branches import Branches
+from flashpoint.diagnosis.probe import Function
+from flashpoint.localize.branches import Branches, NoGrowthError
 from flashpoint.localize.own import OwnLoop, engine
 from flashpoint.localize.questions import answers
 from flashpoint.runs.folder import RunFolder
@@ -36,26 +37,35 @@ SIZES = {"layers": "2", "heads": "4", "width": "64", "context": "64", "batch": "
          "keep": "5"}  # fmt: skip
 
 
+def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """The attention of the trial, by the name that the recorder wraps."""
+    return _planted(q, k, v, is_causal, q.shape[-1] ** -0.5)
+
+
+_planted: Function = engine("sdpa")
+
+
 def trial(kind: str, head: int, folder: Path) -> str:
     """Return ``named``, ``another``, or ``no growth``; the head counts from 1."""
+    global _planted  # noqa: PLW0603 - what the wrapped function of this module calls
     file = folder / f"{kind}_{head}.py"
     file.write_text(
         "from flashpoint.diagnosis.faults import Fault, faulty_attention\n"
         f"attend = faulty_attention(Fault({kind!r}, head={head - 1}, size=1.0))\n"
     )
     attention = f"{file}:attend"
-    attend = engine(attention)
+    _planted = engine(attention)
     with contextlib.redirect_stderr(io.StringIO()):
         nanogpt.train(
-            lambda q, k, v, is_causal: attend(q, k, v, is_causal, q.shape[-1] ** -0.5), **SIZES, runs=str(folder),
-            name=file.stem,
+            lambda q, k, v, is_causal: attend(q, k, v, is_causal),  # noqa: PLW0108 - by name, each time
+            **SIZES, runs=str(folder), name=file.stem, functions=f"{__name__}:attend",
         )  # fmt: skip
     run = RunFolder(folder / file.stem)
     loop = OwnLoop.of(run, f"{nanogpt.__file__}:step", str(run.path / "step-*.pt"), attention)
     try:
         with Branches(loop, run, 30, 1, None) as branches:
             found = [answer.verdict for answer in answers(branches) if answer.question == "heads"]
-    except UserError:
+    except NoGrowthError:
         return "no growth"
     named = {
         int(one)

@@ -144,6 +144,29 @@ def test_what_it_does_not_compute_is_one_clear_error(arguments: dict[str, Tensor
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(("heads", "heads_kv"), [(0, 0), (4, 0)])
+def test_no_head_is_one_clear_error(heads: int, heads_kv: int) -> None:
+    with pytest.raises(ValueError, match=r"value \[2, 0, 20, 16\]: no head; give H and H_kv of 1 or more"):
+        attention(*tensors(heads, heads_kv, 20, 16)[:3], enable_gqa=True)
+
+
+def test_a_variant_is_a_name_or_a_variant() -> None:
+    with pytest.raises(ValueError, match="variant=None: give a name of configs/attn, or an AttentionVariant"):
+        attention(*tensors(2, 2, 20, 16)[:3], variant=None)  # type: ignore[arg-type]
+
+
+def test_of_second_derivatives_one_clear_error_names_what_has_them() -> None:
+    def second(variant: str) -> Tensor:
+        q, k, v = (x.requires_grad_() for x in tensors(2, 2, 20, 16, torch.float32)[:3])
+        (grad,) = torch.autograd.grad(attention(q, k, v, variant=variant).square().sum(), q, create_graph=True)
+        return torch.autograd.grad(grad.square().sum(), q)[0]
+
+    with pytest.raises(ValueError, match=r"no second derivatives; choose variant='sdpa' inside .*MATH"):
+        second("flash_exact_rowsum")
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert second("sdpa").isfinite().all()
+
+
 def test_on_the_meta_device_it_has_pytorchs_shapes() -> None:
     q, k, v, grad_out = (x.to("meta") for x in tensors(4, 2, 20, 24))
     for function in (attention, F.scaled_dot_product_attention):

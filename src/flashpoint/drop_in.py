@@ -5,6 +5,8 @@ Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d feature
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +16,7 @@ from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
 from flashpoint.numerics.dispatch import flash_fwd
 from flashpoint.numerics.named import variant_named
+from flashpoint.numerics.ops import flash_bwd_op
 from flashpoint.numerics.variant import AttentionVariant
 
 HEAD_SIZES = (16, 32, 64, 128)
@@ -75,7 +78,7 @@ def attention(
             seed_and_step=seed_and_step,
         )
         return seen
-    chosen = variant_of(variant) if isinstance(variant, str) else variant
+    chosen = variant if isinstance(variant, AttentionVariant) else variant_of(variant)
     if chosen.kernel == "sdpa" and chosen.elsewhere is None:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -117,8 +120,10 @@ def variant_of(name: str) -> AttentionVariant:
     """Return the variant of a file of ``configs/attn``, read once.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: it is no name, or there is none of that name.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"variant={name!r}: give a name of configs/attn, or an AttentionVariant")
     if name not in _VARIANTS:
         try:
             _VARIANTS[name] = variant_named(name, CONFIGS / "attn", "variant=")
@@ -140,6 +145,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
         )
     if not query.shape[0] or not query.shape[2]:
         raise ValueError(f"{_shapes(query, key, value)}: no token; give B and T of 1 or more")
+    if not query.shape[1] or not key.shape[1]:
+        raise ValueError(f"{_shapes(query, key, value)}: no head; give H and H_kv of 1 or more")
     if query.shape[1] != key.shape[1] and (not enable_gqa or query.shape[1] % key.shape[1]):
         raise ValueError(
             f"{_shapes(query, key, value)}: other heads of keys; pass enable_gqa=True with H a multiple of H_kv"
@@ -149,6 +156,16 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     if query.dtype not in _DTYPES or not query.dtype == key.dtype == value.dtype:
         found = ", ".join(str(x.dtype).removeprefix("torch.") for x in (query, key, value))
         raise ValueError(f"query, key, value are {found}: give one dtype, bfloat16 or float32")
+
+
+def _second_derivative(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    raise ValueError(
+        "this attention has no second derivatives; choose variant='sdpa' inside "
+        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+    )
+
+
+flash_bwd_op.register_autograd(_second_derivative)
 
 
 def _shapes(query: Tensor, key: Tensor, value: Tensor) -> str:

@@ -38,6 +38,13 @@ def test_a_folder_that_is_no_model_is_one_line(tmp_path: Path) -> None:
     assert "no model of Transformers" in refused(str(tmp_path), "--text", __file__)
 
 
+def test_a_text_in_another_encoding_is_one_line(tmp_path: Path) -> None:
+    text = tmp_path / "latin.txt"
+    text.write_bytes("Gefäß".encode("latin-1"))
+    told = refused(str(tmp_path), "--text", str(text))
+    assert f"--text {text}: no UTF-8, from byte 3 on (0xe4); give a text, or convert it" in told
+
+
 def test_nan_in_the_inputs_is_not_said_to_be_the_attentions() -> None:
     assert "computes something wrong" not in diagnose_tables._advice({"nonfinite"})
     assert "computes something wrong" in diagnose_tables._advice({"nonfinite", "out_rows"})

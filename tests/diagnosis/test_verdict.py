@@ -62,6 +62,41 @@ def test_a_planted_fault_is_named(kind: str, head: int | None) -> None:
         assert [(finding.kind, finding.heads, finding.layer) for finding in findings] == [(expected, heads, 2)]
 
 
+@pytest.mark.parametrize("spoiled", ["a row", "all rows", "a row more"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_nan_beside_large_scores_is_not_said_to_be_fp16s(dtype: torch.dtype, spoiled: str) -> None:
+    """After an explosion scores beyond 65,504 are usual. FP16 makes NaN of the rows that have one, and of no others."""
+    planted = faulty_attention(Fault("fp16_overflow", head=2))
+    tensors = [x.to(dtype) for x in inputs(seed=3, factor=3000)]
+    call = call_of(by_position(planted if spoiled == "a row more" else CLEAN["sdpa"]), tensors)
+    assert call.out is not None
+    out = call.out.clone()
+    rows = ~out.isfinite().all(-1)
+    out[0, 2, 0 if spoiled == "a row more" else slice(None) if spoiled == "all rows" else 5] = math.nan
+    assert (call.q @ call.k.mT).abs().max() > 65_504
+    assert not rows[0, 2, 0]
+    (finding,) = diagnose(dataclasses.replace(call, out=out)).findings
+    assert (finding.kind, finding.heads) == ("nonfinite", (3,))
+    row = 6 if spoiled == "a row" else 1
+    assert f"the first is row {row} of head 3 in sequence 1; if the kernel holds scores in FP16" in finding.text
+
+
+def test_rows_that_all_overflow_do_not_tell_fp16_from_another_cause() -> None:
+    q, k, v, grad_out = inputs(seed=3)
+    q[..., 0], k[..., 0] = 4096.0, 4096.0
+    call = call_of(by_position(CLEAN["sdpa"]), [q, k, v, grad_out])
+    assert call.out is not None
+    (finding,) = diagnose(dataclasses.replace(call, out=torch.full_like(call.out, math.nan))).findings
+    assert finding.kind == "nonfinite"
+
+
+def test_the_first_layer_is_not_sent_to_an_earlier_one() -> None:
+    call = call_of(by_position(CLEAN["sdpa"]), inputs(seed=3))
+    call.q[0, 0, 0] = math.nan
+    told = [diagnose(dataclasses.replace(call, layer=layer)).findings[0].text for layer in (1, 2)]
+    assert ["an earlier layer" in text for text in told] == [False, True]
+
+
 CLEAN: dict[str, Callable[..., Tensor]] = {
     "no fault": faulty_attention(Fault("none")),
     "sdpa": torch.nn.functional.scaled_dot_product_attention,

@@ -1,6 +1,7 @@
 """Localisation of somebody's own loop: the nanoGPT example with an error planted in one head's δ."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,14 @@ def failing_step(checkpoint: str, attention: Any, steps: int, watch: Any) -> Non
     raise RuntimeError("no such layer\nat all")
 
 
+def exiting_step(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
+    sys.exit(3)
+
+
+def interrupted_step(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A watched run whose attention has an error in δ of head 2, with checkpoints."""
@@ -109,6 +118,10 @@ def test_the_head_with_the_error_is_named_and_the_report_tells_it(failing: Path,
         ("unwatched", "did not watch"),
         ("nothing", "no attribute"),
         ("failing_step", "RuntimeError in a branch from step 10: no such layer"),
+        (
+            "exiting_step",
+            f"--function {__file__}:exiting_step: SystemExit in a branch from step 10: sys.exit(3); let it return",
+        ),
     ],
 )
 def test_a_function_that_does_something_else_is_refused(failing: Path, function: str, told: str) -> None:
@@ -117,6 +130,23 @@ def test_a_function_that_does_something_else_is_refused(failing: Path, function:
     assert result.exit_code == 2
     assert told in result.stderr
     assert len([line for line in result.stderr.splitlines() if line.startswith("error")]) == 1
+
+
+def test_an_interruption_of_the_function_ends_the_localisation(failing: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        branch_of(failing, "interrupted_step", tmp_path / "branch")
+
+
+@pytest.mark.parametrize("named", [[], ["--attention", f"{__file__}:attend"]])
+def test_a_run_whose_attention_was_not_seen_is_to_be_watched_with_its_name(tmp_path: Path, named: list[str]) -> None:
+    changed = {**SMALL, "steps": "2", "keep": "1", "functions": ""}
+    nanogpt.train(lambda q, k, v, is_causal: attend(q, k, v, is_causal), **changed, runs=str(tmp_path))
+    run = tmp_path / "failing"
+    where = ["--function", f"{nanogpt.__file__}:step", "--checkpoints", str(run / "step-*.pt")]
+    result = CliRunner().invoke(main, ["localize", str(run), *where, *named])
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error")]
+    assert result.exit_code == 2
+    assert f"{run}: its attention was not recorded; name it with flashpoint.watch(functions=[" in line
 
 
 def branch_of(run: Path, function: str, folder: Path) -> Trained:

@@ -153,7 +153,7 @@ def inputs_of(
     later: Iterator[list[AttentionCall]] = iter(())
     more = "--sequences {}"
     if text is not None:
-        later = batches_of_model(what, text.read_text(), sequences or _FEW, tokens, device, functions)
+        later = batches_of_model(what, _read(text), sequences or _FEW, tokens, device, functions)
         calls, weights = next(later), what
     elif not path.exists():
         raise UserError(f"{what}: no capture and no run; a model of Transformers needs --text FILE")
@@ -185,6 +185,22 @@ def _refuse(what: str, path: Path, text: Path | None, step: int | None, function
         raise UserError(
             f"--function {functions[0]}: of a model, which needs --text; --attention names one to call anew"
         )
+
+
+def _read(text: Path) -> str:
+    """Return a text that is in UTF-8.
+
+    Raises:
+        UserError: it is not.
+    """
+    try:
+        return text.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise UserError(
+            f"--text {text}: no UTF-8, from byte {error.start:,} on ({byte:#04x}); give a text, "
+            f"or convert it with iconv -f ITS_ENCODING -t UTF-8"
+        ) from None
 
 
 def place(what: str) -> Path:

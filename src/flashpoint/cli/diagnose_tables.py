@@ -219,7 +219,7 @@ def _advice(kinds: set[str]) -> str:
             "docs/own_run.md has the attentions that hold, and what they cost."
         )
     if "fp16_overflow" in kinds:
-        return "FP16 ends at 65,504: train in BF16."
+        return "FP16 ends at 65,504: train in BF16, and hold scores in FP32."
     if kinds == {"nonfinite"}:
         return "--attention flash_fp32 tells whether another kernel returns NaN or infinity on the same inputs, too."
     if kinds:

@@ -11,6 +11,8 @@ from flashpoint.diagnosis.measures import Measures, Results
 from flashpoint.diagnosis.probe import Function, Probed, results_of
 
 _FP16_MAX = 65_504.0
+_NEAR = 1e-3
+"""Of :data:`_FP16_MAX`: a score so near may or may not overflow, by how it is rounded."""
 _WEIGHT_OFF = 0.01
 """Weights and masses: the rounding of P̄ and O to BF16 accounts for 0.004, FP32's of S and L for the rest
 (:func:`fp32_error`)."""
@@ -44,7 +46,7 @@ def _differs(one: Tensor, other: Tensor) -> Tensor:
     return (one != other) & ~(one.isnan() & other.isnan())
 
 
-def nonfinite(call: AttentionCall, of: Measures, finding: Make) -> Finding | None:
+def nonfinite(call: AttentionCall, out: Tensor, of: Measures, finding: Make) -> Finding | None:
     """The first place with NaN or infinity: what the layer took, its O, what came back to it, its gradients."""
     inputs = torch.stack(
         [
@@ -53,15 +55,10 @@ def nonfinite(call: AttentionCall, of: Measures, finding: Make) -> Finding | Non
         ]
     ).any(0)
     if (heads := inputs.any(0).cpu()).any():
-        return finding("nonfinite", heads, "q, k or v hold NaN or infinity: look at an earlier layer")
+        before = "an earlier layer" if call.layer > 1 else "what makes them: weights, embeddings, batch"
+        return finding("nonfinite", heads, f"q, k or v hold NaN or infinity: look at {before}")
     if (heads := of["nonfinite_out"].sum(0) > 0).any():
-        product = float((of["score_max"][:, heads] / call.scale).max())
-        text = (
-            f"{int(of['nonfinite_out'][:, heads].sum()):,} rows of O hold NaN or infinity; QKᵀ reaches {product:,.0f}"
-        )
-        if product > _FP16_MAX:
-            return finding("fp16_overflow", heads, f"{text}, and FP16 ends at 65,504")
-        return finding("nonfinite", heads, text)
+        return _nonfinite_out(call, ~out.isfinite().all(-1), heads, of, finding)
     if (heads := ~call.grad_out.isfinite().all(-1).all(-1).all(0).cpu()).any():
         return finding("nonfinite", heads, "dO holds NaN or infinity: look at a later layer, or at the loss")
     if (heads := of["nonfinite"].sum(0) > 0).any():
@@ -69,6 +66,43 @@ def nonfinite(call: AttentionCall, of: Measures, finding: Make) -> Finding | Non
             "nonfinite", heads, f"{int(of['nonfinite'][:, heads].sum()):,} rows of dQ, dK or dV hold NaN or infinity"
         )
     return None
+
+
+def _nonfinite_out(call: AttentionCall, rows: Tensor, heads: Tensor, of: Measures, finding: Make) -> Finding:
+    """Say of rows [N, H, T] of O, in some heads [H], where they begin, and whether scores in FP16 made them."""
+    largest = float((of["score_max"][:, heads] / call.scale).max())
+    product = f"{largest:,.0f}" if largest < 1e9 else f"{largest:.1e}"
+    n, head, row = (place + 1 for place in rows.nonzero()[0].tolist())
+    text = (
+        f"{int(rows.sum()):,} rows of O hold NaN or infinity, the first is row {row:,} of head {head} in sequence {n}"
+    )
+    if largest <= _FP16_MAX:
+        return finding("nonfinite", heads, f"{text}; QKᵀ reaches {product}")
+    if call.q.dtype == torch.float16:
+        return finding("fp16_overflow", heads, f"{text}; QKᵀ reaches {product}, and FP16 ends at 65,504")
+    if _as_fp16_overflows(call, rows, heads):
+        just = "these are just the rows whose QKᵀ overflows in FP16, which ends at 65,504"
+        return finding("fp16_overflow", heads, f"{text}; QKᵀ reaches {product}: {just}")
+    perhaps = f"if the kernel holds scores in FP16 they overflow: the largest QKᵀ is {product}"
+    return finding("nonfinite", heads, f"{text}; {perhaps}")
+
+
+def _as_fp16_overflows(call: AttentionCall, rows: Tensor, heads: Tensor) -> bool:
+    """Whether of some heads [H] just those rows [N, H, T] are given whose QKᵀ leaves FP16's range, and not all are.
+
+    A score of infinity makes its row NaN; one of minus infinity is a weight of 0, unless all of the row are.
+    """
+    length, some_hold = call.q.shape[-2], False
+    later = torch.ones(length, length, dtype=torch.bool, device=rows.device).triu(1) & call.is_causal
+    for n in range(len(rows)):
+        for head in heads.nonzero().flatten().tolist():
+            products = call.q[n, head].double() @ call.k[n, head // call.groups].double().mT
+            size = products.masked_fill_(later, -torch.inf).amax(-1).abs()
+            sure = (size - _FP16_MAX).abs() > _NEAR * _FP16_MAX
+            if (sure & ((size > _FP16_MAX) != rows[n, head])).any():
+                return False
+            some_hold |= bool((sure & ~rows[n, head]).any())
+    return some_hold
 
 
 def wrong_weights(of: Measures, probed: Probed | None, finding: Make) -> Finding | None:

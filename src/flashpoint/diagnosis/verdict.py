@@ -71,7 +71,8 @@ def diagnose(
     differing = differing_rows(function, call, results)
     measures = measured(call, results, probed, declared)
     bias = DeltaBias.of(measures, call.step, sample)
-    findings = _findings(call, measures, bias, probed, differing, declared is not None)
+    one = nonfinite(call, results.out, measures, maker(call.layer))
+    findings = [one] if one else _findings(call, measures, bias, probed, differing, declared is not None)
     return Diagnosis(call, measures, bias, probed is not None, tuple(findings))
 
 
@@ -88,10 +89,8 @@ def _findings(
     differing: Tensor,
     declares: bool,
 ) -> list[Finding]:
-    """Return the findings. One that makes nonsense of the others is returned alone."""
+    """Return the findings of finite results. One that makes nonsense of the others is returned alone."""
     finding = maker(call.layer)
-    if (one := nonfinite(call, of, finding)) is not None:
-        return [one]
     if (heads := differing.any(-1).any(0)).any():
         rows = int(differing.sum())
         return [finding("random_row", heads, f"a second call on the same inputs returns {rows:,} rows that differ")]

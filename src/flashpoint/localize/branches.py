@@ -37,6 +37,10 @@ class OutOfTimeError(Exception):
     """No branch may be begun any more."""
 
 
+class NoGrowthError(UserError):
+    """W_Q of the run does not outgrow its twin's from any start: branches cannot be told apart."""
+
+
 @dataclass(frozen=True)
 class Effect:
     """What a branch has of the growth of W_Q, from each starting step.
@@ -146,7 +150,8 @@ class Branches(Generic[A]):
 
         Raises:
             OutOfTimeError: a branch is missing, and the time is over.
-            UserError: from none does it grow enough to tell branches apart.
+            NoGrowthError: from none does it grow enough to tell branches apart.
+            UserError: no branch ends with numbers.
         """
         self.prepare([self.subject.whole, self.subject.twin])
         growths = {start: self._whole_growth(start) for start in self.starts}
@@ -158,7 +163,7 @@ class Branches(Generic[A]):
         grown = [start for start, growth in growths.items() if growth >= np.log(LEAST_GROWTH)]
         if not grown:
             start = max(growths, key=lambda start: np.nan_to_num(growths[start]))
-            raise UserError(
+            raise NoGrowthError(
                 f"{told}: from step {start:,} on W_Q outgrows its twin's by ×{np.exp(growths[start]):.2f} in "
                 f"{self.steps:,} steps, and from {len(growths) - 1} other checkpoints by no more: too little to tell "
                 "branches apart; give more --steps, or flashpoint diagnose: this attention's fault, if it has one, "

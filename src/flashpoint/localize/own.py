@@ -93,7 +93,13 @@ class OwnLoop:
         if not files:
             raise UserError(f"--checkpoints {pattern}: no file there with a step in its name, e.g. step-001000.pt")
         load(function, f"--function {function}")
-        seen = Run.of_folder(folder).config["attn"]["name"]
+        config = Run.of_folder(folder).config
+        if "model" not in config:  # nobody knows its layers and heads
+            raise UserError(
+                f"{folder.path}: its attention was not recorded; name it with "
+                "flashpoint.watch(functions=['MODULE:NAME']) and watch the run again"
+            )
+        seen = config["attn"]["name"]
         known = seen == "sdpa" or (CONFIGS / "attn" / f"{seen}.yaml").is_file()
         if attention is None and not known:
             raise UserError(f"{folder.path}: its attention is {seen}; name it with --attention FILE.py:FUNCTION")
@@ -159,11 +165,12 @@ class OwnLoop:
                 step(self.files[start], handed, steps, watching)
             except UserError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # one that calls sys.exit would end without a word
                 traceback.print_exc(file=log)
+                said = one_line(error) if isinstance(error, Exception) else f"sys.exit({error.code}); let it return"
                 raise UserError(
-                    f"--function {self.function}: {type(error).__name__} in a branch from step {start:,}: "
-                    f"{one_line(error)}; {log.name} tells where"
+                    f"--function {self.function}: {type(error).__name__} in a branch from step {start:,}: {said}; "
+                    f"{log.name} tells where"
                 ) from error
         return self._end(RunFolder(folder), handed.layers, start, steps)
 
