@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flashpoint.capture.recorder import Recorder
 from flashpoint.capture.sources import read_calls
 from flashpoint.capture.watched import Watch
+from flashpoint.errors import UserError
 from tests.capture.loops import Pair, loop, plain
 
 
@@ -119,5 +120,8 @@ def test_why_attentions_are_left_out_is_written_down_once(tmp_path: Path) -> Non
     dropout, given = run.manifest["not_recorded"]
     assert dropout == "scaled_dot_product_attention: dropout, where only 0 is recorded"
     assert given.startswith(f"{__name__}:packed: called without q, k, v")
+    assert run.folder is not None
+    with pytest.raises(UserError, match=r"its attention was not recorded \(scaled_dot_product_attention: dropout"):
+        read_calls(run.folder.path)
     assert loop(tmp_path / "none", nn.Linear(32, 32)).manifest["not_recorded"][0].startswith("the watched model called")
     assert loop(tmp_path / "all", Pair()).manifest["not_recorded"] == []

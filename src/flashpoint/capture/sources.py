@@ -50,8 +50,10 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
         return [AttentionCall.read(path)]
     folder = _capture(path, step)
     files = sorted(folder.glob(_LAYERS))
-    if not files and RunFolder(path).manifest.is_file():
-        raise UserError(f"{path}: no capture was made; watched.capture() in the loop makes one")
+    if not files and (run := RunFolder(path)).manifest.is_file():
+        left_out = "; ".join(run.read_manifest().get("not_recorded", []))
+        remedy = left_out and f"its attention was not recorded ({left_out})"
+        raise UserError(f"{path}: no capture was made; {remedy or 'watched.capture() in the loop makes one'}")
     if not files:
         raise UserError(f"{folder}: holds no {_LAYERS}; give a capture, a run, a .safetensors file, or a model of "
                         "Transformers and --text FILE")  # fmt: skip
