@@ -186,7 +186,7 @@ def test_a_capture_of_a_model_without_attention_is_given_up(tmp_path: Path, caps
     told = capsys.readouterr().err
     assert "functions=['MODULE:NAME']" in told
     assert "no capture (asked for)" in told
-    with pytest.raises(UserError, match=r"watched\.capture\(\) in the loop makes one"):
+    with pytest.raises(UserError, match=r"its attention was not recorded \(the watched model called none"):
         read_calls(tmp_path / "own")
 
 

@@ -124,4 +124,8 @@ def test_why_attentions_are_left_out_is_written_down_once(tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"its attention was not recorded \(scaled_dot_product_attention: dropout"):
         read_calls(run.folder.path)
     assert loop(tmp_path / "none", nn.Linear(32, 32)).manifest["not_recorded"][0].startswith("the watched model called")
-    assert loop(tmp_path / "all", Pair()).manifest["not_recorded"] == []
+    whole = loop(tmp_path / "all", Pair())
+    assert whole.folder is not None
+    assert whole.manifest["not_recorded"] == []
+    with pytest.raises(UserError, match=r"watched\.capture\(\) in the loop makes one"):
+        read_calls(whole.folder.path)
