@@ -2,13 +2,14 @@
 
     python scripts/bench_capture.py                                            # 6 × 256, T 2048
     python scripts/bench_capture.py --rounds 3 layers=12 heads=12 width=768 context=1024 vocabulary=50257
-    python scripts/bench_capture.py --rounds 2 --block 20 layers=2 heads=2 width=32 context=16 batch=4 \\
+    python scripts/bench_capture.py --rounds 2 --interval 20 --turns 2 layers=2 heads=2 width=32 context=16 batch=4 \\
         vocabulary=300 text=FILE                                               # a look on a CPU
 
-One model trains in blocks of steps: one block unwatched, one watched at the watch's defaults, and so on in turns. A
-round is one of each. The two are compared within a round, so that a drift of the machine falls on both. A block has as
-many steps as lie between two observations of the attention: each watched one holds one observation. Settings are those
-of examples/explode_gpt2.py, but for the learning rate, with which no warning is to come: a warning costs once.
+One model trains, unwatched and watched at the watch's defaults in turns. A round is as many watched steps as lie
+between two observations of the attention, and as many unwatched ones: its watched steps hold one observation. A turn is
+a block of each. Which comes first changes from turn to turn, so that a drift of the machine falls on both alike. The
+two are compared within a round. Settings are those of examples/explode_gpt2.py, but for the learning rate, with which
+no warning is to come: a warning costs once.
 """
 
 from __future__ import annotations
@@ -42,28 +43,32 @@ class Unwatched:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12, help="that are timed, after one that is not")
-    parser.add_argument("--block", type=int, default=500, help="steps of a block, and between observations")
+    parser.add_argument("--interval", type=int, default=500, help="steps between observations")
+    parser.add_argument("--turns", type=int, default=20, help="of a round; the interval is a multiple of them")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     arguments = parser.parse_args()
+    steps, rest = divmod(arguments.interval, arguments.turns)
+    if rest or not steps:
+        parser.error(f"--turns {arguments.turns}: give a divisor of the interval, {arguments.interval}")
     given = dict(word.split("=", 1) for word in arguments.settings)
     loop = Loop({**SETTINGS, "lr": "1e-5", **given}, "sdpa")
     device = torch.device(loop.device)
     with (
         tempfile.TemporaryDirectory() as folder,
-        flashpoint.watch(loop.model, runs_dir=folder, interval=arguments.block) as watched,
+        flashpoint.watch(loop.model, runs_dir=folder, interval=arguments.interval) as watched,
     ):
         takers: dict[str, Any] = {"unwatched": Unwatched(), "watched": watched}
-        seconds: dict[str, list[float]] = {name: [] for name in takers}
-        for _ in range(1 + arguments.rounds):
-            for name, taker in takers.items():
-                seconds[name].append(block(partial(loop.step, taker), arguments.block, device))
-    times = {name: 1000 * np.array(some[1:]) / arguments.block for name, some in seconds.items()}
+        seconds = {name: np.zeros((1 + arguments.rounds, arguments.turns)) for name in takers}
+        for place in np.ndindex(1 + arguments.rounds, arguments.turns):
+            for name in list(takers)[:: -1 if place[1] % 2 else 1]:
+                seconds[name][place] = block(partial(loop.step, takers[name]), steps, device)
+    times = {name: 1000 * some[1:].sum(1) / arguments.interval for name, some in seconds.items()}
     more, half = mean_interval(times["watched"] / times["unwatched"] - 1)
     rows = [[name, len(some), quartiles(some, ".3f")] for name, some in times.items()]
     parameters = sum(parameter.numel() for parameter in loop.model.parameters())
     shape = ", ".join(f"{name} {loop.settings[name]}" for name in ("layers", "width", "context", "batch"))
-    what = f"{parameters:,} parameters, {shape}; blocks of {arguments.block:,} steps, in turns"
-    columns = ("steps", "blocks", "ms a step, median (quartiles)")
+    what = f"{parameters:,} parameters, {shape}; rounds of {arguments.interval:,} steps of each, {steps:,} a turn"
+    columns = ("steps", "rounds", "ms a step, median (quartiles)")
     interval = "" if half is None else f", 95 % interval {more - half:+.1%} to {more + half:+.1%}"
     note = f"Watched against unwatched, within a round: {more:+.1%} (mean{interval})."
     show(Table(columns, rows, note=note), "markdown", heading(device, what))
