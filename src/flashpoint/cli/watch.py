@@ -72,7 +72,7 @@ def _keep_frame(runs: Sequence[Run], once: bool) -> None:
     if once:
         console.print(frame(_present(runs), console.width, console.height))
         return
-    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+    with Live(console=console, auto_refresh=False, screen=console.is_terminal, transient=True) as live:
         while True:
             began, now = time.monotonic(), _present(runs)
             ended = not any(map(unended, now))
@@ -81,8 +81,8 @@ def _keep_frame(runs: Sequence[Run], once: bool) -> None:
                 break
             # A long run takes a while to read: most of the time is to be left for it.
             time.sleep(max(_TERMINAL_SECONDS, 3 * (time.monotonic() - began)))
-    if console.is_terminal:  # the screen with the last frame is gone
-        console.print(frame(_present(runs), console.width, console.height))
+    # The screen with the last frame is gone; a file has had none so far.
+    console.print(frame(_present(runs), console.width, console.height))
 
 
 def _keep_page(runs: Sequence[Run], html: Path, once: bool) -> None:
