@@ -53,6 +53,10 @@ class Process:
         if self._process.exitcode is None:
             os.kill(self.pid, number)
 
+    def printed(self) -> str:
+        """What it has written to stdout so far."""
+        return self._texts[0].read_text() if self._texts[0].exists() else ""
+
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         self.wait(timeout)
         out, err = (text.read_text() for text in self._texts)
