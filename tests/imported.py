@@ -11,6 +11,7 @@ from pathlib import Path
 import hydra.main
 import pyarrow.compute
 import pyarrow.parquet
+import rich.live
 import scipy.stats
 import tokenizers.implementations
 import torch._inductor.config  # by torch.use_deterministic_algorithms
@@ -29,6 +30,7 @@ import flashpoint.cli.series
 import flashpoint.cli.survival
 import flashpoint.deviation.engines
 import flashpoint.diagnosis.verdict
+import flashpoint.report.live
 import flashpoint.report.page
 import flashpoint.training.run
 from flashpoint.build_config import hydra_schema

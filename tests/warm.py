@@ -5,6 +5,7 @@ folder, output and exit status of its own, and signals that end it. Only the sec
 """
 
 import atexit
+import codecs
 import multiprocessing
 import os
 import runpy
@@ -52,6 +53,11 @@ class Process:
     def send_signal(self, number: int) -> None:
         if self._process.exitcode is None:
             os.kill(self.pid, number)
+
+    def printed(self) -> str:
+        """What it has written to stdout so far, but for a last character whose bytes are not all there yet."""
+        written = self._texts[0].read_bytes() if self._texts[0].exists() else b""
+        return codecs.getincrementaldecoder("utf-8")().decode(written)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         self.wait(timeout)

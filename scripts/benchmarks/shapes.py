@@ -12,7 +12,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from flashpoint.build_config import build_config, hydra_schema
-from flashpoint.cli.composition import refusal
+from flashpoint.cli.refusals import refusal
 from flashpoint.config import HEAD_SIZES, Config
 from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS

@@ -5,17 +5,11 @@ from __future__ import annotations
 import difflib
 import errno
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 _LONGEST_LINE = 600  # characters
-_WANTED = {  # by what OmegaConf says of a value that is none
-    "could not be converted to Integer": "a whole number",
-    "could not be converted to Float": "a number",
-    "is not a valid bool": "true or false",
-}
 
 
 class UserError(Exception):
@@ -26,43 +20,8 @@ class UserError(Exception):
 
 
 def one_line(error: Exception) -> str:
-    """Return the message of a :class:`UserError`, or of a Hydra or OmegaConf error, as one line with a remedy."""
-    return _printable(_told(error))
-
-
-def _told(error: Exception) -> str:
-    text = str(error)
-    if missing := re.search(
-        r"Could not find '((?:hydra/)?[^/']+)/([^']*)'.*?Available options in '[^']+':\n(.*?)\n\S", text, re.S
-    ):
-        group, option, options = missing.groups()
-        return f"{group}={option}: no such option; choose one of {', '.join(options.split())}"
-    if unknown := re.match(r"Could not override '([^']+)'", text):
-        return f"{unknown[1]}: no such key; {_nearest_key(unknown[1])}flashpoint train --help lists them"
-    if merging := re.match(r"Error merging override (\S+)", text):
-        reason = str(error.__cause__).splitlines()[0]
-        if "is not a ListConfig" in reason:
-            reason = "give a list, " + merging[1].replace("=", "=[", 1) + "]"
-        elif "is not a subclass of Rounding" in reason:
-            reason = "give " + merging[1].replace("=", ".mode=", 1)
-        elif "is not a subclass of" in reason:
-            reason = "a group of keys, each to be set by itself; flashpoint train --help lists them"
-        elif wanted := next((told for kind, told in _WANTED.items() if kind in reason), None):
-            reason = f"give {wanted}"
-        return f"{merging[1]}: {reason}"
-    if override := getattr(error, "override", None):  # Hydra could not parse it
-        key, equals, value = override.partition("=")
-        if not equals:
-            return f"{override}: give KEY=VALUE"
-        return f"{override}: no value that Hydra reads; quote one with special characters twice: '{key}=\"{value}\"'"
-    return " ".join(text.split())
-
-
-def _nearest_key(unknown: str) -> str:
-    """Return :func:`nearest` of the keys and groups of a configuration."""
-    from flashpoint.build_config import key_names  # which imports this module
-
-    return nearest(unknown, key_names())
+    """Return an error's message as one line."""
+    return printable(" ".join(str(error).split()))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -80,10 +39,10 @@ def _of_a_file(error: Exception) -> str | None:
     """Return the file, what the system said of it and a remedy; None of an error that names no file."""
     if not (isinstance(error, OSError) and error.filename and error.strerror):
         return None
-    return _printable(f"{error.filename}: {error.strerror}; {remedy(error)}")
+    return printable(f"{error.filename}: {error.strerror}; {remedy(error)}")
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Return text without what moves a terminal's cursor; of one that is too long to be read, both ends."""
     if len(text) > _LONGEST_LINE:
         text = f"{text[: _LONGEST_LINE // 2]} … {text[-_LONGEST_LINE // 2 :]}"

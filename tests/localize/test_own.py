@@ -1,6 +1,7 @@
 """Localisation of somebody's own loop: the nanoGPT example with an error planted in one head's δ."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -169,6 +170,15 @@ def test_each_layer_needs_the_attention_that_is_its_own(
 ) -> None:
     with pytest.raises(UserError, match=told):
         branch_of(failing, function, tmp_path / "branch")
+
+
+def test_a_row_that_the_run_is_still_writing_contradicts_no_branch(failing: Path, tmp_path: Path) -> None:
+    run = tmp_path / "failing"
+    shutil.copytree(failing, run)
+    batches = run / "batches.csv"
+    before, row, _ = batches.read_text().partition("\n11,")
+    batches.write_text(f"{before}{row}0")
+    branch_of(run, "with_options", tmp_path / "branch")
 
 
 def test_options_that_the_loop_gives_its_own_watch_are_passed_over(failing: Path, tmp_path: Path) -> None:

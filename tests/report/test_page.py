@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from flashpoint.report.figures import PANELS, draw_bias
-from flashpoint.report.page import write_report
+from flashpoint.report.page import page, write_report
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.recorded import Run
 from flashpoint.runs.select import open_run
@@ -132,15 +132,27 @@ def test_the_verb_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) 
     assert refusal(call("report", "nowhere", cwd=tmp_path)).startswith("error: nowhere: no run there")
 
 
+@pytest.fixture
+def live(tmp_path: Path) -> Path:
+    """A page of a run under way, as ``flashpoint watch --html`` keeps it."""
+    run = record(tmp_path, "going")
+    (tmp_path / "going/outcome.json").unlink()
+    written = tmp_path / "live.html"
+    written.write_text(page([open_run(str(run.folder.path))], reload_seconds=15), encoding="utf-8")
+    return written
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
 @pytest.mark.parametrize("width", [1280, 390])
-def test_a_browser_draws_it(report: Path, tmp_path: Path, width: int) -> None:
+@pytest.mark.parametrize("shown", ["report", "live"])
+def test_a_browser_draws_it(request: pytest.FixtureRequest, tmp_path: Path, shown: str, width: int) -> None:
     assert BROWSER
+    written: Path = request.getfixturevalue(shown)
     command = [
         BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
         "--disable-background-networking", "--disable-component-update", "--disable-sync",
         f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},4000",
-        f"--screenshot={tmp_path / 'page.png'}", report.as_uri(),
+        f"--screenshot={tmp_path / 'page.png'}", written.as_uri(),
     ]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True, timeout=90)
     image = matplotlib.image.imread(tmp_path / "page.png")[..., :3]

@@ -10,10 +10,13 @@ import numpy as np
 from flashpoint.analysis.early_warning import warning_of
 from flashpoint.errors import UserError
 from flashpoint.probes.sentinel import HeadGrowth
+from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.recorded import Run
 
 _RECENT_READINGS = 5
 """Readings of the rate whose median tells the time left."""
+SILENT_SECONDS = 60
+"""After which a run that has not written may have been killed."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,14 @@ def progress_of(run: Run, now: float | None = None) -> Progress:
     left = None
     if steps is not None and not run.ended and (seconds := _seconds_a_step(run, done, rate)) is not None:
         left = max(0, steps - done) * seconds
-    silent = 0.0
-    if not run.ended and run.folder:
-        written = run.folder.metrics if run.folder.metrics.exists() else run.folder.config
-        silent = max(0.0, (time.time() if now is None else now) - written.stat().st_mtime)
+    silent = _silent_seconds(run.folder, now) if run.folder and not run.ended else 0.0
     warning = warning_of(run) if run.by_head("w_q_spectral_norm") else None
     return Progress(done, steps, rate, left, silent, warning)
+
+
+def _silent_seconds(folder: RunFolder, now: float | None = None) -> float:
+    written = folder.metrics if folder.metrics.exists() else folder.config
+    return max(0.0, (time.time() if now is None else now) - written.stat().st_mtime)
 
 
 def _seconds_a_step(run: Run, done: int, rate: float | None) -> float | None:
@@ -80,3 +85,16 @@ def unended(run: Run) -> bool:
     if run.folder is None:
         raise UserError(f"{run.where}: a run of the evidence tables is not under way; give a run's folder")
     return not run.ended
+
+
+def cut_short(run: Run) -> bool:
+    """Whether the run was killed: it has no verdict, no process is seen that trains it, and it has been silent for
+    :data:`SILENT_SECONDS`. A process on a machine whose locks are not seen here writes, and one that is killed and
+    started again at once may be back by then.
+
+    Of somebody's own loop nobody knows: False.
+    """
+    # The lock first: a run that ends writes its verdict before it lets go.
+    return (
+        run.folder is not None and run.folder.let_go and not run.ended and _silent_seconds(run.folder) > SILENT_SECONDS
+    )

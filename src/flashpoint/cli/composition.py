@@ -19,11 +19,9 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult
-from omegaconf.errors import OmegaConfBaseException
 
-from flashpoint.errors import UserError, one_line
+from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import default_experiment
 
@@ -73,24 +71,6 @@ def check_files_as_hydra_reads_them() -> None:
     """Have Hydra check each YAML file when it reads it, and end at what it would only warn of."""
     SourcesRegistry.instance().types["file"] = FileConfigSource  # one that is there Hydra does not replace
     warnings.filterwarnings("error", category=UserWarning, module=r"hydra\._internal\.(config_loader|defaults_list)")
-
-
-def refusal(error: Exception) -> UserError:
-    """Return what a person is told of an error that Hydra or a library raised for what it was given."""
-    if isinstance(error, UserError):
-        return error
-    if isinstance(error, RecursionError):
-        return UserError("keys or defaults name each other in a circle, or are nested too deeply; break the circle")
-    text = one_line(error)
-    if folder := re.search(r"path=(\S+) is not available", text):
-        return UserError(f"hydra.searchpath: {folder[1]} is no folder; correct it")
-    if of_key := re.match(r"(?:In '(\S+)': \w+ raised while composing config: )?(.*?) full_key: (?!\w+=)(\S*)", text):
-        file, reason, key = of_key.groups()
-        remedy = "; begin the file with # @package _global_" if file and key == "experiment" else ""
-        return UserError(": ".join(filter(None, (file, key, f"{reason}{remedy}"))))
-    if isinstance(error, HydraException | OmegaConfBaseException | UserWarning | yaml.YAMLError):
-        return UserError(text)
-    return UserError(f"{type(error).__name__}: {text}; HYDRA_FULL_ERROR=1 shows where")
 
 
 def _refuse_flag(message: str) -> NoReturn:

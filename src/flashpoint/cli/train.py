@@ -20,8 +20,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from flashpoint.build_config import build_config, hydra_schema
-from flashpoint.cli.composition import check_files_as_hydra_reads_them, checked_arguments, refusal
+from flashpoint.cli.composition import check_files_as_hydra_reads_them, checked_arguments
 from flashpoint.cli.process import quick_end
+from flashpoint.cli.refusals import refusal
 from flashpoint.config import Config, HardwareConfig
 from flashpoint.errors import exit_in_one_line
 from flashpoint.files import CONFIGS

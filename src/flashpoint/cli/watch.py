@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from flashpoint.analysis.progress import unended
+from flashpoint.analysis.progress import cut_short, unended
 from flashpoint.cli.selection import answered
 from flashpoint.errors import UserError
 from flashpoint.runs.recorded import Run
@@ -28,7 +28,7 @@ _TERMINAL_SECONDS, _PAGE_SECONDS = 2.0, 15.0
 )
 @click.option("--once", is_flag=True, help="Show the present state and end.")
 def command(word: str, html: Path | None, once: bool) -> None:
-    """Follow a run, or all runs of a folder that have no verdict yet, until the last has ended.
+    """Follow a run, or all runs of a folder that have no verdict yet, until the last has ended or was killed.
 
     Shown are loss, gradient norm, the heads with the largest W_Q, warnings, the rate and the time left. Everything is
     read from the runs' own files, so another terminal or another machine that sees them will do. Ctrl-C ends the view,
@@ -41,7 +41,7 @@ def command(word: str, html: Path | None, once: bool) -> None:
         _keep_frame(runs, once)
     for run in runs:
         run = Run.of_folder(run.folder) if run.folder else run  # noqa: PLW2901 - as it is now
-        click.echo(f"{run.name}: {run.verdict}")
+        click.echo(f"{run.name}: {_how_it_went(run)}")
 
 
 def followed(word: str) -> list[Run]:
@@ -55,6 +55,17 @@ def followed(word: str) -> list[Run]:
     if len(named) > 1 and not going:
         raise UserError(f"{word}: none of its {len(named)} runs is under way; name one run to see how it went")
     return named if len(named) == 1 else going
+
+
+def _how_it_went(run: Run) -> str:
+    if run.folder and cut_short(run):
+        return f"not ended, and no process trains it any more; resume={run.folder.path} goes on with it"
+    return run.verdict
+
+
+def _go_on(runs: Sequence[Run]) -> bool:
+    """Return whether there is more to come of any of the runs."""
+    return any(unended(run) and not cut_short(run) for run in runs)
 
 
 def _present(runs: Sequence[Run]) -> list[Run]:
@@ -72,17 +83,17 @@ def _keep_frame(runs: Sequence[Run], once: bool) -> None:
     if once:
         console.print(frame(_present(runs), console.width, console.height))
         return
-    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+    with Live(console=console, auto_refresh=False, screen=console.is_terminal, transient=True) as live:
         while True:
             began, now = time.monotonic(), _present(runs)
-            ended = not any(map(unended, now))
+            ended = not _go_on(now)
             live.update(frame(now, console.width, console.height), refresh=True)
             if ended:
                 break
             # A long run takes a while to read: most of the time is to be left for it.
             time.sleep(max(_TERMINAL_SECONDS, 3 * (time.monotonic() - began)))
-    if console.is_terminal:  # the screen with the last frame is gone
-        console.print(frame(_present(runs), console.width, console.height))
+    # The screen with the last frame is gone; a file has had none so far.
+    console.print(frame(_present(runs), console.width, console.height))
 
 
 def _keep_page(runs: Sequence[Run], html: Path, once: bool) -> None:
@@ -91,7 +102,7 @@ def _keep_page(runs: Sequence[Run], html: Path, once: bool) -> None:
     told = False
     while True:
         began, now = time.monotonic(), _present(runs)
-        goes_on = not once and any(map(unended, now))
+        goes_on = not once and _go_on(now)
         partial = html.with_name(f".{html.name}.partial")
         try:
             partial.write_text(page(now, reload_seconds=_PAGE_SECONDS if goes_on else None), encoding="utf-8")

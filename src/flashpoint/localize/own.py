@@ -40,6 +40,7 @@ from flashpoint.localize.recorded import exact
 from flashpoint.localize.subject import Trained
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.lines import whole_lines
 from flashpoint.runs.recorded import Run
 from flashpoint.user_code import load
 
@@ -195,11 +196,11 @@ class OwnLoop:
         return Trained(branch.outcome["outcome"], None if onset is None else start + onset, norms)
 
 
-def _batches(folder: RunFolder) -> dict[int, str]:
-    """Return the batches' fingerprints by step; empty where the loop handed none."""
+def _batches(folder: RunFolder) -> dict[int, bytes]:
+    """Return the batches' fingerprints by step, without a last row cut short; empty where the loop handed none."""
     if not folder.batches.is_file():
         return {}
-    rows = (line.partition(",") for line in folder.batches.read_text().splitlines())
+    rows = (line.partition(b",") for line in whole_lines(folder.batches, "make it readable"))
     return {int(step): fingerprint for step, _, fingerprint in rows}
 
 

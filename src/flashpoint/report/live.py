@@ -13,14 +13,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flashpoint.analysis.progress import Progress, progress_of
+from flashpoint.analysis.progress import SILENT_SECONDS, Progress, progress_of
 from flashpoint.runs.metrics import Series
 from flashpoint.runs.recorded import Run
 
 HEADS = 4
 """Heads with the largest W_Q that are drawn."""
-_SILENT_SECONDS = 60
-"""After which a run says for how long it has not written: it may have been killed."""
 _COLOURS = ("red", "cyan", "yellow", "magenta", "green", "blue")
 _TICKS = 9  # characters left of a drawing
 _AROUND = 6  # lines of a drawing's title and axes
@@ -71,7 +69,7 @@ def _state(run: Run, progress: Progress) -> Text:
     if progress.warning:
         growth = progress.warning
         told.append(f"warning at step {growth.step:,}: layer {growth.layer}, head {growth.head}, ×{growth.growth:.1f}")
-    if progress.silent_seconds > _SILENT_SECONDS:
+    if progress.silent_seconds > SILENT_SECONDS:
         told.append(f"nothing written for {datetime.timedelta(seconds=round(progress.silent_seconds))}")
     return Text("; ".join(told), "bold yellow") if told else Text("under way")
 

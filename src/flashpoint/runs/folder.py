@@ -206,13 +206,24 @@ class RunFolder:
     def under_way(self) -> bool:
         """Whether a process trains the run now. Of somebody's own loop, and where no locks are seen, it is not known:
         False."""
+        return self._held is True
+
+    @property
+    def let_go(self) -> bool:
+        """Whether a process has trained the run and none is seen that does. Of somebody's own loop it is not known:
+        False. Some file systems show a lock to the machine alone that holds it."""
+        return self._held is False
+
+    @property
+    def _held(self) -> bool | None:
+        """Whether a process holds the lock; None where there is none or it cannot be asked."""
         try:
             with self._lock.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: readers do not see each other
         except BlockingIOError:
             return True
         except OSError:
-            return False
+            return None
         return False
 
     @property

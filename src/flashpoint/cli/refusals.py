@@ -1,0 +1,65 @@
+"""What a person is told of an error that Hydra, OmegaConf or a library raised for what it was given."""
+
+from __future__ import annotations
+
+import re
+
+import yaml
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from flashpoint.build_config import key_names
+from flashpoint.errors import UserError, nearest, one_line, printable
+
+_WANTED = {  # by what OmegaConf says of a value that is none
+    "could not be converted to Integer": "a whole number",
+    "could not be converted to Float": "a number",
+    "is not a valid bool": "true or false",
+}
+
+
+def refusal(error: Exception) -> UserError:
+    """Return what a person is told of an error that Hydra or a library raised for what it was given."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, RecursionError):
+        return UserError("keys or defaults name each other in a circle, or are nested too deeply; break the circle")
+    text = printable(told) if (told := _with_remedy(error)) else one_line(error)
+    if folder := re.search(r"path=(\S+) is not available", text):
+        return UserError(f"hydra.searchpath: {folder[1]} is no folder; correct it")
+    if of_key := re.match(r"(?:In '(\S+)': \w+ raised while composing config: )?(.*?) full_key: (?!\w+=)(\S*)", text):
+        file, reason, key = of_key.groups()
+        remedy = "; begin the file with # @package _global_" if file and key == "experiment" else ""
+        return UserError(": ".join(filter(None, (file, key, f"{reason}{remedy}"))))
+    if isinstance(error, HydraException | OmegaConfBaseException | UserWarning | yaml.YAMLError):
+        return UserError(text)
+    return UserError(f"{type(error).__name__}: {text}; HYDRA_FULL_ERROR=1 shows where")
+
+
+def _with_remedy(error: Exception) -> str | None:
+    """Return what was wrong with an override and what to do about it; None of an error that is of no override."""
+    text = str(error)
+    if missing := re.search(
+        r"Could not find '((?:hydra/)?[^/']+)/([^']*)'.*?Available options in '[^']+':\n(.*?)\n\S", text, re.S
+    ):
+        group, option, options = missing.groups()
+        return f"{group}={option}: no such option; choose one of {', '.join(options.split())}"
+    if unknown := re.match(r"Could not override '([^']+)'", text):
+        return f"{unknown[1]}: no such key; {nearest(unknown[1], key_names())}flashpoint train --help lists them"
+    if merging := re.match(r"Error merging override (\S+)", text):
+        reason = str(error.__cause__).splitlines()[0]
+        if "is not a ListConfig" in reason:
+            reason = "give a list, " + merging[1].replace("=", "=[", 1) + "]"
+        elif "is not a subclass of Rounding" in reason:
+            reason = "give " + merging[1].replace("=", ".mode=", 1)
+        elif "is not a subclass of" in reason:
+            reason = "a group of keys, each to be set by itself; flashpoint train --help lists them"
+        elif wanted := next((told for kind, told in _WANTED.items() if kind in reason), None):
+            reason = f"give {wanted}"
+        return f"{merging[1]}: {reason}"
+    if override := getattr(error, "override", None):  # Hydra could not parse it
+        key, equals, value = override.partition("=")
+        if not equals:
+            return f"{override}: give KEY=VALUE"
+        return f"{override}: no value that Hydra reads; quote one with special characters twice: '{key}=\"{value}\"'"
+    return None

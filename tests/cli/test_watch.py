@@ -1,0 +1,159 @@
+"""``flashpoint watch`` follows runs that other processes train meanwhile, until the last of them has ended."""
+
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from flashpoint.runs.folder import RunFolder
+from tests import warm
+from tests.conftest import environment, train_command, wait_until
+from tests.records import call, write_run
+from tests.verdicts import losses_of
+
+WATCHING = Path(__file__).with_name("watching.py")
+TERMINAL = {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "160", "LINES": "50"}
+"""By which rich takes a test's file for a terminal, and writes every frame to it."""
+REFRESH = '<meta http-equiv="refresh"'
+
+Start = Callable[..., warm.Process]
+
+
+@pytest.fixture
+def training(recorded: Path, text_file: Path, tmp_path: Path) -> Iterator[Start]:
+    """Begins a run of that name under ``tmp_path`` that would go on for hours, and waits for its first steps."""
+    with contextlib.ExitStack() as ends:
+
+        def start(name: str, *options: str) -> warm.Process:
+            arguments = "train.steps=100000", f"runs_dir={tmp_path}", f"run_name={name}", *options
+            command = train_command(*arguments, tiny=True, text_file=text_file)
+            process = warm.Process(command, cwd=recorded, env=environment())
+            ends.callback(process.send_signal, signal.SIGKILL)
+            metrics = tmp_path / name / "metrics.jsonl"
+            wait_until(lambda: metrics.is_file() and metrics.stat().st_size, process)
+            return process
+
+        yield start
+
+
+@contextlib.contextmanager
+def watching(*arguments: Path | str, **variables: str) -> Iterator[warm.Process]:
+    command = [sys.executable, str(WATCHING), *map(str, arguments)]
+    process = warm.Process(command, env={**environment(), **variables})
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGKILL)
+
+
+def steps_of(name: str, shown: str) -> list[int]:
+    """What each frame says of how far a run is."""
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown)
+    return [int(steps.replace(",", "")) for steps in re.findall(rf"^{name} .*?([\d,]+) of 100,000", text, re.MULTILINE)]
+
+
+def end(process: warm.Process, number: signal.Signals) -> None:
+    process.send_signal(number)
+    process.wait(timeout=60)
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_a_run_until_it_has_ended(training: Start, tmp_path: Path) -> None:
+    run = training("run")
+    with watching(tmp_path / "run", **TERMINAL) as watch:
+        wait_until(lambda: len({*steps_of("run", watch.printed())}) > 1, watch)
+        end(run, signal.SIGTERM)
+        shown, errors = watch.communicate(timeout=60)
+    assert (watch.returncode, errors) == (0, "")
+    steps = len(losses_of(tmp_path / "run"))
+    seen = steps_of("run", shown)
+    assert seen == sorted(seen)
+    assert seen[0] < seen[-1] == steps
+    assert shown.splitlines()[-1] == f"run: stopped at {steps:,}"
+
+
+@pytest.mark.slow
+def test_a_page_is_written_anew_until_its_run_has_ended(training: Start, tmp_path: Path) -> None:
+    page = tmp_path / "live.html"
+    pages: dict[int, str] = {}
+
+    def two_seen() -> bool:
+        now = page.read_text() if page.is_file() else ""
+        if so_far := re.search(r"<td>([\d,]+) so far</td>", now):
+            pages[int(so_far[1].replace(",", ""))] = now
+        return len(pages) == 2
+
+    run = training("run", "probes.weights_interval=0", "probes.attention_interval=0")  # fewer figures to wait for
+    with watching(tmp_path / "run", "--html", page) as watch:
+        wait_until(two_seen, watch)
+        end(run, signal.SIGTERM)
+        shown, errors = watch.communicate(timeout=60)
+    assert (watch.returncode, errors) == (0, "")
+    steps = len(losses_of(tmp_path / "run"))
+    assert shown.splitlines() == [page.as_uri(), f"run: stopped at {steps:,}"]
+    assert all(REFRESH in one for one in pages.values())
+    first, second = pages
+    assert first < second <= steps
+    last = page.read_text()
+    assert REFRESH not in last
+    assert f'<td class="stopped">stopped at {steps:,}</td>' in last
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "live.html"}
+
+
+@pytest.mark.slow
+def test_runs_of_a_folder_are_followed_until_the_last_has_ended_or_was_killed(training: Start, tmp_path: Path) -> None:
+    first, second = training("first"), training("second")
+    with watching(tmp_path, **TERMINAL) as watch:
+        wait_until(lambda: steps_of("first", watch.printed()), watch)
+        end(first, signal.SIGTERM)
+        wait_until(lambda: "stopped at" in watch.printed(), watch)
+        before = steps_of("second", watch.printed())[-1]
+        wait_until(lambda: steps_of("second", watch.printed())[-1] > before, watch)
+        end(second, signal.SIGKILL)
+        os.utime(tmp_path / "second/metrics.jsonl", (0, 0))  # as if that were long ago
+        shown, errors = watch.communicate(timeout=60)
+    assert (watch.returncode, errors) == (0, "")
+    assert shown.splitlines()[-2:] == [
+        f"first: stopped at {len(losses_of(tmp_path / 'first')):,}",
+        f"second: not ended, and no process trains it any more; resume={tmp_path}/second goes on with it",
+    ]
+
+
+@pytest.mark.parametrize("options", [[], ["--html", "page.html"]])
+def test_a_killed_run_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
+    """One whose process may live is: it holds the lock, has just written, or is somebody's own loop, without a lock."""
+
+    class Waited(Exception):
+        pass
+
+    def wait(_: float) -> None:
+        raise Waited
+
+    def watch() -> str:
+        return call("watch", run, *options, cwd=tmp_path).stdout.splitlines()[-1]
+
+    monkeypatch.setattr("time.sleep", wait)
+    run = write_run(tmp_path / "run", {"name": "flash_bf16"}, metrics=[{"step": 0, "loss": 2.0}])
+    outcome, metrics, lock = (tmp_path / "run" / name for name in ("outcome.json", "metrics.jsonl", ".lock"))
+    verdict = outcome.read_text()
+    outcome.unlink()
+    os.utime(metrics, (0, 0))
+    with pytest.raises(Waited):
+        watch()
+    with RunFolder(Path(run)).locked(), pytest.raises(Waited):
+        watch()
+    told = f"run: not ended, and no process trains it any more; resume={run} goes on with it"
+    with lock.open("rb") as another_reader:
+        fcntl.flock(another_reader, fcntl.LOCK_SH)
+        assert watch() == told
+    os.utime(metrics, (2**31, 2**31))  # not silent, however long this test takes
+    with pytest.raises(Waited):
+        watch()
+    outcome.write_text(verdict)
+    assert watch() == "run: stable to 1,000"
