@@ -135,7 +135,7 @@ def test_the_verb_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) 
 @pytest.fixture
 def live(tmp_path: Path) -> Path:
     """A page of a run under way, as ``flashpoint watch --html`` keeps it."""
-    run = record(tmp_path, "going")
+    run = record(tmp_path, "going", attention="flash_bf16")
     (tmp_path / "going/outcome.json").unlink()
     written = tmp_path / "live.html"
     written.write_text(page([open_run(str(run.folder.path))], reload_seconds=15), encoding="utf-8")
