@@ -65,6 +65,7 @@ def command(
     Branches are kept in RUN/localize.jsonl: the same command goes on where it was stopped. The answers are in the page
     of flashpoint report, too.
     """
+    from flashpoint.localize.answer import Answer
     from flashpoint.localize.branches import Branches
     from flashpoint.localize.questions import answers
     from flashpoint.runs.folder import RunFolder
@@ -73,11 +74,13 @@ def command(
     subject = _subject(folder, function, checkpoints, attention)
     _check_gpus(gpus)
     columns = ("question", "verdict", "evidence")
-    rows, started = [], time.monotonic()
-    with Branches(subject, folder, steps, starts, minutes, gpus) as branches:
-        for answer in answers(branches):
-            print(f"{answer.question}: {answer.verdict} ({answer.evidence})", file=sys.stderr, flush=True)
-            rows.append([answer.question, answer.verdict, answer.evidence])
+    stand, seen, started = list[Answer](), set[Answer](), time.monotonic()
+    with Branches(subject, folder, steps, minutes, gpus) as branches:
+        for stand in answers(branches, starts):
+            for answer in [one for one in stand if one not in seen]:
+                print(f"{answer.question}: {answer.verdict} ({answer.evidence})", file=sys.stderr, flush=True)
+                seen.add(answer)
+    rows = [[answer.question, answer.verdict, answer.evidence] for answer in stand]
     run, trained = subject.run, f"{branches.trained} of them trained now in {(time.monotonic() - started) / 60:.1f} min"
     seed = "" if function else f", seed {run.config['seed']}"  # nobody knows that of somebody else's loop
     heading = (
