@@ -73,7 +73,8 @@ def asked(folder: Path, gpus: int = 1, minutes: float | None = None, seconds: fl
 
 EXPECTED = [
     (
-        "criterion", "W_Q against the twin's after 200 steps from 500, 700",
+        "criterion",
+        "W_Q against the twin's after 200 steps from 500, 700",
         "growth ×2.72, chance ×1.00; growth ×2.72, chance ×1.00",
     ),
     ("layers", "layer 3 alone: sufficient", "1.00 ± 0.00 of the growth, 2 of 2 starts"),

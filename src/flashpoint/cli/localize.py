@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     default=4,
     show_default=True,
-    help="Checkpoints to branch from, of twice as many.",
+    help="Checkpoints to branch from, of twice as many, --steps apart.",
 )
 @click.option("--minutes", type=click.FloatRange(0), help="Begin no branch that would end after so many.")
 @click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="A branch on each.")
@@ -57,12 +57,14 @@ def command(
     RUN is a run of flashpoint train that exploded, with checkpoints before the onset; or a watched run of your own,
     with --function and --checkpoints. A branch trains for some hundreds of steps from a checkpoint. In some of its
     layers, heads or choices it has the run's attention, elsewhere the twin: the same attention with every row of dS
-    summing to zero. A branch grows if W_Q comes nearer to the run's than to the twin's. Asked are, in this order: the
-    smallest set of layers that grows, of heads in these layers, the choices that stop the growth when they are changed,
-    the last checkpoint from which the twin still holds, and whether what was found explodes alone. The interval of a
-    share is a 95 % one over starts of this run.
+    summing to zero. A checkpoint counts if W_Q of some head grows beyond the twin's by more than chance. A branch grows
+    if W_Q of these heads comes nearer to the run's than to the twin's. Asked are, in this order: the layers that make
+    them grow, the heads of these layers, the choices that stop the growth when they are changed, the last checkpoint
+    from which the twin still holds, and whether what was found explodes alone. The interval of a share is a 95 % one
+    over starts of this run.
 
-    Branches are kept in RUN/localize.jsonl: the same command goes on where it was stopped. The answers are in the page
+    When --minutes are over, layers, heads and choices have the answers of the starts that there was time for, and the
+    last line names what is missing. Branches are kept in RUN/localize.jsonl: the same command goes on where it was stopped. The answers are in the page
     of flashpoint report, too.
     """
     from flashpoint.localize.answer import Answer

@@ -30,8 +30,11 @@ LEAST_GROWTH = 1.25
 """A start counts by itself only if W_Q of a head grows by this factor beyond the twin's. Below, the same head has to
 grow clear of chance from another start: by chance it would rarely be the same."""
 FEW_HEADS = 16
-"""Of fewer heads in all the most negative growth tells too little of chance: there each head needs
-:data:`LEAST_GROWTH`, too."""
+"""Of fewer heads in all the most negative growth tells too little of chance: there each start needs
+:data:`LEAST_GROWTH`."""
+NEGLIGIBLE = 0.1
+"""A head that grows less than this share of the head that grows most takes no part: where one grows much, others follow
+a little through the loss; and of few heads none may be negative."""
 _CANDIDATES = 2
 """Times as many checkpoints as are wanted are tried: early ones show no growth yet, and after late ones the twin's W_Q
 grows too."""
@@ -62,9 +65,9 @@ class Start:
 
     @property
     def growing(self) -> Cells:
-        """Heads whose growth is clear of chance; none where a norm is no number."""
-        least = np.log(LEAST_GROWTH) if self.growth.size < FEW_HEADS else 0.0
-        return (self.growth > 0) & (self.growth >= max(least, CLEAR * self.chance))
+        """Heads whose growth is clear of chance, and not negligible; none where a norm is no number."""
+        least = max(CLEAR * self.chance, NEGLIGIBLE * float(self.growth.max()))
+        return (self.growth > 0) & (self.growth >= least)
 
     @property
     def told(self) -> str:
@@ -78,8 +81,10 @@ def fit(starts: Sequence[Start]) -> list[Start]:
     """Return the starts that count: something grows clear of chance, by :data:`LEAST_GROWTH` or from two starts."""
 
     def confirmed(start: Start) -> bool:
-        again = any((start.growing & other.growing).any() for other in starts if other is not start)
-        return again or bool((start.growth[start.growing] >= np.log(LEAST_GROWTH)).any())
+        if (start.growth[start.growing] >= np.log(LEAST_GROWTH)).any():
+            return True
+        others = [other for other in starts if other is not start and other.growth.size >= FEW_HEADS]
+        return any((start.growing & other.growing).any() for other in others)
 
     return [start for start in starts if start.growing.any() and confirmed(start)]
 
