@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from flashpoint.cli.main import main
-from flashpoint.localize.recorded import REMEDIES, exact, only_in
+from flashpoint.localize.replayed import REMEDIES, exact, only_in
 from flashpoint.localize.search import smallest_failing
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.training.step import OptimizerStep

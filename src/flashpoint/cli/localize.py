@@ -64,8 +64,8 @@ def command(
     over starts of this run.
 
     When --minutes are over, layers, heads and choices have the answers of the starts that there was time for, and the
-    last line names what is missing. Branches are kept in RUN/localize.jsonl: the same command goes on where it was stopped. The answers are in the page
-    of flashpoint report, too.
+    last line names what is missing. Branches are kept in RUN/localize.jsonl: the same command goes on where it was
+    stopped. The answers are in the page of flashpoint report, too.
     """
     from flashpoint.localize.answer import Answer
     from flashpoint.localize.branches import Branches
@@ -103,9 +103,9 @@ def _subject(folder: RunFolder, function: str | None, checkpoints: str | None, a
     if folder.tape.is_file():
         if given := [name for name in (function, checkpoints, attention) if name is not None]:
             raise UserError(f"{given[0]}: {folder.path} is a run of flashpoint train, whose branches need no function")
-        from flashpoint.localize.recorded import RecordedRun
+        from flashpoint.localize.replayed import ReplayedRun
 
-        if (run := RecordedRun(folder)).run.onset is None:
+        if (run := ReplayedRun(folder)).run.onset is None:
             raise UserError(f"{folder.path}: {run.run.verdict}; a run that exploded is localised")
         return run
     if function is None or checkpoints is None:

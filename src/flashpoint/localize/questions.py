@@ -30,8 +30,10 @@ def answers(branches: Branches[A], starts: int) -> Iterator[list[Answer]]:
 
 
 class _Asking(Generic[A]):
-    """Attributes:
-    stand: the answers as they stand.
+    """The questions to a run's branches, and how far they are answered.
+
+    Attributes:
+        stand: the answers as they stand.
     """
 
     def __init__(self, branches: Branches[A]) -> None:
@@ -53,28 +55,30 @@ class _Asking(Generic[A]):
         """Yield :attr:`stand`, whenever it is another."""
         branches, gpus = self._branches, self._branches.gpus
         self._starts, others = find_starts(branches, wanted)
-        self.stand = _about(branches, self._starts, others, wanted)
-        yield list(self.stand)
-        about = list(self.stand)
+        self.stand = about = _about(branches, self._starts, others, wanted)
         for number in range(gpus, len(self._starts) + gpus, gpus):
-            measure = Measure(branches, self._starts[:number])
-            asked = _Round(measure)
-            now = list(about)
-            for question, ask in asked.questions:
-                for answer in ask():
-                    now.append(answer)
-                    if not self._used:
-                        self.stand = list(now)
-                        yield list(now)
-                if not self._used:
-                    self._left.remove(question)
-            self.stand, self._used = now, len(measure.starts)
-            yield list(now)
+            asked = _Round(Measure(branches, self._starts[:number]))
+            yield from self._one_round(about, asked)
+            self._used = min(number, len(self._starts))
         if branches.failed_at is not None:
             for answer in _beyond(branches, branches.failed_at, self._starts, asked.found, asked.without):
-                self.stand.append(answer)
-                self._left = self._left[1:] if answer.question == "no return" else self._left
-                yield list(self.stand)
+                self.stand = [*self.stand, answer]
+                self._left = ["onset"]
+                yield self.stand
+
+    def _one_round(self, about: list[Answer], asked: _Round[A]) -> Iterator[list[Answer]]:
+        """Show the first round's answers one by one; those of a later one replace them together."""
+        now = about
+        for question, ask in asked.questions:
+            for answer in ask():
+                now = [*now, answer]
+                if not self._used:
+                    self.stand = now
+                    yield now
+            if not self._used:
+                self._left.remove(question)
+        self.stand = now
+        yield now
 
 
 def _about(branches: Branches[A], found: list[Start], others: list[Start], wanted: int) -> list[Answer]:
