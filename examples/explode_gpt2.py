@@ -32,7 +32,7 @@ from flashpoint.huggingface import implementation
 SETTINGS = {"attention": "sdpa", "layers": "6", "heads": "4", "width": "256", "context": "2048", "batch": "8",
             "vocabulary": "8192", "lr": "2e-3", "beta2": "0.9", "warmup": "200", "steps": "20000", "seed": "0",
             "text": "",  # a file; otherwise the corpus of the default experiment
-            "keep": "100",  # steps between checkpoints, of which the last dozen stay: localize starts from them
+            "keep": "150",  # steps between checkpoints, of which the last twenty stay: localize starts from them
             "after": "200",  # steps to go on after an explosion
             "observe": "250", "runs": "runs"}  # fmt: skip
 
@@ -75,7 +75,7 @@ class Loop:
         state = {"settings": self.settings, "done": self.done, "model": self.model.state_dict(),
                  "optimizer": self.optimizer.state_dict()}  # fmt: skip
         torch.save(state, folder / f"step-{self.done:06}.pt")
-        for older in sorted(folder.glob("step-*.pt"))[:-12]:
+        for older in sorted(folder.glob("step-*.pt"))[:-20]:
             older.unlink()
 
 

@@ -28,7 +28,8 @@ from examples import nanogpt
 from flashpoint.cli.table import Table, show
 from flashpoint.diagnosis.faults import KINDS
 from flashpoint.diagnosis.probe import Function
-from flashpoint.localize.branches import Branches, NoGrowthError
+from flashpoint.localize.branches import Branches
+from flashpoint.localize.growth import NoGrowthError
 from flashpoint.localize.own import OwnLoop, engine
 from flashpoint.localize.questions import answers
 from flashpoint.runs.folder import RunFolder
@@ -63,13 +64,13 @@ def trial(kind: str, head: int, folder: Path) -> str:
     run = RunFolder(folder / file.stem)
     loop = OwnLoop.of(run, f"{nanogpt.__file__}:step", str(run.path / "step-*.pt"), attention)
     try:
-        with Branches(loop, run, 30, 1, None) as branches:
-            found = [answer.verdict for answer in answers(branches) if answer.question == "heads"]
+        with Branches(loop, run, 30, None) as branches:
+            *_, stand = answers(branches, 1)
     except NoGrowthError:
         return "no growth"
     named = {
         int(one)
-        for verdict in found
+        for verdict in [answer.verdict for answer in stand if answer.question == "heads"]
         if verdict.endswith(": sufficient")
         for one in re.findall(r"\d+", verdict.split(" of ")[0])
     }

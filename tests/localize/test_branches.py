@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flashpoint.errors import UserError
-from flashpoint.localize.branches import Branches, Effect, OutOfTimeError
+from flashpoint.localize.branches import Branch, Branches, OutOfTimeError
 from flashpoint.localize.questions import answers
 from flashpoint.localize.subject import Trained
 from flashpoint.runs.folder import RunFolder
@@ -66,12 +66,17 @@ class FakeSubject:
 
 def asked(folder: Path, gpus: int = 1, minutes: float | None = None, seconds: float = 0.0) -> list[tuple[str, ...]]:
     folder.mkdir(exist_ok=True)
-    with Branches(FakeSubject(seconds=seconds), RunFolder(folder), 200, 2, minutes, gpus) as branches:
-        return [(one.question, one.verdict, one.evidence) for one in answers(branches)]
+    with Branches(FakeSubject(seconds=seconds), RunFolder(folder), 200, minutes, gpus) as branches:
+        *_, stand = answers(branches, 2)
+    return [(one.question, one.verdict, one.evidence) for one in stand]
 
 
 EXPECTED = [
-    ("criterion", "W_Q against the twin's after 200 steps from 500, 700", "1.00 ± 0.00 of the growth, 2 of 2 starts"),
+    (
+        "criterion",
+        "W_Q against the twin's after 200 steps from 500, 700",
+        "growth ×2.72, chance ×1.00; growth ×2.72, chance ×1.00",
+    ),
     ("layers", "layer 3 alone: sufficient", "1.00 ± 0.00 of the growth, 2 of 2 starts"),
     ("layers", "layer 3: necessary: the others do not grow", "0.00 ± 0.00 of the growth, 0 of 2 starts"),
     ("heads", "head 2 of layer 3 alone: sufficient", "1.00 ± 0.00 of the growth, 2 of 2 starts"),
@@ -144,45 +149,30 @@ def test_no_branch_is_begun_that_would_end_too_late(tmp_path: Path, monkeypatch:
     found = asked(tmp_path, minutes=2, seconds=50)
     assert [question for question, *_ in found] == ["time"]
     assert len((tmp_path / "localize.jsonl").read_text().splitlines()) == 2
-    with (
-        Branches(FakeSubject(seconds=0.05), RunFolder(tmp_path), 200, 2, 0, 1) as branches,
-        pytest.raises(OutOfTimeError),
-    ):
-        branches.effect(branches.subject.twin)
-
-
-def test_a_branch_that_ends_in_no_number_has_failed_as_the_run_did(tmp_path: Path) -> None:
-    class Breaking(FakeSubject):
-        def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
-            trained = super().train(attention, start, steps, folder)
-            return Trained("nonfinite", start, [[float("nan")] * 2] * 3) if len(attention) == 1 else trained
-
-    with Branches(Breaking(), RunFolder(tmp_path), 200, 1, None) as branches:
-        branches.choose_starts()
-        assert branches.effect(frozenset({(1, 1)})).shares == {700: 1.0}
-    broken = Breaking(whole=frozenset({(3, 2)}))
-    with Branches(broken, RunFolder(tmp_path), 200, 1, None) as branches, pytest.raises(UserError, match="no number"):
-        branches.choose_starts()
+    with Branches(FakeSubject(seconds=1), RunFolder(tmp_path), 200, 0) as branches, pytest.raises(OutOfTimeError):
+        branches.train([Branch(FakeSubject.twin, start, 200) for start in (0, 300)])
 
 
 @pytest.mark.parametrize(
-    ("growths", "chosen"),
-    [((0.0, 0.3, 0.2, 0.9), [300, 700]), ((0.9, 0.5, 0.7, 0.3), [0, 500]), ((0.1, 0.2, float("nan"), 0.9), [700])],
+    ("branches", "last", "used", "missing"),
+    [
+        (12, "choice", "", "no return, onset"),
+        (11, "choice", "1 of 2 starts", "no return, onset"),
+        (8, "choice", "1 of 2 starts", "no return, onset"),
+        (6, "layers", "", "heads, choice, no return, onset"),
+        (1, "time", "", "criterion, layers, heads, choice, no return, onset"),
+    ],
 )
-def test_starts_are_where_the_run_outgrows_its_twin_the_most(
-    tmp_path: Path, growths: tuple[float, ...], chosen: list[int]
+def test_when_time_runs_out_all_questions_have_the_answers_of_fewer_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, branches: int, last: str, used: str, missing: str
 ) -> None:
-    """Two are wanted, of steps 0, 300, 500 and 700. Below ln 1.25 = 0.22 a growth is too small."""
-
-    class Uneven(FakeSubject):
-        def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
-            growth = growths[self.checkpoints.index(start)] if attention else 0.0
-            return Trained("stable", None, [[1.0, float(np.exp(growth))]] * 3)
-
-    with Branches(Uneven(), RunFolder(tmp_path), 200, 2, None) as branches:
-        branches.choose_starts()
-        assert branches.starts == chosen
-        assert branches.effect(branches.subject.whole).shares == dict.fromkeys(chosen, 1.0)
+    """To find two starts takes 4 branches. From each layers and heads take 2, and the choices none: they are known."""
+    clock = Clock()
+    monkeypatch.setattr("flashpoint.localize.branches.time", clock)
+    monkeypatch.setattr("tests.localize.test_branches.time", clock)
+    found = asked(tmp_path, minutes=branches, seconds=60)
+    assert found[-1] == ("time", f"over; not answered: {missing}; the same command goes on from here", used)
+    assert found[-2:][0][0] == last
 
 
 def test_no_branch_starts_in_the_warm_up(tmp_path: Path) -> None:
@@ -191,26 +181,10 @@ def test_no_branch_starts_in_the_warm_up(tmp_path: Path) -> None:
     def warming_up(steps: int) -> FakeSubject:
         return FakeSubject(run=FakeRun(config=FakeRun().config | {"train": {"warmup_steps": steps}}))
 
-    with Branches(warming_up(300), RunFolder(tmp_path), 200, 2, None) as branches:
-        assert branches.starts == [700, 500, 300]
+    with Branches(warming_up(300), RunFolder(tmp_path), 200, None) as branches:
+        assert branches.checkpoints == [300, 500, 700]
     with pytest.raises(UserError, match="no checkpoint lies after the warm-up of 701 steps and 200 steps before that"):
-        Branches(warming_up(701), RunFolder(tmp_path), 200, 2, None)
-
-
-def test_a_run_that_nowhere_outgrows_its_twin_is_refused(tmp_path: Path) -> None:
-    with (
-        Branches(FakeSubject(whole=frozenset({(1, 1)})), RunFolder(tmp_path), 200, 2, None) as branches,
-        pytest.raises(UserError, match=r"by ×1\.00 in 200 steps, and from 3 other checkpoints"),
-    ):
-        branches.choose_starts()
-
-
-def test_an_interval_over_starts_tells_whether_it_decides() -> None:
-    """Student's t with two degrees of freedom, 4.303, by hand."""
-    assert Effect({1: 0.8, 2: 0.9, 3: 1.0}).told == "0.90 ± 0.25 of the growth, 3 of 3 starts"
-    undecided = Effect({1: 0.4, 2: 0.9, 3: 0.6})
-    assert (undecided.told, undecided.decided) == ("0.63 ± 0.63 of the growth, 2 of 3 starts", False)
-    assert Effect({1: 0.8}).told == "0.80 of the growth, 1 of 1 starts"
+        Branches(warming_up(701), RunFolder(tmp_path), 200, None)
 
 
 class Wavering(FakeSubject):
@@ -229,7 +203,8 @@ class Wavering(FakeSubject):
 
 
 def test_what_the_starts_leave_open_is_called_undecided(tmp_path: Path) -> None:
-    with Branches(Wavering(), RunFolder(tmp_path), 200, 2, None) as branches:
-        found = [(one.verdict, one.evidence) for one in answers(branches) if one.question == "choice"]
+    with Branches(Wavering(), RunFolder(tmp_path), 200, None) as branches:
+        *_, stand = answers(branches, 2)
+    found = [(one.verdict, one.evidence) for one in stand if one.question == "choice"]
     interval = "0.40 ± 5.08 of the growth, 1 of 2 starts"  # Student's t with one degree of freedom: 12.71
     assert found == [("half: undecided whether it stops the growth", interval)]

@@ -11,8 +11,7 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from flashpoint.cli.main import main
-from flashpoint.localize.branches import Effect
-from flashpoint.localize.recorded import REMEDIES, exact, only_in
+from flashpoint.localize.replayed import REMEDIES, exact, only_in
 from flashpoint.localize.search import smallest_failing
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.training.step import OptimizerStep
@@ -39,12 +38,6 @@ def test_of_two_sufficient_sets_one_is_found_and_nothing_can_be_left_out() -> No
     found = smallest_failing(range(8), fails)
     assert fails(found)
     assert not any(fails([one for one in found if one != left]) for left in found)
-
-
-def test_most_starts_decide() -> None:
-    assert Effect({100: 0.9, 200: 0.2, 300: 0.6}).grows
-    assert not Effect({100: 0.9, 200: 0.2}).grows
-    assert Effect({100: 0.9, 200: 0.2, 300: 0.6}).votes == 2
 
 
 def test_the_twin_differs_in_nothing_but_row_sums_and_injected_errors() -> None:

@@ -108,7 +108,7 @@ def test_the_head_with_the_error_is_named_and_the_report_tells_it(failing: Path,
     assert told.exit_code == 0, told.output
     page = (tmp_path / "report.html").read_text()
     assert "head 2 of layers 1, 2 alone: sufficient" in page
-    assert "attend layers=[1,2] heads=[2]</td><td>5</td><td>10</td><td>stable" in page
+    assert "attend layers=[1,2] heads=[2]</td><td>10</td><td>10</td><td>stable" in page
 
 
 @pytest.mark.parametrize(

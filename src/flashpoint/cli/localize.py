@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     default=4,
     show_default=True,
-    help="Checkpoints to branch from, of twice as many.",
+    help="Checkpoints to branch from, of twice as many, --steps apart.",
 )
 @click.option("--minutes", type=click.FloatRange(0), help="Begin no branch that would end after so many.")
 @click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="A branch on each.")
@@ -57,14 +57,17 @@ def command(
     RUN is a run of flashpoint train that exploded, with checkpoints before the onset; or a watched run of your own,
     with --function and --checkpoints. A branch trains for some hundreds of steps from a checkpoint. In some of its
     layers, heads or choices it has the run's attention, elsewhere the twin: the same attention with every row of dS
-    summing to zero. A branch grows if W_Q comes nearer to the run's than to the twin's. Asked are, in this order: the
-    smallest set of layers that grows, of heads in these layers, the choices that stop the growth when they are changed,
-    the last checkpoint from which the twin still holds, and whether what was found explodes alone. The interval of a
-    share is a 95 % one over starts of this run.
+    summing to zero. A checkpoint counts if W_Q of some head grows beyond the twin's by more than chance. A branch grows
+    if W_Q of these heads comes nearer to the run's than to the twin's. Asked are, in this order: the layers that make
+    them grow, the heads of these layers, the choices that stop the growth when they are changed, the last checkpoint
+    from which the twin still holds, and whether what was found explodes alone. The interval of a share is a 95 % one
+    over starts of this run.
 
-    Branches are kept in RUN/localize.jsonl: the same command goes on where it was stopped. The answers are in the page
-    of flashpoint report, too.
+    When --minutes are over, layers, heads and choices have the answers of the starts that there was time for, and the
+    last line names what is missing. Branches are kept in RUN/localize.jsonl: the same command goes on where it was
+    stopped. The answers are in the page of flashpoint report, too.
     """
+    from flashpoint.localize.answer import Answer
     from flashpoint.localize.branches import Branches
     from flashpoint.localize.questions import answers
     from flashpoint.runs.folder import RunFolder
@@ -73,11 +76,13 @@ def command(
     subject = _subject(folder, function, checkpoints, attention)
     _check_gpus(gpus)
     columns = ("question", "verdict", "evidence")
-    rows, started = [], time.monotonic()
-    with Branches(subject, folder, steps, starts, minutes, gpus) as branches:
-        for answer in answers(branches):
-            print(f"{answer.question}: {answer.verdict} ({answer.evidence})", file=sys.stderr, flush=True)
-            rows.append([answer.question, answer.verdict, answer.evidence])
+    stand, seen, started = list[Answer](), set[Answer](), time.monotonic()
+    with Branches(subject, folder, steps, minutes, gpus) as branches:
+        for stand in answers(branches, starts):
+            for answer in [one for one in stand if one not in seen]:
+                print(f"{answer.question}: {answer.verdict} ({answer.evidence})", file=sys.stderr, flush=True)
+                seen.add(answer)
+    rows = [[answer.question, answer.verdict, answer.evidence] for answer in stand]
     run, trained = subject.run, f"{branches.trained} of them trained now in {(time.monotonic() - started) / 60:.1f} min"
     seed = "" if function else f", seed {run.config['seed']}"  # nobody knows that of somebody else's loop
     heading = (
@@ -98,9 +103,9 @@ def _subject(folder: RunFolder, function: str | None, checkpoints: str | None, a
     if folder.tape.is_file():
         if given := [name for name in (function, checkpoints, attention) if name is not None]:
             raise UserError(f"{given[0]}: {folder.path} is a run of flashpoint train, whose branches need no function")
-        from flashpoint.localize.recorded import RecordedRun
+        from flashpoint.localize.replayed import ReplayedRun
 
-        if (run := RecordedRun(folder)).run.onset is None:
+        if (run := ReplayedRun(folder)).run.onset is None:
             raise UserError(f"{folder.path}: {run.run.verdict}; a run that exploded is localised")
         return run
     if function is None or checkpoints is None:

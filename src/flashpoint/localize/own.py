@@ -36,7 +36,7 @@ from flashpoint.drop_in import attention as drop_in
 from flashpoint.drop_in import variant_of
 from flashpoint.errors import UserError, one_line
 from flashpoint.files import CONFIGS
-from flashpoint.localize.recorded import exact
+from flashpoint.localize.replayed import exact
 from flashpoint.localize.subject import Trained
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder

@@ -2,117 +2,144 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import Generic
 
-from flashpoint.localize.branches import Branches, Effect, OutOfTimeError
-from flashpoint.localize.search import smallest_failing
+from flashpoint.localize.answer import Answer
+from flashpoint.localize.branches import Branches, OutOfTimeError
+from flashpoint.localize.growth import Measure, Start, find_starts
+from flashpoint.localize.parts import Parts, growing_alone, smallest, sure, told
 from flashpoint.localize.subject import A
 
 
-@dataclass(frozen=True)
-class Answer:
-    """One verdict.
+def answers(branches: Branches[A], starts: int) -> Iterator[list[Answer]]:
+    """Ask all questions from so many starts; yield the answers as they stand, whenever there is a new one.
 
-    Attributes:
-        question: what was asked, e.g. ``layers``.
-        verdict: the answer in words.
-        evidence: the growth of the branches that decide it.
-    """
-
-    question: str
-    verdict: str
-    evidence: str
-
-
-def answers(branches: Branches[A]) -> Iterator[Answer]:
-    """Ask all questions, each once the ones before it are answered. The last answer says so if time ran out.
+    Layers, heads and choices are asked in rounds, the first from one start (with several GPUs from as many), the next
+    from one more. When the time runs out they have the answers of the last round that was finished: fewer starts for
+    all of them, rather than none for the last. The last answer then says what is missing.
 
     Raises:
         UserError: the run does not outgrow its twin, or a branch cannot be trained.
     """
+    asking = _Asking(branches)
     try:
-        yield from _asked(branches)
+        yield from asking.answers(starts)
     except OutOfTimeError:
-        yield Answer("time", "over: what follows is undecided; the same command goes on from here", "")
+        yield [*asking.stand, asking.missing()]
 
 
-def _asked(branches: Branches[A]) -> Iterator[Answer]:
-    subject = branches.subject
-    model = subject.run.config["model"]
-    branches.choose_starts()
-    whole = branches.effect(subject.whole)
-    starts = ", ".join(f"{start:,}" for start in branches.starts)
-    yield Answer("criterion", f"W_Q against the twin's after {branches.steps:,} steps from {starts}", whole.told)
-    found, without = subject.whole, subject.twin
-    if subject.divisible:
-        every = list(range(1, model["n_layer"] + 1))
-        layers = _smallest(every, branches, subject.only_in)
-        yield from _told("layers", layers, every, branches, subject.only_in)
-        heads = list(range(1, model["n_head"] + 1))
+class _Asking(Generic[A]):
+    """The questions to a run's branches, and how far they are answered.
 
-        def of_heads(some: Sequence[int]) -> A:
-            return subject.only_in(layers, None if list(some) == heads else some)
+    Attributes:
+        stand: the answers as they stand.
+    """
 
-        chosen = _smallest(heads, branches, of_heads)
-        yield from _told("heads", chosen, heads, branches, of_heads, of=layers)
-        found = of_heads(chosen)
-        others = [layer for layer in every if layer not in layers]
-        without = subject.only_in(others) if others else subject.twin
-    changes = list(subject.changes())
-    if branches.side_by_side:
-        branches.prepare([changed for _, changed in changes])
-    for name, changed in changes:
-        effect = branches.effect(changed)
-        verdict = "does not stop the growth" if effect.grows else "stops the growth"
-        yield Answer("choice", f"{name}: {_sure(effect, verdict, 'whether it stops the growth')}", effect.told)
-    if branches.failed_at is not None:
-        last, answer = _point_of_no_return(branches, branches.failed_at)
-        yield answer
-        start = branches.starts[0] if last is None else min(last, branches.starts[-1])
-        yield from _confirmed(branches, branches.failed_at, start, found, without)
+    def __init__(self, branches: Branches[A]) -> None:
+        self._branches = branches
+        self.stand: list[Answer] = []
+        self._left = ["criterion", *(("layers", "heads") if branches.subject.divisible else ()), "choice"]
+        self._left += ["no return", "onset"] if branches.failed_at is not None else []
+        self._starts: list[Start] = []
+        self._used = 0
+        """Starts of the last round that was finished."""
 
+    def missing(self) -> Answer:
+        """Return what has no answer, or one from fewer starts."""
+        not_asked = f"not answered: {', '.join(self._left)}" if self._left else "not asked of all starts"
+        used = f"{self._used} of {len(self._starts)} starts" if 0 < self._used < len(self._starts) else ""
+        return Answer("time", f"over; {not_asked}; the same command goes on from here", used)
 
-def _smallest(every: list[int], branches: Branches[A], only: Callable[[Sequence[int]], A]) -> list[int]:
-    """Return the smallest set that grows; where one alone does, all that do alone."""
-    if branches.side_by_side:
-        branches.prepare([only([one]) for one in every])
-    found = list(smallest_failing(every, lambda some: branches.effect(only(some)).grows))
-    return found if len(found) > 1 else [one for one in every if one == found[0] or branches.effect(only([one])).grows]
+    def answers(self, wanted: int) -> Iterator[list[Answer]]:
+        """Yield :attr:`stand`, whenever it is another."""
+        branches, gpus = self._branches, self._branches.gpus
+        self._starts, others = find_starts(branches, wanted)
+        self.stand = about = _about(branches, self._starts, others, wanted)
+        for number in range(gpus, len(self._starts) + gpus, gpus):
+            asked = _Round(Measure(branches, self._starts[:number]))
+            yield from self._one_round(about, asked)
+            self._used = min(number, len(self._starts))
+        if branches.failed_at is not None:
+            for answer in _beyond(branches, branches.failed_at, self._starts, asked.found, asked.without):
+                self.stand = [*self.stand, answer]
+                self._left = ["onset"]
+                yield self.stand
 
-
-def _told(
-    what: str,
-    found: list[int],
-    every: list[int],
-    branches: Branches[A],
-    only: Callable[[Sequence[int]], A],
-    of: list[int] | None = None,
-) -> Iterator[Answer]:
-    """Return that the found ones are sufficient, and whether the others alone grow: then they are not necessary."""
-    where = f" of {_words('layer', of)}" if of else ""
-    alone: list[Effect] = [branches.effect(only([one])) for one in found]
-    if not all(effect.grows for effect in alone):
-        together: Effect = branches.effect(only(found))
-        verdict = _sure(together, "sufficient", "whether sufficient")
-        yield Answer(what, f"{_words(what[:-1], found)}{where} together: {verdict}", together.told)
-    for one, effect in zip(found, alone, strict=True):
-        verdict = _sure(effect, "sufficient" if effect.grows else "not sufficient", "whether sufficient")
-        yield Answer(what, f"{_words(what[:-1], [one])}{where} alone: {verdict}", effect.told)
-    if others := [one for one in every if one not in found]:
-        without: Effect = branches.effect(only(others))
-        verdict = "not necessary: the others grow without" if without.grows else "necessary: the others do not grow"
-        verdict = _sure(without, verdict, "whether necessary")
-        yield Answer(what, f"{_words(what[:-1], found)}{where}: {verdict}", without.told)
+    def _one_round(self, about: list[Answer], asked: _Round[A]) -> Iterator[list[Answer]]:
+        """Show the first round's answers one by one; those of a later one replace them together."""
+        now = about
+        for question, ask in asked.questions:
+            for answer in ask():
+                now = [*now, answer]
+                if not self._used:
+                    self.stand = now
+                    yield now
+            if not self._used:
+                self._left.remove(question)
+        self.stand = now
+        yield now
 
 
-def _sure(effect: Effect, verdict: str, question: str) -> str:
-    """Return a verdict, or that the starts leave it open."""
-    return verdict if effect.decided else f"undecided {question}"
+def _about(branches: Branches[A], found: list[Start], others: list[Start], wanted: int) -> list[Answer]:
+    """Say which starts do not count, and that those that do are too few for an interval."""
+    rows = [Answer("starts", f"step {one.step:,}: no growth to localise here", one.told) for one in others]
+    if len(found) == 1 < wanted:
+        told = (
+            f"1 of {wanted} that were asked for, and no interval: keep more checkpoints of the last thousands of "
+            f"steps before the failure, at least {branches.steps:,} steps apart, or give fewer --steps"
+        )
+        rows.append(Answer("starts", told, ""))
+    return rows
 
 
-def _words(noun: str, numbers: list[int]) -> str:
-    return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+class _Round(Generic[A]):
+    """The questions of some starts, in order; the attention of what was found, and the one without it."""
+
+    def __init__(self, measure: Measure[A]) -> None:
+        self._measure, self._subject = measure, measure.branches.subject
+        self.found, self.without = self._subject.whole, self._subject.twin
+        self._layers: list[int] = []
+        parts = [("layers", self._of_layers), ("heads", self._of_heads)] if self._subject.divisible else []
+        self.questions = [("criterion", self._criterion), *parts, ("choice", self._choices)]
+
+    def _criterion(self) -> Iterator[Answer]:
+        starts = sorted(self._measure.starts, key=lambda start: start.step)
+        steps = ", ".join(f"{start.step:,}" for start in starts)
+        told = f"W_Q against the twin's after {self._measure.branches.steps:,} steps from {steps}"
+        yield Answer("criterion", told, "; ".join(start.told for start in starts))
+
+    def _of_layers(self) -> Iterator[Answer]:
+        parts = Parts(self._subject)
+        alone = growing_alone(parts, self._measure)
+        self._layers = smallest(parts, self._measure, alone)
+        others = [layer for layer in parts.every if layer not in self._layers]
+        self.without = parts.only(others) if others else self._subject.twin
+        yield from told(parts, self._layers, alone, self._measure)
+
+    def _of_heads(self) -> Iterator[Answer]:
+        parts = Parts(self._subject, tuple(self._layers))
+        alone = growing_alone(parts, self._measure)
+        heads = smallest(parts, self._measure, alone)
+        self.found = parts.only(heads)
+        yield from told(parts, heads, alone, self._measure)
+
+    def _choices(self) -> Iterator[Answer]:
+        changes = list(self._subject.changes())
+        if self._measure.branches.gpus > 1:
+            self._measure.prepare([changed for _, changed in changes])
+        for name, changed in changes:
+            effect = self._measure.effect(changed)
+            verdict = "does not stop the growth" if effect.grows else "stops the growth"
+            yield Answer("choice", f"{name}: {sure(effect, verdict, 'whether it stops the growth')}", effect.told)
+
+
+def _beyond(branches: Branches[A], failed_at: int, starts: Sequence[Start], found: A, without: A) -> Iterator[Answer]:
+    """Find the point of no return, then whether what was found explodes alone, and the attention without it."""
+    last, answer = _point_of_no_return(branches, failed_at)
+    yield answer
+    steps = [start.step for start in starts]
+    yield from _confirmed(branches, failed_at, min(steps) if last is None else min(last, max(steps)), found, without)
 
 
 def _confirmed(branches: Branches[A], failed_at: int, start: int, found: A, without: A) -> Iterator[Answer]:

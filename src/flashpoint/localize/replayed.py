@@ -34,7 +34,7 @@ REMEDIES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class RecordedRun:
+class ReplayedRun:
     """A :class:`~flashpoint.localize.subject.Subject`."""
 
     folder: RunFolder

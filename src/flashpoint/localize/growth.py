@@ -1,0 +1,229 @@
+"""From which starts W_Q of a run grows beyond chance, and how much of that growth a branch has.
+
+The growth of a head from a start is ln(norm of W_Q in the run's branch / norm in the twin's), at their ends. Training
+is chaotic: without any cause, too, the two differ. A growth by chance has either sign; one that the attention drives is
+positive. The most negative growth of all heads is therefore the measure of chance, from the same two branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.analysis.intervals import mean_interval
+from flashpoint.errors import UserError
+from flashpoint.localize.branches import Branch, Branches
+from flashpoint.localize.subject import A
+
+Cells = NDArray[np.bool_]
+"""Some heads of some layers, [n_layer, n_head]."""
+
+CLEAR = 3.0
+"""A growth is clear of chance from so many times the most negative one on. If chance is symmetric about 0, the largest
+of 24 heads is by chance in 0.3 % of starts with normal tails, in 3 % with those of Laplace, and in 7 % with Student's t
+of three degrees of freedom. Hence :data:`LEAST_GROWTH`."""
+LEAST_GROWTH = 1.25
+"""A start counts by itself only if W_Q of a head grows by this factor beyond the twin's. Below, the same head has to
+grow clear of chance from another start: by chance it would rarely be the same."""
+FEW_HEADS = 16
+"""Of fewer heads in all the most negative growth tells too little of chance: there each start needs
+:data:`LEAST_GROWTH`."""
+NEGLIGIBLE = 0.1
+"""A head that grows less than this share of the head that grows most takes no part: where one grows much, others follow
+a little through the loss; and of few heads none may be negative."""
+_CANDIDATES = 2
+"""Times as many checkpoints as are wanted are tried: early ones show no growth yet, and after late ones the twin's W_Q
+grows too."""
+
+
+class NoGrowthError(UserError):
+    """W_Q of the run does not outgrow its twin's from any start: branches cannot be told apart."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """A checkpoint, and what grows from it.
+
+    Attributes:
+        step: of the checkpoint.
+        twin: spectral norms of W_Q at the end of the twin's branch, [n_layer, n_head].
+        growth: of each head, in nats, [n_layer, n_head]; NaN where a norm is no number.
+    """
+
+    step: int
+    twin: NDArray[np.float64]
+    growth: NDArray[np.float64]
+
+    @property
+    def chance(self) -> float:
+        """The growth that comes by chance, in nats."""
+        return max(0.0, -float(self.growth.min()))
+
+    @property
+    def growing(self) -> Cells:
+        """Heads whose growth is clear of chance, and not negligible; none where a norm is no number."""
+        least = max(CLEAR * self.chance, NEGLIGIBLE * float(self.growth.max()))
+        return (self.growth > 0) & (self.growth >= least)
+
+    @property
+    def told(self) -> str:
+        """``growth ×1.37, chance ×1.02``."""
+        if not np.isfinite(self.growth).all():
+            return "W_Q is no number"
+        return f"growth ×{np.exp(self.growth.max()):.2f}, chance ×{np.exp(self.chance):.2f}"
+
+
+def fit(starts: Sequence[Start]) -> list[Start]:
+    """Return the starts that count: something grows clear of chance, by :data:`LEAST_GROWTH` or from two starts."""
+
+    def confirmed(start: Start) -> bool:
+        if (start.growth[start.growing] >= np.log(LEAST_GROWTH)).any():
+            return True
+        others = [other for other in starts if other is not start and other.growth.size >= FEW_HEADS]
+        return any((start.growing & other.growing).any() for other in others)
+
+    return [start for start in starts if start.growing.any() and confirmed(start)]
+
+
+def find_starts(branches: Branches[A], wanted: int) -> tuple[list[Start], list[Start]]:
+    """Return the newest starts that count, and the others that were tried; newest first.
+
+    Starts lie at least a branch's steps apart: no batch is in two of them, and they are independent but for the run.
+
+    Args:
+        wanted: so many are looked for, among twice as many.
+
+    Raises:
+        OutOfTimeError: a branch is missing, and the time is over.
+        NoGrowthError: none counts.
+        UserError: no branch ends with numbers.
+    """
+    left = _apart(branches.checkpoints, branches.steps)[: _CANDIDATES * wanted]
+    tried: list[Start] = []
+    while left and (missing := wanted - len(fit(tried))) > 0:
+        now, left = left[:missing], left[missing:]
+        whole, twin = branches.subject.whole, branches.subject.twin
+        branches.train([Branch(attention, step, branches.steps) for attention in (whole, twin) for step in now])
+        tried += [_start(branches, step) for step in now]
+    found = fit(tried)
+    if not found:
+        raise _refused(branches, tried)
+    return found[:wanted], [start for start in tried if start not in found]
+
+
+def _apart(checkpoints: Sequence[int], steps: int) -> list[int]:
+    """Return the newest checkpoint, the newest one that is so many steps older, and so on."""
+    chosen: list[int] = []
+    for step in sorted(checkpoints, reverse=True):
+        if not chosen or chosen[-1] - step >= steps:
+            chosen.append(step)
+    return chosen
+
+
+def _start(branches: Branches[A], step: int) -> Start:
+    own, twin = (branches.norms(which, step) for which in (branches.subject.whole, branches.subject.twin))
+    return Start(step, twin, _growth(own, twin))
+
+
+def _growth(own: NDArray[np.float64], twin: NDArray[np.float64]) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        growth = np.log(own / twin)
+    return np.where(np.isfinite(growth).all(), growth, np.nan)
+
+
+def _refused(branches: Branches[A], tried: Sequence[Start]) -> UserError:
+    numbers = [start for start in tried if np.isfinite(start.growth).all()]
+    told = branches.path
+    if not numbers:
+        return UserError(
+            f"{told}: W_Q of the run or of its twin is no number after {branches.steps:,} steps; give fewer --steps"
+        )
+    best = max(numbers, key=lambda start: float(start.growth.max()))
+    return NoGrowthError(
+        f"{told}: from step {best.step:,} on W_Q outgrows its twin's by ×{np.exp(best.growth.max()):.2f} in "
+        f"{branches.steps:,} steps, where chance makes ×{np.exp(best.chance):.2f}, and from {len(tried) - 1} other "
+        "checkpoints it shows no growth either: too little to tell branches apart; give more --steps, or flashpoint "
+        "diagnose: this attention's fault, if it has one, does not drive W_Q"
+    )
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a branch has of the growth of W_Q, from each starting step.
+
+    Attributes:
+        shares: by starting step; 0 is the twin's growth, 1 the run's.
+        of: what the growth is, in words.
+    """
+
+    shares: dict[int, float]
+    of: str = "the growth"
+
+    @property
+    def grows(self) -> bool:
+        """Whether on average the branch grows more like the run than like its twin."""
+        return mean_interval(list(self.shares.values()))[0] > 0.5
+
+    @property
+    def votes(self) -> int:
+        """Starting steps at which it does."""
+        return sum(share > 0.5 for share in self.shares.values())
+
+    @property
+    def decided(self) -> bool:
+        """Whether the 95 % interval over starts leaves out one half; of one start there is none, and it decides."""
+        mean, half = mean_interval(list(self.shares.values()))
+        return half is None or abs(mean - 0.5) >= half
+
+    @property
+    def told(self) -> str:
+        """``0.93 ± 0.04 of the growth, 3 of 3 starts``: a 95 % interval over starts."""
+        mean, half = mean_interval(list(self.shares.values()))
+        spread = "" if half is None else f" ± {half:.2f}"
+        return f"{mean:.2f}{spread} of {self.of}, {self.votes} of {len(self.shares)} starts"
+
+
+@dataclass(frozen=True)
+class Measure(Generic[A]):
+    """Branches from some starts, measured in the heads that grow from each."""
+
+    branches: Branches[A]
+    starts: Sequence[Start]
+
+    def growing(self, cells: Cells) -> bool:
+        """Return whether one of these heads grows from any start."""
+        return any((start.growing & cells).any() for start in self.starts)
+
+    def effect(self, attention: A, own: Cells | None = None) -> Effect:
+        """Return what an attention has of the run's growth: of the sum over the heads that grow in the run.
+
+        Heads that do not grow add no noise, and one that grows much counts more than one that grows little.
+
+        Args:
+            own: only of these heads, and from starts from which one of them grows.
+
+        Raises:
+            OutOfTimeError: a branch is missing, and the time is over.
+        """
+        self.prepare([attention])
+        shares = {}
+        for start in self.starts:
+            cells = start.growing if own is None else start.growing & own
+            if cells.any():
+                shares[start.step] = self._share(attention, start, cells)
+        return Effect(shares, "the growth" if own is None else "its own growth")
+
+    def prepare(self, attentions: Sequence[A]) -> None:
+        """Train the branches of attentions that are missing, from all starts, side by side if possible."""
+        steps = self.branches.steps
+        self.branches.train([Branch(attention, start.step, steps) for attention in attentions for start in self.starts])
+
+    def _share(self, attention: A, start: Start, cells: Cells) -> float:
+        growth = _growth(self.branches.norms(attention, start.step), start.twin)
+        if np.isnan(growth).any():  # it has failed as the run did
+            return 1.0
+        return float(growth[cells].sum() / start.growth[cells].sum())

@@ -1,0 +1,116 @@
+"""Layers, and heads of some layers: which of them make W_Q grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+import numpy as np
+
+from flashpoint.localize.answer import Answer
+from flashpoint.localize.growth import Cells, Effect, Measure
+from flashpoint.localize.search import smallest_failing
+from flashpoint.localize.subject import A, Subject
+
+
+@dataclass(frozen=True)
+class Parts(Generic[A]):
+    """The layers of a model, or the heads of some layers. All count from 1.
+
+    Attributes:
+        layers: whose heads are the parts; None where the layers are.
+    """
+
+    subject: Subject[A]
+    layers: tuple[int, ...] | None = None
+
+    @property
+    def question(self) -> str:
+        return "layers" if self.layers is None else "heads"
+
+    @property
+    def every(self) -> list[int]:
+        layers, heads = self._shape
+        return list(range(1, 1 + (layers if self.layers is None else heads)))
+
+    def only(self, some: Sequence[int]) -> A:
+        """Return the run's attention in some parts, and the twin elsewhere."""
+        if self.layers is None:
+            return self.subject.only_in(some)
+        return self.subject.only_in(self.layers, None if list(some) == self.every else some)
+
+    def cells(self, some: Sequence[int]) -> Cells:
+        """Return the heads of some parts, [n_layer, n_head]."""
+        cells = np.zeros(self._shape, np.bool_)
+        chosen = [one - 1 for one in some]
+        if self.layers is None:
+            cells[chosen] = True
+        else:
+            cells[np.ix_([layer - 1 for layer in self.layers], chosen)] = True
+        return cells
+
+    def words(self, some: Sequence[int]) -> str:
+        """Return their names: ``heads 2, 3 of layer 2``."""
+        where = "" if self.layers is None else f" of {_words('layer', self.layers)}"
+        return _words(self.question[:-1], some) + where
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        model = self.subject.run.config["model"]
+        return model["n_layer"], model["n_head"]
+
+
+def _words(noun: str, numbers: Sequence[int]) -> str:
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def growing_alone(parts: Parts[A], measure: Measure[A]) -> dict[int, Effect]:
+    """Return, of each part that grows in the run, how much it grows where it alone has the run's attention.
+
+    It is measured in its own heads, and from the starts from which they grow: from different starts different heads
+    grow, and one that does not grow in the run says nothing of its attention.
+    """
+    growing = [one for one in parts.every if measure.growing(parts.cells([one]))]
+    measure.prepare([parts.only([one]) for one in growing])
+    return {one: measure.effect(parts.only([one]), parts.cells([one])) for one in growing}
+
+
+def smallest(parts: Parts[A], measure: Measure[A], alone: dict[int, Effect]) -> list[int]:
+    """Return the parts that make W_Q grow.
+
+    They are those that grow alone, if together they have more than half of the run's growth. Otherwise parts act on
+    one another, and delta debugging over all of them finds a smallest set with more than half.
+    """
+
+    def grows(some: Sequence[int]) -> bool:
+        return measure.effect(parts.only(some)).grows
+
+    found = [one for one, effect in alone.items() if effect.grows]
+    if found and grows(found):
+        return found
+    if measure.branches.gpus > 1:
+        measure.prepare([parts.only([one]) for one in parts.every])
+    return list(smallest_failing(parts.every, grows))
+
+
+def told(parts: Parts[A], found: list[int], alone: dict[int, Effect], measure: Measure[A]) -> Iterator[Answer]:
+    """Say whether the parts are sufficient, each and together, and necessary: whether nothing grows without them."""
+    if list(alone) != found or len(found) > 1:
+        for one, effect in alone.items():
+            verdict = sure(effect, "grows" if effect.grows else "does not grow", "whether it grows")
+            yield Answer(parts.question, f"{parts.words([one])} alone: {verdict}", effect.told)
+    effect = measure.effect(parts.only(found))
+    together = "together" if len(found) > 1 else "alone"
+    verdict = sure(effect, "sufficient" if effect.grows else "not sufficient", "whether sufficient")
+    yield Answer(parts.question, f"{parts.words(found)} {together}: {verdict}", effect.told)
+    if others := [one for one in parts.every if one not in found]:
+        without = measure.effect(parts.only(others))
+        verdict = "not necessary: the others grow without" if without.grows else "necessary: the others do not grow"
+        verdict = sure(without, verdict, "whether necessary")
+        yield Answer(parts.question, f"{parts.words(found)}: {verdict}", without.told)
+
+
+def sure(effect: Effect, verdict: str, question: str) -> str:
+    """Return a verdict, or that the starts leave it open."""
+    return verdict if effect.decided else f"undecided {question}"

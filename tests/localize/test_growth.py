@@ -1,0 +1,242 @@
+"""From which starts W_Q grows beyond chance, and the share of a branch, on norms that are known."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from flashpoint.errors import UserError
+from flashpoint.localize.branches import Branches
+from flashpoint.localize.growth import Effect, Measure, NoGrowthError, Start, find_starts, fit
+from flashpoint.localize.questions import answers
+from flashpoint.localize.subject import Trained
+from flashpoint.runs.folder import RunFolder
+
+LAYERS, HEADS = 4, 4
+Cells = frozenset[tuple[int, int]]
+
+
+def cells(layers: Sequence[int], heads: Sequence[int] | None = None) -> Cells:
+    return frozenset((layer, head) for layer in layers for head in heads or range(1, HEADS + 1))
+
+
+@dataclass(frozen=True)
+class Chaotic:
+    """A run whose every branch errs by chance, by up to a hundredth, and in which some heads of layer 2 grow.
+
+    Attributes:
+        grown: by start, growth of each head of layer 2 in nats.
+        needs: of each head that grows, those of layer 2 that have to have the run's attention.
+    """
+
+    grown: dict[int, tuple[float, ...]]
+    needs: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    divisible = True
+    whole = cells(range(1, LAYERS + 1))
+    twin: Cells = frozenset()
+
+    @property
+    def run(self) -> Any:
+        model = {"n_layer": LAYERS, "n_head": HEADS}
+        return SimpleNamespace(
+            config={"model": model, "train": {}}, failed_at=None, outcome={"step": 10_000}, verdict="stable to 10,000"
+        )
+
+    @property
+    def checkpoints(self) -> list[int]:
+        return list(self.grown)
+
+    def only_in(self, layers: Sequence[int], heads: Sequence[int] | None = None) -> Cells:
+        return cells(layers, heads)
+
+    def changes(self) -> Iterator[tuple[str, Cells]]:
+        yield from ()
+
+    def told(self, attention: Cells) -> str:
+        return self.identity(attention)
+
+    def identity(self, attention: Cells) -> str:
+        return str(sorted(attention))
+
+    def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
+        chance = np.random.default_rng([start, *(10 * layer + head for layer, head in sorted(attention))])
+        norms = np.exp(chance.uniform(-0.005, 0.005, (LAYERS, HEADS)))
+        for head, growth in enumerate(self.grown[start], 1):
+            if all((2, other) in attention for other in self.needs.get(head, (head,))):
+                norms[1, head - 1] *= np.exp(growth)
+        return Trained("stable", None, norms.tolist())
+
+
+def told(subject: Chaotic, folder: Path, starts: int, question: str, gpus: int = 1) -> list[tuple[str, str]]:
+    with Branches(subject, RunFolder(folder), 200, None, gpus) as branches:
+        *_, stand = answers(branches, starts)
+    return [(one.verdict, one.evidence) for one in stand if one.question == question]
+
+
+def test_of_heads_that_grow_from_different_starts_each_is_judged_where_it_grows(tmp_path: Path) -> None:
+    """The share of one head in the growth of all would be 0 from one start, and 1 from another."""
+    grown = {1000: (0.0, 0.4, 0.0, 0.0), 2000: (0.0, 0.4, 0.3, 0.0), 3000: (0.0, 0.0, 0.5, 0.0)}
+    found = [verdict for verdict, _ in told(Chaotic(grown), tmp_path, 3, "heads")]
+    assert found == [
+        "head 2 of layer 2 alone: grows",
+        "head 3 of layer 2 alone: grows",
+        "heads 2, 3 of layer 2 together: sufficient",
+        "heads 2, 3 of layer 2: necessary: the others do not grow",
+    ]
+    assert [verdict for verdict, _ in told(Chaotic(grown), tmp_path, 3, "layers")] == [
+        "layer 2 alone: sufficient",
+        "layer 2: necessary: the others do not grow",
+    ]
+
+
+def test_a_head_that_grows_by_another_ones_attention_is_not_named(tmp_path: Path) -> None:
+    grown = dict.fromkeys((1000, 2000, 3000), (0.5, 0.0, 0.1, 0.0))
+    found = [verdict for verdict, _ in told(Chaotic(grown, {3: (1,)}), tmp_path, 3, "heads")]
+    assert found == [
+        "head 1 of layer 2 alone: grows",
+        "head 3 of layer 2 alone: does not grow",
+        "head 1 of layer 2 alone: sufficient",
+        "head 1 of layer 2: necessary: the others do not grow",
+    ]
+
+
+def test_heads_that_act_together_are_found_by_delta_debugging(tmp_path: Path) -> None:
+    """Head 1 grows if it and head 4, which does not grow, have the run's attention: none alone."""
+    grown = dict.fromkeys((1000, 2000, 3000), (0.5, 0.0, 0.0, 0.0))
+    found = [verdict for verdict, _ in told(Chaotic(grown, {1: (1, 4)}), tmp_path, 3, "heads")]
+    assert found == [
+        "head 1 of layer 2 alone: does not grow",
+        "heads 1, 4 of layer 2 together: sufficient",
+        "heads 1, 4 of layer 2: necessary: the others do not grow",
+    ]
+
+
+def test_the_share_is_that_of_the_heads_that_grow(tmp_path: Path) -> None:
+    subject = Chaotic({3000: (0.3, 0.0, 0.5, 0.0)})
+    with Branches(subject, RunFolder(tmp_path), 200, None) as branches:
+        starts, _ = find_starts(branches, 1)
+        measure = Measure(branches, starts)
+        assert measure.effect(subject.whole).shares == {3000: 1.0}
+        assert measure.effect(subject.twin).shares == {3000: 0.0}
+        (share,) = measure.effect(cells([2], [1])).shares.values()
+        assert share == pytest.approx(0.3 / 0.8, abs=4 * 0.01 / 0.8)  # chance: at most 0.01 of two heads, twice
+
+
+def start(step: int, growth: NDArray[np.float64] | list[list[float]]) -> Start:
+    growth = np.array(growth, np.float64)
+    return Start(step, np.ones_like(growth), growth)
+
+
+def grid(**changed: float) -> NDArray[np.float64]:
+    """Growth by chance of 4 layers of 4 heads, 0.02 at most, but for some: ``of_12=0.3`` is layer 1, head 2."""
+    growth = np.resize([0.02, -0.02, 0.01], (4, 4))
+    for name, value in changed.items():
+        layer, head = map(int, name.removeprefix("of_"))
+        growth[layer - 1, head - 1] = value
+    return growth
+
+
+def test_a_head_grows_from_three_times_the_most_negative_growth_on() -> None:
+    found = start(1, grid(of_12=0.0601, of_33=0.0599, of_44=0.5))
+    assert found.chance == 0.02
+    assert [tuple(map(int, cell)) for cell in np.argwhere(found.growing)] == [(0, 1), (3, 3)]
+    assert found.told == "growth ×1.65, chance ×1.02"
+    assert not start(1, grid(of_12=0.9, of_33=-0.31)).growing.any()
+    assert not start(1, np.full((4, 4), np.nan)).growing.any()
+
+
+def test_a_head_that_grows_a_tenth_of_the_largest_growth_takes_no_part() -> None:
+    assert start(1, [[0.089, 0.091], [0.9, 0.0]]).growing.tolist() == [[False, True], [True, False]]
+
+
+def test_of_few_heads_chance_is_not_known_and_each_start_has_to_grow_by_a_quarter() -> None:
+    few = [start(step, [[growth, 0.0], [0.0, 0.0]]) for step, growth in enumerate((0.2, 0.22, 0.23))]
+    assert [one.step for one in fit(few)] == [2]
+
+
+def test_a_small_growth_counts_only_if_the_same_head_grows_from_another_start() -> None:
+    """ln 1.25 = 0.223."""
+    small, same, other, large = (grid(of_12=0.1), grid(of_12=0.2), grid(of_22=0.1), grid(of_33=0.23))
+    starts = [start(step, growth) for step, growth in enumerate((small, same, other, large, grid()))]
+    assert [one.step for one in fit(starts)] == [0, 1, 3]
+    assert fit([starts[0], starts[2]]) == []
+
+
+@pytest.mark.parametrize(
+    ("growths", "chosen", "refused"),
+    [
+        ((0.3, 0.9, 0.4, 0.5), [3000, 2000], []),
+        ((0.3, 0.9, 0.0, 0.5), [3000, 1000], [2000]),
+        ((0.9, float("nan"), 0.0, 0.0), [0], [3000, 2000, 1000]),
+    ],
+)
+def test_the_newest_starts_that_grow_are_taken(
+    tmp_path: Path, growths: tuple[float, ...], chosen: list[int], refused: list[int]
+) -> None:
+    subject = Chaotic({1000 * at: (growth, 0.0, 0.0, 0.0) for at, growth in enumerate(growths)})
+    with Branches(subject, RunFolder(tmp_path), 200, None) as branches:
+        found, others = find_starts(branches, 2)
+    assert ([one.step for one in found], [one.step for one in others]) == (chosen, refused)
+
+
+def test_no_batch_is_in_two_branches(tmp_path: Path) -> None:
+    subject = Chaotic({100 * at: (0.5, 0.0, 0.0, 0.0) for at in range(10)})
+    with Branches(subject, RunFolder(tmp_path), 200, None) as branches:
+        assert [one.step for one in find_starts(branches, 4)[0]] == [900, 700, 500, 300]
+
+
+def test_starts_that_do_not_count_are_named_and_leave_the_answers_alone(tmp_path: Path) -> None:
+    subject = Chaotic({0: (0.5,), 1000: (0.0,), 2000: (0.0,)})
+    found = told(subject, tmp_path, 3, "starts")
+    assert [verdict for verdict, _ in found[:2]] == [
+        "step 2,000: no growth to localise here",
+        "step 1,000: no growth to localise here",
+    ]
+    assert found[2][0].startswith("1 of 3 that were asked for, and no interval: keep more checkpoints")
+    assert found[0][1] in ("growth ×1.01, chance ×1.01", "growth ×1.01, chance ×1.00")
+    assert told(subject, tmp_path, 3, "layers")[0][0] == "layer 2 alone: sufficient"
+
+
+def test_a_run_that_nowhere_grows_beyond_chance_is_refused(tmp_path: Path) -> None:
+    subject = Chaotic({1000 * at: () for at in range(4)})
+    with (
+        Branches(subject, RunFolder(tmp_path), 200, None) as branches,
+        pytest.raises(NoGrowthError, match=r"by ×1\.01 in 200 steps, where chance makes .* from 3 other checkpoints"),
+    ):
+        find_starts(branches, 2)
+
+
+def test_norms_that_are_no_numbers_have_failed_as_the_run_did(tmp_path: Path) -> None:
+    class Breaking(Chaotic):
+        def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
+            trained = super().train(attention, start, steps, folder)
+            return Trained("nonfinite", start, [[float("nan")] * 4] * 4) if len(attention) == broken else trained
+
+    subject, broken = Breaking({3000: (0.5, 0.0, 0.0, 0.0)}), 1
+    with Branches(subject, RunFolder(tmp_path), 200, None) as branches:
+        measure = Measure(branches, find_starts(branches, 1)[0])
+        assert measure.effect(cells([1], [1])).shares == {3000: 1.0}
+    (tmp_path / "localize.jsonl").unlink()
+    broken = LAYERS * HEADS
+    with Branches(subject, RunFolder(tmp_path), 200, None) as branches, pytest.raises(UserError, match="no number"):
+        find_starts(branches, 1)
+
+
+def test_an_interval_over_starts_tells_whether_it_decides() -> None:
+    """Student's t with two degrees of freedom, 4.303, by hand."""
+    assert Effect({1: 0.8, 2: 0.9, 3: 1.0}).told == "0.90 ± 0.25 of the growth, 3 of 3 starts"
+    undecided = Effect({1: 0.4, 2: 0.9, 3: 0.6})
+    assert (undecided.told, undecided.decided) == ("0.63 ± 0.63 of the growth, 2 of 3 starts", False)
+    assert Effect({1: 0.8}).told == "0.80 of the growth, 1 of 1 starts"
+
+
+def test_the_mean_over_starts_decides() -> None:
+    assert Effect({100: 0.9, 200: 0.2, 300: 0.6}).grows
+    assert not Effect({100: 0.7, 200: 0.2}).grows
+    assert Effect({100: 0.9, 200: 0.2, 300: 0.6}).votes == 2
