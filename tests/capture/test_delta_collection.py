@@ -190,7 +190,7 @@ def test_a_loss_that_is_no_number_ends_the_collection(tmp_path: Path) -> None:
 
 
 def test_a_capture_between_the_passes_of_a_collected_step_has_all_layers(tmp_path: Path) -> None:
-    """The recording of the step has some layers alone: the next step is captured."""
+    """The observation of the step has some layers alone: the next step is captured."""
 
     def step(model: nn.Module, number: int, watched: Watch) -> None:
         x = torch.randn(8, 12, 32)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashpoint.capture.recorder import Recorder
+from flashpoint.capture.interceptor import Interceptor
 from flashpoint.capture.sources import read_calls
 from flashpoint.capture.watched import Watch
 from flashpoint.errors import UserError
@@ -96,12 +96,12 @@ def test_no_memory_for_copies_does_not_end_the_training(
         tries.append(1)
         raise torch.OutOfMemoryError(f"CUDA out of memory. {len(tries)} bytes are free")
 
-    place = {"forward": "recorder.Recorded", "mask": "call_mode.masking"}.get(of)
+    place = {"forward": "interceptor.InterceptedCall", "mask": "call_mode.masking"}.get(of)
     with contextlib.ExitStack() as entered:
         if place:
             monkeypatch.setattr(f"flashpoint.capture.{place}", full)
         else:
-            Recorder.replace(entered, torch.Tensor, "clone", _but_in_backward(Tensor.clone, full))
+            Interceptor.replace(entered, torch.Tensor, "clone", _but_in_backward(Tensor.clone, full))
         model = Model(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, torch.ones(12, 12, dtype=torch.bool)))
         assert loop(tmp_path, model if of == "mask" else Pair()).verdict == "stable to 4"
     assert tries

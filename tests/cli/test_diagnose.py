@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from flashpoint.capture import delta_file
-from flashpoint.capture.recorder import Recorder
+from flashpoint.capture.interceptor import Interceptor
 from flashpoint.cli import diagnose_tables
 from flashpoint.cli.main import main
 from flashpoint.diagnosis.call import AttentionCall
@@ -143,9 +143,9 @@ def test_a_model_is_read_in_batches_as_at_once(
     at_once: list[int] = []
     monkeypatch.setattr("flashpoint.capture.sources.MODEL_BATCH", 12)
     whole = diagnose(model, "--text", text, "--tokens", "32", "--sequences", "12", *attention)
-    original = Recorder.__init__
+    original = Interceptor.__init__
     monkeypatch.setattr(
-        Recorder, "__init__", lambda self, count, *rest: (at_once.append(count), original(self, count, *rest))[1]
+        Interceptor, "__init__", lambda self, count, *rest: (at_once.append(count), original(self, count, *rest))[1]
     )
     monkeypatch.setattr("flashpoint.capture.sources.MODEL_BATCH", 5)
     parts = diagnose(model, "--text", text, "--tokens", "32", "--sequences", "12", *attention)

@@ -12,7 +12,7 @@ import torch
 
 from flashpoint.build_config import build_config
 from flashpoint.capture import delta_file
-from flashpoint.capture.recorder import Recorder
+from flashpoint.capture.interceptor import Interceptor
 from flashpoint.config import Config
 from flashpoint.data.batches import gather_windows
 from flashpoint.data.tape import Tape
@@ -288,18 +288,18 @@ def batches_of_model(
         raise UserError(f"--text: {len(ids):,} tokens, fewer than one sequence of {tokens:,}; give more, or --tokens")
     count = min(sequences, len(ids) // tokens)
     for batch in ids[: count * tokens].reshape(count, tokens).to(device).split(MODEL_BATCH):
-        recorder = Recorder(len(batch), functions)
-        end = recorder.start()
+        interceptor = Interceptor(len(batch), functions)
+        end = interceptor.start()
         try:
             with torch.autocast(device.type, torch.bfloat16):
                 loss = model(batch, labels=batch).loss * (len(batch) / count)
-            recorder.stop()
+            interceptor.stop()
             loss.backward()
         finally:
             end()
-        calls = [one for layer, recorded in enumerate(recorder.calls, 1) if (one := recorded.call(layer, 0))]
+        calls = [one for layer, call in enumerate(interceptor.calls, 1) if (one := call.with_gradients(layer, 0))]
         if not calls:
-            why = "; ".join(sorted(recorder.missed)) or "it calls none that is known"
+            why = "; ".join(sorted(interceptor.missed)) or "it calls none that is known"
             raise UserError(f"{name}: no attention was recorded ({why}); name it with --function MODULE:NAME")
-        recorder.calls.clear()
+        interceptor.calls.clear()
         yield calls
