@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from flashpoint.analysis.survival import control_of, grouped, lifetimes, pairing
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 
 @dataclass(frozen=True)

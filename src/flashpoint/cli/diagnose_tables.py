@@ -85,7 +85,7 @@ def growth(path: Path) -> list[Table]:
     from flashpoint.analysis.early_warning import warning_of
     from flashpoint.probes.sentinel import LOOKBACK
     from flashpoint.runs.folder import RunFolder
-    from flashpoint.runs.recorded import Run
+    from flashpoint.runs.run import Run
 
     path = path.resolve()
     capture = path.parent if path.is_file() else path

@@ -15,7 +15,7 @@ from flashpoint.errors import UserError, one_line
 if TYPE_CHECKING:
     import torch
 
-    from flashpoint.runs.recorded import Run
+    from flashpoint.runs.run import Run
 
 T = TypeVar("T")
 A = TypeVar("A")

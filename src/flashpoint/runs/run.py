@@ -1,0 +1,262 @@
+"""A run as everything that reads one sees it, wherever it is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from flashpoint.errors import UserError
+from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.runs.chain import Chain
+from flashpoint.runs.configuration import attention_of
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.metrics import Columns, Series, read_metrics
+from flashpoint.runs.outcome import Ending, ending
+
+_SMOOTHING_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Smoothed:
+    """A moving average and the steps that it is over: 100, or a tenth of a short run."""
+
+    series: Series
+    steps: int
+
+
+class Stored(Protocol):
+    """The storage of a run: a folder, or rows of the evidence tables (:mod:`flashpoint.runs.tables`).
+
+    What is missing or damaged raises a :class:`UserError` when it is read.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def experiment(self) -> str | None: ...
+    @property
+    def where(self) -> str: ...
+    @property
+    def folder(self) -> RunFolder | None: ...
+    @property
+    def ended(self) -> bool: ...
+
+    def config(self) -> dict[str, Any]: ...
+    def manifest(self) -> dict[str, Any]: ...
+    def outcome(self) -> dict[str, Any]: ...
+    def metrics(self) -> Columns: ...
+    def chain(self) -> Chain: ...
+
+
+@dataclass(frozen=True)
+class InFolder:
+    """A run in a folder of its own."""
+
+    folder: RunFolder
+
+    @property
+    def name(self) -> str:
+        return self.folder.path.name
+
+    @property
+    def experiment(self) -> None:
+        return None
+
+    @property
+    def where(self) -> str:
+        return str(self.folder.path)
+
+    @property
+    def ended(self) -> bool:
+        return self.folder.outcome.exists()
+
+    def config(self) -> dict[str, Any]:
+        return self.folder.read_config()
+
+    def manifest(self) -> dict[str, Any]:
+        return self.folder.read_manifest()
+
+    def outcome(self) -> dict[str, Any]:
+        return self.folder.read_outcome()
+
+    def metrics(self) -> Columns:
+        return read_metrics(self.folder.metrics)
+
+    def chain(self) -> Chain:
+        return Chain.read(self.folder.chain)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Settings, verdict, metrics and digest chain of one run, each read when first asked for.
+
+    Raises:
+        UserError: what is asked for is missing or damaged.
+    """
+
+    stored: Stored
+
+    @classmethod
+    def of_folder(cls, folder: RunFolder) -> Run:
+        return cls(InFolder(folder))
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def experiment(self) -> str | None:
+        """Whose evidence table the run is in; None of a run in a folder."""
+        return self.stored.experiment
+
+    @property
+    def where(self) -> str:
+        """What messages call the run: its folder, or ``EXPERIMENT:NAME``."""
+        return self.stored.where
+
+    @property
+    def folder(self) -> RunFolder | None:
+        """The run's folder; None for a run of the evidence tables."""
+        return self.stored.folder
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has an outcome."""
+        return self.stored.ended
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return self.stored.config()
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        return self.stored.manifest()
+
+    @cached_property
+    def outcome(self) -> dict[str, Any]:
+        return self.stored.outcome()
+
+    @cached_property
+    def columns(self) -> Columns:
+        """Every metric by name: steps [n], and values [n], or of a metric of heads [n_layer, n_head, n]."""
+        return self.stored.metrics()
+
+    @cached_property
+    def chain(self) -> Chain:
+        """Loss, gradient norm, checksum of the state and digest of each step, verified."""
+        return self.stored.chain()
+
+    @property
+    def watched(self) -> bool:
+        """Whether it is of somebody's own loop, of which :attr:`config` has only what is known."""
+        return bool(self.manifest.get("watched"))
+
+    @cached_property
+    def attention(self) -> AttentionVariant:
+        """Every numerical choice; one that is younger than the run has its default. Of somebody's own loop only the
+        name is known."""
+        return attention_of(self.config)
+
+    @property
+    def variant(self) -> str:
+        """The attention's name, by which runs have their colour; one with injected errors has another."""
+        return f"{self.attention.name} injected" if self.attention.injected else self.attention.name
+
+    @property
+    def title(self) -> str:
+        """The attention as people read it, with all that its name does not say."""
+        return self.attention.title
+
+    @property
+    def label(self) -> str:
+        """What legends say: the variant, and the run's name where it says more."""
+        return self.title if self.name == self.title else f"{self.name} ({self.title})"
+
+    @property
+    def onset(self) -> int | None:
+        """First step of the explosion; None without one, and before the run has ended."""
+        onset: int | None = self.outcome["onset_step"] if self.ended else None
+        return onset
+
+    @property
+    def origin(self) -> tuple[str, int] | None:
+        """The run that this one replays, and the step of it at which this one began; None of one that replays none."""
+        parent = self.manifest.get("parent")
+        return (parent["run"], parent["from_step"]) if parent else None
+
+    @property
+    def logged_steps(self) -> int:
+        """Optimiser steps in the metrics, also of a run that has not ended."""
+        return int(self.columns["loss"][0][-1]) + 1 if "loss" in self.columns else 0
+
+    @property
+    def ending(self) -> Ending:
+        """How the run ended, as readers are shown it."""
+        return ending(self.outcome["outcome"], self.outcome["interrupted"])
+
+    @property
+    def failed_at(self) -> int | None:
+        """The onset, or the last step of a run whose numbers ceased to be finite; None of one that did not explode."""
+        if self.outcome["outcome"] == "stable":
+            return None
+        return int(self.outcome["step"]) if self.onset is None else self.onset
+
+    @property
+    def verdict(self) -> str:
+        """``exploded at 5,563``, ``nonfinite at 389``, ``stable to 20,000``, ``stopped at 3,196``; before the end
+        ``under way``, or ``not ended`` where no process is known to train the run."""
+        if not self.ended:
+            return "under way" if self.folder and self.folder.under_way else "not ended"
+        if self.onset is not None:
+            return f"{self.ending} at {self.onset:,}"
+        return f"{self.ending} {'at' if self.ending == 'stopped' else 'to'} {self.outcome['step']:,}"
+
+    def by_head(self, name: str) -> Series | None:
+        """Return the steps [n] and values [n_layer, n_head, n] of a metric of heads; None where the run has not
+        measured it."""
+        series = self.columns.get(name)
+        return series if series is not None and series[1].ndim == 3 else None
+
+    def measured_by_head(self, name: str) -> Series:
+        """:meth:`by_head` of a metric that is needed.
+
+        Raises:
+            UserError: the run has not measured it.
+        """
+        if (series := self.by_head(name)) is None:
+            known = ", ".join(sorted(name for name in self.columns if self.by_head(name))) or "none"
+            raise UserError(f"{self.where}: {name} of heads was not measured, or not kept; it has {known}")
+        return series
+
+    def smoothed(self, name: str) -> Smoothed | None:
+        """Return the moving average of a per-step metric; None where the run has not measured it."""
+        if name not in self.columns:
+            return None
+        at, values = self.columns[name]
+        spacing = max(1, int(np.median(np.diff(at)))) if len(at) > 1 else 1  # a thinned run has not every step
+        window = max(1, min(_SMOOTHING_STEPS // spacing, len(values) // 10))
+        averages = np.convolve(values, np.ones(window) / window, mode="valid")
+        return Smoothed((at[window - 1 :], averages), window * spacing)
+
+    @cached_property
+    def hottest_layer(self) -> int:
+        """The layer of :attr:`hottest_head`: in an explosion the one that explodes; 2, the paper's, if not measured."""
+        return 2 if self.by_head("w_q_spectral_norm") is None else self.hottest_head[0]
+
+    @cached_property
+    def hottest_head(self) -> tuple[int, int]:
+        """Layer and head, from 1, whose W_Q norm is highest where first measured since the onset, or else at the end.
+
+        Not at the end of an explosion: what is broken goes on to grow in other layers, the more the longer the tail.
+
+        Raises:
+            UserError: the run has not measured it.
+        """
+        steps, norms = self.measured_by_head("w_q_spectral_norm")
+        end = len(steps) - 1
+        then = norms[..., end if self.onset is None else min(int(np.searchsorted(steps, self.onset)), end)]
+        layer, head = np.unravel_index(then.argmax(), then.shape)
+        return int(layer) + 1, int(head) + 1
