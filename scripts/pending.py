@@ -58,17 +58,17 @@ class Job:
     def done(self) -> int:
         """Return how many of the commands have ended well, as they stand now."""
         try:
-            ended = json.loads(self._record.read_text())["ended well"]
+            ended = json.loads(self._progress.read_text())["ended well"]
         except FileNotFoundError:
             return 0
         both = zip(self.commands, ended, strict=False)
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
 
     def count(self, done: int) -> None:
-        write_json(self._record, {"ended well": self.commands[:done]})
+        write_json(self._progress, {"ended well": self.commands[:done]})
 
     @property
-    def _record(self) -> Path:
+    def _progress(self) -> Path:
         return STATE / f"{self.name}.json"
 
 

@@ -75,7 +75,7 @@ def test_what_a_command_leaves_behind_leaves_the_gpu() -> None:
 
 
 def test_an_error_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that was full when a record was written left the other jobs on their GPUs."""
+    """A disk that was full when progress was written left the other jobs on their GPUs."""
 
     def full(_path: Path, _value: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -164,7 +164,7 @@ class TrainConfig:
     deterministic: bool = True
     """The same bits on every run; off only to measure what that costs."""
     cuda_graph: bool | None = None
-    """Record a step once and repeat it as one launch; null does so on CUDA. Changes no bit."""
+    """Launch a step as one CUDA graph; null does so on CUDA. Changes no bit."""
 
     @property
     def micro_batches(self) -> int:

@@ -93,7 +93,7 @@ def _execute(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) 
         return _train(plan, parts, folder, listeners)
     except OSError as error:
         raise UserError(
-            f"{folder.path}: {error.strerror or error}; the run stops here, its records so far stay; "
+            f"{folder.path}: {error.strerror or error}; the run stops here, its files so far stay; "
             f"{remedy(error)}, then resume={folder.path}"
         ) from error
 
