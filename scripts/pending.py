@@ -142,7 +142,7 @@ def run(jobs: list[Job], gpus: int, seconds: float) -> list[str]:
         waiting = [job for job in jobs if job.done() < len(job.commands)]
         try:
             while time.monotonic() < until and not stop.received:
-                while job := _next(waiting, len(free), [one.job for one in running], until - time.monotonic()):
+                while job := startable(waiting, len(free), [one.job for one in running], until - time.monotonic()):
                     waiting.remove(job)
                     taken, free = tuple(free[: job.gpus]), free[job.gpus :]
                     running.append(Running(job, taken, lock))
@@ -189,7 +189,7 @@ def _alone() -> Iterator[int]:
         yield file.fileno()
 
 
-def _next(waiting: list[Job], free: int, running: list[Job], seconds: float) -> Job | None:
+def startable(waiting: list[Job], free: int, running: list[Job], seconds: float) -> Job | None:
     """Return the first job for which there is time, once there are GPUs for it: later ones do not overtake it, or one
     that takes several would never have them. A job that takes none runs beside no other."""
     job = next((job for job in waiting if job.resumes or job.minutes * 60 <= seconds), None)
