@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import flashpoint
 from examples.nanogpt import GPT, CausalSelfAttention
-from flashpoint.capture.sources import read_calls
+from flashpoint.capture.captures import read_calls
 from flashpoint.cli.table import Table, show
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.faults import KINDS, Fault, faulty_attention

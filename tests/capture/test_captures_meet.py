@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import flashpoint
-from flashpoint.capture.sources import read_calls
+from flashpoint.capture.captures import read_calls
 from flashpoint.capture.watched import Watch
 from flashpoint.runs.select import open_run
 from tests.capture.loops import Pair, loop, plain

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from scipy import stats
 from torch import Tensor, nn
 
+from flashpoint.capture.captures import read_calls, read_samples
 from flashpoint.capture.delta_collection import SEQUENCES
-from flashpoint.capture.sources import read_calls, read_samples
 from flashpoint.capture.watched import Watch
 from flashpoint.cli.main import main
 from flashpoint.diagnosis.bias import IGNITED

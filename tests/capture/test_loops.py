@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import flashpoint
-from flashpoint.capture.sources import read_calls
+from flashpoint.capture.captures import read_calls
 from flashpoint.capture.watched import Watch
 from flashpoint.runs.select import open_run
 from tests.capture.loops import Pair, loop, plain, spectral_norms

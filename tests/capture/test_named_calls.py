@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flashpoint.capture.captures import read_calls
 from flashpoint.capture.interceptor import Interceptor
-from flashpoint.capture.sources import read_calls
 from flashpoint.capture.watched import Watch
 from flashpoint.errors import UserError
 from tests.capture.loops import Pair, loop, plain

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import flashpoint
 from examples import nanogpt, plain_pytorch, transformers_gpt2
-from flashpoint.capture.sources import read_calls
+from flashpoint.capture.captures import read_calls
 from flashpoint.capture.watched import Watch
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.verdict import diagnose
