@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imsave
 
-from flashpoint.config import Config, TrackingConfig
+from flashpoint.config import Config
 from flashpoint.files import write_json
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
+from flashpoint.surroundings import TrackingConfig
 from flashpoint.wandb_tracking.client import chosen_mode
 from flashpoint.wandb_tracking.listener import WandbListener
 from tests.conftest import Command, environment

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from flashpoint.analysis.intervals import CONFIDENCE
 from flashpoint.build_config import keys
-from flashpoint.config import EXPERIMENT
 from flashpoint.errors import UserError
+from flashpoint.field_types import EXPERIMENT
 from flashpoint.runs.run import Run
 
 if TYPE_CHECKING:
