@@ -21,7 +21,7 @@ from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.select import open_run
 from flashpoint.runs.tables import Evidence
 from flashpoint.training.needs import capacity
-from tests.composed import CONFIGS, composed_values
+from tests.composed import CONFIGS, composed, composed_values
 from tests.conftest import REPOSITORY
 
 # One run of each attention that was ever recorded.
@@ -30,10 +30,6 @@ RECORDED = {
     for runs in Evidence(REPOSITORY / "runs/reference").experiments.values()
     for name, run in runs.items()
 }
-
-
-def composed(*overrides: str) -> Config:
-    return build_config(composed_values(*overrides), CONFIGS / "attn")
 
 
 @pytest.mark.slow
