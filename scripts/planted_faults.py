@@ -45,7 +45,7 @@ BY_TENSORS = {kind: (kind,) for kind in KINDS} | {
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    """The attention of the layer whose turn it is, by the name that the recorder wraps."""
+    """The attention of the layer whose turn it is, by the name that the interceptor wraps."""
     return next(_turns)(q, k, v, is_causal=is_causal)
 
 

@@ -29,7 +29,7 @@ from flashpoint.training.parts import build
 from flashpoint.training.plan import settle
 from flashpoint.training.step import OptimizerStep
 
-_TOKENS = 32_768
+TOKENS_AT_ONCE = 32_768
 """Tokens of a run that are held at once, and that it is diagnosed on without a word: the bias of δ is small."""
 MODEL_BATCH = 16
 """Sequences of a text that are held at once."""
@@ -76,7 +76,7 @@ def batches_of_run(
     if parts.start.step:
         parts.step.load_state(parts.start.tensors)
     length, batch_size = config.model.context, config.train.batch_size
-    at_once = -(-_TOKENS // length)
+    at_once = -(-TOKENS_AT_ONCE // length)
     wanted = sequences or at_once
     steps = range(parts.start.step, min(tape.steps, parts.start.step + -(-wanted // batch_size)))
     windows = np.concatenate([parts.order.windows(at)[:, 0].reshape(-1) for at in steps])[:wanted]
