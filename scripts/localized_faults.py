@@ -39,7 +39,7 @@ SIZES = {"layers": "2", "heads": "4", "width": "64", "context": "64", "batch": "
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    """The attention of the trial, by the name that the recorder wraps."""
+    """The attention of the trial, by the name that the interceptor wraps."""
     return _planted(q, k, v, is_causal, q.shape[-1] ** -0.5)
 
 

@@ -23,7 +23,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flashpoint.capture.sources import calls_of_run, read_calls
+from flashpoint.capture.captures import read_calls
+from flashpoint.capture.sources import calls_of_run
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact

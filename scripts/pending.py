@@ -58,17 +58,17 @@ class Job:
     def done(self) -> int:
         """Return how many of the commands have ended well, as they stand now."""
         try:
-            ended = json.loads(self._record.read_text())["ended well"]
+            ended = json.loads(self._progress.read_text())["ended well"]
         except FileNotFoundError:
             return 0
         both = zip(self.commands, ended, strict=False)
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
 
     def count(self, done: int) -> None:
-        write_json(self._record, {"ended well": self.commands[:done]})
+        write_json(self._progress, {"ended well": self.commands[:done]})
 
     @property
-    def _record(self) -> Path:
+    def _progress(self) -> Path:
         return STATE / f"{self.name}.json"
 
 
@@ -142,7 +142,7 @@ def run(jobs: list[Job], gpus: int, seconds: float) -> list[str]:
         waiting = [job for job in jobs if job.done() < len(job.commands)]
         try:
             while time.monotonic() < until and not stop.received:
-                while job := _next(waiting, len(free), [one.job for one in running], until - time.monotonic()):
+                while job := startable(waiting, len(free), [one.job for one in running], until - time.monotonic()):
                     waiting.remove(job)
                     taken, free = tuple(free[: job.gpus]), free[job.gpus :]
                     running.append(Running(job, taken, lock))
@@ -189,7 +189,7 @@ def _alone() -> Iterator[int]:
         yield file.fileno()
 
 
-def _next(waiting: list[Job], free: int, running: list[Job], seconds: float) -> Job | None:
+def startable(waiting: list[Job], free: int, running: list[Job], seconds: float) -> Job | None:
     """Return the first job for which there is time, once there are GPUs for it: later ones do not overtake it, or one
     that takes several would never have them. A job that takes none runs beside no other."""
     job = next((job for job in waiting if job.resumes or job.minutes * 60 <= seconds), None)

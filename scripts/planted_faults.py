@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import flashpoint
 from examples.nanogpt import GPT, CausalSelfAttention
-from flashpoint.capture.sources import read_calls
+from flashpoint.capture.captures import read_calls
 from flashpoint.cli.table import Table, show
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.faults import KINDS, Fault, faulty_attention
@@ -45,7 +45,7 @@ BY_TENSORS = {kind: (kind,) for kind in KINDS} | {
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    """The attention of the layer whose turn it is, by the name that the recorder wraps."""
+    """The attention of the layer whose turn it is, by the name that the interceptor wraps."""
     return next(_turns)(q, k, v, is_causal=is_causal)
 
 

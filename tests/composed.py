@@ -6,10 +6,15 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from flashpoint.build_config import hydra_schema
+from flashpoint.build_config import build_config, hydra_schema
+from flashpoint.config import Config
 from tests.conftest import REPOSITORY
 
 CONFIGS = REPOSITORY / "configs"
+
+
+def composed(*overrides: str) -> Config:
+    return build_config(composed_values(*overrides), CONFIGS / "attn")
 
 
 def composed_values(*overrides: str) -> dict[str, Any]:

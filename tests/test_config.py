@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from omegaconf import OmegaConf
 
-from flashpoint.build_config import build_config, keys
+from flashpoint.build_config import build_config, hydra_schema, keys
 from flashpoint.config import Config, ModelConfig
 from flashpoint.errors import UserError
 from flashpoint.numerics.choices import DeltaError, Rounding
@@ -19,7 +21,7 @@ from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.select import open_run
 from flashpoint.runs.tables import Evidence
 from flashpoint.training.needs import capacity
-from tests.composed import CONFIGS, composed_values
+from tests.composed import CONFIGS, composed, composed_values
 from tests.conftest import REPOSITORY
 
 # One run of each attention that was ever recorded.
@@ -28,10 +30,6 @@ RECORDED = {
     for runs in Evidence(REPOSITORY / "runs/reference").experiments.values()
     for name, run in runs.items()
 }
-
-
-def composed(*overrides: str) -> Config:
-    return build_config(composed_values(*overrides), CONFIGS / "attn")
 
 
 @pytest.mark.slow
@@ -44,6 +42,23 @@ def test_every_option_composes(path: Path) -> None:
     config = composed(f"{path.parent.name}={path.stem}")
     if path.parent.name == "attn":
         assert config.attn.name == path.stem
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}={path.stem}")
+def test_a_default_stands_once(path: Path) -> None:
+    """No YAML gives a key the value that it has without one."""
+    defaults: Any = OmegaConf.to_container(OmegaConf.structured(hydra_schema()))
+    given = yaml.safe_load(path.read_text())
+    within = defaults if path.parent.name == "experiment" else defaults[path.parent.name]
+    assert list(_repeated({name: value for name, value in given.items() if name != "defaults"}, within)) == []
+
+
+def _repeated(given: dict[str, Any], defaults: dict[str, Any]) -> Iterator[str]:
+    for name, value in given.items():
+        if isinstance(value, dict):
+            yield from (f"{name}.{inner}" for inner in _repeated(value, defaults[name]))
+        elif value == defaults[name]:
+            yield name
 
 
 def test_data_options_compose() -> None:

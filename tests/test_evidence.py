@@ -12,7 +12,7 @@ from flashpoint.data.tape import TapeHeader, TapeWriter
 from flashpoint.errors import UserError
 from flashpoint.runs.archive import index_of
 from flashpoint.runs.metrics import Series
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run, select_runs
 from flashpoint.runs.tables import Evidence
 from flashpoint.training.detector import ExplosionDetector

@@ -51,12 +51,12 @@ def test_gpus_are_of_those_that_the_caller_sees(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_a_job_that_waits_for_gpus_is_not_overtaken(gpus: int) -> None:
     waiting = [job("waits", "x", gpus=gpus), job("later", "x")]
-    assert pending._next(waiting, 1, [job("first", "x")], 60) is None
-    assert pending._next(waiting, 2, [], 60) is waiting[0]
+    assert pending.startable(waiting, 1, [job("first", "x")], 60) is None
+    assert pending.startable(waiting, 2, [], 60) is waiting[0]
 
 
 def test_no_job_runs_beside_one_that_takes_no_gpu() -> None:
-    assert pending._next([job("later", "x")], 1, [job("none", "x", gpus=0)], 60) is None
+    assert pending.startable([job("later", "x")], 1, [job("none", "x", gpus=0)], 60) is None
 
 
 def test_a_command_that_has_changed_is_run_again_and_so_are_those_after_it() -> None:
@@ -75,7 +75,7 @@ def test_what_a_command_leaves_behind_leaves_the_gpu() -> None:
 
 
 def test_an_error_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that was full when a record was written left the other jobs on their GPUs."""
+    """A disk that was full when progress was written left the other jobs on their GPUs."""
 
     def full(_path: Path, _value: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

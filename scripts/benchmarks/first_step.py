@@ -15,8 +15,8 @@ _OURS = "flashpoint_kernels"
 _MICROSECONDS = 1e6
 BESIDE = "kernels, meanwhile"
 """This package's kernels, which Triton compiles in a thread of its own, while PyTorch compiles the model."""
-RECORDED = 4
-"""The step that a CUDA graph is recorded of."""
+CAPTURED = 4
+"""The step that is captured as a CUDA graph."""
 
 
 def main() -> None:
@@ -53,20 +53,20 @@ def main() -> None:
     parts = _parts_of_compilation()
     phases |= {**parts, "rest of the first pass": whole - sum(parts.values()), BESIDE: sum(kernels)}
     phases["first step"] = block(lambda: step(next(batches), LEARNING_RATE), 1, device)
-    phases["steps to the graph"] = block(lambda: step(next(batches), LEARNING_RATE), RECORDED - 1, device)
+    phases["steps to the graph"] = block(lambda: step(next(batches), LEARNING_RATE), CAPTURED - 1, device)
     print(json.dumps(phases))
 
 
 def _parts_of_compilation() -> dict[str, float]:
     """Return the seconds of Dynamo, AOTAutograd and Inductor, each without what it calls of the next.
 
-    They are PyTorch's own records, by names that are not part of its interface. A name that it no longer has counts
+    They are PyTorch's own times, by names that are not part of its interface. A name that it no longer has counts
     as 0 here, and its seconds are in the rest of the first pass.
     """
-    from torch._dynamo.utils import compilation_time_metrics as recorded
+    from torch._dynamo.utils import compilation_time_metrics as measured
 
     def seconds(*names: str) -> float:
-        return sum(sum(recorded.get(name, [])) for name in names)
+        return sum(sum(measured.get(name, [])) for name in names)
 
     whole, backend = seconds("_compile.compile_inner"), seconds("OutputGraph.call_user_compiler")
     inductor = seconds("compile_fx_inner", "AOTAutogradCache.inductor_load")

@@ -164,12 +164,12 @@ def _at(
     """Return what was measured at a shape, and a line for each attention that is not available."""
     failures: list[str] = []
     peaks: dict[str, float] = {}
-    graphs: dict[str, dict[str, _Recorded]] = {}
+    graphs: dict[str, dict[str, _CallGraph]] = {}
     with torch.cuda.stream(torch.cuda.Stream()):  # a graph holds only work of its own stream
         inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
         for name, run in attentions.items():
             try:
-                peaks[name], graphs[name] = _recorded(run, inputs)
+                peaks[name], graphs[name] = _graphed(run, inputs)
             except _UNAVAILABLE as error:
                 failures.append(f"Not available at {'×'.join(map(str, shape))}: {name} ({_short(error)}).")
                 notify(failures[-1])
@@ -181,7 +181,7 @@ def _at(
     return measured, failures
 
 
-class _Recorded:
+class _CallGraph:
     """A CUDA graph of a few calls.
 
     Args:
@@ -218,7 +218,7 @@ def _elapsed(work: Callable[[], object]) -> float:
     return float(start.elapsed_time(end)) / 1000
 
 
-def _recorded(run: Attention, inputs: Sequence[Tensor]) -> tuple[float, dict[str, _Recorded]]:
+def _graphed(run: Attention, inputs: Sequence[Tensor]) -> tuple[float, dict[str, _CallGraph]]:
     """Return the peak memory of both passes beyond the inputs, MiB, and their graphs."""
     q, k, v = (x.detach().requires_grad_() for x in inputs)
     torch.cuda.reset_peak_memory_stats()
@@ -232,7 +232,7 @@ def _recorded(run: Attention, inputs: Sequence[Tensor]) -> tuple[float, dict[str
     backward()
     peak = (torch.cuda.max_memory_allocated() - before) / 2**20
     pool = torch.cuda.graph_pool_handle()  # of both passes, of which nobody reads the results
-    return peak, {"forward": _Recorded(lambda: run(q, k, v), pool), "backward": _Recorded(backward, pool)}
+    return peak, {"forward": _CallGraph(lambda: run(q, k, v), pool), "backward": _CallGraph(backward, pool)}
 
 
 def _backend(kind: SDPBackend) -> Attention:

@@ -15,15 +15,14 @@ from flashpoint.config import (
     Config,
     DataConfig,
     DetectorConfig,
-    HardwareConfig,
     ModelConfig,
     ProbesConfig,
-    TrackingConfig,
     TrainConfig,
 )
 from flashpoint.errors import UserError
 from flashpoint.numerics.named import resolved
 from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.surroundings import HardwareConfig, TrackingConfig
 from flashpoint.typed import Key, in_one_line, keys_of, require_text, structured_config
 
 _SECTIONS: dict[str, type] = {

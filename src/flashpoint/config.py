@@ -1,55 +1,38 @@
 """The typed configuration of a run: what Hydra composes, what the run folder stores.
 
 A key's default, constraint and description stand with its field, and nowhere else; so do two marks, by which replays
-and statistics know it: :data:`EXPERIMENT` and :class:`FromTape`.
+and statistics know it: :data:`EXPERIMENT` and :class:`FromTape` of :mod:`flashpoint.field_types`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
 from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, InstanceOf, model_validator
+from pydantic import Field, InstanceOf, model_validator
 from pydantic.dataclasses import dataclass
 
+from flashpoint.field_types import CHECKED, EXPERIMENT, Count, CountOrNone, Folder, FromTape, Share
+from flashpoint.numerics import contradictions
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.precision import Precision
+from flashpoint.surroundings import TrackingConfig
 from flashpoint.typed import require_numbers_of_the_device
 
 HEAD_SIZES = (16, 32, 64, 128)
-EXPERIMENT = "experiment"
-"""Mark of a setting that makes an experiment: runs that differ in it, or in attention, data or seed, are not alike."""
-
-
-@plain_dataclass(frozen=True)
-class FromTape:
-    """Mark of a setting, or of a whole section, that a replay takes from its original."""
-
-    reason: str
-
-
 _BATCHES, _WEIGHTS = FromTape("the batches come from the tape"), FromTape("the initial weights come from the tape")
-_CHECKED = ConfigDict(use_attribute_docstrings=True, allow_inf_nan=False, extra="forbid")
 GPT2_VOCABULARY = 50_257
 """Tokens of GPT-2's encoding."""
 BUILT_IN_PROBES = (
     "delta_error", "ties", "scores", "rows", "deviation", "out_bias", "null_direction", "similarity"
 )  # fmt: skip
 """The probes of :mod:`flashpoint.probes.attention`, named here so that a wrong one is told before PyTorch is there."""
-Count = Annotated[int, Field(gt=0)]
-CountOrNone = Annotated[int, Field(ge=0)]
-"""A count that may be 0, which means none."""
-Share = Annotated[float, Field(ge=0, le=1)]
-Folder = Annotated[str, Field(min_length=1)]
-WandbName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^/\\#?%:]+$")]
-"""What W&B takes as a name."""
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
 class ModelConfig:
     """GPT-2's shape. The defaults are those of ``model=ignite``."""
 
@@ -83,7 +66,7 @@ class ModelConfig:
         return self
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
 class DataConfig:
     """Where the tokens come from."""
 
@@ -115,7 +98,7 @@ class DataConfig:
         return self
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
 class TrainConfig:
     """Optimisation and its schedule."""
 
@@ -164,7 +147,7 @@ class TrainConfig:
     deterministic: bool = True
     """The same bits on every run; off only to measure what that costs."""
     cuda_graph: bool | None = None
-    """Record a step once and repeat it as one launch; null does so on CUDA. Changes no bit."""
+    """Launch a step as one CUDA graph; null does so on CUDA. Changes no bit."""
 
     @property
     def micro_batches(self) -> int:
@@ -185,7 +168,7 @@ class TrainConfig:
         return self
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
 class DetectorConfig:
     """When a run counts as exploded."""
 
@@ -202,7 +185,7 @@ class DetectorConfig:
 Targets = Literal["data", "model", "unrounded"]
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
 class ProbesConfig:
     """What is measured beside the loss."""
 
@@ -233,7 +216,7 @@ class ProbesConfig:
         return self
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
 class CheckpointsConfig:
     """Full states on the disk, to go on from and to branch off."""
 
@@ -247,37 +230,7 @@ class CheckpointsConfig:
     """When a run explodes, one checkpoint at least this long before the onset is kept for good, and one just before."""
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
-class TrackingConfig:
-    """Weights & Biases. The local metrics file is always written."""
-
-    wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """``auto`` is online with a stored login and offline without one; no mode ever prompts."""
-    project: WandbName = "flashpoint"
-    """W&B's project."""
-    entity: WandbName | None = None
-    """W&B's user or team; null is the login's."""
-    group: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    """W&B's group of the runs of one sweep; null takes the sweep's name."""
-    tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()
-    """The hardware is added."""
-
-
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
-class HardwareConfig:
-    """Where a run is to compute. No part of the run: its manifest has what it ran on."""
-
-    gpu: str | None = None
-    """Words of the GPU's name, such as ``H200``; null takes any device."""
-    gres: str | None = None
-    """What ``hydra/launcher=slurm`` asks for, such as ``gpu:h200:1``; null is a GPU of any kind."""
-    partition: str | None = None
-    """SLURM's partition; null is ``hydra.launcher.partition``."""
-    constraint: str | None = None
-    """SLURM's constraint; null is ``hydra.launcher.constraint``."""
-
-
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Config:
     """One run. ``configs/train.yaml`` composes it; ``config.json`` in the run folder stores it."""
 
@@ -325,7 +278,7 @@ class Config:
                 f"model.vocab_size={self.model.vocab_size} is below data.vocab_size={self.data.vocab_size}: "
                 "raise the first or lower the second"
             )
-        self.attn.check_selection(self.model.n_layer, self.model.n_head)
+        contradictions.check_in_model(self.attn, self.model.n_layer, self.model.n_head)
         if self.train.precision != "bf16" and (self.attn.kernel != "sdpa" or self.attn.elsewhere is not None):
             raise ValueError(
                 f"train.precision={self.train.precision}: attn={self.attn.name} rounds to BF16; choose attn=sdpa"

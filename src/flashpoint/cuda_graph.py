@@ -1,4 +1,4 @@
-"""Many small GPU launches recorded and repeated as one."""
+"""Many small GPU launches captured as a CUDA graph and replayed as one."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from flashpoint.build_config import keys
-from flashpoint.config import FromTape
 from flashpoint.data.tape import Tape
 from flashpoint.errors import UserError
+from flashpoint.field_types import FromTape
 from flashpoint.numerics.variant import ROUNDING_POINTS
 from flashpoint.runs.configuration import attention_of
 from flashpoint.runs.folder import RunFolder

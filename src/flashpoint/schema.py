@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from flashpoint.errors import UserError
 
 RESTORE = "restore the file, or choose another run"
-"""What to do about a record of a run that is damaged."""
+"""What to do about a file of a run that is damaged."""
 _LONGEST = 40  # characters of a value that a message shows
 _BOUNDS = {"gt": "more than {:,}", "ge": "{:,} or more", "lt": "less than {:,}", "le": "{:,} or less"}
 

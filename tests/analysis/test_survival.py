@@ -9,7 +9,7 @@ import pytest
 from flashpoint.analysis.intervals import clopper_pearson
 from flashpoint.analysis.provenance import ranges
 from flashpoint.analysis.survival import Lifetimes, control_of, logrank_p, settings_of
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from tests.records import settings as named_settings
 
 TREATED = Lifetimes(

@@ -20,7 +20,7 @@ from flashpoint.analysis.verdicts import (
     within,
 )
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
 from tests.records import call, write_run
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import flashpoint
 from flashpoint.capture.watched import Watch
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 
 

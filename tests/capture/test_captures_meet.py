@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import flashpoint
-from flashpoint.capture.sources import read_calls
+from flashpoint.capture.captures import read_calls
 from flashpoint.capture.watched import Watch
 from flashpoint.runs.select import open_run
 from tests.capture.loops import Pair, loop, plain
@@ -79,7 +79,7 @@ def test_a_watched_model_that_is_trained_no_more_does_not_hold_up_another(tmp_pa
     assert steps_of(tmp_path / "first/captures/step-0000000")[-1] == 129
 
 
-def test_a_recording_of_a_model_that_is_trained_no_more_ends_for_another(tmp_path: Path) -> None:
+def test_an_observation_of_a_model_that_is_trained_no_more_ends_for_another(tmp_path: Path) -> None:
     """Compiled models run uncompiled while one is recorded."""
     models = Pair(), Pair()
     with (

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from scipy import stats
 from torch import Tensor, nn
 
+from flashpoint.capture.captures import read_calls, read_samples
 from flashpoint.capture.delta_collection import SEQUENCES
-from flashpoint.capture.sources import read_calls, read_samples
 from flashpoint.capture.watched import Watch
 from flashpoint.cli.main import main
 from flashpoint.diagnosis.bias import IGNITED
@@ -190,7 +190,7 @@ def test_a_loss_that_is_no_number_ends_the_collection(tmp_path: Path) -> None:
 
 
 def test_a_capture_between_the_passes_of_a_collected_step_has_all_layers(tmp_path: Path) -> None:
-    """The recording of the step has some layers alone: the next step is captured."""
+    """The observation of the step has some layers alone: the next step is captured."""
 
     def step(model: nn.Module, number: int, watched: Watch) -> None:
         x = torch.randn(8, 12, 32)

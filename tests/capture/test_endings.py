@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from flashpoint.capture.sources import captured_steps, read_calls
+from flashpoint.capture.captures import captured_steps, read_calls
 from flashpoint.capture.watched import Watch
 from flashpoint.diagnosis.verdict import diagnose
 from tests.capture.loops import Pair, loop, plain

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import flashpoint
-from flashpoint.capture.sources import read_calls
+from flashpoint.capture.captures import read_calls
 from flashpoint.capture.watched import Watch
 from flashpoint.errors import UserError
 from flashpoint.runs.select import open_run

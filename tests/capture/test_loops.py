@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import flashpoint
-from flashpoint.capture.sources import read_calls
+from flashpoint.capture.captures import read_calls
 from flashpoint.capture.watched import Watch
 from flashpoint.runs.select import open_run
 from tests.capture.loops import Pair, loop, plain, spectral_norms
@@ -210,7 +210,7 @@ def test_a_named_function_is_recorded_as_what_it_computes(
 
 
 def test_two_models_of_one_loop_are_watched_in_turn(tmp_path: Path) -> None:
-    """As in adversarial training: their recordings overlap, and nothing of them stays behind."""
+    """As in adversarial training: their observations overlap, and nothing of them stays behind."""
     models = [Pair(), Pair()]
     with (
         flashpoint.watch(models[0], runs_dir=tmp_path, name="one", interval=3) as one,

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flashpoint.capture.captures import read_calls
 from flashpoint.capture.masks import masking
-from flashpoint.capture.sources import read_calls
 from flashpoint.capture.watched import Watch
 from flashpoint.diagnosis.verdict import diagnose
 from tests.capture.loops import loop

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashpoint.capture.recorder import Recorder
-from flashpoint.capture.sources import read_calls
+from flashpoint.capture.captures import read_calls
+from flashpoint.capture.interceptor import Interceptor
 from flashpoint.capture.watched import Watch
 from flashpoint.errors import UserError
 from tests.capture.loops import Pair, loop, plain
@@ -96,12 +96,12 @@ def test_no_memory_for_copies_does_not_end_the_training(
         tries.append(1)
         raise torch.OutOfMemoryError(f"CUDA out of memory. {len(tries)} bytes are free")
 
-    place = {"forward": "recorder.Recorded", "mask": "call_mode.masking"}.get(of)
+    place = {"forward": "interceptor.InterceptedCall", "mask": "call_mode.masking"}.get(of)
     with contextlib.ExitStack() as entered:
         if place:
             monkeypatch.setattr(f"flashpoint.capture.{place}", full)
         else:
-            Recorder.replace(entered, torch.Tensor, "clone", _but_in_backward(Tensor.clone, full))
+            Interceptor.replace(entered, torch.Tensor, "clone", _but_in_backward(Tensor.clone, full))
         model = Model(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, torch.ones(12, 12, dtype=torch.bool)))
         assert loop(tmp_path, model if of == "mask" else Pair()).verdict == "stable to 4"
     assert tries

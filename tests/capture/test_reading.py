@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flashpoint.capture.sources import captured_steps, read_calls
+from flashpoint.capture.captures import captured_steps, read_calls
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError
 from tests.capture.loops import loop, plain

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 import flashpoint
 from examples import nanogpt, plain_pytorch, transformers_gpt2
-from flashpoint.capture.sources import read_calls
+from flashpoint.capture.captures import read_calls
 from flashpoint.capture.watched import Watch
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.errors import UserError
 from flashpoint.huggingface import implementation
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 from tests.capture.loops import spectral_norms
 

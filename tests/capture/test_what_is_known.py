@@ -12,7 +12,7 @@ from flashpoint.analysis.progress import progress_of
 from flashpoint.errors import UserError
 from flashpoint.replay import resumed_values
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 from tests.capture.loops import Pair, loop, plain
 from tests.records import call, refusal, rows, write_run

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from flashpoint.cli.deviation_inputs import captured_inputs
 from flashpoint.deviation.emulated import golden
-from flashpoint.deviation.inputs import drawn
+from flashpoint.deviation.inputs import DRAWN, drawn
 from flashpoint.diagnosis.call import AttentionCall
 from tests.records import call, refusal, rows, values
 
@@ -339,7 +339,8 @@ def test_what_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatc
     def too_large(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("flashpoint.deviation.inputs._of_seed", too_large)
+    for kind in DRAWN:
+        monkeypatch.setitem(DRAWN, kind, too_large)
     assert refusal(call("deviation", *SMALL)) == "error: --length 16: not enough memory; give fewer tokens"
 
 

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from flashpoint.capture import delta_file
-from flashpoint.capture.recorder import Recorder
+from flashpoint.capture.interceptor import Interceptor
 from flashpoint.cli import diagnose_tables
 from flashpoint.cli.main import main
 from flashpoint.diagnosis.call import AttentionCall
@@ -128,7 +128,7 @@ def test_a_model_of_transformers_is_diagnosed_on_a_text(
     model_and_text: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, text = model_and_text
-    monkeypatch.setattr(diagnose_tables, "_MANY", 10**12)  # of so short sequences very many are needed
+    monkeypatch.setattr(diagnose_tables, "MOST_ADVISED", 10**12)  # of so short sequences very many are needed
     told = diagnose(model, "--text", text, "--tokens", "32", "--sequences", "4")
     assert [(row["layer"], row["head"]) for row in told["tables"][-1]["rows"]] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert told["heading"].endswith("2 layers of 2 heads, 4 sequences of 32 tokens, d 16")
@@ -143,9 +143,9 @@ def test_a_model_is_read_in_batches_as_at_once(
     at_once: list[int] = []
     monkeypatch.setattr("flashpoint.capture.sources.MODEL_BATCH", 12)
     whole = diagnose(model, "--text", text, "--tokens", "32", "--sequences", "12", *attention)
-    original = Recorder.__init__
+    original = Interceptor.__init__
     monkeypatch.setattr(
-        Recorder, "__init__", lambda self, count, *rest: (at_once.append(count), original(self, count, *rest))[1]
+        Interceptor, "__init__", lambda self, count, *rest: (at_once.append(count), original(self, count, *rest))[1]
     )
     monkeypatch.setattr("flashpoint.capture.sources.MODEL_BATCH", 5)
     parts = diagnose(model, "--text", text, "--tokens", "32", "--sequences", "12", *attention)
@@ -159,7 +159,7 @@ def test_a_model_is_read_in_batches_as_at_once(
 def test_a_run_is_read_in_batches_as_at_once(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(recorded)
     whole = diagnose("runs/original", "--sequences", "10")
-    monkeypatch.setattr("flashpoint.capture.sources._TOKENS", 1)  # a sequence at a time
+    monkeypatch.setattr("flashpoint.capture.sources.TOKENS_AT_ONCE", 1)  # a sequence at a time
     parts = diagnose("runs/original", "--sequences", "10")
     assert parts["heading"].split("head, ")[-1].endswith("; bias of δ: 10 sequences")
     for one, other in zip(whole["tables"][-1]["rows"], parts["tables"][-1]["rows"], strict=True):

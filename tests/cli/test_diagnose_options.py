@@ -6,18 +6,26 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from flashpoint.cli import diagnose_tables
 from flashpoint.cli.main import main
 from flashpoint.diagnosis.call import AttentionCall
 
 
 @pytest.fixture
 def capture(tmp_path: Path) -> Path:
-    q, k, v, grad_out = torch.randn(4, 2, 1, 8, 4).unbind()
-    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    call = AttentionCall(q, k, v, grad_out, out, None, None, None, True, 0.5, 1, 0, "sdpa")
-    call.write(tmp_path / "layer-01.safetensors")
+    write_call(tmp_path, 1)
     return tmp_path
+
+
+def write_call(folder: Path, layer: int, *, nan: bool = False, wrong: bool = False) -> None:
+    """Write a layer of PyTorch's attention: with a NaN in one query, or with twice what one row of O is."""
+    q, k, v, grad_out = torch.randn(4, 2, 1, 8, 4).unbind()
+    if nan:
+        q[0, 0, 5] = torch.nan
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    if wrong:
+        out[0, 0, 5] *= 2
+    call = AttentionCall(q, k, v, grad_out, out, None, None, None, True, 0.5, layer, 0, "sdpa")
+    call.write(folder / f"layer-{layer:02}.safetensors")
 
 
 def refused(*arguments: str) -> str:
@@ -45,9 +53,19 @@ def test_a_text_in_another_encoding_is_one_line(tmp_path: Path) -> None:
     assert f"--text {text}: no UTF-8, from byte 3 on (0xe4); give a text, or convert it" in told
 
 
-def test_nan_in_the_inputs_is_not_said_to_be_the_attentions() -> None:
-    assert "computes something wrong" not in diagnose_tables._advice({"nonfinite"})
-    assert "computes something wrong" in diagnose_tables._advice({"nonfinite", "out_rows"})
+def test_nan_in_the_inputs_is_not_said_to_be_the_attentions(tmp_path: Path) -> None:
+    write_call(tmp_path, 1, nan=True)
+    told = printed(tmp_path)
+    assert "nonfinite" in told
+    assert "computes something wrong" not in told
+    write_call(tmp_path, 2, wrong=True)
+    assert "computes something wrong" in printed(tmp_path)
+
+
+def printed(capture: Path) -> str:
+    result = CliRunner().invoke(main, ["diagnose", str(capture)])
+    assert result.exit_code in (0, 1), result.output
+    return result.stdout
 
 
 def test_every_layer_that_is_asked_for_has_to_be_there(capture: Path) -> None:

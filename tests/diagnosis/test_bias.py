@@ -10,7 +10,7 @@ from flashpoint.diagnosis.bias import DeltaBias
 def of_sequences(count: int, spread: float) -> DeltaBias:
     one = torch.ones(4, dtype=torch.float64)
     error: Tensor = one * spread / count**0.5
-    return DeltaBias(0 * one, error, 0 * one, 0 * one, one, count, 1)
+    return DeltaBias(0 * one, error, 0 * one, one, count, 1)
 
 
 @pytest.mark.parametrize("count", [2, 3, 8, 264])

@@ -20,8 +20,8 @@ def execute(plan: Any, parts: Any, folder: Any, _listeners: Any) -> Outcome:
 
 if __name__ == "__main__":
     if sys.argv[1] == "train":
-        run._execute = execute  # type: ignore[assignment]
-        run._compare_with = lambda *_: None  # type: ignore[assignment]
+        run.execute = execute  # type: ignore[assignment]
+        run.compare_with_original = lambda *_: None  # type: ignore[assignment]
     try:
         main()
     except SystemExit as ended:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from examples import nanogpt
-from flashpoint.capture.sources import function_named, read_calls
+from flashpoint.capture.captures import read_calls
+from flashpoint.capture.sources import function_named
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.probe import Function, probe, results_of

@@ -13,7 +13,7 @@ from flashpoint.analysis.progress import progress_of
 from flashpoint.report.live import frame
 from flashpoint.report.page import page
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from tests.records import write_run
 
 

@@ -15,7 +15,7 @@ import pytest
 from flashpoint.report.figures import PANELS, draw_bias
 from flashpoint.report.page import page, write_report
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 from tests.records import call, refusal, write_run
 

@@ -10,7 +10,7 @@ import numpy as np
 from flashpoint.runs.chain import ChainWriter
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import MetricsFile
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from tests.records import write_run
 
 STEPS = 45

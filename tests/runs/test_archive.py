@@ -13,7 +13,7 @@ from flashpoint.replay import resumed_values
 from flashpoint.runs.archive import archive, remove
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import MetricsFile
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run, select_runs
 from flashpoint.runs.tables import Evidence
 from tests.runs.kept import STEPS, assert_equal, bytes_of, rounded, set_outcome, write_kept_run

@@ -14,7 +14,7 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import read_metrics
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.runs.tables import Evidence
 from tests.conftest import Command
 from tests.records import call, refusal, write_run

@@ -6,14 +6,12 @@ import types
 
 import pytest
 
-from flashpoint.build_config import build_config
-from flashpoint.config import Config
 from flashpoint.errors import UserError
 from flashpoint.model import GPT
 from flashpoint.training import admission
 from flashpoint.training.needs import Quantities, total
 from flashpoint.training.step import state_bytes
-from tests.composed import CONFIGS, composed_values
+from tests.composed import composed
 
 GIB = 2**30
 H200, CARD_OF_8_GIB = 139.8 * GIB, 7.6 * GIB  # as the driver tells them
@@ -25,10 +23,6 @@ MEASURED = {
     ("experiment=gpt2_124m", "train.batch_size=32", "train.steps=600"): 23.599609375,
     ("experiment=gpt2_124m", "train.batch_size=64", "probes.sequences=4"): 59.4199,
 }
-
-
-def composed(*overrides: str) -> Config:
-    return build_config(composed_values(*overrides), CONFIGS / "attn")
 
 
 @pytest.mark.parametrize("overrides", MEASURED, ids=" ".join)

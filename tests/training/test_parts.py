@@ -34,7 +34,7 @@ def test_while_the_model_compiles_another_process_prepares_the_data(
     def here(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(prepare, "_prepare", here)
+    monkeypatch.setattr(prepare, "load_tokenizer", here)
     parts = built(text_file, tmp_path, monkeypatch)
     assert len(parts.tokens.train) > 0
     again = built(text_file, tmp_path, monkeypatch)  # which finds them

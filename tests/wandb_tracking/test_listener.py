@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from matplotlib.image import imsave
 
-from flashpoint.config import Config, TrackingConfig
+from flashpoint.config import Config
 from flashpoint.files import write_json
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
-from flashpoint.wandb_tracking.client import chosen_mode, has_login
+from flashpoint.surroundings import TrackingConfig
+from flashpoint.wandb_tracking.client import chosen_mode
 from flashpoint.wandb_tracking.listener import WandbListener
 from tests.conftest import Command, environment
 from tests.records import MANIFEST
@@ -189,9 +190,10 @@ def test_a_client_that_answers_nothing_is_ended(
 def test_the_mode_follows_the_login_and_wandb_mode_rules_auto_only(
     wanted: str, wandb_mode: str | None, login: bool, mode: str
 ) -> None:
-    assert chosen_mode(wanted, {"WANDB_MODE": wandb_mode} if wandb_mode else {}, login) == mode
+    assert chosen_mode(wanted, {"WANDB_MODE": wandb_mode} if wandb_mode else {}, lambda: login) == mode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("netrc", "found"),
     [
@@ -203,8 +205,30 @@ def test_the_mode_follows_the_login_and_wandb_mode_rules_auto_only(
 )
 def test_a_login_is_a_key_in_the_environment_or_in_a_netrc_file(tmp_path: Path, netrc: str, found: bool) -> None:
     (tmp_path / ".netrc").write_text(netrc)  # HOME is here
-    assert has_login(dict(os.environ)) == found
-    assert has_login({"WANDB_API_KEY": KEY})
+    assert logs_in() == found
+    assert logs_in(WANDB_MODE="offline") == found
+    assert logs_in(WANDB_API_KEY=KEY)
+
+
+def logs_in(**variables: str) -> bool:
+    """Whether a process of its own finds a login: W&B keeps what it has found."""
+    program = "from flashpoint.wandb_tracking.client import has_login; print(has_login())"
+    result = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **variables}, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout == "True\n"
+
+
+def test_a_login_that_wandb_cannot_read_is_one_line_and_all_is_kept_on_the_disk(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "no key")
+    track(run, "auto")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("W&B: the login cannot be read (")
+    assert line.endswith("); logging offline")
+    assert list((run.path / "wandb").glob("offline-run-*"))
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from flashpoint.config import ProbesConfig
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 BEFORE_ONSET = 1000
 """Steps left out before the onset: there the growth is its own cause."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flashpoint.analysis.bias import Relative, Sums, Window
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class HeadError:
     layer: int
     head: int
     summed: Summed | None
-    """None if the run does not record the sum of this error."""
+    """None if the run has not measured the sum of this error."""
     biases: NDArray[np.float64] | None
     """[n] by step, in the unit of injected errors; None if fewer than two steps were measured."""
     noise: float | None
@@ -79,7 +79,7 @@ def by_head(run: Run, error: str, layers: Sequence[int] | None, window: Window) 
     """Return the error of each head of the given layers, or of the hottest layer.
 
     Args:
-        error: ``delta_error``, or ``row_sum``: against the exact row sum, whose sum over tokens is not recorded.
+        error: ``delta_error``, or ``row_sum``: against the exact row sum, whose sum over tokens is not measured.
 
     Raises:
         UserError: the run has not measured it, or has no such layer.

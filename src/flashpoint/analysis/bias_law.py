@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flashpoint.analysis.bias import Relative, Window
 from flashpoint.analysis.intervals import mean_interval
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 
 @dataclass(frozen=True)

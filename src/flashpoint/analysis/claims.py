@@ -11,8 +11,8 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from flashpoint.config import Count
 from flashpoint.errors import UserError
+from flashpoint.field_types import Count
 
 VERSION = 1
 """The version of the file that this module reads."""

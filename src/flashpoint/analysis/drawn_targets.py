@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from flashpoint.analysis.bias import Sums, Window
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 MEASURES = (
     ("variance", "data"),

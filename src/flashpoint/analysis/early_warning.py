@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flashpoint.probes.sentinel import HeadGrowth, Sentinel
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 
 @dataclass(frozen=True)

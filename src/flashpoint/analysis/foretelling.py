@@ -13,7 +13,7 @@ from flashpoint.analysis.survival import grouped, pairing
 from flashpoint.analysis.weights import apart
 from flashpoint.errors import UserError
 from flashpoint.numerics.variant import AttentionVariant
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 INPUTS, LENGTH, HEAD_SIZE = 8, 256, 64
 """Random inputs of the isolated measures: standard normal Q, K, V and dO, one head each."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.analysis.bias import Relative, Sums, Window
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 SENSITIVITY = "sensitivity"
 """N·|dO_i|·|O_i|, the nats of the step's summed loss by which one row of O changes it, to first order."""

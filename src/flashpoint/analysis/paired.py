@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from flashpoint.analysis.survival import control_of, grouped, lifetimes, pairing
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def validations(run: Run) -> dict[int, float]:
     steps, losses = run.columns.get("val_loss", ([], []))
     found = {int(step) + 1: float(loss) for step, loss in zip(steps, losses, strict=True)}
     last = run.outcome
-    # Records older than val_step: validated at the end, unless interrupted.
+    # Runs older than val_step: validated at the end, unless interrupted.
     at = last.get("val_step", None if last.get("interrupted") else last["step"])
     if at is not None and last["val_loss"] is not None:
         found[at] = float(last["val_loss"])  # a string where it is no number

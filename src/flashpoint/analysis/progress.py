@@ -11,7 +11,7 @@ from flashpoint.analysis.early_warning import warning_of
 from flashpoint.errors import UserError
 from flashpoint.probes.sentinel import HeadGrowth
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 _RECENT_READINGS = 5
 """Readings of the rate whose median tells the time left."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 
 def provenance(runs: Sequence[Run]) -> str:

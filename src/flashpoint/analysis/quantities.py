@@ -17,7 +17,7 @@ from flashpoint.analysis.paired import losses_at
 from flashpoint.analysis.survival import grouped
 from flashpoint.analysis.weights import apart
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 GROWTH = Window(last=2000)
 """Where probes of the hottest head are read: the 2,000 steps that end ``BEFORE_ONSET`` before the onset."""

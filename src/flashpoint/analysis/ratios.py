@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flashpoint.analysis.survival import grouped
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flashpoint.analysis.paired import validations
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from flashpoint.analysis.survival import Lifetimes, choices_of, differing, lifetimes, seed_and_corpus, settings_of
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 HARDWARE = "hardware"
 """What is no key of the configuration but of the manifest: the device's name."""

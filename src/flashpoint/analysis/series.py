@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError, nearest
 from flashpoint.runs.metrics import Series
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 Head = tuple[int, int]
 """Layer and head, from 1."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flashpoint.analysis.recovery import recovery
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from flashpoint.analysis.intervals import CONFIDENCE
 from flashpoint.build_config import keys
-from flashpoint.config import EXPERIMENT
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.field_types import EXPERIMENT
+from flashpoint.runs.run import Run
 
 if TYPE_CHECKING:
     from scipy.stats import CensoredData

@@ -16,7 +16,7 @@ from flashpoint.analysis.quantities import QUANTITIES, of_one_attention
 from flashpoint.analysis.ratios import OnsetRatio, onset_ratios
 from flashpoint.analysis.survival import lifetimes
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 HALF = 0.5
 """A share is a majority above it."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 ALL = "all"
 """The tensor that stands for all of them."""

@@ -14,7 +14,7 @@ from flashpoint import drop_in
 from flashpoint.capture.masks import masking
 
 if TYPE_CHECKING:
-    from flashpoint.capture.recorder import Recorder
+    from flashpoint.capture.interceptor import Interceptor
 
 _SDPA = F.scaled_dot_product_attention
 _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -23,9 +23,9 @@ _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal
 class CallMode(TorchFunctionMode):
     """Sees calls of PyTorch's attention and of :func:`flashpoint.attention`."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, interceptor: Interceptor) -> None:
         super().__init__()
-        self._recorder = recorder
+        self._interceptor = interceptor
 
     def insert(self) -> Callable[[], None]:
         """See calls from now on until what is returned is called.
@@ -44,36 +44,36 @@ class CallMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:  # of nn.MultiheadAttention: inside, no mode sees calls
-            before = len(self._recorder.calls)
+            before = len(self._interceptor.calls)
             with contextlib.ExitStack() as entered:
-                self._recorder.replace(entered, F, _SDPA.__name__, self._sdpa)
+                self._interceptor.replace(entered, F, _SDPA.__name__, self._sdpa)
                 result = func(*args, **kwargs)
-            if kwargs.get("need_weights") and self._recorder.listening:
-                self._recorder.missed.add("nn.MultiheadAttention with need_weights=True, which calls no attention")
-            for recorded in self._recorder.calls[before:]:
-                recorded.packed = kwargs.get("in_proj_weight", args[5] if len(args) > 5 else None)
+            if kwargs.get("need_weights") and self._interceptor.listening:
+                self._interceptor.missed.add("nn.MultiheadAttention with need_weights=True, which calls no attention")
+            for call in self._interceptor.calls[before:]:
+                call.packed = kwargs.get("in_proj_weight", args[5] if len(args) > 5 else None)
             return result
         if func is not _SDPA and func is not drop_in.attention:
             return func(*args, **kwargs)
-        with self._recorder.outermost() as wanted:
+        with self._interceptor.outermost() as wanted:
             out = func(*args, **kwargs)
         if wanted:
             name = "scaled_dot_product_attention" if func is _SDPA else "flashpoint.attention"
-            self._recorder.attempt(name, lambda: self._record(func, args, kwargs, out))
+            self._interceptor.attempt(name, lambda: self._keep(func, args, kwargs, out))
         return out
 
-    def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def _keep(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         given = {**dict(zip(_SDPA_ARGUMENTS, args, strict=False)), **kwargs}
         mask = given.get("attn_mask")
         causal = bool(given.get("is_causal")) if mask is None else masking(mask, given["query"].shape[-2])
         if given.get("dropout_p"):
-            self._recorder.missed.add("scaled_dot_product_attention: dropout, where only 0 is recorded")
+            self._interceptor.missed.add("scaled_dot_product_attention: dropout, where only 0 is recorded")
         elif causal is None:
-            self._recorder.missed.add("scaled_dot_product_attention: a mask beside the causal one")
+            self._interceptor.missed.add("scaled_dot_product_attention: a mask beside the causal one")
         else:
             name = "sdpa" if func is _SDPA else _variant_name(given.get("variant"))
             tensors = {"q": given["query"], "k": given["key"], "v": given["value"], "out": out}
-            self._recorder.record(name, tensors, causal, given.get("scale"))
+            self._interceptor.keep(name, tensors, causal, given.get("scale"))
 
     def _sdpa(self, *args: Any, **kwargs: Any) -> Any:
         return self.__torch_function__(_SDPA, (), args, kwargs)

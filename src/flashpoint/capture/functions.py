@@ -25,7 +25,7 @@ _NAMES = (("q", "query"), ("k", "key"), ("v", "value"))
 
 @dataclass(frozen=True)
 class NamedFunction:
-    """A function to record, as an attribute of its module."""
+    """A function to intercept, as an attribute of its module."""
 
     word: str
     owner: Any
@@ -92,7 +92,7 @@ def masking_of(tensors: Sequence[Tensor], told: bool | None, scale: float | None
     """
     q, k, v, out = tensors
     if q.dim() != 4 or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1] or k.shape != v.shape:
-        return bool(told)  # the recorder says what it does not take
+        return bool(told)  # the interceptor says what it does not take
     rows = torch.linspace(0, q.shape[2] - 1, min(q.shape[2], _ROWS), device=q.device).long()
     k, v = (x[0].repeat_interleave(q.shape[1] // k.shape[1], 0).float() for x in (k, v))
     scores = q[0][:, rows].float() @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)

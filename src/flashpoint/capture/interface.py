@@ -11,7 +11,7 @@ from flashpoint.capture.functions import arguments_of, output_of, queries_keys_v
 from flashpoint.capture.masks import masking
 
 if TYPE_CHECKING:
-    from flashpoint.capture.recorder import Recorder
+    from flashpoint.capture.interceptor import Interceptor
 
 _OTHER_SOFTMAX = ("softcap", "s_aux", "position_bias")
 """Options by which a model's attention is no softmax(α·QKᵀ)V."""
@@ -24,22 +24,22 @@ def interface_in_use() -> Any:
     return found if hasattr(found, "get_interface") else None
 
 
-def recording_interface(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method in the place of ``get_interface``: the functions that it hands out record their calls."""
+def intercepting_interface(interceptor: Interceptor, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method in the place of ``get_interface``: the functions that it hands out are intercepted."""
 
     def get_interface(interface: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function = original(interface, name, default)
 
         def called(*positional: Any, **options: Any) -> Any:
-            with recorder.outermost() as wanted:
+            with interceptor.outermost() as wanted:
                 result = function(*positional, **options)
             if wanted:
-                recorder.attempt(name, partial(record, name, function, positional, options, result))
+                interceptor.attempt(name, partial(keep, name, function, positional, options, result))
             return result
 
         return called
 
-    def record(
+    def keep(
         name: str, function: Callable[..., Any], positional: Sequence[Any], options: dict[str, Any], result: Any
     ) -> None:
         given = arguments_of(function, positional, options)
@@ -47,15 +47,15 @@ def recording_interface(recorder: Recorder, original: Callable[..., Any]) -> Cal
         module, mask = given.get("module", module), given.get("attention_mask", mask)
         found, out = queries_keys_values(given, qkv), output_of(result)
         if found is None or out is None:
-            recorder.missed.add(f"{name}: called without q, k, v, or returns no O")
+            interceptor.missed.add(f"{name}: called without q, k, v, or returns no O")
             return
         q, k, v = found
         causal, reason = _masked(module, q.shape[2], mask, given)
         if reason:
-            recorder.missed.add(f"{name}: {reason}")
+            interceptor.missed.add(f"{name}: {reason}")
         else:
             tensors = {"q": q, "k": k, "v": v, "out": out}
-            recorder.record(name, tensors, causal, given.get("scaling"), by_token=("out",))
+            interceptor.keep(name, tensors, causal, given.get("scaling"), by_token=("out",))
 
     return get_interface
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from flashpoint.capture.recorded import Hook, Recorded
+from flashpoint.capture.intercepted_call import Hook, InterceptedCall
 from flashpoint.probes.spectral import largest_eigenvalue
 
 
@@ -85,7 +85,7 @@ def projection(q: Tensor, outputs: ModuleOutputs, groups: int) -> Projection | N
     return Projection(weight, by_column, torch.stack(features).repeat_interleave(groups, 0))
 
 
-def _packed(call: Recorded, part: int) -> Projection | None:
+def _packed(call: InterceptedCall, part: int) -> Projection | None:
     """Return the projection of ``nn.MultiheadAttention``: part 0 makes q, 1 makes k."""
     heads, width = call.q.shape[1], call.q.shape[1] * call.q.shape[-1]
     if call.packed is None:  # three matrices
@@ -102,7 +102,7 @@ def spectral_norms(projections: list[Projection]) -> Tensor:
     return torch.stack([_roots(gram) for gram in grams])
 
 
-def projections_of(calls: list[Recorded], outputs: ModuleOutputs) -> dict[str, list[Projection]]:
+def projections_of(calls: list[InterceptedCall], outputs: ModuleOutputs) -> dict[str, list[Projection]]:
     """Return the projections of all layers by metric; without those that one of the layers lacks."""
     found = {
         "w_q_spectral_norm": [_packed(call, 0) or projection(call.q, outputs, 1) for call in calls],

@@ -17,8 +17,8 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from flashpoint.capture.watched import Watch
-from flashpoint.config import TrackingConfig
 from flashpoint.errors import UserError
+from flashpoint.surroundings import TrackingConfig
 from flashpoint.training.listeners import Listener
 
 _Wandb = Literal["disabled", "auto", "online", "offline"]

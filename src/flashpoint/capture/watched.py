@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from flashpoint.capture.batches import LatestBatches
 from flashpoint.capture.delta_collection import SEQUENCES
 from flashpoint.capture.guard import Guard
-from flashpoint.capture.observations import Observations
+from flashpoint.capture.observation_schedule import ObservationSchedule
 from flashpoint.capture.observer import Observer
 from flashpoint.capture.projections import spectral_norms
 from flashpoint.capture.run import WatchedRun
@@ -67,7 +67,7 @@ class Watch:
                 runs_dir, name, steps, warmup_steps, detector, sum(one.numel() for one in parameters),
                 parameters[0].device, listeners,
             )  # fmt: skip
-            self._observations = Observations(
+            self._schedule = ObservationSchedule(
                 self._observer, self.run, self._batches, self._guard, interval, self._log_interval
             )
         self._entered = False
@@ -89,12 +89,12 @@ class Watch:
         self._entered = False
         if self.run is None:
             return
-        self._observations.stop()
+        self._schedule.stop()
         if not self._step and kind is None:
             self._guard.tell("watched.step was never called: nothing is recorded; call it once an optimiser step")
         self._guard.do("reading the last losses", self._flush)
         self._note_undecided()
-        self._guard.do("writing a capture", self._observations.end)
+        self._guard.do("writing a capture", self._schedule.end)
         self._guard.do("writing the verdict", lambda: self._close(None if kind is None else _named(kind)))
 
     def step(
@@ -128,7 +128,7 @@ class Watch:
     @property
     def busy(self) -> bool:
         """Whether a capture, or sequences of the steps after it, are still to come: a loop that stops loses them."""
-        return self.run is not None and self._observations.unfinished
+        return self.run is not None and self._schedule.unfinished
 
     def capture(self, reason: str = "asked for", *, sequences: int = SEQUENCES) -> None:
         """Observe the next forward pass, of this step or of the next one, and write the tensors of all its layers.
@@ -144,13 +144,13 @@ class Watch:
             self._guard.tell(f"capture(sequences={sequences!r}): give 0 or more; none are measured")
             sequences = 0
         if self.run is not None:
-            self._observations.want(self._step, reason, sequences)
+            self._schedule.want(self._step, reason, sequences)
 
     def _note_undecided(self) -> None:
         """Have the last observation kept where the loss ends above the margin, too few steps before a verdict."""
         above, of = self._detector.steps_above, self._bounds.hold_steps
         if above and self._detector.verdict == "stable":
-            self._observations.want_next(
+            self._schedule.want_next(
                 f"the loop ends with the loss more than {self._bounds.margin} nats above its minimum for {above} steps "
                 f"of the {of} that make an explosion; {of - above} more would decide",
                 None,
@@ -171,7 +171,7 @@ class Watch:
         self._guard.do("reading the loss", lambda: self._note(step, loss, grad_norm, due))
         if batch is not None:
             self._guard.do("reading the batch", lambda: self._note_batch(step, batch))
-        self._observations.take(step)
+        self._schedule.take(step)
         if self._observer.projections and (step + 1) % self._weights_interval == 0:
             self._guard.do("measuring W_Q and W_K", lambda: self._weigh(step))
         if metrics:
@@ -206,7 +206,7 @@ class Watch:
 
     def _observe_next(self) -> None:
         if self.run is not None:
-            self._observations.begin(self._step)
+            self._schedule.begin(self._step)
 
     def _weigh(self, step: int) -> None:
         assert self.run is not None
@@ -215,7 +215,7 @@ class Watch:
         norms = {name: spectral_norms(some).cpu().double().numpy() for name, some in projections.items()}
         self.run.log(step, norms)
         if "w_q_spectral_norm" in norms and (warning := self._sentinel.update(step, norms["w_q_spectral_norm"])):
-            self._observations.want_next(
+            self._schedule.want_next(
                 f"W_Q of layer {warning.layer}, head {warning.head} has grown ×{warning.growth:.1f} in {LOOKBACK} "
                 f"steps, to {warning.norm:.1f}: an explosion may follow",
                 warning.layer,
@@ -239,12 +239,10 @@ class Watch:
             first, self._overflowed = overflows and not self._overflowed, self._overflowed or overflows
             if stable and (first or self._detector.verdict == "nonfinite"):
                 reason = f"loss {loss}" if norm is None else f"loss {loss}, gradient norm {norm}"
-                self._guard.do(
-                    "writing a capture", partial(self._observations.keep_nonfinite, reason, step, self._entered)
-                )
+                self._guard.do("writing a capture", partial(self._schedule.keep_nonfinite, reason, step, self._entered))
             elif stable and self._detector.verdict == "exploded":
                 hottest = self._sentinel.hottest(1)
-                self._observations.want_next(
+                self._schedule.want_next(
                     f"the loss has exploded, since step {self._detector.onset_step:,}",
                     hottest[0].layer if hottest else None,
                 )
@@ -253,7 +251,7 @@ class Watch:
         if self._detector.verdict != "nonfinite":
             self._batches.clear()
         else:
-            self._observations.collect_no_more()
+            self._schedule.collect_no_more()
 
 
 def _named(kind: type[BaseException]) -> str:

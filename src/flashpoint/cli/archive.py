@@ -10,7 +10,7 @@ from flashpoint.cli.selection import tell
 from flashpoint.errors import UserError
 from flashpoint.runs.archive import archive
 from flashpoint.runs.arrow import HEAD_DIGITS, RUN_DIGITS
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
 from flashpoint.runs.tables import EVIDENCE
 

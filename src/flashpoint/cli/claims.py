@@ -16,7 +16,7 @@ from flashpoint.cli.cells import code, share, share_interval
 from flashpoint.cli.selection import answered, format_option
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
 from flashpoint.runs.tables import EVIDENCE, Evidence
 

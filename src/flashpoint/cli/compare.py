@@ -10,7 +10,7 @@ from flashpoint.cli.selection import format_option
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError
 from flashpoint.runs.chain import Difference, first_difference, loss_differences
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 
 

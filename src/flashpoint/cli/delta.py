@@ -16,7 +16,7 @@ from flashpoint.cli import delta_tables as tables
 from flashpoint.cli.selection import answered, ended, figure_option, format_option, runs_argument
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 
 

@@ -24,7 +24,7 @@ from flashpoint.cli.cells import (
     share_interval,
 )
 from flashpoint.cli.table import Cell, Table
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 
 def heads(found: Sequence[tuple[Run, Sequence[HeadError]]]) -> Table:

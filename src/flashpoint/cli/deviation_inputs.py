@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from flashpoint.capture.sources import calls_of_run, read_calls
+from flashpoint.capture.captures import read_calls
+from flashpoint.capture.sources import calls_of_run
 from flashpoint.deviation.emulated import Inputs
 from flashpoint.deviation.inputs import DRAWN
 from flashpoint.deviation.sweep import SEEDS, Given

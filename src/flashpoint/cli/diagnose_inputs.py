@@ -9,17 +9,9 @@ from pathlib import Path
 
 import torch
 
+from flashpoint.capture.captures import is_capture, read_calls, read_delta, read_samples
 from flashpoint.capture.delta_collection import SEQUENCES
-from flashpoint.capture.sources import (
-    batches_of_model,
-    batches_of_run,
-    function_named,
-    function_of_layer,
-    is_capture,
-    read_calls,
-    read_delta,
-    read_samples,
-)
+from flashpoint.capture.sources import batches_of_model, batches_of_run, function_named, function_of_layer
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import DeltaSample, delta_sample, joined_samples
 from flashpoint.diagnosis.probe import Function

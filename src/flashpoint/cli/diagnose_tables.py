@@ -85,7 +85,7 @@ def growth(path: Path) -> list[Table]:
     from flashpoint.analysis.early_warning import warning_of
     from flashpoint.probes.sentinel import LOOKBACK
     from flashpoint.runs.folder import RunFolder
-    from flashpoint.runs.recorded import Run
+    from flashpoint.runs.run import Run
 
     path = path.resolve()
     capture = path.parent if path.is_file() else path
@@ -186,7 +186,7 @@ def _unseen(biases: Sequence[DeltaBias], more: str) -> str:
     worst = max(unsure, key=lambda bias: float(bias.smallest.max()))
     needed = _rounded_up(worst.needed(ignites))
     remedy = f": {more.format(needed)}" if more else ""
-    if needed > _MANY:
+    if needed > MOST_ADVISED:
         remedy = ", too many to wait for"
     return (
         f"In some heads a bias of δ below {float(worst.smallest.max()):.0e} would not show on {worst}; in a "
@@ -195,7 +195,7 @@ def _unseen(biases: Sequence[DeltaBias], more: str) -> str:
     )
 
 
-_MANY = 10_000
+MOST_ADVISED = 10_000
 """Sequences of which nobody is advised to measure more."""
 
 

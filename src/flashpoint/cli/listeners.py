@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashpoint.config import TrackingConfig
+from flashpoint.surroundings import TrackingConfig
 from flashpoint.training.listeners import Listener
 
 

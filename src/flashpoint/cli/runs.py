@@ -15,7 +15,7 @@ from flashpoint.cli.cells import code, number, share, share_interval, step
 from flashpoint.cli.selection import answered, chosen, format_option, runs_argument
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 
 def outcomes(runs: Sequence[Run]) -> Table:
@@ -152,7 +152,7 @@ def overhead(runs: Sequence[Run]) -> Table:
     return Table(("run", "ms a step", "against the first run"), rows, "Means over the second half of each run's steps.")
 
 
-def records(run: Run) -> object:
+def read(run: Run) -> object:
     """Read what every question needs."""
     return run.config, run.manifest, run.outcome if run.ended else None
 
@@ -189,5 +189,5 @@ def command(words: tuple[str, ...], question: str, form: str) -> None:
     warnings  what the early warning said, and how many explosions it foretold
     overhead  mean time of a step, against the first run's
     """
-    runs = [run for run, _ in answered(chosen(words), records)]
+    runs = [run for run, _ in answered(chosen(words), read)]
     show(QUESTIONS[question](runs), form, provenance(runs))

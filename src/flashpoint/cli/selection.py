@@ -15,7 +15,7 @@ from flashpoint.errors import UserError, one_line
 if TYPE_CHECKING:
     import torch
 
-    from flashpoint.runs.recorded import Run
+    from flashpoint.runs.run import Run
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -75,7 +75,7 @@ def chosen(words: Sequence[str]) -> list[Run]:
 
 
 def ended(words: Sequence[str], *, metrics: bool = False) -> list[Run]:
-    """:func:`chosen`, without runs whose records cannot be read. Those are told on stderr.
+    """:func:`chosen`, without runs whose files cannot be read. Those are told on stderr.
 
     Args:
         metrics: whether the question is to the metrics, too.
@@ -84,10 +84,10 @@ def ended(words: Sequence[str], *, metrics: bool = False) -> list[Run]:
         UserError: no run is left.
     """
 
-    def records(run: Run) -> object:
+    def read(run: Run) -> object:
         return run.config, run.manifest, run.outcome, run.columns if metrics else None
 
-    return [run for run, _ in answered(chosen(words), records)]
+    return [run for run, _ in answered(chosen(words), read)]
 
 
 def answered(asked: Sequence[T], question: Callable[[T], A]) -> list[tuple[T, A]]:

@@ -13,7 +13,7 @@ from flashpoint.analysis.series import Head, metric_series, together
 from flashpoint.cli.cells import code, number, share
 from flashpoint.cli.selection import ended, format_option
 from flashpoint.cli.table import Cell, Table, show
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 
 

@@ -27,7 +27,7 @@ from flashpoint.cli.cells import (
 )
 from flashpoint.cli.selection import ended, figure_option, format_option, runs_argument
 from flashpoint.cli.table import Cell, Table, show
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 CONTROL = "flash_fp32"
 NOT_REACHED = "not reached"

@@ -23,10 +23,11 @@ from flashpoint.build_config import build_config, hydra_schema
 from flashpoint.cli.composition import check_files_as_hydra_reads_them, checked_arguments
 from flashpoint.cli.process import quick_end
 from flashpoint.cli.refusals import refusal
-from flashpoint.config import Config, HardwareConfig
+from flashpoint.config import Config
 from flashpoint.errors import exit_in_one_line
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import refuse_another_gpu, refuse_unusable_gpu
+from flashpoint.surroundings import HardwareConfig
 from flashpoint.training.admission import admit
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import click
 from flashpoint.analysis.progress import cut_short, unended
 from flashpoint.cli.selection import answered
 from flashpoint.errors import UserError
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
 
 _TERMINAL_SECONDS, _PAGE_SECONDS = 2.0, 15.0

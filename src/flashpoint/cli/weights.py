@@ -13,7 +13,7 @@ from flashpoint.cli.cells import plus_minus
 from flashpoint.cli.selection import answered, ended, figures_option, format_option, runs_argument
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError, notify
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 _FORM = ".2e"
 _TAKEN = {"kind": ("at", "tensor", "control"), "step": ("tensor",), "tensor": ("at",)}

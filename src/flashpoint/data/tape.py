@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.config import Count
 from flashpoint.errors import UserError
+from flashpoint.field_types import Count
 from flashpoint.schema import kind_of, parsed
 
 MAGIC = b"FPTAPE01"

@@ -29,7 +29,7 @@ class DeltaBias:
 
     Attributes:
         mean, error: Σ ε / Σ |dO||O| and its standard error over sequences; NaN with one sequence.
-        nats, nats_error: Σ ε over all observed tokens, nats of the loss that dO is the gradient of.
+        nats: Σ ε over all observed tokens, nats of the loss that dO is the gradient of.
         noise: (Σ ε² / Σ (|dO||O|)²)^½.
         sequences: that were observed, N of the call and M of the sample.
         steps: of the training, that they are of.
@@ -38,7 +38,6 @@ class DeltaBias:
     mean: Tensor
     error: Tensor
     nats: Tensor
-    nats_error: Tensor
     noise: Tensor
     sequences: int
     steps: int
@@ -66,12 +65,11 @@ class DeltaBias:
             return None
         biases, noises, sums = (torch.cat([one[f"{name}_{part}"] for one in held]) for part in PARTS)
         count = len(biases)
-        spread, sums_spread = (x.std(0) if count > 1 else torch.full_like(x[0], torch.nan) for x in (biases, sums))
+        spread = biases.std(0) if count > 1 else torch.full_like(biases[0], torch.nan)
         return cls(
             mean=biases.mean(0),
             error=spread / count**0.5,
             nats=sums.sum(0),
-            nats_error=sums_spread * count**0.5,
             noise=noises.mean(0),
             sequences=count,
             steps=len({step for sample in samples for step in sample.steps}),

@@ -41,7 +41,7 @@ from flashpoint.localize.subject import Trained
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.lines import whole_lines
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.user_code import load
 
 IN_ITS_PLACE = ("flash_fp32", "flash_unrounded_out", "flash_delta_fp32", "flash_exact_rowsum")

@@ -19,7 +19,7 @@ from flashpoint.localize.subject import Trained
 from flashpoint.numerics.choices import UNROUNDED, DeltaError
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint.runs.folder import RunFolder, by_step
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.training.run import run as train
 
 REMEDIES: dict[str, dict[str, Any]] = {

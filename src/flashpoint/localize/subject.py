@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 A = TypeVar("A")
 """How a subject describes an attention: a value that can be pickled."""

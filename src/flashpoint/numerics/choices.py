@@ -82,7 +82,7 @@ class ResidualFormat:
 def take_rounding(fields: dict[str, Any], point: str, default: Rounding) -> Rounding:
     """Take a rounding point out of stored fields. A part that the fields leave out is that of ``default``.
 
-    Older records have the mode in the field of the point's name, and the bits in another field, such as
+    Older runs have the mode in the field of the point's name, and the bits in another field, such as
     ``scores_bits``.
 
     Raises:

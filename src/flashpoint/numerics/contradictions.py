@@ -1,4 +1,4 @@
-"""What a variant cannot be: values outside their range, and fields that contradict each other."""
+"""What a variant cannot be: values outside their range, fields that contradict each other, layers of no model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,47 @@ if TYPE_CHECKING:
 
 def check(variant: AttentionVariant) -> None:
     """Raise ``ValueError``, naming the field and what to set, if a variant is none."""
+    _check_selection(variant)
     _check_ranges(variant)
     _check_blocks(variant)
     _check_delta(variant)
     _check_delta_error(variant)
+
+
+def check_in_model(variant: AttentionVariant, n_layer: int, n_head: int) -> None:
+    """Refuse layers and heads that the model does not have.
+
+    Raises:
+        ValueError: naming the field, the number and the range.
+    """
+    for name, count in (("layers", n_layer), ("heads", n_head)):
+        beyond = [number for number in getattr(variant, name) or () if number > count]
+        if beyond:
+            raise ValueError(f"attn.{name}={beyond}: the model has {name} 1 to {count}")
+    for error in (one.delta_error for one in (variant, variant.elsewhere) if one is not None):
+        beyond = [number for number in error.layers or () if number > n_layer]
+        if beyond:
+            raise ValueError(f"attn.delta_error.layers={beyond}: the model has layers 1 to {n_layer}")
+        if error.trajectory is not None and len(error.trajectory) != n_layer:
+            given = len(error.trajectory)
+            raise ValueError(f"attn.delta_error.trajectory: factors for {given} layers, the model has {n_layer}")
+
+
+def _check_selection(variant: AttentionVariant) -> None:
+    selects = variant.layers is not None or variant.heads is not None
+    if selects and variant.elsewhere is None:
+        raise ValueError(
+            "attn.elsewhere is missing: name the variant of the layers and heads that "
+            "attn.layers and attn.heads leave out, e.g. attn.elsewhere=flash_fp32"
+        )
+    if variant.elsewhere is None:
+        return
+    if not selects:
+        raise ValueError("attn.elsewhere needs attn.layers or attn.heads: nothing is left for it")
+    if variant.heads is not None and "sdpa" in (variant.kernel, variant.elsewhere.kernel):
+        raise ValueError("attn.heads: kernel=sdpa computes whole layers; take flash_fp32 for single heads")
+    if variant.elsewhere.elsewhere is not None:
+        raise ValueError(f"attn.elsewhere={variant.elsewhere.name}: that variant selects layers itself")
 
 
 def _check_ranges(variant: AttentionVariant) -> None:

@@ -147,7 +147,7 @@ def index_of(heads: tuple[int, ...], q: Tensor) -> slice | Tensor:
 
 @lru_cache(maxsize=256)
 def _on_device(heads: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return head numbers, [heads] int64. They are copied once: a CUDA graph cannot record a copy from the host."""
+    """Return head numbers, [heads] int64. They are copied once: a CUDA graph cannot hold a copy from the host."""
     return torch.tensor(heads, device=device)
 
 

@@ -139,30 +139,14 @@ class AttentionVariant:
 
     def __post_init__(self) -> None:
         check_literals(self, "attn")
-        self._check_selection_fields()
+        for name in ("layers", "heads"):
+            if (chosen := getattr(self, name)) is not None:
+                object.__setattr__(self, name, distinct(name, chosen))
         contradictions.check(self)
         rounds = any(getattr(self, point).mode == "stochastic" for point in ROUNDING_POINTS)
         elsewhere = self.elsewhere is not None and self.elsewhere.draws
         object.__setattr__(self, "draws", rounds or self.delta_error.kind == "noise" or elsewhere)
         object.__setattr__(self, "key", json.dumps(self.to_dict(), sort_keys=True))
-
-    def _check_selection_fields(self) -> None:
-        for name in ("layers", "heads"):
-            chosen = getattr(self, name)
-            if chosen is not None:
-                object.__setattr__(self, name, distinct(name, chosen))
-        selects = self.layers is not None or self.heads is not None
-        if selects and self.elsewhere is None:
-            raise ValueError(
-                "attn.elsewhere is missing: name the variant of the layers and heads that "
-                "attn.layers and attn.heads leave out, e.g. attn.elsewhere=flash_fp32"
-            )
-        if self.elsewhere is not None and not selects:
-            raise ValueError("attn.elsewhere needs attn.layers or attn.heads: nothing is left for it")
-        if self.elsewhere is not None and self.heads is not None and "sdpa" in (self.kernel, self.elsewhere.kernel):
-            raise ValueError("attn.heads: kernel=sdpa computes whole layers; take flash_fp32 for single heads")
-        if self.elsewhere is not None and self.elsewhere.elsewhere is not None:
-            raise ValueError(f"attn.elsewhere={self.elsewhere.name}: that variant selects layers itself")
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> AttentionVariant:
@@ -283,25 +267,6 @@ class AttentionVariant:
         if self.out_residual_bits is None:
             return None
         return ResidualFormat.of(self.out_unnormalized, self.out, self.out_residual_bits)
-
-    def check_selection(self, n_layer: int, n_head: int) -> None:
-        """Refuse layers and heads that the model does not have.
-
-        Raises:
-            ValueError: naming the field, the number and the range.
-        """
-        for name, count in (("layers", n_layer), ("heads", n_head)):
-            beyond = [number for number in getattr(self, name) or () if number > count]
-            if beyond:
-                raise ValueError(f"attn.{name}={beyond}: the model has {name} 1 to {count}")
-        for variant in (self, *filter(None, [self.elsewhere])):
-            beyond = [number for number in variant.delta_error.layers or () if number > n_layer]
-            if beyond:
-                raise ValueError(f"attn.delta_error.layers={beyond}: the model has layers 1 to {n_layer}")
-            trajectory = variant.delta_error.trajectory
-            if trajectory is not None and len(trajectory) != n_layer:
-                given = len(trajectory)
-                raise ValueError(f"attn.delta_error.trajectory: factors for {given} layers, the model has {n_layer}")
 
     def groups(self, layer: int, n_head: int) -> Groups:
         """Return the variants that run in ``layer`` (from 1), each with its heads as indices from 0."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashpoint.report.axes import set_log_scale
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from flashpoint.report.curves import draw_curves
 from flashpoint.report.page import write_report
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.training.listeners import Metrics
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from flashpoint.report.axes import set_log_scale
 from flashpoint.report.colours import colour
 from flashpoint.runs.metrics import Series
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from flashpoint.analysis.progress import SILENT_SECONDS, Progress, progress_of
 from flashpoint.runs.metrics import Series
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 HEADS = 4
 """Heads with the largest W_Q that are drawn."""

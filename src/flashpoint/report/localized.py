@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 
 def sections(runs: Sequence[Run]) -> str:

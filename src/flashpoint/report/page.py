@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from flashpoint.report import localized
 from flashpoint.report.figures import PANELS, Panel
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -28,7 +28,7 @@ from flashpoint.runs.arrow import (
     wrong_metrics_column,
 )
 from flashpoint.runs.metrics import Columns
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.runs.tables import Evidence, Table
 
 INDEX_COLUMNS = ("experiment", "run", "attention", "seed", "outcome", "onset", "steps", "digest", "date")

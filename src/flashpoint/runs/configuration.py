@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WrapValidator
 
-from flashpoint.config import Config, Count
+from flashpoint.config import Config
 from flashpoint.errors import UserError
+from flashpoint.field_types import Count
 from flashpoint.numerics.choices import DeltaError, Rounding
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint.schema import Kind, Step, kind_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flashpoint.errors import UserError, nearest
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.runs.tables import EVIDENCE, Evidence
 
 _LISTED = 12

@@ -26,7 +26,7 @@ from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import Manifest
 from flashpoint.runs.metrics import Columns
 from flashpoint.runs.outcome import OUTCOME
-from flashpoint.runs.recorded import Run
+from flashpoint.runs.run import Run
 from flashpoint.schema import Kind, checked, parsed
 
 EVIDENCE = "reference"

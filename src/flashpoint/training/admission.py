@@ -117,7 +117,7 @@ def _check_sizes(config: Config) -> None:
         _compare(needed, lambda of: of.memory("cpu"), memory(), "memory, this machine")
     if needed.interval:
         capacity(config.checkpoints, needed.state_bytes)
-    if config.resume is None:  # which has a part of its records already
+    if config.resume is None:  # which has a part of its files already
         of_disk = f"disk, runs_dir={config.runs_dir}"
         free = shutil.disk_usage(_there(config.runs_dir)).free
         _compare(needed, Quantities.disk, free, of_disk, "free space or choose another runs_dir")

@@ -1,4 +1,4 @@
-"""The training loop: batches in, optimiser steps, records out."""
+"""The training loop: batches in, optimiser steps, metrics, tape and chain out."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Trainer:
         """Train until ``train.steps``, the detector's last step, or a request to stop.
 
         Raises:
-            OSError: a record could not be written.
+            OSError: a file could not be written.
         """
         train = self.config.train
         self._forget_earlier_runs()

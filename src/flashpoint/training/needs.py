@@ -117,7 +117,7 @@ class Quantities:
         }
 
     def disk(self) -> Parts:
-        """Return what the run's records take when it has done all its steps."""
+        """Return what the run's files take when it has done all its steps."""
         snapshots = self.steps // self.weights_interval if self.weights_interval else 0
         found = {
             "the tape": self.steps * (_FLOAT * self.batch_size + _TAPE_DIGEST),

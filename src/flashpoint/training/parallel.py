@@ -20,7 +20,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this process keeps the run's records."""
+        """Whether this process writes the run's files."""
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> None:

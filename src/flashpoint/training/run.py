@@ -56,7 +56,7 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
             tell_of_a_long_compilation(parts.compile_seconds)
             ranks.wait()  # until all have read what the first will now write to
             folder = _folder(plan, existing, held)
-            outcome = _execute(plan, parts, folder, Listeners(listeners if ranks.first else ()))
+            outcome = execute(plan, parts, folder, Listeners(listeners if ranks.first else ()))
     except (MemoryError, RuntimeError) as error:  # what PyTorch raises where an allocation fails
         if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
             raise
@@ -66,7 +66,7 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
     finally:
         leave()
     if plan.original and plan.original.chain.is_file() and ranks.first:
-        _compare_with(plan.original, folder, parts.start.step)
+        compare_with_original(plan.original, folder, parts.start.step)
     return outcome
 
 
@@ -81,7 +81,7 @@ def _folder(plan: Plan, existing: RunFolder | None, held: contextlib.ExitStack) 
     return folder
 
 
-def _execute(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) -> Outcome:
+def execute(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) -> Outcome:
     """Write who the run is, train, and write its verdict.
 
     Raises:
@@ -93,7 +93,7 @@ def _execute(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) 
         return _train(plan, parts, folder, listeners)
     except OSError as error:
         raise UserError(
-            f"{folder.path}: {error.strerror or error}; the run stops here, its records so far stay; "
+            f"{folder.path}: {error.strerror or error}; the run stops here, its files so far stay; "
             f"{remedy(error)}, then resume={folder.path}"
         ) from error
 
@@ -152,7 +152,7 @@ def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) ->
     return outcome
 
 
-def _compare_with(original: RunFolder, folder: RunFolder, since: int) -> None:
+def compare_with_original(original: RunFolder, folder: RunFolder, since: int) -> None:
     """Say in one line whether the replay computed the original's bits, or from which step on it did not."""
     try:
         one, other = Chain.read(original.chain), Chain.read(folder.chain)

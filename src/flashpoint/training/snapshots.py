@@ -17,10 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flashpoint.build_config import keys
-from flashpoint.config import EXPERIMENT, Config
+from flashpoint.config import Config
 from flashpoint.data.batches import Order
 from flashpoint.data.tape import Tape, TapeHeader
 from flashpoint.errors import UserError
+from flashpoint.field_types import EXPERIMENT
 from flashpoint.runs.configuration import attention_of
 from flashpoint.runs.folder import RunFolder, by_step
 

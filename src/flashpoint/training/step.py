@@ -1,4 +1,4 @@
-"""One optimiser step on the device, recorded as a CUDA graph where there is a GPU."""
+"""One optimiser step on the device, captured as a CUDA graph where there is a GPU."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from flashpoint.training.optimizer import build_optimizer
 from flashpoint.training.parallel import Ranks, flattened, take_from
 
 _EAGER_STEPS = 3
-"""Steps before the recording: they compile, allocate the optimiser's state and choose algorithms."""
+"""Steps before the capture: they compile, allocate the optimiser's state and choose algorithms."""
 
 
 class OptimizerStep:
     """Forward and backward passes of all micro-batches, clipping, AdamW.
 
     The host sets the inputs and the learning rate; what a step computes it finds in ``result``. With
-    ``train.cuda_graph`` the launches of a step are recorded once and repeated as one, which changes no bit:
+    ``train.cuda_graph`` a step is captured as a CUDA graph once and replayed as one launch, which changes no bit:
     small models are otherwise bound by the host.
 
     Args:
@@ -102,7 +102,7 @@ class OptimizerStep:
         return named
 
     def load_state(self, named: Mapping[str, Tensor]) -> None:
-        """Take over a state, in place if there have been steps: a recorded one goes on from there.
+        """Take over a state, in place if there have been steps: a captured one goes on from there.
 
         Raises:
             KeyError: a tensor is missing.

@@ -11,7 +11,7 @@ import os
 import pickle
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -42,41 +42,47 @@ def main(messages: Iterator[tuple[str, Any]]) -> None:
         if run is not None:
             run.finish()
     except Exception as error:
-        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
-        print(f"W&B is off for this run ({reason}); the run's files have everything", flush=True)
+        print(f"W&B is off for this run ({_reason(error)}); the run's files have everything", flush=True)
 
 
-def chosen_mode(wanted: str, environment: dict[str, str], has_login: bool) -> str:
+def _reason(error: Exception) -> str:
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+
+
+def chosen_mode(wanted: str, environment: Mapping[str, str], has_login: Callable[[], bool]) -> str:
     """Return ``online``, ``offline`` or ``disabled``, of ``tracking.wandb``.
 
     Args:
         wanted: ``auto`` follows WANDB_MODE where it is set, and else is ``online`` with a login and ``offline``
             without one. ``online`` without a login is ``offline``: W&B would prompt, or raise.
+        has_login: asked only where the mode depends on it.
     """
     if wanted == "auto":
         named = environment.get("WANDB_MODE", "")
         modes = {"online": "online", "offline": "offline", "dryrun": "offline", "disabled": "disabled"}
-        wanted = modes.get(named, "online" if has_login else "offline")
-    return "offline" if wanted == "online" and not has_login else wanted
+        wanted = modes.get(named, "online")
+    return "offline" if wanted == "online" and not has_login() else wanted
 
 
-def has_login(environment: dict[str, str]) -> bool:
-    """Whether W&B finds an API key in the environment or in a netrc file."""
-    if environment.get("WANDB_API_KEY"):
-        return True
+def has_login() -> bool:
+    """Whether W&B finds a login of its server: in the environment, in its settings or in a netrc file.
+
+    One that W&B cannot read, or does not tell of, is none; a line says so.
+    """
+    import wandb
+
     try:
-        import wandb
-        from wandb.sdk.lib.wbauth import read_netrc_auth  # its own look-up: hosts and files change with its versions
-
-        return read_netrc_auth(host=wandb.Settings().base_url) is not None
-    except Exception:  # whatever is wrong with the login, or with W&B: then there is none
+        wandb.setup(wandb.Settings(mode="online", silent=True))  # offline, as by WANDB_MODE, it would not look
+        return wandb.login(prompt=False, verify=False)
+    except Exception as error:  # whatever is wrong with the login, or with W&B
+        print(f"W&B: the login cannot be read ({_reason(error)}); logging offline", flush=True)
         return False
 
 
 def _begin(settings: dict[str, Any]) -> Any:
     """Start W&B's run; return None if WANDB_MODE switches W&B off."""
     wanted = settings.pop("mode")
-    mode = chosen_mode(wanted, dict(os.environ), has_login(dict(os.environ)))
+    mode = chosen_mode(wanted, os.environ, has_login)
     if mode == "disabled":
         return None
     if mode == "offline" and "online" in (wanted, os.environ.get("WANDB_MODE") if wanted == "auto" else None):

@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flashpoint.config import TrackingConfig
 from flashpoint.errors import notify
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
+from flashpoint.surroundings import TrackingConfig
 from flashpoint.training.listeners import Metrics
 from flashpoint.wandb_tracking.client import FINISH_SECONDS
 

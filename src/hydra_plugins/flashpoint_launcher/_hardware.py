@@ -16,7 +16,7 @@ class Hardware:
         self._composed = lru_cache(self._compose)  # few kinds, many runs
 
     def of(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """Return the values of :class:`flashpoint.config.HardwareConfig` for a run with these overrides."""
+        """Return the values of :class:`flashpoint.surroundings.HardwareConfig` for a run with these overrides."""
         return self._composed(tuple(o for o in overrides if o.startswith(("hardware=", "hardware."))))
 
     def _compose(self, own: tuple[str, ...]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def named(job_overrides: Sequence[Sequence[str]], gpus: Sequence[str | None]) ->
     return jobs
 
 
-class _Record(Kind):
+class _SweepFile(Kind):
     """What ``.sweep.json`` holds."""
 
     shared: list[str]
@@ -99,16 +99,16 @@ class Sweep:
         """
         check_place(str(self.folder.parent), "runs_dir")
         settings = sorted(o for o in shared if _key(o) not in ("runs_dir", "run_name"))
-        record = self.folder / ".sweep.json"
-        if self.folder.exists() and not record.exists() and any(path != self._logs for path in self.folder.iterdir()):
+        file = self.folder / ".sweep.json"
+        if self.folder.exists() and not file.exists() and any(path != self._logs for path in self.folder.iterdir()):
             raise UserError(f"hydra.launcher.sweep={self.folder.name}: {self.folder} is no sweep; choose another name")
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
-            if not record.exists():
-                write_json(record, {"shared": settings})
+            if not file.exists():
+                write_json(file, {"shared": settings})
         except OSError as error:
             raise UserError(f"{self.folder}: {error.strerror}; free space or choose another runs_dir") from error
-        before = read_json(record, _Record, "delete it, and the sweep takes the settings of this command")["shared"]
+        before = read_json(file, _SweepFile, "delete it, and the sweep takes the settings of this command")["shared"]
         if before != settings:
             then, now = (
                 " ".join(sorted(set(one) - set(other))) for one, other in ((before, settings), (settings, before))

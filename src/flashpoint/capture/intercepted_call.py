@@ -1,4 +1,4 @@
-"""One attention call of somebody's model as recorded, and hooks that leave no trace in the model.
+"""One attention call of somebody's model as intercepted, and hooks that leave no trace in the model.
 
 Shapes: N sequences that are kept, H heads, T tokens, d features per head, C features of a token.
 """
@@ -29,7 +29,7 @@ class Hook:
 
 
 @dataclass
-class Recorded:
+class InterceptedCall:
     """One call, whose backward pass may be still to come.
 
     Attributes:
@@ -48,7 +48,7 @@ class Recorded:
     packed: nn.Parameter | None = None
     forward: int = 0
 
-    def call(self, layer: int, step: int) -> AttentionCall | None:
+    def with_gradients(self, layer: int, step: int) -> AttentionCall | None:
         """Return the call; None if no gradient came to its output."""
         if "grad_out" not in self.kept:
             return None

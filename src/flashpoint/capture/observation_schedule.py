@@ -22,7 +22,7 @@ _TRIES = 10
 had some."""
 _PATIENCE = 100
 """Steps at most that a collection leaves out for another watched model that is to be observed, and that a model waits
-for another one, which may be trained no more, before it ends the recording of that one."""
+for another one, which may be trained no more, before it ends the observation of that one."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class _Capture:
         return "; ".join(self.reasons)
 
 
-class Observations:
-    """Observes steps at an interval, for captures, and to collect errors of δ after a capture.
+class ObservationSchedule:
+    """Has steps observed at an interval, for captures, and to collect errors of δ after a capture.
 
     Args:
         interval: steps between observations.
@@ -77,7 +77,7 @@ class Observations:
         self._observer, self._run, self._batches, self._guard = observer, run, batches, guard
         self._interval, self._search_interval = interval, search_interval
         self._search_again = 0
-        self._postponed = 0  # steps for which another watched model has been recorded when this one was due
+        self._postponed = 0  # steps for which another watched model has been observed when this one was due
         self._shape: tuple[int, int] | None = None
         self._last_calls: list[AttentionCall] = []
         self._wanted: _Capture | None = None
@@ -93,7 +93,7 @@ class Observations:
     def want(self, step: int, reason: str, sequences: int) -> None:
         """Capture all layers of the next forward pass, of this step if it is still to come."""
         self._wanted = _Capture((reason,), None, sequences).joined(self._wanted)
-        if self._observer.partial:  # it does not record all layers
+        if self._observer.partial:  # it does not observe all layers
             self._observer.drop()
         self._observer.keep_at_least(_CAPTURED)
         self.begin(step)
@@ -103,8 +103,8 @@ class Observations:
         self._wanted = _Capture((reason,), layer, SEQUENCES).joined(self._wanted)
 
     def begin(self, step: int) -> None:
-        """Record the next forward pass, if the step is to be observed."""
-        if self._observer.recording:
+        """Observe the next forward pass, if the step is to be observed."""
+        if self._observer.observing:
             return
         due = step == 0 or (step + 1) % self._interval == 0 or self._wanted is not None
         due = due or self._postponed > 0 or (self._shape is None and step == self._search_again)
@@ -113,21 +113,21 @@ class Observations:
             self._observer.interrupt()
             self._postponed = 0
         elif self._postponed:
-            Observations._awaited = _PATIENCE
+            ObservationSchedule._awaited = _PATIENCE
         if self._observer.must_wait or not (due or self._collection):
             return
-        if not due and Observations._awaited:
-            Observations._awaited -= 1
+        if not due and ObservationSchedule._awaited:
+            ObservationSchedule._awaited -= 1
             return
         if due:
-            Observations._awaited = 0
+            ObservationSchedule._awaited = 0
         least = 0 if self._wanted is None and self._collection is None else _CAPTURED
         layers = None if due or self._collection is None else self._collection.layers
-        self._guard.do("recording the attention", lambda: self._observer.begin(step, least, layers))
+        self._guard.do("observing the attention", lambda: self._observer.begin(step, least, layers))
 
     def take(self, step: int) -> None:
-        """Take in the step that was recorded, if one was; one whose capture came after the forward pass waits."""
-        if self._observer.recording and (
+        """Take in the step that was observed, if one was; one whose capture came after the forward pass waits."""
+        if self._observer.observing and (
             self._observer.has_calls or self._wanted is None or self._observer.since < step
         ):
             self._guard.do("measuring the attention", lambda: self._observed(step))
@@ -152,10 +152,10 @@ class Observations:
         self._end_collection()
 
     def stop(self) -> None:
-        """The loop has ended: put back what recording replaced."""
+        """The loop has ended: put back what observing replaced."""
         self._observer.drop()
         if self._postponed:
-            Observations._awaited = 0
+            ObservationSchedule._awaited = 0
 
     def end(self) -> None:
         """Write what is still to be written. Without a step that follows, as after an explosion, what was asked for is

@@ -1,4 +1,4 @@
-"""Records what each attention of somebody's model takes and gives in one forward and backward pass.
+"""Intercepts what each attention of somebody's model takes and gives in one forward and backward pass.
 
 Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d features per head.
 """
@@ -23,27 +23,27 @@ from flashpoint.capture.functions import (
     queries_keys_values,
 )
 from flashpoint.capture.guard import described
-from flashpoint.capture.interface import interface_in_use, recording_interface
-from flashpoint.capture.recorded import Hook, Recorded
+from flashpoint.capture.intercepted_call import Hook, InterceptedCall
+from flashpoint.capture.interface import intercepting_interface, interface_in_use
 from flashpoint.diagnosis.call import is_self_attention
 
 WITHOUT_GRADIENTS = "called without gradients, as in an evaluation or in checkpoints, which need use_reentrant=False"
 FROZEN = "no gradient goes through it, as in a frozen layer"
 
 
-class Recorder:
-    """Records calls of PyTorch's and of this package's attention, of Transformers' interface, and of named functions.
+class Interceptor:
+    """Intercepts calls of PyTorch's and this package's attention, of Transformers' interface, and of named functions.
 
     Args:
         sequences: of a batch that are kept, the first ones.
         layers: whose tensors are kept, from 1; None is all.
-        functions: others to record, ``MODULE:NAME`` each, e.g. ``flash_attn:flash_attn_func@bthd``. They are called by
-            a name in this or another module, with q, k, v first: [B, H, T, d], or after ``@bthd`` [B, T, H, d].
+        functions: others to intercept, ``MODULE:NAME`` each, e.g. ``flash_attn:flash_attn_func@bthd``. They are called
+            by a name in this or another module, with q, k, v first: [B, H, T, d], or after ``@bthd`` [B, T, H, d].
 
     Attributes:
         calls: in their order, of all forward passes before the first backward pass.
-        missed: why calls were not recorded, each reason once.
-        failed: what else went wrong in recording, each once.
+        missed: why calls were not kept, each reason once.
+        failed: what else went wrong in keeping them, each once.
         at_gradient: called when the first gradient comes to a call's output, before the graph is freed.
 
     Raises:
@@ -54,26 +54,26 @@ class Recorder:
         self._sequences, self._layers = sequences, layers
         self._functions = [NamedFunction.of(word) for word in functions]
         self._inside = False
-        self.calls: list[Recorded] = []
+        self.calls: list[InterceptedCall] = []
         self.missed: set[str] = set()
         self.failed: set[str] = set()
         self.at_gradient: Callable[[], object] = self.stop
         self._forward = 0
         self._depth: int | None = None
-        self._recording = self._keeping = True
+        self._taking = self._keeping = True
         self._gradient_hooks: list[RemovableHandle] = []
 
     def start(self) -> Callable[[], None]:
-        """Record from now on until what is returned is called. Compiled parts of the model run uncompiled meanwhile."""
+        """Intercept calls until what is returned is called. Compiled parts of the model run uncompiled meanwhile."""
         with contextlib.ExitStack() as entered:
             entered.callback(self._remove_hooks)
             entered.enter_context(torch.compiler.set_stance("force_eager"))
             for named in self._functions:
-                original, recording = getattr(named.owner, named.name), self._around(named)
+                original, intercepting = getattr(named.owner, named.name), self._around(named)
                 for module, name in places_of(original):
-                    self.replace(entered, module, name, recording)
+                    self.replace(entered, module, name, intercepting)
             if (asked := interface_in_use()) is not None:
-                self.replace(entered, asked, "get_interface", recording_interface(self, asked.get_interface))
+                self.replace(entered, asked, "get_interface", intercepting_interface(self, asked.get_interface))
             entered.callback(CallMode(self).insert())
             return entered.pop_all().close
         raise AssertionError("unreachable")
@@ -103,7 +103,7 @@ class Recorder:
 
     def stop(self) -> bool:
         """Take no more calls, and return whether it took some until now. Gradients of its calls are still kept."""
-        before, self._recording = self._recording, False
+        before, self._taking = self._taking, False
         return before
 
     @contextlib.contextmanager
@@ -115,16 +115,16 @@ class Recorder:
         finally:
             self._keeping = True
 
-    def latest(self) -> list[Recorded]:
+    def latest(self) -> list[InterceptedCall]:
         """Return the calls of the last forward pass that called any."""
-        return [recorded for recorded in self.calls if recorded.forward == self.calls[-1].forward]
+        return [call for call in self.calls if call.forward == self.calls[-1].forward]
 
-    def trained(self) -> list[Recorded]:
+    def trained(self) -> list[InterceptedCall]:
         """Return the calls of the first forward pass whose outputs have got gradients; empty without one."""
-        passes = [recorded.forward for recorded in self.calls if "grad_out" in recorded.kept]
-        return [recorded for recorded in self.calls if recorded.forward == min(passes)] if passes else []
+        passes = [call.forward for call in self.calls if "grad_out" in call.kept]
+        return [call for call in self.calls if call.forward == min(passes)] if passes else []
 
-    def record(
+    def keep(
         self,
         name: str,
         tensors: dict[str, Tensor],
@@ -150,13 +150,13 @@ class Recorder:
             return
         q, k = by_head["q"], by_head["k"]
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-        recorded = Recorded(name, q, k, is_causal, scale, forward=self._forward)
+        call = InterceptedCall(name, q, k, is_causal, scale, forward=self._forward)
         layer = 1 + sum(before.forward == self._forward for before in self.calls)
         if self._layers is None or layer in self._layers:
-            self._keep(recorded, tensors, by_token)
-        self.calls.append(recorded)  # at last: one that cannot be kept is none
+            self._copy(call, tensors, by_token)
+        self.calls.append(call)  # at last: one that cannot be kept is none
 
-    def _keep(self, recorded: Recorded, tensors: dict[str, Tensor], by_token: Sequence[str]) -> None:
+    def _copy(self, call: InterceptedCall, tensors: dict[str, Tensor], by_token: Sequence[str]) -> None:
         """Copy what a call was given and gave, and have its gradients copied."""
 
         def copy(tensor: Tensor, of: str) -> Tensor:
@@ -168,20 +168,20 @@ class Recorder:
                 if gradient is None or not self._keeping:  # None at a part of a chunked tensor that nothing asks for
                     return
                 self.attempt(
-                    f"{recorded.attention}: gradients",
-                    lambda: recorded.kept.update({f"grad_{of}": copy(gradient, of)}),
+                    f"{call.attention}: gradients",
+                    lambda: call.kept.update({f"grad_{of}": copy(gradient, of)}),
                 )
                 if of == "out":
                     self.attempt("the end of the forward pass", self.at_gradient)
 
             return keep
 
-        device = recorded.q.device.type
+        device = call.q.device.type
         cast = torch.is_autocast_enabled(device)
         for of, tensor in tensors.items():
             kept = copy(tensor, of)
             # Autocast casts what the attention is given; the copies are what it computes with.
-            recorded.kept[of] = kept.to(torch.get_autocast_dtype(device)) if cast and of != "out" else kept
+            call.kept[of] = kept.to(torch.get_autocast_dtype(device)) if cast and of != "out" else kept
         for of, tensor in tensors.items():
             if tensor.requires_grad:
                 self._gradient_hooks.append(tensor.register_hook(keeping(of)))
@@ -193,23 +193,23 @@ class Recorder:
         self._gradient_hooks.clear()
 
     def attempt(self, name: str, do: Callable[[], object]) -> None:
-        """Record a part of a call. Where that fails, the reason is told later; the training's pass goes on."""
+        """Keep a part of a call. Where that fails, the reason is told later; the training's pass goes on."""
         try:
             do()
         except torch.OutOfMemoryError:  # its message has other numbers each time
             self.failed.add(f"{name}: no memory for its copies; give a smaller sequences=, or train on fewer at once")
         except Exception as error:  # whatever fails in watching, the training goes on
-            self.failed.add(f"{name}: recording it failed ({described(error)})")
+            self.failed.add(f"{name}: keeping it failed ({described(error)})")
 
     @property
     def listening(self) -> bool:
-        """Whether a call now is of the forward pass, and of no other attention that is recorded."""
+        """Whether a call now is of the forward pass, and of no other attention that is intercepted."""
         in_forward = torch._C._current_graph_task_id() == -1
-        return self._recording and not self._inside and self._depth != 0 and in_forward
+        return self._taking and not self._inside and self._depth != 0 and in_forward
 
     @contextlib.contextmanager
     def outermost(self) -> Iterator[bool]:
-        """Whether a call now is to be recorded; in the block the calls inside it are not."""
+        """Whether a call now is to be kept; in the block the calls inside it are not."""
         wanted, before, self._inside = self.listening, self._inside, True
         try:
             yield wanted
@@ -231,15 +231,13 @@ class Recorder:
             if wanted:
                 self.attempt(
                     named.word,
-                    lambda: self._record_named(named, arguments_of(function, positional, options), positional, result),
+                    lambda: self._keep_named(named, arguments_of(function, positional, options), positional, result),
                 )
             return result
 
         return called
 
-    def _record_named(
-        self, named: NamedFunction, given: dict[str, Any], positional: Sequence[Any], result: Any
-    ) -> None:
+    def _keep_named(self, named: NamedFunction, given: dict[str, Any], positional: Sequence[Any], result: Any) -> None:
         qkv, out = queries_keys_values(given, positional), output_of(result)
         if qkv is None:
             self.missed.add(f"{named.word}: called without q, k, v as its first three arguments, or by these names")
@@ -254,7 +252,7 @@ class Recorder:
         if is_causal is None:
             self.missed.add(f"{named.word}: O is not softmax(QKᵀ·scale)V, causal or not: @bthd, a mask, a scale?")
         else:
-            self.record(named.word, tensors, is_causal, scale, by_token=tuple(tensors) if named.by_token else ())
+            self.keep(named.word, tensors, is_causal, scale, by_token=tuple(tensors) if named.by_token else ())
 
 
 def _first(given: dict[str, Any], names: tuple[str, str]) -> Any:
