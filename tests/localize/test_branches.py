@@ -84,8 +84,8 @@ EXPECTED = [
     ("choice", "nothing: does not stop the growth", "1.00 ± 0.00 of the growth, 2 of 2 starts"),
     ("choice", "everything: stops the growth", "0.00 ± 0.00 of the growth, 0 of 2 starts"),
     ("no return", "the twin holds from step 500, and no longer from 700", "to step 1,250; one branch a checkpoint"),
-    ("onset", "what was found alone: explodes at 1,010", "from step 500 to 1,250; the run failed at 1,000"),
-    ("onset", "the attention without it: does not explode", "from step 500 to 1,250; the run failed at 1,000"),
+    ("onset", "head 2 of layer 3 alone: explodes at 1,010", "from step 500 to 1,250; the run failed at 1,000"),
+    ("onset", "without layer 3: does not explode", "from step 500 to 1,250; the run failed at 1,000"),
 ]
 
 

@@ -200,7 +200,7 @@ def test_starts_that_do_not_count_are_named_and_leave_the_answers_alone(tmp_path
     ]
     assert found[2][0].startswith("1 of 3 that were asked for, and no interval: keep more checkpoints")
     assert found[0][1] in ("growth ×1.01, chance ×1.01", "growth ×1.01, chance ×1.00")
-    assert told(subject, tmp_path, 3, "layers")[0][0] == "layer 2 alone: sufficient"
+    assert told(subject, tmp_path, 3, "layers")[0][0] == "layer 2 alone: sufficient, from one start"
 
 
 def test_a_run_that_nowhere_grows_beyond_chance_is_refused(tmp_path: Path) -> None:

@@ -72,8 +72,9 @@ def test_an_error_in_one_layer_is_localised_and_what_was_trained_is_kept(
     assert "over" in json.loads(first.stdout)["tables"][0]["rows"][-1]["verdict"]
     rows = json.loads(CliRunner().invoke(main, command).stdout)["tables"][0]["rows"]
     verdicts = {row["verdict"] for row in rows}
-    assert {"layer 2 alone: sufficient", "layer 2: necessary: the others do not grow"} <= verdicts
-    assert "δ = rowsum(P∘dP): does not stop the growth" in verdicts
+    layers = {"layer 2 alone: sufficient, from one start", "layer 2: necessary: the others do not grow, from one start"}
+    assert layers <= verdicts
+    assert "δ = rowsum(P∘dP): does not stop the growth, from one start" in verdicts
     kept = (tmp_path / "runs/failing/localize.jsonl").read_text().splitlines()
     again = CliRunner().invoke(main, command)
     assert json.loads(again.stdout)["tables"][0]["rows"] == rows

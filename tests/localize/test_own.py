@@ -100,14 +100,14 @@ def test_the_head_with_the_error_is_named_and_the_report_tells_it(failing: Path,
     rows = json.loads(result.stdout)["tables"][0]["rows"]
     verdicts = [row["verdict"] for row in rows]
     assert [verdict for verdict in verdicts if verdict.startswith("head")] == [
-        "head 2 of layers 1, 2 alone: sufficient",
-        "head 2 of layers 1, 2: necessary: the others do not grow",
+        "head 2 of layers 1, 2 alone: sufficient, from one start",
+        "head 2 of layers 1, 2: necessary: the others do not grow, from one start",
     ]
-    assert "flash_unrounded_out in its place: stops the growth" in verdicts
+    assert "flash_unrounded_out in its place: stops the growth, from one start" in verdicts
     told = CliRunner().invoke(main, ["report", str(failing), "--out", str(tmp_path)])
     assert told.exit_code == 0, told.output
     page = (tmp_path / "report.html").read_text()
-    assert "head 2 of layers 1, 2 alone: sufficient" in page
+    assert "head 2 of layers 1, 2 alone: sufficient, from one start" in page
     assert "attend layers=[1,2] heads=[2]</td><td>10</td><td>10</td><td>stable" in page
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Generic
 
 from flashpoint.localize.answer import Answer
@@ -61,7 +61,7 @@ class _Asking(Generic[A]):
             yield from self._one_round(about, asked)
             self._used = min(number, len(self._starts))
         if branches.failed_at is not None:
-            for answer in _beyond(branches, branches.failed_at, self._starts, asked.found, asked.without):
+            for answer in _beyond(branches, branches.failed_at, self._starts, asked.found | asked.without):
                 self.stand = [*self.stand, answer]
                 self._left = ["onset"]
                 yield self.stand
@@ -94,11 +94,16 @@ def _about(branches: Branches[A], found: list[Start], others: list[Start], wante
 
 
 class _Round(Generic[A]):
-    """The questions of some starts, in order; the attention of what was found, and the one without it."""
+    """The questions of some starts, in order.
+
+    Attributes:
+        found: the attention of what was found, by its name.
+        without: the attention without the layers that were found, by its name.
+    """
 
     def __init__(self, measure: Measure[A]) -> None:
         self._measure, self._subject = measure, measure.branches.subject
-        self.found, self.without = self._subject.whole, self._subject.twin
+        self.found, self.without = {"the attention": self._subject.whole}, {"the twin": self._subject.twin}
         self._layers: list[int] = []
         parts = [("layers", self._of_layers), ("heads", self._of_heads)] if self._subject.divisible else []
         self.questions = [("criterion", self._criterion), *parts, ("choice", self._choices)]
@@ -114,14 +119,14 @@ class _Round(Generic[A]):
         alone = growing_alone(parts, self._measure)
         self._layers = smallest(parts, self._measure, alone)
         others = [layer for layer in parts.every if layer not in self._layers]
-        self.without = parts.only(others) if others else self._subject.twin
+        self.without = {f"without {parts.words(self._layers)}": parts.only(others) if others else self._subject.twin}
         yield from told(parts, self._layers, alone, self._measure)
 
     def _of_heads(self) -> Iterator[Answer]:
         parts = Parts(self._subject, tuple(self._layers))
         alone = growing_alone(parts, self._measure)
         heads = smallest(parts, self._measure, alone)
-        self.found = parts.only(heads)
+        self.found = {f"{parts.words(heads)} alone": parts.only(heads)}
         yield from told(parts, heads, alone, self._measure)
 
     def _choices(self) -> Iterator[Answer]:
@@ -134,18 +139,18 @@ class _Round(Generic[A]):
             yield Answer("choice", f"{name}: {sure(effect, verdict, 'whether it stops the growth')}", effect.told)
 
 
-def _beyond(branches: Branches[A], failed_at: int, starts: Sequence[Start], found: A, without: A) -> Iterator[Answer]:
-    """Find the point of no return, then whether what was found explodes alone, and the attention without it."""
+def _beyond(branches: Branches[A], failed_at: int, starts: Sequence[Start], named: Mapping[str, A]) -> Iterator[Answer]:
+    """Find the point of no return, then which of some attentions explode."""
     last, answer = _point_of_no_return(branches, failed_at)
     yield answer
     steps = [start.step for start in starts]
-    yield from _confirmed(branches, failed_at, min(steps) if last is None else min(last, max(steps)), found, without)
+    yield from _confirmed(branches, failed_at, min(steps) if last is None else min(last, max(steps)), named)
 
 
-def _confirmed(branches: Branches[A], failed_at: int, start: int, found: A, without: A) -> Iterator[Answer]:
-    """Train what was found, and the attention without it, up to the failure and on."""
+def _confirmed(branches: Branches[A], failed_at: int, start: int, named: Mapping[str, A]) -> Iterator[Answer]:
+    """Train attentions up to the failure and on."""
     end = _horizon(branches, failed_at)
-    for name, attention in (("what was found alone", found), ("the attention without it", without)):
+    for name, attention in named.items():
         onset = branches.onset(attention, start, end - start)
         verdict = "does not explode" if onset is None else f"explodes at {onset:,}"
         yield Answer("onset", f"{name}: {verdict}", f"from step {start:,} to {end:,}; the run failed at {failed_at:,}")
