@@ -112,7 +112,7 @@ class WatchedRun:
         if fingerprints:
             if self._batches is None:
                 self._batches = self.folder.batches.open("a", buffering=1)
-            self._batches.write("".join(f"{step},{of_batch & (1 << 64) - 1:016x}\n" for step, of_batch in fingerprints))
+            self._batches.write("".join(f"{step},{of_batch:016x}\n" for step, of_batch in fingerprints))
 
     def keep(self, calls: Sequence[AttentionCall], batch: Any, step: int, reason: str) -> Path:
         """Write captures of layers, and the batch if it is tensors; return their folder."""
