@@ -8,13 +8,16 @@
 One model trains, unwatched and watched at the watch's defaults in turns. A round is as many watched steps as lie
 between two observations of the attention, and as many unwatched ones: its watched steps hold one observation. A turn is
 a block of each. Which comes first changes from turn to turn, so that a drift of the machine falls on both alike. The
-two are compared within a round. Settings are those of examples/explode_gpt2.py, but for the learning rate, with which
+two are compared within a round. A second table has by how much longer the watched block of a turn took: of turns with
+the observation, of others with norms of W_Q and W_K, and of the rest. The observation's turn has norms, too, if the
+interval is a multiple of theirs. Settings are those of examples/explode_gpt2.py, but for the learning rate, with which
 no warning is to come: a warning costs once.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 import tempfile
 from functools import partial
@@ -27,7 +30,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import flashpoint
-from benchmarks.rounds import block, quartiles
+from benchmarks.rounds import Times, block, quartiles
 from benchmarks.shown import heading
 from examples.explode_gpt2 import SETTINGS, Loop
 from flashpoint.analysis.intervals import mean_interval
@@ -71,7 +74,32 @@ def main() -> None:
     columns = ("steps", "rounds", "ms a step, median (quartiles)")
     interval = "" if half is None else f", 95 % interval {more - half:+.1%} to {more + half:+.1%}"
     note = f"Watched against unwatched, within a round: {more:+.1%} (mean{interval})."
-    show(Table(columns, rows, note=note), "markdown", heading(device, what))
+    show([Table(columns, rows, note=note), parts(seconds, steps)], "markdown", heading(device, what))
+
+
+def parts(seconds: dict[str, Times], steps: int) -> Table:
+    """Return what the difference of blocks of so many steps consists of.
+
+    Args:
+        seconds: of each block, by round and turn; the first round does not count.
+    """
+    longer, unwatched = 1000 * (seconds["watched"] - seconds["unwatched"])[1:], 1000 * seconds["unwatched"][1:]
+    ends = (1 + np.arange(seconds["watched"].size)).reshape(seconds["watched"].shape)[1:] * steps
+    norms = inspect.signature(flashpoint.watch).parameters["weights_interval"].default
+    weighed = ends // norms > (ends - steps) // norms
+    observed = np.zeros_like(weighed)
+    observed[:, -1] = True
+    rows = []
+    for name, turns in {
+        "the observation": observed, "norms of W_Q and W_K": weighed & ~observed, "neither": ~weighed & ~observed,
+    }.items():  # fmt: skip
+        if turns.any():
+            mean, half = mean_interval(longer[turns])
+            interval = "" if half is None else f" ({mean - half:+.2f} to {mean + half:+.2f})"
+            share = longer[turns].sum() / unwatched.sum()
+            rows.append([name, int(turns.sum()), f"{mean:+.2f}{interval}", f"{share:+.2%}"])
+    columns = ("turns with", "turns", "ms longer, mean (95 % interval)", "of all unwatched time")
+    return Table(columns, rows, note=f"A turn: {steps:,} watched steps against as many unwatched ones.")
 
 
 if __name__ == "__main__":

@@ -244,5 +244,5 @@ def test_losses_are_judged_where_they_cannot_be_written(tmp_path: Path, monkeypa
         loss.backward()
         watched.step(loss * float("nan") if number == 3 else loss)
 
-    monkeypatch.setattr("flashpoint.runs.metrics.MetricsFile.log", full)
+    monkeypatch.setattr("flashpoint.runs.metrics.MetricsFile.log_all", full)
     assert loop(tmp_path, step=step, log_interval=4).verdict == "nonfinite at 3"

@@ -24,7 +24,8 @@ class Projection:
 
     Attributes:
         weight: [features, C], or [C, features] if ``by_column``.
-        features: of each head, [H, f] int64; heads of queries that share keys have the same ones.
+        features: of each head, [H, f] int64; heads of queries that share keys have the same ones. They lie beside the
+            weight: to bring them there is to wait for the device.
     """
 
     weight: nn.Parameter
@@ -82,7 +83,7 @@ def projection(q: Tensor, outputs: ModuleOutputs, groups: int) -> Projection | N
     alike = len({len(of_head) for of_head in features}) == 1 and len(features[0]) > 0
     if not alike or len(together.unique()) < len(together):  # a head of its own has features of its own
         return None
-    return Projection(weight, by_column, torch.stack(features).repeat_interleave(groups, 0))
+    return Projection(weight, by_column, torch.stack(features).repeat_interleave(groups, 0).to(weight.device))
 
 
 def _packed(call: InterceptedCall, part: int) -> Projection | None:
@@ -90,7 +91,8 @@ def _packed(call: InterceptedCall, part: int) -> Projection | None:
     heads, width = call.q.shape[1], call.q.shape[1] * call.q.shape[-1]
     if call.packed is None:  # three matrices
         return None
-    return Projection(call.packed, False, torch.arange(part * width, (part + 1) * width).view(heads, -1))
+    features = torch.arange(part * width, (part + 1) * width, device=call.packed.device)
+    return Projection(call.packed, False, features.view(heads, -1))
 
 
 @torch.no_grad()

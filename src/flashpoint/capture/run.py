@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -78,6 +78,7 @@ class WatchedRun:
         }
         write_json(self.folder.config, self._config)  # last: it makes the folder a run
         self._metrics = MetricsFile(self.folder.metrics)
+        self._batches: TextIO | None = None
         self._listeners.begun(self.folder, 0)
 
     def describe(self, calls: Sequence[AttentionCall]) -> None:
@@ -98,14 +99,20 @@ class WatchedRun:
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Log the metrics of a step; steps count from 0."""
-        self._metrics.log(step, metrics)
-        self._listeners.logged(step, metrics)
+        self.log_all([(step, metrics)])
+
+    def log_all(self, of_steps: Sequence[tuple[int, Metrics]]) -> None:
+        """Log the metrics of several steps."""
+        self._metrics.log_all(of_steps)
+        for step, metrics in of_steps:
+            self._listeners.logged(step, metrics)
 
     def note_batches(self, fingerprints: Sequence[tuple[int, int]]) -> None:
         """Record which batches steps trained on, by their fingerprints."""
         if fingerprints:
-            with self.folder.batches.open("a") as file:
-                file.writelines(f"{step},{of_batch & (1 << 64) - 1:016x}\n" for step, of_batch in fingerprints)
+            if self._batches is None:
+                self._batches = self.folder.batches.open("a", buffering=1)
+            self._batches.write("".join(f"{step},{of_batch:016x}\n" for step, of_batch in fingerprints))
 
     def keep(self, calls: Sequence[AttentionCall], batch: Any, step: int, reason: str) -> Path:
         """Write captures of layers, and the batch if it is tensors; return their folder."""
@@ -130,6 +137,8 @@ class WatchedRun:
     ) -> Outcome:
         """Write the verdict."""
         self._metrics.close()
+        if self._batches is not None:
+            self._batches.close()
         outcome = Outcome(
             outcome=verdict,
             step=steps,

@@ -60,7 +60,7 @@ def one_number(value: Any, name: str) -> Tensor | float:
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"{name} has {value.numel():,} numbers: give one, e.g. their mean")
-        return value.detach()
+        return value.detach().reshape(()) if value.dim() else value.detach()
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -68,14 +68,14 @@ def one_number(value: Any, name: str) -> Tensor | float:
 
 
 def floats(values: Sequence[Tensor | float]) -> list[float]:
-    """Return numbers, those on a device by one copy."""
+    """Return numbers, of tensors [] float32; those on a device by one copy."""
     tensors = [value for value in values if isinstance(value, Tensor)]
-    read = iter(torch.stack([one.detach().float().reshape(()) for one in tensors]).tolist() if tensors else ())
+    read = iter(torch.stack(tensors).float().tolist() if tensors else ())
     return [next(read) if isinstance(value, Tensor) else float(value) for value in values]
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor | None:
     """Return the norm of all gradients together; None where no parameter has one."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = [grad for p in parameters if (grad := p.grad) is not None]
     dense = [one.coalesce().values() if one.is_sparse else one for one in gradients]
     return nn.utils.get_total_norm(dense) if dense else None

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
-from flashpoint.capture.batches import LatestBatches
+from flashpoint.capture.arrivals import Arrivals, Number
+from flashpoint.capture.batches import LatestBatches, Sums
 from flashpoint.capture.delta_collection import SEQUENCES
 from flashpoint.capture.guard import Guard
 from flashpoint.capture.observation_schedule import ObservationSchedule
@@ -25,7 +26,7 @@ from flashpoint.config import DetectorConfig
 from flashpoint.errors import UserError
 from flashpoint.probes.sentinel import LOOKBACK, Sentinel
 from flashpoint.training.detector import ExplosionDetector
-from flashpoint.training.listeners import Listener
+from flashpoint.training.listeners import Listener, Metrics
 
 
 class Watch:
@@ -53,7 +54,8 @@ class Watch:
         interval, self._weights_interval, self._log_interval = intervals
         self._step = 0
         self._guard = Guard(lambda: self._step)
-        self._batches = LatestBatches(self._log_interval)
+        self._arrivals = Arrivals(self._guard)
+        self._batches = LatestBatches(2 * self._log_interval)  # so old is a batch when the loss of its step is known
         detector = self._bounds = DetectorConfig()
         self._detector, self._sentinel = ExplosionDetector(detector), Sentinel(warmup_steps)
         self.run: WatchedRun | None = None
@@ -72,7 +74,8 @@ class Watch:
             )
         self._entered = False
         self._started = time.perf_counter()
-        self._pending: list[tuple[int, Tensor | float, Tensor | float | None]] = []
+        self._pending: list[tuple[int, Number, Number | None]] = []
+        self._pending_sums: list[tuple[int, Sums]] = []
         self._last_loss = math.nan
         self._overflowed = False
 
@@ -93,6 +96,7 @@ class Watch:
         if not self._step and kind is None:
             self._guard.tell("watched.step was never called: nothing is recorded; call it once an optimiser step")
         self._guard.do("reading the last losses", self._flush)
+        self._arrivals.end()
         self._note_undecided()
         self._guard.do("writing a capture", self._schedule.end)
         self._guard.do("writing the verdict", lambda: self._close(None if kind is None else _named(kind)))
@@ -122,12 +126,14 @@ class Watch:
 
     @property
     def verdict(self) -> str:
-        """``stable``, ``exploded`` or ``nonfinite``, by the losses that have been read."""
+        """``stable``, ``exploded`` or ``nonfinite``, by the losses that have been read: those of a GPU are read when
+        they are up to twice ``log_interval`` steps old."""
         return self._detector.verdict
 
     @property
     def busy(self) -> bool:
-        """Whether a capture, or sequences of the steps after it, are still to come: a loop that stops loses them."""
+        """Whether a capture, or sequences of the steps after it, are still to come, by what has been read: a loop that
+        stops loses them."""
         return self.run is not None and self._schedule.unfinished
 
     def capture(self, reason: str = "asked for", *, sequences: int = SEQUENCES) -> None:
@@ -192,27 +198,38 @@ class Watch:
             self._pending[-1] = step, number, one_number(grad_norm, "grad_norm")
 
     def _note_batch(self, step: int, batch: Any) -> None:
-        if not self._batches.add(step, batch):
+        if (summed := self._batches.add(step, batch)) is not None:
+            self._pending_sums.append((step, summed))
+        else:
             self._guard.tell(
                 f"a batch that is {type(batch).__name__} shows no tensors: it is not kept, and branches are not "
                 "checked against it; hand over tensors, or dicts and lists of them"
             )
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
-        assert self.run is not None
+        run = self.run
+        assert run is not None
         if taken := sorted(LOGGED & metrics.keys()):
             raise ValueError(f"the watch itself logs {', '.join(taken)}: give the metric another name")
-        self.run.log(step, {name: float(one_number(value, name)) for name, value in metrics.items()})
+        given = [one_number(value, name) for name, value in metrics.items()]
+        kept = [one.clone() if isinstance(one, Tensor) else one for one in given]  # the loop may overwrite its own
+        self._arrivals.ask(
+            "logging metrics", kept, lambda read: run.log(step, dict(zip(metrics, map(float, read), strict=True)))
+        )
 
     def _observe_next(self) -> None:
         if self.run is not None:
             self._schedule.begin(self._step)
 
     def _weigh(self, step: int) -> None:
-        assert self.run is not None
         projections = self._observer.projections
         assert projections is not None
-        norms = {name: spectral_norms(some).cpu().double().numpy() for name, some in projections.items()}
+        norms = [spectral_norms(some) for some in projections.values()]
+        self._arrivals.ask("measuring W_Q and W_K", norms, partial(self._weighed, step, tuple(projections)))
+
+    def _weighed(self, step: int, names: Sequence[str], read: Sequence[Number]) -> None:
+        assert self.run is not None
+        norms = {name: cast(Tensor, one).cpu().double().numpy() for name, one in zip(names, read, strict=True)}
         self.run.log(step, norms)
         if "w_q_spectral_norm" in norms and (warning := self._sentinel.update(step, norms["w_q_spectral_norm"])):
             self._schedule.want_next(
@@ -222,19 +239,27 @@ class Watch:
             )
 
     def _flush(self) -> None:
-        """Read the losses since the last read, judge and log them."""
-        assert self.run is not None
+        """Have the losses since the last time read, judged and logged."""
         pending, self._pending = self._pending, []
-        if not pending:
-            return
-        losses = floats([loss for _, loss, _ in pending])
-        norms = iter(floats([norm for _, _, norm in pending if norm is not None]))
+        of_batches, self._pending_sums = self._pending_sums, []
+        numbers = [loss for _, loss, _ in pending] + [norm for _, _, norm in pending if norm is not None]
+        if pending:
+            self._arrivals.ask("logging the losses", numbers, partial(self._judge, pending))
+        if of_batches:
+            summed = [one for _, of_batch in of_batches for one in of_batch.tensors]
+            self._arrivals.ask("recording the batches", summed, partial(self._note_fingerprints, of_batches))
+        self._arrivals.turn()
+
+    def _judge(self, pending: Sequence[tuple[int, Number, Number | None]], read: Sequence[Number]) -> None:
+        """Judge and log losses, after which come the gradient norms that there are."""
+        assert self.run is not None
+        losses, norms = floats(read[: len(pending)]), iter(floats(read[len(pending) :]))
+        lines: list[tuple[int, Metrics]] = []
         for (step, _, taken), loss in zip(pending, losses, strict=True):
             norm = None if taken is None else next(norms)
             stable = self._detector.verdict == "stable"
             self._detector.update(step, loss, 0.0)  # by the loss: a step that a GradScaler skips has no finite norm
-            found = {"loss": loss} if norm is None else {"loss": loss, "grad_norm": norm}
-            self._guard.do("logging the losses", partial(self.run.log, step, found))  # all are judged on a full disk
+            lines.append((step, {"loss": loss} if norm is None else {"loss": loss, "grad_norm": norm}))
             overflows = norm is not None and not math.isfinite(norm)
             first, self._overflowed = overflows and not self._overflowed, self._overflowed or overflows
             if stable and (first or self._detector.verdict == "nonfinite"):
@@ -247,11 +272,18 @@ class Watch:
                     hottest[0].layer if hottest else None,
                 )
         self._last_loss = losses[-1]
-        self.run.note_batches(self._batches.fingerprints())
-        if self._detector.verdict != "nonfinite":
-            self._batches.clear()
-        else:
+        if self._detector.verdict == "nonfinite":
             self._schedule.collect_no_more()
+        else:
+            self._batches.forget(pending[-1][0])
+        self.run.log_all(lines)  # last: all are judged on a full disk
+
+    def _note_fingerprints(self, of_batches: Sequence[tuple[int, Sums]], read: Sequence[Number]) -> None:
+        assert self.run is not None
+        numbers = iter(cast(Sequence[Tensor], read))
+        self.run.note_batches(
+            [(step, summed.fingerprint(next(numbers) for _ in summed.tensors)) for step, summed in of_batches]
+        )
 
 
 def _named(kind: type[BaseException]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ OF_THE_RUN = frozenset(
 
 
 class MetricsFile:
-    """Appends one line a call of :meth:`log`, flushed to the operating system.
+    """Appends one line a step, flushed to the operating system by the end of each call.
 
     Args:
         path: of a new file, or of one to go on with.
@@ -52,8 +52,14 @@ class MetricsFile:
 
         The steps of one metric never go back; those of different ones may.
         """
-        line = {"step": step, **{name: _to_json(value) for name, value in metrics.items()}}
-        self._file.write(json.dumps(line) + "\n")
+        self.log_all([(step, metrics)])
+
+    def log_all(self, of_steps: Iterable[tuple[int, Mapping[str, float | NDArray[np.floating]]]]) -> None:
+        """Record the metrics of several steps at once."""
+        lines = (
+            {"step": step, **{name: _to_json(value) for name, value in metrics.items()}} for step, metrics in of_steps
+        )
+        self._file.write("".join(json.dumps(line) + "\n" for line in lines))
 
     def sync(self) -> None:
         """Wait until the metrics are on the disk."""
