@@ -29,8 +29,9 @@ from flashpoint.cli.table import Table, show
 from flashpoint.diagnosis.faults import KINDS
 from flashpoint.diagnosis.probe import Function
 from flashpoint.localize.branches import Branches
+from flashpoint.localize.engine import engine
 from flashpoint.localize.growth import NoGrowthError
-from flashpoint.localize.own import OwnLoop, engine
+from flashpoint.localize.own import OwnLoop
 from flashpoint.localize.questions import answers
 from flashpoint.runs.folder import RunFolder
 

@@ -42,6 +42,7 @@ class FakeSubject:
     divisible: ClassVar = True
     whole: Cells = frozenset((layer, head) for layer in LAYERS for head in HEADS)
     twin: Cells = frozenset()
+    second_twin: Cells = frozenset({(0, 1)})  # of no layer
 
     def only_in(self, layers: Sequence[int], heads: Sequence[int] | None = None) -> Cells:
         return frozenset((layer, head) for layer in layers for head in heads or HEADS)
@@ -95,6 +96,18 @@ def test_the_answers_are_those_of_the_run(tmp_path: Path) -> None:
     assert len({one["key"] for one in log}) == len(log)
     assert asked(tmp_path) == EXPECTED  # and nothing is trained anew
     assert len((tmp_path / "localize.jsonl").read_text().splitlines()) == len(log)
+
+
+def test_of_branches_that_an_earlier_version_kept_only_the_second_twins_are_missing(tmp_path: Path) -> None:
+    asked(tmp_path)
+    log = tmp_path / "localize.jsonl"
+    whole = log.read_text().splitlines()
+    second = [line for line in whole if json.loads(line)["attention"] == str(sorted(FakeSubject.second_twin))]
+    assert len(second) == 2  # one a start
+    log.write_text("".join(f"{line}\n" for line in whole if line not in second))
+    assert asked(tmp_path) == EXPECTED
+    assert [_told(line) for line in log.read_text().splitlines()[-2:]] == [_told(line) for line in second]
+    assert len(log.read_text().splitlines()) == len(whole)
 
 
 @pytest.mark.slow
@@ -156,17 +169,17 @@ def test_no_branch_is_begun_that_would_end_too_late(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("branches", "last", "used", "missing"),
     [
-        (12, "choice", "", "no return, onset"),
-        (11, "choice", "1 of 2 starts", "no return, onset"),
-        (8, "choice", "1 of 2 starts", "no return, onset"),
-        (6, "layers", "", "heads, choice, no return, onset"),
+        (14, "choice", "", "no return, onset"),
+        (13, "choice", "1 of 2 starts", "no return, onset"),
+        (10, "choice", "1 of 2 starts", "no return, onset"),
+        (8, "layers", "", "heads, choice, no return, onset"),
         (1, "time", "", "criterion, layers, heads, choice, no return, onset"),
     ],
 )
 def test_when_time_runs_out_all_questions_have_the_answers_of_fewer_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, branches: int, last: str, used: str, missing: str
 ) -> None:
-    """To find two starts takes 4 branches. From each layers and heads take 2, and the choices none: they are known."""
+    """To find two starts takes 6 branches. From each layers and heads take 2, and the choices none: they are known."""
     clock = Clock()
     monkeypatch.setattr("flashpoint.localize.branches.time", clock)
     monkeypatch.setattr("tests.localize.test_branches.time", clock)

@@ -40,6 +40,7 @@ class Chaotic:
     divisible = True
     whole = cells(range(1, LAYERS + 1))
     twin: Cells = frozenset()
+    second_twin: Cells = frozenset({(0, 1), (0, 2)})  # of no layer
 
     @property
     def run(self) -> Any:
@@ -128,9 +129,34 @@ def test_the_share_is_that_of_the_heads_that_grow(tmp_path: Path) -> None:
         assert share == pytest.approx(0.3 / 0.8, abs=4 * 0.01 / 0.8)  # chance: at most 0.01 of two heads, twice
 
 
-def start(step: int, growth: NDArray[np.float64] | list[list[float]]) -> Start:
+@dataclass(frozen=True)
+class Known(Chaotic):
+    """A run whose branches end with norms that are known, from every start alike.
+
+    Attributes:
+        ends: ln of the norms, [n_layer, n_head] or one for all: of the run, and of the second twin. The twin's are 1.
+        outcome: of the second twin.
+    """
+
+    ends: tuple[Any, Any] = (0.0, 0.0)
+    outcome: Any = "stable"
+
+    def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
+        logs = {self.twin: 0.0, self.second_twin: self.ends[1]}.get(attention, self.ends[0])
+        outcome = self.outcome if attention == self.second_twin else "stable"
+        onset = start + 100 if outcome == "exploded" else None
+        return Trained(outcome, onset, np.exp(np.zeros((LAYERS, HEADS)) + logs).tolist())
+
+
+def starts_of(subject: Known, folder: Path) -> tuple[list[Start], list[Start]]:
+    folder.mkdir(exist_ok=True)
+    with Branches(subject, RunFolder(folder), 200, None) as branches:
+        return find_starts(branches, 2)
+
+
+def start(step: int, growth: NDArray[np.float64] | list[list[float]], chance: float = 0.02) -> Start:
     growth = np.array(growth, np.float64)
-    return Start(step, np.ones_like(growth), growth)
+    return Start(step, np.ones_like(growth), growth, chance)
 
 
 def grid(**changed: float) -> NDArray[np.float64]:
@@ -142,22 +168,64 @@ def grid(**changed: float) -> NDArray[np.float64]:
     return growth
 
 
-def test_a_head_grows_from_three_times_the_most_negative_growth_on() -> None:
+def test_a_head_grows_from_three_times_chance_on() -> None:
     found = start(1, grid(of_12=0.0601, of_33=0.0599, of_44=0.5))
-    assert found.chance == 0.02
     assert [tuple(map(int, cell)) for cell in np.argwhere(found.growing)] == [(0, 1), (3, 3)]
     assert found.told == "growth ×1.65, chance ×1.02"
-    assert not start(1, grid(of_12=0.9, of_33=-0.31)).growing.any()
+    assert not start(1, grid(of_12=0.9), chance=0.31).growing.any()
     assert not start(1, np.full((4, 4), np.nan)).growing.any()
+    assert not start(1, grid(of_12=0.9), chance=np.nan).growing.any()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_chance_is_what_the_second_twin_differs_by_in_either_direction(tmp_path: Path, sign: int) -> None:
+    """A head that the second twin has larger says as much of chance as one that it has smaller."""
+    pair = sign * grid(of_34=0.1)
+    (found, _), others = starts_of(Known({0: (), 1000: ()}, ends=(grid(of_12=0.31, of_44=0.29), pair)), tmp_path)
+    assert found.chance == pytest.approx(0.1)
+    assert (found.told, others) == ("growth ×1.36, chance ×1.11", [])
+    assert [tuple(map(int, cell)) for cell in np.argwhere(found.growing)] == [(0, 1)]
+
+
+def test_a_drift_of_all_heads_is_growth_only_if_it_is_clear_of_chance(tmp_path: Path) -> None:
+    """No head of the run's branch ends below the twin's: of that branch alone chance would seem to be nothing."""
+    pair, (low, high) = np.resize([0.02, -0.02, 0.01], (4, 4)), (0.058, 0.062)
+    with pytest.raises(NoGrowthError, match=r"by ×1\.06 in 200 steps, where chance makes ×1\.02"):
+        starts_of(Known({0: (), 1000: ()}, ends=(low, pair)), tmp_path / "low")
+    found, others = starts_of(Known({0: (), 1000: ()}, ends=(high, pair)), tmp_path / "high")
+    assert ([one.growing.all() for one in found], others) == ([True, True], [])
+    with pytest.raises(NoGrowthError):  # of one start it is not confirmed
+        starts_of(Known({1000: ()}, ends=(high, pair)), tmp_path / "one")
+
+
+@pytest.mark.parametrize(("pair", "outcome"), [(np.nan, "nonfinite"), (0.01, "exploded"), (-np.inf, "stable")])
+def test_where_the_second_twin_fails_chance_is_not_measured(tmp_path: Path, pair: float, outcome: str) -> None:
+    subject = Known({0: (), 1000: ()}, ends=(0.9, pair), outcome=outcome)
+    with pytest.raises(UserError, match="or the second twin, by which chance is measured, has exploded; give fewer"):
+        starts_of(subject, tmp_path / "all")
+
+    class FromTheNewest(Known):
+        def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
+            if attention == self.second_twin and start < 1000:
+                return super().train(self.twin, start, steps, folder)
+            return super().train(attention, start, steps, folder)
+
+    found = told(FromTheNewest(subject.grown, ends=subject.ends, outcome=outcome), tmp_path, 2, "starts")
+    verdict = "step 1,000: chance cannot be measured here: the second twin explodes, or its W_Q is no number"
+    assert found[0] == (verdict, "growth ×2.46, chance not known")
+    assert found[1][0].startswith("1 of 2 that were asked for")
+    assert len(found) == 2
 
 
 def test_a_head_that_grows_a_tenth_of_the_largest_growth_takes_no_part() -> None:
     assert start(1, [[0.089, 0.091], [0.9, 0.0]]).growing.tolist() == [[False, True], [True, False]]
 
 
-def test_of_few_heads_chance_is_not_known_and_each_start_has_to_grow_by_a_quarter() -> None:
+def test_of_few_heads_a_largest_one_tells_little_and_each_start_has_to_grow_by_a_quarter() -> None:
     few = [start(step, [[growth, 0.0], [0.0, 0.0]]) for step, growth in enumerate((0.2, 0.22, 0.23))]
     assert [one.step for one in fit(few)] == [2]
+    eight = [start(one.step, np.pad(one.growth, ((0, 0), (0, 2)))) for one in few]
+    assert [one.step for one in fit(eight)] == [0, 1, 2]
 
 
 def test_a_small_growth_counts_only_if_the_same_head_grows_from_another_start() -> None:

@@ -17,6 +17,7 @@ from examples import nanogpt
 from flashpoint.cli.main import main
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.errors import UserError
+from flashpoint.localize.engine import engine
 from flashpoint.localize.own import Mixture, OwnLoop, mixed
 from flashpoint.localize.subject import Trained
 from flashpoint.runs.folder import RunFolder
@@ -195,6 +196,25 @@ def test_a_watched_run_needs_a_function_and_checkpoints(failing: Path) -> None:
     assert (result.exit_code, "no file there" in result.stderr) == (2, True)
     result = localize(failing, f"{nanogpt.__file__}:step", "--gpus", "99")
     assert (result.exit_code, "--gpus 99" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", f"{__file__}:attend", "flash_unrounded_out", "flash_bf16"])
+def test_the_two_twins_of_a_loop_differ_by_a_rounding(failing: Path, attention: str) -> None:
+    """In BF16, in which the loop goes on with O, in every head; and where all keys are one, dQ is 0 in both."""
+    loop = OwnLoop.of(RunFolder(failing), f"{nanogpt.__file__}:step", str(failing / "step-*.pt"), attention)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 80, 16, generator=generator).bfloat16().requires_grad_() for _ in range(3))
+    twins = [engine(of.inside) for of in (loop.twin, loop.second_twin)]
+    outs = [call(q, k, v, True, 0.25) for call in twins]
+    differing = (outs[0] != outs[1]).float().mean((0, 2, 3))
+    assert [out.dtype for out in outs] == [torch.bfloat16, torch.bfloat16]
+    assert (differing > 0.1).all()
+    for call in twins:
+        shared, apart = (
+            torch.autograd.grad(call(q, keys, v, True, 0.25).float().square().sum(), q)[0].float().norm()
+            for keys in (k[:, :, :1].expand_as(k), k)
+        )
+        assert shared < 2e-3 * apart
 
 
 @pytest.mark.parametrize(("layer", "heads", "inside"), [(1, (2,), [1]), (1, None, [0, 1, 2, 3]), (2, None, [])])

@@ -1,10 +1,10 @@
 """From which starts W_Q of a run grows beyond chance, and how much of that growth a branch has.
 
 The growth of a head from a start is ln(norm of W_Q in the run's branch / norm in the twin's), at their ends. Training
-is chaotic: without any cause, too, the two differ. A growth by chance has either sign; one that the attention drives is
-positive. The most negative growth of all heads is therefore the measure of chance, from the same two branches. It is
-too small where heads drift up together: in the one run that was looked at so, 11 of 12 heads of layers 4 to 6 went up
-from each of the last two of four starts.
+is chaotic: without any cause, too, the two differ. By how much, a second twin tells. Its rows of dS sum to zero, too,
+and its forward pass rounds otherwise than the twin's: nothing drives W_Q in either, and from the first step on they
+differ by roundings, as the run and the twin do. Chance is the largest |ln(second twin / twin)| of all heads. This
+assumes that the rounding of P̄, in which the twins differ, parts two branches about as far as any other rounding.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ Cells = NDArray[np.bool_]
 """Some heads of some layers, [n_layer, n_head]."""
 
 CLEAR = 3.0
-"""A growth is clear of chance from so many times the most negative one on. If chance is symmetric about 0, the largest
-of 24 heads is by chance in 0.3 % of starts with normal tails, in 3 % with those of Laplace, and in 7 % with Student's t
-of three degrees of freedom. Hence :data:`LEAST_GROWTH`."""
+"""A growth is clear of chance from so many times chance on. The largest of all heads is compared with a largest of all
+heads, and of one pair of branches. If independent heads of both pairs spread alike, one of 24 heads is clear by chance
+from less than 0.01 % of starts with normal tails, from 0.4 % with those of Laplace, and from 2.5 % with Student's t of
+three degrees of freedom. Hence :data:`LEAST_GROWTH`."""
 LEAST_GROWTH = 1.25
 """A start counts by itself only if W_Q of a head grows by this factor beyond the twin's. Below, the same head has to
-grow clear of chance from another start. This is weak evidence: heads that do not take part repeat their differences
-from start to start (r = 0.84 between two starts of one run)."""
-FEW_HEADS = 16
-"""Of fewer heads in all the most negative growth tells too little of chance: there each start needs
-:data:`LEAST_GROWTH`."""
+grow clear of chance from another start. The twins share whatever has no cause in the attention; a growth beyond theirs
+that is repeated on other batches is due to the attention, directly or through the loss."""
+FEW_HEADS = 8
+"""Of fewer heads in all a largest one tells too little of chance: there each start needs :data:`LEAST_GROWTH`. By
+chance, as above, of eight starts two agree about one of 8 heads in 0.5 % of runs at most, of 4 heads in 2 %, and about
+a single head in 19 to 26 %."""
 NEGLIGIBLE = 0.1
 """A head that grows less than this share of the head that grows most takes no part: where one grows much, others follow
-a little through the loss; and of few heads none may be negative."""
+a little through the loss."""
 _CANDIDATES = 2
 """Times as many checkpoints as are wanted are tried: early ones show no growth yet, and after late ones the twin's W_Q
 grows too."""
@@ -55,29 +57,40 @@ class Start:
         step: of the checkpoint.
         twin: spectral norms of W_Q at the end of the twin's branch, [n_layer, n_head].
         growth: of each head, in nats, [n_layer, n_head]; NaN where a norm is no number.
+        chance: the growth that comes by chance, in nats: the largest |ln(second twin / twin)| of all heads. NaN where
+            the second twin explodes, or a norm is no number.
     """
 
     step: int
     twin: NDArray[np.float64]
     growth: NDArray[np.float64]
+    chance: float
 
     @property
-    def chance(self) -> float:
-        """The growth that comes by chance, in nats."""
-        return max(0.0, -float(self.growth.min()))
+    def measured(self) -> bool:
+        """Whether growth and chance are numbers."""
+        return bool(np.isfinite(self.growth).all() and np.isfinite(self.chance))
 
     @property
     def growing(self) -> Cells:
-        """Heads whose growth is clear of chance, and not negligible; none where a norm is no number."""
-        least = max(CLEAR * self.chance, NEGLIGIBLE * float(self.growth.max()))
+        """Heads whose growth is clear of chance, and not negligible; none where one of the two is no number."""
+        least = np.maximum(CLEAR * self.chance, NEGLIGIBLE * self.growth.max())  # NaN if one is
         return (self.growth > 0) & (self.growth >= least)
+
+    @property
+    def refused(self) -> str:
+        """Why it does not count."""
+        if np.isfinite(self.growth).all() and np.isnan(self.chance):
+            return "chance cannot be measured here: the second twin explodes, or its W_Q is no number"
+        return "no growth to localise here"
 
     @property
     def told(self) -> str:
         """``growth ×1.37, chance ×1.02``."""
         if not np.isfinite(self.growth).all():
             return "W_Q is no number"
-        return f"growth ×{np.exp(self.growth.max()):.2f}, chance ×{np.exp(self.chance):.2f}"
+        chance = f"×{np.exp(self.chance):.2f}" if np.isfinite(self.chance) else "not known"
+        return f"growth ×{np.exp(self.growth.max()):.2f}, chance {chance}"
 
 
 def fit(starts: Sequence[Start]) -> list[Start]:
@@ -109,8 +122,9 @@ def find_starts(branches: Branches[A], wanted: int) -> tuple[list[Start], list[S
     tried: list[Start] = []
     while left and (missing := wanted - len(fit(tried))) > 0:
         now, left = left[:missing], left[missing:]
-        whole, twin = branches.subject.whole, branches.subject.twin
-        branches.train([Branch(attention, step, branches.steps) for attention in (whole, twin) for step in now])
+        subject, steps = branches.subject, branches.steps
+        needed = (subject.whole, subject.twin, subject.second_twin)
+        branches.train([Branch(attention, step, steps) for attention in needed for step in now])
         tried += [_start(branches, step) for step in now]
     found = fit(tried)
     if not found:
@@ -128,8 +142,11 @@ def _apart(checkpoints: Sequence[int], steps: int) -> list[int]:
 
 
 def _start(branches: Branches[A], step: int) -> Start:
-    own, twin = (branches.norms(which, step) for which in (branches.subject.whole, branches.subject.twin))
-    return Start(step, twin, _growth(own, twin))
+    subject = branches.subject
+    own, twin, second = (branches.norms(which, step) for which in (subject.whole, subject.twin, subject.second_twin))
+    holds = branches.onset(subject.second_twin, step, branches.steps) is None
+    chance = float(np.abs(_growth(second, twin)).max()) if holds else np.nan
+    return Start(step, twin, _growth(own, twin), chance)
 
 
 def _growth(own: NDArray[np.float64], twin: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -139,18 +156,19 @@ def _growth(own: NDArray[np.float64], twin: NDArray[np.float64]) -> NDArray[np.f
 
 
 def _refused(branches: Branches[A], tried: Sequence[Start]) -> UserError:
-    numbers = [start for start in tried if np.isfinite(start.growth).all()]
+    measured = [start for start in tried if start.measured]
     told = branches.path
-    if not numbers:
+    if not measured:
         return UserError(
-            f"{told}: W_Q of the run or of its twin is no number after {branches.steps:,} steps; give fewer --steps"
+            f"{told}: after {branches.steps:,} steps W_Q of the run or of a twin is no number, or the second twin, by "
+            "which chance is measured, has exploded; give fewer --steps"
         )
-    best = max(numbers, key=lambda start: float(start.growth.max()))
+    best = max(measured, key=lambda start: float(start.growth.max()))
     return NoGrowthError(
         f"{told}: from step {best.step:,} on W_Q outgrows its twin's by ×{np.exp(best.growth.max()):.2f} in "
-        f"{branches.steps:,} steps, where chance makes ×{np.exp(best.chance):.2f}, and from {len(tried) - 1} other "
-        "checkpoints it shows no growth either: too little to tell branches apart; give more --steps, or flashpoint "
-        "diagnose: this attention's fault, if it has one, does not drive W_Q"
+        f"{branches.steps:,} steps, where chance makes ×{np.exp(best.chance):.2f}, and no growth beyond chance is "
+        f"found from {len(tried) - 1} other checkpoints either: too little to tell branches apart; give more --steps, "
+        "or flashpoint diagnose: this attention's fault, if it has one, does not drive W_Q"
     )
 
 

@@ -25,20 +25,13 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashpoint.capture.sources import function_named
 from flashpoint.capture.watch import watch
 from flashpoint.capture.watched import Watch
-from flashpoint.diagnosis.probe import Function
-from flashpoint.drop_in import attention as drop_in
-from flashpoint.drop_in import variant_of
 from flashpoint.errors import UserError, one_line
-from flashpoint.files import CONFIGS
-from flashpoint.localize.replayed import exact
+from flashpoint.localize.engine import SECOND_TWIN, TWIN, engine, packaged
 from flashpoint.localize.subject import Trained
-from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.lines import whole_lines
 from flashpoint.runs.run import Run
@@ -53,7 +46,7 @@ class Mixture:
     """An attention in some layers and heads, and another one elsewhere.
 
     Attributes:
-        inside, elsewhere: names: ``sdpa``, an engine of ``flashpoint diagnose --attention``, or ``twin of NAME``.
+        inside, elsewhere: names that :func:`engine` takes.
         layers, heads: from 1; None is all.
     """
 
@@ -101,7 +94,7 @@ class OwnLoop:
                 "flashpoint.watch(functions=['MODULE:NAME']) and watch the run again"
             )
         seen = config["attn"]["name"]
-        known = seen == "sdpa" or (CONFIGS / "attn" / f"{seen}.yaml").is_file()
+        known = seen == "sdpa" or packaged(seen) is not None
         if attention is None and not known:
             raise UserError(f"{folder.path}: its attention is {seen}; name it with --attention FILE.py:FUNCTION")
         engine(attention or seen)
@@ -124,6 +117,10 @@ class OwnLoop:
         return Mixture(self._twin, self._twin)
 
     @property
+    def second_twin(self) -> Mixture:
+        return Mixture(SECOND_TWIN + self.attention, SECOND_TWIN + self.attention)
+
+    @property
     def divisible(self) -> bool:
         return True
 
@@ -133,7 +130,7 @@ class OwnLoop:
 
     @property
     def _twin(self) -> str:
-        return f"twin of {self.attention}"
+        return TWIN + self.attention
 
     def only_in(self, layers: Sequence[int], heads: Sequence[int] | None = None) -> Mixture:
         return Mixture(self.attention, self._twin, tuple(layers), None if heads is None else tuple(heads))
@@ -259,37 +256,3 @@ def mixed(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, *, mix
     chosen = torch.zeros(q.shape[1], dtype=torch.bool, device=q.device)
     chosen[[head - 1 for head in mixture.heads]] = True
     return torch.where(chosen[:, None, None], inside, engine(mixture.elsewhere)(q, k, v, is_causal, scale))
-
-
-def engine(name: str) -> Function:
-    """Return the attention of a name: ``sdpa``, ``twin of NAME``, or what ``flashpoint diagnose --attention`` takes.
-
-    Raises:
-        UserError: there is none.
-    """
-    if name not in _ENGINES:
-        _ENGINES[name] = _engine(name)
-    return _ENGINES[name]
-
-
-_ENGINES: dict[str, Function] = {}
-
-
-def _engine(name: str) -> Function:
-    if name == "sdpa":
-        return lambda q, k, v, causal, scale: F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-    if name.startswith("twin of "):
-        return _of_variant(exact(_variant(name.removeprefix("twin of ")) or variant_of("flash_fp32")))
-    if variant := _variant(name):
-        return _of_variant(variant)
-    return function_named(name)
-
-
-def _variant(name: str) -> AttentionVariant | None:
-    """Return this package's variant of that name, which is none of PyTorch's kernels."""
-    there = name != "sdpa" and (CONFIGS / "attn" / f"{name}.yaml").is_file()
-    return variant_of(name) if there else None
-
-
-def _of_variant(variant: AttentionVariant) -> Function:
-    return lambda q, k, v, causal, scale: drop_in(q, k, v, is_causal=causal, scale=scale, variant=variant)

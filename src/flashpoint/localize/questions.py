@@ -83,7 +83,7 @@ class _Asking(Generic[A]):
 
 def _about(branches: Branches[A], found: list[Start], others: list[Start], wanted: int) -> list[Answer]:
     """Say which starts do not count, and that those that do are too few for an interval."""
-    rows = [Answer("starts", f"step {one.step:,}: no growth to localise here", one.told) for one in others]
+    rows = [Answer("starts", f"step {one.step:,}: {one.refused}", one.told) for one in others]
     if len(found) == 1 < wanted:
         told = (
             f"1 of {wanted} that were asked for, and no interval: keep more checkpoints of the last thousands of "

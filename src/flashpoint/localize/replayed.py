@@ -16,7 +16,7 @@ from flashpoint.build_config import build_config
 from flashpoint.config import Config
 from flashpoint.files import CONFIGS
 from flashpoint.localize.subject import Trained
-from flashpoint.numerics.choices import UNROUNDED, DeltaError
+from flashpoint.numerics.choices import NEAREST, UNROUNDED, DeltaError
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint.runs.folder import RunFolder, by_step
 from flashpoint.runs.run import Run
@@ -57,14 +57,18 @@ class ReplayedRun:
         return exact(self.whole)
 
     @property
+    def second_twin(self) -> AttentionVariant:
+        return rounded_otherwise(self.twin)
+
+    @property
     def divisible(self) -> bool:
-        return self.whole.elsewhere is None
+        return self.whole.elsewhere is None and self.whole.kernel == "flash"
 
     def only_in(self, layers: Sequence[int], heads: Sequence[int] | None = None) -> AttentionVariant:
         return only_in(self.whole, self.twin, layers, heads)
 
     def changes(self) -> Iterator[tuple[str, AttentionVariant]]:
-        for name, change in REMEDIES.items():
+        for name, change in REMEDIES.items() if self.whole.kernel == "flash" else ():  # another one has no choices
             try:
                 changed = dataclasses.replace(self.whole, name=f"{self.whole.name}, {name}", **change)
             except ValueError:  # another choice needs this one
@@ -89,11 +93,23 @@ class ReplayedRun:
 
 
 def exact(variant: AttentionVariant) -> AttentionVariant:
-    """Return a variant with exact row sums and no injected error, everywhere."""
+    """Return a variant with exact row sums and no injected error, everywhere; of PyTorch's kernel this package's."""
     elsewhere = variant.elsewhere and exact(variant.elsewhere)
     return dataclasses.replace(
-        variant, name=f"{variant.name} exact_row_sum=true", exact_row_sum=True, delta_error=DeltaError(),
-        elsewhere=elsewhere,
+        variant, name=f"{variant.name} exact_row_sum=true", kernel="flash", exact_row_sum=True, exact_row_sum_passes=2,
+        delta_error=DeltaError(), elsewhere=elsewhere,
+    )  # fmt: skip
+
+
+def rounded_otherwise(variant: AttentionVariant) -> AttentionVariant:
+    """Return a variant with P̄ rounded to BF16 where it is not, and not rounded where it is, everywhere.
+
+    O differs by about a rounding of its own. δ of exact row sums is of the P before this rounding.
+    """
+    probs = NEAREST if variant.probs.mode == "none" else UNROUNDED
+    elsewhere = variant.elsewhere and rounded_otherwise(variant.elsewhere)
+    return dataclasses.replace(
+        variant, name=f"{variant.name} probs.mode={probs.mode}", probs=probs, elsewhere=elsewhere
     )  # fmt: skip
 
 

@@ -47,6 +47,10 @@ class Subject(Protocol[A]):
         """The same with every row of dS summing to zero."""
 
     @property
+    def second_twin(self) -> A:
+        """The twin with a forward pass that rounds otherwise. Nothing but chance tells its W_Q from the twin's."""
+
+    @property
     def divisible(self) -> bool:
         """Whether it can be restricted to layers and heads."""
 
