@@ -1,7 +1,7 @@
 """After a capture the steps that follow are measured for the error of δ, until there are enough sequences."""
 
-import gzip
 import json
+import lzma
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -311,18 +311,18 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, damage: Callable[[str], str]
         read_samples(tmp_path / "own", None, calls)
 
 
-def test_a_gzipped_file_is_read_like_another_and_its_damage_is_told(tmp_path: Path) -> None:
+def test_a_compressed_file_is_read_like_another_and_its_damage_is_told(tmp_path: Path) -> None:
     loop(tmp_path, step=capturing(0, 6), steps=4, interval=500)
     file, calls = tmp_path / "own/captures/step-0000000/delta.jsonl", read_calls(tmp_path / "own")
     plain_samples = read_samples(tmp_path / "own", None, calls)
-    file.with_name("delta.jsonl.gz").write_bytes(content := gzip.compress(file.read_bytes()))
+    file.with_name("delta.jsonl.xz").write_bytes(content := lzma.compress(file.read_bytes()))
     file.unlink()
     packed = read_samples(tmp_path / "own", None, calls)
     assert {layer: of.steps for layer, of in packed.items()} == {layer: of.steps for layer, of in plain_samples.items()}
     for layer, sample in plain_samples.items():
         assert all(torch.equal(packed[layer].measures[name], of) for name, of in sample.measures.items())
-    file.with_name("delta.jsonl.gz").write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match=r"delta\.jsonl\.gz: damaged"):
+    file.with_name("delta.jsonl.xz").write_bytes(content[: len(content) // 2])
+    with pytest.raises(UserError, match=r"delta\.jsonl\.xz: damaged"):
         read_samples(tmp_path / "own", None, calls)
 
 

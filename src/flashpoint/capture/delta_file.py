@@ -42,7 +42,7 @@ class _Line(Kind):
 
 
 def place(capture: Path) -> Path:
-    """Return where a capture's file is, or would be; gzipped where the capture is kept as evidence."""
+    """Return where a capture's file is, or would be; compressed where the capture is kept as evidence."""
     return as_kept(capture / NAME)
 
 

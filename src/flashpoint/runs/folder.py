@@ -58,7 +58,7 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """The metrics file (:mod:`flashpoint.runs.metrics`); gzipped where the run is kept as evidence."""
+        """The metrics file (:mod:`flashpoint.runs.metrics`); compressed where the run is kept as evidence."""
         return as_kept(self._metrics)
 
     @property
