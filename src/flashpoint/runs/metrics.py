@@ -70,7 +70,7 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> Columns:
-    """Return the columns of a metrics file, compressed or not, without a last line cut short, as a killed run leaves it.
+    """Return the columns of a metrics file, compressed or not, without a last line that a kill cut short.
 
     Raises:
         UserError: the file is missing or its compression damaged, or a line is, with its number.
