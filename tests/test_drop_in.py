@@ -91,6 +91,7 @@ def test_grouped_heads_are_those_of_pytorchs_attention() -> None:
         assert (one - other).float().norm() <= 0.02 * other.float().norm()
 
 
+@pytest.mark.slow
 def test_compiled_it_computes_the_same_bits() -> None:
     def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(q.sin(), k, v, is_causal=True, enable_gqa=True, variant="flash_fixed").float()

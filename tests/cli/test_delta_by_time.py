@@ -51,6 +51,7 @@ def test_the_variant_injects_what_was_measured(runs: list[str], tmp_path: Path) 
     assert variant.delta_error.interval == 500
 
 
+@pytest.mark.slow
 def test_a_run_trains_with_the_variant(runs: list[str], tmp_path: Path, train: Command) -> None:
     (tmp_path / "mine/attn").mkdir(parents=True)
     call("delta", *runs, "--by", "time", "--variant", tmp_path / "mine/attn/measured.yaml")

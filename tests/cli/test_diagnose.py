@@ -30,6 +30,7 @@ def diagnose(*arguments: str) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.slow
 def test_a_run_is_diagnosed_with_its_own_attention(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(recorded)
     told = diagnose("runs/original", "--sequences", "8")

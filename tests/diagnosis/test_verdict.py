@@ -49,6 +49,7 @@ def by_position(function: Callable[..., Tensor]) -> Function:
     return lambda q, k, v, is_causal, scale: function(q, k, v, is_causal=is_causal, scale=scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "none"])
 @pytest.mark.parametrize("head", [None, 2])
 def test_a_planted_fault_is_named(kind: str, head: int | None) -> None:

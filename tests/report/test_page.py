@@ -142,6 +142,7 @@ def live(tmp_path: Path) -> Path:
     return written
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("shown", ["report", "live"])
