@@ -65,9 +65,11 @@ class FakeSubject:
         return Trained("exploded" if explodes else "stable", 1010 if explodes else None, norms.tolist())
 
 
-def asked(folder: Path, gpus: int = 1, minutes: float | None = None, seconds: float = 0.0) -> list[tuple[str, ...]]:
+def asked(
+    folder: Path, gpus: int = 1, minutes: float | None = None, seconds: float = 0.0, per_gpu: int = 1
+) -> list[tuple[str, ...]]:
     folder.mkdir(exist_ok=True)
-    with Branches(FakeSubject(seconds=seconds), RunFolder(folder), 200, minutes, gpus) as branches:
+    with Branches(FakeSubject(seconds=seconds), RunFolder(folder), 200, minutes, gpus, per_gpu) as branches:
         *_, stand = answers(branches, 2)
     return [(one.question, one.verdict, one.evidence) for one in stand]
 
@@ -137,8 +139,9 @@ def test_norms_of_another_model_are_refused(tmp_path: Path, norms: list[list[flo
         asked(tmp_path)
 
 
-def test_branches_side_by_side_give_the_same_answers(tmp_path: Path) -> None:
-    assert asked(tmp_path, gpus=2) == EXPECTED
+@pytest.mark.parametrize(("gpus", "per_gpu"), [(2, 1), (1, 2)])
+def test_branches_side_by_side_give_the_same_answers(tmp_path: Path, gpus: int, per_gpu: int) -> None:
+    assert asked(tmp_path, gpus=gpus, per_gpu=per_gpu) == EXPECTED
 
 
 class Clock:

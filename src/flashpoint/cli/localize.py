@@ -30,7 +30,14 @@ if TYPE_CHECKING:
     help="Checkpoints to branch from, of twice as many, --steps apart.",
 )
 @click.option("--minutes", type=click.FloatRange(0), help="Begin no branch that would end after so many.")
-@click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="A branch on each.")
+@click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="To train branches on.")
+@click.option(
+    "--per-gpu",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Branches side by side on a GPU, of which each takes the memory of the run.",
+)
 @click.option(
     "--function",
     metavar="FILE.py:step",
@@ -47,6 +54,7 @@ def command(
     starts: int,
     minutes: float | None,
     gpus: int,
+    per_gpu: int,
     function: str | None,
     checkpoints: str | None,
     attention: str | None,
@@ -77,7 +85,7 @@ def command(
     _check_gpus(gpus)
     columns = ("question", "verdict", "evidence")
     stand, seen, started = list[Answer](), set[Answer](), time.monotonic()
-    with Branches(subject, folder, steps, minutes, gpus) as branches:
+    with Branches(subject, folder, steps, minutes, gpus, per_gpu) as branches:
         for stand in answers(branches, starts):
             for answer in [one for one in stand if one not in seen]:
                 print(f"{answer.question}: {answer.verdict} ({answer.evidence})", file=sys.stderr, flush=True)

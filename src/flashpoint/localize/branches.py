@@ -45,9 +45,12 @@ class Branches(Generic[A]):
     Args:
         steps: of a branch.
         minutes: no branch is begun that would end later, by the slowest of those before; None is no limit.
-        gpus: on which branches train side by side, a process each; 1 trains in this process.
+        gpus: on which branches train.
+        per_gpu: branches that train side by side on one GPU. A small model leaves it idle for most of a branch, while
+            the attention is compiled.
 
     Attributes:
+        side_by_side: branches that train at a time, a process each; a single one trains in this process.
         checkpoints: the steps from which a branch can start, in order: after the warm-up of the learning rate, in which
             norms of every head grow, and so that it ends before the run's failure.
 
@@ -56,7 +59,13 @@ class Branches(Generic[A]):
     """
 
     def __init__(
-        self, subject: Subject[A], folder: RunFolder, steps: int, minutes: float | None, gpus: int = 1
+        self,
+        subject: Subject[A],
+        folder: RunFolder,
+        steps: int,
+        minutes: float | None,
+        gpus: int = 1,
+        per_gpu: int = 1,
     ) -> None:
         self.subject, self.steps, self._folder = subject, steps, folder
         run = subject.run
@@ -71,8 +80,8 @@ class Branches(Generic[A]):
         self._until = None if minutes is None else time.monotonic() + 60 * minutes
         self._known = {branch["key"]: branch for branch in folder.read_branches()}
         self._seconds = 0.0
-        self.gpus = gpus
-        self._pool = _pool(gpus) if gpus > 1 else None
+        self.side_by_side = gpus * per_gpu
+        self._pool = _pool(gpus, per_gpu) if self.side_by_side > 1 else None
         self.trained = 0
 
     def __enter__(self) -> Branches[A]:
@@ -128,7 +137,7 @@ class Branches(Generic[A]):
         running: dict[Future[tuple[Trained, float]], str] = {}
         waiting, late = list(missing), False
         while waiting or running:
-            while waiting and len(running) < self.gpus and not late:
+            while waiting and len(running) < self.side_by_side and not late:
                 late = self._late(missing[waiting[0]].steps)
                 if not late:
                     key = waiting.pop(0)
@@ -167,15 +176,15 @@ def _train_one(subject: Subject[A], branch: Branch[A], folder: RunFolder, key: s
     return trained, time.monotonic() - started
 
 
-def _pool(gpus: int) -> ProcessPoolExecutor:
-    """Return processes that see one GPU each."""
+def _pool(gpus: int, per_gpu: int) -> ProcessPoolExecutor:
+    """Return processes that see one GPU each, so many on every GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(number) for number in range(gpus)]
     context = multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
-    for name in names[:gpus]:
+    for name in per_gpu * names[:gpus]:
         queue.put(name)
-    return ProcessPoolExecutor(gpus, context, _take_gpu, (queue,))
+    return ProcessPoolExecutor(gpus * per_gpu, context, _take_gpu, (queue,))
 
 
 def _take_gpu(names: Any) -> None:

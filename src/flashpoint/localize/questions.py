@@ -15,9 +15,10 @@ from flashpoint.localize.subject import A
 def answers(branches: Branches[A], starts: int) -> Iterator[list[Answer]]:
     """Ask all questions from so many starts; yield the answers as they stand, whenever there is a new one.
 
-    Layers, heads and choices are asked in rounds, the first from one start (with several GPUs from as many), the next
-    from one more. When the time runs out they have the answers of the last round that was finished: fewer starts for
-    all of them, rather than none for the last. The last answer then says what is missing.
+    Layers, heads and choices are asked in rounds, the first from one start, the next from one more; where several
+    branches train side by side, from as many and as many more. When the time runs out they have the answers of the last
+    round that was finished: fewer starts for all of them, rather than none for the last. The last answer then says what
+    is missing.
 
     Raises:
         UserError: the run does not outgrow its twin, or a branch cannot be trained.
@@ -53,10 +54,10 @@ class _Asking(Generic[A]):
 
     def answers(self, wanted: int) -> Iterator[list[Answer]]:
         """Yield :attr:`stand`, whenever it is another."""
-        branches, gpus = self._branches, self._branches.gpus
+        branches, more = self._branches, self._branches.side_by_side
         self._starts, others = find_starts(branches, wanted)
         self.stand = about = _about(branches, self._starts, others, wanted)
-        for number in range(gpus, len(self._starts) + gpus, gpus):
+        for number in range(more, len(self._starts) + more, more):
             asked = _Round(Measure(branches, self._starts[:number]))
             yield from self._one_round(about, asked)
             self._used = min(number, len(self._starts))
@@ -131,7 +132,7 @@ class _Round(Generic[A]):
 
     def _choices(self) -> Iterator[Answer]:
         changes = list(self._subject.changes())
-        if self._measure.branches.gpus > 1:
+        if self._measure.branches.side_by_side > 1:
             self._measure.prepare([changed for _, changed in changes])
         for name, changed in changes:
             effect = self._measure.effect(changed)
