@@ -3,6 +3,7 @@
     python scripts/pending.py --list             # what there is, with GPUs and minutes
     python scripts/pending.py --minutes 30       # all of it; the same command goes on where the last one stopped
     python scripts/pending.py watching kernels   # these
+    python scripts/pending.py --pack results.tar.xz    # runs nothing: what they have written so far, without weights
 
 Each job has GPUs of its own. A command that has ended well is not run again, unless it or one before it has changed
 since; one that failed is, by the next call. When the minutes are over the jobs under way are told to end, and trainings
@@ -20,6 +21,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,6 +42,8 @@ STATE = Path("runs/.pending")
 _POLL_SECONDS = 0.2
 _TO_END = 60.0
 """Seconds that a job has to end after it was told to."""
+_LARGE = {"checkpoints", "captures", "branches"}, {".pt", ".safetensors"}
+"""Names of folders and endings of files that hold weights or tensors."""
 _NOTHING = signal.Signals.SIGCONT
 """A signal that changes nothing for a process that runs."""
 
@@ -112,7 +116,13 @@ class Running:
         command = self.job.commands[self.job.done()]
         self._log.write(f"$ {command}\n".encode())
         self._log.flush()
-        environment = {**os.environ, "NAME": self.job.name, "CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
+        environment = {
+            **os.environ,
+            "NAME": self.job.name,
+            "CUDA_VISIBLE_DEVICES": ",".join(self.gpus),
+            # python and flashpoint are this installation's, also where it is not activated
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        }
         return subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", command],
             env=environment,
@@ -209,6 +219,21 @@ def _end(running: list[Running]) -> None:
         one.send(signal.SIGKILL)
 
 
+def pack(jobs: list[Job], path: Path) -> None:
+    """Write an archive of what jobs have printed and of their folders, ``runs/NAME*``, without weights and tensors."""
+    folders, endings = _LARGE
+
+    def small(file: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        name = Path(file.name)
+        return None if name.name in folders or name.suffix in endings else file
+
+    with tarfile.open(path, "w:xz") as packed:
+        for job in jobs:
+            for found in (STATE / f"{job.name}.log", *sorted(STATE.parent.glob(f"{job.name}*"))):
+                if found.exists():
+                    packed.add(found, filter=small)
+
+
 def read(path: Path) -> list[Job]:
     """Return the jobs of a list.
 
@@ -233,6 +258,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these jobs")
     parser.add_argument("--list", action="store_true", help="print the jobs")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which what runs is ended")
+    parser.add_argument("--pack", type=Path, metavar="FILE.tar.xz", help="write what they have written so far")
     parser.add_argument("--jobs", type=Path, default=LIST, metavar="FILE", help="another list")
     with command_errors():
         arguments = parser.parse_args()
@@ -245,6 +271,9 @@ def main() -> None:
                 Table(["job", "shows", "GPUs", "minutes"], [[j.name, j.shows, j.gpus, f"{j.minutes:g}"] for j in jobs]),
                 "markdown",
             )
+            return
+        if arguments.pack:
+            pack(jobs, arguments.pack)
             return
         if failed := run(jobs, cuda_devices(), arguments.minutes * 60):
             raise UserError(f"failed: {', '.join(failed)}; {STATE}/NAME.log says why, and the same command tries again")

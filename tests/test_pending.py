@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -38,6 +39,22 @@ def test_jobs_run_beside_each_other_on_gpus_of_their_own() -> None:
     assert pending.run(jobs, gpus=2, seconds=60) == []
     assert sorted(printed("one") + printed("two")) == ["0", "1"]
     assert sorted(printed("both")[0].split(",")) == ["0", "1"]
+
+
+def test_what_is_packed_is_what_jobs_have_written_without_weights(tmp_path: Path) -> None:
+    run, again = "mkdir -p runs/$NAME/run/checkpoints runs/$NAME/captures", "mkdir runs/$NAME-again"
+    files = "touch runs/$NAME/run/{outcome.json,step-1.pt} runs/$NAME/{run/checkpoints,captures}/a runs/$NAME-again/b"
+    assert pending.run([job("one", run, again, files), job("two", "echo b")], gpus=2, seconds=60) == []
+    pending.pack([job("one"), job("three")], tmp_path / "packed.tar.xz")
+    with tarfile.open(tmp_path / "packed.tar.xz") as packed:
+        names = {one.name for one in packed if one.isfile()}
+    assert names == {"runs/.pending/one.log", "runs/one/run/outcome.json", "runs/one-again/b"}
+
+
+def test_commands_are_those_of_this_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert pending.run([job("one", "python -c 'import sys; print(sys.prefix)'")], gpus=1, seconds=60) == []
+    assert printed("one") == [sys.prefix]
 
 
 def test_gpus_are_of_those_that_the_caller_sees(monkeypatch: pytest.MonkeyPatch) -> None:
