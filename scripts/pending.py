@@ -34,7 +34,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError, command_errors
 from flashpoint.files import write_json
-from flashpoint.hardware import cuda_devices
+from flashpoint.hardware import cuda_devices, visible_gpus
 from hydra_plugins.flashpoint_launcher._processes import StopRequests
 
 LIST = Path(__file__).with_suffix(".yaml")
@@ -147,7 +147,7 @@ def run(jobs: list[Job], gpus: int, seconds: float) -> list[str]:
     """
     if large := [job for job in jobs if job.gpus > gpus]:
         raise UserError(f"{large[0].name}: takes {large[0].gpus} GPUs, and here are {gpus}; name the jobs to run")
-    free, running, failed, until = _visible(gpus), list[Running](), list[str](), time.monotonic() + seconds
+    free, running, failed, until = visible_gpus(gpus), list[Running](), list[str](), time.monotonic() + seconds
     with _alone() as lock, StopRequests() as stop:
         waiting = [job for job in jobs if job.done() < len(job.commands)]
         try:
@@ -170,15 +170,11 @@ def run(jobs: list[Job], gpus: int, seconds: float) -> list[str]:
             _end(running)
     for one in running:
         print(f"stopped: {one.job.name}", flush=True)
+    for job in waiting:
+        print(f"no time for: {job.name}", flush=True)
     if stop.received:
         sys.exit(128 + stop.received[0])
     return failed
-
-
-def _visible(gpus: int) -> list[str]:
-    """Return what CUDA_VISIBLE_DEVICES is for each of the GPUs that this process sees."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [str(number) for number in range(gpus)] if given is None else given.split(",")[:gpus]
 
 
 @contextlib.contextmanager

@@ -140,3 +140,14 @@ def test_train_takes_the_laptop_preset_for_a_cpu_and_refuses_to_fall_back_to_it(
     assert result.stderr.startswith("error: the driver shows a GPU")
     assert len(result.stderr.splitlines()) == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("given", "seen"), [(None, ["0", "1"]), ("3,GPU-5,7", ["3", "GPU-5"]), ("", [""])])
+def test_a_gpu_is_named_as_the_caller_sees_it(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, seen: list[str]
+) -> None:
+    """Without a GPU to see, a process that is given one's name would compute on it."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert hardware.visible_gpus(2) == seen

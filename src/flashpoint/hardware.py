@@ -89,6 +89,12 @@ def cuda_devices() -> int:
     return len(cuda_device_names())
 
 
+def visible_gpus(count: int) -> list[str]:
+    """Return what CUDA_VISIBLE_DEVICES is for each of the first ``count`` GPUs that this process sees."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(number) for number in range(count)] if given is None else given.split(",")[:count]
+
+
 def cuda_device_names() -> list[str]:
     """Return the names of the CUDA devices that the driver shows this process, in its order."""
     driver, count = _driver(), ctypes.c_int(0)

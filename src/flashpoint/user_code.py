@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import textwrap
 import traceback
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ class UserCodeError(UserError):
 
 
 def load(word: str, where: str) -> Any:
-    """Run a Python file and return what it defines under a name.
+    """Run a Python file anew, but for what it imports, and return what it defines under a name.
 
     Args:
         word: ``FILE.py:NAME``.
@@ -36,6 +37,9 @@ def load(word: str, where: str) -> Any:
     if spec is None or spec.loader is None:
         raise UserError(f"{where}: {file} is no Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses and pickle look for what the file defines
+    if (folder := str(Path(file).resolve().parent)) not in sys.path:
+        sys.path.insert(0, folder)  # the file may import others beside it, as with python FILE.py
     with told(word, where):
         spec.loader.exec_module(module)
         return getattr(module, name)

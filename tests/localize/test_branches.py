@@ -1,6 +1,7 @@
 """The order of questions, the budget and several processes, on a run whose growth is known: head 2 of layer 3."""
 
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -142,6 +143,50 @@ def test_norms_of_another_model_are_refused(tmp_path: Path, norms: list[list[flo
 @pytest.mark.parametrize(("gpus", "per_gpu"), [(2, 1), (1, 2)])
 def test_branches_side_by_side_give_the_same_answers(tmp_path: Path, gpus: int, per_gpu: int) -> None:
     assert asked(tmp_path, gpus=gpus, per_gpu=per_gpu) == EXPECTED
+
+
+@dataclass(frozen=True)
+class Failing(FakeSubject):
+    """A branch from step 500 fails at once, or takes its process along."""
+
+    dies: bool = False
+
+    def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
+        if start == 500 and self.dies:
+            os._exit(1)
+        if start == 500:
+            raise UserError("the memory of device cuda is full; lower the model")
+        return super().train(attention, start, steps, folder)
+
+
+def test_a_branch_that_fails_leaves_those_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    subject = Failing(seconds=1.0)
+    pair = [Branch(subject.whole, 500, 200), Branch(subject.whole, 300, 200), Branch(subject.whole, 0, 200)]
+    with (
+        pytest.raises(UserError, match="lower the model; or give fewer --per-gpu"),
+        Branches(subject, RunFolder(tmp_path), 200, None, per_gpu=2) as branches,
+    ):
+        branches.train(pair)
+    assert "waiting for what trains beside it: 1" in capsys.readouterr().err
+    assert [json.loads(line)["start"] for line in (tmp_path / "localize.jsonl").read_text().splitlines()] == [300]
+
+
+def test_a_process_that_dies_is_told_in_one_line(tmp_path: Path) -> None:
+    subject = Failing(dies=True)
+    with (
+        pytest.raises(UserError, match=r"a process died in a branch from step 500, .* give fewer --gpus"),
+        Branches(subject, RunFolder(tmp_path), 200, None, gpus=2) as branches,
+    ):
+        branches.train([Branch(subject.whole, 500, 200)])
+
+
+def test_a_second_localisation_of_a_run_is_refused(tmp_path: Path) -> None:
+    with (
+        Branches(FakeSubject(), RunFolder(tmp_path), 200, None),
+        pytest.raises(UserError, match="another process localises it"),
+        Branches(FakeSubject(), RunFolder(tmp_path), 200, None),
+    ):
+        pass
 
 
 class Clock:

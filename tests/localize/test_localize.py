@@ -15,12 +15,14 @@ from torch import Tensor
 
 from flashpoint.cli.main import main
 from flashpoint.drop_in import variant_of
+from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
-from flashpoint.localize.replayed import REMEDIES, exact, only_in, rounded_otherwise
+from flashpoint.localize.replayed import REMEDIES, ReplayedRun, exact, only_in, rounded_otherwise
 from flashpoint.localize.search import smallest_failing
 from flashpoint.numerics.choices import Rounding
 from flashpoint.numerics.dispatch import attention
 from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.runs.folder import RunFolder
 from flashpoint.training.step import OptimizerStep
 from tests.conftest import Command
 
@@ -128,6 +130,24 @@ def test_an_error_in_one_layer_is_localised_and_what_was_trained_is_kept(
     again = CliRunner().invoke(main, command)
     assert json.loads(again.stdout)["tables"][0]["rows"] == rows
     assert (tmp_path / "runs/failing/localize.jsonl").read_text().splitlines() == kept
+
+
+@pytest.mark.slow
+def test_branches_begin_where_they_are_asked_to(
+    train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run without a checkpoint of that step, and one that branched off, begin nowhere else."""
+    train("train.steps=8", "checkpoints.interval=2", "run_name=whole").check_returncode()
+    train("replay=whole", "from_step=4", "checkpoints.interval=2", "run_name=branch", tiny=False).check_returncode()
+    monkeypatch.chdir(tmp_path)
+    whole, branch = (ReplayedRun(RunFolder.open(Path("runs", name))) for name in ("whole", "branch"))
+    assert whole.checkpoints == [0, 2, 4, 6, 8]
+    assert branch.checkpoints == [6, 8]
+    (tmp_path / "runs/whole/checkpoints/step-000000006.safetensors").write_bytes(b"damaged")
+    with pytest.raises(UserError, match="the checkpoint of step 6 is damaged, and a branch began at 4"):
+        whole.train(whole.twin, 6, 2, tmp_path / "runs/of-6")
+    (tmp_path / "runs/whole/checkpoints/step-000000006.safetensors").unlink()
+    assert ReplayedRun(whole.folder).checkpoints == [0, 2, 4, 8]
 
 
 @pytest.mark.slow

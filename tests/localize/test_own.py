@@ -188,6 +188,21 @@ def test_options_that_the_loop_gives_its_own_watch_are_passed_over(failing: Path
     assert [len(layer) for layer in trained.norms] == [2, 2]
 
 
+def test_two_checkpoints_of_one_step_are_refused(failing: Path, tmp_path: Path) -> None:
+    for name in ("model-000005.pt", "optimizer-000005.pt"):
+        shutil.copy(failing / "step-000005.pt", tmp_path / name)
+    with pytest.raises(UserError, match=r"model-000005.pt and .*optimizer-000005.pt have one step, 5"):
+        OwnLoop.of(RunFolder(failing), f"{nanogpt.__file__}:step", str(tmp_path / "*.pt"), f"{__file__}:attend")
+
+
+def test_a_damaged_batch_list_is_one_line(failing: Path, tmp_path: Path) -> None:
+    shutil.copytree(failing, tmp_path / "run")
+    with (tmp_path / "run/batches.csv").open("a") as file:
+        file.write("\0\0\0,\n")
+    result = localize(tmp_path / "run", f"{nanogpt.__file__}:step", "--starts", "1")
+    assert (result.exit_code, "line 21 begins with no step" in result.stderr) == (2, True), result.stderr
+
+
 def test_a_watched_run_needs_a_function_and_checkpoints(failing: Path) -> None:
     result = CliRunner().invoke(main, ["localize", str(failing)])
     assert (result.exit_code, "--function FILE.py:step" in result.stderr) == (2, True)

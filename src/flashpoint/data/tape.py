@@ -137,7 +137,7 @@ class Tape:
     records: NDArray[np.uint32]
     """Window numbers [steps, micro-batches, ranks, sequences]."""
     digest: str
-    """SHA-256 chain over all entries of the file."""
+    """BLAKE2b chain over all entries of the file."""
 
     @property
     def steps(self) -> int:

@@ -6,13 +6,13 @@ growth: :mod:`flashpoint.localize.growth`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import multiprocessing
-import os
 import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,8 @@ from typing import Any, Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, notify
+from flashpoint.localize.processes import branch_processes
 from flashpoint.localize.subject import A, Subject, Trained
 from flashpoint.runs.folder import RunFolder
 
@@ -79,21 +80,26 @@ class Branches(Generic[A]):
             raise UserError(f"{folder.path}: {run.verdict}; {told}")
         self._until = None if minutes is None else time.monotonic() + 60 * minutes
         self._known = {branch["key"]: branch for branch in folder.read_branches()}
-        self._seconds = 0.0
-        self.side_by_side = gpus * per_gpu
-        self._pool = _pool(gpus, per_gpu) if self.side_by_side > 1 else None
+        self._seconds = max((one["seconds"] / one["steps"] for one in self._known.values()), default=0.0)
+        self.side_by_side, self._gpus, self._per_gpu = gpus * per_gpu, gpus, per_gpu
+        self._pool: ProcessPoolExecutor | None = None
+        self._held = contextlib.ExitStack()
         self.trained = 0
 
     def __enter__(self) -> Branches[A]:
+        with contextlib.ExitStack() as held:
+            held.enter_context(self._folder.localizing())
+            if self.side_by_side > 1:
+                self._pool = held.enter_context(branch_processes(self._gpus, self._per_gpu))
+            self._held = held.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
         if kind is None:  # otherwise the log of the branch that failed stays
-            shutil.rmtree(self._folder.path / "branches", ignore_errors=True)
+            self._held.callback(shutil.rmtree, self._folder.path / "branches", ignore_errors=True)
+        self._held.__exit__(kind, error, trace)
 
     @property
     def path(self) -> Path:
@@ -130,23 +136,44 @@ class Branches(Generic[A]):
 
         Raises:
             OutOfTimeError: one may not be begun any more. Those under way are kept.
+            UserError: one cannot be trained. Those beside it are waited for, and kept.
         """
         missing = {key: branch for branch in branches if (key := self._key(branch)) not in self._known}
         if missing:
             (self._folder.path / "branches").mkdir(exist_ok=True)
         running: dict[Future[tuple[Trained, float]], str] = {}
-        waiting, late = list(missing), False
+        waiting, late, failed = list(missing), False, list[Exception]()
         while waiting or running:
-            while waiting and len(running) < self.side_by_side and not late:
+            while waiting and len(running) < self.side_by_side and not late and not failed:
                 late = self._late(missing[waiting[0]].steps)
                 if not late:
                     key = waiting.pop(0)
                     running[self._begin(missing[key], key)] = key
             if not running:
-                raise OutOfTimeError
+                break
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 key = running.pop(future)
-                self._keep(key, missing[key], *future.result())
+                try:
+                    self._keep(key, missing[key], *future.result())
+                except (UserError, BrokenProcessPool) as error:
+                    failed.append(self._told(error, missing[key]))
+                    if running and len(failed) == 1:
+                        notify(f"{failed[0]}; waiting for what trains beside it: {len(running)}")
+        if failed:
+            raise failed[0]
+        if waiting:
+            raise OutOfTimeError
+
+    def _told(self, error: Exception, branch: Branch[A]) -> Exception:
+        fewer = "give fewer --per-gpu" if self._per_gpu > 1 else "give fewer --gpus"
+        if isinstance(error, BrokenProcessPool):
+            return UserError(
+                f"{self._folder.path}: a process died in a branch from step {branch.start:,}, for want of memory "
+                f"perhaps; {fewer}; the same command goes on from here"
+            )
+        if self.side_by_side > 1 and "memory of device" in str(error):
+            return UserError(f"{error}; or {fewer}")
+        return error
 
     def _late(self, steps: int) -> bool:
         return self._until is not None and time.monotonic() + steps * self._seconds > self._until
@@ -174,18 +201,3 @@ def _train_one(subject: Subject[A], branch: Branch[A], folder: RunFolder, key: s
     trained = subject.train(branch.attention, branch.start, branch.steps, place)
     shutil.rmtree(place, ignore_errors=True)
     return trained, time.monotonic() - started
-
-
-def _pool(gpus: int, per_gpu: int) -> ProcessPoolExecutor:
-    """Return processes that see one GPU each, so many on every GPU."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else [str(number) for number in range(gpus)]
-    context = multiprocessing.get_context("spawn")
-    queue = context.SimpleQueue()
-    for name in per_gpu * names[:gpus]:
-        queue.put(name)
-    return ProcessPoolExecutor(gpus * per_gpu, context, _take_gpu, (queue,))
-
-
-def _take_gpu(names: Any) -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = names.get()

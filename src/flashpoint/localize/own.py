@@ -32,6 +32,7 @@ from flashpoint.capture.watched import Watch
 from flashpoint.errors import UserError, one_line
 from flashpoint.localize.engine import SECOND_TWIN, TWIN, engine, packaged
 from flashpoint.localize.subject import Trained
+from flashpoint.numerics.ops import forget_graphs
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.lines import whole_lines
 from flashpoint.runs.run import Run
@@ -83,7 +84,15 @@ class OwnLoop:
         Raises:
             UserError: something is not there.
         """
-        files = {int(found[-1]): path for path in glob.glob(pattern) if (found := re.findall(r"\d+", Path(path).name))}
+        files: dict[int, str] = {}
+        for path in sorted(glob.glob(pattern)):
+            if numbers := re.findall(r"\d+", Path(path).name):
+                if (step := int(numbers[-1])) in files:
+                    raise UserError(
+                        f"--checkpoints {pattern}: {files[step]} and {path} have one step, {step:,}; give a pattern of "
+                        "names that end with the step, and of one file each"
+                    )
+                files[step] = path
         if not files:
             raise UserError(f"--checkpoints {pattern}: no file there with a step in its name, e.g. step-001000.pt")
         load(function, f"--function {function}")
@@ -148,6 +157,7 @@ class OwnLoop:
         return f"{self.function} {sorted(asdict(attention).items())}"
 
     def train(self, attention: Mixture, start: int, steps: int, folder: Path) -> Trained:
+        forget_graphs()  # a function compiles so many times only, and once more for each branch
         step = load(self.function, f"--function {self.function}")
         handed = _Handed(attention, self._n_layer)
 
@@ -158,7 +168,11 @@ class OwnLoop:
                 interval=steps + 1, log_interval=min(10, steps), sequences=1, functions=[f"{__name__}:mixed"],
             )  # fmt: skip
 
-        with folder.with_suffix(".log").open("w") as log, contextlib.redirect_stderr(log):
+        with (
+            folder.with_suffix(".log").open("w") as log,
+            contextlib.redirect_stderr(log),
+            contextlib.redirect_stdout(log),
+        ):
             try:
                 step(self.files[start], handed, steps, watching)
             except UserError:
@@ -197,7 +211,10 @@ def _batches(folder: RunFolder) -> dict[int, bytes]:
     """Return the batches' fingerprints by step, without a last row cut short; empty where the loop handed none."""
     if not folder.batches.is_file():
         return {}
-    rows = (line.partition(b",") for line in whole_lines(folder.batches, "make it readable"))
+    rows = [line.partition(b",") for line in whole_lines(folder.batches, "make it readable")]
+    for number, (step, _, _) in enumerate(rows, 1):
+        if not step.isdigit():
+            raise UserError(f"{folder.batches}: line {number} begins with no step; restore the file, or watch again")
     return {int(step): fingerprint for step, _, fingerprint in rows}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from flashpoint.build_config import build_config
 from flashpoint.config import Config
+from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
 from flashpoint.localize.subject import Trained
 from flashpoint.numerics.choices import NEAREST, UNROUNDED, DeltaError
@@ -45,8 +46,10 @@ class ReplayedRun:
 
     @cached_property
     def checkpoints(self) -> list[int]:
-        saved = list(by_step(self.folder.checkpoints, ".json"))
-        return [0, *saved]  # a run can be repeated from its beginning, too
+        weights = by_step(self.folder.checkpoints, ".safetensors")
+        saved = [step for step in by_step(self.folder.checkpoints, ".json") if step in weights]
+        origin = self.run.origin
+        return [0, *saved] if origin is None or origin[1] == 0 else saved  # from its beginning, too
 
     @property
     def whole(self) -> AttentionVariant:
@@ -88,7 +91,13 @@ class ReplayedRun:
         if outcome.interrupted:  # what ended the branch ends the localisation: half a branch says nothing
             signal.raise_signal(signal.Signals[outcome.interrupted])
             raise KeyboardInterrupt  # where the signal is ignored
-        norms = Run.of_folder(RunFolder(Path(outcome.run))).measured_by_head("w_q_spectral_norm")[1][..., -1]
+        branch = RunFolder(Path(outcome.run))
+        if (began := (branch.read_manifest().get("parent") or {}).get("from_step", 0)) != start:
+            raise UserError(
+                f"{self.folder.checkpoints}: the checkpoint of step {start:,} is damaged, and a branch began at "
+                f"{began:,}; delete that checkpoint"
+            )
+        norms = Run.of_folder(branch).measured_by_head("w_q_spectral_norm")[1][..., -1]
         return Trained(outcome.outcome, outcome.onset_step, norms.tolist())
 
 

@@ -237,12 +237,27 @@ class RunFolder:
         Raises:
             UserError: another process writes the run, or the folder takes no lock.
         """
-        lock = FileLock(self._lock, timeout=_READER_SECONDS)
+        with self._exclusive(self._lock, "another process runs it"):
+            yield
+
+    @contextlib.contextmanager
+    def localizing(self) -> Iterator[None]:
+        """Be the only process that trains branches of the run, in the block.
+
+        Raises:
+            UserError: another process does, or the folder takes no lock.
+        """
+        with self._exclusive(self.path / ".localize.lock", "another process localises it"):
+            yield
+
+    @contextlib.contextmanager
+    def _exclusive(self, path: Path, told: str) -> Iterator[None]:
+        lock = FileLock(path, timeout=_READER_SECONDS)
         try:
-            self._lock.touch()  # FileLock would take a folder that holds no file for one that is locked
+            path.touch()  # FileLock would take a folder that holds no file for one that is locked
             lock.acquire()
         except Timeout:
-            raise UserError(f"{self.path}: another process runs it; wait until it ends, or stop it first") from None
+            raise UserError(f"{self.path}: {told}; wait until it ends, or stop it first") from None
         except (OSError, NotImplementedError) as error:  # the latter on a file system without locks
             reason = getattr(error, "strerror", None) or error
             raise UserError(f"{self.path}: {reason}; choose a writable runs_dir that has locks") from error

@@ -58,7 +58,9 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
             folder = _folder(plan, existing, held)
             outcome = execute(plan, parts, folder, Listeners(listeners if ranks.first else ()))
     except (MemoryError, RuntimeError) as error:  # what PyTorch raises where an allocation fails
-        if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
+        # of a GPU whose memory others fill, the first allocation fails with an error of another class
+        full = ("can't allocate memory", "CUDA error: out of memory")
+        if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in full)):
             raise
         raise UserError(
             f"the memory of device {device.type} is full; lower train.micro_batch_size, model.context or the model"
