@@ -78,7 +78,19 @@ def command_errors() -> Iterator[None]:
             sys.exit(1)
 
 
+def is_first_process() -> bool:
+    """Return whether this is the first of several processes, or the only one.
+
+    Processes that a loop starts itself, as by ``torch.multiprocessing``, may know their place without any ``RANK``.
+    PyTorch is not imported for it: a process that has joined others has imported it.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return bool(dist.get_rank() == 0)
+    return os.environ.get("RANK", "0") == "0"
+
+
 def notify(line: str) -> None:
     """Print one line on stderr, from the first of several processes only. Stdout is kept for the outcome."""
-    if os.environ.get("RANK", "0") == "0":
+    if is_first_process():
         print(line, file=sys.stderr, flush=True)

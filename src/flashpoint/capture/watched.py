@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -23,7 +22,7 @@ from flashpoint.capture.projections import spectral_norms
 from flashpoint.capture.run import WatchedRun
 from flashpoint.capture.values import LOGGED, floats, gradient_norm, one_number
 from flashpoint.config import DetectorConfig
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, is_first_process
 from flashpoint.probes.sentinel import LOOKBACK, Sentinel
 from flashpoint.training.detector import ExplosionDetector
 from flashpoint.training.listeners import Listener, Metrics
@@ -59,7 +58,7 @@ class Watch:
         detector = self._bounds = DetectorConfig()
         self._detector, self._sentinel = ExplosionDetector(detector), Sentinel(warmup_steps)
         self.run: WatchedRun | None = None
-        if os.environ.get("RANK", "0") == "0":
+        if is_first_process():
             parameters = list(model.parameters())
             if not parameters:
                 raise UserError(f"watch: {type(model).__name__} has no parameters; give the module that is trained")
