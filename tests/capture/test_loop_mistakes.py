@@ -111,6 +111,19 @@ def test_what_is_no_number_is_told_once_and_all_else_recorded(
     assert ("loss" in run.columns) == ("loss" not in given)
 
 
+def test_numbers_in_one_buffer_are_those_of_their_steps(tmp_path: Path) -> None:
+    """As the outputs of a CUDA graph, which the next replay overwrites."""
+    loss, norm = torch.empty(()), torch.empty(1)
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        model(torch.randn(3, 12, 32)).square().mean().backward()
+        watched.step(loss.fill_(number), grad_norm=norm.fill_(10 + number))
+
+    run = loop(tmp_path, step=step, log_interval=4)
+    assert run.columns["loss"][1].ravel().tolist() == [0, 1, 2, 3]
+    assert run.columns["grad_norm"][1].ravel().tolist() == [10, 11, 12, 13]
+
+
 def test_batches_in_one_buffer_are_told_apart_and_none_is_kept_for_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,7 +52,7 @@ def _of_heads(call: AttentionCall, results: Results, _: Probed | None, n: int) -
 
 
 def one_number(value: Any, name: str) -> Tensor | float:
-    """Return a number; one on a device is not read from there.
+    """Return a number; one on a device is copied, as the loop may overwrite its own, and not read from there.
 
     Raises:
         ValueError: it is none, or several.
@@ -60,7 +60,7 @@ def one_number(value: Any, name: str) -> Tensor | float:
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"{name} has {value.numel():,} numbers: give one, e.g. their mean")
-        return value.detach().reshape(()) if value.dim() else value.detach()
+        return value.detach().reshape(()).clone()
     try:
         return float(value)
     except (TypeError, ValueError):

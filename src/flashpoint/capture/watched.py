@@ -211,9 +211,8 @@ class Watch:
         if taken := sorted(LOGGED & metrics.keys()):
             raise ValueError(f"the watch itself logs {', '.join(taken)}: give the metric another name")
         given = [one_number(value, name) for name, value in metrics.items()]
-        kept = [one.clone() if isinstance(one, Tensor) else one for one in given]  # the loop may overwrite its own
         self._arrivals.ask(
-            "logging metrics", kept, lambda read: run.log(step, dict(zip(metrics, map(float, read), strict=True)))
+            "logging metrics", given, lambda read: run.log(step, dict(zip(metrics, map(float, read), strict=True)))
         )
 
     def _observe_next(self) -> None:
