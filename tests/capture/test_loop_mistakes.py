@@ -92,6 +92,8 @@ def test_a_folder_that_is_gone_does_not_end_the_training(tmp_path: Path, capsys:
         ({"loss": None}, "the loss is NoneType: give a number"),
         ({"accuracy": [1, 2]}, "accuracy is list: give a number"),
         ({"grad_norm": "large"}, "grad_norm is str: give a number"),
+        ({"grad_norm": torch.empty((), device="meta")}, "grad_norm is a tensor without memory, or a sparse one"),
+        ({"grad_norm": torch.tensor(1.0).to_sparse()}, "grad_norm is a tensor without memory, or a sparse one"),
         ({"batch": object()}, "a batch that is object shows no tensors"),
         ({"step": 3}, "the watch itself logs step"),
         ({"w_q_spectral_norm": 3.0}, "the watch itself logs w_q_spectral_norm"),
@@ -109,6 +111,26 @@ def test_what_is_no_number_is_told_once_and_all_else_recorded(
     assert capsys.readouterr().err.count(told) == 1
     assert len(run.columns["row_sum_relative_bias"][0]) == 4
     assert ("loss" in run.columns) == ("loss" not in given)
+
+
+def test_a_gradient_norm_that_cannot_be_read_costs_no_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Unreadable(Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.stack:
+                raise NotImplementedError("no such thing")
+            return super().__torch_function__(func, types, args, kwargs)
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        loss = model(torch.randn(3, 12, 32)).square().mean()
+        loss.backward()
+        norm = torch.tensor(1.0)
+        watched.step(loss, grad_norm=norm.as_subclass(Unreadable) if number == 1 else norm)
+
+    run = loop(tmp_path, step=step)
+    assert run.columns["loss"][0].tolist() == [0, 1, 2, 3]
+    assert run.columns["grad_norm"][0].tolist() == [2, 3]
+    assert capsys.readouterr().err.count("reading the gradient norms failed (NotImplementedError: no such thing)") == 1
 
 
 def test_numbers_in_one_buffer_are_those_of_their_steps(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flashpoint.capture.sharding import local
+
 _BITS = (1 << 64) - 1
 _FACTOR = 0x5851F42D4C957F2D
 _FACTORS_KEPT = 1 << 18
@@ -73,7 +75,7 @@ class Sums:
 def sums(batch: Any) -> Sums:
     """Return the sums of a batch: of a tensor Σ (w_i + 0x9E3779B9) · f_i over its words w, and of a container those of
     its parts, each times a power of 0x100000001B3 by its place, all mod 2⁶⁴. Σ f_i is known, so that the device adds up
-    Σ w_i · f_i alone."""
+    Σ w_i · f_i alone. Of a tensor that processes share it is the part of this one."""
     summed = Sums()
     _add(summed, batch, 1)
     return summed
@@ -83,6 +85,7 @@ def _add(summed: Sums, batch: Any, factor: int) -> None:
     if isinstance(batch, np.ndarray) and batch.dtype.kind in "biuf":
         batch = torch.from_numpy(batch)
     if isinstance(batch, Tensor):
+        batch = local(batch)
         flat = batch.detach().reshape(-1)
         words = (flat.float().view(torch.int32) if flat.is_floating_point() else flat).long()
         count = words.numel()
@@ -107,7 +110,7 @@ def _factors(count: int, device: torch.device) -> Tensor:
 def on_cpu(batch: Any) -> Any:
     """Return a batch as plain containers of tensors on the CPU."""
     if isinstance(batch, Tensor):
-        return batch.detach().cpu()
+        return local(batch).detach().cpu()
     if isinstance(batch, np.ndarray):
         return torch.from_numpy(batch) if batch.dtype.kind in "biuf" else str(batch)
     if isinstance(batch, Mapping):

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from flashpoint import drop_in
 from flashpoint.capture.masks import masking
+from flashpoint.capture.sharding import SHARDED, is_dtensor
 
 if TYPE_CHECKING:
     from flashpoint.capture.interceptor import Interceptor
@@ -64,6 +65,9 @@ class CallMode(TorchFunctionMode):
 
     def _keep(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         given = {**dict(zip(_SDPA_ARGUMENTS, args, strict=False)), **kwargs}
+        if any(map(is_dtensor, (*given.values(), out))):
+            self._interceptor.missed.add(f"scaled_dot_product_attention: {SHARDED}")
+            return
         mask = given.get("attn_mask")
         causal = bool(given.get("is_causal")) if mask is None else masking(mask, given["query"].shape[-2])
         if given.get("dropout_p"):

@@ -25,6 +25,7 @@ from flashpoint.capture.functions import (
 from flashpoint.capture.guard import described
 from flashpoint.capture.intercepted_call import Hook, InterceptedCall
 from flashpoint.capture.interface import intercepting_interface, interface_in_use
+from flashpoint.capture.sharding import SHARDED, is_dtensor
 from flashpoint.diagnosis.call import is_self_attention
 
 WITHOUT_GRADIENTS = "called without gradients, as in an evaluation or in checkpoints, which need use_reentrant=False"
@@ -244,6 +245,9 @@ class Interceptor:
             return
         if out is None:
             self.missed.add(f"{named.word}: returns {type(result).__name__}, where O or a tuple with O first is read")
+            return
+        if any(map(is_dtensor, (*qkv, out))):
+            self.missed.add(f"{named.word}: {SHARDED}")
             return
         told, scale = (_first(given, names) for names in (("causal", "is_causal"), ("softmax_scale", "scale")))
         tensors = dict(zip(("q", "k", "v", "out"), (*qkv, out), strict=True))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashpoint.capture.functions import arguments_of, output_of, queries_keys_values
 from flashpoint.capture.masks import masking
+from flashpoint.capture.sharding import SHARDED, is_dtensor
 
 if TYPE_CHECKING:
     from flashpoint.capture.interceptor import Interceptor
@@ -50,6 +51,9 @@ def intercepting_interface(interceptor: Interceptor, original: Callable[..., Any
             interceptor.missed.add(f"{name}: called without q, k, v, or returns no O")
             return
         q, k, v = found
+        if any(map(is_dtensor, (q, k, v, out, mask))):
+            interceptor.missed.add(f"{name}: {SHARDED}")
+            return
         causal, reason = _masked(module, q.shape[2], mask, given)
         if reason:
             interceptor.missed.add(f"{name}: {reason}")

@@ -12,6 +12,7 @@ from flashpoint.capture.guard import Guard
 from flashpoint.capture.intercepted_call import Hook
 from flashpoint.capture.interceptor import WITHOUT_GRADIENTS, Interceptor
 from flashpoint.capture.projections import ModuleOutputs, Projection, projections_of
+from flashpoint.capture.sharding import is_sharded
 from flashpoint.diagnosis.call import AttentionCall
 
 
@@ -139,6 +140,10 @@ class Observer:
     def _find_projections(self, interceptor: Interceptor, outputs: ModuleOutputs) -> None:
         outputs.__exit__()
         self.projections = {}  # what fails once is not tried again
+        if is_sharded(self._model):  # its hooks would gather weights, and the other processes are not asked to
+            outputs.by_node.clear()
+            self._guard.tell("weights are sharded: norms of W_Q and W_K are not logged, and no early warning comes")
+            return
         with interceptor.deaf():
             self.projections = projections_of(interceptor.latest(), outputs)
         outputs.by_node.clear()

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flashpoint.capture.sharding import is_dtensor, whole
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.measured import by_sequence
@@ -55,12 +56,15 @@ def one_number(value: Any, name: str) -> Tensor | float:
     """Return a number; one on a device is copied, as the loop may overwrite its own, and not read from there.
 
     Raises:
-        ValueError: it is none, or several.
+        ValueError: it is none, or several, or this process holds a part of it.
     """
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"{name} has {value.numel():,} numbers: give one, e.g. their mean")
-        return value.detach().reshape(()).clone()
+        value = whole(value.detach(), name)
+        if value.is_meta or value.layout != torch.strided:
+            raise ValueError(f"{name} is a tensor without memory, or a sparse one: give a number")
+        return value.reshape(()).clone()
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -75,7 +79,9 @@ def floats(values: Sequence[Tensor | float]) -> list[float]:
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor | None:
-    """Return the norm of all gradients together; None where no parameter has one."""
+    """Return the norm of all gradients together; None where no parameter has one, or processes share one."""
     gradients = [grad for p in parameters if (grad := p.grad) is not None]
+    if any(map(is_dtensor, gradients)):  # their norm is summed over processes, and this one alone asks for it
+        return None
     dense = [one.coalesce().values() if one.is_sparse else one for one in gradients]
     return nn.utils.get_total_norm(dense) if dense else None

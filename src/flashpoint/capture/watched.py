@@ -20,6 +20,7 @@ from flashpoint.capture.observation_schedule import ObservationSchedule
 from flashpoint.capture.observer import Observer
 from flashpoint.capture.projections import spectral_norms
 from flashpoint.capture.run import WatchedRun
+from flashpoint.capture.sharding import is_sharded
 from flashpoint.capture.values import LOGGED, floats, gradient_norm, one_number
 from flashpoint.config import DetectorConfig
 from flashpoint.errors import UserError, is_first_process
@@ -50,6 +51,7 @@ class Watch:
         listeners: Sequence[Listener],
     ) -> None:
         self._model, self._parameters = model, list[nn.Parameter]()
+        self._sharded = False
         interval, self._weights_interval, self._log_interval = intervals
         self._step = 0
         self._guard = Guard(lambda: self._step)
@@ -109,7 +111,8 @@ class Watch:
             loss: of the step, nats.
             batch: what the step trained on: tensors, or dicts and lists of them. Its fingerprint is recorded, and it is
                 kept when something goes wrong.
-            grad_norm: before clipping; None computes it from the gradients at every ``log_interval``-th step.
+            grad_norm: before clipping; None computes it from the gradients at every ``log_interval``-th step. That of
+                sharded gradients is not computed: all processes would have to.
             metrics: other numbers to log, as ``lr=1e-3``, by names that the watch does not log itself.
                 ``tokens_per_second`` gives the rate.
         """
@@ -173,7 +176,8 @@ class Watch:
         """Each part by itself: where one fails, the others are recorded."""
         step = self._step
         due = (step + 1) % self._log_interval == 0
-        self._guard.do("reading the loss", lambda: self._note(step, loss, grad_norm, due))
+        self._guard.do("reading the loss", lambda: self._note(step, loss))
+        self._guard.do("reading the gradient norm", lambda: self._note_norm(step, grad_norm, due))
         if batch is not None:
             self._guard.do("reading the batch", lambda: self._note_batch(step, batch))
         self._schedule.take(step)
@@ -184,17 +188,31 @@ class Watch:
         if due:
             self._guard.do("logging the losses", self._flush)
 
-    def _note(self, step: int, loss: Tensor | float, grad_norm: Tensor | float | None, due: bool) -> None:
-        number = one_number(loss, "the loss")
-        self._pending.append((step, number, None))
+    def _note(self, step: int, loss: Tensor | float) -> None:
+        self._pending.append((step, one_number(loss, "the loss"), None))
+
+    def _note_norm(self, step: int, grad_norm: Tensor | float | None, due: bool) -> None:
+        """Add the gradient norm to the loss of its step, if there is one."""
         if grad_norm is None and due:
-            if not self._parameters or (step + 1) % self._weights_interval == 0:
-                self._parameters = list(self._model.parameters())  # takes longer than their norm
-            grad_norm = gradient_norm(self._parameters)
-            if grad_norm is None:
-                self._guard.tell("no gradients at watched.step; call it after the backward pass and before zero_grad")
-        if grad_norm is not None:
-            self._pending[-1] = step, number, one_number(grad_norm, "grad_norm")
+            grad_norm = self._gradient_norm(step)
+        if grad_norm is not None and self._pending and self._pending[-1][0] == step:
+            self._pending[-1] = step, self._pending[-1][1], one_number(grad_norm, "grad_norm")
+
+    def _gradient_norm(self, step: int) -> Tensor | None:
+        """Return the norm of the gradients; None where there are none, or processes share them."""
+        if not self._parameters or (step + 1) % self._weights_interval == 0:
+            self._parameters = list(self._model.parameters())  # takes longer than their norm
+            self._sharded = is_sharded(self._model)
+        if self._sharded:
+            self._guard.tell(
+                "the norm of sharded gradients is not measured: all processes would have to; hand over what they "
+                "computed together: watched.step(…, grad_norm=…)"
+            )
+            return None
+        norm = gradient_norm(self._parameters)
+        if norm is None:
+            self._guard.tell("no gradients at watched.step; call it after the backward pass and before zero_grad")
+        return norm
 
     def _note_batch(self, step: int, batch: Any) -> None:
         if (summed := self._batches.add(step, batch)) is not None:
@@ -251,7 +269,7 @@ class Watch:
     def _judge(self, pending: Sequence[tuple[int, Number, Number | None]], read: Sequence[Number]) -> None:
         """Judge and log losses, after which come the gradient norms that there are."""
         assert self.run is not None
-        losses, norms = floats(read[: len(pending)]), iter(floats(read[len(pending) :]))
+        losses, norms = floats(read[: len(pending)]), iter(self._norms(read[len(pending) :]))
         lines: list[tuple[int, Metrics]] = []
         for (step, _, taken), loss in zip(pending, losses, strict=True):
             norm = None if taken is None else next(norms)
@@ -275,6 +293,16 @@ class Watch:
         else:
             self._batches.forget(pending[-1][0])
         self.run.log_all(lines)  # last: all are judged on a full disk
+
+    def _norms(self, read: Sequence[Number]) -> Sequence[float | None]:
+        """Return gradient norms; None for all of them where one cannot be read, which is no reason to lose losses."""
+        found: list[float | None] = [None] * len(read)
+
+        def take() -> None:
+            found[:] = floats(read)
+
+        self._guard.do("reading the gradient norms", take)
+        return found
 
     def _note_fingerprints(self, of_batches: Sequence[tuple[int, Sums]], read: Sequence[Number]) -> None:
         assert self.run is not None
