@@ -42,7 +42,7 @@ STATE = Path("runs/.pending")
 _POLL_SECONDS = 0.2
 _TO_END = 60.0
 """Seconds that a job has to end after it was told to."""
-_LARGE = {"checkpoints", "captures", "branches"}, {".pt", ".safetensors"}
+_LARGE_FOLDERS, _LARGE_FILES = {"checkpoints", "captures", "branches"}, {".pt", ".safetensors"}
 """Names of folders and endings of files that hold weights or tensors."""
 _NOTHING = signal.Signals.SIGCONT
 """A signal that changes nothing for a process that runs."""
@@ -217,17 +217,20 @@ def _end(running: list[Running]) -> None:
 
 def pack(jobs: list[Job], path: Path) -> None:
     """Write an archive of what jobs have printed and of their folders, ``runs/NAME*``, without weights and tensors."""
-    folders, endings = _LARGE
 
     def small(file: tarfile.TarInfo) -> tarfile.TarInfo | None:
         name = Path(file.name)
-        return None if name.name in folders or name.suffix in endings else file
+        return None if name.name in _LARGE_FOLDERS or name.suffix in _LARGE_FILES else file
 
+    written = {
+        found
+        for job in jobs
+        for found in (STATE / f"{job.name}.log", *STATE.parent.glob(f"{job.name}*"))  # a name can begin another one
+        if found.exists()
+    }
     with tarfile.open(path, "w:xz") as packed:
-        for job in jobs:
-            for found in (STATE / f"{job.name}.log", *sorted(STATE.parent.glob(f"{job.name}*"))):
-                if found.exists():
-                    packed.add(found, filter=small)
+        for found in sorted(written):
+            packed.add(found, filter=small)
 
 
 def read(path: Path) -> list[Job]:

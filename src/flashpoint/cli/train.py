@@ -24,7 +24,7 @@ from flashpoint.cli.composition import check_files_as_hydra_reads_them, checked_
 from flashpoint.cli.process import quick_end
 from flashpoint.cli.refusals import refusal
 from flashpoint.config import Config
-from flashpoint.errors import exit_in_one_line
+from flashpoint.errors import exit_in_one_line, is_first_process
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import refuse_another_gpu, refuse_unusable_gpu
 from flashpoint.surroundings import HardwareConfig
@@ -51,7 +51,7 @@ def train(composed: DictConfig) -> None:
             raise
         traceback.print_exc()  # an error of ours, which is not to be told as bad input
         sys.exit(1)
-    if os.environ.get("RANK", "0") == "0":
+    if is_first_process():
         print(outcome.line(), flush=True)
     if outcome.interrupted:
         sys.exit(128 + signal.Signals[outcome.interrupted])
