@@ -30,7 +30,6 @@ def main() -> None:
     from benchmarks.rounds import block
     from benchmarks.shapes import composed
     from flashpoint.model import GPT
-    from flashpoint.training.compilation import start_compile_workers
     from flashpoint.training.determinism import fix_numerics
     from flashpoint.training.parallel import Ranks
     from flashpoint.training.step import OptimizerStep
@@ -47,10 +46,8 @@ def main() -> None:
     triton.knobs.compilation.listener = told
     fix_numerics(threads(device), config.train.deterministic, config.train.precision)
     built = time.monotonic()
-    workers_started = start_compile_workers()
     model = GPT(config.model, config.attn, config.seed).to(device)
     step, batches = OptimizerStep(model, config, device, Ranks()), random_batches(config, device)
-    workers_started()
     phases["model"] = time.monotonic() - built
     whole = block(step.warm_up, 1, device)
     parts = _parts_of_compilation()

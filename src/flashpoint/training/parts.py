@@ -21,7 +21,6 @@ from flashpoint.errors import UserError, notify
 from flashpoint.model import GPT
 from flashpoint.probes.runner import ProbeRunner
 from flashpoint.training.chip import told_if_too_large
-from flashpoint.training.compilation import start_compile_workers
 from flashpoint.training.digests import weights_digest
 from flashpoint.training.interrupt import surely_interrupted
 from flashpoint.training.needs import capacity
@@ -65,16 +64,14 @@ def build(plan: Plan) -> Parts:
         UserError: data, tape, checkpoints or probes are not what the configuration needs, or a kernel does not fit the
             GPU.
     """
-    config, ranks, on_gpu = plan.config, plan.ranks, plan.device.type == "cuda"
+    config, ranks = plan.config, plan.ranks
     with surely_interrupted(), _preparing(plan) as preparing:  # a compiler's callbacks can drop Ctrl-C, too
-        workers_started = start_compile_workers() if on_gpu and config.train.compiles("cuda") else lambda: None
         model = GPT(config.model, config.attn, config.seed)
         if config.checkpoints.interval:
             capacity(config.checkpoints, state_bytes(model))  # refused before there is a folder
         model.to(plan.device)  # where it may not fit
         step = OptimizerStep(model, config, plan.device, ranks)
         started = time.perf_counter()
-        workers_started()  # or the compiler would start others
         with told_if_too_large(config.attn, plan.device):
             step.warm_up()
         compile_seconds = time.perf_counter() - started
