@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # How far weights come apart where two runs differ in one thing (arXiv 2405.02803, figures 7 and 8).
 # Usage: scripts/weights.sh SEEDS [KEY=VALUE …], e.g. scripts/weights.sh 0,1,2,3 experiment=laptop train.steps=600
+# PRECISIONS=fp16,fp32,tf32 adds TF32, which a CPU does not have; RUNS_PER_GPU and INTERVAL, in steps, have defaults below.
 # Leaves run folders under runs/weights-*/, prints the tables and writes figures with their data into runs/weights-figures/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,5 +22,5 @@ sweep attention "$slots" attn=flash_fp32,flash_bf16 "$(against standard)" "$@"
 sweep weight "$slots" attn=standard model.init_ulps=65536 "$(against standard)" "$@"
 sweep order "$slots" attn=standard train.order_seed=1000 "$(against standard)" "$@"
 sweep initial "$slots" attn=standard model.init_seed=1000 "$(against standard)" "$@"
-sweep precision "$slots" attn=sdpa train.precision=fp16,fp32 "$(against sdpa)" "$@"
+sweep precision "$slots" attn=sdpa train.precision="${PRECISIONS:-fp16,fp32}" "$(against sdpa)" "$@"
 "$python" -m flashpoint weights 'runs/weights-[!t]*/*' --control "initial weights" --figures runs/weights-figures

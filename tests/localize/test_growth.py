@@ -123,10 +123,11 @@ def test_the_share_is_that_of_the_heads_that_grow(tmp_path: Path) -> None:
     with Branches(subject, RunFolder(tmp_path), 200, None) as branches:
         starts, _ = find_starts(branches, 1)
         measure = Measure(branches, starts)
-        assert measure.effect(subject.whole).shares == {3000: 1.0}
-        assert measure.effect(subject.twin).shares == {3000: 0.0}
-        (share,) = measure.effect(cells([2], [1])).shares.values()
-        assert share == pytest.approx(0.3 / 0.8, abs=4 * 0.01 / 0.8)  # chance: at most 0.01 of two heads, twice
+        whole = measure.effect(subject.whole)
+        # chance: at most 0.01 of two heads, twice
+        assert whole.branch == whole.run == {3000: pytest.approx(0.8, abs=4 * 0.01)}
+        assert measure.effect(subject.twin).branch == {3000: 0.0}
+        assert measure.effect(cells([2], [1])).branch == {3000: pytest.approx(0.3, abs=4 * 0.01)}
 
 
 @dataclass(frozen=True)
@@ -289,22 +290,28 @@ def test_norms_that_are_no_numbers_have_failed_as_the_run_did(tmp_path: Path) ->
     subject, broken = Breaking({3000: (0.5, 0.0, 0.0, 0.0)}), 1
     with Branches(subject, RunFolder(tmp_path), 200, None) as branches:
         measure = Measure(branches, find_starts(branches, 1)[0])
-        assert measure.effect(cells([1], [1])).shares == {3000: 1.0}
+        failed = measure.effect(cells([1], [1]))
+        assert failed.branch == failed.run
     (tmp_path / "localize.jsonl").unlink()
     broken = LAYERS * HEADS
     with Branches(subject, RunFolder(tmp_path), 200, None) as branches, pytest.raises(UserError, match="no number"):
         find_starts(branches, 1)
 
 
+def effect(run: Sequence[float], branch: Sequence[float]) -> Effect:
+    return Effect(dict(enumerate(run)), dict(enumerate(branch)))
+
+
 def test_an_interval_over_starts_tells_whether_it_decides() -> None:
-    """Student's t with two degrees of freedom, 4.303, by hand."""
-    assert Effect({1: 0.8, 2: 0.9, 3: 1.0}).told == "0.90 ± 0.25 of the growth, 3 of 3 starts"
-    undecided = Effect({1: 0.4, 2: 0.9, 3: 0.6})
+    """Where the run grows alike from all starts: the mean share, and Student's t with two degrees of freedom, 4.303."""
+    assert effect([1, 1, 1], [0.8, 0.9, 1.0]).told == "0.90 ± 0.25 of the growth, 3 of 3 starts"
+    undecided = effect([1, 1, 1], [0.4, 0.9, 0.6])
     assert (undecided.told, undecided.decided) == ("0.63 ± 0.63 of the growth, 2 of 3 starts", False)
-    assert Effect({1: 0.8}).told == "0.80 of the growth, 1 of 1 starts"
+    assert effect([2], [1.6]).told == "0.80 of the growth, 1 of 1 starts"
 
 
-def test_the_mean_over_starts_decides() -> None:
-    assert Effect({100: 0.9, 200: 0.2, 300: 0.6}).grows
-    assert not Effect({100: 0.7, 200: 0.2}).grows
-    assert Effect({100: 0.9, 200: 0.2, 300: 0.6}).votes == 2
+def test_a_start_from_which_little_grows_says_little() -> None:
+    """By hand: (1·1 + 2·1) / (1² + 2²) = 0.6; its error √((0.4² + 0.2²) / 1 / 5) = 0.2, times Student's t, 12.706."""
+    assert effect([1, 2], [1, 1]).told == "0.60 ± 2.54 of the growth, 1 of 2 starts"
+    chance = effect([2.0, 1.6, 0.1], [0.1, 0.0, 0.1])  # shares of 0.05, 0 and 1
+    assert (chance.grows, chance.decided, chance.votes) == (False, True, 1)

@@ -1,4 +1,4 @@
-"""The mean of a few values, the rate of a few outcomes, and how sure they are."""
+"""The mean of a few values, the slope through a few points, the rate of a few outcomes, and how sure they are."""
 
 from __future__ import annotations
 
@@ -17,6 +17,22 @@ def mean_interval(values: ArrayLike) -> tuple[float, float | None]:
         return float(values.mean()), None
     half = t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
     return float(values.mean()), float(half)
+
+
+def slope_interval(x: ArrayLike, y: ArrayLike) -> tuple[float, float | None]:
+    """Return the slope of y over x through the origin, by least squares, and half of its 95 % interval.
+
+    The errors of y are taken to be as large at every x: where x is small, y / x says little. None for one point.
+    """
+    from scipy.stats import t
+
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    square = float((x * x).sum())
+    slope = float((x * y).sum()) / square
+    if len(x) < 2:
+        return slope, None
+    error = np.sqrt(((y - slope * x) ** 2).sum() / (len(x) - 1) / square)
+    return slope, float(t.ppf((1 + CONFIDENCE) / 2, len(x) - 1) * error)
 
 
 def clopper_pearson(count: int, of: int) -> tuple[float, float]:

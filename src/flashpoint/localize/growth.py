@@ -16,7 +16,7 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.analysis.intervals import mean_interval
+from flashpoint.analysis.intervals import slope_interval
 from flashpoint.errors import UserError
 from flashpoint.localize.branches import Branch, Branches
 from flashpoint.localize.subject import A
@@ -174,38 +174,51 @@ def _refused(branches: Branches[A], tried: Sequence[Start]) -> UserError:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a branch has of the growth of W_Q, from each starting step.
+    """What a branch has of the growth of W_Q: the slope of its growth over the run's, through the origin.
+
+    Chance moves a branch's growth as much where the run grows little as where it grows much. So a share of a little
+    growth says little, and a start weighs by the square of the run's growth from it.
 
     Attributes:
-        shares: by starting step; 0 is the twin's growth, 1 the run's.
+        run: growth of the run by starting step, in nats, positive.
+        branch: growth of the branch, of the same heads from the same steps; 0 is the twin's.
         of: what the growth is, in words.
     """
 
-    shares: dict[int, float]
+    run: dict[int, float]
+    branch: dict[int, float]
     of: str = "the growth"
 
     @property
+    def starts(self) -> int:
+        return len(self.run)
+
+    @property
     def grows(self) -> bool:
-        """Whether on average the branch grows more like the run than like its twin."""
-        return mean_interval(list(self.shares.values()))[0] > 0.5
+        """Whether the branch grows more like the run than like its twin."""
+        return self._interval[0] > 0.5
 
     @property
     def votes(self) -> int:
         """Starting steps at which it does."""
-        return sum(share > 0.5 for share in self.shares.values())
+        return sum(self.branch[step] > 0.5 * growth for step, growth in self.run.items())
 
     @property
     def decided(self) -> bool:
         """Whether the 95 % interval over starts leaves out one half; of one start there is none."""
-        mean, half = mean_interval(list(self.shares.values()))
-        return half is None or abs(mean - 0.5) >= half
+        share, half = self._interval
+        return half is None or abs(share - 0.5) >= half
 
     @property
     def told(self) -> str:
         """``0.93 ± 0.04 of the growth, 3 of 3 starts``: a 95 % interval over starts."""
-        mean, half = mean_interval(list(self.shares.values()))
+        share, half = self._interval
         spread = "" if half is None else f" ± {half:.2f}"
-        return f"{mean:.2f}{spread} of {self.of}, {self.votes} of {len(self.shares)} starts"
+        return f"{share:.2f}{spread} of {self.of}, {self.votes} of {self.starts} starts"
+
+    @property
+    def _interval(self) -> tuple[float, float | None]:
+        return slope_interval(list(self.run.values()), [self.branch[step] for step in self.run])
 
 
 @dataclass(frozen=True)
@@ -231,20 +244,21 @@ class Measure(Generic[A]):
             OutOfTimeError: a branch is missing, and the time is over.
         """
         self.prepare([attention])
-        shares = {}
+        run, branch = {}, {}
         for start in self.starts:
             cells = start.growing if own is None else start.growing & own
             if cells.any():
-                shares[start.step] = self._share(attention, start, cells)
-        return Effect(shares, "the growth" if own is None else "its own growth")
+                run[start.step] = float(start.growth[cells].sum())
+                branch[start.step] = self._growth(attention, start, cells)
+        return Effect(run, branch, "the growth" if own is None else "its own growth")
 
     def prepare(self, attentions: Sequence[A]) -> None:
         """Train the branches of attentions that are missing, from all starts, side by side if possible."""
         steps = self.branches.steps
         self.branches.train([Branch(attention, start.step, steps) for attention in attentions for start in self.starts])
 
-    def _share(self, attention: A, start: Start, cells: Cells) -> float:
+    def _growth(self, attention: A, start: Start, cells: Cells) -> float:
         growth = _growth(self.branches.norms(attention, start.step), start.twin)
         if np.isnan(growth).any():  # it has failed as the run did
-            return 1.0
-        return float(growth[cells].sum() / start.growth[cells].sum())
+            growth = start.growth
+        return float(growth[cells].sum())

@@ -113,6 +113,6 @@ def told(parts: Parts[A], found: list[int], alone: dict[int, Effect], measure: M
 
 def sure(effect: Effect, verdict: str, question: str) -> str:
     """Return a verdict, or that the starts leave it open; of one start, which has no interval, that it is one."""
-    if len(effect.shares) == 1:
+    if effect.starts == 1:
         return f"{verdict}, from one start"
     return verdict if effect.decided else f"undecided {question}"
