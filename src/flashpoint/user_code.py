@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flashpoint.errors import UserError
+from flashpoint.files import file_sha256
 
 _LONGEST = 300  # characters of what an error says
 
@@ -43,6 +44,12 @@ def load(word: str, where: str) -> Any:
     with told(word, where):
         spec.loader.exec_module(module)
         return getattr(module, name)
+
+
+def contents(word: str) -> str:
+    """Return the SHA-256 of the file of ``FILE.py:NAME``; nothing where the word names no file."""
+    file = Path(word.rpartition(":")[0])
+    return file_sha256(file) if file.is_file() else ""
 
 
 @contextmanager

@@ -151,6 +151,17 @@ def test_a_run_whose_attention_was_not_seen_is_to_be_watched_with_its_name(tmp_p
     assert f"{run}: its attention was not recorded; name it with flashpoint.watch(functions=[" in line
 
 
+def test_a_branch_of_another_function_is_another_branch(failing: Path, tmp_path: Path) -> None:
+    """A repaired loop or attention must not be judged by branches of the faulty one."""
+    file = tmp_path / "mine.py"
+    file.write_text(Path(__file__).read_text())
+    own = OwnLoop.of(RunFolder(failing), f"{file}:too_few", str(failing / "step-*.pt"), f"{__file__}:attend")
+    faulty = own.identity(own.whole)
+    assert faulty == own.identity(own.whole) != own.identity(own.twin)
+    file.write_text(file.read_text() + "# repaired\n")
+    assert own.identity(own.whole) != faulty
+
+
 def branch_of(run: Path, function: str, folder: Path) -> Trained:
     """Train two steps with the run's own attention."""
     own = OwnLoop.of(RunFolder(run), f"{__file__}:{function}", str(run / "step-*.pt"), f"{__file__}:attend")
