@@ -275,10 +275,11 @@ def test_starts_that_do_not_count_are_named_and_leave_the_answers_alone(tmp_path
 def test_a_run_that_nowhere_grows_beyond_chance_is_refused(tmp_path: Path) -> None:
     subject = Chaotic({1000 * at: () for at in range(4)})
     with (
-        Branches(subject, RunFolder(tmp_path), 200, None) as branches,
         pytest.raises(NoGrowthError, match=r"by ×1\.01 in 200 steps, where chance makes .* from 3 other checkpoints"),
+        Branches(subject, RunFolder(tmp_path), 200, None) as branches,
     ):
         find_starts(branches, 2)
+    assert not (tmp_path / "branches").exists()
 
 
 def test_norms_that_are_no_numbers_have_failed_as_the_run_did(tmp_path: Path) -> None:

@@ -97,8 +97,11 @@ class Branches(Generic[A]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:  # otherwise the log of the branch that failed stays
+        if kind is None:
             self._held.callback(shutil.rmtree, self._folder.path / "branches", ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):  # the log of a branch that failed stays
+                (self._folder.path / "branches").rmdir()
         self._held.__exit__(kind, error, trace)
 
     @property
@@ -200,4 +203,5 @@ def _train_one(subject: Subject[A], branch: Branch[A], folder: RunFolder, key: s
     started = time.monotonic()
     trained = subject.train(branch.attention, branch.start, branch.steps, place)
     shutil.rmtree(place, ignore_errors=True)
+    place.with_suffix(".log").unlink(missing_ok=True)
     return trained, time.monotonic() - started
