@@ -145,6 +145,7 @@ def test_loss_differences_are_paired_and_have_their_interval(tmp_path: Path) -> 
     assert judge(claim(**asked, below=0.0), runs, against).verdict is Verdict.UNDECIDED
     alone = judge(claim(**asked, below=0.0), runs[:1], against)
     assert (alone.verdict, alone.n, alone.low) == (Verdict.UNDECIDED, 1, None)
+    assert judge(claim(**asked, below=0.0), runs, against[:2]).left_out == 1
 
 
 def test_ratios_of_weights_are_paired_by_seed(tmp_path: Path) -> None:
@@ -155,10 +156,10 @@ def test_ratios_of_weights_are_paired_by_seed(tmp_path: Path) -> None:
             write_run(tmp_path / name / str(seed), BF16, seed=seed, manifest=manifest, metrics=[{"step": 99, **at}])
     runs, against = (select_runs([str(tmp_path / name)]) for name in ("flash", "fp32"))
     asked = {"kind": "interval", "quantity": "weights_distance", "step": 100, "against": ["them"]}
-    finding = judge(claim(**asked, below=20), runs, against)
-    # Ratios 3 and 4: mean 3.5, standard error 0.5, t = 12.71 with one degree of freedom.
-    assert (finding.n, finding.value) == (2, 3.5)
-    assert finding.high == pytest.approx(3.5 + 12.706 * 0.5, abs=1e-3)
+    finding = judge(claim(**asked, below=22), runs, against)
+    # Ratios 3 and 4: geometric mean √12; of logarithms the standard error ln(4/3) / 2, t = 12.706.
+    assert (finding.n, finding.value) == (2, pytest.approx(12**0.5))
+    assert finding.high == pytest.approx(12**0.5 * (4 / 3) ** (12.706 / 2), rel=1e-3)
     assert finding.verdict is Verdict.REPLICATES
 
 

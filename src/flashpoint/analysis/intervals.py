@@ -19,6 +19,14 @@ def mean_interval(values: ArrayLike) -> tuple[float, float | None]:
     return float(values.mean()), float(half)
 
 
+def ratio_interval(ratios: ArrayLike) -> tuple[float, tuple[float, float] | None]:
+    """Return the geometric mean of positive ratios and its 95 % interval, by Student's t of their logarithms; None for
+    one ratio. It is the same whichever of the two values is the divisor."""
+    middle, half = mean_interval(np.log(np.asarray(ratios, np.float64)))
+    ends = None if half is None else (float(np.exp(middle - half)), float(np.exp(middle + half)))
+    return float(np.exp(middle)), ends
+
+
 def slope_interval(x: ArrayLike, y: ArrayLike) -> tuple[float, float | None]:
     """Return the slope of y over x through the origin, by least squares, and half of its 95 % interval.
 

@@ -35,6 +35,10 @@ class Quantity:
     """The format of its values."""
     values: Callable[[Sequence[Run], Sequence[Run], Interval], NDArray[np.float64]]
     """Its values [n], from runs, the runs to compare with, and the criterion."""
+    ratio: bool = False
+    """Whether the values are ratios, of which the mean is a geometric one."""
+    paired: bool = False
+    """Whether there is a value for each run with a partner."""
 
 
 def _bias_over_variance(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
@@ -148,8 +152,8 @@ QUANTITIES: Mapping[QuantityName, Quantity] = {
         "bias / variance, targets of the unrounded model", ".2f", _bias_with_targets("unrounded")
     ),
     "bias_model_targets": Quantity("bias / variance, targets of the rounded model", ".2f", _bias_with_targets("model")),
-    "validation_loss": Quantity("difference of validation loss in nats", "+.3f", _loss_differences),
-    "weights_distance": Quantity("ratio of the W₁ of weights", ".2f", _weights_ratios),
+    "validation_loss": Quantity("difference of validation loss in nats", "+.3f", _loss_differences, paired=True),
+    "weights_distance": Quantity("ratio of the W₁ of weights", ".2f", _weights_ratios, ratio=True, paired=True),
     "sign_agreement": Quantity("share of elements where dO and the error of O have one sign", ".4f", _of_one_sign),
     "effective_rank": Quantity("effective rank of the error of dW_Q", ".2f", _effective_rank),
     "token_similarity": Quantity(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.analysis.claims import Claim, Deviates, Explodes, Holds, Interval, Layer, Onset
-from flashpoint.analysis.intervals import clopper_pearson, mean_interval
+from flashpoint.analysis.intervals import clopper_pearson, mean_interval, ratio_interval
 from flashpoint.analysis.quantities import QUANTITIES, of_one_attention
 from flashpoint.analysis.ratios import OnsetRatio, onset_ratios
 from flashpoint.analysis.survival import lifetimes
@@ -161,7 +161,10 @@ def judge(claim: Claim, runs: Sequence[Run], against: Sequence[Run] = ()) -> Fin
         case Layer(layer=layer):
             finding = _counted(in_layer(runs, layer))
         case Interval() as asked:
-            finding = _averaged(QUANTITIES[asked.quantity].values(runs, against, asked), asked)
+            quantity = QUANTITIES[asked.quantity]
+            values = quantity.values(runs, against, asked)
+            left_out = len(runs) - len(values) if quantity.paired else 0
+            finding = _averaged(values, asked, quantity.ratio, left_out)
         case Deviates() as asked:
             from flashpoint.analysis.isolated import distances_over_baseline  # which imports PyTorch
 
@@ -179,14 +182,20 @@ def _counted(tally: Tally) -> Finding:
     return Finding(majority(tally.count, tally.of), tally.of, tally.count, share, low, high, tally.left_out)
 
 
-def _averaged(values: NDArray[np.float64], asked: Interval | Deviates) -> Finding:
+def _averaged(
+    values: NDArray[np.float64], asked: Interval | Deviates, ratio: bool = False, left_out: int = 0
+) -> Finding:
     if not len(values):
-        return Finding(Verdict.NOT_TESTED)
-    mean, half = mean_interval(values)
-    if half is None:
-        return Finding(Verdict.UNDECIDED, 1, value=mean)
-    low, high = mean - half, mean + half
-    return Finding(within(low, high, asked.above, asked.below), len(values), None, mean, low, high)
+        return Finding(Verdict.NOT_TESTED, left_out=left_out)
+    if ratio:
+        mean, ends = ratio_interval(values)
+    else:
+        mean, half = mean_interval(values)
+        ends = None if half is None else (mean - half, mean + half)
+    if ends is None:
+        return Finding(Verdict.UNDECIDED, 1, value=mean, left_out=left_out)
+    verdict = within(*ends, asked.above, asked.below)
+    return Finding(verdict, len(values), None, mean, *ends, left_out)
 
 
 def _ratios(runs: Sequence[Run], against: Sequence[Run]) -> list[OnsetRatio]:

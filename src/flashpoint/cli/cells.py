@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flashpoint.analysis.intervals import clopper_pearson, mean_interval
+from flashpoint.analysis.intervals import clopper_pearson, mean_interval, ratio_interval
 from flashpoint.cli.table import Cell
 
 
@@ -27,6 +27,14 @@ def step(value: float | None, none: str) -> Cell:
 def steps_between(low: float | None, high: float | None, none: str) -> Cell:
     """Return an interval of steps, with this text for an unknown end."""
     return Cell({"low": low, "high": high}, f"{step(low, none).text} to {step(high, none).text}")
+
+
+def ratio(values: ArrayLike, form: str) -> Cell:
+    """Return ``mean (low to high)`` of ratios, geometric and with a 95 % interval, or one ratio alone."""
+    middle, ends = ratio_interval(values)
+    low, high = ends or (None, None)
+    told = "" if ends is None else f" ({low:{form}} to {high:{form}})"
+    return Cell({"mean": middle, "low": low, "high": high}, f"{middle:{form}}{told}")
 
 
 def share(count: int, of: int) -> Cell:

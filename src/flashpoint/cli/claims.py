@@ -89,12 +89,12 @@ def _form(asked: Criterion | None) -> str | None:
 
 def value(claim: Claim, finding: Finding) -> Cell | None:
     """Return the value: a count with the runs left out, or a mean."""
+    left_out = f", {finding.left_out} left out" if finding.left_out else ""
     if finding.count is not None:
         counted = share(finding.count, finding.n)
-        left_out = f", {finding.left_out} left out" if finding.left_out else ""
         return Cell({**counted.value, "left out": finding.left_out}, f"{counted.text}{left_out}")
     form = _form(claim.criterion)
-    return None if finding.value is None or form is None else Cell(finding.value, f"{finding.value:{form}}")
+    return None if finding.value is None or form is None else Cell(finding.value, f"{finding.value:{form}}{left_out}")
 
 
 def interval(claim: Claim, finding: Finding) -> Cell | None:

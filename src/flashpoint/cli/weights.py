@@ -9,7 +9,7 @@ import click
 
 from flashpoint.analysis.provenance import provenance
 from flashpoint.analysis.weights import ALL, Apart, apart, by_difference, last_common_step, tensors
-from flashpoint.cli.cells import plus_minus
+from flashpoint.cli.cells import plus_minus, ratio
 from flashpoint.cli.selection import answered, ended, figures_option, format_option, runs_argument
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError, notify
@@ -39,9 +39,10 @@ def by_kind(groups: Mapping[str, Sequence[Apart]], step: int, controls: Sequence
         for control in controls:
             others = {one.seed: one.at(step).wasserstein for one in groups[control]}
             ratios = [one.at(step).wasserstein / others[one.seed] for one in members if one.seed in others]
-            row.append(plus_minus(ratios, ".3g") if ratios and kind != control else None)
+            row.append(ratio(ratios, ".3g") if ratios and kind != control else None)
         rows.append(row)
-    return Table(columns, rows, f"after {step:,} steps; ±: 95 % over seeds (Student's t)")
+    told = f"after {step:,} steps; 95 % over seeds (Student's t"
+    return Table(columns, rows, f"{told}; of ratios, of their logarithms)" if controls else f"{told})")
 
 
 def by_step(groups: Mapping[str, Sequence[Apart]]) -> Table:
