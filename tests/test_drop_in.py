@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -108,6 +109,30 @@ def test_under_autocast_it_takes_what_pytorchs_attention_takes() -> None:
     with torch.autocast(DEVICE, torch.bfloat16):
         out = attention(q, k, v, is_causal=True)
     assert torch.equal(out, attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), is_causal=True))
+
+
+def test_autocast_leaves_fp64_as_it_is_and_it_is_refused() -> None:
+    q, k, v, _ = tensors(2, 2, 20, 16, torch.float64)
+    with torch.autocast(DEVICE, torch.bfloat16), pytest.raises(ValueError, match="float64"):
+        attention(q, k, v, is_causal=True)
+
+
+def test_an_output_that_nothing_depends_on_has_no_gradient() -> None:
+    class Dropped(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *_: Tensor) -> None:
+            return None
+
+    q, k, v, _ = tensors(2, 2, 20, 16)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    loss = Dropped.apply(attention(*inputs, is_causal=True)).float().sum() + q.float().sum()
+    loss.backward()
+    assert torch.equal(q.grad, torch.ones_like(q))
+    assert k.grad is None or not k.grad.any()
 
 
 def test_stochastic_rounding_takes_its_bits_from_the_caller() -> None:
@@ -226,6 +251,69 @@ def test_a_model_of_transformers_trains_with_it(build: Callable[[str], torch.nn.
         generated = [model.generate(tokens[:1, :5], max_new_tokens=3, do_sample=False) for model in models]
     torch.testing.assert_close(*logits)
     assert torch.equal(*generated)
+
+
+def gemma2(implementation: str) -> torch.nn.Module:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    config = Gemma2Config(
+        vocab_size=100, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, attn_logit_softcapping=0.5, sliding_window=64,
+    )  # fmt: skip
+    return Gemma2ForCausalLM._from_config(config, attn_implementation=implementation)
+
+
+def gpt_oss(implementation: str) -> torch.nn.Module:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(
+        vocab_size=100, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, num_local_experts=2, num_experts_per_tok=1, sliding_window=64,
+        pad_token_id=0, layer_types=["full_attention"],
+    )  # fmt: skip
+    return GptOssForCausalLM._from_config(config, attn_implementation=implementation)
+
+
+def t5(implementation: str) -> torch.nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=100,
+        d_model=32,
+        d_kv=16,
+        d_ff=32,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
+        dropout_rate=0.0,
+    )
+    return T5ForConditionalGeneration._from_config(config, attn_implementation=implementation)
+
+
+@pytest.mark.parametrize(
+    ("build", "told", "evaluates"),
+    [(gemma2, "softcap", False), (gpt_oss, "s_aux", False), (t5, "position_bias", True)],
+)
+def test_a_model_of_transformers_whose_attention_is_another_one_is_refused(
+    build: Callable[[str], torch.nn.Module], told: str, evaluates: bool
+) -> None:
+    """It would train another model than the one that was asked for."""
+    from flashpoint.huggingface import implementation
+
+    model = build(implementation("flash_fp32"))
+    tokens = torch.randint(1, 100, (2, 9), generator=torch.Generator().manual_seed(1))
+    with pytest.raises(ValueError, match=f"takes no {told}"):
+        model(input_ids=tokens, labels=tokens)
+    with torch.no_grad():
+        if not evaluates:
+            with pytest.raises(ValueError, match=f"takes no {told}"):
+                model(input_ids=tokens, labels=tokens)
+        else:
+            torch.manual_seed(0)
+            plain = build("sdpa")
+            plain.load_state_dict(model.state_dict())
+            losses = [one.eval()(input_ids=tokens, labels=tokens).loss for one in (model, plain)]
+            assert torch.equal(*losses)
 
 
 @pytest.mark.slow

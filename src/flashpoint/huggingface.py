@@ -16,6 +16,9 @@ from transformers.masking_utils import sdpa_mask
 
 from flashpoint.drop_in import attention, variant_of
 
+_NOT_IN_PYTORCH = ("softcap", "s_aux")
+"""Options by which a model's attention is no softmax of scores alone: a soft cap, and sinks."""
+
 
 def implementation(variant: str = "flash_exact_rowsum") -> str:
     """Register a variant of ``configs/attn`` and return the name by which Transformers knows it.
@@ -49,7 +52,7 @@ def attention_forward(
     """Compute a layer's attention as Transformers asks for it.
 
     Where no gradient is wanted, PyTorch's own attention computes what :func:`flashpoint.attention` does not: a step of
-    generation, and sequences that are padded.
+    generation, sequences that are padded, and a bias by position.
 
     Args:
         query: [B, H, T, d].
@@ -59,16 +62,24 @@ def attention_forward(
         O [B, T, H, d], and None in the place of the probabilities.
 
     Raises:
-        ValueError: a gradient is wanted of something that :func:`flashpoint.attention` does not compute.
+        ValueError: a gradient is wanted of something that :func:`flashpoint.attention` does not compute; or the model's
+            scores have a soft cap, or its softmax sinks.
         RuntimeError: the same in a compiled model, which finds it in the mask's values.
     """
+    if changed := [name for name in _NOT_IN_PYTORCH if options.get(name) is not None]:
+        raise ValueError(
+            f"{variant}: takes no {changed[0]}, which this model asks for; PyTorch's attention does not either"
+        )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    plain = attention_mask is None and query.shape[2] == key.shape[2] and not options.get("position_bias")
+    biased = options.get("position_bias") is not None
+    plain = attention_mask is None and query.shape[2] == key.shape[2] and not biased
     if not plain and not torch.is_grad_enabled():
         out, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **options
         )
         return out, None
+    if biased:
+        raise ValueError(f"{variant}: takes no position_bias in training, which this model asks for; use sdpa")
     if attention_mask is not None:
         _only_causal(attention_mask, variant, causal)
     out = attention(
