@@ -89,7 +89,7 @@ def attention(
         raise ValueError(f"dropout_p={dropout_p}: this attention drops nothing; pass 0, or choose variant='sdpa'")
     if not query.is_meta and torch.is_autocast_enabled(query.device.type):  # of meta it knows no autocast
         dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = (x.to(dtype) for x in (query, key, value))
+        query, key, value = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
     _check(query, key, value, enable_gqa)
     if seed_and_step is None:
         if chosen.draws:

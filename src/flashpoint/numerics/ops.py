@@ -183,7 +183,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad_out: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad_out: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    if grad_out is None:  # nothing depends on O
+        return (None,) * 8
     return (*flash_bwd_op(grad_out, *ctx.saved_tensors, *ctx.choice), *[None] * 5)
 
 
