@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flashpoint.errors import UserError
 from flashpoint.user_code import load
 
 
@@ -22,3 +23,5 @@ def test_a_file_imports_what_lies_beside_it_and_its_classes_can_be_pickled(
     shape = load(f"{tmp_path}/training.py:Shape", "--function")
     assert pickle.loads(pickle.dumps(shape())) == shape()
     assert shape().layers == 3
+    with pytest.raises(UserError, match=r"training\.py has no Shap; did you mean Shape\? it has Shape$"):
+        load(f"{tmp_path}/training.py:Shap", "--function")

@@ -64,18 +64,21 @@ def exit_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def command_errors() -> Iterator[None]:
-    """:func:`exit_in_one_line` of a command that prints what it reads: files that cannot be read or written, too.
+    """:func:`exit_in_one_line` of a command that prints what it reads: files that cannot be read or written, too."""
+    with exit_in_one_line(OSError), readers_may_leave():
+        yield
 
-    Where whoever reads what it prints has had enough (``… | head``), it ends without a word.
-    """
-    with exit_in_one_line(OSError):
-        try:
-            yield
-            if sys.stdout:  # None where it was closed from the start
-                sys.stdout.flush()
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
-            sys.exit(1)
+
+@contextmanager
+def readers_may_leave() -> Iterator[None]:
+    """End the process without a word where whoever reads what it prints has had enough (``… | head``)."""
+    try:
+        yield
+        if sys.stdout:  # None where it was closed from the start
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        sys.exit(1)
 
 
 def is_first_process() -> bool:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, nearest
 from flashpoint.files import file_sha256
 
 _LONGEST = 300  # characters of what an error says
@@ -43,7 +43,11 @@ def load(word: str, where: str) -> Any:
         sys.path.insert(0, folder)  # the file may import others beside it, as with python FILE.py
     with told(word, where):
         spec.loader.exec_module(module)
-        return getattr(module, name)
+    if not hasattr(module, name):
+        known = [other for other, value in vars(module).items() if getattr(value, "__module__", "") == spec.name]
+        there = f"it has {', '.join(known)}" if known else "it defines no function and no class"
+        raise UserCodeError(f"{where}: {file} has no {name}; {nearest(name, known)}{there}")
+    return getattr(module, name)
 
 
 def contents(word: str) -> str:

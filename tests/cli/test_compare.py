@@ -1,12 +1,13 @@
 """``flashpoint compare``: where two runs part, and the exit status that says so."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from flashpoint.runs.chain import ChainWriter
-from tests.records import MANIFEST, call, refusal
+from tests.records import MANIFEST, call, refusal, write_run
 
 STEPS = [(2.5, 0.5, 0), (2.25, 0.75, 2**64 - 1), (float("nan"), float("inf"), 7)]
 
@@ -40,6 +41,13 @@ def runs(tmp_path: Path) -> Path:
 def test_it_says_where_two_runs_part(runs: Path, other: str, status: int, told: str) -> None:
     result = call("compare", "one", other, cwd=runs)
     assert (result.returncode, result.stdout) == (status, f"{told}\n"), result.stderr
+
+
+def test_a_chain_that_was_cut_is_not_taken_for_a_shorter_run(runs: Path) -> None:
+    cut = write_run(runs / "cut", {"name": "flash_bf16"}, steps=4)
+    shutil.copy(runs / "one/chain.bin", cut)
+    told = f"error: {cut}: its chain ends at step 3, the run at 4; restore chain.bin"
+    assert refusal(call("compare", "one", cut, cwd=runs)) == told
 
 
 def test_other_hardware_is_told_where_the_bits_differ(runs: Path) -> None:

@@ -130,7 +130,12 @@ def test_a_reader_who_has_had_enough_is_no_error(tmp_path: Path) -> None:
     result = subprocess.run(
         ["bash", "-c", command], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
     )
-    assert result.stdout == "run,outcome,steps,onset,digest\n"
+    assert result.stdout == "run,seed,outcome,steps,onset,digest\n"
+    assert result.stderr == ""
+    command = f"{sys.executable} -m flashpoint train --help | :"
+    result = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
+    )
     assert result.stderr == ""
 
 

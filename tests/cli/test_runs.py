@@ -23,16 +23,16 @@ def test_a_run_that_has_not_ended_is_listed_among_those_that_have(tmp_path: Path
     for name in ("killed", "begun"):
         (tmp_path / name / "outcome.json").unlink()
     assert rows(call("runs", *runs)) == [
-        "| `whole` | exploded | 1,000 | 900 | `abc` |",
-        "| `killed` | not ended | 900 |  |  |",
-        "| `begun` | not ended |  |  |  |",
+        "| `whole` | 1 | exploded | 1,000 | 900 | `abc` |",
+        "| `killed` | 2 | not ended | 900 |  |  |",
+        "| `begun` | 2 | not ended |  |  |  |",
     ]
     assert call("runs", *runs).stdout.splitlines()[0] == "a CPU, torch 2.99; corpus unknown; seeds 1 to 2; 2026-11-21"
     with RunFolder(tmp_path / "killed").locked():
-        assert rows(call("runs", *runs))[1] == "| `killed` | under way | 900 |  |  |"
+        assert rows(call("runs", *runs))[1] == "| `killed` | 2 | under way | 900 |  |  |"
         with RunFolder(tmp_path / "whole").locked():
             assert not RunFolder(tmp_path / "begun").under_way
-    assert rows(call("runs", *runs))[1] == "| `killed` | not ended | 900 |  |  |"
+    assert rows(call("runs", *runs))[1] == "| `killed` | 2 | not ended | 900 |  |  |"
     with (tmp_path / "killed/.lock").open("rb") as another_reader:
         fcntl.flock(another_reader, fcntl.LOCK_SH)
         assert not RunFolder(tmp_path / "killed").under_way
@@ -48,8 +48,8 @@ def test_a_run_that_was_ended_early_is_stopped_wherever_its_end_is_shown(tmp_pat
     for run in (held, exploded):
         set_outcome(Path(run), interrupted="SIGTERM")
     assert rows(call("runs", held, exploded)) == [
-        "| `held` | stopped | 900 | none | `abc` |",
-        "| `exploded` | exploded | 900 | 800 | `abc` |",
+        "| `held` | 0 | stopped | 900 | none | `abc` |",
+        "| `exploded` | 1 | exploded | 900 | 800 | `abc` |",
     ]
     assert call("survival", held, exploded).stdout == before.stdout
     assert call("watch", held, "--once").stdout.splitlines()[-1] == "held: stopped at 900"

@@ -57,7 +57,7 @@ def test_runs_that_are_no_lives_of_their_own_are_refused(tmp_path: Path) -> None
     replay = write_run(tmp_path / "replay", {"name": "flash_bf16"}, onset=50)
     origin = {"parent": {"run": "runs/one", "from_step": 40}}
     branch = write_run(tmp_path / "branch", {"name": "flash_fp32"}, manifest=origin)
-    told = f"error: {replay} and {one} are one experiment; leave one of them out\n"
+    told = f"error: {replay} and {one} are one experiment with seed 1; name the runs one by one, without one of these\n"
     assert call("survival", one, replay).stderr == told
     assert call("survival", one, replay, "--by", "train.lr").stderr == told
     assert "a branch could not explode before it began" in refusal(call("survival", one, branch))
@@ -181,6 +181,8 @@ def test_a_control_that_is_not_there_is_told(tmp_path: Path) -> None:
     told = "no flash_fp32 among these runs to test against; choose one with --control\n"
     assert call("survival", *runs).stderr == told
     assert call("survival", *runs, "--control", "flash_bf16").stderr == ""
+    meant = "error: --control flash_bf: did you mean flash_bf16? these runs have flash_bf16\n"
+    assert call("survival", *runs, "--control", "flash_bf").stderr == meant
 
 
 def test_a_run_that_has_not_ended_is_told_and_the_others_are_counted(tmp_path: Path) -> None:

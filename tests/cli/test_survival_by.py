@@ -95,7 +95,9 @@ def test_hardware_is_a_row_each_and_tested_against_the_first(tmp_path: Path) -> 
         for seed, onset in enumerate(of_seeds)
     ]
     refused = call("survival", *runs)
-    assert "one experiment; leave one of them out, or tell them apart with --by hardware" in refusal(refused)
+    assert "one experiment with seed 0; leave one of them out, or tell them apart with --by hardware" in refusal(
+        refused
+    )
     first, second = rows(call("survival", *runs, "--by", "hardware", "--out", tmp_path / "by.png"))
     assert first == "| `flash_bf16` | NVIDIA A100 | 4 of 4 | 115 | 100 to not reached | none |  |"
     assert second.startswith("| `flash_bf16` | NVIDIA H200 | 2 of 4 | 510 | 500 to not reached | 1,000 | ")

@@ -27,7 +27,8 @@ def metric_series(run: Run, name: str, head: Head | None = None) -> Series:
     own, head = _split(name, head)
     if own not in run.columns:
         known = sorted(known for known, (_, values) in run.columns.items() if head is None or values.ndim == 3)
-        raise UserError(f"{run.where}: no metric {own}; {nearest(own, known)}it has {', '.join(known)}")
+        there = f"it has {', '.join(known)}" if known else "its metrics hold nothing"
+        raise UserError(f"{run.where}: no metric {own}; {nearest(own, known)}{there}")
     steps, values = run.columns[own]
     if values.ndim == 1:
         return steps, values

@@ -169,11 +169,11 @@ def lifetimes(label: str, setting: str, runs: Sequence[Run]) -> Lifetimes:
         if run.origin and run.origin[1]:
             raise UserError(f"{run.where}: a branch could not explode before it began; leave it out")
         if (same := seen.setdefault(pairing(run), run)) is not run:
+            told = f"{run.where} and {same.where} are one experiment with seed {run.config['seed']}"
             raise UserError(
-                f"{run.where} and {same.where} are one experiment; leave one of them out, or tell them apart with "
-                "--by hardware"
+                f"{told}; leave one of them out, or tell them apart with --by hardware"
                 if run.manifest["hardware"] != same.manifest["hardware"]
-                else f"{run.where} and {same.where} are one experiment; leave one of them out"
+                else f"{told}; name the runs one by one, without one of these"
             )
     failed = [run.failed_at for run in runs if run.failed_at is not None]
     held = [run.outcome["step"] for run in runs if run.failed_at is None]

@@ -69,7 +69,7 @@ def batches_of_run(
     wanted_step = last if step is None else step
     newest = next((one.step for one in verified(folder.checkpoints, notify) if one.step <= wanted_step), 0)
     if wanted_step and not newest:
-        notify(f"{folder.path}: no checkpoint up to step {wanted_step:,}; its initial weights are diagnosed")
+        notify(f"{folder.path}: no checkpoint up to step {wanted_step:,}; its initial weights are taken")
     config = _replaying(folder, newest)
     plan = settle(config, None, Ranks(), device)
     parts = build(plan)

@@ -148,7 +148,10 @@ def inputs_of(
         later = batches_of_model(what, _read(text), sequences or _FEW, tokens, device, functions)
         calls, weights = next(later), what
     elif not path.exists():
-        raise UserError(f"{what}: no capture and no run; a model of Transformers needs --text FILE")
+        raise UserError(
+            f"{what}: no capture and no run there; give its folder, e.g. runs/NAME, or --text FILE with a model of "
+            "Transformers"
+        )
     elif RunFolder(path).tape.is_file():
         later, own = batches_of_run(RunFolder(path), step, sequences, device)
         calls = next(later)

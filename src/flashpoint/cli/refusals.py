@@ -45,7 +45,10 @@ def _with_remedy(error: Exception) -> str | None:
         group, option, options = missing.groups()
         return f"{group}={option}: no such option; choose one of {', '.join(options.split())}"
     if unknown := re.match(r"Could not override '([^']+)'", text):
-        return f"{unknown[1]}: no such key; {nearest(unknown[1], key_names())}flashpoint train --help lists them"
+        there = f"{nearest(unknown[1], key_names())}flashpoint train --help lists them"
+        if unknown[1].startswith("hydra.launcher."):
+            there = "hydra/launcher=gpus has sweep and runs_per_gpu"
+        return f"{unknown[1]}: no such key; {there}"
     if merging := re.match(r"Error merging override (\S+)", text):
         reason = str(error.__cause__).splitlines()[0]
         if "is not a ListConfig" in reason:

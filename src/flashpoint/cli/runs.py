@@ -21,12 +21,19 @@ from flashpoint.runs.run import Run
 def outcomes(runs: Sequence[Run]) -> Table:
     """Return how each run ended; runs that are under way, or were killed, have a row as well.
 
-    Where a run turned NaN and knows why, a column has the reasons; where hardware differs, a column has it.
+    Where a run turned NaN and knows why, a column has the reasons. Attention, seed and hardware have a column where the
+    runs differ in them.
     """
-    differs = len({run.manifest["hardware"] for run in runs}) > 1
+    told: dict[str, Callable[[Run], object]] = {
+        "attention": lambda run: code(run.title),
+        "seed": lambda run: run.config.get("seed"),
+        "hardware": lambda run: run.manifest["hardware"],
+    }
+    known = [run for run, _ in answered(runs, lambda run: (run.title, run.config, run.manifest))]
+    differing = {name: of for name, of in told.items() if len({str(of(run)) for run in known}) > 1}
 
     def row(run: Run) -> list[object]:
-        where = [run.manifest["hardware"]] if differs else []
+        where = [of(run) for of in differing.values()]
         if not run.ended:
             return [code(run.name), *where, run.verdict, _logged(run), None, None, None]
         outcome = run.outcome
@@ -36,7 +43,7 @@ def outcomes(runs: Sequence[Run]) -> Table:
             outcome.get("nonfinite"),
         ]  # fmt: skip
 
-    columns = ["run", *(["hardware"] if differs else []), "outcome", "steps", "onset", "digest"]
+    columns = ["run", *differing, "outcome", "steps", "onset", "digest"]
     columns.append("first NaN or infinity")
     rows = [row for _, row in answered(runs, row)]
     if not any(row[-1] for row in rows):
@@ -109,6 +116,8 @@ def recoveries(runs: Sequence[Run]) -> Table:
     ]
     above = sum(one.above for _, one in found)
     note = f"{above} of {len(found)} ended above what they had before by more than the detector's margin"
+    if not found:
+        note = "None of these runs has exploded."
     return Table(("run", "onset", "ended at", "loss before", "loss at the end", "difference"), rows, note)
 
 

@@ -27,6 +27,7 @@ from flashpoint.cli.cells import (
 )
 from flashpoint.cli.selection import ended, figure_option, format_option, runs_argument
 from flashpoint.cli.table import Cell, Table, show
+from flashpoint.errors import UserError, nearest
 from flashpoint.runs.run import Run
 
 CONTROL = "flash_fp32"
@@ -202,16 +203,19 @@ def command(
 
             draw_responses(found, key).savefig(out)
     else:
-        _against_control(runs, control or CONTROL, severe, out, form)
+        _against_control(runs, control, severe, out, form)
 
 
-def _against_control(runs: Sequence[Run], control: str, severe: bool, out: Path | None, form: str) -> None:
-    groups = by_variant(runs)
+def _against_control(runs: Sequence[Run], asked: str | None, severe: bool, out: Path | None, form: str) -> None:
+    groups, control = by_variant(runs), asked or CONTROL
+    known = dict.fromkeys(name for group in groups for name in (group.variant, group.label))
+    if asked and asked not in known:
+        raise UserError(f"--control {asked}: {nearest(asked, known)}these runs have {', '.join(known)}")
     severities = {key: severity(members) for key, members in grouped(runs).items()} if severe else None
     usual = " ".join(f"{name}={value}" for name, value in usual_settings(runs).items())
     unless = f"\nunless a row says otherwise: {usual}" if usual else ""
     show(by_attention(groups, control, severities), form, provenance(runs) + unless)
-    if not any(control in (group.label, group.variant) for group in groups):
+    if control not in known:
         print(f"no {control} among these runs to test against; choose one with --control", file=sys.stderr)
     if out:
         from flashpoint.report.survival import draw_survival

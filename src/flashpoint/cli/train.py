@@ -24,7 +24,7 @@ from flashpoint.cli.composition import check_files_as_hydra_reads_them, checked_
 from flashpoint.cli.process import quick_end
 from flashpoint.cli.refusals import refusal
 from flashpoint.config import Config
-from flashpoint.errors import exit_in_one_line, is_first_process
+from flashpoint.errors import exit_in_one_line, is_first_process, readers_may_leave
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import refuse_another_gpu, refuse_unusable_gpu
 from flashpoint.surroundings import HardwareConfig
@@ -108,12 +108,14 @@ def main(arguments: Sequence[str]) -> None:
     ConfigStore.instance().store(name="schema", node=hydra_schema())
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of printing several lines
     try:
-        with nullcontext() if WANTS_TRACEBACK else exit_in_one_line():
+        with nullcontext() if WANTS_TRACEBACK else exit_in_one_line(), readers_may_leave():
             check_files_as_hydra_reads_them()
             try:
                 # The launcher of a sweep starts this file with the arguments of a run.
                 sys.argv = [__file__, *checked_arguments(arguments)]
                 train()
+            except BrokenPipeError:
+                raise
             except Exception as error:  # errors of ours end the process in train()
                 if WANTS_TRACEBACK:
                     raise

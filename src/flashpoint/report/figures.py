@@ -56,7 +56,8 @@ def draw_losses(runs: Sequence[Run]) -> Figure | None:
     axes[0, 0].set_ylabel("loss (nats per token)")
     axes[1, 0].set_ylabel("gradient norm")
     set_log_scale(axes[1, 0])
-    axes[0, 0].legend(frameon=False, fontsize=8)
+    if axes[0, 0].get_legend_handles_labels()[0]:
+        axes[0, 0].legend(frameon=False, fontsize=8)
     return _finished(figure, axes)
 
 

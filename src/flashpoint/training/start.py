@@ -77,9 +77,10 @@ def _branching_point(original: RunFolder, from_step: int) -> Start:
             return Start(checkpoint.step, *checkpoint.load(), original.chain)
         steps.append(checkpoint.step)
     if from_step > 0:
-        known = ", ".join(map(str, sorted(steps))) or "none"
+        if not steps:
+            raise UserError(f"from_step={from_step}: {original.path} has no checkpoint; replay it from the start")
         raise UserError(
-            f"from_step={from_step}: {original.path} has no checkpoint that early (it has {known}); choose "
-            "a later step, or replay it from the start"
+            f"from_step={from_step}: {original.path} has no checkpoint that early (it has "
+            f"{', '.join(map(str, sorted(steps)))}); choose a later step, or replay it from the start"
         )
     return Start()
