@@ -77,7 +77,7 @@ class CallMode(TorchFunctionMode):
         else:
             name = "sdpa" if func is _SDPA else _variant_name(given.get("variant"))
             tensors = {"q": given["query"], "k": given["key"], "v": given["value"], "out": out}
-            self._interceptor.keep(name, tensors, causal, given.get("scale"))
+            self._interceptor.keep(name, tensors, causal, given.get("scale"), in_order=True)
 
     def _sdpa(self, *args: Any, **kwargs: Any) -> Any:
         return self.__torch_function__(_SDPA, (), args, kwargs)

@@ -25,6 +25,7 @@ from flashpoint.capture.functions import (
 from flashpoint.capture.guard import described
 from flashpoint.capture.intercepted_call import Hook, InterceptedCall
 from flashpoint.capture.interface import intercepting_interface, interface_in_use
+from flashpoint.capture.own_gradients import GradientInParts, edges_of, next_node
 from flashpoint.capture.sharding import SHARDED, is_dtensor
 from flashpoint.diagnosis.call import is_self_attention
 
@@ -45,6 +46,7 @@ class Interceptor:
         calls: in their order, of all forward passes before the first backward pass.
         missed: why calls were not kept, each reason once.
         failed: what else went wrong in keeping them, each once.
+        incomplete: which gradients of calls were not kept, and why, each once.
         at_gradient: called when the first gradient comes to a call's output, before the graph is freed.
 
     Raises:
@@ -58,8 +60,9 @@ class Interceptor:
         self.calls: list[InterceptedCall] = []
         self.missed: set[str] = set()
         self.failed: set[str] = set()
+        self.incomplete: set[str] = set()
         self.at_gradient: Callable[[], object] = self.stop
-        self._forward = 0
+        self._forward = self._since = 0
         self._depth: int | None = None
         self._taking = self._keeping = True
         self._gradient_hooks: list[RemovableHandle] = []
@@ -133,12 +136,14 @@ class Interceptor:
         scale: float | None,
         *,
         by_token: Sequence[str] = (),
+        in_order: bool = False,
     ) -> None:
-        """Keep a call and have its gradients kept.
+        """Keep the call that :meth:`outermost` was entered for last, and have its gradients kept.
 
         Args:
             tensors: q, k, v and out, [B, H, T, d] and for keys [B, H_kv, T, d].
             by_token: names of those that are [B, T, H, d].
+            in_order: as of :func:`edges_of`.
         """
         if not tensors["out"].requires_grad:
             self.missed.add(FROZEN if torch.is_grad_enabled() else WITHOUT_GRADIENTS)
@@ -154,28 +159,15 @@ class Interceptor:
         call = InterceptedCall(name, q, k, is_causal, scale, forward=self._forward)
         layer = 1 + sum(before.forward == self._forward for before in self.calls)
         if self._layers is None or layer in self._layers:
-            self._copy(call, tensors, by_token)
+            self._copy(call, tensors, by_token, in_order)
         self.calls.append(call)  # at last: one that cannot be kept is none
 
-    def _copy(self, call: InterceptedCall, tensors: dict[str, Tensor], by_token: Sequence[str]) -> None:
+    def _copy(self, call: InterceptedCall, tensors: dict[str, Tensor], by_token: Sequence[str], in_order: bool) -> None:
         """Copy what a call was given and gave, and have its gradients copied."""
 
         def copy(tensor: Tensor, of: str) -> Tensor:
             few = tensor.detach()[: self._sequences]
             return (few.transpose(1, 2) if of in by_token else few).clone(memory_format=torch.contiguous_format)
-
-        def keeping(of: str) -> Callable[[Tensor | None], None]:
-            def keep(gradient: Tensor | None) -> None:
-                if gradient is None or not self._keeping:  # None at a part of a chunked tensor that nothing asks for
-                    return
-                self.attempt(
-                    f"{call.attention}: gradients",
-                    lambda: call.kept.update({f"grad_{of}": copy(gradient, of)}),
-                )
-                if of == "out":
-                    self.attempt("the end of the forward pass", self.at_gradient)
-
-            return keep
 
         device = call.q.device.type
         cast = torch.is_autocast_enabled(device)
@@ -183,12 +175,53 @@ class Interceptor:
             kept = copy(tensor, of)
             # Autocast casts what the attention is given; the copies are what it computes with.
             call.kept[of] = kept.to(torch.get_autocast_dtype(device)) if cast and of != "out" else kept
-        for of, tensor in tensors.items():
-            if tensor.requires_grad:
-                self._gradient_hooks.append(tensor.register_hook(keeping(of)))
+        self._copy_gradients(call, tensors, copy, in_order)
+
+    def _copy_gradients(
+        self,
+        call: InterceptedCall,
+        tensors: dict[str, Tensor],
+        copy: Callable[[Tensor, str], Tensor],
+        in_order: bool,
+    ) -> None:
+        inputs = {of: tensor for of, tensor in tensors.items() if of != "out"}
+        edges = edges_of(inputs, tensors["out"], self._since, in_order)
+        gradients = {of: GradientInParts(len(found)) for of, found in edges.items()}
+        if unknown := [of for of, found in edges.items() if not found]:
+            self.incomplete.add(
+                f"{call.attention}: gradients of {', '.join(unknown)}, not to be told from others of the same tensor"
+            )
+
+        def attempt(do: Callable[[], object]) -> None:
+            if self._keeping:
+                self.attempt(f"{call.attention}: gradients", do)
+
+        def keep_out(gradient: Tensor | None) -> None:
+            if gradient is None or not self._keeping:  # None at a part of a chunked tensor that nothing asks for
+                return
+            for of, one in gradients.items():
+                one.begin()
+                call.kept.pop(f"grad_{of}", None)
+            attempt(lambda: call.kept.update(grad_out=copy(gradient, "out")))
+            self.attempt("the end of the forward pass", self.at_gradient)
+
+        def keeping(of: str, at: int) -> Callable[..., None]:
+            def keep(from_node: Sequence[Tensor | None], _to_node: object) -> None:
+                def add() -> None:
+                    part = from_node[at]
+                    if (whole := gradients[of].add(None if part is None else copy(part, of))) is not None:
+                        call.kept[f"grad_{of}"] = whole
+
+                attempt(add)
+
+            return keep
+
+        self._gradient_hooks.append(tensors["out"].register_hook(keep_out))
+        for of, found in edges.items():
+            self._gradient_hooks += [node.register_hook(keeping(of, at)) for node, at in found]
 
     def _remove_hooks(self) -> None:
-        """Part the tensors of the model from what is kept of them: Python cannot collect a cycle through a hook."""
+        """Part the graph of the model from what is kept of it: Python cannot collect a cycle through a hook."""
         for hook in self._gradient_hooks:
             hook.remove()
         self._gradient_hooks.clear()
@@ -212,6 +245,8 @@ class Interceptor:
     def outermost(self) -> Iterator[bool]:
         """Whether a call now is to be kept; in the block the calls inside it are not."""
         wanted, before, self._inside = self.listening, self._inside, True
+        if wanted:
+            self._since = next_node()
         try:
             yield wanted
         finally:

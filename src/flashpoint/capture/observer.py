@@ -119,7 +119,10 @@ class Observer:
         elif reasons:
             told = "; ".join(reasons)
             self._guard.tell(f"some attentions are not recorded ({told}); layers are counted without them")
-        self.not_recorded = reasons
+        incomplete = sorted(interceptor.incomplete)
+        if incomplete:
+            self._guard.tell(f"some gradients are not recorded ({'; '.join(incomplete)})")
+        self.not_recorded = [*reasons, *incomplete]
         interceptor.calls.clear()  # at once: they hold q and k of whole batches
         return calls
 
