@@ -175,8 +175,8 @@ def by_token(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
 
 
-def windowed(q: Tensor, k: Tensor, v: Tensor, window: int = 1) -> Tensor:
-    near = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril().triu(1 - window)
+def windowed(q: Tensor, k: Tensor, v: Tensor, width: int = 1) -> Tensor:
+    near = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril().triu(1 - width)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=near)
 
 
@@ -187,7 +187,7 @@ def windowed(q: Tensor, k: Tensor, v: Tensor, window: int = 1) -> Tensor:
 def test_a_named_function_is_recorded_as_what_it_computes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str, causal: bool | None
 ) -> None:
-    """A mask inside is seen by O; what is neither causal nor full attention is left out aloud."""
+    """A mask that no argument tells is seen by O; what is neither causal nor full attention is left out aloud."""
 
     class Named(Pair):
         def forward(self, x: Tensor) -> Tensor:

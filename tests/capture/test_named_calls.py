@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flashpoint.capture.captures import read_calls
 from flashpoint.capture.interceptor import Interceptor
 from flashpoint.capture.watched import Watch
+from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.errors import UserError
 from tests.capture.loops import Pair, loop, plain
 
@@ -129,3 +130,83 @@ def test_why_attentions_are_left_out_is_written_down_once(tmp_path: Path) -> Non
     assert whole.manifest["not_recorded"] == []
     with pytest.raises(UserError, match=r"watched\.capture\(\) in the loop makes one"):
         read_calls(whole.folder.path)
+
+
+def flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    training: bool = True,
+) -> Tensor:
+    """Stands in for flash-attn's function, for what it is given in these tests; [B, T, H, d]."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    scores = q @ k.mT * (softmax_scale or q.shape[-1] ** -0.5)
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    ahead = torch.arange(scores.shape[-1]) - torch.arange(scores.shape[-1])[:, None]
+    scores = scores if alibi_slopes is None else scores + alibi_slopes[:, None, None] * ahead
+    left, right = (side if side >= 0 else len(ahead) for side in window_size)
+    hidden = (ahead < -left) | (ahead > (0 if causal else right))
+    hidden = hidden if attn_mask is None else hidden | ~attn_mask
+    scores = scores.masked_fill(hidden, -torch.inf)
+    sinks = scores[..., :0] if s_aux is None else s_aux[:, None, None].expand_as(scores[..., :1])
+    p = torch.cat((scores, sinks), -1).softmax(-1)[..., : len(ahead)]
+    return (F.dropout(p, dropout_p, training) @ v).transpose(1, 2)
+
+
+def called_with(*positional: Any, **options: Any) -> nn.Module:
+    return Model(lambda *qkv: flash(*(x.transpose(1, 2) for x in qkv), *positional, **options).transpose(1, 2))
+
+
+LOWER = torch.ones(12, 12, dtype=torch.bool).tril()
+
+
+@pytest.mark.parametrize(
+    ("model", "argument"),
+    [
+        (called_with(0.1), "dropout_p"),
+        (called_with(dropout_p=0.1, causal=True), "dropout_p"),
+        (called_with(0.0, None, True, (8, 0)), "window_size"),
+        (called_with(window_size=(8, -1), causal=True), "window_size"),
+        (called_with(window_size=(-1, 8)), "window_size"),
+        (called_with(0.0, None, True, (-1, -1), 20.0), "softcap"),
+        (called_with(alibi_slopes=torch.full((4,), 1e-3), causal=True), "alibi_slopes"),
+        (called_with(attn_mask=LOWER.triu(-8)), "attn_mask"),
+        (called_with(s_aux=torch.zeros(4), causal=True), "s_aux"),
+    ],
+)
+def test_an_argument_that_changes_the_attention_leaves_the_call_out(
+    tmp_path: Path, model: nn.Module, argument: str
+) -> None:
+    run = loop(tmp_path, model, captured, steps=2, functions=[f"{__name__}:flash@bthd"])
+    said = f"{__name__}:flash: {argument}, where only softmax(QKᵀ·scale)V is recorded, causal or not"
+    assert run.manifest["not_recorded"] == [said]
+    assert not (tmp_path / "own/captures").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "causal"),
+    [
+        (called_with(0.0, None, True, (-1, -1), 0.0), True),
+        (called_with(dropout_p=0.1, training=False), False),
+        (called_with(window_size=(11, 0), causal=True), True),
+        (called_with(window_size=(-1, 0)), True),
+        (called_with(window_size=(11, 30)), False),
+        (called_with(attn_mask=LOWER), True),
+        (called_with(attn_mask=torch.ones_like(LOWER)), False),
+        (called_with(attn_mask=torch.ones(1, 1, 1, 12, dtype=torch.bool), causal=True), True),
+    ],
+)
+def test_an_argument_that_changes_nothing_leaves_the_call_in(tmp_path: Path, model: nn.Module, causal: bool) -> None:
+    run = loop(tmp_path, model, captured, steps=1, functions=[f"{__name__}:flash@bthd"])
+    (call,) = read_calls(tmp_path / "own")
+    assert call.is_causal is causal
+    assert diagnose(call).findings == ()
+    assert run.manifest["not_recorded"] == []

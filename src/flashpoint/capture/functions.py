@@ -13,12 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashpoint.capture.masks import masking
 from flashpoint.errors import UserError
 
 _ROWS = 64
 _FAR = 0.5
 """Median error of rows of O, over their norms. An attention with a fault in some heads or blocks stays far below."""
 
+
+_DROPOUT = ("dropout_p", "dropout", "attn_dropout", "attention_dropout")
+_CAPS = ("softcap", "soft_cap", "logits_soft_cap", "logit_softcapping", "attention_chunk")
+"""Numbers that change the softmax where they are above 0."""
+
+_ADDED = ("alibi_slopes", "sinks", "s_aux", "learnable_sink", "position_bias", "score_mod", "qv")
+"""What changes the scores or the softmax, whatever its value."""
+
+_MASKS = ("attn_mask", "attention_mask", "mask", "attn_bias", "bias", "key_padding_mask")
+_WINDOWS = ("window_size", "sliding_window", "window")
 
 _NAMES = (("q", "query"), ("k", "key"), ("v", "value"))
 
@@ -82,6 +93,58 @@ def output_of(result: Any) -> Tensor | None:
     """Return O of what an attention returns: a tensor, or a tuple or list that begins with it; None of anything else"""
     first = result[0] if isinstance(result, tuple | list) and result else result
     return first if isinstance(first, Tensor) else None
+
+
+def told_causal(given: Mapping[str, Any]) -> bool | None:
+    """Return whether a call was told to be causal; None where only O shows it.
+
+    Beside a mask or a window, which may be the causal one, "not causal" says nothing.
+    """
+    told = given.get("causal", given.get("is_causal"))
+    if not told and any(given.get(name) is not None for name in (*_MASKS, *_WINDOWS)):
+        return None
+    return None if told is None else bool(told)
+
+
+def changing(given: Mapping[str, Any], length: int) -> str | None:
+    """Return the argument by which a call is not softmax(QKᵀ·scale)V, causal or not; None where none is known.
+
+    Args:
+        given: its arguments by name.
+        length: T.
+    """
+    causal = bool(told_causal(given))
+    here = {name: value for name, value in given.items() if value is not None}
+    above = (*_CAPS, *(_DROPOUT if here.get("training", True) else ()))
+    for name, value in here.items():
+        if (
+            name in _ADDED
+            or (name in above and float(value) > 0)
+            or (name in _WINDOWS and not _reaches_over(value, length, causal))
+            or (name in _MASKS and isinstance(value, Tensor) and not _is_plain(value, length))
+        ):
+            return name
+    return None
+
+
+def _reaches_over(window: Any, length: int, causal: bool) -> bool:
+    """Return whether a window hides no token, or those alone that a causal mask hides.
+
+    Args:
+        window: (left, right), how far a query sees, below 0 or None everything, as flash-attn takes it; or how many
+            tokens it sees with its own, 0 or below everything.
+    """
+    if not isinstance(window, tuple | list):
+        return not 0 < int(window) < length
+    left, right = (length if side is None or int(side) < 0 else int(side) for side in window)
+    return left >= length - 1 and (causal or right == 0 or right >= length - 1)
+
+
+def _is_plain(mask: Tensor, length: int) -> bool:
+    """Return whether a mask closes nothing, or what a causal one does; where it is bool, True may say either."""
+    if not mask.is_floating_point() and bool((mask != 0).all()):  # one of padding, of which there is none
+        return True
+    return masking(mask, length) is not None or (mask.dtype == torch.bool and masking(~mask, length) is not None)
 
 
 @torch.no_grad()

@@ -17,10 +17,12 @@ from flashpoint.capture.call_mode import CallMode
 from flashpoint.capture.functions import (
     NamedFunction,
     arguments_of,
+    changing,
     masking_of,
     output_of,
     places_of,
     queries_keys_values,
+    told_causal,
 )
 from flashpoint.capture.guard import described
 from flashpoint.capture.intercepted_call import Hook, InterceptedCall
@@ -284,15 +286,14 @@ class Interceptor:
         if any(map(is_dtensor, (*qkv, out))):
             self.missed.add(f"{named.word}: {SHARDED}")
             return
-        told, scale = (_first(given, names) for names in (("causal", "is_causal"), ("softmax_scale", "scale")))
+        scale = given.get("softmax_scale", given.get("scale"))
         tensors = dict(zip(("q", "k", "v", "out"), (*qkv, out), strict=True))
         ordered = [x.transpose(1, 2) if named.by_token else x for x in tensors.values()]
-        is_causal = masking_of(ordered, None if told is None else bool(told), scale)
+        if (by := changing(given, ordered[0].shape[-2])) is not None:
+            self.missed.add(f"{named.word}: {by}, where only softmax(QKᵀ·scale)V is recorded, causal or not")
+            return
+        is_causal = masking_of(ordered, told_causal(given), scale)
         if is_causal is None:
             self.missed.add(f"{named.word}: O is not softmax(QKᵀ·scale)V, causal or not: @bthd, a mask, a scale?")
         else:
             self.keep(named.word, tensors, is_causal, scale, by_token=tuple(tensors) if named.by_token else ())
-
-
-def _first(given: dict[str, Any], names: tuple[str, str]) -> Any:
-    return given.get(names[0], given.get(names[1]))
