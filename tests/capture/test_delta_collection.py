@@ -263,8 +263,8 @@ def test_a_bias_that_a_capture_does_not_show_is_found_with_what_is_collected(tmp
     result = CliRunner().invoke(main, ["diagnose", str(tmp_path / "own"), "--format", "json"])
     findings, heads = json.loads(result.stdout)["tables"]
     assert [(row["layer"], row["heads"], row["finding"]) for row in findings["rows"]] == [(1, "2", "delta_bias")]
-    mean = sample.measures["grad_delta_bias"].mean(0).tolist()
-    assert [row["δ bias"] for row in heads["rows"]] == pytest.approx(mean, rel=1e-12)
+    sums, bounds = (sample.measures[f"grad_delta_{part}"].sum(0) for part in ("sum", "bound"))
+    assert [row["δ bias"] for row in heads["rows"]] == pytest.approx((sums / bounds).tolist(), rel=1e-12)
     few = tmp_path / "few"
     few.mkdir()
     line = lines(capture)[0]
@@ -324,6 +324,20 @@ def test_a_compressed_file_is_read_like_another_and_its_damage_is_told(tmp_path:
     file.with_name("delta.jsonl.xz").write_bytes(content[: len(content) // 2])
     with pytest.raises(UserError, match=r"delta\.jsonl\.xz: damaged"):
         read_samples(tmp_path / "own", None, calls)
+
+
+def test_an_older_file_that_leaves_bounds_out_says_the_same(tmp_path: Path) -> None:
+    loop(tmp_path, step=capturing(0, 6), steps=4, interval=500)
+    calls, file = read_calls(tmp_path / "own"), tmp_path / "own/captures/step-0000000/delta.jsonl"
+    whole = read_samples(tmp_path / "own", None, calls)
+    older = lines(file.parent)
+    for line in older:
+        line["measures"] = {name: of for name, of in line["measures"].items() if not name.endswith("_bound")}
+    file.write_text("".join(json.dumps(line) + "\n" for line in older))
+    for layer, sample in read_samples(tmp_path / "own", None, calls).items():
+        assert sample.measures.keys() == whole[layer].measures.keys()
+        for name, of in sample.measures.items():
+            torch.testing.assert_close(of, whole[layer].measures[name], rtol=1e-12, atol=0)
 
 
 def test_a_file_of_another_models_heads_is_refused(tmp_path: Path) -> None:

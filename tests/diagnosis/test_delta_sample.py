@@ -67,7 +67,7 @@ def test_a_sample_has_the_errors_that_all_measures_have(heads_kv: int) -> None:
     function = planted(1e-3)
     every = measured(call, Results.kept(call), probe(function, call))
     anew = delta_sample(call, function).measures
-    assert set(anew) == {"row_sum_bias", "row_sum_noise", "row_sum_sum"}
+    assert set(anew) == {"row_sum_bias", "row_sum_noise", "row_sum_sum", "row_sum_bound"}
     assert all(torch.equal(of, every[name]) for name, of in anew.items())
 
 
@@ -83,8 +83,8 @@ def test_a_sequence_that_is_not_finite_is_left_out() -> None:
 def values(seed: int, sequences: int, *sources: str) -> dict[str, torch.Tensor]:
     """Errors of δ of 3 heads, without an attention."""
     generator = torch.Generator().manual_seed(seed)
-    names = [f"{source}_{part}" for source in sources for part in ("bias", "noise", "sum")]
-    return {name: torch.randn(sequences, 3, dtype=torch.float64, generator=generator) for name in names}
+    names = [f"{source}_{part}" for source in sources for part in ("bias", "noise", "sum", "bound")]
+    return {name: torch.randn(sequences, 3, dtype=torch.float64, generator=generator).abs() for name in names}
 
 
 def test_the_bias_of_a_call_and_a_sample_is_that_of_all_their_sequences() -> None:
@@ -95,14 +95,18 @@ def test_the_bias_of_a_call_and_a_sample_is_that_of_all_their_sequences() -> Non
     assert bias is not None
     both = {
         part: np.concatenate([of[f"grad_delta_{part}"].numpy() for of in (own, further)])
-        for part in ("bias", "noise", "sum")
+        for part in ("noise", "sum", "bound")
     }
-    np.testing.assert_allclose(bias.mean, both["bias"].mean(0), rtol=1e-12)
-    np.testing.assert_allclose(bias.error, both["bias"].std(0, ddof=1) / 45**0.5, rtol=1e-12)
-    np.testing.assert_allclose(bias.noise, both["noise"].mean(0), rtol=1e-12)
+    total = both["bound"].sum(0)
+    left = both["sum"] - both["sum"].sum(0) / total * both["bound"]
+    error = (45 / 44 * (left**2).sum(0)) ** 0.5 / total
+    weights = both["bound"] ** 2 / (both["bound"] ** 2).sum(0)
+    np.testing.assert_allclose(bias.mean, both["sum"].sum(0) / total, rtol=1e-12)
+    np.testing.assert_allclose(bias.error, error, rtol=1e-12)
+    np.testing.assert_allclose(bias.noise, (weights * both["noise"] ** 2).sum(0) ** 0.5, rtol=1e-12)
     np.testing.assert_allclose(bias.nats, both["sum"].sum(0), rtol=1e-12)
     threshold = stats.t.ppf(1 - 0.001 / 3 / 2, 44)
-    np.testing.assert_allclose(bias.smallest, both["bias"].std(0, ddof=1) / 45**0.5 * threshold, rtol=1e-9)
+    np.testing.assert_allclose(bias.smallest, error * threshold, rtol=1e-9)
     assert str(bias) == "45 sequences of 3 steps"
 
 
@@ -118,7 +122,8 @@ def test_as_many_sequences_as_are_needed_would_show_the_bias() -> None:
     noise = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     spreads = torch.tensor([5e-6, 1e-6, 1e-6], dtype=torch.float64)
     biases = noise / noise.std(0) * spreads
-    bias = DeltaBias.of({"delta_bias": biases, "delta_noise": biases, "delta_sum": biases})
+    parts = {"bias": biases, "noise": biases, "sum": biases, "bound": torch.ones_like(biases)}
+    bias = DeltaBias.of({f"delta_{part}": of for part, of in parts.items()})
     assert bias is not None
     for size in (1e-6, 1e-5):
         limit = next(n for n in range(2, 999) if stats.t.ppf(1 - 0.001 / 6, n - 1) * 5e-6 / n**0.5 <= size)
@@ -129,6 +134,6 @@ def test_samples_of_several_steps_are_joined() -> None:
     parts = [DeltaSample((5, 5), values(0, 2, "delta", "grad_delta")), DeltaSample((6,), values(1, 1, "delta"))]
     both = joined_samples(parts)
     assert both.steps == (5, 5, 6)
-    assert set(both.measures) == {"delta_bias", "delta_noise", "delta_sum"}
+    assert set(both.measures) == {"delta_bias", "delta_noise", "delta_sum", "delta_bound"}
     for name, of in both.measures.items():
         assert torch.equal(of, torch.cat([part.measures[name] for part in parts]))

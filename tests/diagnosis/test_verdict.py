@@ -298,10 +298,11 @@ def test_measures_are_what_they_say() -> None:
     torch.testing.assert_close(of["grad_delta_noise"][0], torch.full((HEADS,), 1e-4, dtype=torch.float64))
 
 
-def test_the_bias_of_delta_is_a_mean_over_sequences_with_its_standard_error() -> None:
+def test_of_sequences_with_one_bound_the_bias_is_a_mean_with_its_standard_error() -> None:
     """Three sequences, two heads; Student's t with 2 degrees of freedom and p 0.0005 a head has its limit at 44.7."""
     biases = torch.tensor([[1.0e-6, 3e-6], [2.0e-6, 3.01e-6], [6.0e-6, 2.99e-6]]).double()
-    measures = {"delta_bias": biases, "delta_noise": torch.full((3, 2), 1e-4).double(), "delta_sum": 10 * biases}
+    noises, bounds = (torch.full((3, 2), size).double() for size in (1e-4, 10.0))
+    measures = {"delta_bias": biases, "delta_noise": noises, "delta_sum": 10 * biases, "delta_bound": bounds}
     bias = DeltaBias.of(measures)
     assert bias is not None
     torch.testing.assert_close(bias.mean, torch.tensor([3e-6, 3e-6]).double())

@@ -15,6 +15,7 @@ import torch
 from pydantic import Field, model_validator
 
 from flashpoint.diagnosis.delta_sample import PARTS, SOURCES, DeltaSample, joined_samples
+from flashpoint.diagnosis.measures import Measures
 from flashpoint.errors import UserError
 from flashpoint.runs.lines import as_kept, whole_lines
 from flashpoint.schema import Kind, Step, understood
@@ -33,7 +34,8 @@ class _Line(Kind):
     @model_validator(mode="after")
     def _check(self) -> _Line:
         sources = {name.rpartition("_")[0] for name in self.measures} & set(SOURCES)
-        if not sources or set(self.measures) != {f"{source}_{part}" for source in sources for part in PARTS}:
+        names = {f"{source}_{part}" for source in sources for part in PARTS}
+        if not sources or set(self.measures) not in (names, {name for name in names if not name.endswith("_bound")}):
             raise ValueError(f"measures: found {', '.join(self.measures)}; expected {', '.join(PARTS)} of δ's errors")
         shapes = {(len(of), *map(len, of)) for of in self.measures.values()}
         if len(shapes) > 1 or len({*next(iter(shapes))[1:]}) != 1:
@@ -64,7 +66,7 @@ def read(path: Path) -> dict[int, DeltaSample]:
     for number, text in enumerate(whole_lines(path, _REMEDY), 1):
         line = understood(text, _Line, f"{path}:{number}", _REMEDY)
         measures = {name: torch.tensor(of, dtype=torch.float64) for name, of in line.measures.items()}
-        sample = DeltaSample((line.step,) * len(next(iter(measures.values()))), measures)
+        sample = DeltaSample((line.step,) * len(next(iter(measures.values()))), _with_bounds(measures))
         before = found.setdefault(line.layer, [])
         if before and before[0].heads != sample.heads:
             raise UserError(f"{path}:{number}: {sample.heads} heads, and {before[0].heads} before; {_REMEDY}")
@@ -74,3 +76,14 @@ def read(path: Path) -> dict[int, DeltaSample]:
             raise UserError(f"{path}:{number}: step {line.step:,} after step {before[-1].steps[-1]:,}; {_REMEDY}")
         before.append(sample)
     return {layer: joined_samples(samples) for layer, samples in found.items()}
+
+
+def _with_bounds(measures: Measures) -> Measures:
+    """Return measures with Σ |dO||O|, which older files leave out; 0 for a sequence that has no error either."""
+    found = dict(measures)
+    for name, sums in measures.items():
+        source, _, part = name.rpartition("_")
+        if part == "sum" and f"{source}_bound" not in measures:
+            biases = measures[f"{source}_bias"]
+            found[f"{source}_bound"] = torch.where(biases == 0, 0.0, sums / biases)
+    return found

@@ -1,6 +1,7 @@
 """The bias of δ in each head of a layer: how large, how sure, and whether errors of that size ignited runs here.
 
-A sequence gives one value, because tokens of one sequence are not independent.
+A sequence gives one error and one bound, because tokens of one sequence are not independent. The bias is the ratio of
+their sums. A mean of ratios would count a sequence without loss as one without bias.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from flashpoint.diagnosis.delta_sample import PARTS, SOURCES, DeltaSample
+from flashpoint.diagnosis.delta_sample import SOURCES, DeltaSample
 from flashpoint.diagnosis.measures import Measures
 
 CHANCE = 0.001
@@ -25,13 +26,13 @@ IGNITED = {1e-6: "2 of 4", 3e-6: "3 of 4", 1e-5: "4 of 4"}
 
 @dataclass(frozen=True)
 class DeltaBias:
-    """The mean error of δ of each head [H], float64.
+    """The mean error of δ of each head [H], float64, over the sequences whose |dO||O| is not 0 everywhere.
 
     Attributes:
-        mean, error: Σ ε / Σ |dO||O| and its standard error over sequences; NaN with one sequence.
+        mean, error: Σ ε / Σ |dO||O| and its standard error over sequences; the latter is NaN with one sequence.
         nats: Σ ε over all observed tokens, nats of the loss that dO is the gradient of.
-        noise: (Σ ε² / Σ (|dO||O|)²)^½.
-        sequences: that were observed, N of the call and M of the sample.
+        noise: the root mean square over sequences of (Σ ε² / Σ (|dO||O|)²)^½, which weigh by (Σ |dO||O|)².
+        counts: sequences, of N of the call and M of the sample, int64.
         steps: of the training, that they are of.
     """
 
@@ -39,7 +40,7 @@ class DeltaBias:
     error: Tensor
     nats: Tensor
     noise: Tensor
-    sequences: int
+    counts: Tensor
     steps: int
 
     @classmethod
@@ -63,16 +64,20 @@ class DeltaBias:
         name = next((name for name in SOURCES if all(f"{name}_bias" in one for one in held)), None)
         if name is None:
             return None
-        biases, noises, sums = (torch.cat([one[f"{name}_{part}"] for one in held]) for part in PARTS)
-        count = len(biases)
-        spread = biases.std(0) if count > 1 else torch.full_like(biases[0], torch.nan)
+        noises, sums, bounds = (
+            torch.cat([one[f"{name}_{part}"] for one in held]) for part in ("noise", "sum", "bound")
+        )
+        some = bounds != 0
+        steps = (step for sample in samples for step in sample.steps)
+        mean, error = _ratio(sums, bounds, some.sum(0))
+        weights = bounds / bounds.square().sum(0).sqrt().clamp_min(1e-300)
         return cls(
-            mean=biases.mean(0),
-            error=spread / count**0.5,
+            mean=mean,
+            error=error,
             nats=sums.sum(0),
-            noise=noises.mean(0),
-            sequences=count,
-            steps=len({step for sample in samples for step in sample.steps}),
+            noise=(noises * weights).square().sum(0).sqrt(),
+            counts=some.sum(0),
+            steps=len({step for step, counts in zip(steps, some.any(-1).tolist(), strict=True) if counts}),
         )
 
     def __str__(self) -> str:
@@ -81,14 +86,21 @@ class DeltaBias:
         return f"{sequences} of {self.steps:,} steps" if self.steps > 1 else sequences
 
     @property
+    def sequences(self) -> int:
+        """Those of the head that has the most."""
+        return int(self.counts.max())
+
+    @property
     def smallest(self) -> Tensor:
         """The smallest bias [H] that these sequences could have shown: Student's t, Bonferroni over heads."""
-        return self.error.clamp_min(1e-300) * self._threshold(self.sequences)
+        return self.error.clamp_min(1e-300) * self.error.new_tensor(
+            [self._threshold(count) for count in self.counts.tolist()]
+        )
 
     def needed(self, size: float) -> int:
         """Return how many sequences would show a bias of a size in every head, if they spread as these do; their
         spread is finite."""
-        spread = float(self.error.max()) * self.sequences**0.5
+        spread = float((self.error * self.counts.double().sqrt()).max())
 
         def overlooked(count: int) -> bool:
             return count < _MOST and self._threshold(count) * spread / count**0.5 > size
@@ -108,6 +120,17 @@ class DeltaBias:
     def igniting(self) -> Tensor:
         """The heads [H] whose bias is sure and as large as the smallest that ignited a run."""
         return (self.mean.abs() > self.smallest) & (self.mean.abs() >= min(IGNITED))
+
+
+def _ratio(sums: Tensor, bounds: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Σ sums / Σ bounds [H] over sequences [S, H], and its standard error from what each sequence has left.
+
+    As many sequences as ``counts`` [H] have a bound. The error is NaN where that is one.
+    """
+    total = bounds.sum(0).clamp_min(1e-300)
+    mean = sums.sum(0) / total
+    left = (sums - mean * bounds).square().sum(0) * counts / (counts - 1.0).clamp_min(1.0)
+    return mean, torch.where(counts == 1, torch.nan, left.sqrt() / total)
 
 
 def ignited(size: float) -> str:

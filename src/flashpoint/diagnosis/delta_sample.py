@@ -16,7 +16,7 @@ from flashpoint.diagnosis.measured import by_sequence
 from flashpoint.diagnosis.measures import Measures, Results, delta_error_of, relative
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
 
-PARTS = ("bias", "noise", "sum")
+PARTS = ("bias", "noise", "sum", "bound")
 """What is said of an error of δ: :func:`flashpoint.diagnosis.measures.relative`."""
 SOURCES = ("row_sum", "grad_delta", "delta")
 """What tells of δ's error, the most direct first: row sums of dS, dQ, and rowsum(dO∘O)."""

@@ -98,10 +98,11 @@ def of_results(
     ``length_error_expected``, ``out_error_expected``: those of FlashAttention-2 by this package's reference, which
     rounds P̄ and O. ``out_error_coarse``: of the declared variant, or of one that rounds S and Ō, too.
     ``delta_bias`` and ``delta_noise``: of δ's error ε, Σ ε / Σ |dO||O| and (Σ ε² / Σ (|dO||O|)²)^½, with ε from O, as
-    δ = rowsum(dO∘O) has it; ``delta_sum``: Σ ε, nats of the loss. ``grad_delta_bias``, ``…_noise`` and ``…_sum``: the
-    same with ε from dQ's error along PK. ``delta_follows_out`` and ``delta_follows_probs``: the slopes, over rows, of
-    that ε on what the rounding of O (and Ō) and that of P̄ add to rowsum(dO∘O): 1 where δ takes the rounding, 0 where it
-    does not. ``along_mean_key``: the share of dQ's squared error along the mean key.
+    δ = rowsum(dO∘O) has it; ``delta_sum``: Σ ε, nats of the loss; ``delta_bound``: Σ |dO||O|. ``grad_delta_bias``,
+    ``…_noise``, ``…_sum`` and ``…_bound``: the same with ε from dQ's error along PK. ``delta_follows_out`` and
+    ``delta_follows_probs``: the slopes, over rows, of that ε on what the rounding of O (and Ō) and that of P̄ add to
+    rowsum(dO∘O): 1 where δ takes the rounding, 0 where it does not. ``along_mean_key``: the share of dQ's squared error
+    along the mean key.
     """
     measured: Measures = {}
     heads, length, _ = true.out.shape
@@ -277,9 +278,10 @@ def _rows_off(name: str, error: Tensor) -> Measures:
 
 
 def relative(name: str, error: Tensor, bound: Tensor) -> Measures:
-    """Return the bias and noise [H] of errors of δ [H, T] in the unit of each row's bound, and their sum, nats."""
+    """Return the bias and noise [H] of errors of δ [H, T] in the unit of each row's bound, and sums of both, nats."""
     return {
         f"{name}_bias": error.sum(-1) / bound.sum(-1).clamp_min(1e-300),
         f"{name}_noise": (error.square().sum(-1) / bound.square().sum(-1).clamp_min(1e-300)).sqrt(),
         f"{name}_sum": error.sum(-1),
+        f"{name}_bound": bound.sum(-1),
     }

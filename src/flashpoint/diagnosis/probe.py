@@ -94,9 +94,9 @@ def probe(function: Function, call: AttentionCall) -> Probed | None:
 def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) -> Measures:
     """Return what the features of a sequence say, [H] each.
 
-    ``row_sum_bias``, ``…_noise`` and ``…_sum``: of −Σⱼ dSᵢⱼ / α, as those of ``delta``. ``weight_error``: the
-    largest mean |error| of the weight that a block of queries gives a block of keys, and ``weight_error_queries`` and
-    ``…_keys``, which; ``weight_found`` and ``weight_exact`` are the two weights. ``mass_error``: the largest
+    ``row_sum_bias``, ``…_noise``, ``…_sum`` and ``…_bound``: of −Σⱼ dSᵢⱼ / α, as those of ``delta``. ``weight_error``:
+    the largest mean |error| of the weight that a block of queries gives a block of keys, and ``weight_error_queries``
+    and ``…_keys``, which; ``weight_found`` and ``weight_exact`` are the two weights. ``mass_error``: the largest
     |Σⱼ Pᵢⱼ − 1| over blocks of queries, and ``mass_error_block``, which.
     """
     error = -probed.row_sums[n]
