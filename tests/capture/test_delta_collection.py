@@ -270,7 +270,9 @@ def test_a_bias_that_a_capture_does_not_show_is_found_with_what_is_collected(tmp
     line = lines(capture)[0]
     line["measures"] = {name: of[:1] for name, of in line["measures"].items()}
     (few / "delta.jsonl").write_text(json.dumps(line) + "\n")
-    assert "Too few sequences" in CliRunner().invoke(main, ["diagnose", str(few)]).stdout
+    told = CliRunner().invoke(main, ["diagnose", str(few)]).stdout
+    assert "Too few sequences to say anything of δ: 1 sequence with loss" in told
+    assert "Nothing found" not in told
     refused = {"--attention": "sdpa", "--layer": "2", "--sequences": "9", "--step": "7", "--function": "a:b"}
     for option, value in refused.items():
         result = CliRunner().invoke(main, ["diagnose", str(capture), option, value])

@@ -108,6 +108,32 @@ def test_a_capture_is_diagnosed_with_a_function_of_the_users(tmp_path: Path) -> 
     assert [table["note"] for table in clean["tables"]] == ["Nothing found."]
 
 
+def only(call: AttentionCall, sequences: int) -> AttentionCall:
+    """The first sequences of a call."""
+    return dataclasses.replace(
+        call, **{name: of[:sequences] for name, of in vars(call).items() if isinstance(of, torch.Tensor)}
+    )
+
+
+def test_too_few_sequences_to_judge_delta_by_are_told(tmp_path: Path) -> None:
+    """A bias of a hundredth is sure from 3 sequences on. Sequences without loss do not count."""
+    fault = Fault("delta_bias", head=1, size=1e-2)
+    masked = captured(fault)
+    for of in (masked.grad_out, masked.grad_q, masked.grad_k, masked.grad_v):
+        assert of is not None
+        of[2:] = 0
+    for call, with_loss in ((only(captured(fault), 1), "1 sequence"), (masked, "2 sequences")):
+        call.write(tmp_path / "layer-03.safetensors")
+        (measures,) = diagnose(str(tmp_path))["tables"]
+        assert measures["note"].startswith("Nothing found, and δ was not judged. Too few sequences")
+        assert f"{with_loss} with loss" in measures["note"]
+        assert "watched.capture(sequences=256)" in measures["note"]
+    only(captured(fault), 3).write(tmp_path / "layer-03.safetensors")
+    findings, measures = diagnose(str(tmp_path))["tables"]
+    assert [row["finding"] for row in findings["rows"]] == ["delta_bias"]
+    assert "Too few" not in measures["note"]
+
+
 @pytest.fixture
 def model_and_text(tmp_path: Path) -> tuple[str, str]:
     """A GPT-2 with random weights that reads letters, and a text."""

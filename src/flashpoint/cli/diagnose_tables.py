@@ -65,7 +65,7 @@ def delta_heading(samples: Mapping[int, DeltaSample]) -> str:
 def delta_tables(samples: Mapping[int, DeltaSample]) -> list[Table]:
     """Return the findings, where there are some, and the bias of δ in each head."""
     from flashpoint.diagnosis.bias import DeltaBias
-    from flashpoint.diagnosis.verdict import FEW, delta_finding
+    from flashpoint.diagnosis.verdict import delta_finding
 
     biases = {layer: DeltaBias.of_samples([sample]) for layer, sample in samples.items()}
     findings = [one for layer, bias in biases.items() if (one := delta_finding(layer, bias))]
@@ -74,9 +74,10 @@ def delta_tables(samples: Mapping[int, DeltaSample]) -> list[Table]:
         for layer, bias in biases.items()
         for head in range(samples[layer].heads)
     ]
-    note = _unseen([bias for bias in biases.values() if bias is not None], "")
-    few = any(bias is None or bias.sequences < FEW for bias in biases.values())
-    nothing = "Too few sequences to say anything of δ." if few else "Nothing found."
+    known = [bias for bias in biases.values() if bias is not None]
+    few, unseen = _too_few(known, ""), _unseen(known, "")
+    note = " ".join(part for part in (few, unseen) if part)
+    nothing = "" if few else "Nothing found."
     return _told(findings, Table(("layer", "head", *_BIAS), measured, note), nothing, bool(note))
 
 
@@ -118,11 +119,12 @@ def tables(diagnoses: Sequence[Diagnosis], more: str) -> list[Table]:
     """
     findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
     measured = [[diagnosis.call.layer, *row] for diagnosis in diagnoses for row in _measures(diagnosis)]
-    unseen = _unseen([diagnosis.bias for diagnosis in diagnoses if diagnosis.bias is not None], more)
-    coarse = _coarse(diagnoses)
-    note = " ".join(part for part in (coarse, unseen) if part)
-    nothing = "Nothing found beyond what FP32 itself may do." if coarse else "Nothing found."
-    return _told(findings, Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note), nothing, bool(unseen))
+    biases = [diagnosis.bias for diagnosis in diagnoses if diagnosis.bias is not None]
+    coarse, few, unseen = _coarse(diagnoses), _too_few(biases, more), _unseen(biases, more)
+    note = " ".join(part for part in (coarse, few, unseen) if part)
+    beyond = " beyond what FP32 itself may do" if coarse else ""
+    nothing = f"Nothing found{beyond}{', and δ was not judged' if few else ''}."
+    return _told(findings, Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note), nothing, bool(few or unseen))
 
 
 def _told(findings: Sequence[Finding], measures: Table, nothing: str, to_be_sure: bool) -> list[Table]:
@@ -170,17 +172,37 @@ def _coarse(diagnoses: Sequence[Diagnosis]) -> str:
     return f"At such scores FP32 itself may change weights, in {told}: smaller errors cannot be told from it there."
 
 
+def _too_few(biases: Sequence[DeltaBias], more: str) -> str:
+    """Return that some layer has too few sequences to judge δ by, if one has, and how many to measure.
+
+    Args:
+        more: how a user gets more sequences, with ``{}`` for their number; empty where there is no way.
+    """
+    from flashpoint.capture.delta_collection import SEQUENCES
+    from flashpoint.diagnosis.bias import FEW
+
+    fewest = min((bias.fewest for bias in biases), default=FEW)
+    if fewest >= FEW:
+        return ""
+    remedy = f": {more.format(SEQUENCES)}" if more else ""
+    return (
+        f"Too few sequences to say anything of δ: {_count(fewest, 'sequence')} with loss, and a finding needs {FEW} or "
+        f"more. Measure {SEQUENCES}{remedy}."
+    )
+
+
 def _unseen(biases: Sequence[DeltaBias], more: str) -> str:
     """Return how small a bias of δ could have been overlooked, if errors of that size have ignited runs.
 
     Args:
         more: how a user gets more sequences, with ``{}`` for their number; empty where there is no way.
     """
-    from flashpoint.diagnosis.bias import IGNITED
+    from flashpoint.diagnosis.bias import FEW, IGNITED
 
     # Of a layer with NaN or infinity there is a finding; how many sequences would show a bias there, nobody knows.
     ignites = min(IGNITED)
-    unsure = [one for one in biases if bool(one.smallest.isfinite().all()) and float(one.smallest.max()) > ignites]
+    finite = [one for one in biases if one.fewest >= FEW and bool(one.smallest.isfinite().all())]
+    unsure = [one for one in finite if float(one.smallest.max()) > ignites]
     if not unsure:
         return ""
     worst = max(unsure, key=lambda bias: float(bias.smallest.max()))

@@ -18,6 +18,8 @@ from flashpoint.diagnosis.measures import Measures
 
 CHANCE = 0.001
 """How likely a diagnosis of one layer without a fault may call some head's δ biased."""
+FEW = 3
+"""Sequences without which nothing is said of δ's bias."""
 _MOST = 10**15
 """Sequences: no training has so many."""
 IGNITED = {1e-6: "2 of 4", 3e-6: "3 of 4", 1e-5: "4 of 4"}
@@ -91,6 +93,11 @@ class DeltaBias:
         return int(self.counts.max())
 
     @property
+    def fewest(self) -> int:
+        """The sequences of the head that has the fewest, of heads that have one; 0 where none has."""
+        return int(self.counts[self.counts > 0].min()) if self.sequences else 0
+
+    @property
     def smallest(self) -> Tensor:
         """The smallest bias [H] that these sequences could have shown: Student's t, Bonferroni over heads."""
         return self.error.clamp_min(1e-300) * self.error.new_tensor(
@@ -119,7 +126,8 @@ class DeltaBias:
     @property
     def igniting(self) -> Tensor:
         """The heads [H] whose bias is sure and as large as the smallest that ignited a run."""
-        return (self.mean.abs() > self.smallest) & (self.mean.abs() >= min(IGNITED))
+        size = self.mean.abs()
+        return (self.counts >= FEW) & (size > self.smallest) & (size >= min(IGNITED))
 
 
 def _ratio(sums: Tensor, bounds: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,6 @@ from flashpoint.numerics.variant import AttentionVariant
 _LENGTH_OFF = 5e-4
 """Of the length error's root mean square beyond what is expected; a BF16 ℓ adds 1e-3 or more."""
 _FOLLOWS = 0.5
-FEW = 3
-"""Sequences without which nothing is said of δ's bias."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ def _findings(
 
 
 def _biased(bias: DeltaBias | None, of: Measures, finding: Make) -> Finding | None:
-    if bias is None or bias.sequences < FEW or not (heads := bias.igniting).any():
+    if bias is None or not (heads := bias.igniting).any():
         return None
     worst = int((bias.mean.abs() * heads).argmax())
     size, sure, nats = (float(x[worst]) for x in (bias.mean, bias.mean / bias.error, bias.nats))
