@@ -216,6 +216,19 @@ def test_a_switched_off_row_is_found() -> None:
         assert not kinds & {"out_rows", "gradients_off"}
 
 
+def test_rows_that_have_no_output_are_not_switched_off() -> None:
+    """V of head 4 is 0; the first half of head 1's is 0, and a quarter of the rows that see more are switched off."""
+    q, k, v, grad_out = inputs(4)
+    v[:, 3], v[:, 0, : LENGTH // 2] = 0, 0
+    call = call_of(by_position(CLEAN["flash_fp32"]), [q, k, v, grad_out])
+    assert diagnose(call).findings == ()
+    assert call.out is not None
+    call.out[:, 0, LENGTH // 2 :: 4] = 0
+    (found,) = (one for one in diagnose(call).findings if one.kind == "dead_rows")
+    assert found.heads == (1,)
+    assert "25.0%" in found.text
+
+
 def test_rounded_scores_are_told_from_a_rounded_denominator() -> None:
     for variant in ("flash_bf16", "standard"):
         function = by_position(lambda *qkv, variant=variant, **options: attention(*qkv, variant=variant, **options))

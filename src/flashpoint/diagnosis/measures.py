@@ -22,6 +22,8 @@ ROW_OFF = 0.1
 """A row is off where its O or dQ is farther than this share of its length from FP64's; BF16's rounding is 0.004."""
 DEAD = 0.5
 """A row is switched off where |O| is below this share of FP64's."""
+NO_ROW = 2**-23
+"""A row has no O to be switched off where FP64's |O| is not above this share of the head's root mean square."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def of_results(
     ``nonfinite``: rows with NaN or infinity in any result; ``nonfinite_out``: in O. ``out_rows_off`` and
     ``grad_q_rows_off``: rows farther off than :data:`ROW_OFF`, and ``…_first``, ``…_last``: the first and last of them,
     from 0, −1 for none.
-    ``dead_rows``: the share with less than half of FP64's |O|, along that O.
+    ``dead_rows``: the share with less than half of FP64's |O|, along that O, of rows where FP64's is not 0.
     ``length_error``: the standard deviation over rows of O's error along O, over |O|: what a rounded ℓ makes.
     ``length_error_expected``, ``out_error_expected``: those of FlashAttention-2 by this package's reference, which
     rounds P̄ and O. ``out_error_coarse``: of the declared variant, or of one that rounds S and Ō, too.
@@ -215,7 +217,7 @@ def of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:
     error = (grad_out * difference).sum(-1)
     return {
         **_rows_off("out", difference.norm(dim=-1) / size),
-        "dead_rows": _dead(found, true.out).double().mean(-1),
+        "dead_rows": _dead(found, true.out),
         "length_error": _length_error(found, true),
         "out_error": difference.norm(dim=(-2, -1)) / true.out.norm(dim=(-2, -1)).clamp_min(1e-300),
         **relative("delta", error, true.bound),
@@ -223,10 +225,15 @@ def of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:
 
 
 def _dead(found: Tensor, true: Tensor) -> Tensor:
-    """Return which rows [H, T] are switched off: short, but still along FP64's O as far as there is something left."""
-    length, size = found.norm(dim=-1), true.norm(dim=-1).clamp_min(1e-300)
+    """Return the share [H] of rows that are switched off: short, but along FP64's O as far as there is something left.
+
+    Rows without an O do not count: V is 0 in a padded head, and before training where it is initialised so.
+    """
+    length, size = found.norm(dim=-1), true.norm(dim=-1)
+    counts = size > NO_ROW * size.square().mean(-1, keepdim=True).sqrt()
     cosine = (found * true).sum(-1) / (length * size).clamp_min(1e-300)
-    return (length < DEAD * size) & ((length < 1e-3 * size) | (cosine > 0.9))
+    dead = counts & (length < DEAD * size) & ((length < 1e-3 * size) | (cosine > 0.9))
+    return dead.double().sum(-1) / counts.double().sum(-1).clamp_min(1.0)
 
 
 def _length_error(found: Tensor, true: Exact) -> Tensor:
