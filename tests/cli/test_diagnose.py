@@ -19,6 +19,7 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import delta_sample
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.probe import results_of
+from flashpoint.drop_in import attention
 from flashpoint.runs.folder import RunFolder
 from tests.conftest import Command
 
@@ -106,6 +107,28 @@ def test_a_capture_is_diagnosed_with_a_function_of_the_users(tmp_path: Path) -> 
     assert "flash_fp32" in told["tables"][0]["note"]  # is it this kernel alone?
     clean = diagnose(str(tmp_path), "--attention", "sdpa:math")
     assert [table["note"] for table in clean["tables"]] == ["Nothing found."]
+
+
+def test_without_grad_q_no_bias_of_delta_is_a_finding(tmp_path: Path) -> None:
+    """Every O is 1.003, which BF16 rounds up, and the backward pass takes δ from an O that is not rounded."""
+    call = captured(Fault("none"))
+    v = torch.where(torch.arange(64) % 5 < 3, 1.0, 1.0078125)[:, None].expand_as(call.v).bfloat16()
+    call = dataclasses.replace(call, v=v, grad_out=torch.ones_like(v))
+    found = results_of(
+        lambda q, k, v, c, s: attention(q, k, v, is_causal=c, scale=s, variant="flash_unrounded_out"), call
+    )
+    dataclasses.replace(call, **vars(found)).write(tmp_path / "layer-03.safetensors")
+    (measures,) = diagnose(str(tmp_path))["tables"]
+    assert measures["note"].startswith("Nothing found. ")
+    dataclasses.replace(call, out=found.out, grad_q=None, grad_k=None, grad_v=None).write(
+        tmp_path / "layer-03.safetensors"
+    )
+    (measures,) = diagnose(str(tmp_path))["tables"]
+    largest = max((row["δ bias"] for row in measures["rows"]), key=abs)
+    assert abs(largest) > 1e-5
+    assert "Nothing found, and δ was not judged. If δ is rowsum(dO∘O), its bias is" in measures["note"]
+    assert f"{largest:+.1e} of |dO||O|" in measures["note"]
+    assert "dQ is needed to tell" in measures["note"]
 
 
 def only(call: AttentionCall, sequences: int) -> AttentionCall:

@@ -12,7 +12,7 @@ from flashpoint.diagnosis.delta_sample import DeltaSample
 def of_sequences(count: int, spread: float) -> DeltaBias:
     one = torch.ones(4, dtype=torch.float64)
     error: Tensor = one * spread / count**0.5
-    return DeltaBias(0 * one, error, 0 * one, one, torch.full((4,), count), 1)
+    return DeltaBias(0 * one, error, 0 * one, one, torch.full((4,), count), 1, "grad_delta")
 
 
 @pytest.mark.parametrize("count", [2, 3, 8, 264])

@@ -74,10 +74,10 @@ def delta_tables(samples: Mapping[int, DeltaSample]) -> list[Table]:
         for layer, bias in biases.items()
         for head in range(samples[layer].heads)
     ]
-    known = [bias for bias in biases.values() if bias is not None]
-    few, unseen = _too_few(known, ""), _unseen(known, "")
-    note = " ".join(part for part in (few, unseen) if part)
-    nothing = "" if few else "Nothing found."
+    known = {layer: bias for layer, bias in biases.items() if bias is not None}
+    unjudged, unseen = _unjudged(known, ""), _unseen(known, "")
+    note = " ".join(part for part in (unjudged, unseen) if part)
+    nothing = "" if unjudged else "Nothing found."
     return _told(findings, Table(("layer", "head", *_BIAS), measured, note), nothing, bool(note))
 
 
@@ -119,12 +119,13 @@ def tables(diagnoses: Sequence[Diagnosis], more: str) -> list[Table]:
     """
     findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
     measured = [[diagnosis.call.layer, *row] for diagnosis in diagnoses for row in _measures(diagnosis)]
-    biases = [diagnosis.bias for diagnosis in diagnoses if diagnosis.bias is not None]
-    coarse, few, unseen = _coarse(diagnoses), _too_few(biases, more), _unseen(biases, more)
-    note = " ".join(part for part in (coarse, few, unseen) if part)
+    biases = {diagnosis.call.layer: diagnosis.bias for diagnosis in diagnoses if diagnosis.bias is not None}
+    coarse, unjudged, unseen = _coarse(diagnoses), _unjudged(biases, more), _unseen(biases, more)
+    note = " ".join(part for part in (coarse, unjudged, unseen) if part)
     beyond = " beyond what FP32 itself may do" if coarse else ""
-    nothing = f"Nothing found{beyond}{', and δ was not judged' if few else ''}."
-    return _told(findings, Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note), nothing, bool(few or unseen))
+    nothing = f"Nothing found{beyond}{', and δ was not judged' if unjudged else ''}."
+    measures = Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note)
+    return _told(findings, measures, nothing, bool(unjudged or unseen))
 
 
 def _told(findings: Sequence[Finding], measures: Table, nothing: str, to_be_sure: bool) -> list[Table]:
@@ -172,37 +173,49 @@ def _coarse(diagnoses: Sequence[Diagnosis]) -> str:
     return f"At such scores FP32 itself may change weights, in {told}: smaller errors cannot be told from it there."
 
 
-def _too_few(biases: Sequence[DeltaBias], more: str) -> str:
-    """Return that some layer has too few sequences to judge δ by, if one has, and how many to measure.
+def _unjudged(biases: Mapping[int, DeltaBias], more: str) -> str:
+    """Return why δ is not judged in some layer: no dQ, or too few sequences, with how many to measure.
 
     Args:
+        biases: by layer.
         more: how a user gets more sequences, with ``{}`` for their number; empty where there is no way.
     """
     from flashpoint.capture.delta_collection import SEQUENCES
     from flashpoint.diagnosis.bias import FEW
 
-    fewest = min((bias.fewest for bias in biases), default=FEW)
-    if fewest >= FEW:
-        return ""
-    remedy = f": {more.format(SEQUENCES)}" if more else ""
-    return (
-        f"Too few sequences to say anything of δ: {_count(fewest, 'sequence')} with loss, and a finding needs {FEW} or "
-        f"more. Measure {SEQUENCES}{remedy}."
-    )
+    parts = []
+    if without := {layer: bias for layer, bias in biases.items() if not bias.judges}:
+        layer, worst = max(without.items(), key=lambda one: float(one[1].mean.abs().max()))
+        head = int(worst.mean.abs().argmax())
+        size, sure = (float(x[head]) for x in (worst.mean, worst.mean / worst.error.clamp_min(1e-300)))
+        spread = f", {abs(sure):.1f} standard errors" if worst.fewest >= FEW else ""
+        parts.append(
+            f"If δ is rowsum(dO∘O), its bias is {size:+.1e} of |dO||O| in head {head + 1} of layer {layer}{spread}; dQ "
+            "is needed to tell, and there is none."
+        )
+    fewest = min((bias.fewest for bias in biases.values() if bias.judges), default=FEW)
+    if fewest < FEW:
+        remedy = f": {more.format(SEQUENCES)}" if more else ""
+        parts.append(
+            f"Too few sequences to say anything of δ: {_count(fewest, 'sequence')} with loss, and a finding needs "
+            f"{FEW} or more. Measure {SEQUENCES}{remedy}."
+        )
+    return " ".join(parts)
 
 
-def _unseen(biases: Sequence[DeltaBias], more: str) -> str:
+def _unseen(biases: Mapping[int, DeltaBias], more: str) -> str:
     """Return how small a bias of δ could have been overlooked, if errors of that size have ignited runs.
 
     Args:
+        biases: by layer.
         more: how a user gets more sequences, with ``{}`` for their number; empty where there is no way.
     """
     from flashpoint.diagnosis.bias import FEW, IGNITED
 
     # Of a layer with NaN or infinity there is a finding; how many sequences would show a bias there, nobody knows.
     ignites = min(IGNITED)
-    finite = [one for one in biases if one.fewest >= FEW and bool(one.smallest.isfinite().all())]
-    unsure = [one for one in finite if float(one.smallest.max()) > ignites]
+    judged = [one for one in biases.values() if one.judges and one.fewest >= FEW]
+    unsure = [one for one in judged if bool(one.smallest.isfinite().all()) and float(one.smallest.max()) > ignites]
     if not unsure:
         return ""
     worst = max(unsure, key=lambda bias: float(bias.smallest.max()))

@@ -36,6 +36,7 @@ class DeltaBias:
         noise: the root mean square over sequences of (Σ ε² / Σ (|dO||O|)²)^½, which weigh by (Σ |dO||O|)².
         counts: sequences, of N of the call and M of the sample, int64.
         steps: of the training, that they are of.
+        source: of :data:`SOURCES`, which the errors are from.
     """
 
     mean: Tensor
@@ -44,6 +45,7 @@ class DeltaBias:
     noise: Tensor
     counts: Tensor
     steps: int
+    source: str
 
     @classmethod
     def of(cls, measures: Measures, step: int = 0, sample: DeltaSample | None = None) -> DeltaBias | None:
@@ -80,12 +82,18 @@ class DeltaBias:
             noise=(noises * weights).square().sum(0).sqrt(),
             counts=some.sum(0),
             steps=len({step for step, counts in zip(steps, some.any(-1).tolist(), strict=True) if counts}),
+            source=name,
         )
 
     def __str__(self) -> str:
         """What it was measured on."""
         sequences = f"{self.sequences:,} sequence{'s' * (self.sequences != 1)}"
         return f"{sequences} of {self.steps:,} steps" if self.steps > 1 else sequences
+
+    @property
+    def judges(self) -> bool:
+        """Whether the errors are those of δ itself. A backward pass may take δ from another O than the returned one."""
+        return self.source != "delta"
 
     @property
     def sequences(self) -> int:

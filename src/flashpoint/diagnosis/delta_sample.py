@@ -19,7 +19,10 @@ from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
 PARTS = ("bias", "noise", "sum", "bound")
 """What is said of an error of δ: :func:`flashpoint.diagnosis.measures.relative`."""
 SOURCES = ("row_sum", "grad_delta", "delta")
-"""What tells of δ's error, the most direct first: row sums of dS, dQ, and rowsum(dO∘O)."""
+"""What tells of δ's error, the most direct first: row sums of dS, dQ, and rowsum(dO∘O).
+
+The last tells of δ only where the backward pass takes it from the O that was returned.
+"""
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def _findings(
 
 
 def _biased(bias: DeltaBias | None, of: Measures, finding: Make) -> Finding | None:
-    if bias is None or not (heads := bias.igniting).any():
+    if bias is None or not bias.judges or not (heads := bias.igniting).any():
         return None
     worst = int((bias.mean.abs() * heads).argmax())
     size, sure, nats = (float(x[worst]) for x in (bias.mean, bias.mean / bias.error, bias.nats))
