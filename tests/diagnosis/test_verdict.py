@@ -216,6 +216,14 @@ def test_a_switched_off_row_is_found() -> None:
         assert not kinds & {"out_rows", "gradients_off"}
 
 
+@pytest.mark.parametrize("spoiled", ["q", "k", "v", "grad_out"])
+def test_a_head_with_nothing_to_follow_does_not_make_the_others_rounded_heads(spoiled: str) -> None:
+    tensors = dict(zip(("q", "k", "v", "grad_out"), inputs(4), strict=True))
+    tensors[spoiled][:, 3] = 0
+    call = call_of(by_position(torch.nn.functional.scaled_dot_product_attention), list(tensors.values()))
+    assert diagnose(call).findings == ()
+
+
 def test_rows_that_have_no_output_are_not_switched_off() -> None:
     """V of head 4 is 0; the first half of head 1's is 0, and a quarter of the rows that see more are switched off."""
     q, k, v, grad_out = inputs(4)

@@ -139,7 +139,9 @@ def _rounded_head(of: Measures, finding: Make) -> Finding | None:
     follows = of["delta_follows_out"].mean(0)
     spread = of["delta_follows_out"].std(0) / len(of["delta_follows_out"]) ** 0.5
     heads, others = follows - 5 * spread > _FOLLOWS, follows + 5 * spread < _FOLLOWS
-    if not heads.any() or heads.sum() > others.sum():  # all of them: as in every FlashAttention
+    # In every FlashAttention all heads follow. Where V, K or dO is 0, or V is the same in all rows, the slope is 0, as
+    # there is nothing to follow, or nothing that dQ could tell: a few heads without are no evidence.
+    if not heads.any() or heads.sum() > others.sum():
         return None
     ours, theirs = float(follows[heads].mean()), float(follows[others].mean())
     return finding(
