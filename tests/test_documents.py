@@ -45,6 +45,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
+@pytest.mark.slow
 def test_a_page_is_filled_with_what_commands_print(tmp_path: Path) -> None:
     """A verb alone and before a pipe, and any other command; a table stands as a table, the rest as a block."""
     run = write_run(tmp_path / "one", {"name": "flash_bf16"}, steps=12_920, onset=12_362)

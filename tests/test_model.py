@@ -22,6 +22,7 @@ def tokens(length: int = 32, batch: int = 2) -> Tensor:
     return torch.randint(0, 97, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.slow
 def test_parameter_count_of_gpt2_124m() -> None:
     """124,373,760 without biases: 50,304·768 + 1,024·768 + 12·(12·768² + 2·768) + 768."""
     config = ModelConfig(n_layer=12, n_head=12, d_model=768, context=1024, vocab_size=50304)

@@ -35,6 +35,7 @@ def test_the_scale_of_the_loss_is_a_power_of_two(precision: str) -> None:
     assert mantissa == 0.5
 
 
+@pytest.mark.slow
 def test_precisions_train_alike_but_not_the_same(train: Command, tmp_path) -> None:
     losses = {}
     for precision in ("bf16", "fp16", "fp32"):

@@ -130,6 +130,7 @@ def test_an_injected_replay_of_an_older_run_says_what_it_is(recorded: Path, trai
     assert losses_of(tmp_path / run)[2:] != losses_of(older)[2:]
 
 
+@pytest.mark.slow
 def test_replay_past_the_tape_goes_on_as_the_original_would_have(
     recorded: Path, train: Command, tmp_path: Path
 ) -> None:
@@ -139,6 +140,7 @@ def test_replay_past_the_tape_goes_on_as_the_original_would_have(
     assert losses_of(recorded / "runs/longer") == losses_of(recorded / "runs/past")
 
 
+@pytest.mark.slow
 def test_gradient_accumulation_keeps_the_sequences_and_almost_the_losses(recorded: Path, train: Command) -> None:
     outcome_of(train("train.micro_batch_size=2", "attn=flash_fp32", "run_name=split", cwd=recorded))
     outcome_of(train("attn=flash_fp32", "run_name=whole", cwd=recorded))
@@ -269,6 +271,7 @@ def test_a_run_name_that_exists_is_refused(recorded: Path, train: Command) -> No
     assert sorted(recorded.glob("runs/*")) == before
 
 
+@pytest.mark.slow
 def test_the_name_that_a_run_gets_is_a_value_as_it_stands(recorded: Path, train: Command) -> None:
     choices = ("attn=flash_fixed", "attn.beta=2", "attn.layers=[1]", "attn.elsewhere=flash_fp32")
     first = outcome_of(train(*choices, "train.steps=2", cwd=recorded))
@@ -311,6 +314,7 @@ def test_a_sweep_of_one_run_twice_is_refused(train: Command, tmp_path: Path) -> 
     assert not list(tmp_path.glob("runs/*/tape.bin"))
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_after_a_run_that_fails(recorded: Path, train: Command) -> None:
     choices = ("attn.elsewhere=flash_fp32", "attn.layers=[9],[1],[8]")  # the model has two layers
     result = train(*choices, "train.steps=2", "runs_dir=partly", "-m", cwd=recorded)

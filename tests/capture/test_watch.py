@@ -89,6 +89,7 @@ def test_norms_are_those_of_the_matrices_that_make_q_and_k(tmp_path: Path) -> No
     np.testing.assert_allclose(run.columns["w_k_spectral_norm"][1][..., 0], of_keys, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_watching_changes_no_bit_of_the_training(tmp_path: Path, compiled: bool) -> None:
     weights = []
@@ -153,6 +154,7 @@ def test_a_loss_that_is_no_number_leaves_the_batch_and_the_last_tensors(tmp_path
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_growth_of_w_q_is_warned_of_and_the_layer_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = Net()
 

@@ -45,6 +45,7 @@ def older(tmp_path: Path) -> str:
     return write_run(tmp_path / "older", {"name": "sdpa", "kernel": "sdpa"}, seed=7, manifest=manifest, metrics=metrics)
 
 
+@pytest.mark.slow
 def test_what_nobody_told_is_unknown_in_tables_and_pages(tmp_path: Path, older: str) -> None:
     loop(tmp_path)
     new = str(tmp_path / "own")

@@ -37,6 +37,7 @@ def test_help_lists_the_verbs_and_imports_nothing_heavy() -> None:
     assert all(f"\n  {verb} " in result.stdout for verb in VERBS)
 
 
+@pytest.mark.slow
 def test_a_verb_that_reads_runs_does_without_pytorch(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one", {"name": "flash_bf16"}, onset=500)
     code = f"from flashpoint.cli.main import main; main(['survival', {run!r}], standalone_mode=False)"
@@ -54,6 +55,7 @@ def test_every_verb_has_its_help(verb: str) -> None:
     assert "--help" in result.stdout
 
 
+@pytest.mark.slow
 def test_the_help_of_train_is_the_configurations(tmp_path: Path) -> None:
     result = flashpoint("train", "--help", cwd=tmp_path)
     assert result.returncode == 0

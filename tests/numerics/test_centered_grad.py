@@ -51,6 +51,7 @@ def injecting(**fields: Any) -> AttentionVariant:
     return AttentionVariant(**{**NOTHING_ROUNDED, "delta_error": DeltaError(kind="bias", size=SIZE), **fields})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["kernels", "reference"])
 def test_an_error_of_delta_loses_the_mean_key_and_nothing_else(engine: str) -> None:
     """In FP64: dQ_i minus (Σ_j dS_ij)·k̄. The kernels store dQ, and both centred keys, in BF16."""
@@ -67,6 +68,7 @@ def test_an_error_of_delta_loses_the_mean_key_and_nothing_else(engine: str) -> N
     assert (plain["grad_q"] - expected["grad_q"]).norm() > 0.2 * expected["grad_q"].norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["kernels", "reference"])
 def test_the_push_along_the_mean_key_is_gone(engine: str) -> None:
     """Σ_i dQ_i·k̄ of a bias, over what exact attention has there: all of it before, next to nothing after."""
@@ -80,6 +82,7 @@ def test_the_push_along_the_mean_key_is_gone(engine: str) -> None:
     assert pushes[True] < 0.1 * pushes[False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["kernels", "reference"])
 def test_output_and_the_other_gradients_keep_their_bits(engine: str) -> None:
     plain, centered = (

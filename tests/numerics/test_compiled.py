@@ -57,6 +57,7 @@ def compiled(chips: str, size: int, *arguments: str) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 def test_all_layers_and_batch_sizes_share_one_compilation() -> None:
     counts = json.loads(not_interpreted("-m", "tests.numerics.compilations"))
     assert counts == dict.fromkeys(

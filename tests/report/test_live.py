@@ -77,6 +77,7 @@ def test_a_run_that_has_written_nothing_yet_is_shown(tmp_path: Path) -> None:
     assert "0 of 1,000" in _shown([Run.of_folder(run.folder)])
 
 
+@pytest.mark.slow
 def test_the_page_of_a_run_under_way_loads_itself_again(tmp_path: Path) -> None:
     run = _under_way(tmp_path / "going", 300)
     going = page([run], reload_seconds=15)

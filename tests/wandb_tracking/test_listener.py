@@ -94,6 +94,7 @@ def test_without_a_login_everything_is_kept_on_the_disk(run: RunFolder, capfd: p
     assert (summary["outcome"], summary["onset_step"]) == ("exploded", 5)
 
 
+@pytest.mark.slow
 def test_with_a_login_it_arrives_at_once(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     with WandbServer() as server:
         login(monkeypatch, server)
@@ -101,6 +102,7 @@ def test_with_a_login_it_arrives_at_once(run: RunFolder, monkeypatch: pytest.Mon
     assert_arrived(server)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_ended_early_is_stopped_in_its_summary(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     with WandbServer() as server:
         login(monkeypatch, server)
@@ -220,6 +222,7 @@ def logs_in(**variables: str) -> bool:
     return result.stdout == "True\n"
 
 
+@pytest.mark.slow
 def test_a_login_that_wandb_cannot_read_is_one_line_and_all_is_kept_on_the_disk(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
