@@ -118,7 +118,7 @@ def test_the_head_with_the_error_is_named_and_the_report_tells_it(failing: Path,
         ("other_batches", "step 10 trains on another batch"),
         ("too_few", "trained 9 steps"),
         ("unwatched", "did not watch"),
-        ("nothing", "no attribute"),
+        ("nothing", "has no nothing; it has "),
         ("failing_step", "RuntimeError in a branch from step 10: no such layer"),
         (
             "exiting_step",
