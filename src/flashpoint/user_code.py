@@ -46,7 +46,7 @@ def load(word: str, where: str) -> Any:
     if not hasattr(module, name):
         known = [other for other, value in vars(module).items() if getattr(value, "__module__", "") == spec.name]
         there = f"it has {', '.join(known)}" if known else "it defines no function and no class"
-        raise UserCodeError(f"{where}: {file} has no {name}; {nearest(name, known)}{there}")
+        raise UserCodeError(f"{where}: {Path(file).name} has no {name}; {nearest(name, known)}{there}")
     return getattr(module, name)
 
 

@@ -9,7 +9,7 @@ from tests.records import call, refusal, rows, write_run
 
 def test_an_archived_run_is_named_by_its_experiment(tmp_path: Path) -> None:
     metrics = [{"step": step, "loss": 3.0 - step / 32} for step in range(25)]
-    run = Path(write_run(tmp_path / "runs/one", {"name": "flash_bf16"}, metrics=metrics))
+    run = Path(write_run(tmp_path / "runs/one", {"name": "flash_bf16"}, steps=25, metrics=metrics))
     chain = ChainWriter(run / "chain.bin")
     for line in metrics:
         chain.append(line["loss"], 1.0)

@@ -56,7 +56,7 @@ def test_a_run_without_probes_has_the_same_digest(train: Command, tmp_path: Path
     [
         ("entropie", "no probe named entropie; choose of delta_error, ties"),
         ("nowhere.py:Longest", "nowhere.py is no file"),
-        ("own.py:Shortest", "AttributeError"),
+        ("own.py:Shortest", "own.py has no Shortest; it has Longest, NoProbe, Unwritten"),
         ("own.py:NoProbe", "no subclass of"),
         ("own.py:Unwritten", "no measure(self, seen)"),
     ],

@@ -169,7 +169,8 @@ def lifetimes(label: str, setting: str, runs: Sequence[Run]) -> Lifetimes:
         if run.origin and run.origin[1]:
             raise UserError(f"{run.where}: a branch could not explode before it began; leave it out")
         if (same := seen.setdefault(pairing(run), run)) is not run:
-            told = f"{run.where} and {same.where} are one experiment with seed {run.config['seed']}"
+            seed = run.config.get("seed")  # a watched loop may not have told it
+            told = f"{run.where} and {same.where} are one experiment" + ("" if seed is None else f" with seed {seed}")
             raise UserError(
                 f"{told}; leave one of them out, or tell them apart with --by hardware"
                 if run.manifest["hardware"] != same.manifest["hardware"]
