@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.analysis.intervals import mean_interval
+from flashpoint.cli.cells import number, plus_minus
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import command_errors
 from flashpoint.localize.growth import Effect, Start, fit
@@ -53,7 +54,7 @@ def effects(norms: Norms, starts: list[Start]) -> dict[str, Effect]:
     found = {}
     for name, ends in norms.items():
         if name not in ("flash_bf16", _TWIN, _SECOND_TWIN) and all(start.step in ends for start in starts):
-            run = {start.step: float(start.growth[start.growing].sum()) for start in starts}
+            run = {one.step: float(one.growth[one.growing].sum()) for one in starts}
             branch = {one.step: float(np.log(ends[one.step] / one.twin)[one.growing].sum()) for one in starts}
             found[name] = Effect(run, branch)
     return found
@@ -81,20 +82,14 @@ def main() -> None:
             # Heads alone are left out: which of them grow differs from start to start.
             of = [residuals(effect) for name, effect in found.items() if "heads=" not in name]
             run = path.name.partition(".")[0].removeprefix("localize_")
-            for start in starts:
-                growth = float(start.growth[start.growing].sum())
-                rms = float(np.sqrt(np.mean([one[start.step] ** 2 for one in of])))
-                by_start.append([run, f"{start.step:,}", growth, rms, rms / growth])
+            for step, growth in next(iter(found.values())).run.items():
+                rms = float(np.sqrt(np.mean([one[step] ** 2 for one in of])))
+                by_start.append((growth, [run, step, *(number(x, ".2f") for x in (growth, rms, rms / growth))]))
             for name, effect in found.items():
-                mean, half = mean_interval([effect.branch[step] / growth for step, growth in effect.run.items()])
-                alike = f"{mean:.2f} ± {half:.2f}" if half is not None else f"{mean:.2f}"
+                alike = plus_minus([effect.branch[step] / growth for step, growth in effect.run.items()], ".2f")
                 decided.append([run, name, alike, effect.told])
-        by_start.sort(key=lambda row: row[2])
-        rounded = [[*row[:2], *(f"{value:.2f}" for value in row[2:])] for row in by_start]
-        show(
-            Table(["run", "start", "growth, nats", "RMS residual, nats", "RMS residual over growth"], rounded),
-            "markdown",
-        )
+        columns = ["run", "start", "growth, nats", "RMS residual, nats", "RMS residual over growth"]
+        show(Table(columns, [row for _, row in sorted(by_start, key=itemgetter(0))]), "markdown")
         print()
         show(Table(["run", "attention", "share, starts alike", "share, starts weighed"], decided), "markdown")
 

@@ -277,16 +277,8 @@ def gpt_oss(implementation: str) -> torch.nn.Module:
 def t5(implementation: str) -> torch.nn.Module:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(
-        vocab_size=100,
-        d_model=32,
-        d_kv=16,
-        d_ff=32,
-        num_layers=1,
-        num_heads=2,
-        decoder_start_token_id=0,
-        dropout_rate=0.0,
-    )
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    config = T5Config(vocab_size=100, decoder_start_token_id=0, dropout_rate=0.0, **sizes)
     return T5ForConditionalGeneration._from_config(config, attn_implementation=implementation)
 
 

@@ -50,7 +50,7 @@ def load(word: str, where: str) -> Any:
     return getattr(module, name)
 
 
-def contents(word: str) -> str:
+def file_digest(word: str) -> str:
     """Return the SHA-256 of the file of ``FILE.py:NAME``; nothing where the word names no file."""
     file = Path(word.rpartition(":")[0])
     return file_sha256(file) if file.is_file() else ""

@@ -10,13 +10,10 @@ CONFIDENCE = 0.95
 
 def mean_interval(values: ArrayLike) -> tuple[float, float | None]:
     """Return the mean, and half of its 95 % interval by Student's t; None for one value."""
-    from scipy.stats import t
-
     values = np.asarray(values, np.float64)
     if len(values) < 2:
         return float(values.mean()), None
-    half = t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-    return float(values.mean()), float(half)
+    return float(values.mean()), _half(values.std(ddof=1) / np.sqrt(len(values)), len(values))
 
 
 def ratio_interval(ratios: ArrayLike) -> tuple[float, tuple[float, float] | None]:
@@ -32,15 +29,19 @@ def slope_interval(x: ArrayLike, y: ArrayLike) -> tuple[float, float | None]:
 
     The errors of y are taken to be as large at every x: where x is small, y / x says little. None for one point.
     """
-    from scipy.stats import t
-
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     square = float((x * x).sum())
     slope = float((x * y).sum()) / square
     if len(x) < 2:
         return slope, None
-    error = np.sqrt(((y - slope * x) ** 2).sum() / (len(x) - 1) / square)
-    return slope, float(t.ppf((1 + CONFIDENCE) / 2, len(x) - 1) * error)
+    return slope, _half(np.sqrt(((y - slope * x) ** 2).sum() / (len(x) - 1) / square), len(x))
+
+
+def _half(error: float, count: int) -> float:
+    """Return half of the 95 % interval of an estimate from so many values, by Student's t."""
+    from scipy.stats import t
+
+    return float(t.ppf((1 + CONFIDENCE) / 2, count - 1) * error)
 
 
 def clopper_pearson(count: int, of: int) -> tuple[float, float]:

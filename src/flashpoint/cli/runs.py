@@ -45,7 +45,7 @@ def outcomes(runs: Sequence[Run]) -> Table:
 
     columns = ["run", *differing, "outcome", "steps", "onset", "digest"]
     columns.append("first NaN or infinity")
-    rows = [row for _, row in answered(runs, row)]
+    rows = [row for _, row in answered(known, row)]
     if not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     return Table(columns, rows)

@@ -36,7 +36,7 @@ from flashpoint.numerics.ops import forget_graphs
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.lines import whole_lines
 from flashpoint.runs.run import Run
-from flashpoint.user_code import contents, load
+from flashpoint.user_code import file_digest, load
 
 IN_ITS_PLACE = ("flash_fp32", "flash_unrounded_out", "flash_delta_fp32", "flash_exact_rowsum")
 """Attentions that are tried everywhere in the place of the run's: what they round tells what its rounding does."""
@@ -154,7 +154,7 @@ class OwnLoop:
         return " ".join([attention.inside, *(f"{name}={some}".replace(", ", ",") for name, some in where.items())])
 
     def identity(self, attention: Mixture) -> str:
-        files = {contents(word) for word in (self.function, self.attention)}
+        files = {file_digest(word) for word in (self.function, self.attention)}
         return f"{self.function} {sorted(files)} {sorted(asdict(attention).items())}"
 
     def train(self, attention: Mixture, start: int, steps: int, folder: Path) -> Trained:
