@@ -23,7 +23,8 @@ _COLOURS = {
     "precision tf32": "#6baed6",
     "precision bf16": "#08519c",
 }
-_ONE_WEIGHT = "#e6550d"
+_ONE_WEIGHT = "#000000"
+"""Dotted: the floor under all others."""
 _TITLES = {"largest": "largest difference of a weight", "wasserstein": "W₁ of all weights"}
 
 
@@ -71,9 +72,15 @@ def draw_weights(groups: Mapping[str, Sequence[Apart]], note: str, *, relative: 
                 ]
             ).reshape(len(steps), len(members))
             values = np.where(np.isfinite(values) & (values > 0), values, np.nan)
-            line = _colour(kind)
-            panel.fill_between(steps, values.min(1), values.max(1), color=line, alpha=0.15, linewidth=0)
-            panel.plot(steps, values.mean(1), color=line, linewidth=1.5, label=f"{kind}, n = {len(members)}")
+            line, dotted = _colour(kind), kind.endswith("in one weight")
+            panel.fill_between(steps, values.min(1), values.max(1), color=line, alpha=0.1, linewidth=0)
+            panel.plot(
+                *(steps, values.mean(1)),
+                color=line,
+                linestyle=":" if dotted else "-",
+                linewidth=2,
+                label=f"{kind}, n = {len(members)}",
+            )
         panel.set_yscale("log")
         panel.set_xlabel("optimiser steps done")
         panel.set_ylabel(f"{title}{' / spread' if relative else ''}")
