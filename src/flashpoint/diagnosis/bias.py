@@ -17,9 +17,9 @@ from flashpoint.diagnosis.delta_sample import SOURCES, DeltaSample
 from flashpoint.diagnosis.measures import Measures
 
 CHANCE = 0.001
-"""How likely a diagnosis of one layer without a fault may call some head's δ biased."""
+"""How likely a diagnosis of one layer without a fault may call some head's δ biased, or one that does not follow."""
 FEW = 3
-"""Sequences without which nothing is said of δ's bias."""
+"""Sequences without which nothing is said of δ."""
 _MOST = 10**15
 """Sequences: no training has so many."""
 IGNITED = {1e-6: "2 of 4", 3e-6: "3 of 4", 1e-5: "4 of 4"}
@@ -109,7 +109,7 @@ class DeltaBias:
     def smallest(self) -> Tensor:
         """The smallest bias [H] that these sequences could have shown: Student's t, Bonferroni over heads."""
         return self.error.clamp_min(1e-300) * self.error.new_tensor(
-            [self._threshold(count) for count in self.counts.tolist()]
+            [standard_errors(count, len(self.mean)) for count in self.counts.tolist()]
         )
 
     def needed(self, size: float) -> int:
@@ -118,7 +118,7 @@ class DeltaBias:
         spread = float((self.error * self.counts.double().sqrt()).max())
 
         def overlooked(count: int) -> bool:
-            return count < _MOST and self._threshold(count) * spread / count**0.5 > size
+            return count < _MOST and standard_errors(count, len(self.mean)) * spread / count**0.5 > size
 
         least, most = 1, 2  # least is too few
         while overlooked(most):
@@ -128,14 +128,17 @@ class DeltaBias:
             least, most = (middle, most) if overlooked(middle) else (least, middle)
         return most
 
-    def _threshold(self, sequences: int) -> float:
-        return float(stats.t.isf(CHANCE / len(self.mean) / 2, max(sequences - 1, 1)))
-
     @property
     def igniting(self) -> Tensor:
         """The heads [H] whose bias is sure and as large as the smallest that ignited a run."""
         size = self.mean.abs()
         return (self.counts >= FEW) & (size > self.smallest) & (size >= min(IGNITED))
+
+
+def standard_errors(sequences: int, heads: int) -> float:
+    """Return how many standard errors from a value a mean over sequences surely differs from it: Student's t,
+    Bonferroni over heads. Of one sequence it is as of two."""
+    return float(stats.t.isf(CHANCE / heads / 2, max(sequences - 1, 1)))
 
 
 def _ratio(sums: Tensor, bounds: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

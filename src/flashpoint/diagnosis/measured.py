@@ -49,7 +49,8 @@ def _of_heads(
     found = {**of_inputs(true, call.q[n].double(), call.scale), **of_results(call, results, true, n, declared)}
     if probed is not None and results.out is not None:
         found |= probed_measures(call, probed, true, n)
-        found |= delta_follows(call, results.out[n].double(), -probed.row_sums[n], true, n)
+        noise = true.grad_scores.norm(dim=-1)  # of a key's feature that is 1, whatever K is
+        found |= delta_follows(call, results.out[n].double(), -probed.row_sums[n], noise, true, n)
     return found
 
 

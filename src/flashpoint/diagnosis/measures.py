@@ -24,6 +24,11 @@ DEAD = 0.5
 """A row is switched off where |O| is below this share of FP64's."""
 NO_ROW = 2**-23
 """A row has no O to be switched off where FP64's |O| is not above this share of the head's root mean square."""
+_UNKNOWNS = 3
+"""Of the regression in :func:`delta_follows`: two slopes and a constant. As many rows fit whatever they hold."""
+_LEAST_LEFT = 1e-12
+"""Share of the square sum of a term, of which the other terms leave more if it is not made of them: FP64 leaves 1e-20
+of one that is."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +106,12 @@ def of_results(
     rounds P̄ and O. ``out_error_coarse``: of the declared variant, or of one that rounds S and Ō, too.
     ``delta_bias`` and ``delta_noise``: of δ's error ε, Σ ε / Σ |dO||O| and (Σ ε² / Σ (|dO||O|)²)^½, with ε from O, as
     δ = rowsum(dO∘O) has it; ``delta_sum``: Σ ε, nats of the loss; ``delta_bound``: Σ |dO||O|. ``grad_delta_bias``,
-    ``…_noise``, ``…_sum`` and ``…_bound``: the same with ε from dQ's error along PK. ``delta_follows_out`` and
-    ``delta_follows_probs``: the slopes, over rows, of that ε on what the rounding of O (and Ō) and that of P̄ add to
-    rowsum(dO∘O): 1 where δ takes the rounding, 0 where it does not. ``along_mean_key``: the share of dQ's squared error
-    along the mean key.
+    ``…_noise``, ``…_sum`` and ``…_bound``: the same with ε from dQ's error along PK. ``along_mean_key``:
+    the share of dQ's squared error along the mean key. ``delta_follows_out``: the slope, over rows, of that ε on what
+    the rounding of O (and Ō) adds to rowsum(dO∘O), beside a constant and what the rounding of P̄ adds: 1 where δ takes
+    the rounding, 0 where it does not. A row weighs by the inverse square of what roundings add to its ε. It counts if
+    its |dO||O| is not 0, and if its PK is not 0, without which dQ does not show ε. The slope is NaN where the rows do
+    not tell it. ``delta_rounding``: what the rounding of O adds in these rows, as ``delta_noise``.
     """
     measured: Measures = {}
     heads, length, _ = true.out.shape
@@ -132,7 +139,8 @@ def of_results(
             errors["unexplained"] = (found - wanted - _of_keys(of_delta, call)).norm(dim=(-2, -1)) / size
         measured |= {f"{name}_{what}": error.repeat_interleave(repeats, 0) for what, error in errors.items()}
     if results.out is not None and delta_error is not None:
-        measured |= delta_follows(call, results.out[n].double(), delta_error, true, n)
+        noise = noise_of_grad_q(true, call.scale)
+        measured |= delta_follows(call, results.out[n].double(), delta_error, noise, true, n)
     return {**measured, "nonfinite": nonfinite.double().sum(-1)}
 
 
@@ -146,15 +154,53 @@ def _of_keys(of_queries: Tensor, call: AttentionCall) -> Tensor:
     return of_queries.unflatten(0, (-1, call.groups)).sum(1)
 
 
-def delta_follows(call: AttentionCall, out: Tensor, error: Tensor, true: Exact, n: int) -> Measures:
-    """Return the slopes [H] of δ's error [H, T] on what the roundings of O, and of P̄, add to rowsum(dO∘O)."""
+def delta_follows(call: AttentionCall, out: Tensor, error: Tensor, noise: Tensor, true: Exact, n: int) -> Measures:
+    """Return those measures of :func:`of_results` that say whether δ takes the rounding of O, [H] each.
+
+    Args:
+        out: O [H, T, d] float64 as the attention returned it.
+        error: of δ [H, T] float64.
+        noise: what roundings by 1 add to each ``error``; infinite for rows of which it does not tell.
+    """
     grad_out, of_probs = call.grad_out[n].double(), out_of_rounded_probs(call, n)
-    unit = true.bound.clamp_min(1e-300)
-    parts = [((grad_out * difference).sum(-1) / unit) for difference in (out - of_probs, of_probs - true.out)]
-    x = torch.stack([*parts, torch.ones_like(unit)], -1).nan_to_num(0.0, 0.0, 0.0)  # a constant error follows neither
-    y = (error / unit).nan_to_num(0.0, 0.0, 0.0)[..., None]
-    slopes = torch.linalg.pinv(x.mT @ x) @ (x.mT @ y)
-    return {"delta_follows_out": slopes[:, 0, 0], "delta_follows_probs": slopes[:, 1, 0]}
+    of_out, others = ((grad_out * difference).sum(-1) for difference in (out - of_probs, of_probs - true.out))
+    # The reference may round P̄ otherwise than the attention does, as tiles have other maxima: that is noise, too.
+    delta = (grad_out * true.out).sum(-1, keepdim=True)
+    of_rounded = (true.grad_scores + true.probs * delta).square().sum(-1)  # P∘dP
+    weights = (noise.square() + of_rounded).rsqrt()
+    rows = (true.bound > 0) & noise.isfinite() & torch.stack([of_out, others, error, weights]).isfinite().all(0)
+    x, other, y, unit = (of * weights for of in (of_out, others, error, true.bound))
+    x, other, y, unit = (of.where(rows, 0.0) for of in (x, other, y, unit))
+    size = x.square().sum(-1)
+    other = _without(other, unit)  # a constant error follows neither
+    x = _without(_without(x, unit), other)
+    left = x.square().sum(-1)
+    tells = (rows.sum(-1) > _UNKNOWNS) & (left > _LEAST_LEFT * size)
+    bound = true.bound.where(rows, 0.0).square().sum(-1)
+    return {
+        "delta_follows_out": torch.where(tells, (x * y).sum(-1) / left, torch.nan),
+        "delta_rounding": (of_out.where(rows, 0.0).square().sum(-1) / bound.clamp_min(1e-300)).sqrt(),
+    }
+
+
+def _without(x: Tensor, other: Tensor) -> Tensor:
+    """Return x [H, T] without its part along other [H, T]."""
+    unit = other / other.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    return x - (x * unit).sum(-1, keepdim=True) * unit
+
+
+def noise_of_grad_q(true: Exact, scale: float) -> Tensor:
+    """Return what roundings of dS and dQ by 1 add to the error of δ [H, T] that dQ tells of; infinite where PK is 0."""
+    size = true.attended_keys.norm(dim=-1, keepdim=True)
+    along = true.attended_keys / size.clamp_min(1e-300)
+    of_grad_scores = (true.grad_scores * (along @ true.k.mT)).square().sum(-1)
+    of_grad_q = (true.grad_q * along / scale).square().sum(-1)
+    return torch.where(size[..., 0] > 0, (of_grad_scores + of_grad_q).sqrt() / size[..., 0], math.inf)
+
+
+def mean_slopes(of: Measures) -> Tensor:
+    """Return the mean ``delta_follows_out`` of each head [H], over the sequences that tell; NaN where none does."""
+    return of["delta_follows_out"].nanmean(0)
 
 
 def out_of_rounded_probs(call: AttentionCall, n: int) -> Tensor:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashpoint.diagnosis.bias import DeltaBias, ignited
+from flashpoint.diagnosis.bias import FEW, DeltaBias, ignited, standard_errors
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import DeltaSample
 from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, explained, fp32_error, maker
 from flashpoint.diagnosis.gross import differing_rows, nonfinite, wrong_rows, wrong_weights
 from flashpoint.diagnosis.measured import measured
-from flashpoint.diagnosis.measures import Measures, Results
+from flashpoint.diagnosis.measures import Measures, Results, mean_slopes
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
 from flashpoint.numerics.variant import AttentionVariant
 
@@ -123,8 +123,8 @@ def _biased(bias: DeltaBias | None, of: Measures, finding: Make) -> Finding | No
     worst = int((bias.mean.abs() * heads).argmax())
     size, sure, nats = (float(x[worst]) for x in (bias.mean, bias.mean / bias.error, bias.nats))
     source = ""
-    if "delta_follows_out" in of:
-        follows = float(of["delta_follows_out"][:, worst].mean()) > _FOLLOWS
+    if "delta_follows_out" in of and not (slope := mean_slopes(of)[worst]).isnan():
+        follows = bool(slope > _FOLLOWS)
         source = "its error follows the rounding of O; " if follows else "its error does not follow O's rounding; "
     text = (
         f"δ errs by {size:+.1e} of |dO||O| on average, {abs(sure):.0f} standard errors of {bias}, "
@@ -134,21 +134,22 @@ def _biased(bias: DeltaBias | None, of: Measures, finding: Make) -> Finding | No
 
 
 def _rounded_head(of: Measures, finding: Make) -> Finding | None:
-    if "delta_follows_out" not in of or len(of["delta_follows_out"]) < 2:  # one sequence has no spread
+    """In every FlashAttention δ follows in all heads that tell; where it comes from an exact O, in none."""
+    if "delta_follows_out" not in of:
         return None
-    follows = of["delta_follows_out"].mean(0)
-    spread = of["delta_follows_out"].std(0) / len(of["delta_follows_out"]) ** 0.5
-    heads, others = follows - 5 * spread > _FOLLOWS, follows + 5 * spread < _FOLLOWS
-    # In every FlashAttention all heads follow. Where V, K or dO is 0, or V is the same in all rows, the slope is 0, as
-    # there is nothing to follow, or nothing that dQ could tell: a few heads without are no evidence.
-    if not heads.any() or heads.sum() > others.sum():
+    slopes, mean = of["delta_follows_out"], mean_slopes(of)
+    counts = (~slopes.isnan()).sum(0)
+    variance = (slopes - mean).square().nansum(0) / (counts - 1).clamp_min(1)
+    sure = torch.tensor([standard_errors(count, len(counts)) for count in counts.tolist()]) * (variance / counts).sqrt()
+    told = (counts >= FEW) & (of["delta_rounding"].square().mean(0).sqrt() > fp32_error(of))
+    heads, others = told & (mean - sure > _FOLLOWS), told & (mean + sure < _FOLLOWS)
+    if not (heads.any() and others.any()):
         return None
-    ours, theirs = float(follows[heads].mean()), float(follows[others].mean())
-    return finding(
-        "rounded_head",
-        heads,
-        f"δ follows the rounding of O with slope {ours:.2f}, in the other heads with {theirs:.2f}",
-    )
+    ours, theirs = float(mean[heads].mean()), float(mean[others].mean())
+    which = ", ".join(map(str, (others.nonzero().flatten() + 1).tolist()))
+    named = "head" if others.sum() == 1 else "heads"
+    text = f"δ follows the rounding of O with slope {ours:.2f}; in {named} {which} the slope is {theirs:.2f}"
+    return finding("rounded_head", heads, text)
 
 
 def _dead(of: Measures, finding: Make) -> Finding | None:
