@@ -15,9 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from flashpoint.drop_in import attention, variant_of
-
-_NOT_IN_PYTORCH = ("softcap", "s_aux")
-"""Options by which a model's attention is no softmax of scores alone: a soft cap, and sinks."""
+from flashpoint.other_softmax import BY_POSITION, other_softmax
 
 
 def implementation(variant: str = "flash_exact_rowsum") -> str:
@@ -62,16 +60,17 @@ def attention_forward(
         O [B, T, H, d], and None in the place of the probabilities.
 
     Raises:
-        ValueError: a gradient is wanted of something that :func:`flashpoint.attention` does not compute; or the model's
-            scores have a soft cap, or its softmax sinks.
+        ValueError: a gradient is wanted of something that :func:`flashpoint.attention` does not compute; or the model
+            asks for a softmax that PyTorch's attention does not compute either, as with a soft cap or sinks.
         RuntimeError: the same in a compiled model, which finds it in the mask's values.
     """
-    if changed := [name for name in _NOT_IN_PYTORCH if options.get(name) is not None]:
+    others = {name: value for name, value in options.items() if name != BY_POSITION}
+    if (changed := other_softmax(others)) is not None:
         raise ValueError(
-            f"{variant}: takes no {changed[0]}, which this model asks for; PyTorch's attention does not either"
+            f"{variant}: takes no {changed}, which this model asks for; PyTorch's attention does not either"
         )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    biased = options.get("position_bias") is not None
+    biased = options.get(BY_POSITION) is not None
     plain = attention_mask is None and query.shape[2] == key.shape[2] and not biased
     if not plain and not torch.is_grad_enabled():
         out, _ = sdpa_attention_forward(
@@ -79,7 +78,7 @@ def attention_forward(
         )
         return out, None
     if biased:
-        raise ValueError(f"{variant}: takes no position_bias in training, which this model asks for; use sdpa")
+        raise ValueError(f"{variant}: takes no {BY_POSITION} in training, which this model asks for; use sdpa")
     if attention_mask is not None:
         _only_causal(attention_mask, variant, causal)
     out = attention(

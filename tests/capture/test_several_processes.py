@@ -147,6 +147,29 @@ def test_an_attention_and_a_batch_that_are_shared_ask_the_other_process_for_noth
     assert (tmp_path / "own/batches.csv").read_text() == (tmp_path / "whole/own/batches.csv").read_text()
 
 
+def masked(q: Tensor, k: Tensor, v: Tensor, attn_mask: DTensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask.to_local())
+
+
+def test_a_mask_that_is_shared_is_not_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mesh: DeviceMesh
+) -> None:
+    mask = DTensor.from_local(torch.ones(12, 12, dtype=torch.bool), mesh, [Partial()])
+
+    class Shared(Pair):
+        def forward(self, x: Tensor) -> Tensor:
+            q = self.first.out(x).unflatten(-1, (4, 8)).transpose(1, 2)
+            return super().forward(x) + masked(q, q, q, attn_mask=mask).mean()
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        with Alone():
+            plain_with(model, torch.randn(3, 12, 32), watched)
+
+    run = loop(tmp_path, Shared(), step, functions=[f"{__name__}:masked"])
+    assert f"{__name__}:masked: tensors are DTensors" in capsys.readouterr().err
+    assert len(run.manifest["not_recorded"]) == 1
+
+
 def plain_with(model: nn.Module, x: Tensor, watched: Watch) -> None:
     loss = model(x).square().mean()
     loss.backward()

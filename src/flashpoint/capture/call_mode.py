@@ -12,7 +12,6 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from flashpoint import drop_in
 from flashpoint.capture.masks import masking
-from flashpoint.capture.sharding import SHARDED, is_dtensor
 
 if TYPE_CHECKING:
     from flashpoint.capture.interceptor import Interceptor
@@ -56,18 +55,11 @@ class CallMode(TorchFunctionMode):
             return result
         if func is not _SDPA and func is not drop_in.attention:
             return func(*args, **kwargs)
-        with self._interceptor.outermost() as wanted:
-            out = func(*args, **kwargs)
-        if wanted:
-            name = "scaled_dot_product_attention" if func is _SDPA else "flashpoint.attention"
-            self._interceptor.attempt(name, lambda: self._keep(func, args, kwargs, out))
-        return out
+        name = "scaled_dot_product_attention" if func is _SDPA else "flashpoint.attention"
+        return self._interceptor.call(name, func, args, kwargs, lambda out: self._keep(func, args, kwargs, out))
 
     def _keep(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         given = {**dict(zip(_SDPA_ARGUMENTS, args, strict=False)), **kwargs}
-        if any(map(is_dtensor, (*given.values(), out))):
-            self._interceptor.missed.add(f"scaled_dot_product_attention: {SHARDED}")
-            return
         mask = given.get("attn_mask")
         causal = bool(given.get("is_causal")) if mask is None else masking(mask, given["query"].shape[-2])
         if given.get("dropout_p"):

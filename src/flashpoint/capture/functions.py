@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flashpoint.capture.masks import masking
 from flashpoint.errors import UserError
+from flashpoint.other_softmax import other_softmax
 
 _ROWS = 64
 _FAR = 0.5
@@ -22,12 +23,6 @@ _FAR = 0.5
 
 
 _DROPOUT = ("dropout_p", "dropout", "attn_dropout", "attention_dropout")
-_CAPS = ("softcap", "soft_cap", "logits_soft_cap", "logit_softcapping", "attention_chunk")
-"""Numbers that change the softmax where they are above 0."""
-
-_ADDED = ("alibi_slopes", "sinks", "s_aux", "learnable_sink", "position_bias", "score_mod", "qv")
-"""What changes the scores or the softmax, whatever its value."""
-
 _MASKS = ("attn_mask", "attention_mask", "mask", "attn_bias", "bias", "key_padding_mask")
 _WINDOWS = ("window_size", "sliding_window", "window")
 
@@ -115,16 +110,15 @@ def changing(given: Mapping[str, Any], length: int) -> str | None:
     """
     causal = bool(told_causal(given))
     here = {name: value for name, value in given.items() if value is not None}
-    above = (*_CAPS, *(_DROPOUT if here.get("training", True) else ()))
+    dropped = _DROPOUT if here.get("training", True) else ()
     for name, value in here.items():
         if (
-            name in _ADDED
-            or (name in above and float(value) > 0)
+            (name in dropped and float(value) > 0)
             or (name in _WINDOWS and not _reaches_over(value, length, causal))
             or (name in _MASKS and isinstance(value, Tensor) and not _is_plain(value, length))
         ):
             return name
-    return None
+    return other_softmax(here)
 
 
 def _reaches_over(window: Any, length: int, causal: bool) -> bool:

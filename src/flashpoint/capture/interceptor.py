@@ -6,7 +6,7 @@ Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d feature
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -140,7 +140,7 @@ class Interceptor:
         by_token: Sequence[str] = (),
         in_order: bool = False,
     ) -> None:
-        """Keep the call that :meth:`outermost` was entered for last, and have its gradients kept.
+        """Keep the call that :meth:`call` has made, and have its gradients kept.
 
         Args:
             tensors: q, k, v and out, [B, H, T, d] and for keys [B, H_kv, T, d].
@@ -196,7 +196,7 @@ class Interceptor:
 
         def attempt(do: Callable[[], object]) -> None:
             if self._keeping:
-                self.attempt(f"{call.attention}: gradients", do)
+                self._attempt(f"{call.attention}: gradients", do)
 
         def keep_out(gradient: Tensor | None) -> None:
             if gradient is None or not self._keeping:  # None at a part of a chunked tensor that nothing asks for
@@ -205,7 +205,7 @@ class Interceptor:
                 one.begin()
                 call.kept.pop(f"grad_{of}", None)
             attempt(lambda: call.kept.update(grad_out=copy(gradient, "out")))
-            self.attempt("the end of the forward pass", self.at_gradient)
+            self._attempt("the end of the forward pass", self.at_gradient)
 
         def keeping(of: str, at: int) -> Callable[..., None]:
             def keep(from_node: Sequence[Tensor | None], _to_node: object) -> None:
@@ -228,7 +228,7 @@ class Interceptor:
             hook.remove()
         self._gradient_hooks.clear()
 
-    def attempt(self, name: str, do: Callable[[], object]) -> None:
+    def _attempt(self, name: str, do: Callable[[], object]) -> None:
         """Keep a part of a call. Where that fails, the reason is told later; the training's pass goes on."""
         try:
             do()
@@ -243,16 +243,33 @@ class Interceptor:
         in_forward = torch._C._current_graph_task_id() == -1
         return self._taking and not self._inside and self._depth != 0 and in_forward
 
-    @contextlib.contextmanager
-    def outermost(self) -> Iterator[bool]:
-        """Whether a call now is to be kept; in the block the calls inside it are not."""
+    def call(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        positional: Sequence[Any],
+        options: Mapping[str, Any],
+        keep: Callable[[Any], None],
+    ) -> Any:
+        """Call an attention, and return what it returns.
+
+        Args:
+            name: is told where the call is not kept.
+            keep: is given what the function returned, if the call is to be kept. Calls inside it are not kept. Nor is a
+                call with a tensor of which each process has a part: to look at it is to wait for the others.
+        """
         wanted, before, self._inside = self.listening, self._inside, True
         if wanted:
             self._since = next_node()
         try:
-            yield wanted
+            result = function(*positional, **options)
         finally:
             self._inside = before
+        if wanted and any(map(is_dtensor, (*positional, *options.values(), output_of(result)))):
+            self.missed.add(f"{name}: {SHARDED}")
+        elif wanted:
+            self._attempt(name, lambda: keep(result))
+        return result
 
     @staticmethod
     def replace(entered: contextlib.ExitStack, owner: Any, name: str, new: Any) -> None:
@@ -264,14 +281,10 @@ class Interceptor:
         function = getattr(named.owner, named.name)
 
         def called(*positional: Any, **options: Any) -> Any:
-            with self.outermost() as wanted:
-                result = function(*positional, **options)
-            if wanted:
-                self.attempt(
-                    named.word,
-                    lambda: self._keep_named(named, arguments_of(function, positional, options), positional, result),
-                )
-            return result
+            def keep(result: Any) -> None:
+                self._keep_named(named, arguments_of(function, positional, options), positional, result)
+
+            return self.call(named.word, function, positional, options, keep)
 
         return called
 
@@ -282,9 +295,6 @@ class Interceptor:
             return
         if out is None:
             self.missed.add(f"{named.word}: returns {type(result).__name__}, where O or a tuple with O first is read")
-            return
-        if any(map(is_dtensor, (*qkv, out))):
-            self.missed.add(f"{named.word}: {SHARDED}")
             return
         scale = given.get("softmax_scale", given.get("scale"))
         tensors = dict(zip(("q", "k", "v", "out"), (*qkv, out), strict=True))

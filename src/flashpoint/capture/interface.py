@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from flashpoint.capture.functions import arguments_of, output_of, queries_keys_values
 from flashpoint.capture.masks import masking
-from flashpoint.capture.sharding import SHARDED, is_dtensor
+from flashpoint.other_softmax import other_softmax
 
 if TYPE_CHECKING:
     from flashpoint.capture.interceptor import Interceptor
-
-_OTHER_SOFTMAX = ("softcap", "s_aux", "position_bias")
-"""Options by which a model's attention is no softmax(α·QKᵀ)V."""
 
 
 def interface_in_use() -> Any:
@@ -32,11 +29,9 @@ def intercepting_interface(interceptor: Interceptor, original: Callable[..., Any
         function = original(interface, name, default)
 
         def called(*positional: Any, **options: Any) -> Any:
-            with interceptor.outermost() as wanted:
-                result = function(*positional, **options)
-            if wanted:
-                interceptor.attempt(name, partial(keep, name, function, positional, options, result))
-            return result
+            return interceptor.call(
+                name, function, positional, options, partial(keep, name, function, positional, options)
+            )
 
         return called
 
@@ -51,9 +46,6 @@ def intercepting_interface(interceptor: Interceptor, original: Callable[..., Any
             interceptor.missed.add(f"{name}: called without q, k, v, or returns no O")
             return
         q, k, v = found
-        if any(map(is_dtensor, (q, k, v, out, mask))):
-            interceptor.missed.add(f"{name}: {SHARDED}")
-            return
         causal, reason = _masked(module, q.shape[2], mask, given)
         if reason:
             interceptor.missed.add(f"{name}: {reason}")
@@ -68,8 +60,8 @@ def _masked(module: Any, length: int, mask: Any, given: dict[str, Any]) -> tuple
     """Return whether a call is causal, and why it is not recorded; the latter is empty where it is."""
     if given.get("dropout"):
         return False, "dropout, where only 0 is recorded"
-    if changed := [name for name in _OTHER_SOFTMAX if given.get(name) is not None]:
-        return False, f"{changed[0]}, which changes the softmax"
+    if (changed := other_softmax(given)) is not None:
+        return False, f"{changed}, which changes the softmax"
     if mask is not None:
         causal = masking(mask, length) if getattr(mask, "ndim", 0) == 4 else None
         return bool(causal), "" if causal is not None else "a mask beside the causal one"

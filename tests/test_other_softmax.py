@@ -1,0 +1,59 @@
+"""Options by which an attention is another softmax: whoever is handed one refuses it, or leaves the call out."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flashpoint.capture.functions import changing
+from flashpoint.capture.interceptor import Interceptor
+from flashpoint.capture.interface import intercepting_interface
+from flashpoint.other_softmax import ADDED, BY_POSITION, CAPS, other_softmax
+
+GIVEN: dict[str, Any] = dict.fromkeys(CAPS, 20.0) | {name: torch.zeros(2) for name in ADDED}
+
+
+def interfaced(q: Tensor, options: dict[str, Any]) -> Interceptor:
+    """What is seen of a model of Transformers that asks for an attention with these options."""
+    interceptor = Interceptor(sequences=1)
+
+    def attend(_module: Any, q: Tensor, k: Tensor, v: Tensor, _mask: None, **_: Any) -> tuple[Tensor, None]:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2), None
+
+    get_interface = intercepting_interface(interceptor, lambda *_: attend)
+    get_interface(None, "mine", attend)(nn.Module(), q, q, q, None, **options)
+    return interceptor
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_each_is_refused_and_left_out_wherever_it_is_given(name: str) -> None:
+    from flashpoint.huggingface import attention_forward
+
+    q = torch.randn(1, 2, 8, 16, requires_grad=True)
+    options = {name: GIVEN[name]}
+    with pytest.raises(ValueError, match=f"flash_fp32: takes no {name}"):
+        attention_forward(nn.Module(), q, q, q, None, variant="flash_fp32", **options)
+    assert changing(options, 8) == name
+    seen = interfaced(q, options)
+    assert (seen.calls, seen.missed) == ([], {f"mine: {name}, which changes the softmax"})
+
+
+@pytest.mark.parametrize("given", [{}, dict.fromkeys(GIVEN), dict.fromkeys(CAPS, 0.0), {"scale": 2.0, "bias": 1}])
+def test_what_is_not_given_changes_nothing(given: dict[str, Any]) -> None:
+    assert other_softmax(given) is None
+    seen = interfaced(torch.randn(1, 2, 8, 16, requires_grad=True), given)
+    assert (len(seen.calls), seen.missed, seen.failed) == (1, set(), set())
+
+
+def test_a_bias_by_position_is_for_pytorch_to_add_where_no_gradient_is_wanted() -> None:
+    from flashpoint.huggingface import attention_forward
+
+    q = torch.randn(1, 2, 8, 16)
+    bias = torch.randn(1, 2, 8, 8)
+    with torch.no_grad():
+        out, _ = attention_forward(
+            nn.Module(), q, q, q, None, is_causal=False, variant="flash_fp32", **{BY_POSITION: bias}
+        )
+    torch.testing.assert_close(out.transpose(1, 2), ((q @ q.mT) / 4 + bias).softmax(-1) @ q)
