@@ -14,7 +14,7 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.faults import BLOCK, KINDS, Fault, faulty_attention
 from flashpoint.diagnosis.measured import measured
-from flashpoint.diagnosis.measures import Results, mean_slopes, out_of_rounded_probs
+from flashpoint.diagnosis.measures import Results, out_of_rounded_probs, over_sequences
 from flashpoint.diagnosis.probe import Function, probe, results_of
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.drop_in import attention
@@ -292,6 +292,18 @@ def test_sequences_without_loss_count_neither_for_nor_against_a_rounded_head() -
     assert found == expected
 
 
+def test_sequences_without_loss_do_not_hide_a_gradient_that_is_off() -> None:
+    """dK of head 3 is off by 5 %: more than 2 % of the sequences that have one, less than 2 % of all."""
+    tensors = inputs(4)
+    tensors[3][2:] = 0
+    call = call_of(by_position(CLEAN["sdpa"]), tensors)
+    assert call.grad_k is not None
+    call.grad_k[:, 2] *= 1.05
+    (found,) = diagnose(call).findings
+    assert (found.kind, found.heads) == ("gradients_off", (3,))
+    assert "dK is off by" in found.text
+
+
 def test_two_sequences_are_too_few_to_be_sure_which_heads_follow() -> None:
     assert diagnose(mixed([x[:2] for x in inputs(4, sequences=CAPTURED)], (0,))).findings == ()
 
@@ -322,7 +334,7 @@ def test_the_slope_is_the_share_of_the_rounding_that_delta_takes_and_unknown_whe
     expected = shares.expand(6, -1).clone()
     expected[1] = math.nan
     torch.testing.assert_close(of["delta_follows_out"], expected, equal_nan=True, rtol=0, atol=1e-9)
-    torch.testing.assert_close(mean_slopes(of), shares, rtol=0, atol=1e-9)
+    torch.testing.assert_close(over_sequences(of)["delta_follows_out"], shares, rtol=0, atol=1e-9)
     true = exact(call, 0)
     rows = (true.bound > 0) & (true.attended_keys != 0).any(-1)
     sizes = [terms[0, head, rows[head]].norm() / true.bound[head, rows[head]].norm() for head in range(HEADS)]

@@ -14,7 +14,7 @@ from flashpoint.capture.sharding import is_dtensor, whole
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.measured import by_sequence
-from flashpoint.diagnosis.measures import Measures, Results, finite_part, of_grad_q, of_out, of_scores
+from flashpoint.diagnosis.measures import Measures, Results, finite_part, of_grad_q, of_out, of_scores, over_sequences
 from flashpoint.diagnosis.probe import Probed
 
 METRICS = {
@@ -32,12 +32,11 @@ LOGGED = frozenset(("step", "loss", "grad_norm", "w_q_spectral_norm", "w_k_spect
 
 
 def measures_of(calls: Sequence[AttentionCall]) -> dict[str, NDArray[np.float64]]:
-    """Return the logged measures of the layers' calls, which have as many heads: means over sequences, [n_layer, H]."""
-    by_layer = [by_sequence(call, Results.kept(call), None, _of_heads) for call in calls]
+    """Return the logged measures of the layers' calls, which have as many heads, [n_layer, H] each: of all sequences
+    together, as the probes of this package's own runs give them."""
+    by_layer = [over_sequences(by_sequence(call, Results.kept(call), None, _of_heads)) for call in calls]
     return {
-        METRICS[name]: torch.stack([one[name].mean(0) for one in by_layer]).numpy()
-        for name in by_layer[0]
-        if name in METRICS
+        METRICS[name]: torch.stack([one[name] for one in by_layer]).numpy() for name in by_layer[0] if name in METRICS
     }
 
 

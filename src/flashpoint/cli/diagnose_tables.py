@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from flashpoint.diagnosis.verdict import Diagnosis
 
 _BIAS = ("δ bias", "standard errors", "δ error, nats", "δ noise")
-_FOLLOWS = "follows O"
 _COLUMNS = {
+    "follows O": ("delta_follows_out", ".2f"),
     "O error": ("out_error", ".1e"),
     "dQ error": ("grad_q_error", ".1e"),
     "along mean key": ("along_mean_key", ".0%"),
@@ -71,7 +71,7 @@ def delta_tables(samples: Mapping[int, DeltaSample]) -> list[Table]:
     biases = {layer: DeltaBias.of_samples([sample]) for layer, sample in samples.items()}
     findings = [one for layer, bias in biases.items() if (one := delta_finding(layer, bias))]
     measured: list[list[Cell | int]] = [
-        [layer, head + 1, *(number(None if of is None else float(of[head]), form) for of, form in _bias_columns(bias))]
+        [layer, head + 1, *(_cell(of, head, form) for of, form in _bias_columns(bias))]
         for layer, bias in biases.items()
         for head in range(samples[layer].heads)
     ]
@@ -125,7 +125,7 @@ def tables(diagnoses: Sequence[Diagnosis], more: str) -> list[Table]:
     note = " ".join(part for part in (coarse, unjudged, unseen) if part)
     beyond = " beyond what FP32 itself may do" if coarse else ""
     nothing = f"Nothing found{beyond}{', and δ was not judged' if unjudged else ''}."
-    measures = Table(("layer", "head", *_BIAS, _FOLLOWS, *_COLUMNS), measured, note)
+    measures = Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note)
     return _told(findings, measures, nothing, bool(unjudged or unseen))
 
 
@@ -141,17 +141,21 @@ def _told(findings: Sequence[Finding], measures: Table, nothing: str, to_be_sure
 
 def _measures(diagnosis: Diagnosis) -> list[list[Cell | int]]:
     """Return a row for each head."""
-    from flashpoint.diagnosis.measures import mean_slopes
+    from flashpoint.diagnosis.measures import over_sequences
 
-    of, heads = diagnosis.measures, range(diagnosis.call.q.shape[1])
-    others = [(of[name].mean(0) if name in of else None, form) for name, form in _COLUMNS.values()]
-    biases, measures = (
-        [[number(None if values is None else float(values[head]), form) for values, form in columns] for head in heads]
-        for columns in (_bias_columns(diagnosis.bias), others)
-    )
-    slopes = mean_slopes(of).tolist() if "delta_follows_out" in of else [math.nan for _ in heads]
-    follows = [number(None if math.isnan(slope) else slope, ".2f") for slope in slopes]
-    return [[head + 1, *biases[head], follows[head], *measures[head]] for head in heads]
+    of = over_sequences(diagnosis.measures)
+    columns = _bias_columns(diagnosis.bias)
+    columns += [(of.get(name), form) for name, form in _COLUMNS.values()]
+    return [
+        [head + 1, *(_cell(values, head, form) for values, form in columns)]
+        for head in range(diagnosis.call.q.shape[1])
+    ]
+
+
+def _cell(values: Tensor | None, head: int, form: str) -> Cell:
+    """Return the value of a head; an empty cell where it is not known."""
+    value = math.nan if values is None else float(values[head])
+    return number(None if math.isnan(value) else value, form)
 
 
 def _bias_columns(bias: DeltaBias | None) -> list[tuple[Tensor | None, str]]:

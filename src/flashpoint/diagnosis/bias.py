@@ -1,7 +1,7 @@
 """The bias of δ in each head of a layer: how large, how sure, and whether errors of that size ignited runs here.
 
 A sequence gives one error and one bound, because tokens of one sequence are not independent. The bias is the ratio of
-their sums. A mean of ratios would count a sequence without loss as one without bias.
+their sums (:func:`flashpoint.diagnosis.measures.of_errors`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from flashpoint.diagnosis.delta_sample import SOURCES, DeltaSample
-from flashpoint.diagnosis.measures import Measures
+from flashpoint.diagnosis.delta_sample import PARTS, SOURCES, DeltaSample
+from flashpoint.diagnosis.measures import Measures, of_errors
 
 CHANCE = 0.001
 """How likely a diagnosis of one layer without a fault may call some head's δ biased, or one that does not follow."""
@@ -68,18 +68,15 @@ class DeltaBias:
         name = next((name for name in SOURCES if all(f"{name}_bias" in one for one in held)), None)
         if name is None:
             return None
-        noises, sums, bounds = (
-            torch.cat([one[f"{name}_{part}"] for one in held]) for part in ("noise", "sum", "bound")
-        )
-        some = bounds != 0
+        joined = {of: torch.cat([one[of] for one in held]) for of in (f"{name}_{part}" for part in PARTS)}
+        together = of_errors(name, joined)
+        some = joined[f"{name}_bound"] != 0
         steps = (step for sample in samples for step in sample.steps)
-        mean, error = _ratio(sums, bounds, some.sum(0))
-        weights = bounds / bounds.square().sum(0).sqrt().clamp_min(1e-300)
         return cls(
-            mean=mean,
-            error=error,
-            nats=sums.sum(0),
-            noise=(noises * weights).square().sum(0).sqrt(),
+            mean=together[f"{name}_bias"],
+            error=_standard_error(joined[f"{name}_sum"], joined[f"{name}_bound"], some.sum(0)),
+            nats=together[f"{name}_sum"],
+            noise=together[f"{name}_noise"],
             counts=some.sum(0),
             steps=len({step for step, counts in zip(steps, some.any(-1).tolist(), strict=True) if counts}),
             source=name,
@@ -141,15 +138,14 @@ def standard_errors(sequences: int, heads: int) -> float:
     return float(stats.t.isf(CHANCE / heads / 2, max(sequences - 1, 1)))
 
 
-def _ratio(sums: Tensor, bounds: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Σ sums / Σ bounds [H] over sequences [S, H], and its standard error from what each sequence has left.
+def _standard_error(sums: Tensor, bounds: Tensor, counts: Tensor) -> Tensor:
+    """Return that of Σ sums / Σ bounds [H] over sequences [S, H], from what each sequence has left.
 
     As many sequences as ``counts`` [H] have a bound. The error is NaN where that is one.
     """
     total = bounds.sum(0).clamp_min(1e-300)
-    mean = sums.sum(0) / total
-    left = (sums - mean * bounds).square().sum(0) * counts / (counts - 1.0).clamp_min(1.0)
-    return mean, torch.where(counts == 1, torch.nan, left.sqrt() / total)
+    left = (sums - sums.sum(0) / total * bounds).square().sum(0) * counts / (counts - 1.0).clamp_min(1.0)
+    return torch.where(counts == 1, torch.nan, left.sqrt() / total)
 
 
 def ignited(size: float) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.finding import Finding, Make, explained, fp32_error
-from flashpoint.diagnosis.measures import Measures, Results
+from flashpoint.diagnosis.measures import Measures, Results, over_sequences
 from flashpoint.diagnosis.probe import Function, Probed, results_of
 
 _FP16_MAX = 65_504.0
@@ -131,23 +131,24 @@ def wrong_weights(of: Measures, probed: Probed | None, finding: Make) -> Finding
 
 
 def wrong_rows(of: Measures, finding: Make) -> Finding | None:
+    together = over_sequences(of)
     for name, kind, error in (
         ("out", "out_rows", "out_error"),
         ("grad_q", "gradients_off", "grad_q_unexplained"),
     ):
         if f"{name}_rows_off" in of and (heads := of[f"{name}_rows_off"].sum(0) > 0).any():
             # A few rows that almost cancel are far off for no fault; a head that is off as a whole is none of these.
-            heads &= (of[error].amax(0) > _GRADIENT_OFF + fp32_error(of)) & ~explained(of)
+            heads &= (of[error].nan_to_num(0.0).amax(0) > _GRADIENT_OFF + fp32_error(of)) & ~explained(of)
             if heads.any():
                 first = int(of[f"{name}_rows_off_first"][:, heads].clamp_min(0).amin()) + 1
                 last = int(of[f"{name}_rows_off_last"][:, heads].amax()) + 1
-                size = float(of[error][:, heads].mean())
+                size = float(together[error][heads].mean())
                 what = "O" if name == "out" else "dQ"
                 return finding(kind, heads, f"{what} is off by {size:.1%}, in rows {first:,} to {last:,}")
     for name in ("grad_k_unexplained", "grad_v_error"):
-        if name in of and (heads := (of[name].mean(0) > _GRADIENT_OFF + fp32_error(of)) & ~explained(of)).any():
+        if name in of and (heads := (together[name] > _GRADIENT_OFF + fp32_error(of)) & ~explained(of)).any():
             what = {"grad_k_unexplained": "dK", "grad_v_error": "dV"}[name]
-            size = float(of[name][:, heads].mean())
+            size = float(together[name][heads].mean())
             return finding("gradients_off", heads, f"{what} is off by {size:.1%}; BF16 accounts for 0.5 %")
     return None
 

@@ -95,7 +95,7 @@ def of_results(
     """Return how the results of a sequence differ from FP64's, [H] each.
 
     ``out_error``, ``grad_q_error``, ``grad_k_error``, ``grad_v_error``: ‖difference‖ / ‖FP64‖, and of gradients that
-    cancel less (:func:`_size`).
+    cancel less (:func:`_size`); NaN where both are 0, as without loss.
     ``grad_q_unexplained``, ``grad_k_unexplained``: without the part that an error of δ makes.
     ``nonfinite``: rows with NaN or infinity in any result; ``nonfinite_out``: in O. ``out_rows_off`` and
     ``grad_q_rows_off``: rows farther off than :data:`ROW_OFF`, and ``…_first``, ``…_last``: the first and last of them,
@@ -130,18 +130,53 @@ def of_results(
             continue
         wanted = _of_keys(getattr(true, name), call) if of_keys else true.grad_q
         size = _size(name, wanted, call, true)
-        errors = {"error": (found - wanted).norm(dim=(-2, -1)) / size}
+        errors = {"error": (found - wanted).norm(dim=(-2, -1))}
         if name == "grad_q":
             measured |= of_grad_q(found, true, call.scale)
-            errors["unexplained"] = _unexplained_grad_q(found, true, call.scale) / size
+            errors["unexplained"] = _unexplained_grad_q(found, true, call.scale)
         if name == "grad_k" and delta_error is not None:
             of_delta = -call.scale * (true.probs.mT @ (delta_error[..., None] * call.q[n].double()))
-            errors["unexplained"] = (found - wanted - _of_keys(of_delta, call)).norm(dim=(-2, -1)) / size
-        measured |= {f"{name}_{what}": error.repeat_interleave(repeats, 0) for what, error in errors.items()}
+            errors["unexplained"] = (found - wanted - _of_keys(of_delta, call)).norm(dim=(-2, -1))
+        measured |= {f"{name}_{what}": (error / size).repeat_interleave(repeats, 0) for what, error in errors.items()}
     if results.out is not None and delta_error is not None:
         noise = noise_of_grad_q(true, call.scale)
         measured |= delta_follows(call, results.out[n].double(), delta_error, noise, true, n)
     return {**measured, "nonfinite": nonfinite.double().sum(-1)}
+
+
+def over_sequences(of: Measures) -> Measures:
+    """Return what measures [N, H] say of N sequences together, [H] each.
+
+    Of ``score_max`` it is the largest, of an error of δ what :func:`of_errors` says, of the others the mean: of
+    gradients and of ``delta_follows_out`` over the sequences that tell, NaN where none does.
+    """
+    found = {
+        name: values.nanmean(0) if name.startswith("grad_") or name == "delta_follows_out" else values.mean(0)
+        for name, values in of.items()
+    }
+    if "score_max" in of:
+        found["score_max"] = of["score_max"].amax(0)
+    for name in of:
+        error, _, part = name.rpartition("_")
+        if part == "bound":
+            found |= of_errors(error, of)
+    return found
+
+
+def of_errors(name: str, of: Measures) -> Measures:
+    """Return ``NAME_bias`` and the like of sequences together, [H] each, of what :func:`relative` says of each [N, H].
+
+    The bias is the ratio of the sums of ε and of bounds: a mean of ratios would count a sequence without loss as one
+    without bias. The noise is the root mean square, for which sequences weigh by their squared bounds.
+    """
+    noises, sums, bounds = (of[f"{name}_{part}"] for part in ("noise", "sum", "bound"))
+    weights = bounds / bounds.square().sum(0).sqrt().clamp_min(1e-300)
+    return {
+        f"{name}_bias": sums.sum(0) / bounds.sum(0).clamp_min(1e-300),
+        f"{name}_noise": (noises * weights).square().sum(0).sqrt(),
+        f"{name}_sum": sums.sum(0),
+        f"{name}_bound": bounds.sum(0),
+    }
 
 
 def finite_part(returned: Tensor) -> Tensor:
@@ -198,11 +233,6 @@ def noise_of_grad_q(true: Exact, scale: float) -> Tensor:
     return torch.where(size[..., 0] > 0, (of_grad_scores + of_grad_q).sqrt() / size[..., 0], math.inf)
 
 
-def mean_slopes(of: Measures) -> Tensor:
-    """Return the mean ``delta_follows_out`` of each head [H], over the sequences that tell; NaN where none does."""
-    return of["delta_follows_out"].nanmean(0)
-
-
 def out_of_rounded_probs(call: AttentionCall, n: int) -> Tensor:
     """Return O [H, T, d] float64 of FlashAttention-2 in which P̄ alone is rounded, to the inputs' dtype."""
     return _out_of(AttentionVariant(probs=_rounding(call), out=UNROUNDED), call, n)
@@ -254,7 +284,7 @@ def _size(name: str, wanted: Tensor, call: AttentionCall, true: Exact) -> Tensor
     elif name == "grad_v":
         walks = true.probs.square().sum(-1) * true.grad_out_norm.square()
         least = _of_keys(walks.sum(-1), call).sqrt()
-    return torch.maximum(wanted.norm(dim=(-2, -1)), least).clamp_min(1e-300)
+    return torch.maximum(wanted.norm(dim=(-2, -1)), least)
 
 
 def of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:

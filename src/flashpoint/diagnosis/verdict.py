@@ -13,7 +13,7 @@ from flashpoint.diagnosis.delta_sample import DeltaSample
 from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, explained, fp32_error, maker
 from flashpoint.diagnosis.gross import differing_rows, nonfinite, wrong_rows, wrong_weights
 from flashpoint.diagnosis.measured import measured
-from flashpoint.diagnosis.measures import Measures, Results, mean_slopes
+from flashpoint.diagnosis.measures import Measures, Results, over_sequences
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
 from flashpoint.numerics.variant import AttentionVariant
 
@@ -123,7 +123,7 @@ def _biased(bias: DeltaBias | None, of: Measures, finding: Make) -> Finding | No
     worst = int((bias.mean.abs() * heads).argmax())
     size, sure, nats = (float(x[worst]) for x in (bias.mean, bias.mean / bias.error, bias.nats))
     source = ""
-    if "delta_follows_out" in of and not (slope := mean_slopes(of)[worst]).isnan():
+    if "delta_follows_out" in of and not (slope := over_sequences(of)["delta_follows_out"][worst]).isnan():
         follows = bool(slope > _FOLLOWS)
         source = "its error follows the rounding of O; " if follows else "its error does not follow O's rounding; "
     text = (
@@ -137,7 +137,7 @@ def _rounded_head(of: Measures, finding: Make) -> Finding | None:
     """In every FlashAttention δ follows in all heads that tell; where it comes from an exact O, in none."""
     if "delta_follows_out" not in of:
         return None
-    slopes, mean = of["delta_follows_out"], mean_slopes(of)
+    slopes, mean = of["delta_follows_out"], over_sequences(of)["delta_follows_out"]
     counts = (~slopes.isnan()).sum(0)
     variance = (slopes - mean).square().nansum(0) / (counts - 1).clamp_min(1)
     sure = torch.tensor([standard_errors(count, len(counts)) for count in counts.tolist()]) * (variance / counts).sqrt()
