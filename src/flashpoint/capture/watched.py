@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -74,6 +75,7 @@ class Watch:
                 self._observer, self.run, self._batches, self._guard, interval, self._log_interval
             )
         self._entered = False
+        self._process = os.getpid()
         self._started = time.perf_counter()
         self._pending: list[tuple[int, Number, Number | None]] = []
         self._pending_sums: list[tuple[int, Sums]] = []
@@ -91,7 +93,7 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._entered = False
-        if self.run is None:
+        if self.run is None or self._is_copied:
             return
         self._schedule.stop()
         if not self._step and kind is None:
@@ -121,6 +123,8 @@ class Watch:
                 "step outside of the block is not recorded; with flashpoint.watch(model) as watched: begins it"
             )
             return
+        if self._is_copied:
+            return
         if self.run is not None:
             self._take(loss, batch, grad_norm, metrics)
         self._step += 1
@@ -148,11 +152,25 @@ class Watch:
         if not self._entered:
             self._guard.tell("a capture outside of the block is not made; call it between watched.step and another")
             return
+        if self._is_copied:
+            return
         if isinstance(sequences, bool) or not isinstance(sequences, int) or sequences < 0:
             self._guard.tell(f"capture(sequences={sequences!r}): give 0 or more; none are measured")
             sequences = 0
         if self.run is not None:
             self._schedule.want(self._step, reason, sequences)
+
+    @property
+    def _is_copied(self) -> bool:
+        """Whether this process was forked from the one that watches, which alone writes the run; this is told once."""
+        copied = self.run is not None and os.getpid() != self._process
+        if copied:
+            self._guard.tell(
+                f"process {os.getpid()} was forked from the one that watches, {self._process}: what it does is not "
+                "recorded; call flashpoint.watch in the process that trains"
+            )
+            self._schedule.stop()
+        return copied
 
     def _note_undecided(self) -> None:
         """Have the last observation kept where the loss ends above the margin, too few steps before a verdict."""
