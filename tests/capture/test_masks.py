@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashpoint.capture.captures import read_calls
+from flashpoint.capture.interceptor import Interceptor
+from flashpoint.capture.interface import intercepting_interface
 from flashpoint.capture.masks import masking
 from flashpoint.capture.watched import Watch
 from flashpoint.diagnosis.verdict import diagnose
@@ -146,3 +148,34 @@ def test_transformers_masks_and_dropout_are_left_out_aloud(
     assert f"{implementation}: {told}" in err if told else "no attention" not in err
     calls = [] if told else read_calls(tmp_path / "own")
     assert [diagnose(call).findings for call in calls] == [()] * (not told)
+
+
+@pytest.mark.parametrize(
+    ("packed", "given", "told"),
+    [
+        (False, {"position_ids": torch.arange(12)[None]}, None),
+        (False, {"cu_seq_lens_q": torch.tensor([0, 12])}, None),
+        (True, {"position_ids": torch.arange(12)[None] % 9}, "packed sequences"),
+        (True, {"cu_seq_lens_q": torch.tensor([0, 9, 12])}, "packed sequences"),
+        (True, {}, "O is not softmax(α·QKᵀ)V, causal"),
+    ],
+)
+def test_what_is_not_causal_though_no_mask_tells_so_is_left_out_aloud(
+    packed: bool, given: dict[str, Tensor], told: str | None
+) -> None:
+    """FlashAttention in Transformers takes several sequences in one row by their positions; there is no mask then."""
+    interceptor = Interceptor(sequences=1)
+
+    def attend(_module: Any, q: Tensor, k: Tensor, v: Tensor, _mask: None, **_: Any) -> tuple[Tensor, None]:
+        seen = LOWER.clone()
+        seen[9:, :9] &= not packed
+        if told and not given:  # a model that is said to be causal, and is not
+            seen[:] = True
+        return F.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True).transpose(1, 2), None
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, heads, 12, 8, requires_grad=True) for heads in (4, 2, 2))
+    get_interface = intercepting_interface(interceptor, lambda *_: attend)
+    get_interface(None, "flash_attention_2", attend)(nn.Module(), q, k, v, None, **given)
+    assert interceptor.missed == (set() if told is None else {f"flash_attention_2: {told}"})
+    assert len(interceptor.calls) == (told is None)

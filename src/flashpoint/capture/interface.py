@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flashpoint.capture.functions import arguments_of, output_of, queries_keys_values
+from torch import Tensor
+
+from flashpoint.capture.functions import arguments_of, masking_of, output_of, queries_keys_values
 from flashpoint.capture.masks import masking
 from flashpoint.other_softmax import other_softmax
 
@@ -47,6 +49,10 @@ def intercepting_interface(interceptor: Interceptor, original: Callable[..., Any
             return
         q, k, v = found
         causal, reason = _masked(module, q.shape[2], mask, given)
+        by_head = [q, k, v, out.transpose(1, 2) if out.dim() == 4 else out]
+        if not reason and masking_of(by_head, causal, given.get("scaling")) is None:
+            told = "causal" if causal else "not causal"
+            reason = f"O is not softmax(α·QKᵀ)V, {told}"
         if reason:
             interceptor.missed.add(f"{name}: {reason}")
         else:
@@ -65,8 +71,19 @@ def _masked(module: Any, length: int, mask: Any, given: dict[str, Any]) -> tuple
     if mask is not None:
         causal = masking(mask, length) if getattr(mask, "ndim", 0) == 4 else None
         return bool(causal), "" if causal is not None else "a mask beside the causal one"
+    if _is_packed(given):
+        return False, "packed sequences"
     window = given.get("sliding_window")
     if window is not None and window < length:
         return False, f"a window of {window} tokens"
     told = given.get("is_causal")
     return bool(getattr(module, "is_causal", True) if told is None else told), ""
+
+
+def _is_packed(given: dict[str, Any]) -> bool:
+    """Return whether a call without a mask has several sequences in a row, as FlashAttention takes them: positions
+    begin anew, or more than the beginning and the end of one sequence are told."""
+    positions, ends = given.get("position_ids"), given.get("cu_seq_lens_q")
+    if isinstance(positions, Tensor) and positions.dim() == 2 and bool((positions.diff(dim=-1) < 1).any()):
+        return True
+    return isinstance(ends, Tensor) and ends.numel() > 2
