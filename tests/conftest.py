@@ -52,6 +52,10 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 def pytest_collection_finish() -> None:
     """Keep what was imported and collected out of every later garbage collection."""
+    if "triton.runtime.interpreter" in sys.modules:  # some test of the kernels is among them
+        from tests import interpreter
+
+        interpreter.work_once()
     gc.collect()
     gc.freeze()
 
