@@ -10,13 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from flashpoint.runs.folder import RunFolder
 from tests import warm
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 
 REPOSITORY = Path(__file__).parent.parent
 TINY = (
@@ -50,6 +46,28 @@ SOME_TEXT = " ".join(_WORDS[(i * i + i // 7) % len(_WORDS)] for i in range(12_00
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Not as this file is imported: the process that hands out tests to workers does without PyTorch."""
+    if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
+        import torch
+
+        if not torch.cuda.is_available():
+            os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Half of the tests to each worker in their order, which builds what a file's tests share; then work is stolen.
+
+    Other schedulers may be asked for with ``--dist``.
+    """
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
 def pytest_collection_finish() -> None:
     """Keep what was imported and collected out of every later garbage collection."""
     if "triton.runtime.interpreter" in sys.modules:  # some test of the kernels is among them
@@ -61,6 +79,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
     items.sort(key=lambda item: item.path.name != "test_laptop.py")  # minutes: not to begin when all others have ended
     if not torch.cuda.is_available():
         for item in items:

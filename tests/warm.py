@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.imported"])
+_CONTEXT.set_forkserver_preload(["tests.imported", "tests.undrawn"])
 
 
 class Process:

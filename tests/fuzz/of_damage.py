@@ -52,4 +52,4 @@ def lay(tree: Path, case: tuple[Any, ...]) -> Command:
     return command(_READ_BY.get(where, verb))
 
 
-KIND = Kind("damaged bytes", _CASES, lay, in_ci=20)
+KIND = Kind("damaged bytes", _CASES, lay, in_ci=14)

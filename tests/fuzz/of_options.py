@@ -116,4 +116,4 @@ def _named(arguments: tuple[str, ...]) -> tuple[str, ...]:
     return ("work/runs", *(os.path.normpath(f"work/{folder}") for folder in folders if folder))
 
 
-KIND = Kind("options", st.deferred(_cases), lay, in_ci=36)
+KIND = Kind("options", st.deferred(_cases), lay, in_ci=24)

@@ -157,4 +157,4 @@ def lay(tree: Path, case: tuple[Any, ...]) -> Command:
     return Command(_SCRIPT, (f"own.py:{name}",), warm=True)
 
 
-KIND = Kind("own probes", _CASES, lay, in_ci=20)
+KIND = Kind("own probes", _CASES, lay, in_ci=14)

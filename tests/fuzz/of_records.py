@@ -100,4 +100,4 @@ def _write(path: Path, rows: list[dict[str, Any]], changed: str) -> None:
         pq.write_table(pa.Table.from_pylist([{**row, changed: repr(row[changed])} for row in rows]), path)
 
 
-KIND = Kind("records", _CASES, lay, in_ci=25)
+KIND = Kind("records", _CASES, lay, in_ci=16)

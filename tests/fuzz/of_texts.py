@@ -74,4 +74,4 @@ def lay(tree: Path, case: tuple[Any, ...]) -> Command:
     return Command(_SCRIPT, (path,), may_write=("work/data",), notices=("tokenising",), warm=True)
 
 
-KIND = Kind("texts and tokens", _CASES, lay, in_ci=20)
+KIND = Kind("texts and tokens", _CASES, lay, in_ci=14)

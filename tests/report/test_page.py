@@ -132,12 +132,13 @@ def test_the_verb_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) 
     assert refusal(call("report", "nowhere", cwd=tmp_path)).startswith("error: nowhere: no run there")
 
 
-@pytest.fixture
-def live(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of a run under way, as ``flashpoint watch --html`` keeps it."""
-    run = record(tmp_path, "going", attention="flash_bf16")
-    (tmp_path / "going/outcome.json").unlink()
-    written = tmp_path / "live.html"
+    folder = tmp_path_factory.mktemp("live")
+    run = record(folder, "going", attention="flash_bf16")
+    (folder / "going/outcome.json").unlink()
+    written = folder / "live.html"
     written.write_text(page([open_run(str(run.folder.path))], reload_seconds=15), encoding="utf-8")
     return written
 

@@ -98,10 +98,11 @@ class Chain:
         """Return the chain of what [steps] steps computed."""
         records = np.zeros(len(loss), _RECORD)
         records["loss"], records["grad_norm"], records["state"] = loss.view("<u4"), grad_norm.view("<u4"), state
-        digest = _START
-        for record in records:
-            digest = blake2b(digest + record.tobytes()[: _VALUES.size], digest_size=8).digest()
-            record["digest"] = np.void(digest)
+        data, digest, digests = records.tobytes(), _START, list[bytes]()
+        for at in range(0, len(data), _RECORD.itemsize):
+            digest = blake2b(digest + data[at : at + _VALUES.size], digest_size=8).digest()
+            digests.append(digest)
+        records["digest"] = np.frombuffer(b"".join(digests), _RECORD["digest"])
         return cls(records)
 
     @classmethod
