@@ -158,6 +158,7 @@ def test_what_the_run_folder_stores_builds_the_same_configuration() -> None:
     assert build_config(config.to_dict(), CONFIGS / "attn") == config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "told"),
     [

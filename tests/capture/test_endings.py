@@ -134,6 +134,7 @@ def test_a_measure_that_fails_does_not_keep_a_capture_from_being_made(
     assert list(captured_steps(tmp_path / "own")) == [3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [20, 80])
 def test_losses_that_end_above_the_margin_are_told_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], after: int

@@ -109,6 +109,7 @@ CLEAN: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLEAN)
 @pytest.mark.parametrize(("seed", "factor", "offset"), [(1, 1.0, 0.0), (2, 4.0, 3.0)])
 def test_nothing_is_found_where_nothing_is(name: str, seed: int, factor: float, offset: float) -> None:

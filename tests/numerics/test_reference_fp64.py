@@ -138,6 +138,7 @@ def test_bf16_variants_stay_within_the_bound_of_their_rounding_points(name: str,
     assert error.max() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in VARIANTS if not name.startswith("released")])  # which exceed it
 @pytest.mark.parametrize("stress", STRESSES, ids=lambda stress: stress.__name__)
 def test_errors_are_at_most_twice_those_of_a_bf16_pytorch_attention(name: str, stress) -> None:

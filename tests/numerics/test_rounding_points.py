@@ -67,6 +67,7 @@ def named(choices: dict[str, Any]) -> str:
     return "_".join(map(str, (*choices, *(value.bits for value in choices.values() if isinstance(value, Rounding)))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choices", CHOICES + FORMATS, ids=named)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_rounding_point_alone_equals_numpy_bit_for_bit(choices: dict[str, Any], seed: int) -> None:
