@@ -3,7 +3,8 @@
     python scripts/start_weights.py runs/reference/localize_flash_bf16_seed-*.jsonl.xz
 
 Reads the branches of localisations, and asks the rules of ``flashpoint localize`` which starts count. The residual of a
-branch is its growth less what the median share from the other starts foretells; no start is weighed for it.
+branch is its growth less what the other starts' share foretells, over what the error of that share adds to it: were
+chance equally large at each start, so would be the residuals.
 """
 
 from __future__ import annotations
@@ -61,12 +62,14 @@ def effects(norms: Norms, starts: list[Start]) -> dict[str, Effect]:
 
 
 def residuals(effect: Effect) -> dict[int, float]:
-    """Return the residual of each start, in nats."""
-    shares = {step: effect.branch[step] / growth for step, growth in effect.run.items()}
-    return {
-        step: effect.branch[step] - growth * float(np.median([one for at, one in shares.items() if at != step]))
-        for step, growth in effect.run.items()
-    }
+    """Return the residual of each start, in nats, on the scale of chance at that start."""
+    found = {}
+    for step, growth in effect.run.items():
+        others = [at for at in effect.run if at != step]
+        squares = sum(effect.run[at] ** 2 for at in others)
+        share = sum(effect.run[at] * effect.branch[at] for at in others) / squares
+        found[step] = (effect.branch[step] - growth * share) / float(np.sqrt(1 + growth**2 / squares))
+    return found
 
 
 def main() -> None:

@@ -312,7 +312,10 @@ def test_an_interval_over_starts_tells_whether_it_decides() -> None:
 
 
 def test_a_start_from_which_little_grows_says_little() -> None:
-    """By hand: (1·1 + 2·1) / (1² + 2²) = 0.6; its error √((0.4² + 0.2²) / 1 / 5) = 0.2, times Student's t, 12.706."""
-    assert effect([1, 2], [1, 1]).told == "0.60 ± 2.54 of the growth, 1 of 2 starts"
+    """By hand: (1·1 + 2·1) / (1² + 2²) = 0.6; its error √((0.4² + 0.2²) / 1 / 5) = 0.2, times Student's t, 12.706.
+
+    The second start has 2² / (1² + 2²) of the weight.
+    """
+    assert effect([1, 2], [1, 1]).told == "0.60 ± 2.54 of the growth, 1 of 2 starts, one with 80% of the weight"
     chance = effect([2.0, 1.6, 0.1], [0.1, 0.0, 0.1])  # shares of 0.05, 0 and 1
     assert (chance.grows, chance.decided, chance.votes) == (False, True, 1)

@@ -40,6 +40,8 @@ a single head in 19 to 26 %."""
 NEGLIGIBLE = 0.1
 """A head that grows less than this share of the head that grows most takes no part: where one grows much, others follow
 a little through the loss."""
+_MOST_WEIGHT = 0.75
+"""An interval over starts of which one has a larger share of the weight says so."""
 _CANDIDATES = 2
 """Times as many checkpoints as are wanted are tried: early ones show no growth yet, and after late ones the twin's W_Q
 grows too."""
@@ -211,10 +213,14 @@ class Effect:
 
     @property
     def told(self) -> str:
-        """``0.93 ± 0.04 of the growth, 3 of 3 starts``: a 95 % interval over starts."""
+        """``0.93 ± 0.04 of the growth, 3 of 3 starts``: a 95 % interval over starts. It rests on one of them where this
+        has most of the weight."""
         share, half = self._interval
         spread = "" if half is None else f" ± {half:.2f}"
-        return f"{share:.2f}{spread} of {self.of}, {self.votes} of {self.starts} starts"
+        weights = [growth**2 for growth in self.run.values()]
+        heaviest = max(weights) / sum(weights)
+        rests = f", one with {heaviest:.0%} of the weight" if half is not None and heaviest > _MOST_WEIGHT else ""
+        return f"{share:.2f}{spread} of {self.of}, {self.votes} of {self.starts} starts{rests}"
 
     @property
     def _interval(self) -> tuple[float, float | None]:
