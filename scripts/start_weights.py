@@ -1,6 +1,6 @@
 """How much chance moves a branch's growth, by how much grows from its start: why starts of a localisation weigh.
 
-    python scripts/start_weights.py runs/reference/localize_flash_bf16_seed-*.jsonl.xz
+    python scripts/start_weights.py runs/reference/localize_*seed-*.jsonl.xz
 
 Reads the branches of localisations, and asks the rules of ``flashpoint localize`` which starts count. The residual of a
 branch is its growth less what the other starts' share foretells, over what the error of that share adds to it: were
@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.analysis.intervals import slope_interval
 from flashpoint.cli.cells import number, plus_minus
 from flashpoint.cli.table import Table, show
-from flashpoint.errors import command_errors
+from flashpoint.errors import UserError, command_errors
 from flashpoint.localize.growth import Effect, Start, fit
 
 _TWIN = "flash_bf16 exact_row_sum=true"
@@ -66,8 +67,8 @@ def residuals(effect: Effect) -> dict[int, float]:
     found = {}
     for step, growth in effect.run.items():
         others = [at for at in effect.run if at != step]
+        share, _ = slope_interval([effect.run[at] for at in others], [effect.branch[at] for at in others])
         squares = sum(effect.run[at] ** 2 for at in others)
-        share = sum(effect.run[at] * effect.branch[at] for at in others) / squares
         found[step] = (effect.branch[step] - growth * share) / float(np.sqrt(1 + growth**2 / squares))
     return found
 
@@ -81,6 +82,8 @@ def main() -> None:
         for path in files:
             norms = branches(path)
             starts = counted(norms)
+            if len(starts) < 2:
+                raise UserError(f"{path}: one start counts, and nothing foretells its growth; give runs with more")
             found = effects(norms, starts)
             # Heads alone are left out: which of them grow differs from start to start.
             of = [residuals(effect) for name, effect in found.items() if "heads=" not in name]

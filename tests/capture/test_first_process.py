@@ -1,8 +1,6 @@
 """Which of several processes watches, and tells what there is to be told."""
 
-import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,10 +48,10 @@ def test_a_forked_process_writes_nothing_into_the_run(tmp_path: Path, capfd: pyt
             if child == 0:
                 status = 1
                 try:
-                    with watched_again(watched):
-                        watched.capture()
-                        watched.step(0.5)  # a forked process may not compute: it has no threads for it
-                        watched.step(0.25)
+                    watched.capture()
+                    watched.step(0.5)  # a forked process may not compute: it has no threads for it
+                    watched.step(0.25)
+                    watched.__exit__(SystemExit, SystemExit(), None)  # as at the end of the block
                     status = 0
                 finally:
                     os._exit(status)
@@ -70,10 +68,3 @@ def test_a_forked_process_writes_nothing_into_the_run(tmp_path: Path, capfd: pyt
     assert (
         capfd.readouterr().err.count(f"was forked from the one that watches, {os.getpid()}: what it does is not") == 1
     )
-
-
-@contextlib.contextmanager
-def watched_again(watched: Watch) -> Iterator[None]:
-    """End the block as a process that leaves it does."""
-    yield
-    watched.__exit__(SystemExit, SystemExit(), None)

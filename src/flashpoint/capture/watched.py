@@ -93,7 +93,7 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._entered = False
-        if self.run is None or self._is_copied:
+        if self.run is None or self._leave_to_parent():
             return
         self._schedule.stop()
         if not self._step and kind is None:
@@ -123,7 +123,7 @@ class Watch:
                 "step outside of the block is not recorded; with flashpoint.watch(model) as watched: begins it"
             )
             return
-        if self._is_copied:
+        if self._leave_to_parent():
             return
         if self.run is not None:
             self._take(loss, batch, grad_norm, metrics)
@@ -152,7 +152,7 @@ class Watch:
         if not self._entered:
             self._guard.tell("a capture outside of the block is not made; call it between watched.step and another")
             return
-        if self._is_copied:
+        if self._leave_to_parent():
             return
         if isinstance(sequences, bool) or not isinstance(sequences, int) or sequences < 0:
             self._guard.tell(f"capture(sequences={sequences!r}): give 0 or more; none are measured")
@@ -160,17 +160,17 @@ class Watch:
         if self.run is not None:
             self._schedule.want(self._step, reason, sequences)
 
-    @property
-    def _is_copied(self) -> bool:
-        """Whether this process was forked from the one that watches, which alone writes the run; this is told once."""
-        copied = self.run is not None and os.getpid() != self._process
-        if copied:
+    def _leave_to_parent(self) -> bool:
+        """Return whether this process was forked from the one that watches, which alone writes the run. If so, tell it
+        once, and observe no more."""
+        forked = self.run is not None and os.getpid() != self._process
+        if forked:
             self._guard.tell(
                 f"process {os.getpid()} was forked from the one that watches, {self._process}: what it does is not "
                 "recorded; call flashpoint.watch in the process that trains"
             )
             self._schedule.stop()
-        return copied
+        return forked
 
     def _note_undecided(self) -> None:
         """Have the last observation kept where the loss ends above the margin, too few steps before a verdict."""

@@ -23,8 +23,6 @@ _COLOURS = {
     "precision tf32": "#6baed6",
     "precision bf16": "#08519c",
 }
-_ONE_WEIGHT = "#000000"
-"""Dotted: the floor under all others."""
 _TITLES = {"largest": "largest difference of a weight", "wasserstein": "W₁ of all weights"}
 
 
@@ -72,15 +70,10 @@ def draw_weights(groups: Mapping[str, Sequence[Apart]], note: str, *, relative: 
                 ]
             ).reshape(len(steps), len(members))
             values = np.where(np.isfinite(values) & (values > 0), values, np.nan)
-            line, dotted = _colour(kind), kind.endswith("in one weight")
+            line, dashes = _style(kind)
+            label = f"{kind}, n = {len(members)}"
             panel.fill_between(steps, values.min(1), values.max(1), color=line, alpha=0.1, linewidth=0)
-            panel.plot(
-                *(steps, values.mean(1)),
-                color=line,
-                linestyle=":" if dotted else "-",
-                linewidth=2,
-                label=f"{kind}, n = {len(members)}",
-            )
+            panel.plot(steps, values.mean(1), color=line, linestyle=dashes, linewidth=2, label=label)
         panel.set_yscale("log")
         panel.set_xlabel("optimiser steps done")
         panel.set_ylabel(f"{title}{' / spread' if relative else ''}")
@@ -93,12 +86,12 @@ def draw_weights(groups: Mapping[str, Sequence[Apart]], note: str, *, relative: 
     return figure
 
 
-def _colour(kind: str) -> str:
-    """An attention has the colour of its variant."""
+def _style(kind: str) -> tuple[str, str]:
+    """Return colour and line style. An attention has the colour of its variant; one weight, the floor, is dotted."""
     first, *rest = kind.split()
     if first == "attention":
-        return colour(rest[0].rstrip(","))
-    return next((line for start, line in _COLOURS.items() if kind.startswith(start)), _ONE_WEIGHT)
+        return colour(rest[0].rstrip(",")), "-"
+    return next(((line, "-") for start, line in _COLOURS.items() if kind.startswith(start)), ("#000000", ":"))
 
 
 def _rows(kind: str, one: Apart) -> list[dict[str, Any]]:
