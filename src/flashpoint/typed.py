@@ -23,13 +23,19 @@ _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 def check_literals(instance: Any, where: str) -> None:
     """Raise ``ValueError`` naming ``where.field`` if a ``Literal`` field holds another value."""
-    hints = typing.get_type_hints(type(instance))
-    for field in dataclasses.fields(instance):
-        if typing.get_origin(hints[field.name]) is Literal:
-            allowed = typing.get_args(hints[field.name])
-            value = getattr(instance, field.name)
-            if value not in allowed:
-                raise ValueError(f"{where}.{field.name}={value}: choose one of {', '.join(map(str, allowed))}")
+    cls: Any = type(instance)
+    for name, allowed in _literals(cls).items():
+        value = getattr(instance, name)
+        if value not in allowed:
+            raise ValueError(f"{where}.{name}={value}: choose one of {', '.join(map(str, allowed))}")
+
+
+@functools.cache
+def _literals(cls: type) -> dict[str, tuple[Any, ...]]:
+    """Return the values of each ``Literal`` field; to evaluate annotations takes a millisecond."""
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+    return {name: typing.get_args(hints[name]) for name in names if typing.get_origin(hints[name]) is Literal}
 
 
 def structured_config(cls: type) -> type:
