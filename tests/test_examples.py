@@ -8,7 +8,6 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from examples import explode_gpt2
 from flashpoint.cli.main import main
 from flashpoint.localize.own import Mixture, OwnLoop
 from flashpoint.runs.folder import RunFolder
@@ -26,6 +25,8 @@ def flashpoint(*words: str) -> Result:
 def test_the_experiment_of_the_gpu_runs_in_small(
     tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from examples import explode_gpt2
+
     monkeypatch.chdir(tmp_path)
     runs = [tmp_path / "runs" / f"explode-{name}" for name in ("sdpa", "flash_unrounded_out")]
     for run in runs:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from scipy import stats
 from torch import Tensor, nn
 
 from flashpoint.capture.captures import read_calls, read_samples
@@ -65,6 +64,8 @@ def test_steps_are_measured_until_there_are_enough_sequences(
 
 def test_as_many_are_collected_as_show_the_smallest_bias_that_ignited_a_run() -> None:
     """With a noise of 2e-4 a row, 2,048 rows and 4 heads, at p < 0.001 over the heads."""
+    from scipy import stats
+
     shown = stats.t.ppf(1 - 0.001 / 4 / 2, SEQUENCES - 1) * 2e-4 / 2048**0.5 / SEQUENCES**0.5
     assert shown == pytest.approx(min(IGNITED), rel=0.05)
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flashpoint
-from examples import nanogpt, plain_pytorch, transformers_gpt2
+from examples import nanogpt, plain_pytorch
 from flashpoint.capture.captures import read_calls
 from flashpoint.capture.watched import Watch
 from flashpoint.diagnosis.faults import Fault, faulty_attention
@@ -290,6 +290,8 @@ def test_transformers_loop_from_failure_to_fix(tmp_path: Path, model: str) -> No
     """An attention of Transformers with a fault in head 2 of layer 1, by its interface."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    from examples import transformers_gpt2
 
     faulty = faulty_attention(Fault("delta_bias", head=1, size=0.02))
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor
 
 from flashpoint.diagnosis.bias import DeltaBias
@@ -31,6 +30,8 @@ def test_a_spread_without_end_needs_more_than_any_training_has() -> None:
 
 def test_sequences_without_loss_neither_hide_a_bias_nor_count() -> None:
     """By hand: head 1 has errors 2, 3 and 1 of bounds 4, 4 and 2, so 6/10, and left over −0.4, 0.6 and −0.2."""
+    from scipy import stats
+
     sums, bounds = torch.tensor([[2.0, 1.0], [3.0, 0.0], [1.0, 0.0], [0.0, 0.0]]).double(), torch.zeros(4, 2).double()
     bounds[:, 0], bounds[0, 1] = torch.tensor([4.0, 4.0, 2.0, 0.0]), 2.0
     noises = torch.tensor([[0.5], [1.0], [2.0], [0.0]]).double().expand(4, 2)

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from flashpoint.diagnosis.bias import DeltaBias
 from flashpoint.diagnosis.call import AttentionCall
@@ -89,6 +88,8 @@ def values(seed: int, sequences: int, *sources: str) -> dict[str, torch.Tensor]:
 
 def test_the_bias_of_a_call_and_a_sample_is_that_of_all_their_sequences() -> None:
     """By hand, in NumPy. The call's row sums do not count: the sample has none."""
+    from scipy import stats
+
     own, further = values(0, 5, "row_sum", "grad_delta", "delta"), values(1, 40, "grad_delta", "delta")
     sample = DeltaSample((3,) * 20 + (4,) * 20, further)
     bias = DeltaBias.of(own, 2, sample)
@@ -119,6 +120,8 @@ def test_a_sample_that_has_nothing_in_common_with_the_call_does_not_count() -> N
 
 def test_as_many_sequences_as_are_needed_would_show_the_bias() -> None:
     """By a search over counts, for values that spread by 5e-6 in the worst head."""
+    from scipy import stats
+
     noise = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     spreads = torch.tensor([5e-6, 1e-6, 1e-6], dtype=torch.float64)
     biases = noise / noise.std(0) * spreads

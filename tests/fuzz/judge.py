@@ -28,10 +28,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis.strategies import SearchStrategy
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
 
 REPOSITORY = Path(__file__).parents[2]
 FAULTS = ("traceback", "crash", "hang", "other lines", "status", "out of place")
@@ -139,10 +139,21 @@ def told(case: Any, command: Command, ending: Ending) -> str:
     return "\n".join([*lines, *(f"  | {line}" for line in ending.err.splitlines()[-12:])])
 
 
+def names_of_kinds() -> list[str]:
+    """Return the names of the modules that have the kinds, without what they import."""
+    names = sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    return [name.removeprefix("of_") for name in names if name.startswith("of_")]
+
+
+def kind_of(name: str) -> Kind:
+    """Return the kind in ``tests/fuzz/of_NAME.py``."""
+    kind: Kind = importlib.import_module(f"tests.fuzz.of_{name}").KIND
+    return kind
+
+
 def kinds() -> list[Kind]:
     """Return the kinds there are."""
-    names = sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
-    return [importlib.import_module(f"tests.fuzz.{name}").KIND for name in names if name.startswith("of_")]
+    return [kind_of(name) for name in names_of_kinds()]
 
 
 def explore(kind: Kind, cases: int, folder: Path, judged: Callable[[Any, Command, Ending], None]) -> None:
@@ -152,6 +163,7 @@ def explore(kind: Kind, cases: int, folder: Path, judged: Callable[[Any, Command
         folder: for their trees.
         judged: takes each case with its ending; Hypothesis shrinks one for which it raises.
     """
+    from hypothesis import HealthCheck, Phase, given, settings
 
     @settings(
         max_examples=cases,

@@ -9,7 +9,6 @@ from flashpoint.config import BUILT_IN_PROBES
 from flashpoint.hardware import cores
 from flashpoint.probes.attention import BUILT_IN
 from tests.fuzz.judge import laid_out, run
-from tests.fuzz.of_options import KIND
 
 ABOUT_SIZE = "the run needs at least "
 EXAMPLES: dict[str, str] = {
@@ -72,6 +71,8 @@ EXAMPLES: dict[str, str] = {
 
 @pytest.mark.slow
 def test_an_example_is_one_line_told_before_pytorch_and_writes_nothing(tmp_path: Path) -> None:
+    from tests.fuzz.of_options import KIND
+
     wrong = {}
     for options, told in EXAMPLES.items():
         arguments = ("experiment=laptop", "tracking=disabled", *options.split(" "))

@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-from scipy.stats import wasserstein_distance
 
 from flashpoint.training.snapshots import distances
 from tests.conftest import Command
@@ -30,6 +29,8 @@ def test_distances_by_hand() -> None:
 
 
 def test_the_wasserstein_distance_is_scipys() -> None:
+    from scipy.stats import wasserstein_distance
+
     generator = np.random.default_rng(0)
     one, other = generator.normal(size=(7, 31)), 0.3 + 2 * generator.standard_t(3, size=(7, 31))
     found = distances({"w": torch.from_numpy(one)}, {"w": torch.from_numpy(other)})
@@ -45,6 +46,8 @@ def measured(folder: Path) -> dict[int, dict[str, float]]:
 @pytest.mark.slow
 def test_a_run_is_measured_against_its_twin(train: Command, tmp_path: Path) -> None:
     """At the twin's snapshots, over the recorded tensors, and printed by what the two differ in."""
+    from scipy.stats import wasserstein_distance
+
     assert outcome_of(train(*TWIN))[1] == "stable"
     assert sorted(path.stem for path in (tmp_path / "runs/twin/weights").iterdir()) == [
         "step-000000005", "step-000000010"

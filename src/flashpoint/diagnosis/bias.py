@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from scipy import stats
 from torch import Tensor
 
 from flashpoint.diagnosis.delta_sample import PARTS, SOURCES, DeltaSample
@@ -135,6 +134,8 @@ class DeltaBias:
 def standard_errors(sequences: int, heads: int) -> float:
     """Return how many standard errors from a value a mean over sequences surely differs from it: Student's t,
     Bonferroni over heads. Of one sequence it is as of two."""
+    from scipy import stats  # a second, which a loop that is only watched does not wait for
+
     return float(stats.t.isf(CHANCE / heads / 2, max(sequences - 1, 1)))
 
 
