@@ -1,5 +1,7 @@
 """What Hydra composes from the repository's configuration, in this process."""
 
+import copy
+import functools
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -19,18 +21,25 @@ def composed(*overrides: str) -> Config:
 
 def composed_values(*overrides: str) -> dict[str, Any]:
     """Plain values of the shape of ``Config``."""
-    values = _composed(*overrides)
+    values = copy.deepcopy(_composed(*overrides))
     del values["hardware"]
     return values
 
 
 def composed_hardware(*overrides: str) -> dict[str, Any]:
     """Plain values of the shape of ``HardwareConfig``."""
-    return dict(_composed(*overrides)["hardware"])
+    return copy.deepcopy(dict(_composed(*overrides)["hardware"]))
 
 
-def _composed(*overrides: str) -> dict[str, Any]:
+@functools.cache
+def _store_schema() -> None:
     ConfigStore.instance().store(name="schema", node=hydra_schema())
+
+
+@functools.cache
+def _composed(*overrides: str) -> dict[str, Any]:
+    """The files of the configuration do not change while tests run; a composition takes a fifth of a second."""
+    _store_schema()
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         values = OmegaConf.to_container(compose("train", list(overrides)), resolve=True)
     assert isinstance(values, dict)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import json
 import math
 import typing
@@ -47,10 +48,15 @@ def test_every_option_composes(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_a_default_stands_once(path: Path) -> None:
     """No YAML gives a key the value that it has without one."""
-    defaults: Any = OmegaConf.to_container(OmegaConf.structured(hydra_schema()))
+    defaults = _defaults()
     given = yaml.safe_load(path.read_text())
     within = defaults if path.parent.name == "experiment" else defaults[path.parent.name]
     assert list(_repeated({name: value for name, value in given.items() if name != "defaults"}, within)) == []
+
+
+@functools.cache
+def _defaults() -> Any:
+    return OmegaConf.to_container(OmegaConf.structured(hydra_schema()))
 
 
 def _repeated(given: dict[str, Any], defaults: dict[str, Any]) -> Iterator[str]:

@@ -177,13 +177,21 @@ def endless() -> subprocess.Popen[str]:
         ("[{name: a, shows: x, gpus: 0, minutes: 1, commands: [x]}]", ["b"], "b: no such job"),
     ],
 )
-def test_bad_input_is_told_and_nothing_is_begun(text: str, arguments: list[str], said: str) -> None:
+def test_bad_input_is_told_and_nothing_is_begun(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    arguments: list[str],
+    said: str,
+) -> None:
     Path("jobs.yaml").write_text(text)
-    command = [sys.executable, str(REPOSITORY / "scripts/pending.py"), "--jobs", "jobs.yaml", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode
-    assert result.stderr.startswith("error: ")
-    assert said in result.stderr
+    monkeypatch.setattr(sys, "argv", ["pending.py", "--jobs", "jobs.yaml", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        pending.main()
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert said in told
     assert not list(Path("runs").glob("**/*.log"))
 
 
