@@ -240,7 +240,7 @@ def test_a_killed_worker_ends_the_preparation_in_one_line(large: Path, tmp_path:
 
 
 def test_a_worker_killed_while_the_next_one_starts_ends_the_preparation_in_one_line(
-    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, started = SpawnProcess.start, []
 
@@ -253,30 +253,30 @@ def test_a_worker_killed_while_the_next_one_starts_ends_the_preparation_in_one_l
         started.append(process)
 
     monkeypatch.setattr(SpawnProcess, "start", start_after_a_death)
-    assert_refused(config(large, tmp_path / "data", workers=2), "data.workers=2", "a tokenising process died")
+    assert_refused(config(jsonl, tmp_path / "data", workers=2), "data.workers=2", "a tokenising process died")
 
 
 @pytest.mark.parametrize(
     "error", [ValueError("bad value(s) in fds_to_keep"), OSError("handle is closed"), BrokenPipeError(errno.EPIPE, "")]
 )
 def test_pipes_that_a_dead_worker_closed_under_the_next_one_end_the_preparation_in_one_line(
-    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def start(_process: SpawnProcess) -> None:
         raise error
 
     monkeypatch.setattr(SpawnProcess, "start", start)
-    assert_refused(config(large, tmp_path / "data", workers=2), "data.workers=2", "a tokenising process died")
+    assert_refused(config(jsonl, tmp_path / "data", workers=2), "data.workers=2", "a tokenising process died")
 
 
 def test_a_refused_process_is_told_as_the_system_tells_it(
-    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(_process: SpawnProcess) -> None:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(SpawnProcess, "start", start)
-    assert_refused(config(large, tmp_path / "data", workers=2), "Resource temporarily unavailable")
+    assert_refused(config(jsonl, tmp_path / "data", workers=2), "Resource temporarily unavailable")
 
 
 @pytest.mark.slow

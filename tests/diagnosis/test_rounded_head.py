@@ -41,8 +41,9 @@ def test_heads_with_nothing_to_follow_do_not_make_the_others_rounded_heads(what:
         with_nothing_to_follow(tensors, what, head)
     function = by_position(torch.nn.functional.scaled_dot_product_attention)
     call = call_of(function, tensors)
-    assert diagnose(call).findings == diagnose(call, function).findings == ()
-    table = tables([diagnose(call)], "")[-1]
+    diagnosis = diagnose(call)
+    assert diagnosis.findings == diagnose(call, function).findings == ()
+    table = tables([diagnosis], "")[-1]
     shown = [row[table.columns.index("follows O")].text for row in table.rows]
     assert what == "q" or [head for head in range(HEADS) if shown[head] == ""] == list(heads)
 
