@@ -33,6 +33,7 @@ def with_nothing_to_follow(tensors: list[Tensor], what: str, head: int) -> None:
 NOTHING_TO_FOLLOW = ("q", "k", "v", "grad_out", "v is one row", "every query sees its own key alone")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [(3,), (0, 1), (0, 1, 2)])
 @pytest.mark.parametrize("what", NOTHING_TO_FOLLOW)
 def test_heads_with_nothing_to_follow_do_not_make_the_others_rounded_heads(what: str, heads: tuple[int, ...]) -> None:
