@@ -32,7 +32,8 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x, weight)
     dtype = torch.get_autocast_dtype("cpu")
     rows = x.to(dtype).reshape(-1, x.shape[-1])
-    product: Tensor = rounded_matmul(rows, weight.to(dtype).mT)
+    matmul = rounded_matmul if torch.compiler.is_compiling() else _EagerMatmul.apply
+    product: Tensor = matmul(rows, weight.to(dtype).mT)
     return product.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -60,8 +61,7 @@ def rounded_matmul(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         [M, N] of that dtype, contiguous.
     """
-    with torch.autocast("cpu", enabled=False):  # which would round the operands' FP32 product back to a BF16 one
-        return torch.mm(a.float(), b.float()).to(a.dtype)
+    return _rounded_product(a.float(), b.float(), a.dtype)
 
 
 @rounded_matmul.register_fake
@@ -80,3 +80,30 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 
 rounded_matmul.register_autograd(_backward, setup_context=_setup_context)
+
+
+class _EagerMatmul(torch.autograd.Function):
+    """The same bits as :func:`rounded_matmul`, where nothing is compiled: without an op's Python, and with each operand
+    taken to FP32 once for all three products."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        a_fp32, b_fp32 = a.float(), b.float()
+        ctx.save_for_backward(a_fp32, b_fp32)
+        return _rounded_product(a_fp32, b_fp32, a.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        a, b = ctx.saved_tensors
+        for_a, for_b = ctx.needs_input_grad
+        grad_fp32 = grad.float()
+        return (
+            _rounded_product(grad_fp32, b.mT, grad.dtype) if for_a else None,
+            _rounded_product(a.mT, grad_fp32, grad.dtype) if for_b else None,
+        )
+
+
+def _rounded_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the product of two float32 matrices, rounded once to ``dtype``."""
+    with torch.autocast("cpu", enabled=False):  # which would round the operands back
+        return torch.mm(a, b).to(dtype)
