@@ -33,7 +33,7 @@ def exponential(scores: Tensor, shift: Tensor, fused: bool) -> Tensor:
     if fused:
         shift = (shift * LOG2E).double()
         return torch.exp2((scores.double() * _LOG2E_FP32 - shift).float())
-    return torch.exp2((scores - shift) * LOG2E)
+    return (scores - shift).mul_(LOG2E).exp2_()
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,10 @@ class Inputs:
 
     def scores(self, block: KeyBlock) -> Tensor:
         """Return S [B, H, R, C], rounded, then −inf where a causal query does not see the key."""
-        s = self.q[..., block.rows, :] @ self.k[..., block.keys, :].mT * self.scale
+        s = (self.q[..., block.rows, :] @ self.k[..., block.keys, :].mT).mul_(self.scale)
         rows, keys = block.positions(s.device)
         s = self.round("scores", s, block)
-        return s.masked_fill(keys > rows, -math.inf) if self.causal else s
+        return s.masked_fill_(keys > rows, -math.inf) if self.causal else s
 
     def probs(self, block: KeyBlock, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
         """Return P = exp(S − L) [B, H, R, C] as the operand of dV, and in FP32."""

@@ -81,7 +81,7 @@ def row_statistics(
     if variant.center_keys:
         k = centered_keys(k)
     inputs = Inputs.of(q, k, v, variant, noise)
-    results = [_flash_fwd_rows(inputs, rows) for rows in inputs.row_chunks()]
+    results = [_flash_fwd_rows(inputs, rows, counts_ones=True) for rows in inputs.row_chunks()]
     return torch.cat([result.shift for result in results], -1), torch.cat([result.ones for result in results], -1)
 
 
@@ -184,10 +184,10 @@ class _RowResults:
     out_for_delta: Tensor  # of the unrounded Ō, or of other random bits
     logsumexp: Tensor  # L [B, H, R]
     shift: Tensor  # m
-    ones: Tensor  # P̄ equal to 1 as operands under the final m, int32
+    ones: Tensor  # P̄ equal to 1 as operands under the final m, int32; 0 where they are not counted
 
 
-def _flash_fwd_rows(inputs: Inputs, rows: slice) -> _RowResults:
+def _flash_fwd_rows(inputs: Inputs, rows: slice, *, counts_ones: bool = False) -> _RowResults:
     variant = inputs.variant
     q = inputs.q[..., rows, :]
     shift = q.new_full(q.shape[:-1], -math.inf)  # m
@@ -211,8 +211,9 @@ def _flash_fwd_rows(inputs: Inputs, rows: slice) -> _RowResults:
         p_fp32 = exponential(s, shift[..., live, None], variant.fused_exponent)
         mass = p_fp32.sum(-1)
         p = inputs.round("probs", p_fp32 / mass[..., None] if before_product else p_fp32, block)
-        under_this_shift = torch.where(shift[..., live] > old_shift, 0, ones[..., live])
-        ones[..., live] = under_this_shift + (p == 1).sum(-1, dtype=torch.int32)
+        if counts_ones:  # a training does not ask
+            under_this_shift = torch.where(shift[..., live] > old_shift, 0, ones[..., live])
+            ones[..., live] = under_this_shift + (p == 1).sum(-1, dtype=torch.int32)
         if variant.normalizer == "rounded":
             mass = p.sum(-1)
         rescale = exponential(old_shift[..., None], shift[..., live, None], fused=False)
