@@ -49,7 +49,7 @@ class CallMode(TorchFunctionMode):
                 self._interceptor.replace(entered, F, _SDPA.__name__, self._sdpa)
                 result = func(*args, **kwargs)
             if kwargs.get("need_weights") and self._interceptor.listening:
-                self._interceptor.missed.add("nn.MultiheadAttention with need_weights=True, which calls no attention")
+                self._interceptor.miss("nn.MultiheadAttention with need_weights=True, which calls no attention")
             for call in self._interceptor.calls[before:]:
                 call.packed = kwargs.get("in_proj_weight", args[5] if len(args) > 5 else None)
             return result
@@ -63,9 +63,9 @@ class CallMode(TorchFunctionMode):
         mask = given.get("attn_mask")
         causal = bool(given.get("is_causal")) if mask is None else masking(mask, given["query"].shape[-2])
         if given.get("dropout_p"):
-            self._interceptor.missed.add("scaled_dot_product_attention: dropout, where only 0 is recorded")
+            self._interceptor.miss("scaled_dot_product_attention: dropout, where only 0 is recorded")
         elif causal is None:
-            self._interceptor.missed.add("scaled_dot_product_attention: a mask beside the causal one")
+            self._interceptor.miss("scaled_dot_product_attention: a mask beside the causal one")
         else:
             name = "sdpa" if func is _SDPA else _variant_name(given.get("variant"))
             tensors = {"q": given["query"], "k": given["key"], "v": given["value"], "out": out}

@@ -37,6 +37,8 @@ class InterceptedCall:
         kept: copies of some sequences, [N, H, T, d], by the names of :class:`AttentionCall`.
         packed: the weight [3C, C] of W_Q, W_K and W_V, where ``nn.MultiheadAttention`` called it.
         forward: the forward pass that it is of, from 0: an evaluation may come before the training's.
+        has_derivative: whether the gradient that came last can be differentiated, as with ``create_graph=True``.
+        is_twice: whether another one came after that: it is not of the call alone.
     """
 
     attention: str
@@ -47,10 +49,12 @@ class InterceptedCall:
     kept: dict[str, Tensor] = field(default_factory=dict)
     packed: nn.Parameter | None = None
     forward: int = 0
+    has_derivative: bool = False
+    is_twice: bool = False
 
     def with_gradients(self, layer: int, step: int) -> AttentionCall | None:
-        """Return the call; None if no gradient came to its output."""
-        if "grad_out" not in self.kept:
+        """Return the call; None if no gradient came to its output, or not of this call alone."""
+        if "grad_out" not in self.kept or self.is_twice:
             return None
         gradients = {name: self.kept.get(name) for name in ("grad_q", "grad_k", "grad_v")}
         told = {"is_causal": self.is_causal, "scale": self.scale, "attention": self.attention}

@@ -14,24 +14,17 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from flashpoint.capture.call_mode import CallMode
-from flashpoint.capture.functions import (
-    NamedFunction,
-    arguments_of,
-    changing,
-    masking_of,
-    output_of,
-    places_of,
-    queries_keys_values,
-    told_causal,
-)
+from flashpoint.capture.functions import NamedFunction, output_of, places_of
 from flashpoint.capture.guard import described
 from flashpoint.capture.intercepted_call import Hook, InterceptedCall
 from flashpoint.capture.interface import intercepting_interface, interface_in_use
+from flashpoint.capture.named_calls import intercepting_function
 from flashpoint.capture.own_gradients import GradientInParts, edges_of, next_node
 from flashpoint.capture.sharding import SHARDED, is_dtensor
 from flashpoint.diagnosis.call import is_self_attention
 
 WITHOUT_GRADIENTS = "called without gradients, as in an evaluation or in checkpoints, which need use_reentrant=False"
+TWICE = "differentiated twice, as for a gradient penalty, where only first derivatives are recorded"
 FROZEN = "no gradient goes through it, as in a frozen layer"
 
 
@@ -46,7 +39,6 @@ class Interceptor:
 
     Attributes:
         calls: in their order, of all forward passes before the first backward pass.
-        missed: why calls were not kept, each reason once.
         failed: what else went wrong in keeping them, each once.
         incomplete: which gradients of calls were not kept, and why, each once.
         at_gradient: called when the first gradient comes to a call's output, before the graph is freed.
@@ -60,7 +52,7 @@ class Interceptor:
         self._functions = [NamedFunction.of(word) for word in functions]
         self._inside = False
         self.calls: list[InterceptedCall] = []
-        self.missed: set[str] = set()
+        self._missed: set[tuple[int, str]] = set()  # with the forward pass
         self.failed: set[str] = set()
         self.incomplete: set[str] = set()
         self.at_gradient: Callable[[], object] = self.stop
@@ -75,7 +67,7 @@ class Interceptor:
             entered.callback(self._remove_hooks)
             entered.enter_context(torch.compiler.set_stance("force_eager"))
             for named in self._functions:
-                original, intercepting = getattr(named.owner, named.name), self._around(named)
+                original, intercepting = getattr(named.owner, named.name), intercepting_function(self, named)
                 for module, name in places_of(original):
                     self.replace(entered, module, name, intercepting)
             if (asked := interface_in_use()) is not None:
@@ -104,7 +96,16 @@ class Interceptor:
         self._sequences = max(self._sequences, sequences)
 
     def begin_forward(self) -> None:
-        """Take calls from here on as those of another forward pass."""
+        """Take calls from here on as those of another forward pass; in the place of one whose backward pass has left
+        out gradients, as an error does that the loop passes over."""
+        if _in_backward():  # a checkpoint of the whole model
+            return
+        if self._depth and torch.is_grad_enabled():  # without, the model may call itself
+            self._depth = 1  # a KeyboardInterrupt leaves modules without their hooks
+        if not self._taking and self.is_incomplete:
+            self.calls.clear()
+            self._remove_hooks()
+            self._taking = True
         self._forward += 1
 
     def stop(self) -> bool:
@@ -127,8 +128,30 @@ class Interceptor:
 
     def trained(self) -> list[InterceptedCall]:
         """Return the calls of the first forward pass whose outputs have got gradients; empty without one."""
-        passes = [call.forward for call in self.calls if "grad_out" in call.kept]
-        return [call for call in self.calls if call.forward == min(passes)] if passes else []
+        trained = self._trained_pass
+        return [call for call in self.calls if call.forward == trained]
+
+    @property
+    def _trained_pass(self) -> int | None:
+        shown = (call.forward for call in self.calls if "grad_out" in call.kept and not call.is_twice)
+        return min(shown, default=None)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether gradients came to some calls of the forward pass that is trained, and to others none."""
+        return any("grad_out" not in call.kept for call in self.trained() if call.kept)
+
+    def miss(self, reason: str) -> None:
+        """Note why a call of the current forward pass is not kept."""
+        self._missed.add((self._forward, reason))
+
+    @property
+    def missed(self) -> set[str]:
+        """Why calls were not kept: those of the forward pass that is trained, or where none is of all."""
+        trained = self._trained_pass
+        reasons = {reason for of, reason in self._missed if trained in (None, of)}
+        # A pass whose beginning was not seen, as where a loop calls a model's parts, has an evaluation's calls, too.
+        return reasons - {WITHOUT_GRADIENTS} if trained == 0 else reasons
 
     def keep(
         self,
@@ -148,13 +171,11 @@ class Interceptor:
             in_order: as of :func:`edges_of`.
         """
         if not tensors["out"].requires_grad:
-            self.missed.add(FROZEN if torch.is_grad_enabled() else WITHOUT_GRADIENTS)
+            self.miss(FROZEN)
             return
         by_head = {of: x.transpose(1, 2) if of in by_token and x.dim() == 4 else x for of, x in tensors.items()}
         if not is_self_attention({of: x.shape for of, x in by_head.items()}):
-            self.missed.add(
-                "queries and keys of two lengths, values of another d, or no [B, H, T, d]: not self-attention"
-            )
+            self.miss("queries and keys of two lengths, values of another d, or no [B, H, T, d]: not self-attention")
             return
         q, k = by_head["q"], by_head["k"]
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -201,11 +222,16 @@ class Interceptor:
         def keep_out(gradient: Tensor | None) -> None:
             if gradient is None or not self._keeping:  # None at a part of a chunked tensor that nothing asks for
                 return
+            if call.has_derivative:  # what comes now is of the graph of the gradients, too
+                call.is_twice = True
+                self._missed.add((call.forward, TWICE))
+            call.has_derivative = gradient.requires_grad
             for of, one in gradients.items():
                 one.begin()
                 call.kept.pop(f"grad_{of}", None)
             attempt(lambda: call.kept.update(grad_out=copy(gradient, "out")))
-            self._attempt("the end of the forward pass", self.at_gradient)
+            if not call.has_derivative:  # else the training's own backward pass may follow
+                self._attempt("the end of the forward pass", self.at_gradient)
 
         def keeping(of: str, at: int) -> Callable[..., None]:
             def keep(from_node: Sequence[Tensor | None], _to_node: object) -> None:
@@ -240,8 +266,7 @@ class Interceptor:
     @property
     def listening(self) -> bool:
         """Whether a call now is of the forward pass, and of no other attention that is intercepted."""
-        in_forward = torch._C._current_graph_task_id() == -1
-        return self._taking and not self._inside and self._depth != 0 and in_forward
+        return self._taking and not self._inside and self._depth != 0 and not _in_backward()
 
     def call(
         self,
@@ -265,8 +290,10 @@ class Interceptor:
             result = function(*positional, **options)
         finally:
             self._inside = before
-        if wanted and any(map(is_dtensor, (*positional, *options.values(), output_of(result)))):
-            self.missed.add(f"{name}: {SHARDED}")
+        if wanted and not torch.is_grad_enabled():
+            self.miss(WITHOUT_GRADIENTS)
+        elif wanted and any(map(is_dtensor, (*positional, *options.values(), output_of(result)))):
+            self.miss(f"{name}: {SHARDED}")
         elif wanted:
             self._attempt(name, lambda: keep(result))
         return result
@@ -277,33 +304,6 @@ class Interceptor:
         entered.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, new)
 
-    def _around(self, named: NamedFunction) -> Callable[..., Any]:
-        function = getattr(named.owner, named.name)
 
-        def called(*positional: Any, **options: Any) -> Any:
-            def keep(result: Any) -> None:
-                self._keep_named(named, arguments_of(function, positional, options), positional, result)
-
-            return self.call(named.word, function, positional, options, keep)
-
-        return called
-
-    def _keep_named(self, named: NamedFunction, given: dict[str, Any], positional: Sequence[Any], result: Any) -> None:
-        qkv, out = queries_keys_values(given, positional), output_of(result)
-        if qkv is None:
-            self.missed.add(f"{named.word}: called without q, k, v as its first three arguments, or by these names")
-            return
-        if out is None:
-            self.missed.add(f"{named.word}: returns {type(result).__name__}, where O or a tuple with O first is read")
-            return
-        scale = given.get("softmax_scale", given.get("scale"))
-        tensors = dict(zip(("q", "k", "v", "out"), (*qkv, out), strict=True))
-        ordered = [x.transpose(1, 2) if named.by_token else x for x in tensors.values()]
-        if (by := changing(given, ordered[0].shape[-2])) is not None:
-            self.missed.add(f"{named.word}: {by}, where only softmax(QKᵀ·scale)V is recorded, causal or not")
-            return
-        is_causal = masking_of(ordered, told_causal(given), scale)
-        if is_causal is None:
-            self.missed.add(f"{named.word}: O is not softmax(QKᵀ·scale)V, causal or not: @bthd, a mask, a scale?")
-        else:
-            self.keep(named.word, tensors, is_causal, scale, by_token=tuple(tensors) if named.by_token else ())
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1

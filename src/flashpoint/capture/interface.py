@@ -45,7 +45,7 @@ def intercepting_interface(interceptor: Interceptor, original: Callable[..., Any
         module, mask = given.get("module", module), given.get("attention_mask", mask)
         found, out = queries_keys_values(given, qkv), output_of(result)
         if found is None or out is None:
-            interceptor.missed.add(f"{name}: called without q, k, v, or returns no O")
+            interceptor.miss(f"{name}: called without q, k, v, or returns no O")
             return
         q, k, v = found
         causal, reason = _masked(module, q.shape[2], mask, given)
@@ -54,7 +54,7 @@ def intercepting_interface(interceptor: Interceptor, original: Callable[..., Any
             told = "causal" if causal else "not causal"
             reason = f"O is not softmax(α·QKᵀ)V, {told}"
         if reason:
-            interceptor.missed.add(f"{name}: {reason}")
+            interceptor.miss(f"{name}: {reason}")
         else:
             tensors = {"q": q, "k": k, "v": v, "out": out}
             interceptor.keep(name, tensors, causal, given.get("scaling"), by_token=("out",))

@@ -10,7 +10,7 @@ from torch import nn
 
 from flashpoint.capture.guard import Guard
 from flashpoint.capture.intercepted_call import Hook
-from flashpoint.capture.interceptor import WITHOUT_GRADIENTS, Interceptor
+from flashpoint.capture.interceptor import Interceptor
 from flashpoint.capture.projections import ModuleOutputs, Projection, projections_of
 from flashpoint.capture.sharding import is_sharded
 from flashpoint.diagnosis.call import AttentionCall
@@ -112,9 +112,11 @@ class Observer:
         self.seen = len(trained)
         found = [call.with_gradients(layer, step) for layer, call in enumerate(trained, 1)]
         calls = [call for call in found if call is not None]
-        reasons = sorted(interceptor.failed | interceptor.missed - ({WITHOUT_GRADIENTS} if calls else set()))
+        lacking = {"no gradient came to them before watched.step"} if interceptor.is_incomplete else set()
+        reasons = sorted(interceptor.failed | interceptor.missed | lacking)
         if not calls:
-            reasons = self._why_none(reasons, bool(interceptor.calls) and not interceptor.failed)
+            called = any(not call.is_twice for call in interceptor.calls)
+            reasons = self._why_none(reasons, called and not interceptor.failed)
             self._guard.tell(f"no attention was recorded: {'; '.join(reasons)}")
         elif reasons:
             told = "; ".join(reasons)
