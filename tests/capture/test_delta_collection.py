@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from click.testing import CliRunner
 from torch import Tensor, nn
 
@@ -221,6 +222,57 @@ def test_a_step_with_other_layers_is_left_out(tmp_path: Path) -> None:
     calls: list[Tensor] = []
     loop(tmp_path, Skipping(), capturing(1, 9), steps=8, interval=500)
     assert steps_of(tmp_path / "own/captures/step-0000001") == [3, 5, 6]
+
+
+def test_measuring_ends_where_steps_show_the_captured_attentions_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with batches that are all padded from some step on: a loop that waits for the watch goes on."""
+
+    class Padded(Pair):
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(x)
+            q = x.unflatten(-1, (4, 8)).transpose(1, 2)
+            mask = torch.ones(12, 12, dtype=torch.bool).tril().triu(-4) if len(calls) > 4 else None
+            out = F.scaled_dot_product_attention(q, q, q, attn_mask=mask, is_causal=mask is None)
+            return x + self.first.out(out.transpose(1, 2).flatten(2))
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        x = torch.randn(3, 12, 32, requires_grad=True)
+        if number == 1:
+            watched.capture()
+        loss = model(x).square().mean()
+        loss.backward()
+        watched.step(loss)
+        busy.append(watched.busy)
+
+    calls: list[Tensor] = []
+    busy: list[bool] = []
+    loop(tmp_path, Padded(), step, steps=106, interval=500, log_interval=50)
+    assert steps_of(tmp_path / "own/captures/step-0000001") == [2, 3]
+    assert busy.index(False, 2) == 4 + 99  # the hundredth step without them
+    told = capsys.readouterr().err
+    assert told.count("δ is measured no more: 100 steps in a row") == 1
+    assert "6 of 256 sequences" in told
+
+
+@pytest.mark.slow
+def test_after_a_warning_a_step_with_other_layers_has_all_of_them_captured(tmp_path: Path) -> None:
+    """The layer that grew is the first one that such a step shows, and its number there is another one."""
+
+    class Masked(Pair):
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(x)
+            q, k, v = self.first.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+            mask = torch.ones(12, 12, dtype=torch.bool).tril().triu(-4) if len(calls) > 1 else None
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+            return self.second(x + self.first.out(out.transpose(1, 2).flatten(2)))
+
+    calls: list[Tensor] = []
+    loop(tmp_path, Masked(), Exploding(9999, 0), steps=550, interval=500, weights_interval=20)
+    (folder,) = (tmp_path / "own/captures").iterdir()
+    assert [path.name for path in sorted(folder.glob("layer-*"))] == ["layer-01.safetensors"]
+    assert steps_of(folder)
 
 
 def test_measuring_that_fails_ends_the_collection_and_not_the_training(

@@ -214,7 +214,7 @@ class ObservationSchedule:
             collection.take(calls, self._observer.seen)
             failed = False
         finally:
-            if failed or collection.complete:
+            if failed or collection.complete or collection.given_up:
                 self._end_collection()
 
     def _end_collection(self) -> None:
@@ -225,7 +225,9 @@ class ObservationSchedule:
     def _keep_as(self, wanted: _Capture, *, late: bool = False) -> tuple[list[AttentionCall], Path]:
         """Write what was asked for of the last observation, which may be an earlier one; return it and its folder."""
         step = self._last_calls[0].step
-        calls = [call for call in self._last_calls if wanted.layer in (None, call.layer)]
+        # In a step with other attentions than those whose W_Q is known, a layer's number can stand for another one.
+        layer = wanted.layer if self._shape and len(self._last_calls) == self._shape[0] else None
+        calls = [call for call in self._last_calls if layer in (None, call.layer)]
         return calls, self._keep(wanted.reason + (_of_step(step) if late else ""), calls, step)
 
     def _keep(self, reason: str, calls: list[AttentionCall], step: int) -> Path:
