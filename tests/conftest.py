@@ -48,7 +48,6 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 def pytest_configure(config: pytest.Config) -> None:
     """Not as this file is imported: the process that hands out tests to workers does without PyTorch."""
-    sys.dont_write_bytecode = False  # half of a collection rewrites asserts, the same ones each time
     if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
         import torch
 

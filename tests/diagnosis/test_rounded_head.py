@@ -96,8 +96,8 @@ def test_two_sequences_are_too_few_to_be_sure_which_heads_follow() -> None:
 
 def erring(tensors: list[Tensor], shares: Tensor, rounding: torch.dtype) -> tuple[AttentionCall, Tensor]:
     """A call with FP64's O but for its rounding, and FP64's dQ but for an error of δ; and the term that the rounding
-    adds to δ [N, H, T]. The error is a share [H] of this term, half of what the rounding of P̄ adds, and a bias. Worked
-    out from the definitions of docs/watching.md."""
+    adds to δ [N, H, T]. The error is a share [N, H] of this term, half of what the rounding of P̄ adds, and a bias.
+    Worked out from the definitions of docs/watching.md."""
     q, k, v, grad_out = tensors
     call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, SIZE**-0.5, 1, 0, "f")
     outs, grads, terms = [], [], []
@@ -106,7 +106,7 @@ def erring(tensors: list[Tensor], shares: Tensor, rounding: torch.dtype) -> tupl
         out = true.out.to(rounding).double()
         of_probs = out_of_rounded_probs(call, n)
         term, other = ((grad_out[n].double() * x).sum(-1) for x in (out - of_probs, of_probs - true.out))
-        error = shares[:, None] * term + 0.5 * other + 1e-3 * true.bound
+        error = shares[n, :, None] * term + 0.5 * other + 1e-3 * true.bound
         outs.append(out)
         grads.append(true.grad_q - call.scale * error[..., None] * true.attended_keys)
         terms.append(term)
@@ -114,17 +114,17 @@ def erring(tensors: list[Tensor], shares: Tensor, rounding: torch.dtype) -> tupl
 
 
 def test_the_slope_is_the_share_of_the_rounding_that_delta_takes_and_unknown_where_nothing_shows_it() -> None:
-    shares = torch.tensor([1.0, 0.3, 0.0, 1.0]).double()
     q, k, v, grad_out = inputs(4)
+    shares = torch.tensor([1.0, 0.3, 0.0, 1.0]).double() * 0.9 ** torch.arange(len(q))[:, None]
     k[:, 3, : LENGTH // 2], grad_out[:, :, LENGTH // 2 :: 3] = 0, 0  # PK is 0 in half of the rows of head 4
     grad_out[1] = 0
     call, terms = erring([q, k, v, grad_out], shares, torch.bfloat16)
     of = measured(call, Results.kept(call))
-    slopes = of["delta_follows_out"]
-    assert slopes[1].isnan().all()
-    for n in (0, 2, 3, 4, 5):
-        torch.testing.assert_close(slopes[n], shares, rtol=0, atol=1e-9)
-    torch.testing.assert_close(over_sequences(of)["delta_follows_out"], shares, rtol=0, atol=1e-9)
+    expected = shares.clone()
+    expected[1] = torch.nan
+    torch.testing.assert_close(of["delta_follows_out"], expected, rtol=0, atol=1e-9, equal_nan=True)
+    together = over_sequences(of)["delta_follows_out"]
+    torch.testing.assert_close(together, shares[[0, 2, 3, 4, 5]].mean(0), rtol=0, atol=1e-9)
     true = exact(call, 0)
     rows = (true.bound > 0) & (true.attended_keys != 0).any(-1)
     sizes = [terms[0, head, rows[head]].norm() / true.bound[head, rows[head]].norm() for head in range(HEADS)]
@@ -133,12 +133,14 @@ def test_the_slope_is_the_share_of_the_rounding_that_delta_takes_and_unknown_whe
 
 @pytest.mark.parametrize(("length", "known"), [(1, False), (3, False), (4, True)])
 def test_of_as_many_rows_as_unknowns_the_slope_is_unknown(length: int, known: bool) -> None:
-    call, _ = erring([x[:, :, :length] for x in inputs(4)], torch.ones(HEADS).double(), torch.bfloat16)
+    tensors = [x[:, :, :length] for x in inputs(4)]
+    call, _ = erring(tensors, torch.ones(len(tensors[0]), HEADS).double(), torch.bfloat16)
     assert measured(call, Results.kept(call))["delta_follows_out"].isnan().all() == (not known)
 
 
 @pytest.mark.parametrize(("rounding", "named"), [(torch.bfloat16, True), (torch.float32, False)])
 def test_a_rounding_as_small_as_what_fp32_does_to_scores_tells_of_no_head(rounding: torch.dtype, named: bool) -> None:
-    shares = torch.tensor([1.0, 0, 0, 0]).double()
-    call, _ = erring([x.double() for x in inputs(4)], shares, rounding)
+    tensors = [x.double() for x in inputs(4)]
+    shares = torch.tensor([1.0, 0, 0, 0]).double().expand(len(tensors[0]), HEADS)
+    call, _ = erring(tensors, shares, rounding)
     assert [one.heads for one in diagnose(call).findings if one.kind == "rounded_head"] == [(1,)] * named

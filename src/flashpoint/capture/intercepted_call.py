@@ -38,7 +38,7 @@ class InterceptedCall:
         packed: the weight [3C, C] of W_Q, W_K and W_V, where ``nn.MultiheadAttention`` called it.
         forward: the forward pass that it is of, from 0: an evaluation may come before the training's.
         has_derivative: whether the gradient that came last can be differentiated, as with ``create_graph=True``.
-        is_twice: whether another one came after that: it is not of the call alone.
+        is_differentiated_twice: whether another one came after that: it is not of the call alone.
     """
 
     attention: str
@@ -50,11 +50,11 @@ class InterceptedCall:
     packed: nn.Parameter | None = None
     forward: int = 0
     has_derivative: bool = False
-    is_twice: bool = False
+    is_differentiated_twice: bool = False
 
     def with_gradients(self, layer: int, step: int) -> AttentionCall | None:
         """Return the call; None if no gradient came to its output, or not of this call alone."""
-        if "grad_out" not in self.kept or self.is_twice:
+        if "grad_out" not in self.kept or self.is_differentiated_twice:
             return None
         gradients = {name: self.kept.get(name) for name in ("grad_q", "grad_k", "grad_v")}
         told = {"is_causal": self.is_causal, "scale": self.scale, "attention": self.attention}

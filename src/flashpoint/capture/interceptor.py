@@ -133,7 +133,7 @@ class Interceptor:
 
     @property
     def _trained_pass(self) -> int | None:
-        shown = (call.forward for call in self.calls if "grad_out" in call.kept and not call.is_twice)
+        shown = (call.forward for call in self.calls if "grad_out" in call.kept and not call.is_differentiated_twice)
         return min(shown, default=None)
 
     @property
@@ -223,7 +223,7 @@ class Interceptor:
             if gradient is None or not self._keeping:  # None at a part of a chunked tensor that nothing asks for
                 return
             if call.has_derivative:  # what comes now is of the graph of the gradients, too
-                call.is_twice = True
+                call.is_differentiated_twice = True
                 self._missed.add((call.forward, TWICE))
             call.has_derivative = gradient.requires_grad
             for of, one in gradients.items():

@@ -115,7 +115,7 @@ class Observer:
         lacking = {"no gradient came to them before watched.step"} if interceptor.is_incomplete else set()
         reasons = sorted(interceptor.failed | interceptor.missed | lacking)
         if not calls:
-            called = any(not call.is_twice for call in interceptor.calls)
+            called = any(not call.is_differentiated_twice for call in interceptor.calls)
             reasons = self._why_none(reasons, called and not interceptor.failed)
             self._guard.tell(f"no attention was recorded: {'; '.join(reasons)}")
         elif reasons:
