@@ -51,7 +51,9 @@ class CallMode(TorchFunctionMode):
             if kwargs.get("need_weights") and self._interceptor.listening:
                 self._interceptor.miss("nn.MultiheadAttention with need_weights=True, which calls no attention")
             for call in self._interceptor.calls[before:]:
-                call.packed = kwargs.get("in_proj_weight", args[5] if len(args) > 5 else None)
+                packed = kwargs.get("in_proj_weight", args[5] if len(args) > 5 else None)
+                weights = [packed, *(kwargs.get(f"{name}_proj_weight") for name in "qkv")]
+                call.weights = tuple(weight for weight in weights if weight is not None)
             return result
         if func is not _SDPA and func is not drop_in.attention:
             return func(*args, **kwargs)

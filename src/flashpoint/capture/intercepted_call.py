@@ -28,14 +28,14 @@ class Hook:
         return Hook, ()
 
 
-@dataclass
+@dataclass(eq=False)
 class InterceptedCall:
     """One call, whose backward pass may be still to come.
 
     Attributes:
         q, k: as given to the attention, with their graph, by which projections are found.
         kept: copies of some sequences, [N, H, T, d], by the names of :class:`AttentionCall`.
-        packed: the weight [3C, C] of W_Q, W_K and W_V, where ``nn.MultiheadAttention`` called it.
+        weights: where ``nn.MultiheadAttention`` called it: [3C, C] of W_Q, W_K and W_V, or these three.
         forward: the forward pass that it is of, from 0: an evaluation may come before the training's.
         has_derivative: whether the gradient that came last can be differentiated, as with ``create_graph=True``.
         is_differentiated_twice: whether another one came after that: it is not of the call alone.
@@ -47,7 +47,7 @@ class InterceptedCall:
     is_causal: bool
     scale: float
     kept: dict[str, Tensor] = field(default_factory=dict)
-    packed: nn.Parameter | None = None
+    weights: tuple[nn.Parameter, ...] = ()
     forward: int = 0
     has_derivative: bool = False
     is_differentiated_twice: bool = False

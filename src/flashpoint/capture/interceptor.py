@@ -41,7 +41,7 @@ class Interceptor:
         calls: in their order, of all forward passes before the first backward pass.
         failed: what else went wrong in keeping them, each once.
         incomplete: which gradients of calls were not kept, and why, each once.
-        at_gradient: called when the first gradient comes to a call's output, before the graph is freed.
+        at_gradient: called with each call to whose output a gradient comes, before its graph is freed.
 
     Raises:
         UserError: one of the functions is not there.
@@ -55,7 +55,7 @@ class Interceptor:
         self._missed: set[tuple[int, str]] = set()  # with the forward pass
         self.failed: set[str] = set()
         self.incomplete: set[str] = set()
-        self.at_gradient: Callable[[], object] = self.stop
+        self.at_gradient: Callable[[InterceptedCall], object] = lambda _call: self.stop()
         self._forward = self._since = 0
         self._depth: int | None = None
         self._taking = self._keeping = True
@@ -85,6 +85,8 @@ class Interceptor:
 
         with contextlib.ExitStack() as entered:
             for module in model.modules():
+                if isinstance(module, torch.jit.ScriptModule):  # takes no hooks; its calls are none of Python's
+                    continue
                 entered.callback(module.register_forward_pre_hook(Hook(lambda *_: move(1))).remove)
                 hook = module.register_forward_hook(Hook(lambda *_: move(-1)), always_call=True)
                 entered.callback(hook.remove)
@@ -122,14 +124,15 @@ class Interceptor:
         finally:
             self._keeping = True
 
-    def latest(self) -> list[InterceptedCall]:
-        """Return the calls of the last forward pass that called any."""
-        return [call for call in self.calls if call.forward == self.calls[-1].forward]
-
     def trained(self) -> list[InterceptedCall]:
-        """Return the calls of the first forward pass whose outputs have got gradients; empty without one."""
+        """Return the calls of the first forward pass whose outputs have got gradients; empty without one.
+
+        Where the beginning of none was seen, as where a loop calls a model's parts, calls without gradients are those
+        of an evaluation.
+        """
         trained = self._trained_pass
-        return [call for call in self.calls if call.forward == trained]
+        calls = [call for call in self.calls if call.forward == trained]
+        return [call for call in calls if "grad_out" in call.kept] if trained == 0 else calls
 
     @property
     def _trained_pass(self) -> int | None:
@@ -181,7 +184,7 @@ class Interceptor:
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
         call = InterceptedCall(name, q, k, is_causal, scale, forward=self._forward)
         layer = 1 + sum(before.forward == self._forward for before in self.calls)
-        if self._layers is None or layer in self._layers:
+        if self._layers is None or layer in self._layers or not self._forward:  # else its number may be another
             self._copy(call, tensors, by_token, in_order)
         self.calls.append(call)  # at last: one that cannot be kept is none
 
@@ -231,7 +234,7 @@ class Interceptor:
                 call.kept.pop(f"grad_{of}", None)
             attempt(lambda: call.kept.update(grad_out=copy(gradient, "out")))
             if not call.has_derivative:  # else the training's own backward pass may follow
-                self._attempt("the end of the forward pass", self.at_gradient)
+                self._attempt("the end of the forward pass", lambda: self.at_gradient(call))
 
         def keeping(of: str, at: int) -> Callable[..., None]:
             def keep(from_node: Sequence[Tensor | None], _to_node: object) -> None:

@@ -9,9 +9,9 @@ from typing import ClassVar
 from torch import nn
 
 from flashpoint.capture.guard import Guard
-from flashpoint.capture.intercepted_call import Hook
+from flashpoint.capture.intercepted_call import Hook, InterceptedCall
 from flashpoint.capture.interceptor import Interceptor
-from flashpoint.capture.projections import ModuleOutputs, Projection, projections_of
+from flashpoint.capture.projections import Found, ModuleOutputs, Projection, by_metric, projections_of
 from flashpoint.capture.sharding import is_sharded
 from flashpoint.diagnosis.call import AttentionCall
 
@@ -45,6 +45,7 @@ class Observer:
         self.partial = False
         self.seen = 0
         self.not_recorded: list[str] = []
+        self._found: dict[InterceptedCall, Found] = {}
         self._interceptor: Interceptor | None = None
         self._end_interception: Callable[[], None] | None = None
         Interceptor(sequences, functions)  # refuses functions that are not there
@@ -76,28 +77,22 @@ class Observer:
     def begin(self, step: int, at_least: int, layers: Collection[int] | None = None) -> None:
         """Observe the next forward pass: at least so many sequences, and of some layers alone if any are given."""
         interceptor = Interceptor(max(self._sequences, at_least), self._functions, layers)
-        outputs = ModuleOutputs(self._model) if self.projections is None else None
+        outputs = ModuleOutputs(self._model, lambda: interceptor.listening) if self._looks_for_weights() else None
         with contextlib.ExitStack() as entered:
             entered.callback(interceptor.start())
-            entered.callback(interceptor.only_inside(self._model))
             if outputs is not None:
-                entered.enter_context(outputs)
+                entered.enter_context(outputs)  # before the next line, by whose hooks a module has ended
+            entered.callback(interceptor.only_inside(self._model))
 
-            def complete() -> None:
-                """The graph of a forward pass is there; the gradients are still to come."""
-                if outputs is not None and interceptor.calls and self.projections is None:
-                    self._guard.do("finding W_Q and W_K", lambda: self._find_projections(interceptor, outputs))
-
-            def at_gradient() -> None:
-                """The step's first forward pass is over, also of a model whose parts are called one by one."""
-                if interceptor.stop():
-                    complete()
+            def at_gradient(call: InterceptedCall) -> None:
+                """The step's first forward pass is over, and the graph of the call's layer is still there."""
+                interceptor.stop()
+                if outputs is not None and self.projections is None and call not in self._found:
+                    self._guard.do("finding W_Q and W_K", lambda: self._find_weights(interceptor, call, outputs))
 
             interceptor.at_gradient = at_gradient
-
-            begin, end = Hook(lambda *_: interceptor.begin_forward()), Hook(lambda *_: complete())
+            begin = Hook(lambda *_: interceptor.begin_forward())
             entered.callback(self._model.register_forward_pre_hook(begin).remove)
-            entered.callback(self._model.register_forward_hook(end).remove)
             self._end_interception = entered.pop_all().close
         Observer._at_work = self
         self._interceptor, self.since, self.partial = interceptor, step, layers is not None
@@ -110,6 +105,7 @@ class Observer:
         self.stop()
         trained = interceptor.trained()
         self.seen = len(trained)
+        self._keep_weights(trained)
         found = [call.with_gradients(layer, step) for layer, call in enumerate(trained, 1)]
         calls = [call for call in found if call is not None]
         lacking = {"no gradient came to them before watched.step"} if interceptor.is_incomplete else set()
@@ -132,6 +128,7 @@ class Observer:
         """End the observation without its calls, if there is one."""
         interceptor, self._interceptor = self._interceptor, None
         self.stop()
+        self._found.clear()
         if interceptor is not None:
             interceptor.calls.clear()
 
@@ -142,18 +139,27 @@ class Observer:
             end, self._end_interception = self._end_interception, None
             end()
 
-    def _find_projections(self, interceptor: Interceptor, outputs: ModuleOutputs) -> None:
-        outputs.__exit__()
-        self.projections = {}  # what fails once is not tried again
-        if is_sharded(self._model):  # its hooks would gather weights, and the other processes are not asked to
-            outputs.by_node.clear()
+    def _looks_for_weights(self) -> bool:
+        if self.projections is None and is_sharded(self._model):  # hooks would gather weights, which all have to ask
+            self.projections = {}
             self._guard.tell("weights are sharded: norms of W_Q and W_K are not logged, and no early warning comes")
-            return
+        return self.projections is None
+
+    def _find_weights(self, interceptor: Interceptor, call: InterceptedCall, outputs: ModuleOutputs) -> None:
+        self.projections = {}  # what fails once is not tried again
         with interceptor.deaf():
-            self.projections = projections_of(interceptor.latest(), outputs)
-        outputs.by_node.clear()
-        if len(self.projections) < 2:
-            self._guard.tell("no matrix found that makes q or k of every layer: norms of W_Q and W_K are not logged")
+            self._found[call] = projections_of(call, outputs)
+        self.projections = None
+
+    def _keep_weights(self, trained: Sequence[InterceptedCall]) -> None:
+        """Keep what was found, once it was looked for in all layers of a step."""
+        found = [self._found.get(call) for call in trained]
+        self._found.clear()
+        if self.projections is None and found:
+            self.projections = by_metric([one or (None, None) for one in found])
+            if len(self.projections) < 2:
+                told = "no matrix found that makes q or k of every layer: norms of W_Q and W_K are not logged"
+                self._guard.tell(told)
 
     def _why_none(self, reasons: list[str], called: bool) -> list[str]:
         if called:
