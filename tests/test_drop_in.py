@@ -308,6 +308,59 @@ def test_a_model_of_transformers_whose_attention_is_another_one_is_refused(
             assert torch.equal(*losses)
 
 
+def bloom(implementation: str) -> torch.nn.Module:
+    """Its own attention got no mask: it saw the tokens that it is to predict."""
+    from transformers import BloomConfig, BloomForCausalLM
+
+    class OfAUser(BloomForCausalLM):
+        pass
+
+    return OfAUser._from_config(
+        BloomConfig(vocab_size=100, hidden_size=32, n_layer=1, n_head=2), attn_implementation=implementation
+    )
+
+
+def falcon(implementation: str) -> torch.nn.Module:
+    from transformers import FalconConfig, FalconForCausalLM
+
+    config = FalconConfig(vocab_size=100, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    return FalconForCausalLM._from_config(config, attn_implementation=implementation)
+
+
+def deberta(implementation: str) -> torch.nn.Module:
+    """Asks for no mask either."""
+    from transformers import DebertaV2Config, DebertaV2ForMaskedLM
+
+    config = DebertaV2Config(
+        vocab_size=100, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    return DebertaV2ForMaskedLM._from_config(config, attn_implementation=implementation)
+
+
+@pytest.mark.parametrize("build", [bloom, falcon, deberta])
+def test_a_model_of_transformers_that_computes_its_attention_itself_is_refused(
+    build: Callable[[str], torch.nn.Module],
+) -> None:
+    from flashpoint.huggingface import implementation
+
+    build("eager")
+    with pytest.raises(ValueError, match=r"(OfAUser|For\w+LM) computes its attention itself"):
+        build(implementation("flash_exact_rowsum"))
+
+
+def test_a_users_model_that_takes_its_attention_from_transformers_is_not_refused() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from flashpoint.huggingface import implementation
+
+    class OfAUser(GPT2LMHeadModel):
+        pass
+
+    OfAUser.__module__ = "__main__"  # of a notebook: its source is not at hand
+    config = GPT2Config(vocab_size=100, n_embd=32, n_layer=1, n_head=2)
+    OfAUser._from_config(config, attn_implementation=implementation("flash_exact_rowsum"))
+
+
 @pytest.mark.slow
 def test_a_compiled_model_of_transformers_trains_with_it() -> None:
     """Transformers hands it the causal mask then, which it leaves out of a model that is not compiled."""

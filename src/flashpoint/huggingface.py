@@ -5,17 +5,24 @@ model = AutoModelForCausalLM.from_pretrained(NAME, attn_implementation=implement
 
 from __future__ import annotations
 
-from functools import partial
+import inspect
+import re
+import sys
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from flashpoint.drop_in import attention, variant_of
 from flashpoint.other_softmax import BY_POSITION, other_softmax
+
+_NAMES: set[str] = set()
+_ATTENTION = re.compile(r"^class \w*Attention\w*\((torch\.)?(nn\.)?Module\):", re.MULTILINE)
+_ASKS = re.compile(r"ALL_ATTENTION_FUNCTIONS|AttentionInterface")
 
 
 def implementation(variant: str = "flash_exact_rowsum") -> str:
@@ -24,6 +31,8 @@ def implementation(variant: str = "flash_exact_rowsum") -> str:
     The name of ``flash_exact_rowsum`` is ``point:exact_rowsum``: Transformers takes names with "flash" in them for the
     package flash-attn, and names with a slash for repositories of its Hub.
 
+    A model that computes its attention itself raises ValueError when it is built with this name.
+
     Raises:
         ValueError: there is no such variant.
     """
@@ -31,7 +40,42 @@ def implementation(variant: str = "flash_exact_rowsum") -> str:
     name = f"point:{variant.removeprefix('flash_')}"
     AttentionInterface.register(name, partial(attention_forward, variant=variant))
     AttentionMaskInterface.register(name, sdpa_mask)
+    _NAMES.add(name)
     return name
+
+
+def _computes_it_itself(model: type[PreTrainedModel]) -> bool:
+    """Return whether the modules of a model's classes hold an attention, and none asks for the one that was named.
+
+    The flags of Transformers do not tell it: Falcon's says that it has PyTorch's attention, and GIT's that it has not.
+    """
+    sources = []
+    for one in model.__mro__:
+        if issubclass(one, PreTrainedModel) and one is not PreTrainedModel:
+            try:
+                sources.append(inspect.getsource(sys.modules[one.__module__]))
+            except (KeyError, OSError, TypeError):  # of a notebook
+                continue
+    return any(map(_ATTENTION.search, sources)) and not any(map(_ASKS.search, sources))
+
+
+_correct_implementation = PreTrainedModel.get_correct_attn_implementation
+
+
+@wraps(_correct_implementation)
+def _refusing(model: PreTrainedModel, requested_attention: str | None, *args: Any, **options: Any) -> str:
+    """Check a model before it is built. One that does not ask would get masks of PyTorch's attention, which leave the
+    causal one out, and see the tokens that it is to predict."""
+    if requested_attention in _NAMES and _computes_it_itself(type(model)):
+        raise ValueError(
+            f"attn_implementation={requested_attention!r}: {type(model).__name__} computes its attention itself and "
+            "does not ask Transformers for one; leave attn_implementation out, and call flashpoint.attention in the "
+            "model's code"
+        )
+    return _correct_implementation(model, requested_attention, *args, **options)
+
+
+PreTrainedModel.get_correct_attn_implementation = _refusing  # type: ignore[method-assign, assignment]
 
 
 def attention_forward(
