@@ -28,3 +28,10 @@ def file_sha256(path: Path) -> str:
     """Return the hex digest of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def folder_sha256(folder: Path) -> str:
+    """Return the hex digest of the names and bytes of all files in a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    told = [f"{path.relative_to(folder)} {file_sha256(path)}" for path in files]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()

@@ -60,10 +60,10 @@ class Chaotic:
         yield from ()
 
     def told(self, attention: Cells) -> str:
-        return self.identity(attention)
-
-    def identity(self, attention: Cells) -> str:
         return str(sorted(attention))
+
+    def identity(self, attention: Cells, start: int) -> str:
+        return self.told(attention)
 
     def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
         chance = np.random.default_rng([start, *(10 * layer + head for layer, head in sorted(attention))])

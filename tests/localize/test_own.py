@@ -156,10 +156,28 @@ def test_a_branch_of_another_function_is_another_branch(failing: Path, tmp_path:
     file = tmp_path / "mine.py"
     file.write_text(Path(__file__).read_text())
     own = OwnLoop.of(RunFolder(failing), f"{file}:too_few", str(failing / "step-*.pt"), f"{__file__}:attend")
-    faulty = own.identity(own.whole)
-    assert faulty == own.identity(own.whole) != own.identity(own.twin)
+    faulty = own.identity(own.whole, 10)
+    assert faulty == own.identity(own.whole, 10) != own.identity(own.twin, 10)
     file.write_text(file.read_text() + "# repaired\n")
-    assert own.identity(own.whole) != faulty
+    assert own.identity(own.whole, 10) != faulty
+
+
+@pytest.mark.parametrize("in_folders", [False, True])
+def test_a_branch_from_another_checkpoint_of_the_same_step_is_another_branch(
+    failing: Path, tmp_path: Path, in_folders: bool
+) -> None:
+    """Corrected checkpoints must not be judged by branches of those before, wherever either lie."""
+
+    def identity(folder: str, content: str) -> str:
+        place = tmp_path / folder / "step-10"
+        place.parent.mkdir()
+        if in_folders:
+            place.mkdir()
+        (place / "weights.pt" if in_folders else place).write_text(content)
+        own = OwnLoop.of(RunFolder(failing), f"{__file__}:too_few", f"{place.parent}/*", f"{__file__}:attend")
+        return own.identity(own.whole, 10)
+
+    assert identity("first", "wrong") == identity("moved", "wrong") != identity("second", "right")
 
 
 def branch_of(run: Path, function: str, folder: Path) -> Trained:

@@ -131,7 +131,7 @@ class Branches(Generic[A]):
         return self._known[self._key(branch)]
 
     def _key(self, branch: Branch[A]) -> str:
-        told = f"{self.subject.identity(branch.attention)} {branch.start} {branch.steps}"
+        told = f"{self.subject.identity(branch.attention, branch.start)} {branch.start} {branch.steps}"
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def train(self, branches: Sequence[Branch[A]]) -> None:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from flashpoint.capture.watch import watch
 from flashpoint.capture.watched import Watch
 from flashpoint.errors import UserError, one_line
+from flashpoint.files import file_sha256, folder_sha256
 from flashpoint.localize.engine import SECOND_TWIN, TWIN, engine, packaged
 from flashpoint.localize.subject import Trained
 from flashpoint.numerics.ops import forget_graphs
@@ -153,9 +154,20 @@ class OwnLoop:
         where = {name: list(some) for name in ("layers", "heads") if (some := getattr(attention, name))}
         return " ".join([attention.inside, *(f"{name}={some}".replace(", ", ",") for name, some in where.items())])
 
-    def identity(self, attention: Mixture) -> str:
+    def identity(self, attention: Mixture, start: int) -> str:
         files = {file_digest(word) for word in (self.function, self.attention)}
-        return f"{self.function} {sorted(files)} {sorted(asdict(attention).items())}"
+        return f"{self.function} {sorted(files)} {self._checkpoint_digest(start)} {sorted(asdict(attention).items())}"
+
+    def _checkpoint_digest(self, start: int) -> str:
+        """Return the digest of a checkpoint, a file or a folder; its name does not count. It is read once."""
+        if start not in self._digests:
+            path = Path(self.files[start])
+            self._digests[start] = folder_sha256(path) if path.is_dir() else file_sha256(path)
+        return self._digests[start]
+
+    @cached_property
+    def _digests(self) -> dict[int, str]:
+        return {}
 
     def train(self, attention: Mixture, start: int, steps: int, folder: Path) -> Trained:
         forget_graphs()  # a function compiles so many times only, and once more for each branch

@@ -82,7 +82,7 @@ class ReplayedRun:
     def told(self, attention: AttentionVariant) -> str:
         return attention.name
 
-    def identity(self, attention: AttentionVariant) -> str:
+    def identity(self, attention: AttentionVariant, start: int) -> str:
         return json.dumps({**attention.to_dict(), "name": ""}, sort_keys=True)
 
     def train(self, attention: AttentionVariant, start: int, steps: int, folder: Path) -> Trained:
