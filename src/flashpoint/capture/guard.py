@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from flashpoint.errors import notify
 
 _LONGEST = 300  # characters of somebody else's message
+_NUMBER = re.compile(r"(?<!\w)\d[\w.,]*")  # an address, too; not the digit of a name
 
 
 class Guard:
@@ -28,9 +30,9 @@ class Guard:
             self.tell(f"{what} failed ({described(error)}); training goes on")
 
     def tell(self, line: str) -> None:
-        """Tell something once, with the step at which it was first so."""
-        if line not in self._told:
-            self._told.add(line)
+        """Tell something once, with the step at which it was first so; with other numbers it is the same thing."""
+        if (thing := _NUMBER.sub("#", line)) not in self._told:
+            self._told.add(thing)
             notify(f"watch: step {self._step():,}: {line}")
 
 
