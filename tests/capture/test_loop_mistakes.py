@@ -1,6 +1,7 @@
 """Mistakes in loops, numbers that are none, and loops that end early: what is told and what is kept."""
 
 import collections
+import copy
 import errno
 import json
 from pathlib import Path
@@ -111,6 +112,31 @@ def test_what_is_no_number_is_told_once_and_all_else_recorded(
     assert capsys.readouterr().err.count(told) == 1
     assert len(run.columns["row_sum_relative_bias"][0]) == 4
     assert ("loss" in run.columns) == ("loss" not in given)
+
+
+def test_a_loss_of_every_token_is_told_once_whatever_their_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        losses = model(torch.randn(3, 12 + number, 32)).square().mean((0, 2))
+        losses.mean().backward()
+        watched.step(losses, x1=torch.ones(number + 2), x2=torch.ones(()))  # type: ignore[arg-type]
+
+    loop(tmp_path, step=step)
+    told = capsys.readouterr().err
+    assert told.count("the loss has 12 numbers") == told.count("reading the loss failed") == 1
+    assert told.count("x1 has 2 numbers") == told.count("logging metrics failed") == 1
+
+
+def test_a_model_that_holds_its_watch_can_be_copied(tmp_path: Path) -> None:
+    """As a callback does that averages the weights."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        model.watched = watched  # type: ignore[assignment]
+        assert copy.deepcopy(model).watched is watched
+        plain(model, number, watched)
+
+    assert loop(tmp_path, step=step).columns["loss"][0].tolist() == [0, 1, 2, 3]
 
 
 def test_a_gradient_norm_that_cannot_be_read_costs_no_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,6 +82,10 @@ class Watch:
         self._last_loss = math.nan
         self._overflowed = False
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
+        """Return this watch: a copy of a model that holds it, as of a moving average, is no second run."""
+        return self
+
     def __enter__(self) -> Watch:
         if self._entered or self._step:
             raise UserError("watch: a run is entered once; call flashpoint.watch again for another one")
