@@ -115,6 +115,20 @@ def test_a_step_that_a_gradient_scaler_skips_costs_one_more_observation(tmp_path
     assert not list(own.glob("captures/*/delta.jsonl"))
 
 
+def test_an_overflow_after_one_that_a_gradient_scaler_skipped_is_captured(tmp_path: Path) -> None:
+    """At the start of a run its scale is too large. Later two in a row are no routine; of these there are at most 2."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        x = torch.randn(3, 12, 32)
+        loss = model(x).square().mean()
+        loss.backward()
+        overflows = number in (0, 1, 6) or (number % 10 in (2, 3, 4) and number > 10)
+        watched.step(loss, x, grad_norm=float("inf") if overflows else 1.0)
+
+    loop(tmp_path, step=step, steps=50, interval=500)
+    assert list(captured_steps(tmp_path / "own")) == [0, 13, 14, 23, 24]
+
+
 def test_a_skipped_step_does_not_end_the_measuring_of_delta(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def step(model: nn.Module, number: int, watched: Watch) -> None:
         if number == 0:

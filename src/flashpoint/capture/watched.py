@@ -19,6 +19,7 @@ from flashpoint.capture.delta_collection import SEQUENCES
 from flashpoint.capture.guard import Guard
 from flashpoint.capture.observation_schedule import ObservationSchedule
 from flashpoint.capture.observer import Observer
+from flashpoint.capture.overflows import Overflows
 from flashpoint.capture.projections import spectral_norms
 from flashpoint.capture.run import WatchedRun
 from flashpoint.capture.sharding import is_sharded
@@ -80,7 +81,7 @@ class Watch:
         self._pending: list[tuple[int, Number, Number | None]] = []
         self._pending_sums: list[tuple[int, Sums]] = []
         self._last_loss = math.nan
-        self._overflowed = False
+        self._overflows = Overflows()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
         """Return this watch: a copy of a model that holds it, as of a moving average, is no second run."""
@@ -298,9 +299,8 @@ class Watch:
             stable = self._detector.verdict == "stable"
             self._detector.update(step, loss, 0.0)  # by the loss: a step that a GradScaler skips has no finite norm
             lines.append((step, {"loss": loss} if norm is None else {"loss": loss, "grad_norm": norm}))
-            overflows = norm is not None and not math.isfinite(norm)
-            first, self._overflowed = overflows and not self._overflowed, self._overflowed or overflows
-            if stable and (first or self._detector.verdict == "nonfinite"):
+            overflow = norm is not None and self._overflows.update(norm)
+            if stable and (overflow or self._detector.verdict == "nonfinite"):
                 reason = f"loss {loss}" if norm is None else f"loss {loss}, gradient norm {norm}"
                 self._guard.do("writing a capture", partial(self._schedule.keep_nonfinite, reason, step, self._entered))
             elif stable and self._detector.verdict == "exploded":
