@@ -4,6 +4,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,29 @@ def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert not missing
+
+
+def test_the_recipe_for_the_trainer_takes_in_what_a_step_trained_on() -> None:
+    """The Trainer divides losses so that they add up to the step's; the last step of an epoch has fewer of them."""
+
+    class Trainer:
+        accelerator = SimpleNamespace(sync_gradients=False)
+
+        def training_step(self, _model: None, inputs: float) -> float:
+            return inputs
+
+    seen: list[tuple[float, list[float]]] = []
+    watched = SimpleNamespace(step=lambda loss, batch: seen.append((loss, list(batch))), verdict="stable", busy=False)
+    (recipe,) = re.findall(
+        r"^(class Watched\(Trainer\):.*?\n)\n\n", (REPOSITORY / "docs/own_run.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    known: dict[str, Any] = {"Trainer": Trainer, "watched": watched}
+    exec(recipe, known)
+    for trainer in (known["Watched"](), known["Watched"]()):
+        for inputs, last in ((1.0, False), (2.0, True), (4.0, True)):
+            trainer.accelerator.sync_gradients = last
+            assert trainer.training_step(None, inputs) == inputs
+    assert seen == 2 * [(3.0, [1.0, 2.0]), (4.0, [4.0])]
 
 
 @pytest.mark.slow
