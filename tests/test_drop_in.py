@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import flashpoint
 from flashpoint.drop_in import attention, variant_of
@@ -191,6 +192,14 @@ def test_of_second_derivatives_one_clear_error_names_what_has_them() -> None:
         second("flash_exact_rowsum")
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         assert second("sdpa").isfinite().all()
+
+
+def test_derivatives_in_forward_mode_are_refused() -> None:
+    q, k, v = tensors(2, 2, 20, 16)[:3]
+    with pytest.raises(ValueError, match="no derivatives in forward mode"):
+        torch.func.jvp(lambda q: attention(q, k, v), (q,), (torch.ones_like(q),))
+    with forward_ad.dual_level(), pytest.raises(ValueError, match="no derivatives in forward mode"):
+        attention(q, k, forward_ad.make_dual(v, torch.ones_like(v)))
 
 
 def test_on_the_meta_device_it_has_pytorchs_shapes() -> None:

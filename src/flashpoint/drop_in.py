@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from flashpoint.errors import UserError
@@ -90,6 +91,8 @@ def attention(
     if not query.is_meta and torch.is_autocast_enabled(query.device.type):  # of meta it knows no autocast
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
+    if not torch.compiler.is_compiling():
+        _refuse_tangents(query, key, value)
     _check(query, key, value, enable_gqa)
     if seed_and_step is None:
         if chosen.draws:
@@ -113,6 +116,12 @@ def attention(
         scale=d**-0.5 if scale is None else scale,
     )[0]
     return (out[..., :d] if filled > d else out).to(query.dtype)
+
+
+def _refuse_tangents(*tensors: Tensor) -> None:
+    """Refuse derivatives in forward mode: PyTorch would take them for zero, without a word."""
+    if any(forward_ad.unpack_dual(x, level=0).tangent is not None for x in tensors):
+        raise ValueError("this attention has no derivatives in forward mode (jvp); choose variant='sdpa'")
 
 
 @torch.compiler.assume_constant_result
