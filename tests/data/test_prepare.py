@@ -181,7 +181,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve files that take a second or so, so that there is a middle to be killed in."""
     folder = tmp_path_factory.mktemp("large")
     for part in range(12):
-        (folder / f"{part:02}.txt").write_text("".join(f"{part * n % 9973} {DOCUMENTS[n % 300]}" for n in range(1500)))
+        (folder / f"{part:02}.txt").write_text("".join(f"{part * n % 9973} {DOCUMENTS[n % 300]}" for n in range(700)))
     return folder
 
 

@@ -55,22 +55,26 @@ def test_finite_steps_and_other_causes_are_told_apart() -> None:
     assert locate(model, batch(), torch.tensor([0, 0])).startswith("the loss")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("interval", [0, 2])
-def test_a_run_that_turns_nan_is_repeated_from_before_that(train: Command, tmp_path: Path, interval: int) -> None:
-    result = train(
-        "attn=flash_fixed_paper_unguarded",
-        "attn.beta=3000",
-        f"checkpoints.interval={interval}",
-        "run_name=nan",
-        cwd=tmp_path,
-    )
+def turned_nan(train: Command, folder: Path, *, interval: int) -> str:
+    """What a run says of its place, with checkpoints after each ``interval`` steps."""
+    overflowing = ("attn=flash_fixed_paper_unguarded", "attn.beta=3000")
+    result = train(*overflowing, f"checkpoints.interval={interval}", "run_name=nan", cwd=folder)
     assert outcome_of(result)[1] == "nonfinite"
-    outcome = json.loads((tmp_path / "runs/nan/outcome.json").read_text())
+    outcome = json.loads((folder / "runs/nan/outcome.json").read_text())
     assert outcome["outcome"] == "nonfinite"
     assert PLACE.search(outcome["nonfinite"])
     assert f"step {outcome['onset_step']:,}: {outcome['nonfinite']}" in result.stderr
-    listed = call("runs", tmp_path / "runs/nan").stdout
-    assert outcome["nonfinite"] in listed
+    said: str = outcome["nonfinite"]
+    return said
+
+
+def test_a_run_that_turns_nan_is_repeated_from_its_beginning(train: Command, tmp_path: Path) -> None:
+    turned_nan(train, tmp_path, interval=0)
+
+
+@pytest.mark.slow
+def test_a_run_that_turns_nan_is_repeated_from_a_checkpoint_and_all_tell_of_it(train: Command, tmp_path: Path) -> None:
+    said = turned_nan(train, tmp_path, interval=2)
+    assert said in call("runs", tmp_path / "runs/nan").stdout
     call("report", tmp_path / "runs/nan")
-    assert outcome["nonfinite"] in html.unescape((tmp_path / "runs/nan/report/report.html").read_text())
+    assert said in html.unescape((tmp_path / "runs/nan/report/report.html").read_text())

@@ -195,20 +195,31 @@ def test_the_mode_follows_the_login_and_wandb_mode_rules_auto_only(
     assert chosen_mode(wanted, {"WANDB_MODE": wandb_mode} if wandb_mode else {}, lambda: login) == mode
 
 
+NETRC_FILES = [
+    ("", False),
+    (f"machine api.wandb.ai login user password {KEY}", True),
+    (f"machine example.org login user password {KEY}", False),
+    ("mach", False),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("netrc", "found"),
-    [
-        ("", False),
-        (f"machine api.wandb.ai login user password {KEY}", True),
-        (f"machine example.org login user password {KEY}", False),
-        ("mach", False),
-    ],
-)
-def test_a_login_is_a_key_in_the_environment_or_in_a_netrc_file(tmp_path: Path, netrc: str, found: bool) -> None:
+@pytest.mark.parametrize(("netrc", "found"), NETRC_FILES)
+def test_a_login_is_a_key_in_a_netrc_file(tmp_path: Path, netrc: str, found: bool) -> None:
     (tmp_path / ".netrc").write_text(netrc)  # HOME is here
     assert logs_in() == found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("netrc", "found"), NETRC_FILES[:2])
+def test_a_login_is_found_also_where_the_environment_says_offline(tmp_path: Path, netrc: str, found: bool) -> None:
+    (tmp_path / ".netrc").write_text(netrc)
     assert logs_in(WANDB_MODE="offline") == found
+
+
+@pytest.mark.slow
+def test_a_login_is_a_key_in_the_environment_whatever_a_netrc_file_has(tmp_path: Path) -> None:
+    (tmp_path / ".netrc").write_text("mach")
     assert logs_in(WANDB_API_KEY=KEY)
 
 
