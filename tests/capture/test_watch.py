@@ -18,7 +18,6 @@ from flashpoint.capture.watched import Watch
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.errors import UserError
-from flashpoint.huggingface import implementation
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 from tests.capture.loops import spectral_norms
@@ -292,6 +291,7 @@ def test_transformers_loop_from_failure_to_fix(tmp_path: Path, model: str) -> No
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     from examples import transformers_gpt2
+    from flashpoint.huggingface import implementation
 
     faulty = faulty_attention(Fault("delta_bias", head=1, size=0.02))
 

@@ -17,18 +17,21 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
-import json
 import os
 import pkgutil
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tests.warm import Process
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -236,23 +239,26 @@ def _state(tree: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
-_servers: dict[bool, subprocess.Popen[str]] = {}
+_servers: dict[bool, Connection] = {}
 
 
 def _ask(warm: bool, case: dict[str, Any]) -> dict[str, Any]:
-    """Have the server run a case; it is started with the first one."""
-    if warm not in _servers or _servers[warm].poll() is not None:
-        command = [sys.executable, "-m", "tests.fuzz.server", *(["warm"] if warm else [])]
-        environment = _environment(Path.home()) | {"HOME": str(Path.home())}
-        server = subprocess.Popen(
-            command, cwd=REPOSITORY, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        _servers[warm] = server
-        atexit.register(server.kill)
-    server = _servers[warm]
-    assert server.stdin is not None
-    assert server.stdout is not None
-    server.stdin.write(json.dumps(case) + "\n")
-    server.stdin.flush()
-    answer: dict[str, Any] = json.loads(server.stdout.readline())
+    """Have the server run a case; it is started with the first one, and ends with this process."""
+    if warm not in _servers:
+        _servers[warm] = _started(warm)
+    _servers[warm].send(case)
+    answer: dict[str, Any] = _servers[warm].recv()
     return answer
+
+
+def _started(warm: bool) -> Connection:
+    command = [sys.executable, str(Path(__file__).with_name("server.py"))]
+    environment = _environment(Path.home()) | {"HOME": str(Path.home())}
+    with tempfile.TemporaryDirectory() as folder, Listener(f"{folder}/socket") as listener:
+        command.append(str(listener.address))
+        if warm:
+            server: Process | subprocess.Popen[bytes] = Process(command, cwd=REPOSITORY, env=environment)
+        else:
+            server = subprocess.Popen([*command, "cold"], cwd=REPOSITORY, env=environment)
+        atexit.register(server.send_signal, signal.SIGKILL)
+        return listener.accept()

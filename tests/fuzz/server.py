@@ -1,14 +1,13 @@
 """Runs scripts in forks of a process that has imported Hydra and the configuration, but not PyTorch.
 
-``python -m tests.fuzz.server [warm]`` reads a case a line on stdin (JSON) and answers each with a line: exit status,
-whether it was killed for its time, and whether it had imported PyTorch. With ``warm`` it begins with all imported that
-runs are read and trained with. A case cannot hurt this machine: memory, file sizes and seconds are limited, and what it
-started ends with it.
+``python tests/fuzz/server.py SOCKET cold`` takes cases and answers each: exit status, whether it was killed for its
+time, and whether it had imported PyTorch. Without ``cold`` it is itself a fork, of a process that has imported all that
+runs are read and trained with (:mod:`tests.warm`). A case cannot hurt this machine: memory, file sizes and seconds are
+limited, and what it started ends with it.
 """
 
 import contextlib
 import gc
-import json
 import os
 import resource
 import runpy
@@ -16,6 +15,7 @@ import select
 import signal
 import sys
 import traceback
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +86,11 @@ def _child(case: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    preload()
-    if sys.argv[1:] == ["warm"]:
-        import tests.imported  # noqa: F401
-    for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line))), file=answers)
+    if "cold" in sys.argv:
+        preload()
+    with Client(sys.argv[1]) as asked, contextlib.suppress(EOFError):
+        while True:
+            asked.send(answer(asked.recv()))
 
 
 if __name__ == "__main__":
