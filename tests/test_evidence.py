@@ -13,7 +13,7 @@ from flashpoint.errors import UserError
 from flashpoint.runs.archive import index_of
 from flashpoint.runs.metrics import Series
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import open_run, select_runs
+from flashpoint.runs.select import select_runs
 from flashpoint.runs.tables import Evidence
 from flashpoint.training.detector import ExplosionDetector
 from tests.conftest import REPOSITORY
@@ -24,10 +24,10 @@ EVIDENCE = Evidence(REFERENCE)
 
 def kept(name: str) -> Run:
     """A run of the evidence, EXPERIMENT:NAME."""
-    return open_run(name, REPOSITORY / "runs")
+    experiment, _, run = name.partition(":")
+    return EVIDENCE.experiments[experiment][run]
 
 
-@pytest.mark.slow
 def test_the_runs_said_to_be_equal_are(name_of_equal: tuple[str, str]) -> None:
     one, other = (kept(name.replace("/", ":")).outcome for name in name_of_equal)
     for field in ("digest", "chain_digest", "weights_digest", "tape_digest", "onset_step"):
@@ -117,7 +117,6 @@ def _until_onset(run: Run) -> tuple[int | None, dict[int, str]]:
     return run.onset, {int(step): f"{loss:.6g}" for step, loss in series if step < (run.onset or 0)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_the_runs_whose_weights_were_measured_are_the_first_steps_of_those_with_an_onset(seed: int) -> None:
     runs = select_runs([f"weights-packages:flash*_seed-{seed}"], REPOSITORY / "runs")
