@@ -148,6 +148,7 @@ def test_gradient_accumulation_keeps_the_sequences_and_almost_the_losses(recorde
     assert split == pytest.approx(whole, abs=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "override",
     [

@@ -49,6 +49,7 @@ def test_a_bias_that_few_sequences_do_not_show_is_found_in_many(anew: bool) -> N
     assert f"standard errors of {FEW + MANY} sequences of 2 steps" in found.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [planted(0.0), clean])
 @pytest.mark.parametrize("seed", [2, 4])
 def test_no_bias_is_found_in_many_sequences_where_there_is_none(function: Function, seed: int) -> None:

@@ -108,6 +108,7 @@ def test_a_gradient_of_v_that_cancels_is_no_finding() -> None:
     assert (call.grad_v[0].double() - true).norm() > 0.02 * true.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [slice(0, 1), slice(None)])
 @pytest.mark.parametrize("name", ["sdpa", "exponent fused"])
 def test_what_fp32_itself_does_to_weights_is_no_finding(name: str, keys: slice) -> None:

@@ -140,6 +140,7 @@ def test_norms_of_another_model_are_refused(tmp_path: Path, norms: list[list[flo
         asked(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gpus", "per_gpu"), [(2, 1), (1, 2)])
 def test_branches_side_by_side_give_the_same_answers(tmp_path: Path, gpus: int, per_gpu: int) -> None:
     assert asked(tmp_path, gpus=gpus, per_gpu=per_gpu) == EXPECTED
