@@ -31,11 +31,11 @@ def free_port() -> int:
 
 
 def torchrun(folder: Path, text_file: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """The launcher begins with the imports done; what it starts does not."""
-    run = str(Path(dist.__file__).with_name("run.py"))
-    launcher = [sys.executable, run, "--nproc-per-node=2", f"--master-port={free_port()}"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
     command = [*launcher, *train_command(*arguments, tiny=True, text_file=text_file)[1:]]
-    return warm.run(command, cwd=folder, env={**environment(), "OMP_NUM_THREADS": "1"}, timeout=120)
+    return subprocess.run(
+        command, cwd=folder, env={**environment(), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
+    )
 
 
 def two_processes(folder: Path, text_file: Path, *arguments: str) -> str:
