@@ -210,3 +210,80 @@ def test_an_argument_that_changes_nothing_leaves_the_call_in(tmp_path: Path, mod
     assert call.is_causal is causal
     assert diagnose(call).findings == ()
     assert run.manifest["not_recorded"] == []
+
+
+class Mask:
+    """A block mask of flex_attention, for what is known of it: no tensor."""
+
+    def __init__(self, seen: Tensor) -> None:
+        self.seen = seen
+
+
+def flexible(query: Tensor, key: Tensor, value: Tensor, block_mask: Mask | None = None, prefix: int = 0) -> Tensor:
+    """Stands in for PyTorch's flex_attention, which has no backward pass on a CPU."""
+    seen = torch.ones(12, 12, dtype=torch.bool).tril() if block_mask is None else block_mask.seen.clone()
+    seen[..., :prefix] = True
+    return F.scaled_dot_product_attention(query, key, value, seen)
+
+
+def faulty(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, **_: Any) -> Tensor:
+    out = attend(q, k, v, causal)
+    return torch.cat((out[:, :, :8], out[:, :, 8:].roll(1, -1)), 2)
+
+
+def any_options(*qkv: Any, **options: Any) -> Tensor:
+    return flexible(*qkv, **options)
+
+
+OF_THREE = LOWER.repeat(3, 1, 1, 1)
+OF_THREE[1, ..., 8:, :2] = False
+OBJECTS = {
+    "a prefix": (LOWER | (torch.arange(12) < 4), None),
+    "two documents": (LOWER & ((torch.arange(12) < 3) == (torch.arange(12) < 3)[:, None]), None),
+    "a window": (LOWER.triu(-8), None),
+    "two documents in the second sequence": (OF_THREE, None),
+    "causal": (LOWER, True),
+    "all": (torch.ones_like(LOWER), False),
+}
+
+
+@pytest.mark.parametrize("word", ["flexible", "any_options"])
+@pytest.mark.parametrize("name", OBJECTS)
+def test_a_mask_that_is_no_tensor_is_known_from_nearly_all_rows(tmp_path: Path, name: str, word: str) -> None:
+    """Most of these leave more than half of the rows as a causal mask does."""
+    seen, causal = OBJECTS[name]
+    mask = Mask(seen)
+    run = loop(
+        tmp_path,
+        Model(lambda q, k, v: globals()[word](q, k, v, block_mask=mask)),
+        captured,
+        steps=2,
+        functions=[f"{__name__}:{word}"],
+    )
+    if causal is None:
+        said = f"{__name__}:{word}: O is not softmax(QKᵀ·scale)V, causal or not: @bthd, block_mask, a scale?"
+        assert run.manifest["not_recorded"] == [said]
+    else:
+        (call,) = read_calls(tmp_path / "own")
+        assert call.is_causal is causal
+        assert diagnose(call).findings == ()
+
+
+@pytest.mark.parametrize(("prefix", "kept"), [(4, False), (1, True)])
+def test_a_number_that_may_be_a_mask_is_known_from_nearly_all_rows(tmp_path: Path, prefix: int, kept: bool) -> None:
+    model = Model(lambda q, k, v: flexible(q, k, v, prefix=prefix))
+    run = loop(tmp_path, model, captured, steps=2, functions=[f"{__name__}:flexible"])
+    assert (tmp_path / "own/captures").exists() is kept
+    assert [reason.endswith("@bthd, prefix, a scale?") for reason in run.manifest["not_recorded"]] == [True] * (
+        not kept
+    )
+
+
+@pytest.mark.parametrize("name", ["deterministic", "sm_scale", "backend"])
+def test_an_option_that_is_no_mask_leaves_a_faulty_attention_in(tmp_path: Path, name: str) -> None:
+    """Beside a mask, a fault in so many rows could be the mask's."""
+    given = {"deterministic": True, "sm_scale": 8**-0.5, "backend": "fa2"}[name]
+    model = Model(lambda q, k, v: faulty(q, k, v, **{name: given}))
+    run = loop(tmp_path, model, captured, steps=2, functions=[f"{__name__}:faulty"])
+    assert run.manifest["not_recorded"] == []
+    assert [one.kind for one in diagnose(read_calls(tmp_path / "own")[0]).findings] == ["out_rows"]

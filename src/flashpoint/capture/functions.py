@@ -15,16 +15,22 @@ from torch import Tensor
 
 from flashpoint.capture.masks import masking
 from flashpoint.errors import UserError
-from flashpoint.other_softmax import other_softmax
+from flashpoint.other_softmax import CAPS, other_softmax
 
 _ROWS = 64
 _FAR = 0.5
 """Median error of rows of O, over their norms. An attention with a fault in some heads or blocks stays far below."""
-
+_NEARLY_ALL, _NEAR = 0.99, 0.02
+"""Beside an argument that may be a mask, so many rows of each sequence err by no more. A mask can leave most rows as
+they are; the rounding of P̄ and O to BF16 accounts for 0.004."""
 
 _DROPOUT = ("dropout_p", "dropout", "attn_dropout", "attention_dropout")
 _MASKS = ("attn_mask", "attention_mask", "mask", "attn_bias", "bias", "key_padding_mask")
 _WINDOWS = ("window_size", "sliding_window", "window")
+_CAUSAL = ("causal", "is_causal")
+_SCALES = ("softmax_scale", "scale", "sm_scale", "scaling")
+_LIKE_MASKS = ("mask", "bias")
+"""Parts of names. What an argument with another name says by True, False or a word is taken to be no mask."""
 
 _NAMES = (("q", "query"), ("k", "key"), ("v", "value"))
 
@@ -61,13 +67,20 @@ def places_of(function: Callable[..., Any]) -> list[tuple[Any, str]]:
 
 
 def arguments_of(function: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call's arguments by name, as far as the function's signature tells them."""
+    """Return a call's arguments by name, as far as its signature tells them; those of ``*more`` by number."""
     try:
         bound = inspect.signature(function).bind(*positional, **named)
     except (TypeError, ValueError):
         return dict(named)
     bound.apply_defaults()
-    return {**bound.arguments, **named}
+    given: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            given |= {f"{name}[{number}]": one for number, one in enumerate(value)}
+        elif kind is not inspect.Parameter.VAR_KEYWORD:
+            given[name] = value
+    return {**given, **named}
 
 
 def queries_keys_values(given: Mapping[str, Any], positional: Sequence[Any]) -> list[Tensor] | None:
@@ -90,15 +103,34 @@ def output_of(result: Any) -> Tensor | None:
     return first if isinstance(first, Tensor) else None
 
 
-def told_causal(given: Mapping[str, Any]) -> bool | None:
+def told_causal(given: Mapping[str, Any], *, perhaps_masked: bool = False) -> bool | None:
     """Return whether a call was told to be causal; None where only O shows it.
 
     Beside a mask or a window, which may be the causal one, "not causal" says nothing.
     """
-    told = given.get("causal", given.get("is_causal"))
-    if not told and any(given.get(name) is not None for name in (*_MASKS, *_WINDOWS)):
+    told = next((given[name] for name in _CAUSAL if name in given), None)
+    masked = perhaps_masked or any(given.get(name) is not None for name in (*_MASKS, *_WINDOWS))
+    if not told and masked:
         return None
     return None if told is None else bool(told)
+
+
+def scale_of(given: Mapping[str, Any]) -> Any:
+    """Return α as a call was told it; None where it was not."""
+    return next((given[name] for name in _SCALES if given.get(name) is not None), None)
+
+
+def perhaps_masks(given: Mapping[str, Any], qkv: Sequence[Tensor]) -> list[str]:
+    """Return the arguments beside q, k and v that may hold a mask for all that is known: a block mask of
+    flex_attention, any object, the length of a prefix. Those that :func:`changing` reads are not among them."""
+    read = {*_CAUSAL, *_SCALES, *_DROPOUT, *_WINDOWS, *CAPS}
+
+    def is_none(name: str, value: Any) -> bool:
+        if value is None or isinstance(value, int | float | str):
+            return not value or (isinstance(value, bool | str) and not any(part in name for part in _LIKE_MASKS))
+        return (name in _MASKS and isinstance(value, Tensor)) or any(value is x for x in qkv)
+
+    return [name for name, value in given.items() if name not in read and not is_none(name, value)]
 
 
 def changing(given: Mapping[str, Any], length: int) -> str | None:
@@ -142,22 +174,47 @@ def _is_plain(mask: Tensor, length: int) -> bool:
 
 
 @torch.no_grad()
-def masking_of(tensors: Sequence[Tensor], told: bool | None, scale: float | None) -> bool | None:
+def masking_of(
+    tensors: Sequence[Tensor], told: bool | None, scale: float | None, *, perhaps_masked: bool = False
+) -> bool | None:
     """Return whether a call was causal, by what it was told or else by O; None where O is far from either.
 
     A named function may have its mask, its scale or its layout inside. Some rows of the first sequence show it.
+
+    Args:
+        tensors: q, k, v and O, [B, H, T, d] and for keys [B, H_kv, T, d].
+        told: None is not told.
+        scale: α; None is 1/√d.
+        perhaps_masked: whether nearly all of these rows have to agree, in every sequence: masks can differ by sequence.
     """
-    q, k, v, out = tensors
+    q, k, v, _ = tensors
     if q.dim() != 4 or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1] or k.shape != v.shape:
         return bool(told)  # the interceptor says what it does not take
-    rows = torch.linspace(0, q.shape[2] - 1, min(q.shape[2], _ROWS), device=q.device).long()
-    k, v = (x[0].repeat_interleave(q.shape[1] // k.shape[1], 0).float() for x in (k, v))
-    scores = q[0][:, rows].float() @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    later = torch.arange(k.shape[1], device=q.device) > rows[:, None]
-    given = out[0][:, rows].float()
+    share, far = (_NEARLY_ALL, _NEAR) if perhaps_masked else (0.5, _FAR)
+    sequences = [x if perhaps_masked else x[:1] for x in tensors]
     errors = {}
     for causal in (True, False) if told is None else (bool(told),):
-        expected = (scores.masked_fill(later, -torch.inf) if causal else scores).softmax(-1) @ v
-        errors[causal] = float(((given - expected).norm(dim=-1) / expected.norm(dim=-1)).median())
+        found = [_errors_of_rows(one, causal, scale) for one in zip(*sequences, strict=True)]
+        errors[causal] = max(float(one.nanquantile(share)) for one in found)
     nearest = min(errors, key=lambda causal: errors[causal])
-    return None if errors[nearest] > _FAR else nearest
+    return None if errors[nearest] > far else nearest
+
+
+def _errors_of_rows(sequence: Sequence[Tensor], causal: bool, scale: float | None) -> Tensor:
+    """Return how far some rows of O are from what the definition makes of q, k and v, [H, T, d] each, over their norms.
+
+    A row that almost cancels counts by the norm that it would have if its terms were independent.
+    """
+    out = sequence[3]
+    # Autocast casts what the attention is given to what O has.
+    q, k, v = (x.to(out.dtype).float() for x in sequence[:3])
+    k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
+    rows = torch.linspace(0, q.shape[1] - 1, min(q.shape[1], _ROWS), device=q.device).long()
+    scores = q[:, rows] @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        later = torch.arange(k.shape[1], device=q.device) > rows[:, None]
+        scores.masked_fill_(later, -torch.inf)
+    probs = scores.softmax(-1)
+    expected = probs @ v
+    size = torch.maximum(expected.norm(dim=-1), (probs.square() @ v.square().sum(-1, keepdim=True))[..., 0].sqrt())
+    return (out[:, rows].float() - expected).norm(dim=-1) / size

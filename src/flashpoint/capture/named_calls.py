@@ -11,7 +11,9 @@ from flashpoint.capture.functions import (
     changing,
     masking_of,
     output_of,
+    perhaps_masks,
     queries_keys_values,
+    scale_of,
     told_causal,
 )
 
@@ -42,14 +44,17 @@ def _keep(
     if out is None:
         interceptor.miss(f"{named.word}: returns {type(result).__name__}, where O or a tuple with O first is read")
         return
-    scale = given.get("softmax_scale", given.get("scale"))
+    scale = scale_of(given)
     tensors = dict(zip(("q", "k", "v", "out"), (*qkv, out), strict=True))
     ordered = [x.transpose(1, 2) if named.by_token else x for x in tensors.values()]
     if (by := changing(given, ordered[0].shape[-2])) is not None:
         interceptor.miss(f"{named.word}: {by}, where only softmax(QKᵀ·scale)V is recorded, causal or not")
         return
-    is_causal = masking_of(ordered, told_causal(given), scale)
+    masks = perhaps_masks(given, qkv)
+    told = told_causal(given, perhaps_masked=bool(masks))
+    is_causal = masking_of(ordered, told, scale, perhaps_masked=bool(masks))
     if is_causal is None:
-        interceptor.miss(f"{named.word}: O is not softmax(QKᵀ·scale)V, causal or not: @bthd, a mask, a scale?")
+        perhaps = ", ".join(("@bthd", *(masks or ["a mask"]), "a scale"))
+        interceptor.miss(f"{named.word}: O is not softmax(QKᵀ·scale)V, causal or not: {perhaps}?")
     else:
         interceptor.keep(named.word, tensors, is_causal, scale, by_token=tuple(tensors) if named.by_token else ())
