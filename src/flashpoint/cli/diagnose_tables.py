@@ -264,6 +264,8 @@ def _advice(kinds: set[str]) -> str:
         )
     if "fp16_overflow" in kinds:
         return "FP16 ends at 65,504: train in BF16, and hold scores in FP32."
+    if kinds == {"fp16_underflow"}:
+        return "Scale the loss (torch.amp.GradScaler) or train in BF16: FP16 holds no smaller gradients."
     if kinds == {"nonfinite"}:
         return "--attention flash_fp32 tells whether another kernel returns NaN or infinity on the same inputs, too."
     if kinds:

@@ -7,17 +7,17 @@ from torch import Tensor
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.finding import Finding, Make, explained, fp32_error
-from flashpoint.diagnosis.measures import Measures, Results, over_sequences
+from flashpoint.diagnosis.measures import FP16_MAX, FP16_STEP, Measures, Results, over_sequences
 from flashpoint.diagnosis.probe import Function, Probed, results_of
 
-_FP16_MAX = 65_504.0
 _NEAR = 1e-3
-"""Of :data:`_FP16_MAX`: a score so near may or may not overflow, by how it is rounded."""
+"""Of :data:`FP16_MAX`: a score so near may or may not overflow, by how it is rounded."""
 _WEIGHT_OFF = 0.01
 """Weights and masses: the rounding of P̄ and O to BF16 accounts for 0.004, FP32's of S and L for the rest
 (:func:`fp32_error`)."""
 _GRADIENT_OFF = 0.02
 """Relative error of dK and dV: BF16's roundings account for 0.005, FP32's of S and L for the rest."""
+_GRADIENTS = {"dQ": "grad_q_error", "dK": "grad_k_error", "dV": "grad_v_error"}
 
 
 def differing_rows(function: Function | None, call: AttentionCall, results: Results) -> Tensor:
@@ -37,7 +37,11 @@ def differing_rows(function: Function | None, call: AttentionCall, results: Resu
             one, other = results.grad_q.double(), again.grad_q.double()
             sizes = one.norm(dim=-1)
             usual = sizes.square().nanmean(-1, keepdim=True).sqrt()  # a row that almost cancels may differ by itself
-            off = ~((one - other).norm(dim=-1) <= _GRADIENT_OFF * torch.maximum(sizes, usual))
+            step = torch.finfo(results.grad_q.dtype).smallest_normal * torch.finfo(results.grad_q.dtype).eps
+            least = (
+                step * results.grad_q.shape[-1] ** 0.5
+            )  # by which dQ of FP16's smallest numbers differs, or not at all
+            off = ~((one - other).norm(dim=-1) <= _GRADIENT_OFF * torch.maximum(sizes, usual) + least)
             rows |= _differs(one, other).any(-1) & off
     return rows
 
@@ -76,7 +80,7 @@ def _nonfinite_out(call: AttentionCall, rows: Tensor, heads: Tensor, of: Measure
     text = (
         f"{int(rows.sum()):,} rows of O hold NaN or infinity, the first is row {row:,} of head {head} in sequence {n}"
     )
-    if largest <= _FP16_MAX:
+    if largest <= FP16_MAX:
         return finding("nonfinite", heads, f"{text}; QKᵀ reaches {product}")
     if call.q.dtype == torch.float16:
         return finding("fp16_overflow", heads, f"{text}; QKᵀ reaches {product}, and FP16 ends at 65,504")
@@ -98,8 +102,8 @@ def _as_fp16_overflows(call: AttentionCall, rows: Tensor, heads: Tensor) -> bool
         for head in heads.nonzero().flatten().tolist():
             products = call.q[n, head].double() @ call.k[n, head // call.groups].double().mT
             size = products.masked_fill_(later, -torch.inf).amax(-1).abs()
-            sure = (size - _FP16_MAX).abs() > _NEAR * _FP16_MAX
-            if (sure & ((size > _FP16_MAX) != rows[n, head])).any():
+            sure = (size - FP16_MAX).abs() > _NEAR * FP16_MAX
+            if (sure & ((size > FP16_MAX) != rows[n, head])).any():
                 return False
             some_hold |= bool((sure & ~rows[n, head]).any())
     return some_hold
@@ -130,8 +134,43 @@ def wrong_weights(of: Measures, probed: Probed | None, finding: Make) -> Finding
     return None
 
 
+def fp16_underflow(of: Measures, finding: Make) -> Finding | None:
+    """The heads whose gradients FP16 cannot hold, however the attention computes them."""
+    if not (heads := _underflows(of)).any():
+        return None
+    size = float(_usual(of["grad_out_size"])[heads].min())
+    errors = {what: float(_usual(of[name])[heads].nanmean()) for what, name in _GRADIENTS.items() if name in of}
+    worst = max(errors, key=lambda what: errors[what], default="")
+    off = f": {worst} is off by {errors[worst]:.1%}" if worst else ""
+    text = f"dO is {size:.1e} in the root mean square, where FP16's smallest numbers lie {FP16_STEP:.1e} apart{off}"
+    return finding("fp16_underflow", heads, text)
+
+
+def _underflows(of: Measures) -> Tensor:
+    """Return the heads [H] in which FP16's smallest numbers make gradients err, or dO itself, and nothing more does.
+
+    A number that is rounded to a step errs by step/√12 in the root mean square. Of gradients as much as twice the error
+    counts that FP16 makes where dP, dS and what is returned are held in it.
+    """
+    if "grad_out_size" not in of:
+        return torch.zeros(of["score_max"].shape[1], dtype=torch.bool)
+    coarse = _GRADIENT_OFF * _usual(of["grad_out_size"]) < FP16_STEP / 12**0.5
+    off, accounted = torch.zeros_like(coarse), torch.ones_like(coarse)
+    for name in _GRADIENTS.values():
+        if name in of:
+            error, fp16 = _usual(of[name]), _usual(of[name.replace("error", "fp16")])
+            off |= (error > _GRADIENT_OFF) & (fp16 > _GRADIENT_OFF)
+            accounted &= ~(error > 2 * fp16 + _GRADIENT_OFF + fp32_error(of))
+    return (coarse | off) & accounted
+
+
+def _usual(of: Tensor) -> Tensor:
+    """Return the root mean square [H] over the sequences of [N, H] that tell; NaN where none does."""
+    return of.square().nanmean(0).sqrt()
+
+
 def wrong_rows(of: Measures, finding: Make) -> Finding | None:
-    together = over_sequences(of)
+    together, lost = over_sequences(of), _underflows(of)
     for name, kind, error in (
         ("out", "out_rows", "out_error"),
         ("grad_q", "gradients_off", "grad_q_unexplained"),
@@ -139,6 +178,7 @@ def wrong_rows(of: Measures, finding: Make) -> Finding | None:
         if f"{name}_rows_off" in of and (heads := of[f"{name}_rows_off"].sum(0) > 0).any():
             # A few rows that almost cancel are far off for no fault; a head that is off as a whole is none of these.
             heads &= (of[error].nan_to_num(0.0).amax(0) > _GRADIENT_OFF + fp32_error(of)) & ~explained(of)
+            heads &= ~lost | (name == "out")
             if heads.any():
                 first = int(of[f"{name}_rows_off_first"][:, heads].clamp_min(0).amin()) + 1
                 last = int(of[f"{name}_rows_off_last"][:, heads].amax()) + 1
@@ -146,7 +186,10 @@ def wrong_rows(of: Measures, finding: Make) -> Finding | None:
                 what = "O" if name == "out" else "dQ"
                 return finding(kind, heads, f"{what} is off by {size:.1%}, in rows {first:,} to {last:,}")
     for name in ("grad_k_unexplained", "grad_v_error"):
-        if name in of and (heads := (together[name] > _GRADIENT_OFF + fp32_error(of)) & ~explained(of)).any():
+        if name not in of:
+            continue
+        heads = (together[name] > _GRADIENT_OFF + fp32_error(of)) & ~explained(of) & ~lost
+        if heads.any():
             what = {"grad_k_unexplained": "dK", "grad_v_error": "dV"}[name]
             size = float(together[name][heads].mean())
             return finding("gradients_off", heads, f"{what} is off by {size:.1%}; BF16 accounts for 0.5 %")

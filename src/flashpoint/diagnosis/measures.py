@@ -24,6 +24,9 @@ DEAD = 0.5
 """A row is switched off where |O| is below this share of FP64's."""
 NO_ROW = 2**-23
 """A row has no O to be switched off where FP64's |O| is not above this share of the head's root mean square."""
+FP16_STEP = 2**-24
+"""How far FP16's numbers lie apart below its smallest normal number, 2^-14."""
+FP16_MAX = 65_504.0
 _UNKNOWNS = 3
 """Of the regression in :func:`delta_follows`: two slopes and a constant. As many rows fit whatever they hold."""
 _LEAST_LEFT = 1e-12
@@ -138,6 +141,8 @@ def of_results(
             of_delta = -call.scale * (true.probs.mT @ (delta_error[..., None] * call.q[n].double()))
             errors["unexplained"] = (found - wanted - _of_keys(of_delta, call)).norm(dim=(-2, -1))
         measured |= {f"{name}_{what}": (error / size).repeat_interleave(repeats, 0) for what, error in errors.items()}
+    if call.q.dtype == call.grad_out.dtype == torch.float16:
+        measured |= of_fp16(call, true, n)
     if results.out is not None and delta_error is not None:
         noise = noise_of_grad_q(true, call.scale)
         measured |= delta_follows(call, results.out[n].double(), delta_error, noise, true, n)
@@ -345,6 +350,33 @@ def of_grad_q(found: Tensor, true: Exact, scale: float) -> Measures:
         **relative("grad_delta", error, true.bound),
         "along_mean_key": along,
     }
+
+
+def of_fp16(call: AttentionCall, true: Exact, n: int) -> Measures:
+    """Return what FP16 makes of a sequence's gradients, [H] each, however exact the sums are.
+
+    ``grad_q_fp16``, ``grad_k_fp16``, ``grad_v_fp16``: errors, as ``grad_q_error``, of a backward pass that holds dP, dS
+    and what it returns in FP16. ``grad_out_size``: the root mean square of dO over rows that are not 0.
+    """
+    v = call.v[n].double().repeat_interleave(call.groups, 0)
+    delta = (true.grad_out * true.out).sum(-1, keepdim=True)
+    grad_scores = _fp16(true.probs * (_fp16(true.grad_out @ v.mT) - delta))
+    found = {
+        "grad_q": _fp16(call.scale * (grad_scores @ true.k)),
+        "grad_k": _fp16(_of_keys(call.scale * (grad_scores.mT @ true.q), call)),
+        "grad_v": _fp16(_of_keys(true.grad_v, call)),
+    }
+    errors: Measures = {}
+    for name, gradient in found.items():
+        wanted, repeats = (true.grad_q, 1) if name == "grad_q" else (_of_keys(getattr(true, name), call), call.groups)
+        error = (gradient - wanted).norm(dim=(-2, -1)) / _size(name, wanted, call, true)
+        errors[f"{name}_fp16"] = error.repeat_interleave(repeats, 0)
+    rows = (true.grad_out_norm > 0).sum(-1) * call.q.shape[-1]
+    return {**errors, "grad_out_size": (true.grad_out_norm.square().sum(-1) / rows).sqrt()}
+
+
+def _fp16(x: Tensor) -> Tensor:
+    return x.clamp(-FP16_MAX, FP16_MAX).half().double()
 
 
 def _rows_off(name: str, error: Tensor) -> Measures:

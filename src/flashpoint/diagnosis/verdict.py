@@ -11,7 +11,7 @@ from flashpoint.diagnosis.bias import FEW, DeltaBias, ignited, standard_errors
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import DeltaSample
 from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, explained, fp32_error, maker
-from flashpoint.diagnosis.gross import differing_rows, nonfinite, wrong_rows, wrong_weights
+from flashpoint.diagnosis.gross import differing_rows, fp16_underflow, nonfinite, wrong_rows, wrong_weights
 from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Measures, Results, over_sequences
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
@@ -92,7 +92,7 @@ def _findings(
     if (heads := differing.any(-1).any(0)).any():
         rows = int(differing.sum())
         return [finding("random_row", heads, f"a second call on the same inputs returns {rows:,} rows that differ")]
-    for named in (wrong_weights(of, probed, finding), wrong_rows(of, finding)):
+    for named in (wrong_weights(of, probed, finding), wrong_rows(of, finding), fp16_underflow(of, finding)):
         if named:
             return [named]
     length, expected = (of[name].square().mean(0) for name in ("length_error", "length_error_expected"))
