@@ -274,6 +274,21 @@ def test_a_short_sequence_and_few_sequences_are_no_error() -> None:
     assert diagnose(call_of(function, tensors), function).findings == ()
 
 
+@pytest.mark.parametrize("kind", ["none", "delta_bias", "rounded_head"])
+def test_findings_do_not_depend_on_the_scale_of_the_loss(kind: str) -> None:
+    """As with a GradScaler, or with a loss that is divided for gradient accumulation: nats alone change."""
+    call = call_of(by_position(faulty_attention(Fault(kind, head=2))), inputs(3))
+    gradients = {name: getattr(call, name) * 2.0**16 for name in ("grad_out", "grad_q", "grad_k", "grad_v")}
+    one, other = diagnose(call), diagnose(dataclasses.replace(call, **gradients))
+    assert [(found.kind, found.heads) for found in one.findings] == [
+        (found.kind, found.heads) for found in other.findings
+    ]
+    assert one.bias is not None
+    assert other.bias is not None
+    torch.testing.assert_close(other.bias.mean, one.bias.mean)
+    torch.testing.assert_close(other.bias.nats, one.bias.nats * 2**16)
+
+
 def test_the_features_of_its_own_read_out_row_sums_weights_and_masses() -> None:
     """Of an attention that is exact in FP64, with an error put into δ and into L by hand."""
 

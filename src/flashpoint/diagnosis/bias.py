@@ -31,7 +31,8 @@ class DeltaBias:
 
     Attributes:
         mean, error: Σ ε / Σ |dO||O| and its standard error over sequences; the latter is NaN with one sequence.
-        nats: Σ ε over all observed tokens, nats of the loss that dO is the gradient of.
+        nats: Σ ε over all observed tokens, nats of the loss as backward was called on it: scaled by a GradScaler, or
+            divided for gradient accumulation. Nothing is judged by it.
         noise: the root mean square over sequences of (Σ ε² / Σ (|dO||O|)²)^½, which weigh by (Σ |dO||O|)².
         counts: sequences, of N of the call and M of the sample, int64.
         steps: of the training, that they are of.
