@@ -46,6 +46,23 @@ def test_a_folder_that_is_no_model_is_one_line(tmp_path: Path) -> None:
     assert "no model of Transformers" in refused(str(tmp_path), "--text", __file__)
 
 
+@pytest.mark.slow
+def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:
+    """Transformers makes it foretell the next token, which it sees: dO would be of a loss that trains no model."""
+    from tokenizers import Tokenizer, models
+    from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+    words = {chr(code): code - 32 for code in range(32, 127)}
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(words, []))).save_pretrained(tmp_path)
+    config = BertConfig(vocab_size=95, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    BertForMaskedLM(config).save_pretrained(tmp_path)
+    result = CliRunner().invoke(main, ["diagnose", str(tmp_path), "--text", __file__, "--tokens", "32"])
+    assert result.exit_code == 2
+    told = result.stderr.splitlines()[-1]  # Transformers has told something before
+    assert f"{tmp_path}: its attention is not causal" in told
+    assert "flashpoint.watch" in told
+
+
 def test_a_text_in_another_encoding_is_one_line(tmp_path: Path) -> None:
     text = tmp_path / "latin.txt"
     text.write_bytes("Gefäß".encode("latin-1"))

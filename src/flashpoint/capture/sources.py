@@ -171,7 +171,7 @@ def batches_of_model(
         For each 16 sequences a call of each layer. dO is their part of the mean loss of all.
 
     Raises:
-        UserError: Transformers is not installed, there is no such model, or the text is too short.
+        UserError: Transformers is not installed, there is no such model, it is not causal, or the text is too short.
     """
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -206,5 +206,10 @@ def batches_of_model(
         if not calls:
             why = "; ".join(sorted(interceptor.missed)) or "it calls none that is known"
             raise UserError(f"{name}: no attention was recorded ({why}); name it with --function MODULE:NAME")
+        if not any(call.is_causal for call in calls):
+            raise UserError(
+                f"{name}: its attention is not causal, and --text takes the loss of the next token, which such a model "
+                "sees; run it in your loop with flashpoint.watch (docs/own_run.md, A checkpoint alone)"
+            )
         interceptor.calls.clear()
         yield calls
