@@ -230,6 +230,14 @@ def test_a_fault_is_found_beside_what_fp16_cannot_hold(steps: int, factor: float
     assert found == [("gradients_off", (3,))]
 
 
+def test_one_sequence_whose_gradients_fp16_cannot_hold_is_enough() -> None:
+    tensors = in_fp16(2**14)
+    tensors[3][1] /= 2**13
+    (found,) = diagnose(call_of(by_position(CLEAN["sdpa"]), tensors)).findings
+    assert (found.kind, found.heads) == ("fp16_underflow", (1, 2, 3, 4))
+    assert "dO is 1.2e-07 in" in found.text
+
+
 def test_scores_can_have_gradients_that_fp16_cannot_hold_where_d_o_is_healthy() -> None:
     """dO is of healthy size, and V is small: dP and dS are of few steps."""
     q, k, v, grad_out = in_fp16(2**10)
