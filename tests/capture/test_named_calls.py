@@ -269,6 +269,20 @@ def test_a_mask_that_is_no_tensor_is_known_from_nearly_all_rows(tmp_path: Path, 
         assert diagnose(call).findings == ()
 
 
+def rounding(q: Tensor, k: Tensor, v: Tensor, block_mask: Mask) -> Tensor:
+    scores = (q.bfloat16() @ k.bfloat16().mT * q.shape[-1] ** -0.5).masked_fill(~block_mask.seen, -torch.inf)
+    return scores.softmax(-1) @ v.bfloat16()
+
+
+def test_rounded_scores_beside_a_mask_are_not_taken_for_the_masks(tmp_path: Path) -> None:
+    """Scores of 60 nats err by an eighth of a nat in BF16, which moves O far more than the rounding of P̄ does."""
+    model = Model(lambda q, k, v: rounding(60 * q, k, v, block_mask=Mask(LOWER)).float())
+    run = loop(tmp_path, model, captured, steps=2, functions=[f"{__name__}:rounding"])
+    assert run.manifest["not_recorded"] == []
+    (call,) = read_calls(tmp_path / "own")
+    assert call.is_causal
+
+
 @pytest.mark.parametrize(("prefix", "kept"), [(4, False), (1, True)])
 def test_a_number_that_may_be_a_mask_is_known_from_nearly_all_rows(tmp_path: Path, prefix: int, kept: bool) -> None:
     model = Model(lambda q, k, v: flexible(q, k, v, prefix=prefix))

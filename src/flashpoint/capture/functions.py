@@ -21,8 +21,8 @@ _ROWS = 64
 _FAR = 0.5
 """Median error of rows of O, over their norms. An attention with a fault in some heads or blocks stays far below."""
 _NEARLY_ALL, _NEAR = 0.99, 0.02
-"""Beside an argument that may be a mask, so many rows of each sequence err by no more. A mask can leave most rows as
-they are; the rounding of P̄ and O to BF16 accounts for 0.004."""
+"""Beside an argument that may be a mask, so many rows of each sequence err by no more, save what rounded scores make. A
+mask can leave most rows as they are; the rounding of P̄ and O to BF16 accounts for 0.004."""
 
 _DROPOUT = ("dropout_p", "dropout", "attn_dropout", "attention_dropout")
 _MASKS = ("attn_mask", "attention_mask", "mask", "attn_bias", "bias", "key_padding_mask")
@@ -190,20 +190,24 @@ def masking_of(
     q, k, v, _ = tensors
     if q.dim() != 4 or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1] or k.shape != v.shape:
         return bool(told)  # the interceptor says what it does not take
-    share, far = (_NEARLY_ALL, _NEAR) if perhaps_masked else (0.5, _FAR)
+    share = _NEARLY_ALL if perhaps_masked else 0.5
     sequences = [x if perhaps_masked else x[:1] for x in tensors]
     errors = {}
     for causal in (True, False) if told is None else (bool(told),):
         found = [_errors_of_rows(one, causal, scale) for one in zip(*sequences, strict=True)]
-        errors[causal] = max(float(one.nanquantile(share)) for one in found)
+        over = [error - ((_NEAR + rounding).clamp_max(_FAR) if perhaps_masked else _FAR) for error, rounding in found]
+        errors[causal] = max(float(one.nanquantile(share)) for one in over)
     nearest = min(errors, key=lambda causal: errors[causal])
-    return None if errors[nearest] > far else nearest
+    return None if errors[nearest] > 0 else nearest
 
 
-def _errors_of_rows(sequence: Sequence[Tensor], causal: bool, scale: float | None) -> Tensor:
+def _errors_of_rows(sequence: Sequence[Tensor], causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
     """Return how far some rows of O are from what the definition makes of q, k and v, [H, T, d] each, over their norms.
 
     A row that almost cancels counts by the norm that it would have if its terms were independent.
+
+    Returns:
+        The error of each head and row, and by how much weights change where scores are rounded to the dtype of O.
     """
     out = sequence[3]
     # Autocast casts what the attention is given to what O has.
@@ -211,10 +215,10 @@ def _errors_of_rows(sequence: Sequence[Tensor], causal: bool, scale: float | Non
     k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
     rows = torch.linspace(0, q.shape[1] - 1, min(q.shape[1], _ROWS), device=q.device).long()
     scores = q[:, rows] @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if causal:
-        later = torch.arange(k.shape[1], device=q.device) > rows[:, None]
-        scores.masked_fill_(later, -torch.inf)
+    later = (torch.arange(k.shape[1], device=q.device) > rows[:, None]) & causal
+    rounding = torch.expm1(scores.masked_fill(later, 0.0).abs().amax(-1) * torch.finfo(out.dtype).eps / 2)
+    scores.masked_fill_(later, -torch.inf)
     probs = scores.softmax(-1)
     expected = probs @ v
     size = torch.maximum(expected.norm(dim=-1), (probs.square() @ v.square().sum(-1, keepdim=True))[..., 0].sqrt())
-    return (out[:, rows].float() - expected).norm(dim=-1) / size
+    return (out[:, rows].float() - expected).norm(dim=-1) / size, rounding
