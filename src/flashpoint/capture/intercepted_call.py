@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from flashpoint.diagnosis.call import AttentionCall
@@ -26,6 +27,11 @@ class Hook:
 
     def __reduce__(self) -> Any:
         return Hook, ()
+
+
+def with_hooks(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that take hooks: scripted ones take none, and call nothing that is Python's."""
+    return [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
 
 
 @dataclass(eq=False)

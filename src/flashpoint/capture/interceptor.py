@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from flashpoint.capture.call_mode import CallMode
 from flashpoint.capture.functions import NamedFunction, output_of, places_of
 from flashpoint.capture.guard import described
-from flashpoint.capture.intercepted_call import Hook, InterceptedCall
+from flashpoint.capture.intercepted_call import Hook, InterceptedCall, with_hooks
 from flashpoint.capture.interface import intercepting_interface, interface_in_use
 from flashpoint.capture.named_calls import intercepting_function
 from flashpoint.capture.own_gradients import GradientInParts, edges_of, next_node
@@ -84,9 +84,7 @@ class Interceptor:
             self._depth = (self._depth or 0) + by
 
         with contextlib.ExitStack() as entered:
-            for module in model.modules():
-                if isinstance(module, torch.jit.ScriptModule):  # takes no hooks; its calls are none of Python's
-                    continue
+            for module in with_hooks(model):
                 entered.callback(module.register_forward_pre_hook(Hook(lambda *_: move(1))).remove)
                 hook = module.register_forward_hook(Hook(lambda *_: move(-1)), always_call=True)
                 entered.callback(hook.remove)
@@ -110,10 +108,9 @@ class Interceptor:
             self._taking = True
         self._forward += 1
 
-    def stop(self) -> bool:
-        """Take no more calls, and return whether it took some until now. Gradients of its calls are still kept."""
-        before, self._taking = self._taking, False
-        return before
+    def stop(self) -> None:
+        """Take no more calls. Gradients of its calls are still kept."""
+        self._taking = False
 
     @contextlib.contextmanager
     def deaf(self) -> Iterator[None]:

@@ -76,8 +76,9 @@ class Observer:
 
     def begin(self, step: int, at_least: int, layers: Collection[int] | None = None) -> None:
         """Observe the next forward pass: at least so many sequences, and of some layers alone if any are given."""
+        self._leave_out_sharded_weights()
         interceptor = Interceptor(max(self._sequences, at_least), self._functions, layers)
-        outputs = ModuleOutputs(self._model, lambda: interceptor.listening) if self._looks_for_weights() else None
+        outputs = ModuleOutputs(self._model, lambda: interceptor.listening) if self.projections is None else None
         with contextlib.ExitStack() as entered:
             entered.callback(interceptor.start())
             if outputs is not None:
@@ -87,7 +88,7 @@ class Observer:
             def at_gradient(call: InterceptedCall) -> None:
                 """The step's first forward pass is over, and the graph of the call's layer is still there."""
                 interceptor.stop()
-                if outputs is not None and self.projections is None and call not in self._found:
+                if outputs is not None and call not in self._found:
                     self._guard.do("finding W_Q and W_K", lambda: self._find_weights(interceptor, call, outputs))
 
             interceptor.at_gradient = at_gradient
@@ -139,24 +140,22 @@ class Observer:
             end, self._end_interception = self._end_interception, None
             end()
 
-    def _looks_for_weights(self) -> bool:
+    def _leave_out_sharded_weights(self) -> None:
         if self.projections is None and is_sharded(self._model):  # hooks would gather weights, which all have to ask
             self.projections = {}
             self._guard.tell("weights are sharded: norms of W_Q and W_K are not logged, and no early warning comes")
-        return self.projections is None
 
     def _find_weights(self, interceptor: Interceptor, call: InterceptedCall, outputs: ModuleOutputs) -> None:
-        self.projections = {}  # what fails once is not tried again
+        self._found[call] = None, None  # if it fails
         with interceptor.deaf():
             self._found[call] = projections_of(call, outputs)
-        self.projections = None
 
     def _keep_weights(self, trained: Sequence[InterceptedCall]) -> None:
         """Keep what was found, once it was looked for in all layers of a step."""
-        found = [self._found.get(call) for call in trained]
+        found = [self._found.get(call, (None, None)) for call in trained]
         self._found.clear()
         if self.projections is None and found:
-            self.projections = by_metric([one or (None, None) for one in found])
+            self.projections = by_metric(found)
             if len(self.projections) < 2:
                 told = "no matrix found that makes q or k of every layer: norms of W_Q and W_K are not logged"
                 self._guard.tell(told)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from flashpoint.capture.intercepted_call import Hook, InterceptedCall
+from flashpoint.capture.intercepted_call import Hook, InterceptedCall, with_hooks
 from flashpoint.probes.spectral import largest_eigenvalue
 
 
@@ -44,6 +44,11 @@ _DIGITS = 12
 """Powers of two by which heads are told apart in one backward pass: FP16 holds numbers near one times all of them."""
 
 
+Output = tuple[nn.Module, GradientEdge, int]
+"""A module, the edge of its output in the graph, and the output's features: the tensor itself would keep what
+checkpoints give up."""
+
+
 class ModuleOutputs:
     """While entered, remembers which modules with a matrix have an output in the graph, by its node.
 
@@ -53,11 +58,10 @@ class ModuleOutputs:
 
     def __init__(self, model: nn.Module, wanted: Callable[[], bool]) -> None:
         self._model, self._wanted = model, wanted
-        self.by_node: dict[Any, tuple[nn.Module, GradientEdge, int]] = {}
-        """With the edge and the features of the output: the tensor itself would keep what checkpoints give up."""
+        self.by_node: dict[Any, Output] = {}
 
     def __enter__(self) -> ModuleOutputs:
-        with_matrix = [module for module in self._model.modules() if _matrix(module) is not None]
+        with_matrix = [module for module in with_hooks(self._model) if _matrix(module) is not None]
         self._hooks = [module.register_forward_hook(Hook(self._remember)) for module in with_matrix]
         return self
 
@@ -72,8 +76,6 @@ class ModuleOutputs:
 
 def _matrix(module: nn.Module) -> nn.Parameter | None:
     """Return a module's own matrix: that of a module inside it makes a part of its output, as with adapters."""
-    if isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
-        return None
     weight = module._parameters.get("weight")
     return weight if weight is not None and weight.dim() == 2 else None
 
@@ -98,11 +100,11 @@ def projection(q: Tensor, outputs: ModuleOutputs, groups: int) -> Projection | N
     return Projection(weight, by_column, torch.stack(features).repeat_interleave(groups, 0).to(weight.device))
 
 
-def _made_by(q: Tensor, outputs: ModuleOutputs) -> tuple[nn.Module, GradientEdge, int] | None:
+def _made_by(q: Tensor, outputs: ModuleOutputs) -> Output | None:
     """Return the one module through whose output q comes; None where it comes through another one or a matrix of no
     module, too."""
-    found: list[Any] = []
-    seen, left = set(), [q.grad_fn]
+    found: list[Output] = []
+    seen, left = set[Any](), [q.grad_fn]
     while left:
         node = left.pop()
         if node is None or node in seen:

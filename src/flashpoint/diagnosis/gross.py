@@ -37,10 +37,9 @@ def differing_rows(function: Function | None, call: AttentionCall, results: Resu
             one, other = results.grad_q.double(), again.grad_q.double()
             sizes = one.norm(dim=-1)
             usual = sizes.square().nanmean(-1, keepdim=True).sqrt()  # a row that almost cancels may differ by itself
-            step = torch.finfo(results.grad_q.dtype).smallest_normal * torch.finfo(results.grad_q.dtype).eps
-            least = (
-                step * results.grad_q.shape[-1] ** 0.5
-            )  # by which dQ of FP16's smallest numbers differs, or not at all
+            numbers = torch.finfo(results.grad_q.dtype)
+            # By this dQ of the dtype's smallest numbers differs, or not at all.
+            least = numbers.smallest_normal * numbers.eps * results.grad_q.shape[-1] ** 0.5
             off = ~((one - other).norm(dim=-1) <= _GRADIENT_OFF * torch.maximum(sizes, usual) + least)
             rows |= _differs(one, other).any(-1) & off
     return rows
