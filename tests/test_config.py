@@ -101,6 +101,10 @@ def test_a_selection_names_its_other_variant() -> None:
     assert config.attn.elsewhere is not None
     assert config.attn.elsewhere.normalizer == "before_product"
     assert config.attn.layers == (2,)
+    config = composed("attn=flash_bf16", "attn.layers=[2,3]", "attn.heads=[[1,3],[2]]", "attn.elsewhere=standard")
+    assert [[heads for _, heads in config.attn.groups(layer, 4)] for layer in (1, 2, 3)] == [
+        [(0, 1, 2, 3)], [(0, 2), (1, 3)], [(1,), (0, 2, 3)]
+    ]  # fmt: skip
 
 
 def test_a_rounding_is_a_group_of_two_keys() -> None:

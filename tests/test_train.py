@@ -233,6 +233,10 @@ def copy_run(source: Path, target: Path) -> None:
         (["attn.layers=[9]", "attn.elsewhere=flash_fp32"], ["attn.layers=[9]", "1 to 2"]),
         (["attn.heads=[0]", "attn.elsewhere=flash_fp32"], ["attn.heads=[0]", "from 1"]),
         (["attn.heads=[5]", "attn.elsewhere=flash_fp32"], ["attn.heads=[5]", "1 to 2"]),
+        (["attn.heads=[first]", "attn.elsewhere=flash_fp32"], ["attn.heads=['first']", "give numbers"]),
+        (
+            ["attn.layers=[1,2]", "attn.heads=[[1],[5]]", "attn.elsewhere=flash_fp32"], ["attn.heads=[5]", "1 to 2"]
+        ),
         (["attn.layers=[2]"], ["attn.elsewhere"]),
         (["attn.layers=[2]", "attn.elsewhere=flash"], ["attn.elsewhere=flash", "standard"]),
         (["attn.scores.mode=fp8"], ["attn.scores.mode=fp8", "nearest"]),

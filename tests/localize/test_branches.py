@@ -3,13 +3,14 @@
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.localize.branches import Branch, Branches, OutOfTimeError
@@ -45,8 +46,8 @@ class FakeSubject:
     twin: Cells = frozenset()
     second_twin: Cells = frozenset({(0, 1)})  # of no layer
 
-    def only_in(self, layers: Sequence[int], heads: Sequence[int] | None = None) -> Cells:
-        return frozenset((layer, head) for layer in layers for head in heads or HEADS)
+    def only_in(self, cells: NDArray[np.bool_]) -> Cells:
+        return frozenset((int(layer) + 1, int(head) + 1) for layer, head in np.argwhere(cells))
 
     def changes(self) -> Iterator[tuple[str, Cells]]:
         yield "nothing", self.whole

@@ -30,7 +30,7 @@ class Chaotic:
     """A run whose every branch errs by chance, by up to a hundredth, and in which some heads of layer 2 grow.
 
     Attributes:
-        grown: by start, growth of each head of layer 2 in nats.
+        grown: by start, growth of each head of layer 2 in nats, and then of layer 3, if it grows.
         needs: of each head that grows, those of layer 2 that have to have the run's attention.
     """
 
@@ -53,8 +53,8 @@ class Chaotic:
     def checkpoints(self) -> list[int]:
         return list(self.grown)
 
-    def only_in(self, layers: Sequence[int], heads: Sequence[int] | None = None) -> Cells:
-        return cells(layers, heads)
+    def only_in(self, cells: NDArray[np.bool_]) -> Cells:
+        return frozenset((int(layer) + 1, int(head) + 1) for layer, head in np.argwhere(cells))
 
     def changes(self) -> Iterator[tuple[str, Cells]]:
         yield from ()
@@ -68,9 +68,10 @@ class Chaotic:
     def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
         chance = np.random.default_rng([start, *(10 * layer + head for layer, head in sorted(attention))])
         norms = np.exp(chance.uniform(-0.005, 0.005, (LAYERS, HEADS)))
-        for head, growth in enumerate(self.grown[start], 1):
-            if all((2, other) in attention for other in self.needs.get(head, (head,))):
-                norms[1, head - 1] *= np.exp(growth)
+        for number, growth in enumerate(self.grown[start]):
+            layer, head = 2 + number // HEADS, 1 + number % HEADS
+            if all((layer, other) in attention for other in self.needs.get(head, (head,))):
+                norms[layer - 1, head - 1] *= np.exp(growth)
         return Trained("stable", None, norms.tolist())
 
 
@@ -115,6 +116,22 @@ def test_heads_that_act_together_are_found_by_delta_debugging(tmp_path: Path) ->
         "head 1 of layer 2 alone: does not grow",
         "heads 1, 4 of layer 2 together: sufficient",
         "heads 1, 4 of layer 2: necessary: the others do not grow",
+    ]
+
+
+def test_heads_of_two_layers_are_named_layer_by_layer(tmp_path: Path) -> None:
+    """Head 1 of layer 2 and head 3 of layer 3 grow: neither head 3 of layer 2 nor head 1 of layer 3 takes part."""
+    grown = dict.fromkeys((1000, 2000, 3000), (0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.4, 0.0))
+    verdicts = told(Chaotic(grown), tmp_path, 3, "layers")
+    assert [verdict for verdict, _ in verdicts][2:] == [
+        "layers 2, 3 together: sufficient",
+        "layers 2, 3: necessary: the others do not grow",
+    ]
+    assert [verdict for verdict, _ in told(Chaotic(grown), tmp_path, 3, "heads")] == [
+        "head 1 of layer 2 alone: grows",
+        "head 3 of layer 3 alone: grows",
+        "head 1 of layer 2 and head 3 of layer 3 together: sufficient",
+        "head 1 of layer 2 and head 3 of layer 3: necessary: the others do not grow",
     ]
 
 

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -19,6 +20,7 @@ from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
 from flashpoint.localize.replayed import REMEDIES, ReplayedRun, exact, only_in, rounded_otherwise
 from flashpoint.localize.search import smallest_failing
+from flashpoint.localize.subject import selection
 from flashpoint.numerics.choices import Rounding
 from flashpoint.numerics.dispatch import attention
 from flashpoint.numerics.variant import AttentionVariant
@@ -53,9 +55,29 @@ def test_the_twin_differs_in_nothing_but_row_sums_and_injected_errors() -> None:
     variant = AttentionVariant.from_dict({"name": "v", "delta_error": {"kind": "bias", "size": 0.1}, "beta": 3.0})
     twin = exact(variant)
     assert (twin.exact_row_sum, twin.injected, twin.beta) == (True, False, 3.0)
-    mixed = only_in(variant, twin, [2], [1])
+    mixed = only_in(variant, twin, (2,), (1,))
     assert [(of.injected, heads) for of, heads in mixed.groups(2, 3)] == [(True, (0,)), (False, (1, 2))]
     assert [of.injected for of, _ in mixed.groups(1, 3)] == [False]
+
+
+@pytest.mark.parametrize(
+    ("cells", "name"),
+    [
+        ([[0, 0, 0], [1, 0, 1], [0, 0, 0]], "v layers=[2] heads=[1,3]"),
+        ([[1, 0, 1], [0, 0, 0], [1, 0, 1]], "v layers=[1,3] heads=[1,3]"),
+        ([[0, 1, 0], [1, 0, 1], [0, 0, 0]], "v layers=[1,2] heads=[[2],[1,3]]"),
+        ([[1, 1, 1], [0, 0, 0], [0, 1, 0]], "v layers=[1,3] heads=[[1,2,3],[2]]"),
+        ([[1, 1, 1], [0, 0, 0], [1, 1, 1]], "v layers=[1,3]"),
+    ],
+)
+def test_a_variant_runs_in_just_the_heads_that_were_chosen(cells: list[list[int]], name: str) -> None:
+    variant = AttentionVariant(name="v")
+    mixed = only_in(variant, exact(variant), *selection(np.array(cells, np.bool_)))
+    assert mixed.name == name
+    assert AttentionVariant.from_dict(json.loads(json.dumps(mixed.to_dict()))) == mixed
+    for layer, row in enumerate(cells, 1):
+        inside = [head for of, heads in mixed.groups(layer, 3) if not of.exact_row_sum for head in heads]
+        assert inside == [head for head in range(3) if row[head]]
 
 
 NAMED = [variant_of(path.stem) for path in sorted((CONFIGS / "attn").glob("*.yaml"))]

@@ -101,14 +101,16 @@ def test_the_head_with_the_error_is_named_and_the_report_tells_it(failing: Path,
     rows = json.loads(result.stdout)["tables"][0]["rows"]
     verdicts = [row["verdict"] for row in rows]
     assert [verdict for verdict in verdicts if verdict.startswith("head")] == [
-        "head 2 of layers 1, 2 alone: sufficient, from one start",
-        "head 2 of layers 1, 2: necessary: the others do not grow, from one start",
+        "head 2 of layer 1 alone: grows, from one start",
+        "head 2 of layer 2 alone: grows, from one start",
+        "head 2 of layer 1 and head 2 of layer 2 together: sufficient, from one start",
+        "head 2 of layer 1 and head 2 of layer 2: necessary: the others do not grow, from one start",
     ]
     assert "flash_unrounded_out in its place: stops the growth, from one start" in verdicts
     told = CliRunner().invoke(main, ["report", str(failing), "--out", str(tmp_path)])
     assert told.exit_code == 0, told.output
     page = (tmp_path / "report.html").read_text()
-    assert "head 2 of layers 1, 2 alone: sufficient, from one start" in page
+    assert "head 2 of layer 1 and head 2 of layer 2 together: sufficient, from one start" in page
     assert "attend layers=[1,2] heads=[2]</td><td>10</td><td>10</td><td>stable" in page
 
 
@@ -261,9 +263,11 @@ def test_the_two_twins_of_a_loop_differ_by_a_rounding(failing: Path, attention: 
         assert shared < 2e-3 * apart
 
 
-@pytest.mark.parametrize(("layer", "heads", "inside"), [(1, (2,), [1]), (1, None, [0, 1, 2, 3]), (2, None, [])])
+@pytest.mark.parametrize(
+    ("layer", "heads", "inside"), [(1, (2,), [1]), (1, ((2,),), [1]), (1, None, [0, 1, 2, 3]), (2, None, [])]
+)
 def test_a_branch_has_the_runs_attention_where_it_is_asked_for(
-    layer: int, heads: tuple[int, ...] | None, inside: list[int]
+    layer: int, heads: tuple[Any, ...] | None, inside: list[int]
 ) -> None:
     """Four heads share two of keys; SDPA in some, the baseline of the twin elsewhere, forward and backward."""
     generator = torch.Generator().manual_seed(0)

@@ -130,6 +130,10 @@ def test_a_selection_travels_whole() -> None:
         ({"layers": (), "elsewhere": PLAIN}, "attn.layers="),
         ({"layers": (0,), "elsewhere": PLAIN}, "attn.layers="),
         ({"heads": (1, 1), "elsewhere": PLAIN}, "attn.heads="),
+        ({"heads": ((1,), (2,)), "elsewhere": PLAIN}, "for each of attn.layers"),
+        ({"layers": (1, 2), "heads": ((1,),), "elsewhere": PLAIN}, "for each of attn.layers"),
+        ({"layers": (1, 2), "heads": (1, (2,)), "elsewhere": PLAIN}, "for each of attn.layers"),
+        ({"layers": (1, 2), "heads": ((1,), ()), "elsewhere": PLAIN}, "attn.heads="),
         ({"layers": (1,), "elsewhere": selecting(layers=(2,))}, "attn.elsewhere=stochastic"),
     ],
 )

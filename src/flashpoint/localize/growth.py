@@ -19,10 +19,7 @@ from numpy.typing import NDArray
 from flashpoint.analysis.intervals import slope_interval
 from flashpoint.errors import UserError
 from flashpoint.localize.branches import Branch, Branches
-from flashpoint.localize.subject import A
-
-Cells = NDArray[np.bool_]
-"""Some heads of some layers, [n_layer, n_head]."""
+from flashpoint.localize.subject import A, Cells
 
 CLEAR = 3.0
 """A growth is clear of chance from so many times chance on. The largest of all heads is compared with a largest of all

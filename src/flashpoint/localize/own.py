@@ -19,10 +19,11 @@ import contextlib
 import glob
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,8 @@ from flashpoint.capture.watched import Watch
 from flashpoint.errors import UserError, one_line
 from flashpoint.files import file_sha256, folder_sha256
 from flashpoint.localize.engine import SECOND_TWIN, TWIN, engine, packaged
-from flashpoint.localize.subject import Trained
+from flashpoint.localize.subject import Cells, Trained, selection, words
+from flashpoint.numerics.choices import heads_in
 from flashpoint.numerics.ops import forget_graphs
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.lines import whole_lines
@@ -49,13 +51,13 @@ class Mixture:
 
     Attributes:
         inside, elsewhere: names that :func:`engine` takes.
-        layers, heads: from 1; None is all.
+        layers, heads: from 1; None is all. The heads of each layer alike, or a tuple for each.
     """
 
     inside: str
     elsewhere: str
     layers: tuple[int, ...] | None = None
-    heads: tuple[int, ...] | None = None
+    heads: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,8 @@ class OwnLoop:
     def _twin(self) -> str:
         return TWIN + self.attention
 
-    def only_in(self, layers: Sequence[int], heads: Sequence[int] | None = None) -> Mixture:
-        return Mixture(self.attention, self._twin, tuple(layers), None if heads is None else tuple(heads))
+    def only_in(self, cells: Cells) -> Mixture:
+        return Mixture(self.attention, self._twin, *selection(cells))
 
     def changes(self) -> Iterator[tuple[str, Mixture]]:
         for name in IN_ITS_PLACE:
@@ -151,8 +153,8 @@ class OwnLoop:
                 yield f"{name} in its place", Mixture(name, self._twin)
 
     def told(self, attention: Mixture) -> str:
-        where = {name: list(some) for name in ("layers", "heads") if (some := getattr(attention, name))}
-        return " ".join([attention.inside, *(f"{name}={some}".replace(", ", ",") for name, some in where.items())])
+        where = () if attention.layers is None else (words(attention.layers, attention.heads),)
+        return " ".join((attention.inside, *where))
 
     def identity(self, attention: Mixture, start: int) -> str:
         files = {file_digest(word) for word in (self.function, self.attention)}
@@ -281,8 +283,9 @@ def mixed(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, *, mix
     if mixture.layers is not None and layer not in mixture.layers:
         return engine(mixture.elsewhere)(q, k, v, is_causal, scale)
     inside = engine(mixture.inside)(q, k, v, is_causal, scale)
-    if mixture.heads is None:
+    heads = heads_in(layer, mixture.layers, mixture.heads)
+    if heads is None:
         return inside
     chosen = torch.zeros(q.shape[1], dtype=torch.bool, device=q.device)
-    chosen[[head - 1 for head in mixture.heads]] = True
+    chosen[[head - 1 for head in heads]] = True
     return torch.where(chosen[:, None, None], inside, engine(mixture.elsewhere)(q, k, v, is_causal, scale))

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Generic
 
 import numpy as np
 
 from flashpoint.localize.answer import Answer
-from flashpoint.localize.growth import Cells, Effect, Measure
+from flashpoint.localize.growth import Effect, Measure
 from flashpoint.localize.search import smallest_failing
-from flashpoint.localize.subject import A, Subject
+from flashpoint.localize.subject import A, Cells, Subject
+
+Part = tuple[int, ...]
+"""A layer, ``(layer,)``, or a head of a layer, ``(layer, head)``; both count from 1."""
 
 
 @dataclass(frozen=True)
 class Parts(Generic[A]):
-    """The layers of a model, or the heads of some layers. All count from 1.
+    """The layers of a model, or the heads of some layers, each head of each layer a part of its own.
 
     Attributes:
         layers: whose heads are the parts; None where the layers are.
@@ -30,30 +35,29 @@ class Parts(Generic[A]):
         return "layers" if self.layers is None else "heads"
 
     @property
-    def every(self) -> list[int]:
+    def every(self) -> list[Part]:
         layers, heads = self._shape
-        return list(range(1, 1 + (layers if self.layers is None else heads)))
-
-    def only(self, some: Sequence[int]) -> A:
-        """Return the run's attention in some parts, and the twin elsewhere."""
         if self.layers is None:
-            return self.subject.only_in(some)
-        return self.subject.only_in(self.layers, None if list(some) == self.every else some)
+            return [(layer,) for layer in range(1, layers + 1)]
+        return [(layer, head) for layer in self.layers for head in range(1, heads + 1)]
 
-    def cells(self, some: Sequence[int]) -> Cells:
+    def only(self, some: Sequence[Part]) -> A:
+        """Return the run's attention in some parts, and the twin elsewhere."""
+        return self.subject.only_in(self.cells(some))
+
+    def cells(self, some: Sequence[Part]) -> Cells:
         """Return the heads of some parts, [n_layer, n_head]."""
         cells = np.zeros(self._shape, np.bool_)
-        chosen = [one - 1 for one in some]
-        if self.layers is None:
-            cells[chosen] = True
-        else:
-            cells[np.ix_([layer - 1 for layer in self.layers], chosen)] = True
+        for part in some:
+            cells[tuple(number - 1 for number in part)] = True
         return cells
 
-    def words(self, some: Sequence[int]) -> str:
-        """Return their names: ``heads 2, 3 of layer 2``."""
-        where = "" if self.layers is None else f" of {_words('layer', self.layers)}"
-        return _words(self.question[:-1], some) + where
+    def words(self, some: Sequence[Part]) -> str:
+        """Return their names: ``heads 2, 3 of layer 2 and head 1 of layer 3``."""
+        if self.layers is None:
+            return _words("layer", [layer for (layer,) in some])
+        by_layer = itertools.groupby(some, itemgetter(0))
+        return " and ".join(f"{_words('head', [head for _, head in own])} of layer {layer}" for layer, own in by_layer)
 
     @property
     def _shape(self) -> tuple[int, int]:
@@ -65,7 +69,7 @@ def _words(noun: str, numbers: Sequence[int]) -> str:
     return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
-def growing_alone(parts: Parts[A], measure: Measure[A]) -> dict[int, Effect]:
+def growing_alone(parts: Parts[A], measure: Measure[A]) -> dict[Part, Effect]:
     """Return, of each part that grows in the run, how much it grows where it alone has the run's attention.
 
     It is measured in its own heads, and from the starts from which they grow: from different starts different heads
@@ -76,14 +80,14 @@ def growing_alone(parts: Parts[A], measure: Measure[A]) -> dict[int, Effect]:
     return {one: measure.effect(parts.only([one]), parts.cells([one])) for one in growing}
 
 
-def smallest(parts: Parts[A], measure: Measure[A], alone: dict[int, Effect]) -> list[int]:
+def smallest(parts: Parts[A], measure: Measure[A], alone: dict[Part, Effect]) -> list[Part]:
     """Return the parts that make W_Q grow.
 
     They are those that grow alone, if together they have more than half of the run's growth. Otherwise parts act on
     one another, and delta debugging over all of them finds a smallest set with more than half.
     """
 
-    def grows(some: Sequence[int]) -> bool:
+    def grows(some: Sequence[Part]) -> bool:
         return measure.effect(parts.only(some)).grows
 
     found = [one for one, effect in alone.items() if effect.grows]
@@ -94,7 +98,7 @@ def smallest(parts: Parts[A], measure: Measure[A], alone: dict[int, Effect]) -> 
     return list(smallest_failing(parts.every, grows))
 
 
-def told(parts: Parts[A], found: list[int], alone: dict[int, Effect], measure: Measure[A]) -> Iterator[Answer]:
+def told(parts: Parts[A], found: list[Part], alone: dict[Part, Effect], measure: Measure[A]) -> Iterator[Answer]:
     """Say whether the parts are sufficient, each and together, and necessary: whether nothing grows without them."""
     if list(alone) != found or len(found) > 1:
         for one, effect in alone.items():

@@ -8,7 +8,7 @@ from typing import Generic
 from flashpoint.localize.answer import Answer
 from flashpoint.localize.branches import Branches, OutOfTimeError
 from flashpoint.localize.growth import Measure, Start, find_starts
-from flashpoint.localize.parts import Parts, growing_alone, smallest, sure, told
+from flashpoint.localize.parts import Part, Parts, growing_alone, smallest, sure, told
 from flashpoint.localize.subject import A
 
 
@@ -105,7 +105,7 @@ class _Round(Generic[A]):
     def __init__(self, measure: Measure[A]) -> None:
         self._measure, self._subject = measure, measure.branches.subject
         self.found, self.without = {"the attention": self._subject.whole}, {"the twin": self._subject.twin}
-        self._layers: list[int] = []
+        self._layers: list[Part] = []
         parts = [("layers", self._of_layers), ("heads", self._of_heads)] if self._subject.divisible else []
         self.questions = [("criterion", self._criterion), *parts, ("choice", self._choices)]
 
@@ -124,7 +124,7 @@ class _Round(Generic[A]):
         yield from told(parts, self._layers, alone, self._measure)
 
     def _of_heads(self) -> Iterator[Answer]:
-        parts = Parts(self._subject, tuple(self._layers))
+        parts = Parts(self._subject, tuple(layer for (layer,) in self._layers))
         alone = growing_alone(parts, self._measure)
         heads = smallest(parts, self._measure, alone)
         self.found = {f"{parts.words(heads)} alone": parts.only(heads)}

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from flashpoint.build_config import build_config
 from flashpoint.config import Config
 from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
-from flashpoint.localize.subject import Trained
+from flashpoint.localize.subject import Cells, Trained, selection, words
 from flashpoint.numerics.choices import NEAREST, UNROUNDED, DeltaError
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint.runs.folder import RunFolder, by_step
@@ -67,8 +67,8 @@ class ReplayedRun:
     def divisible(self) -> bool:
         return self.whole.elsewhere is None and self.whole.kernel == "flash"
 
-    def only_in(self, layers: Sequence[int], heads: Sequence[int] | None = None) -> AttentionVariant:
-        return only_in(self.whole, self.twin, layers, heads)
+    def only_in(self, cells: Cells) -> AttentionVariant:
+        return only_in(self.whole, self.twin, *selection(cells))
 
     def changes(self) -> Iterator[tuple[str, AttentionVariant]]:
         for name, change in REMEDIES.items() if self.whole.kernel == "flash" else ():  # another one has no choices
@@ -123,17 +123,19 @@ def rounded_otherwise(variant: AttentionVariant) -> AttentionVariant:
 
 
 def only_in(
-    variant: AttentionVariant, elsewhere: AttentionVariant, layers: Sequence[int], heads: Sequence[int] | None = None
+    variant: AttentionVariant,
+    elsewhere: AttentionVariant,
+    layers: tuple[int, ...],
+    heads: tuple[Any, ...] | None = None,
 ) -> AttentionVariant:
     """Return a variant in some layers, and in some heads of them, and another one elsewhere; all count from 1."""
-    where = f"layers={list(layers)}" + (f" heads={list(heads)}" if heads is not None else "")
+    where = words(layers, heads)
     error = variant.delta_error
     if error.layers is not None:
         erring = tuple(layer for layer in error.layers if layer in layers)
         error = dataclasses.replace(error, layers=erring) if erring else DeltaError()
     return dataclasses.replace(
-        variant, name=f"{variant.name} {where}".replace(", ", ","), layers=tuple(layers),
-        heads=None if heads is None else tuple(heads), elsewhere=elsewhere, delta_error=error,
+        variant, name=f"{variant.name} {where}", layers=layers, heads=heads, elsewhere=elsewhere, delta_error=error,
     )  # fmt: skip
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from flashpoint.runs.run import Run
 
 A = TypeVar("A")
 """How a subject describes an attention: a value that can be pickled."""
+Cells = NDArray[np.bool_]
+"""Some heads of some layers, [n_layer, n_head]."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,8 @@ class Subject(Protocol[A]):
     def divisible(self) -> bool:
         """Whether it can be restricted to layers and heads."""
 
-    def only_in(self, layers: Sequence[int], heads: Sequence[int] | None = None) -> A:
-        """Return the run's attention in some layers, and in some heads of them, and the twin elsewhere; from 1."""
+    def only_in(self, cells: Cells) -> A:
+        """Return the run's attention in some heads of some layers, of one at least, and the twin elsewhere."""
 
     def changes(self) -> Iterator[tuple[str, A]]:
         """Return attentions that differ from the run's in a choice, each with what was changed."""
@@ -73,3 +79,21 @@ class Subject(Protocol[A]):
         Raises:
             UserError: the branch cannot be trained.
         """
+
+
+def selection(cells: Cells) -> tuple[tuple[int, ...], tuple[Any, ...] | None]:
+    """Return layers and heads, from 1, as :class:`~flashpoint.numerics.variant.AttentionVariant` takes them.
+
+    The heads are None where they are all; a tuple where they are the same in each layer; else a tuple for each layer.
+    """
+    layers = tuple(int(layer) + 1 for layer in np.flatnonzero(cells.any(1)))
+    heads = [tuple(int(head) + 1 for head in np.flatnonzero(cells[layer - 1])) for layer in layers]
+    if all(len(some) == cells.shape[1] for some in heads):
+        return layers, None
+    return layers, heads[0] if len(set(heads)) == 1 else tuple(heads)
+
+
+def words(layers: tuple[int, ...], heads: tuple[Any, ...] | None) -> str:
+    """Return a selection as the command line takes it: ``layers=[2] heads=[1,3]``."""
+    where = f"layers={json.dumps(layers)}" + (f" heads={json.dumps(heads)}" if heads is not None else "")
+    return where.replace(", ", ",")

@@ -162,3 +162,27 @@ def distinct(name: str, numbers: Sequence[int]) -> tuple[int, ...]:
     if not numbers or min(numbers) < 1 or len(set(numbers)) != len(numbers):
         raise ValueError(f"attn.{name}={list(numbers)}: give distinct numbers counted from 1")
     return tuple(numbers)
+
+
+def selected_heads(layers: Sequence[int] | None, heads: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the heads of a variant, checked: of all ``layers`` alike, or a sequence for each of them.
+
+    Raises:
+        ValueError: as of :func:`distinct`, or there are not as many sequences as layers.
+    """
+
+    def numbers(some: Any) -> bool:
+        return isinstance(some, list | tuple) and all(type(one) is int for one in some)
+
+    if numbers(heads):
+        return distinct("heads", heads)
+    if layers is None or len(heads) != len(layers) or not all(map(numbers, heads)):
+        raise ValueError(f"attn.heads={list(heads)}: give numbers, or a list of numbers for each of attn.layers")
+    return tuple(distinct("heads", some) for some in heads)
+
+
+def heads_in(layer: int, layers: Sequence[int] | None, heads: tuple[Any, ...] | None) -> tuple[int, ...] | None:
+    """Return the heads of one of the selected layers, from 1; None is all."""
+    if heads is None or layers is None or isinstance(heads[0], int):
+        return heads
+    return heads[list(layers).index(layer)]

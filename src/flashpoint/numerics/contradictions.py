@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ def check_in_model(variant: AttentionVariant, n_layer: int, n_head: int) -> None
     Raises:
         ValueError: naming the field, the number and the range.
     """
-    for name, count in (("layers", n_layer), ("heads", n_head)):
-        beyond = [number for number in getattr(variant, name) or () if number > count]
+    heads = itertools.chain.from_iterable([some] if isinstance(some, int) else some for some in variant.heads or ())
+    for name, chosen, count in (("layers", variant.layers or (), n_layer), ("heads", heads, n_head)):
+        beyond = sorted({number for number in chosen if number > count})
         if beyond:
             raise ValueError(f"attn.{name}={beyond}: the model has {name} 1 to {count}")
     for error in (one.delta_error for one in (variant, variant.elsewhere) if one is not None):

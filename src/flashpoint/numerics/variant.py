@@ -18,6 +18,8 @@ from flashpoint.numerics.choices import (
     ResidualFormat,
     Rounding,
     distinct,
+    heads_in,
+    selected_heads,
     take_rounding,
 )
 from flashpoint.typed import check_literals
@@ -126,8 +128,9 @@ class AttentionVariant:
     # Selection
     layers: tuple[int, ...] | None = None
     """Layers that take this variant; None means all."""
-    heads: tuple[int, ...] | None = None
-    """Heads that take this variant, in each selected layer; None means all."""
+    heads: tuple[Any, ...] | None = None  # of int, or of tuples of int, which OmegaConf has no type for
+    """Heads that take this variant, in each selected layer; None means all. Or a list of heads for each of ``layers``,
+    in their order."""
     elsewhere: AttentionVariant | None = None
     """The variant of every layer and head not selected."""
 
@@ -139,9 +142,10 @@ class AttentionVariant:
 
     def __post_init__(self) -> None:
         check_literals(self, "attn")
-        for name in ("layers", "heads"):
-            if (chosen := getattr(self, name)) is not None:
-                object.__setattr__(self, name, distinct(name, chosen))
+        if self.layers is not None:
+            object.__setattr__(self, "layers", distinct("layers", self.layers))
+        if self.heads is not None:
+            object.__setattr__(self, "heads", selected_heads(self.layers, self.heads))
         contradictions.check(self)
         rounds = any(getattr(self, point).mode == "stochastic" for point in ROUNDING_POINTS)
         elsewhere = self.elsewhere is not None and self.elsewhere.draws
@@ -275,10 +279,11 @@ class AttentionVariant:
             return ((self, every_head),)
         if self.layers is not None and layer not in self.layers:
             return ((self.elsewhere, every_head),)
-        if self.heads is None:
+        chosen = heads_in(layer, self.layers, self.heads)
+        if chosen is None:
             return ((self, every_head),)
-        selected = tuple(head for head in every_head if head + 1 in self.heads)
-        others = tuple(head for head in every_head if head + 1 not in self.heads)
+        selected = tuple(head for head in every_head if head + 1 in chosen)
+        others = tuple(head for head in every_head if head + 1 not in chosen)
         return ((self, selected), (self.elsewhere, others)) if others else ((self, selected),)
 
 
