@@ -207,6 +207,7 @@ def test_compilation_on_a_cpu(tmp_path: Path) -> None:
         assert min(phases[name] for name in ("imports", "Dynamo", "AOTAutograd", "Inductor", "first step")) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

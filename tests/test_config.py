@@ -107,6 +107,7 @@ def test_a_selection_names_its_other_variant() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_rounding_is_a_group_of_two_keys() -> None:
     config = composed("attn=flash_bf16", "attn.out_unnormalized.bits=3")
     assert config.attn.out_unnormalized == Rounding("nearest", 3)
@@ -121,6 +122,7 @@ def test_a_rounding_is_a_group_of_two_keys() -> None:
             composed(wrong)
 
 
+@pytest.mark.slow
 def test_an_injected_error_is_keys_of_a_group_and_tells_itself() -> None:
     config = composed("attn=flash_fp32", "attn.delta_error.kind=bias", "attn.delta_error.size=3e-4")
     assert config.attn.delta_error == DeltaError(kind="bias", size=3e-4)

@@ -236,6 +236,7 @@ def llama(implementation: str) -> torch.nn.Module:
     return LlamaForCausalLM._from_config(config, attn_implementation=implementation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [gpt2, llama])
 def test_a_model_of_transformers_trains_with_it(build: Callable[[str], torch.nn.Module]) -> None:
     from flashpoint.huggingface import implementation

@@ -82,6 +82,7 @@ def test_the_driver_names_its_devices() -> None:
     assert hardware.cuda_device_names() == ["NVIDIA H200", "NVIDIA A100-SXM4-80GB"]
 
 
+@pytest.mark.slow
 def test_each_option_is_one_kind_of_gpu() -> None:
     gpus = {
         "a100": "NVIDIA A100-SXM4-80GB",

@@ -27,6 +27,7 @@ from tests.conftest import Command, environment, train_command, wait_until
 from tests.verdicts import OUTCOME, assert_one_line, losses_of, metrics_of, outcome_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_cleanly(text_file: Path, tmp_path: Path, number: signal.Signals) -> None:
     command = train_command("train.steps=100000", "run_name=stopped", tiny=True, text_file=text_file)
@@ -57,6 +58,7 @@ class Interrupted(EndOfRunDrawing):
         super().ended(folder, outcome)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", ["verdict", "figure"])
 def test_a_signal_after_the_last_step_loses_nothing(
     recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str
@@ -120,6 +122,7 @@ def test_a_killed_run_replays_as_far_as_its_tape(text_file: Path, tmp_path: Path
     assert again[: len(losses)] == losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [["config.json"], ["config.json", "manifest.json", "tape.bin", "chain.bin"]])
 def test_a_run_stopped_before_its_tape_starts_again_in_its_folder(
     recorded: Path, train: Command, left: list[str]

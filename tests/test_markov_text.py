@@ -25,6 +25,7 @@ def most_successors(text: str, *back: int) -> int:
     return max(map(len, successors.values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("back", "others"), [((1,), (2,)), ((2,), (1,)), ((1, 2), (1,)), ((1, 2), (2,))])
 def test_four_characters_follow_what_the_next_depends_on_and_more_follow_anything_else(
     back: tuple[int, ...], others: tuple[int, ...], tmp_path: Path

@@ -137,6 +137,7 @@ def test_what_goes_beyond_the_time_is_ended_and_goes_on_if_it_resumes() -> None:
     assert pending.run(jobs[:1], gpus=2, seconds=60) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_call_leaves_no_process_behind(number: signal.Signals) -> None:
     process = endless()

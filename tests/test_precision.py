@@ -48,6 +48,7 @@ def test_precisions_train_alike_but_not_the_same(train: Command, tmp_path) -> No
     assert np.abs(losses["fp16"] - losses["fp32"]).max() < np.abs(losses["bf16"] - losses["fp32"]).max()
 
 
+@pytest.mark.slow
 def test_what_rounds_to_bf16_takes_no_other_precision(train: Command) -> None:
     assert_one_line(train("attn=flash_bf16", "train.precision=fp32"), "attn=flash_bf16", "choose attn=sdpa")
     assert_one_line(train("attn=sdpa", "train.precision=tf32"), "needs a CUDA device")

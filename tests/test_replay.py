@@ -39,6 +39,7 @@ def replayed(run: RunFolder, *overrides: str) -> dict[str, Any]:
     return replayed_values(composed_values(*command), command)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "override", ["checkpoints.interval=50", "++checkpoints.interval=50", "checkpoints={interval: 50}"]
 )

@@ -137,6 +137,7 @@ def test_a_failed_run_stops_no_other_and_the_same_command_runs_what_is_missing(t
     assert interrupted(sweep) == {run.name: None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_runs_end_cleanly_with_their_launcher(stand_in: Path, tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "hold").touch()
@@ -204,6 +205,7 @@ def test_a_sweep_goes_on_only_with_the_settings_that_it_began_with(
     assert sorted(interrupted(stand_in)) == ["seed-0", "seed-1", "seed-2"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("stand_in")
 def test_names_hold_what_differs_and_tell_runs_apart() -> None:
     jobs = [["experiment=ignite", "attn=flash_bf16", "seed=0"], ["experiment=ignite", "attn=flash_fp32", "seed=0"]]

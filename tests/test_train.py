@@ -49,6 +49,7 @@ def test_the_chain_holds_the_losses_and_gradient_norms_on_file(recorded: Path) -
     assert json.loads((run / "outcome.json").read_text())["chain_digest"] == chain.digests[-1].hex()
 
 
+@pytest.mark.slow
 def test_replay_is_bitwise(recorded: Path, train: Command) -> None:
     result = train("replay=runs/original", "run_name=again", tiny=False, cwd=recorded)
     outcome_of(result)
@@ -59,6 +60,7 @@ def test_replay_is_bitwise(recorded: Path, train: Command) -> None:
     assert losses_of(recorded / "runs/original") == losses_of(recorded / "runs/again")
 
 
+@pytest.mark.slow
 def test_replay_with_another_attention_keeps_the_tape_and_changes_the_losses(recorded: Path, train: Command) -> None:
     shutil.copytree(recorded / "runs/original", recorded / "runs/elsewhere")
     manifest = recorded / "runs/elsewhere/manifest.json"
@@ -109,6 +111,7 @@ def test_a_run_on_a_cpu_is_told_which_experiment_it_is_not(
     assert ("the model is small" in told) == (experiment == "laptop")
 
 
+@pytest.mark.slow
 def test_an_injected_replay_of_an_older_run_says_what_it_is(recorded: Path, train: Command, tmp_path: Path) -> None:
     older = tmp_path / "runs/older"
     shutil.copytree(recorded / "runs/original", older)
@@ -177,6 +180,7 @@ def test_replay_refuses_other_data_with_both_fingerprints(recorded: Path, train:
     assert not list((tmp_path / "runs").glob("2*"))
 
 
+@pytest.mark.slow
 def test_replay_refuses_a_tape_cut_short_or_edited(recorded: Path, train: Command, tmp_path: Path) -> None:
     tape = (recorded / "runs/original/tape.bin").read_bytes()
     for name, damaged in {"cut": tape[:-24], "edited": tape[:-30] + b"\0" + tape[-29:], "gone": None}.items():
@@ -199,6 +203,7 @@ def test_without_an_index_a_run_records_the_text_that_it_took_instead(train: Com
     assert outcome_of(train("replay=offline", tiny=False, env=offline))[5] == digest
 
 
+@pytest.mark.slow
 def test_an_explosion_is_a_result(train: Command, tmp_path: Path) -> None:
     """A learning rate of 3 diverges at once; the detector's verdict must come with status 0."""
     result = train(
@@ -262,6 +267,7 @@ def test_bad_input_is_one_line_that_names_field_and_remedy(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_an_unwritable_run_folder_is_one_line(train: Command, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     assert_one_line(train("runs_dir=file"), "file", "runs_dir")
@@ -284,12 +290,14 @@ def test_the_name_that_a_run_gets_is_a_value_as_it_stands(recorded: Path, train:
     assert outcome_of(train(f"replay={first[6]}", cwd=recorded, tiny=False))[5] == first[5]
 
 
+@pytest.mark.slow
 def test_a_step_to_start_from_is_one_of_the_tape(recorded: Path, train: Command) -> None:
     for step, told in ((99, "runs/original has 12 steps"), (-3, "give 0 or more")):
         result = train("replay=original", f"from_step={step}", cwd=recorded, tiny=False)
         assert_one_line(result, f"from_step={step}", told)
 
 
+@pytest.mark.slow
 def test_an_injection_without_a_size_says_that_it_is_none(recorded: Path, train: Command) -> None:
     error = ("attn=flash_fp32", "attn.delta_error.kind=bias")
     result = train("replay=original", *error, "train.steps=2", cwd=recorded, tiny=False)
@@ -313,6 +321,7 @@ def test_a_sweep_records_one_run_per_choice(recorded: Path, train: Command) -> N
         assert operation == ("ScaledDotProductFlashAttentionForCpu" if "sdpa" in path.parent.name else None)
 
 
+@pytest.mark.slow
 def test_a_sweep_of_one_run_twice_is_refused(train: Command, tmp_path: Path) -> None:
     result = train("-m", "seed=0,0", "train.steps=2")
     assert_one_line(result, "seed=0", "more than once in this sweep; give each value once")

@@ -7,6 +7,7 @@ import pytest
 from flashpoint.analysis.intervals import ratio_interval, slope_interval
 
 
+@pytest.mark.slow
 def test_a_slope_through_the_origin_weighs_points_by_the_square_of_x() -> None:
     """(1·1 + 2·1) / (1² + 2²) = 0.6; its error √((0.4² + 0.2²) / 1 / 5) = 0.2, times Student's t of one, 12.7062."""
     slope, half = slope_interval([1, 2], [1, 1])

@@ -64,6 +64,7 @@ def test_two_watched_models_take_turns(tmp_path: Path) -> None:
     assert len(steps_of(tmp_path / "first/captures/step-0000003")) > 15
 
 
+@pytest.mark.slow
 def test_a_watched_model_that_is_trained_no_more_does_not_hold_up_another(tmp_path: Path) -> None:
     models = Pair(), Pair()
     with (
@@ -114,6 +115,7 @@ def test_the_tensors_of_a_step_are_not_replaced_by_those_of_a_later_one(tmp_path
     assert steps_of(tmp_path / "own/captures/step-0000003") == [4, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("skipped", "captured"), [(3, 6), (20, 2)])
 def test_a_capture_waits_for_a_step_with_a_backward_pass(tmp_path: Path, skipped: int, captured: int) -> None:
     def step(model: nn.Module, number: int, watched: Watch) -> None:

@@ -191,6 +191,7 @@ def test_a_loss_that_is_no_number_ends_the_collection(tmp_path: Path) -> None:
     assert not (tmp_path / "own/captures/step-0000007/delta.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_capture_between_the_passes_of_a_collected_step_has_all_layers(tmp_path: Path) -> None:
     """The observation of the step has some layers alone: the next step is captured."""
 
@@ -283,6 +284,7 @@ def test_measuring_that_fails_ends_the_collection_and_not_the_training(
     assert capsys.readouterr().err.count("ZeroDivisionError: division by zero); training goes on") == 1
 
 
+@pytest.mark.slow
 def test_a_bias_that_a_capture_does_not_show_is_found_with_what_is_collected(tmp_path: Path) -> None:
     attend = faulty_attention(Fault("delta_bias", head=1, size=3e-5))
 

@@ -86,6 +86,7 @@ def test_a_folder_that_is_gone_does_not_end_the_training(tmp_path: Path, capsys:
     assert "writing the verdict failed (FileNotFoundError" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -251,6 +252,7 @@ def test_a_capture_of_a_model_without_attention_is_given_up(tmp_path: Path, caps
         read_calls(tmp_path / "own")
 
 
+@pytest.mark.slow
 def test_an_explosion_that_ends_the_loop_is_captured(tmp_path: Path) -> None:
     """The loop stops by the verdict, so that no step follows: the last observation is kept."""
 

@@ -14,6 +14,7 @@ def tensors() -> int:
     return sum(isinstance(one, Tensor) for one in gc.get_objects())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("interval", "sequences"), [(1, 0), (500, 10_000)])
 def test_tensors_do_not_become_more_with_the_steps_that_are_recorded(
     tmp_path: Path, interval: int, sequences: int

@@ -168,6 +168,7 @@ def called_with(*positional: Any, **options: Any) -> nn.Module:
 LOWER = torch.ones(12, 12, dtype=torch.bool).tril()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "argument"),
     [
@@ -191,6 +192,7 @@ def test_an_argument_that_changes_the_attention_leaves_the_call_out(
     assert not (tmp_path / "own/captures").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "causal"),
     [
@@ -247,6 +249,7 @@ OBJECTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["flexible", "any_options"])
 @pytest.mark.parametrize("name", OBJECTS)
 def test_a_mask_that_is_no_tensor_is_known_from_nearly_all_rows(tmp_path: Path, name: str, word: str) -> None:

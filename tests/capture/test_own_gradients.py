@@ -69,6 +69,7 @@ def around(context: str) -> Any:
     return torch.autocast("cpu", torch.bfloat16, enabled=context == "autocast")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("attend", [sdpa, ours])
 @pytest.mark.parametrize("context", ["fused", "math", "autocast"])
@@ -102,6 +103,7 @@ def test_parts_are_summed_and_a_named_function_with_one_tensor_twice_lacks_gradi
     assert (f"some gradients are not recorded ({lines[0]})" in capsys.readouterr().err) is tied
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("attend", [sdpa, ours, in_blocks])
 @pytest.mark.parametrize("context", ["fused", "math", "autocast"])

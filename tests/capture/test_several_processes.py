@@ -87,6 +87,7 @@ def mesh() -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grad_norm", "aux"])
 @pytest.mark.parametrize(("placement", "taken"), [(Replicate(), True), (Partial(), False), (Shard(0), False)])
 def test_a_number_that_every_process_holds_is_read_and_a_part_of_one_is_refused(

@@ -37,6 +37,7 @@ def calls_of(heads_kv: int, off: float, losses: list[float]) -> list[AttentionCa
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads_kv", [1, 2])
 @pytest.mark.parametrize("off", [0.0, float("nan"), float("inf")])
 def test_they_are_what_a_diagnosis_measures_of_all_sequences(heads_kv: int, off: float) -> None:

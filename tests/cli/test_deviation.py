@@ -206,6 +206,7 @@ def test_inputs_may_come_from_a_file(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_inputs_of_a_run_are_those_of_its_steps_and_layers(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """dO is that of the loss, and so far smaller than 1."""
     monkeypatch.chdir(recorded)

@@ -44,6 +44,7 @@ def test_a_run_is_diagnosed_with_its_own_attention(recorded: Path, monkeypatch: 
     assert all(abs(row["follows O"]) < 0.3 for row in other["tables"][-1]["rows"])
 
 
+@pytest.mark.slow
 def test_a_run_is_diagnosed_with_the_weights_of_the_checkpoint_before_a_step(
     train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +186,7 @@ def test_a_model_of_transformers_is_diagnosed_on_a_text(
     assert re.search(r"About [\d,]+ sequences would show one of 1e-06: --sequences \d+\.", told["tables"][-1]["note"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", [(), ("--attention", "flash_bf16", "--layer", "2")])
 def test_a_model_is_read_in_batches_as_at_once(
     model_and_text: tuple[str, str], monkeypatch: pytest.MonkeyPatch, attention: tuple[str, ...]
@@ -240,6 +242,7 @@ def test_what_was_collected_after_a_capture_counts(tmp_path: Path) -> None:
     assert "bias of δ:" not in anew["heading"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["q", "grad_out", "out", "grad_q"])
 def test_a_capture_with_nan_or_infinity_is_diagnosed(tmp_path: Path, name: str, value: float) -> None:

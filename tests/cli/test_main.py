@@ -101,6 +101,7 @@ def test_without_a_verb_the_help_is_shown() -> None:
     assert "Usage: flashpoint" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_shell_completes_verbs_and_options() -> None:
     script = flashpoint(_FLASHPOINT_COMPLETE="bash_source")
     assert script.returncode == 0

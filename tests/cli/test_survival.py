@@ -133,6 +133,7 @@ def test_how_bad_it_was_stands_beside_the_verdict(tmp_path: Path) -> None:
     assert stable.endswith("|  | 5 |")
 
 
+@pytest.mark.slow
 def test_a_measure_that_ranks_as_the_onset_does_has_a_correlation_of_one(tmp_path: Path) -> None:
     """Seed 1: the noisier δ, the sooner. Seed 2: the other way round; and one run that did not explode is last."""
     runs = []

@@ -125,6 +125,7 @@ def test_runs_of_a_folder_are_followed_until_the_last_has_ended_or_was_killed(tr
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--html", "page.html"]])
 def test_a_killed_run_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
     """One whose process may live is: it holds the lock, has just written, or is somebody's own loop, without a lock."""

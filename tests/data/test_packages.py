@@ -48,6 +48,7 @@ def with_other_content(index: Path) -> None:
         packed.writestr("one/c.py", "added = True\n")
 
 
+@pytest.mark.slow
 def test_the_text_is_that_of_the_wheels(index: Path, tmp_path: Path) -> None:
     shards = source_shards(DataConfig(root=str(tmp_path / "data")))
     assert sorted(text for shard in shards for text in shard.documents()) == sorted(TEXTS.values())
@@ -63,6 +64,7 @@ def test_what_was_fetched_once_needs_no_index(index: Path, tmp_path: Path) -> No
     assert fetched(tmp_path / "data").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil", [without, with_other_content])
 def test_what_cannot_be_had_as_it_is_known_is_refused_and_leaves_nothing(
     spoil: Callable[[Path], None], index: Path, tmp_path: Path
@@ -73,6 +75,7 @@ def test_what_cannot_be_had_as_it_is_known_is_refused_and_leaves_nothing(
     assert {path.suffix for path in (tmp_path / "data").iterdir()} <= {".lock"}
 
 
+@pytest.mark.slow
 def test_a_new_run_then_takes_the_text_of_the_machine_and_says_so(
     index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

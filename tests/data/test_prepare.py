@@ -36,6 +36,7 @@ def test_tokens_decode_to_the_documents_in_order(jsonl: Path, tmp_path: Path) ->
     assert len(dataset.val) == round(0.1 * len(tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_preparing_again_gives_the_same_bytes_with_any_number_of_workers(
     jsonl: Path, tmp_path: Path, workers: int
@@ -228,6 +229,7 @@ def test_killed_in_the_middle_the_next_preparation_ends_the_same(
     wait_until(lambda: not any(map(is_running, orphans)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the workers in /proc")
 def test_a_killed_worker_ends_the_preparation_in_one_line(large: Path, tmp_path: Path) -> None:
     process = preparing(large, tmp_path / "data", workers=2)

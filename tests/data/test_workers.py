@@ -65,6 +65,7 @@ def test_where_the_caller_is_interrupted_the_work_ends_and_leaves_nothing(tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early", [False, True])
 def test_a_second_interruption_does_not_wait_for_ever(tmp_path: Path, early: bool) -> None:
     """The first one ends the work; the second breaks off the wait for it, or comes before the work is told to end."""

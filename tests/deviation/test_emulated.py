@@ -79,6 +79,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 def test_neither_flash_nor_the_golden_value_holds_a_matrix_of_all_rows_by_all_keys(causal: bool) -> None:
     inputs = drawn("normal", 1, length := 512, 4).map(BF16_FP32.round)

@@ -38,6 +38,7 @@ def called(function: Function, seed: int, sequences: int, step: int = 7, heads_k
     return dataclasses.replace(call, **vars(results_of(function, call)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anew", [False, True])
 def test_a_bias_that_few_sequences_do_not_show_is_found_in_many(anew: bool) -> None:
     function = planted(3e-5)

@@ -64,6 +64,7 @@ def mixed(tensors: list[Tensor], follow: tuple[int, ...]) -> AttentionCall:
     return dataclasses.replace(exactly, grad_q=rounded.grad_q.where(chosen, exactly.grad_q))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("follow", [(0,), (1, 3), (0, 1, 3)])
 def test_however_many_heads_follow_they_are_named(follow: tuple[int, ...]) -> None:
     (found,) = diagnose(mixed(inputs(4, sequences=CAPTURED), follow)).findings
@@ -73,6 +74,7 @@ def test_however_many_heads_follow_they_are_named(follow: tuple[int, ...]) -> No
     assert f"; in {named} {', '.join(map(str, others))} the slope is" in found.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", NOTHING_TO_FOLLOW[1:])
 def test_a_rounded_head_is_named_beside_heads_with_nothing_to_follow(what: str) -> None:
     tensors = inputs(4, sequences=CAPTURED)
@@ -83,6 +85,7 @@ def test_a_rounded_head_is_named_beside_heads_with_nothing_to_follow(what: str) 
     assert "; in head 2 the slope is" in found.text
 
 
+@pytest.mark.slow
 def test_sequences_without_loss_count_neither_for_nor_against_a_rounded_head() -> None:
     tensors = inputs(4, sequences=CAPTURED)
     alone = mixed([x[:-4] for x in tensors], (0,))

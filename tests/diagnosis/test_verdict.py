@@ -42,6 +42,7 @@ def test_a_planted_fault_is_named(kind: str, head: int | None) -> None:
         assert [(finding.kind, finding.heads, finding.layer) for finding in findings] == [(expected, heads, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoiled", ["a row", "all rows", "a row more"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_nan_beside_large_scores_is_not_said_to_be_fp16s(dtype: torch.dtype, spoiled: str) -> None:
@@ -127,6 +128,7 @@ def test_what_fp32_itself_does_to_weights_is_no_finding(name: str, keys: slice) 
     assert diagnose(call, dropped).findings == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stale_maximum", "logsumexp_block", "rounded_denominator", "dropped_tile"])
 def test_large_features_that_never_meet_excuse_no_fault(kind: str) -> None:
     """Queries and keys of 2,896 in one feature each, where the other has 0: scores are as small as without them."""
@@ -211,6 +213,7 @@ def in_fp16(steps: float, seed: int = 4) -> list[Tensor]:
     return [*(x.half() for x in (q, k, v)), (grad_out.double() * steps * FP16_STEP).half()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize(("steps", "lost"), [(2, True), (10, True), (200, False), (2**14, False), (2**24, False)])
 def test_gradients_that_fp16_cannot_hold_accuse_no_attention(steps: int, lost: bool, again: bool) -> None:
@@ -220,6 +223,7 @@ def test_gradients_that_fp16_cannot_hold_accuse_no_attention(steps: int, lost: b
     assert all("smallest numbers lie 6.0e-08 apart: d" in one.text and "is off by" in one.text for one in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "factor"), [(2, 4.0), (10, 1.5), (200, 1.05), (2**14, 1.05), (2**24, 1.05)])
 @pytest.mark.parametrize("of", ["grad_k", "grad_v"])
 def test_a_fault_is_found_beside_what_fp16_cannot_hold(steps: int, factor: float, of: str) -> None:
@@ -258,6 +262,7 @@ def test_rows_that_have_no_output_are_not_switched_off() -> None:
     assert "25.0%" in found.text
 
 
+@pytest.mark.slow
 def test_rounded_scores_are_told_from_a_rounded_denominator() -> None:
     for variant in ("flash_bf16", "standard"):
         function = by_position(lambda *qkv, variant=variant, **options: attention(*qkv, variant=variant, **options))

@@ -161,6 +161,7 @@ class Failing(FakeSubject):
         return super().train(attention, start, steps, folder)
 
 
+@pytest.mark.slow
 def test_a_branch_that_fails_leaves_those_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     subject = Failing(seconds=1.0)
     pair = [Branch(subject.whole, 500, 200), Branch(subject.whole, 300, 200), Branch(subject.whole, 0, 200)]
@@ -173,6 +174,7 @@ def test_a_branch_that_fails_leaves_those_beside_it(tmp_path: Path, capsys: pyte
     assert [json.loads(line)["start"] for line in (tmp_path / "localize.jsonl").read_text().splitlines()] == [300]
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_told_in_one_line(tmp_path: Path) -> None:
     subject = Failing(dies=True)
     with (

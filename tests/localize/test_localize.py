@@ -100,6 +100,7 @@ def out_and_grad_q(variant: AttentionVariant, shared_key: bool) -> tuple[Tensor,
     return out, torch.autograd.grad(out, q, grad_out)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [*NAMED, *OTHERS], ids=lambda variant: variant.name)
 def test_every_attention_has_two_twins_that_differ_by_a_rounding(variant: AttentionVariant) -> None:
     """Where all keys are one, dQ_i is a row sum of dS times that key: 0, but for the rounding of dS, 2^-9 of it."""

@@ -114,6 +114,7 @@ def test_the_head_with_the_error_is_named_and_the_report_tells_it(failing: Path,
     assert "attend layers=[1,2] heads=[2]</td><td>10</td><td>10</td><td>stable" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "told"),
     [

@@ -226,6 +226,7 @@ def test_an_error_that_cannot_be_is_refused_by_name(fields: dict[str, Any], name
 TRAJECTORY = ((1.0, 0.0, -2.0), (0.5, 2.0, 0.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "step", "number"),
     [*(("pytorch", step, number) for step, number in ((0, 0), (9, 0), (10, 1), (29, 2), (500, 2))), ("kernels", 10, 1)],

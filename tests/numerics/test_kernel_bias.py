@@ -40,6 +40,7 @@ def tied_rows() -> tuple[list[Tensor], np.ndarray]:
     return [x.bfloat16().to(DEVICE) for x in (q, k, v, grad_out)], ones
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["none", "nearest"])
 @pytest.mark.parametrize("source", ["out", "out_fp32", "p_dp"])
 def test_signed_errors_are_those_the_rounding_points_predict(mode: Mode, source: str) -> None:

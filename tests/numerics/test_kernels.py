@@ -262,6 +262,7 @@ def test_one_launch_computes_each_head_as_if_its_variant_were_everywhere(other: 
         assert torch.equal(result[quantity][:, 0], of_other[quantity][:, 0]), quantity
 
 
+@pytest.mark.slow
 def test_standard_attention_rounds_what_a_softmax_returns() -> None:
     """FP64 softmax of BF16 scores, its result in BF16, times V: not P̄ in BF16, divided after the product."""
     q, k, v, _ = inputs(130, 64)

@@ -82,6 +82,7 @@ def relative_errors(inputs: list[Tensor], variant: AttentionVariant) -> dict[str
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [16, 32, 64, 128])
 @pytest.mark.parametrize("length", [1, 2, 7, 63, 64, 65, 130, 257])
 @pytest.mark.parametrize("block", [16, 64, 100, None])
@@ -90,6 +91,7 @@ def test_fp32_is_within_1e_5_of_fp64(length: int, size: int, block: int | None) 
     assert max(errors.values()) < 1e-5, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stress", [normal, tied, sink, one_signed], ids=lambda stress: stress.__name__)
 @pytest.mark.parametrize("choices", NEUTRAL, ids=lambda choices: "_".join(map(str, choices.values())) or "default")
 def test_choices_that_cancel_exactly_stay_within_1e_5(choices: dict, stress) -> None:
@@ -103,6 +105,7 @@ def test_scores_of_500_keep_fp32_accuracy() -> None:
     assert max(errors.values()) < 2e-4, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("stress", STRESSES, ids=lambda stress: stress.__name__)
 def test_bf16_variants_stay_within_the_bound_of_their_rounding_points(name: str, stress) -> None:

@@ -42,6 +42,7 @@ def by_hand(unrounded: float, out: float, form: ResidualFormat) -> tuple[int, Fr
     return max(-form.largest, min(form.largest, units)), unit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mantissa", "bits"), [(7, 1), (7, 6), (7, 8), (3, 3)])
 def test_the_residual_is_the_nearest_whole_number_of_units_at_every_exponent(mantissa: int, bits: int) -> None:
     out = Rounding("nearest", mantissa)
@@ -182,6 +183,7 @@ def test_kernels_save_the_residual_that_the_reference_saves(bits: int) -> None:
     assert bits > 3 or (difference > 0).mean() < 0.02
 
 
+@pytest.mark.slow
 def test_heads_that_save_another_form_share_a_launch() -> None:
     """An FP32 O of one head and a residual of the other: each head as if its variant were everywhere."""
     tensors = inputs(65, 32)

@@ -128,6 +128,7 @@ def test_every_format_keeps_infinities_nan_and_zeros(bits: int, value: float) ->
         assert torch.equal(rounded.signbit(), x.signbit()) or np.isnan(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [1, 3, 6, 8, 10])
 @pytest.mark.parametrize("pattern", [0x3F804321, 0xC0490FDB, 0x007FFFFF])
 def test_stochastic_rounding_goes_up_for_exactly_the_discarded_share_in_every_format(bits: int, pattern: int) -> None:

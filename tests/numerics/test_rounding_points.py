@@ -77,6 +77,7 @@ def test_a_rounding_point_alone_equals_numpy_bit_for_bit(choices: dict[str, Any]
         np.testing.assert_array_equal(result[name], expected[name], err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choices", FORMATS, ids=named)
 def test_each_format_differs_from_bf16(choices: dict[str, Any]) -> None:
     inputs = exact_inputs(0, choices)

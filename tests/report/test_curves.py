@@ -33,6 +33,7 @@ def steps(count: int) -> list[dict]:
     return lines
 
 
+@pytest.mark.slow
 def test_a_whole_run_fills_three_panels(tmp_path: Path) -> None:
     path = draw_curves(recorded(tmp_path, steps(200), onset_step=150))
     image = pixels(path)
@@ -42,6 +43,7 @@ def test_a_whole_run_fills_three_panels(tmp_path: Path) -> None:
         assert coloured > 1e-3  # lines, not only grey axes
 
 
+@pytest.mark.slow
 def test_the_onset_is_drawn_where_it_is(tmp_path: Path) -> None:
     without = pixels(draw_curves(recorded(tmp_path / "a", steps(200))))
     with_onset = pixels(draw_curves(recorded(tmp_path / "b", steps(200), onset_step=150)))
@@ -55,6 +57,7 @@ def image_width(image: np.ndarray) -> int:
     return image.shape[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lines",
     [

@@ -62,6 +62,7 @@ def test_without_a_sweep_engines_stand_side_by_side() -> None:
     assert [text.get_text() for text in figures[key].axes[0].get_xticklabels()] == ["flash", "baseline"]
 
 
+@pytest.mark.slow
 def test_the_command_writes_figures_and_their_data(tmp_path: Path) -> None:
     small = ("--length", "8,16", "--head-size", "8", "--seeds", "2", "--of", "O,dQ", "--device", "cpu")
     result = call("deviation", *small, "--figures", tmp_path / "out")
@@ -75,6 +76,7 @@ def test_the_command_writes_figures_and_their_data(tmp_path: Path) -> None:
         assert row == {key: "" if value is None else str(value) for key, value in other.items()}
 
 
+@pytest.mark.slow
 def test_the_published_figures_are_what_the_preset_gives() -> None:
     """One tile of it. A libm that rounds exp otherwise may move a few of the values by an ulp."""
     part = next(part for part in PRESETS["cpu"] if part.name == "block")

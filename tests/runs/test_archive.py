@@ -53,6 +53,7 @@ def test_of_named_metrics_values_a_given_number_of_steps_apart_stay(tmp_path: Pa
     assert rounded(values, 17) == rounded(np.array(expected, float), 17)
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_bytes_in_whatever_order_they_came(tmp_path: Path) -> None:
     runs = [write_kept_run(tmp_path / f"seed-{seed:02}", seed) for seed in range(20)]
     for number, parts in enumerate([[runs], [runs[7:], runs[:7]], [[run] for run in runs[::-1]]]):

@@ -68,6 +68,7 @@ def turned_nan(train: Command, folder: Path, *, interval: int) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_a_run_that_turns_nan_is_repeated_from_its_beginning(train: Command, tmp_path: Path) -> None:
     turned_nan(train, tmp_path, interval=0)
 
