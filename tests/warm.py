@@ -80,7 +80,7 @@ def _run_as_main(argv: list[str], cwd: str, env: dict[str, str], *output: str) -
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))  # read before, as Python starts
+    sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))  # which Python reads once, as it starts
     sys.argv = argv
     sys.path[0] = str(Path(argv[0]).parent)
     status = 1

@@ -20,7 +20,6 @@ from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
 from flashpoint.localize.replayed import REMEDIES, ReplayedRun, exact, only_in, rounded_otherwise
 from flashpoint.localize.search import smallest_failing
-from flashpoint.localize.subject import selection
 from flashpoint.numerics.choices import Rounding
 from flashpoint.numerics.dispatch import attention
 from flashpoint.numerics.variant import AttentionVariant
@@ -55,7 +54,7 @@ def test_the_twin_differs_in_nothing_but_row_sums_and_injected_errors() -> None:
     variant = AttentionVariant.from_dict({"name": "v", "delta_error": {"kind": "bias", "size": 0.1}, "beta": 3.0})
     twin = exact(variant)
     assert (twin.exact_row_sum, twin.injected, twin.beta) == (True, False, 3.0)
-    mixed = only_in(variant, twin, (2,), (1,))
+    mixed = only_in(variant, twin, np.array([[0, 0, 0], [1, 0, 0]], np.bool_))
     assert [(of.injected, heads) for of, heads in mixed.groups(2, 3)] == [(True, (0,)), (False, (1, 2))]
     assert [of.injected for of, _ in mixed.groups(1, 3)] == [False]
 
@@ -72,7 +71,7 @@ def test_the_twin_differs_in_nothing_but_row_sums_and_injected_errors() -> None:
 )
 def test_a_variant_runs_in_just_the_heads_that_were_chosen(cells: list[list[int]], name: str) -> None:
     variant = AttentionVariant(name="v")
-    mixed = only_in(variant, exact(variant), *selection(np.array(cells, np.bool_)))
+    mixed = only_in(variant, exact(variant), np.array(cells, np.bool_))
     assert mixed.name == name
     assert AttentionVariant.from_dict(json.loads(json.dumps(mixed.to_dict()))) == mixed
     for layer, row in enumerate(cells, 1):

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +32,8 @@ from flashpoint.capture.watched import Watch
 from flashpoint.errors import UserError, one_line
 from flashpoint.files import file_sha256, folder_sha256
 from flashpoint.localize.engine import SECOND_TWIN, TWIN, engine, packaged
-from flashpoint.localize.subject import Cells, Trained, selection, words
-from flashpoint.numerics.choices import heads_in
+from flashpoint.localize.subject import Cells, Trained, as_options, selection
+from flashpoint.numerics.choices import Heads, heads_in
 from flashpoint.numerics.ops import forget_graphs
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.lines import whole_lines
@@ -51,13 +50,13 @@ class Mixture:
 
     Attributes:
         inside, elsewhere: names that :func:`engine` takes.
-        layers, heads: from 1; None is all. The heads of each layer alike, or a tuple for each.
+        layers, heads: from 1; None is all.
     """
 
     inside: str
     elsewhere: str
     layers: tuple[int, ...] | None = None
-    heads: tuple[Any, ...] | None = None
+    heads: Heads | None = None
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ class OwnLoop:
                 yield f"{name} in its place", Mixture(name, self._twin)
 
     def told(self, attention: Mixture) -> str:
-        where = () if attention.layers is None else (words(attention.layers, attention.heads),)
+        where = () if attention.layers is None else (as_options(attention.layers, attention.heads),)
         return " ".join((attention.inside, *where))
 
     def identity(self, attention: Mixture, start: int) -> str:

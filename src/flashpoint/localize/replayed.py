@@ -16,7 +16,7 @@ from flashpoint.build_config import build_config
 from flashpoint.config import Config
 from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
-from flashpoint.localize.subject import Cells, Trained, selection, words
+from flashpoint.localize.subject import Cells, Trained, as_options, selection
 from flashpoint.numerics.choices import NEAREST, UNROUNDED, DeltaError
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint.runs.folder import RunFolder, by_step
@@ -68,7 +68,7 @@ class ReplayedRun:
         return self.whole.elsewhere is None and self.whole.kernel == "flash"
 
     def only_in(self, cells: Cells) -> AttentionVariant:
-        return only_in(self.whole, self.twin, *selection(cells))
+        return only_in(self.whole, self.twin, cells)
 
     def changes(self) -> Iterator[tuple[str, AttentionVariant]]:
         for name, change in REMEDIES.items() if self.whole.kernel == "flash" else ():  # another one has no choices
@@ -122,20 +122,16 @@ def rounded_otherwise(variant: AttentionVariant) -> AttentionVariant:
     )  # fmt: skip
 
 
-def only_in(
-    variant: AttentionVariant,
-    elsewhere: AttentionVariant,
-    layers: tuple[int, ...],
-    heads: tuple[Any, ...] | None = None,
-) -> AttentionVariant:
-    """Return a variant in some layers, and in some heads of them, and another one elsewhere; all count from 1."""
-    where = words(layers, heads)
+def only_in(variant: AttentionVariant, elsewhere: AttentionVariant, cells: Cells) -> AttentionVariant:
+    """Return a variant in some heads of some layers, and another one elsewhere."""
+    layers, heads = selection(cells)
     error = variant.delta_error
     if error.layers is not None:
         erring = tuple(layer for layer in error.layers if layer in layers)
         error = dataclasses.replace(error, layers=erring) if erring else DeltaError()
     return dataclasses.replace(
-        variant, name=f"{variant.name} {where}", layers=layers, heads=heads, elsewhere=elsewhere, delta_error=error,
+        variant, name=f"{variant.name} {as_options(layers, heads)}", layers=layers, heads=heads, elsewhere=elsewhere,
+        delta_error=error,
     )  # fmt: skip
 
 

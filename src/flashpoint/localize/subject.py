@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.numerics.choices import Heads
 from flashpoint.runs.run import Run
 
 A = TypeVar("A")
@@ -81,7 +82,7 @@ class Subject(Protocol[A]):
         """
 
 
-def selection(cells: Cells) -> tuple[tuple[int, ...], tuple[Any, ...] | None]:
+def selection(cells: Cells) -> tuple[tuple[int, ...], Heads | None]:
     """Return layers and heads, from 1, as :class:`~flashpoint.numerics.variant.AttentionVariant` takes them.
 
     The heads are None where they are all; a tuple where they are the same in each layer; else a tuple for each layer.
@@ -93,7 +94,7 @@ def selection(cells: Cells) -> tuple[tuple[int, ...], tuple[Any, ...] | None]:
     return layers, heads[0] if len(set(heads)) == 1 else tuple(heads)
 
 
-def words(layers: tuple[int, ...], heads: tuple[Any, ...] | None) -> str:
+def as_options(layers: tuple[int, ...], heads: Heads | None) -> str:
     """Return a selection as the command line takes it: ``layers=[2] heads=[1,3]``."""
     where = f"layers={json.dumps(layers)}" + (f" heads={json.dumps(heads)}" if heads is not None else "")
     return where.replace(", ", ",")

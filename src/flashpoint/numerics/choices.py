@@ -164,11 +164,15 @@ def distinct(name: str, numbers: Sequence[int]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def selected_heads(layers: Sequence[int] | None, heads: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the heads of a variant, checked: of all ``layers`` alike, or a sequence for each of them.
+Heads = tuple[Any, ...]  # of int, or of tuples of int: OmegaConf has no type for the two
+"""Heads of selected layers, from 1: numbers, the same in each layer; or a tuple of numbers for each, in their order."""
+
+
+def selected_heads(layers: Sequence[int] | None, heads: Sequence[Any]) -> Heads:
+    """Return the heads of a variant, checked.
 
     Raises:
-        ValueError: as of :func:`distinct`, or there are not as many sequences as layers.
+        ValueError: as of :func:`distinct`, or neither numbers nor a sequence of numbers for each of ``layers``.
     """
 
     def numbers(some: Any) -> bool:
@@ -181,8 +185,8 @@ def selected_heads(layers: Sequence[int] | None, heads: Sequence[Any]) -> tuple[
     return tuple(distinct("heads", some) for some in heads)
 
 
-def heads_in(layer: int, layers: Sequence[int] | None, heads: tuple[Any, ...] | None) -> tuple[int, ...] | None:
+def heads_in(layer: int, layers: Sequence[int] | None, heads: Heads | None) -> tuple[int, ...] | None:
     """Return the heads of one of the selected layers, from 1; None is all."""
     if heads is None or layers is None or isinstance(heads[0], int):
         return heads
-    return heads[list(layers).index(layer)]
+    return heads[layers.index(layer)]

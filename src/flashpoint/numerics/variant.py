@@ -15,6 +15,7 @@ from flashpoint.numerics.choices import (
     NEAREST,
     UNROUNDED,
     DeltaError,
+    Heads,
     ResidualFormat,
     Rounding,
     distinct,
@@ -128,7 +129,7 @@ class AttentionVariant:
     # Selection
     layers: tuple[int, ...] | None = None
     """Layers that take this variant; None means all."""
-    heads: tuple[Any, ...] | None = None  # of int, or of tuples of int, which OmegaConf has no type for
+    heads: Heads | None = None
     """Heads that take this variant, in each selected layer; None means all. Or a list of heads for each of ``layers``,
     in their order."""
     elsewhere: AttentionVariant | None = None
