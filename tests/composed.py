@@ -5,10 +5,10 @@ import functools
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from flashpoint.build_config import build_config, hydra_schema
+from flashpoint.build_config import build_config
+from flashpoint.cli.composition import store_schema
 from flashpoint.config import Config
 from tests.conftest import REPOSITORY
 
@@ -32,14 +32,9 @@ def composed_hardware(*overrides: str) -> dict[str, Any]:
 
 
 @functools.cache
-def _store_schema() -> None:
-    ConfigStore.instance().store(name="schema", node=hydra_schema())
-
-
-@functools.cache
 def _composed(*overrides: str) -> dict[str, Any]:
     """The files of the configuration do not change while tests run; a composition takes a fifth of a second."""
-    _store_schema()
+    store_schema()
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         values = OmegaConf.to_container(compose("train", list(overrides)), resolve=True)
     assert isinstance(values, dict)

@@ -16,7 +16,6 @@ import scipy.stats
 import tokenizers.implementations
 import torch._inductor.config  # by torch.use_deterministic_algorithms
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from matplotlib.figure import Figure
 
 import flashpoint.analysis.survival
@@ -33,10 +32,10 @@ import flashpoint.diagnosis.verdict
 import flashpoint.report.live
 import flashpoint.report.page
 import flashpoint.training.run
-from flashpoint.build_config import hydra_schema
+from flashpoint.cli.composition import store_schema
 
 # The first composition finds Hydra's plugins and fills its parser's caches.
-ConfigStore.instance().store(name="schema", node=hydra_schema())
+store_schema()
 with initialize_config_dir(str(Path(__file__).parent.parent / "configs"), version_base="1.3"):
     compose("train", ["experiment=laptop", "train.steps=1", "data.path=a/b", "+tracking.tags=[a]", "hydra.sweep.dir=a"])
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from flashpoint.build_config import build_config, hydra_schema
+from flashpoint.build_config import build_config
+from flashpoint.cli.composition import store_schema
 from flashpoint.cli.refusals import refusal
 from flashpoint.config import HEAD_SIZES, Config
 from flashpoint.errors import UserError
@@ -85,7 +85,7 @@ def composed(overrides: list[str]) -> Config:
     Raises:
         UserError: one of them is none.
     """
-    ConfigStore.instance().store(name="schema", node=hydra_schema())
+    store_schema()
     try:
         with initialize_config_dir(str(Path(CONFIGS).resolve()), version_base="1.3"):
             values = cast(dict[str, Any], OmegaConf.to_container(compose("train", overrides), resolve=True))

@@ -1,13 +1,20 @@
-"""YAML files of the user's own, before Hydra builds anything of them."""
+"""What Hydra composes: YAML files of the user's own, checked before anything is built of them, and its mode."""
 
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra._internal.hydra import Hydra
+from hydra.types import RunMode
+from omegaconf import DictConfig
 
 from flashpoint.cli.composition import check_yaml
+from flashpoint.cli.train import main
 from flashpoint.errors import UserError
 from tests.composed import CONFIGS
+from tests.conftest import Command
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "\n".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
@@ -52,3 +59,29 @@ def test_the_project_has_no_such_file(tmp_path: Path) -> None:
         check_yaml(path)
     (tmp_path / "empty.yaml").touch()
     check_yaml(tmp_path / "empty.yaml")
+
+
+def test_a_configuration_is_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed = Hydra.compose_config
+    modes = []
+
+    def compose_config(*arguments: Any, run_mode: RunMode, **options: Any) -> DictConfig:
+        modes.append(run_mode)
+        return composed(*arguments, run_mode=run_mode, **options)
+
+    monkeypatch.setattr(Hydra, "compose_config", compose_config)
+    monkeypatch.setattr(sys, "argv", ["flashpoint"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(SystemExit):
+        main(["experiment=laptop", "attn.layers=[9]"])
+    assert modes == [RunMode.RUN]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("found_by", [("--config-dir", "mine"), ("hydra.searchpath=[mine]",)])
+def test_the_mode_that_a_users_file_sets_is_taken(train: Command, tmp_path: Path, found_by: tuple[str, ...]) -> None:
+    (folder := tmp_path / "mine/sweep").mkdir(parents=True)
+    sweep = "hydra: {mode: MULTIRUN, sweeper: {params: {seed: '0,1'}}}"
+    (folder / "two.yaml").write_text(f"# @package _global_\n{sweep}\n")
+    result = train(*found_by, "+sweep=two", "train.steps=2", "probes.attention_interval=0")
+    assert result.stdout.count("outcome=stable step=2 ") == 2, result.stderr

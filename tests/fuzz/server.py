@@ -26,13 +26,12 @@ def preload() -> None:
     """Import what a case imports before PyTorch; the first composition fills the caches of Hydra's parser."""
     import hydra.main  # noqa: F401
     from hydra import compose, initialize_config_dir
-    from hydra.core.config_store import ConfigStore
 
     import flashpoint.cli.train  # noqa: F401
-    from flashpoint.build_config import hydra_schema
+    from flashpoint.cli.composition import store_schema
     from flashpoint.files import CONFIGS
 
-    ConfigStore.instance().store(name="schema", node=hydra_schema())
+    store_schema()
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         compose("train", ["experiment=laptop", "train.steps=1", "data.path=a/b", "+tracking.tags=[a]"])
     gc.collect()

@@ -6,6 +6,7 @@ without a word, or tell over several lines is refused here.
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 import warnings
@@ -15,12 +16,16 @@ from typing import Any, NoReturn
 
 import yaml
 from hydra._internal.core_plugins import file_config_source
+from hydra._internal.hydra import Hydra
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult
+from hydra.types import RunMode
 
+from flashpoint.build_config import hydra_schema
 from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import default_experiment
@@ -34,6 +39,11 @@ _TAKE_A_VALUE = (
 """Hydra's flags whose value may be an argument of its own."""
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.output_subdir")
 """Where Hydra writes, if it is told to."""
+CONFIG = "train"
+"""The configuration of a run, ``configs/train.yaml``."""
+_PROVIDERS = {"hydra", "main", "schema"}
+"""Of the files of Hydra and of this project, none of which sets ``hydra.mode``."""
+_COMPOSED_MODE = Hydra.get_mode
 _MOST_BYTES, _MOST_NODES = 1 << 18, 10_000
 """Of one YAML file, the latter once its aliases are written out. Every key of a run has some 200."""
 
@@ -67,10 +77,30 @@ def checked_arguments(arguments: Sequence[str]) -> list[str]:
     return overrides + flags
 
 
+@functools.cache
+def store_schema() -> None:
+    """Give Hydra every key of a run with its type and default."""
+    ConfigStore.instance().store(name="schema", node=hydra_schema())
+
+
 def check_files_as_hydra_reads_them() -> None:
     """Have Hydra check each YAML file when it reads it, and end at what it would only warn of."""
     SourcesRegistry.instance().types["file"] = FileConfigSource  # one that is there Hydra does not replace
     warnings.filterwarnings("error", category=UserWarning, module=r"hydra\._internal\.(config_loader|defaults_list)")
+
+
+def compose_once() -> None:
+    """Have Hydra ask for a configuration's ``hydra.mode`` only where one can be: it composes all for the answer."""
+    Hydra.get_mode = _mode  # type: ignore[assignment, method-assign]
+
+
+def _mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> RunMode | None:
+    providers = {source.provider for source in hydra.config_loader.get_search_path().get_path()}
+    own_files = config_name == CONFIG and providers <= _PROVIDERS
+    if own_files and not any(override.lstrip("+~").startswith("hydra") for override in overrides):
+        return None
+    mode: RunMode | None = _COMPOSED_MODE(hydra, config_name, overrides)
+    return mode
 
 
 def _refuse_flag(message: str) -> NoReturn:

@@ -14,13 +14,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 import hydra
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from flashpoint.build_config import build_config, hydra_schema
-from flashpoint.cli.composition import check_files_as_hydra_reads_them, checked_arguments
+from flashpoint.build_config import build_config
+from flashpoint.cli.composition import (
+    CONFIG,
+    check_files_as_hydra_reads_them,
+    checked_arguments,
+    compose_once,
+    store_schema,
+)
 from flashpoint.cli.process import quick_end
 from flashpoint.cli.refusals import refusal
 from flashpoint.config import Config
@@ -39,7 +44,7 @@ WANTS_TRACEBACK = os.environ.setdefault("FLASHPOINT_TRACEBACK", os.environ.get("
 """Whether the user wants them; processes that this one starts inherit both, and ``main`` sets the latter for Hydra."""
 
 
-@hydra.main(config_path=str(CONFIGS), config_name="train", version_base="1.3")
+@hydra.main(config_path=str(CONFIGS), config_name=CONFIG, version_base="1.3")
 def train(composed: DictConfig) -> None:
     multirun = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
@@ -105,11 +110,12 @@ def main(arguments: Sequence[str]) -> None:
     Args:
         arguments: for Hydra.
     """
-    ConfigStore.instance().store(name="schema", node=hydra_schema())
+    store_schema()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of printing several lines
     try:
         with nullcontext() if WANTS_TRACEBACK else exit_in_one_line(), readers_may_leave():
             check_files_as_hydra_reads_them()
+            compose_once()
             try:
                 # The launcher of a sweep starts this file with the arguments of a run.
                 sys.argv = [__file__, *checked_arguments(arguments)]
