@@ -8,7 +8,7 @@ export PYTORCH_NO_CUDA_MEMORY_CACHING=1 # else every tensor lies inside one allo
 status=0
 for tool in memcheck racecheck; do
   compute-sanitizer --tool "$tool" --error-exitcode 9 --launch-timeout 300 --kernel-name-exclude kernel_substring=at:: \
-    "$python" -m pytest -q -p no:cacheprovider tests/numerics/test_kernels.py \
+    "$python" -m pytest -p no:cacheprovider tests/numerics/test_kernels.py \
     -k 'edges or outside' 2>&1 | grep -E '=========|passed|failed' | tail -4 | sed "s/^/$tool: /"
   [ "${PIPESTATUS[0]}" -eq 0 ] || status=1
 done

@@ -41,11 +41,14 @@ class CausalSelfAttention(nn.Module):
         self.projection: nn.Linear = Linear(config.d_model, config.d_model)
 
     def forward(self, x: Tensor, seed_and_step: Tensor) -> Tensor:
-        B, T, C = x.shape
-        # [B, T, 3C] → three of [B, H, T, d]
-        q, k, v = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.projection(self.between_projections(self.qkv(x), seed_and_step))
+
+    def between_projections(self, qkv: Tensor, seed_and_step: Tensor) -> Tensor:
+        """Return the heads' outputs, [B, T, C], of what is projected from x, [B, T, 3C]."""
+        B, T, C = *qkv.shape[:2], qkv.shape[2] // 3
+        q, k, v = qkv.view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4).unbind(0)  # [B, H, T, d] each
         out = attention(q, k, v, self.variant, layer=self.layer, seed_and_step=seed_and_step)
-        return self.projection(out.transpose(1, 2).reshape(B, T, C))
+        return out.transpose(1, 2).reshape(B, T, C)
 
     @property
     def w_q(self) -> Tensor:

@@ -20,7 +20,15 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
 
     if precision not in _OF_AUTOCAST:
         return nullcontext()
-    return torch.autocast(device.type, dtype=getattr(torch, _OF_AUTOCAST[precision]))
+    return torch.autocast(device.type, dtype=linear_dtype(precision))
+
+
+def linear_dtype(precision: Precision) -> torch.dtype:
+    """Return what a linear layer returns in such a forward pass."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, _OF_AUTOCAST.get(precision, "float32"))
+    return dtype
 
 
 def loss_scale(precision: Precision) -> float:

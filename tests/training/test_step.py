@@ -1,8 +1,11 @@
 """What a step says it did is what it did."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from flashpoint.config import Config, DataConfig, ModelConfig, TrainConfig
 from flashpoint.model import GPT
@@ -32,6 +35,18 @@ def test_loss_gradient_norm_and_update_norm() -> None:
     clipped = [parameter.grad.double().norm().item() for parameter in model.parameters() if parameter.grad is not None]
     assert grad_norm > 0.5
     assert np.sqrt(np.square(clipped).sum()) == pytest.approx(0.5, rel=1e-4)
+
+
+def test_modules_are_called_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While PyTorch's compiler traces a pattern, it takes calls of modules in every thread for those of the pattern."""
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    config = Config(model=MODEL, data=DataConfig(vocab_size=300), train=TrainConfig(batch_size=2, compile=True))
+    step = OptimizerStep(GPT(MODEL, AttentionVariant(), 0), config, torch.device("cpu"), Ranks())
+    threads = set()
+    hook = register_module_forward_pre_hook(lambda *_: threads.add(threading.current_thread()))
+    step.warm_up()
+    hook.remove()
+    assert threads == {threading.main_thread()}
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
@@ -14,7 +14,7 @@ from flashpoint.config import Config
 from flashpoint.cuda_graph import Graphed
 from flashpoint.model import GPT, Block
 from flashpoint.numerics.ops import forget_graphs
-from flashpoint.precision import autocast, loss_scale
+from flashpoint.precision import autocast, linear_dtype, loss_scale
 from flashpoint.training.digests import state_checksum
 from flashpoint.training.optimizer import build_optimizer
 from flashpoint.training.parallel import Ranks, flattened, take_from
@@ -73,7 +73,8 @@ class OptimizerStep:
         """Compile what a step compiles, on a batch of zeros; no state of the training changes."""
         if self._compiled:
             with ThreadPoolExecutor(1) as beside:
-                kernels = beside.submit(self._compile_attention)
+                attentions = [cast(Block, block).attention.between_projections for block in self.model.blocks]
+                kernels = beside.submit(self._compile_kernels, attentions)
                 self._loss(self._batch[0]).backward()
                 kernels.result()
             self._optimizer.zero_grad(set_to_none=True)
@@ -136,14 +137,19 @@ class OptimizerStep:
             loss: Tensor = self._loss_of(sequences[:, :-1], sequences[:, 1:], self.seed_and_step)
         return loss
 
-    def _compile_attention(self) -> None:
-        """Run the attention of each layer, whose kernels PyTorch's compiler only calls: neither waits for the other."""
-        shape = (self._batch.shape[1], self._batch.shape[2] - 1, self.model.config.d_model)
-        x = torch.zeros(shape, device=self._device, requires_grad=True)
-        with torch.cuda.device_of(x), autocast(self._device, self._train.precision):
-            for layer in self.model.blocks:
-                out = cast(Block, layer).attention(x, self.seed_and_step)
-                torch.autograd.grad(out.sum(), x)
+    def _compile_kernels(self, attentions: Iterable[Callable[[Tensor, Tensor], Tensor]]) -> None:
+        """Run the attention of each layer, whose kernels PyTorch's compiler only calls: neither waits for the other.
+
+        No module may be called here: while the compiler traces, it takes every call of a module, in any thread, for one
+        of what it traces.
+        """
+        shape = (self._batch.shape[1], self._batch.shape[2] - 1, 3 * self.model.config.d_model)
+        dtype = linear_dtype(self._train.precision)
+        qkv = torch.zeros(shape, dtype=dtype, device=self._device, requires_grad=True)
+        with torch.cuda.device_of(qkv), autocast(self._device, self._train.precision):
+            for attention in attentions:
+                out = attention(qkv, self.seed_and_step)
+                torch.autograd.grad(out, qkv, torch.zeros_like(out))
 
     def _compute(self) -> None:
         self._backward()
