@@ -44,6 +44,7 @@ CONFIG = "train"
 _PROVIDERS = {"hydra", "main", "schema"}
 """Of the files of Hydra and of this project, none of which sets ``hydra.mode``."""
 _COMPOSED_MODE = Hydra.get_mode
+"""Hydra's own way to the mode: it composes the whole configuration."""
 _MOST_BYTES, _MOST_NODES = 1 << 18, 10_000
 """Of one YAML file, the latter once its aliases are written out. Every key of a run has some 200."""
 
