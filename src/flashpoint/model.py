@@ -41,10 +41,10 @@ class CausalSelfAttention(nn.Module):
         self.projection: nn.Linear = Linear(config.d_model, config.d_model)
 
     def forward(self, x: Tensor, seed_and_step: Tensor) -> Tensor:
-        return self.projection(self.between_projections(self.qkv(x), seed_and_step))
+        return self.projection(self.attend(self.qkv(x), seed_and_step))
 
-    def between_projections(self, qkv: Tensor, seed_and_step: Tensor) -> Tensor:
-        """Return the heads' outputs, [B, T, C], of what is projected from x, [B, T, 3C]."""
+    def attend(self, qkv: Tensor, seed_and_step: Tensor) -> Tensor:
+        """Return O of all heads, [B, T, C], from their q, k and v, [B, T, 3C]: what lies between the projections."""
         B, T, C = *qkv.shape[:2], qkv.shape[2] // 3
         q, k, v = qkv.view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4).unbind(0)  # [B, H, T, d] each
         out = attention(q, k, v, self.variant, layer=self.layer, seed_and_step=seed_and_step)

@@ -24,7 +24,7 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
 
 
 def linear_dtype(precision: Precision) -> torch.dtype:
-    """Return what a linear layer returns in such a forward pass."""
+    """Return the dtype of what a linear layer returns in a forward pass of this precision."""
     import torch
 
     dtype: torch.dtype = getattr(torch, _OF_AUTOCAST.get(precision, "float32"))

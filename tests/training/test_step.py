@@ -43,9 +43,8 @@ def test_modules_are_called_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> No
     config = Config(model=MODEL, data=DataConfig(vocab_size=300), train=TrainConfig(batch_size=2, compile=True))
     step = OptimizerStep(GPT(MODEL, AttentionVariant(), 0), config, torch.device("cpu"), Ranks())
     threads = set()
-    hook = register_module_forward_pre_hook(lambda *_: threads.add(threading.current_thread()))
-    step.warm_up()
-    hook.remove()
+    with register_module_forward_pre_hook(lambda *_: threads.add(threading.current_thread())):
+        step.warm_up()
     assert threads == {threading.main_thread()}
 
 

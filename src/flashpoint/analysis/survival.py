@@ -96,12 +96,19 @@ def by_variant(runs: Sequence[Run]) -> list[Lifetimes]:
 
 
 def grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
-    """Group runs by unusual setting and by attention, in the order of each group's first run."""
+    """Group runs by unusual setting and by attention, in the order of each group's first run.
+
+    An attention is named by its variant's title, with each choice in which runs of that title differ.
+    """
     usual = usual_settings(runs)
+    choices: dict[str, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        choices.setdefault(run.title, []).append(choices_of(run))
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         setting = " ".join(differing(settings_of(run), [usual]))
-        groups.setdefault((setting, _label(run, runs)), []).append(run)
+        label = " ".join([run.title, *differing(choices_of(run), choices[run.title])])
+        groups.setdefault((setting, label), []).append(run)
     return groups
 
 
@@ -181,12 +188,6 @@ def lifetimes(label: str, setting: str, runs: Sequence[Run]) -> Lifetimes:
     onsets, censored = np.array(sorted(failed), np.int64), np.array(sorted(held), np.int64)
     nonfinite = sum(run.outcome["outcome"] == "nonfinite" for run in runs)
     return Lifetimes(label, runs[0].variant, onsets, censored, setting, nonfinite)
-
-
-def _label(run: Run, runs: Sequence[Run]) -> str:
-    """Return the variant's title, with each choice in which runs of that title differ."""
-    namesakes = [choices_of(other) for other in runs if other.title == run.title]
-    return " ".join([run.title, *differing(choices_of(run), namesakes)])
 
 
 def differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -238,7 +238,7 @@ class AttentionVariant:
         injects = self.delta_error.kind != "none" and self.delta_error.size != 0
         return injects or (self.elsewhere is not None and self.elsewhere.injected)
 
-    @cached_property
+    @property
     def title(self) -> str:
         """The name that people read. It shows injected errors and formats other than BF16."""
         variants = [self, *filter(None, [self.elsewhere])]

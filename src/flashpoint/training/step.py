@@ -73,7 +73,7 @@ class OptimizerStep:
         """Compile what a step compiles, on a batch of zeros; no state of the training changes."""
         if self._compiled:
             with ThreadPoolExecutor(1) as beside:
-                attentions = [cast(Block, block).attention.between_projections for block in self.model.blocks]
+                attentions = [cast(Block, block).attention.attend for block in self.model.blocks]
                 kernels = beside.submit(self._compile_kernels, attentions)
                 self._loss(self._batch[0]).backward()
                 kernels.result()
@@ -140,8 +140,8 @@ class OptimizerStep:
     def _compile_kernels(self, attentions: Iterable[Callable[[Tensor, Tensor], Tensor]]) -> None:
         """Run the attention of each layer, whose kernels PyTorch's compiler only calls: neither waits for the other.
 
-        No module may be called here: while the compiler traces, it takes every call of a module, in any thread, for one
-        of what it traces.
+        No module may be called or looked up here: while the compiler traces, it takes what any thread does with modules
+        for a part of what it traces.
         """
         shape = (self._batch.shape[1], self._batch.shape[2] - 1, 3 * self.model.config.d_model)
         dtype = linear_dtype(self._train.precision)
