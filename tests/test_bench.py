@@ -162,6 +162,7 @@ def test_shapes_of_trainings() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_training_on_a_cpu(tmp_path: Path) -> None:
     """One loop cannot be compiled; the others are measured without it."""
     no_compiler = {"CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
@@ -190,6 +191,7 @@ def test_training_on_a_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_compilation_on_a_cpu(tmp_path: Path) -> None:
     """PyTorch still records what the phases are taken from."""
     quick = {"TORCHINDUCTOR_DEBUG_COMPILE": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0"}  # C++ as it stands: half of the time

@@ -26,6 +26,7 @@ def relative(page: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_pages_have_what_their_commands_print(page: Path) -> None:
     result = refresh("--check", page)

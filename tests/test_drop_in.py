@@ -372,6 +372,7 @@ def test_a_users_model_that_takes_its_attention_from_transformers_is_not_refused
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_compiled_model_of_transformers_trains_with_it() -> None:
     """Transformers hands it the causal mask then, which it leaves out of a model that is not compiled."""
     from flashpoint.huggingface import implementation

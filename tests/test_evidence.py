@@ -74,6 +74,7 @@ def name_of_equal(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_run_of_the_tables_is_whole() -> None:
     """Every configuration, series and digest chain can be read, and all that is said to be there is."""
     for row in EVIDENCE.rows:

@@ -41,6 +41,7 @@ def undisturbed(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
+@pytest.mark.exhaustive
 def test_killed_at_random_instants_it_ends_with_the_same_digest(
     undisturbed: Path, text_file: Path, train: Command
 ) -> None:

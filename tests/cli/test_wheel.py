@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import REPOSITORY, TINY, environment
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 
 @pytest.fixture(scope="module")

@@ -70,6 +70,7 @@ EXAMPLES: dict[str, str] = {
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_example_is_one_line_told_before_pytorch_and_writes_nothing(tmp_path: Path) -> None:
     from tests.fuzz.of_options import KIND
 

@@ -9,6 +9,7 @@ from tests.fuzz.judge import Command, Ending, explore, kind_of, names_of_kinds, 
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", names_of_kinds())
 def test_bad_input_ends_in_one_line_and_writes_nothing_out_of_place(name: str, tmp_path: Path) -> None:
     kind = kind_of(name)

@@ -13,6 +13,7 @@ import localized_faults
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_biased_delta_is_named_in_its_head(tmp_path: Path) -> None:
     assert localized_faults.trial("delta_bias", 2, tmp_path) == "named"
 

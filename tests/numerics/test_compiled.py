@@ -28,6 +28,7 @@ def assembly(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_kernels_compile_with_products_on_the_matrix_units(assembly: dict[str, list[str]]) -> None:
     """A product of 64 features or keys takes four instructions, 16 deep each; tiles below the diagonal and on it are
     two loops."""
@@ -41,6 +42,7 @@ def test_kernels_compile_with_products_on_the_matrix_units(assembly: dict[str, l
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_residual_is_a_byte_an_element_beside_two_of_o(assembly: dict[str, list[str]]) -> None:
     """64 × 64 elements of a program in words of 16 bytes, one for each of 128 threads at a time; L comes singly."""
     plain, *_, with_residual = (text.count("st.global.v4.b32") for text in assembly["flash_fwd_kernel"])
@@ -49,6 +51,7 @@ def test_a_residual_is_a_byte_an_element_beside_two_of_o(assembly: dict[str, lis
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_kernels_fit_chips_that_are_not_here() -> None:
     """The largest heads, on one chip of each kind: 8.0 and 8.9 have the code of 8.6, and no less memory."""
     for row in compiled("sm_86 sm_100 sm_120 gfx942", 128, "flash_bf16"):
