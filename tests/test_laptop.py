@@ -1,8 +1,7 @@
 """What a newcomer with a laptop sees: the loss explodes, and on the same batches the fix holds.
 
 With one layer of half the width and context, half the batch, an eighth of the text and a quicker optimiser than the
-preset's: a fraction of the time.
-``.ci/run`` has the preset itself.
+preset's: a fraction of the time. ``.ci/run`` has the preset itself.
 """
 
 import json
