@@ -6,6 +6,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from flashpoint.capture.captures import read_calls
 from flashpoint.cli.main import main
 from flashpoint.diagnosis.call import AttentionCall
 
@@ -39,6 +40,12 @@ def refused(*arguments: str) -> str:
 def test_an_option_that_would_be_passed_over_is_refused(capture: Path, options: list[str]) -> None:
     assert options[0] in refused(str(capture), *options)
     assert options[0] in refused(str(capture / "layer-01.safetensors"), *options)
+
+
+def test_layers_come_in_their_order(tmp_path: Path) -> None:
+    for layer in (100, 99, 9):
+        write_call(tmp_path, layer)
+    assert [call.layer for call in read_calls(tmp_path)] == [9, 99, 100]
 
 
 @pytest.mark.slow

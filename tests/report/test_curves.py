@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import matplotlib.colors
 import matplotlib.image
 import numpy as np
 import pytest
@@ -51,6 +52,17 @@ def test_the_onset_is_drawn_where_it_is(tmp_path: Path) -> None:
     assert len(columns)
     assert np.ptp(columns) < 4  # one vertical line
     assert columns[0] / image_width(without) == pytest.approx(0.75, abs=0.05)
+
+
+@pytest.mark.slow
+def test_the_layer_that_explodes_stands_out(tmp_path: Path) -> None:
+    hot = {"layer/7/head/1/w_q_spectral_norm": 1000.0}
+    lines = [{**line, **(hot if NORMS[0] in line else {})} for line in steps(200)]
+    image = pixels(draw_curves(recorded(tmp_path, lines, onset_step=150)))[-360:]  # the panel of W_Q
+    red = np.abs(image - matplotlib.colors.to_rgb("C3")).max(-1) < 0.02
+    rows = np.flatnonzero(red[:, image_width(image) // 2])
+    assert len(rows)
+    assert rows.max() < 180  # the flat line far above those of the nine other layers
 
 
 def image_width(image: np.ndarray) -> int:

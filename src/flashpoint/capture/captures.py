@@ -24,7 +24,7 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
     if path.is_file():
         return [AttentionCall.read(path)]
     folder = _capture(path, step)
-    files = sorted(folder.glob(_LAYERS))
+    files = sorted(folder.glob(_LAYERS), key=lambda file: (len(file.name), file.name))  # layer 100 after 99
     if not files and (run := RunFolder(path)).manifest.is_file():
         left_out = "; ".join(run.read_manifest().get("not_recorded", []))
         remedy = left_out and f"its attention was not recorded ({left_out})"

@@ -66,8 +66,8 @@ def _draw_norms(panel: Axes, run: Run) -> None:
     if series := run.by_head("w_q_spectral_norm"):
         steps, norms = series
         for layer, largest in enumerate(norms.max(1), 1):
-            # The second layer is where the paper's failure starts.
-            emphasis: dict[str, Any] = {"color": "C3", "linewidth": 2, "zorder": 3} if layer == 2 else {}
+            hot = layer == run.hottest_layer
+            emphasis: dict[str, Any] = {"color": "C3", "linewidth": 2, "zorder": 3} if hot else {}
             shade = str(0.25 + 0.5 * (layer - 1) / max(1, len(norms) - 1))
             panel.plot(steps, largest, **{"color": shade, "linewidth": 1, "label": f"layer {layer}", **emphasis})
         panel.legend(frameon=False, ncols=4)
