@@ -60,3 +60,13 @@ def test_a_nonfinite_value_ends_the_run_at_its_step(value: float) -> None:
 def test_an_explosion_that_turns_nonfinite_keeps_its_onset_and_ends_there() -> None:
     detector = judged([2.0] * 100 + [3.0] * 15 + [math.nan])
     assert (detector.verdict, detector.onset_step, detector.last_step) == ("exploded", 103, 115)
+
+
+def test_a_branch_with_a_shorter_hold_explodes_though_more_steps_are_out_of_bounds_already() -> None:
+    """It counted on from the four of the run that it branched off, and so never came by its own two."""
+    original = judged([2.0] * 100 + [3.0] * 7)  # out of bounds since step 103
+    assert (original.verdict, original.steps_above) == ("stable", 4)
+    branch = ExplosionDetector(DetectorConfig(window=10, margin=0.3, hold_steps=2, tail_steps=20))
+    branch.load_state(original.state())
+    branch.update(107, 3.0, 1.0)
+    assert (branch.verdict, branch.onset_step, branch.last_step) == ("exploded", 103, 127)

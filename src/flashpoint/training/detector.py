@@ -49,7 +49,10 @@ class ExplosionDetector:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state`; the window may be another."""
+        """Go on from :meth:`state`, also of a detector with other settings.
+
+        Steps out of bounds that are ``hold_steps`` or more by now are an explosion if the next one is, too.
+        """
         self._losses.extend(state["losses"])
         self._minimum, self._above = state["minimum"], state["above"]
         self.verdict, self.onset_step, self.last_step = state["verdict"], state["onset_step"], state["last_step"]
@@ -67,7 +70,7 @@ class ExplosionDetector:
         mean = math.fsum(self._losses) / self._config.window
         self._minimum = min(self._minimum, mean)
         self._above = self._above + 1 if mean > self._minimum + self._config.margin else 0
-        if self._above == self._config.hold_steps:
+        if self._above >= self._config.hold_steps:  # above it, where the run branches off one that held longer
             self.verdict = "exploded"
-            self.onset_step = step - self._config.hold_steps + 1
+            self.onset_step = step - self._above + 1
             self.last_step = step + self._config.tail_steps
