@@ -123,9 +123,10 @@ class Trainer:
                         self._files.log(step, metrics)
                     self._note_failed_probes(step)
                 if (step + 1) % train.eval_interval == 0 or last:
+                    before = time.perf_counter()
                     val_loss, val_step = self.validate(), step + 1
                     self._files.log(step, {"val_loss": val_loss})
-                    started = time.perf_counter()
+                    started += time.perf_counter() - before  # the steps before it count for the rate, it does not
                 self._look_at_weights(step + 1)
                 if self._files.checkpoint_due(step + 1, now=interrupted):
                     self._checkpoint(step + 1)

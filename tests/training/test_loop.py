@@ -1,0 +1,77 @@
+"""The loop in this process: what it logs, where it begins and what it ends with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flashpoint.config import Config
+from flashpoint.runs.outcome import Outcome
+from flashpoint.training import loop, plan
+from flashpoint.training.listeners import Listener
+from flashpoint.training.loop import Trainer
+from flashpoint.training.run import run
+from flashpoint.training.step import OptimizerStep
+from tests.composed import composed
+from tests.conftest import TINY
+from tests.verdicts import metrics_of
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tests' runs have their data, prepared by the first of them."""
+    return tmp_path_factory.mktemp("prepared")
+
+
+@pytest.fixture(autouse=True)
+def own_numerics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "fix_numerics", lambda *_: None)  # which outlasts the test
+
+
+class Runs:
+    """Runs of the tiny model in a folder."""
+
+    def __init__(self, text_file: Path, data: Path, folder: Path) -> None:
+        self._own = (f"data.path={text_file}", f"data.root={data}", f"runs_dir={folder}")
+        self.folder = folder
+
+    def config(self, *overrides: str) -> Config:
+        return composed(*TINY, *self._own, *overrides)
+
+    def train(self, *overrides: str, listeners: Sequence[Listener] = ()) -> Outcome:
+        return run(self.config(*overrides), listeners)
+
+
+@pytest.fixture
+def runs(text_file: Path, prepared: Path, tmp_path: Path) -> Runs:
+    return Runs(text_file, prepared, tmp_path / "runs")
+
+
+class Clock:
+    """Stands still but for what it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now, self._monkeypatch = 0.0, monkeypatch
+        monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: self._now))
+
+    def takes(self, owner: type, name: str, seconds: float) -> None:
+        """Every call of a method takes so long."""
+        method = getattr(owner, name)
+
+        def slow(*arguments: Any) -> Any:
+            self._now += seconds
+            return method(*arguments)
+
+        self._monkeypatch.setattr(owner, name, slow)
+
+
+def test_the_rate_is_that_of_the_steps_wherever_a_validation_falls(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A validation between two readings made the steps before it count without their time."""
+    clock = Clock(monkeypatch)
+    clock.takes(OptimizerStep, "__call__", 1.0)
+    clock.takes(Trainer, "validate", 1000.0)
+    runs.train("run_name=timed", "train.log_interval=5", "train.eval_interval=3")
+    rates = [line["tokens_per_second"] for line in metrics_of(runs.folder / "timed") if "tokens_per_second" in line]
+    assert rates == [4 * 16] * 3  # of four sequences of 16 tokens a step, read after steps 5, 10 and 12
