@@ -226,3 +226,19 @@ def test_each_set_of_weights_has_its_factor(tmp_path: Path) -> None:
     assert (tmp_path / "law.png").read_bytes().startswith(b"\x89PNG")
     until = rows(call("delta", *runs, "--by", "weights", "--until", "1"))
     assert until[0].startswith("| step 1,000 of first-1 | 3 | 16 | 2.8 |")
+
+
+def test_weights_of_which_delta_has_no_error_and_factors_that_cancel(tmp_path: Path) -> None:
+    """Both divided by zero."""
+
+    def record(name: str, bias: float, noise: float) -> str:
+        of_heads = {"delta_error_relative_bias": [[bias]], "delta_error_relative_noise": [[noise]]}
+        metrics = [{"step": 0, "w_q_spectral_norm": [[1.0]], **of_heads}]
+        parent = {"parent": {"run": "runs/first", "from_step": 10}}
+        return write_run(tmp_path / name, {"name": name}, metrics=metrics, manifest=parent)
+
+    one, other, exact = record("one", 1.0, 1.0), record("other", -1.0, 1.0), record("exact", 0.0, 0.0)
+    (row,) = rows(call("delta", one, other, "--by", "weights"))
+    assert row.startswith("| step 10 of first | 2 | 1 | 0.0 |")
+    refused = refusal(call("delta", one, exact, "--by", "weights"))
+    assert refused == f"error: {exact}: layer 1: δ takes no part of the error of O there; leave the run out"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flashpoint.analysis.bias import Relative, Window
 from flashpoint.analysis.intervals import mean_interval
+from flashpoint.errors import UserError
 from flashpoint.runs.run import Run
 
 
@@ -24,8 +25,15 @@ class Point:
 
     @classmethod
     def of(cls, run: Run, window: Window) -> Point:
-        """Measure a run. Raises UserError if the run has not measured the error of δ."""
-        one = Relative.of(run, "delta_error", window).layers([run.hottest_layer])
+        """Measure a run.
+
+        Raises:
+            UserError: the run has not measured the error of δ, or its δ has none.
+        """
+        layer = run.hottest_layer
+        one = Relative.of(run, "delta_error", window).layers([layer])
+        if not one.variance:
+            raise UserError(f"{run.where}: layer {layer}: δ takes no part of the error of O there; leave the run out")
         bias, half = mean_interval(one.biases.mean((0, 1)))
         return cls(run, bias, half or 0.0, one.variance)
 

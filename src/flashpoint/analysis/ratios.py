@@ -23,7 +23,8 @@ def onset_ratios(runs: Sequence[Run], controls: Sequence[Run]) -> dict[str, dict
     """Return the ratios by seed, of each attention and setting.
 
     Raises:
-        UserError: a control did not explode, a run's seed has none, or two of a group, or two controls, have one seed.
+        UserError: a control did not explode or failed at its first step, a run's seed has none, or two of a group, or
+            two controls, have one seed.
     """
     onsets: dict[int, int] = {}
     for control in controls:
@@ -31,6 +32,8 @@ def onset_ratios(runs: Sequence[Run], controls: Sequence[Run]) -> dict[str, dict
             raise UserError(f"{control.where}: {control.verdict}, no onset to compare with; leave it out")
         if (seed := control.config["seed"]) in onsets:
             raise UserError(f"{control.where}: a second control of seed {seed}; name one of each")
+        if not control.failed_at:
+            raise UserError(f"{control.where}: {control.verdict}, no time to compare with; leave it out")
         onsets[seed] = control.failed_at
     return {
         f"{label} {setting}".strip(): _by_seed(members, onsets) for (setting, label), members in grouped(runs).items()

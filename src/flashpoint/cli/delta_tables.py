@@ -207,7 +207,7 @@ def _law(known: Sequence[Point]) -> list[Any]:
     variances, factors = [point.variance for point in known], [point.factor for point in known]
     middle = float(np.mean(factors))
     away = None
-    if len(known) > 1:
+    if len(known) > 1 and middle:
         farthest = max(known, key=lambda point: abs(point.factor - middle))
         percent = 100 * (farthest.factor / middle - 1)
         away = Cell({"rounding": farthest.run.title, "percent": percent}, f"{percent:+.0f} %, `{farthest.run.title}`")
