@@ -255,8 +255,9 @@ def test_runs_wait_for_the_gpu_that_they_are_to_have(stand_in: Path, monkeypatch
     (first,), (second,), (third,) = (starts(stand_in / run) for run in sorted(interrupted(stand_in)))
     assert first["given"]["hardware"] == "a100"
     assert [run["environment"]["CUDA_VISIBLE_DEVICES"] for run in (first, second, third)] == ["5", "3", "3"]
-    with pytest.raises(UserError, match=r"hardware\.gpu=B200: here is NVIDIA A100-SXM4-80GB, NVIDIA H200; leave"):
-        launch([["hardware=h200"], ["hardware=b200"]], sweep="elsewhere")
+    for wanted in ("hardware=b200", "++hardware.gpu=B200"):
+        with pytest.raises(UserError, match=r"hardware\.gpu=B200: here is NVIDIA A100-SXM4-80GB, NVIDIA H200; leave"):
+            launch([["hardware=h200"], [wanted]], sweep="elsewhere")
     assert not (stand_in.parent / "elsewhere").exists()
 
 

@@ -89,6 +89,11 @@ def test_a_replay_takes_the_formats_that_it_is_given(recorded: Path, train: Comm
     assert (attn["name"], attn["out_unnormalized"]["bits"]) == ("flash_fixed", 5)
 
 
+def test_where_a_run_computes_contradicts_no_run_however_it_is_written(recorded: Path, train: Command) -> None:
+    for hardware in ("hardware.gpu=null", "++hardware.gpu=null"):
+        assert_one_line(train("resume=original", hardware, tiny=False, cwd=recorded), "the run is complete")
+
+
 def test_a_corpus_gone_over_and_over_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     config = build_config(
         composed_values("train.steps=1000", "train.batch_size=2", "model.context=8"), CONFIGS / "attn"

@@ -41,3 +41,9 @@ class HardwareConfig:
     """SLURM's partition; null is ``hydra.launcher.partition``."""
     constraint: str | None = None
     """SLURM's constraint; null is ``hydra.launcher.constraint``."""
+
+
+def of_hardware(override: str) -> bool:
+    """Whether an override of Hydra's is of :class:`HardwareConfig`, as ``hardware=h200`` and ``++hardware.gpu=null``
+    are."""
+    return override.lstrip("+~").startswith(("hardware=", "hardware."))

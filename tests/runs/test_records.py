@@ -68,6 +68,13 @@ def test_a_wrong_value_is_told_with_file_and_key(tmp_path: Path, file: str, key:
     assert refusal(call("survival", run)).startswith(f"error: {run}/{file}.json: {told}")
 
 
+def test_a_stable_run_has_no_onset_not_even_at_step_0(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ATTN)
+    change(tmp_path / "run/outcome.json", "onset_step", 0)
+    told = f"error: {run}/outcome.json: onset_step: found 0 beside outcome stable"
+    assert refusal(call("survival", run)).startswith(told)
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '"text"', "[" * 100_000, '{"seed": "\\ud800"}', "\0"])
 def test_what_is_no_record_at_all_is_one_line(tmp_path: Path, content: str) -> None:
     run = write_run(tmp_path / "run", ATTN)

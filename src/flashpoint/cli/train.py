@@ -32,7 +32,7 @@ from flashpoint.config import Config
 from flashpoint.errors import exit_in_one_line, is_first_process, readers_may_leave
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import refuse_another_gpu, refuse_unusable_gpu
-from flashpoint.surroundings import HardwareConfig
+from flashpoint.surroundings import HardwareConfig, of_hardware
 from flashpoint.training.admission import admit
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def configured(composed: DictConfig, group: str | None) -> Config:
         values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
         refuse_another_gpu(HardwareConfig(**values.pop("hardware")).gpu)  # where, and not what: no part of the run
         given = HydraConfig.get().overrides.task
-        overrides = [override for override in given if not override.startswith(("hardware=", "hardware."))]
+        overrides = [override for override in given if not of_hardware(override)]
         if values.get("replay") is not None:
             from flashpoint.replay import replayed_values
 

@@ -75,7 +75,8 @@ class Outcome:
 
 
 def _check(values: Any) -> Any:
-    if values.onset_step is None if values.outcome == "exploded" else values.outcome == "stable" and values.onset_step:
+    has_onset = values.onset_step is not None  # which may be step 0
+    if (values.outcome == "exploded" and not has_onset) or (values.outcome == "stable" and has_onset):
         raise ValueError(f"onset_step: found {values.onset_step} beside outcome {values.outcome}")
     return values
 

@@ -7,6 +7,8 @@ from typing import Any
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
+from flashpoint.surroundings import of_hardware
+
 
 class Hardware:
     """Reads the group ``hardware`` of each run, which may be an axis of the sweep."""
@@ -17,7 +19,7 @@ class Hardware:
 
     def of(self, overrides: Sequence[str]) -> dict[str, Any]:
         """Return the values of :class:`flashpoint.surroundings.HardwareConfig` for a run with these overrides."""
-        return self._composed(tuple(o for o in overrides if o.startswith(("hardware=", "hardware."))))
+        return self._composed(tuple(filter(of_hardware, overrides)))
 
     def _compose(self, own: tuple[str, ...]) -> dict[str, Any]:
         config = self._config
