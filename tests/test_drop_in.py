@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 import flashpoint
 from flashpoint.drop_in import attention, variant_of
-from flashpoint.numerics.choices import STOCHASTIC
+from flashpoint.numerics.choices import STOCHASTIC, DeltaError
 from flashpoint.numerics.variant import AttentionVariant
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -169,6 +169,42 @@ def test_what_it_does_not_compute_is_one_clear_error(arguments: dict[str, Tensor
     with pytest.raises(ValueError, match=named) as raised:
         attention(**arguments)  # type: ignore[arg-type]
     assert "\n" not in str(raised.value)
+
+
+TWO_LAYERS = AttentionVariant(
+    name="two", delta_error=DeltaError(kind="bias", size=1.0, interval=5, trajectory=((1.0,), (2.0,)))
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"layer": 0}, r"layer=0: give one from 1 to 4,095"),
+        ({"layer": -1}, r"layer=-1: give one from 1 to 4,095"),
+        ({"layer": 4096}, r"layer=4096: give one from 1 to 4,095"),
+        ({"layer": 3, "variant": TWO_LAYERS}, r"layer=3: variant=two has errors of δ for layers 1 to 2"),
+        ({"scale": math.nan}, r"scale=nan: give a finite number, or None for 1/√d"),
+        ({"scale": math.inf}, r"scale=inf: give a finite number"),
+        ({"seed_and_step": torch.zeros(2)}, r"seed_and_step \[2\] float32: give \[2\] int64"),
+        ({"seed_and_step": torch.zeros(3, dtype=torch.int64)}, r"seed_and_step \[3\] int64: give \[2\] int64"),
+    ],
+)
+def test_what_would_be_another_attention_is_one_clear_error(arguments: dict[str, Any], told: str) -> None:
+    """Layer 0 had the last factor of a trajectory, and layer 4,096 the random bits of another stream."""
+    with pytest.raises(ValueError, match=told) as raised:
+        attention(*tensors(2, 2, 20, 16)[:3], **arguments)
+    assert "\n" not in str(raised.value)
+
+
+def test_compiled_it_takes_other_layers_and_scales_and_refuses_the_same() -> None:
+    def out(x: Tensor, layer: int, scale: float) -> Tensor:
+        return attention(x, x, x, layer=layer, scale=scale)
+
+    compiled, x = torch.compile(out, fullgraph=True, backend="aot_eager"), tensors(2, 2, 20, 16)[0]
+    for layer, scale in ((1, 0.5), (2, 0.25), (3, 0.1), (4095, 1.0)):
+        assert torch.equal(compiled(x, layer, scale), out(x, layer, scale))
+    with pytest.raises(Exception, match="layer=4096"):
+        compiled(x, 4096, 0.5)
 
 
 @pytest.mark.parametrize(("heads", "heads_kv"), [(0, 0), (4, 0)])

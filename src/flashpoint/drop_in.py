@@ -5,6 +5,7 @@ Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d feature
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from flashpoint.numerics.dispatch import flash_fwd
 from flashpoint.numerics.named import variant_named
 from flashpoint.numerics.ops import flash_bwd_op
 from flashpoint.numerics.variant import AttentionVariant
+from flashpoint_kernels.codes import STREAM_UNIT
 
 HEAD_SIZES = (16, 32, 64, 128)
 """Features per head that the kernels take; zeros fill up to the next of them."""
@@ -49,10 +51,11 @@ def attention(
         key, value: [B, H_kv, T, d] of that dtype. H_kv is H, or divides H with ``enable_gqa``.
         attn_mask, dropout_p: must stay None and 0.
         is_causal: whether a query sees no later key.
-        scale: α; None is 1/√d.
+        scale: α, finite; None is 1/√d.
         enable_gqa: whether H / H_kv heads share keys and values.
         variant: name of a file of ``configs/attn``, or a variant with every choice.
-        layer: counts from 1, for variants that select layers or round stochastically.
+        layer: from 1 to 4,095, and one of those that the variant injects errors of; for variants that select layers or
+            round stochastically.
         seed_and_step: [2] int64 on the inputs' device, key of stochastic rounding. Count its second number up at each
             step.
 
@@ -60,7 +63,7 @@ def attention(
         O [B, H, T, d] in the inputs' dtype.
 
     Raises:
-        ValueError: an argument is not supported, or ``variant`` is none.
+        ValueError: an argument is not supported or outside its range, or ``variant`` is none.
     """
     if has_torch_function((query, key, value)):  # as PyTorch's own functions: somebody wants to see the call
         seen: Tensor = handle_torch_function(
@@ -94,6 +97,7 @@ def attention(
     if not torch.compiler.is_compiling():
         _refuse_tangents(query, key, value)
     _check(query, key, value, enable_gqa)
+    _check_choices(chosen, layer, scale, seed_and_step)
     if seed_and_step is None:
         if chosen.draws:
             raise ValueError(f"variant={chosen.name}: needs random bits; pass seed_and_step, [2] int64")
@@ -165,6 +169,22 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     if query.dtype not in _DTYPES or not query.dtype == key.dtype == value.dtype:
         found = ", ".join(str(x.dtype).removeprefix("torch.") for x in (query, key, value))
         raise ValueError(f"query, key, value are {found}: give one dtype, bfloat16 or float32")
+
+
+def _check_choices(variant: AttentionVariant, layer: int, scale: float | None, seed_and_step: Tensor | None) -> None:
+    """Raise ValueError for what would be computed all the same, and be another attention."""
+    if not 1 <= layer < STREAM_UNIT:  # from there on it would have the random bits of another stream
+        raise ValueError(f"layer={int(layer)}: give one from 1 to {STREAM_UNIT - 1:,}")
+    for one in (variant, variant.elsewhere):
+        trajectory = None if one is None else one.delta_error.trajectory
+        if trajectory is not None and layer > len(trajectory):
+            told = f"variant={variant.name} has errors of δ for layers 1 to {len(trajectory)}"
+            raise ValueError(f"layer={int(layer)}: {told}")  # int: a number that torch.compile traces has no text
+    if scale is not None and not -math.inf < scale < math.inf:
+        raise ValueError(f"scale={scale}: give a finite number, or None for 1/√d")
+    if seed_and_step is not None and (seed_and_step.dtype != torch.int64 or seed_and_step.shape != (2,)):
+        dtype = str(seed_and_step.dtype).removeprefix("torch.")
+        raise ValueError(f"seed_and_step {list(seed_and_step.shape)} {dtype}: give [2] int64")
 
 
 def _second_derivative(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
