@@ -41,7 +41,13 @@ def test_counts_of_numpy_are_taken(tmp_path: Path) -> None:
         ({"functions": [".torch:b"]}, "give MODULE:NAME of an installed module"),
         ({"functions": ["torch:Tensor"]}, "torch has no function Tensor"),
         ({"wandb": "foo"}, "wandb='foo': give one of disabled, auto"),
-        *[({"name": name}, "give the name of one folder") for name in ("../x", "..", ".", "/x", "a/b", "a\0", 3)],
+        ({"name": 3}, "name=3: give the name of one folder"),
+        *[
+            ({"name": name}, "name=.*a name cannot")
+            for name in ("../x", "..", ".", "/x", "a/b", "a\0", "~a", "a*", "a:b")
+        ],
+        ({"name": "reference"}, "name=reference: reserved"),
+        *[({"name": name}, "an empty name") for name in ("", " ")],
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_a_folder_is_made(

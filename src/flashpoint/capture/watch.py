@@ -18,6 +18,7 @@ from torch import nn
 
 from flashpoint.capture.watched import Watch
 from flashpoint.errors import UserError
+from flashpoint.names import check_name
 from flashpoint.surroundings import TrackingConfig
 from flashpoint.training.listeners import Listener
 
@@ -59,7 +60,7 @@ def watch(
 
     Raises:
         UserError: the model is none, a function is not there, or the run's folder and files cannot be made.
-        ValueError: an option is of another kind, or ``name`` would lead out of ``runs_dir``.
+        ValueError: an option is of another kind, or ``name`` is none that a run can have.
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"watch: {type(model).__name__} is no torch.nn.Module; give the model that is trained")
@@ -74,8 +75,8 @@ def watch(
         raise ValueError(f"functions={functions!r}: give a list of MODULE:NAME")
     if wandb not in get_args(_Wandb):
         raise ValueError(f"wandb={wandb!r}: give one of {', '.join(get_args(_Wandb))}")
-    if name is not None and not (isinstance(name, str) and name.isprintable() and Path(name).name == name != ".."):
-        raise ValueError(f"name={name!r}: give the name of one folder; it is made in runs_dir={runs_dir}")
+    if name is not None:
+        _refuse_as_folder(name)
     listeners: list[Listener] = []
     if wandb != "disabled":
         from flashpoint.wandb_tracking.listener import WandbListener
@@ -88,6 +89,16 @@ def watch(
         )  # fmt: skip
     except OSError as error:  # as on a full disk
         raise UserError(f"runs_dir={runs_dir}: {error.strerror}; choose one that can be written") from error
+
+
+def _refuse_as_folder(name: Any) -> None:
+    """Raise ValueError for a name that no run can have."""
+    if not isinstance(name, str):
+        raise ValueError(f"name={name!r}: give the name of one folder; it is made in runs_dir")
+    try:
+        check_name(name, "name")
+    except UserError as error:
+        raise ValueError(str(error)) from None
 
 
 def _count(option: str, value: Any, *, least: int = 1) -> int:
