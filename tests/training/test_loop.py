@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flashpoint.config import Config
+from flashpoint.errors import UserError
 from flashpoint.runs.outcome import Outcome
 from flashpoint.training import loop, plan
 from flashpoint.training.listeners import Listener
@@ -75,3 +76,11 @@ def test_the_rate_is_that_of_the_steps_wherever_a_validation_falls(runs: Runs, m
     runs.train("run_name=timed", "train.log_interval=5", "train.eval_interval=3")
     rates = [line["tokens_per_second"] for line in metrics_of(runs.folder / "timed") if "tokens_per_second" in line]
     assert rates == [4 * 16] * 3  # of four sequences of 16 tokens a step, read after steps 5, 10 and 12
+
+
+def test_too_few_tokens_to_validate_on_are_refused_before_there_is_a_folder(runs: Runs) -> None:
+    """The validation loss was NaN, without a word."""
+    told = r"data\.val_fraction=0\.001: \d+ validation tokens hold no sequence of model\.context=64; raise"
+    with pytest.raises(UserError, match=told):
+        runs.train("data.val_fraction=0.001", "model.context=64")
+    assert not runs.folder.exists()

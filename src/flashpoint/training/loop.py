@@ -273,8 +273,7 @@ class Trainer:
         """Return the mean loss, nats, over the first ``eval_sequences`` windows of the validation tokens."""
         context, batch = self.config.model.context, self.config.train.micro_batch_size or 1
         count = min(self.config.train.eval_sequences, (len(self.tokens.val) - 1) // context)
-        if count < 1:
-            return math.nan
+        assert count >= 1, "refused before the run"
         total = 0.0
         for start in range(0, count, batch):
             windows = np.arange(start, min(start + batch, count), dtype=np.uint32)

@@ -79,6 +79,7 @@ def build(plan: Plan) -> Parts:
     tokens = prepare(config.data)
     _check_vocabulary(config, tokens)
     order = BatchOrder(len(tokens.train), config.model.context, _batch_shape(config, ranks.world), _order_seed(config))
+    _check_validation(config, tokens)
     header = _tape_header(config, tokens, order, model)
     tape = plan.tape
     if tape:
@@ -134,6 +135,15 @@ def _check_vocabulary(config: Config, tokens: TokenDataset) -> None:
         raise UserError(
             f"model.vocab_size={config.model.vocab_size} is below the {tokens.vocab_size:,} tokens of "
             f"{tokens.path}: raise it, or choose data.tokenizer=bpe"
+        )
+
+
+def _check_validation(config: Config, tokens: TokenDataset) -> None:
+    """Refuse to validate on nothing: as few tokens as of one sequence would give a loss of NaN."""
+    if len(tokens.val) <= config.model.context:
+        raise UserError(
+            f"data.val_fraction={config.data.val_fraction}: {len(tokens.val):,} validation tokens hold no sequence of "
+            f"model.context={config.model.context}; raise data.val_fraction, or take more data or a shorter context"
         )
 
 
