@@ -1,6 +1,7 @@
 """Which code made a run, and on what."""
 
 import hashlib
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import flashpoint
 import flashpoint_kernels
 from flashpoint.config import Config
+from flashpoint.training import determinism
 from flashpoint.training.determinism import describe_environment, environment_difference, source_digest
 
 
@@ -27,6 +29,32 @@ def test_the_source_is_all_python_files_and_their_places(tmp_path: Path) -> None
 def test_a_manifests_source_covers_the_kernels() -> None:
     packages = [Path(str(package.__file__)).parent for package in (flashpoint, flashpoint_kernels)]
     assert describe_environment(torch.device("cpu"), Config())["source"] == source_digest(*packages)
+
+
+def test_a_commit_is_of_a_repository_that_tracks_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel in an environment inside somebody's project had the project's commit."""
+
+    def git(*arguments: str) -> str:
+        own = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        return subprocess.check_output(["git", *own, *arguments], cwd=tmp_path, text=True).strip()
+
+    def commit() -> object:
+        return describe_environment(torch.device("cpu"), Config())["commit"]
+
+    package = tmp_path / ".venv/flashpoint"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (tmp_path / "theirs.py").touch()
+    git("init", "--quiet")
+    git("add", "theirs.py")
+    git("commit", "--quiet", "-m", "theirs")
+    monkeypatch.setattr(determinism, "_PACKAGES", [package])
+    assert commit() is None
+    git("add", ".venv")
+    git("commit", "--quiet", "-m", "with its source")
+    assert commit() == git("rev-parse", "HEAD")
+    (package / "__init__.py").write_text("changed")
+    assert commit() == f"{git('rev-parse', 'HEAD')}+changes"
 
 
 @pytest.mark.parametrize(

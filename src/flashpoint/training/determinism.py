@@ -112,8 +112,12 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """Return the source's Git commit, with ``+changes`` if files differ from it."""
+    """Return the source's Git commit, with ``+changes`` if files differ from it; None unless Git tracks the source.
+
+    What is installed may lie in the folder of somebody's own repository, whose commit says nothing of it.
+    """
     try:
+        _git("ls-files", "--error-unmatch", "__init__.py")
         commit = _git("rev-parse", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
