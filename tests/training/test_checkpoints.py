@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from flashpoint.config import CheckpointsConfig, DetectorConfig
+from flashpoint.config import CheckpointsConfig, Config, DetectorConfig
+from flashpoint.errors import UserError
+from flashpoint.runs.folder import RunFolder
 from flashpoint.training.checkpoints import CheckpointWriter, retained, verified
 from flashpoint.training.detector import ExplosionDetector
+from flashpoint.training.start import starting_point
 
 TENSORS = {"a": torch.arange(1000, dtype=torch.float32), "b": torch.tensor(3.0)}
 
@@ -75,6 +78,33 @@ def test_every_kind_of_damage_leaves_the_one_before(tmp_path: Path, file: str, d
     assert [checkpoint.step for checkpoint in verified(tmp_path / "c", lines.append)] == [10]
     without_record = file.endswith("json") and damage == "missing"  # then the file does not count, and is no news
     assert len(lines) == (0 if without_record else 1)
+
+
+def test_a_checkpoint_past_the_step_that_is_wanted_is_not_read(tmp_path: Path) -> None:
+    """All newer ones were read whole to find an early one, and damage in one was told."""
+    run = RunFolder(tmp_path)
+    record(run.checkpoints, range(1, 31))
+    for step in (20, 30):
+        (run.checkpoints / f"step-{step:09}.safetensors").write_bytes(b"damaged")
+    lines: list[str] = []
+    assert [checkpoint.step for checkpoint in verified(run.checkpoints, lines.append, up_to=15)] == [10]
+    assert lines == []
+
+
+def test_a_branch_starts_at_the_step_it_names_or_says_which_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    record(run.checkpoints, range(1, 31))
+    (run.checkpoints / "step-000000030.safetensors").write_bytes(b"damaged")
+    assert starting_point(Config(replay="run", from_step=0), None, run).step == 0
+    assert starting_point(Config(replay="run", from_step=20), None, run).step == 20
+    assert capsys.readouterr().err == ""
+    with pytest.raises(UserError, match=r"no checkpoint that early \(it has 10, 20, 30\)"):
+        starting_point(Config(replay="run", from_step=5), None, run)
+    with pytest.raises(UserError, match="has no checkpoint; replay it from the start"):
+        starting_point(Config(replay="run", from_step=5), None, RunFolder(tmp_path / "another"))
 
 
 def test_a_full_disk_is_one_line_and_no_rest_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def batches_of_run(
     if step is not None and not 0 <= step < tape.steps:
         raise UserError(f"--step {step}: {folder.path} has steps 0 to {tape.steps - 1:,}")
     wanted_step = last if step is None else step
-    newest = next((one.step for one in verified(folder.checkpoints, notify) if one.step <= wanted_step), 0)
+    newest = next((one.step for one in verified(folder.checkpoints, notify, up_to=wanted_step)), 0)
     if wanted_step and not newest:
         notify(f"{folder.path}: no checkpoint up to step {wanted_step:,}; its initial weights are taken")
     config = _replaying(folder, newest)

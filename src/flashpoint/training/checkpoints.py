@@ -82,9 +82,15 @@ class Checkpoint:
         return tensors, state
 
 
-def verified(folder: Path, notify: Callable[[str], None]) -> Iterator[Checkpoint]:
-    """Return the checkpoints of a run that are whole, newest first; each damaged one that is passed over is told."""
-    for sidecar in sorted(folder.glob("step-*.json"), reverse=True):
+def verified(folder: Path, notify: Callable[[str], None], up_to: int | None = None) -> Iterator[Checkpoint]:
+    """Return the checkpoints of a run that are whole, newest first; each damaged one that is passed over is told.
+
+    Args:
+        up_to: the last step that counts; None is any. A later checkpoint is not read: it can be large.
+    """
+    for named, sidecar in reversed(by_step(folder, ".json").items()):
+        if up_to is not None and named > up_to:
+            continue
         path = sidecar.with_suffix(".safetensors")
         reason = "damaged or cut short"
         try:

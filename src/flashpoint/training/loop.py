@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,11 +146,11 @@ class Trainer:
         if self.detector.onset_step is not None:
             self._files.keep_before(self.detector.onset_step)
 
-    def what_was_not_finite(self, checkpoints: Iterable[Checkpoint]) -> str | None:
+    def what_was_not_finite(self, checkpoints_up_to: Callable[[int], Iterator[Checkpoint]]) -> str | None:
         """Go back to before the step that was not finite, repeat the steps from there, and look at that step.
 
         Args:
-            checkpoints: of this run, newest first.
+            checkpoints_up_to: returns this run's up to a step, newest first.
 
         Returns:
             One sentence; None where no step was NaN or infinite, the run began later than the last checkpoint before
@@ -159,7 +159,7 @@ class Trainer:
         onset = self.detector.onset_step
         if self.detector.verdict != "nonfinite" or onset is None or self._ranks.world > 1:
             return None
-        before = next((checkpoint for checkpoint in checkpoints if checkpoint.step <= onset), None)
+        before = next(checkpoints_up_to(onset), None)
         if before:
             self._optimizer_step.load_state(before.load()[0])
         elif self._first_step == 0:

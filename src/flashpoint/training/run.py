@@ -141,7 +141,7 @@ def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) ->
         interrupted = why if result.interrupted else None
         outcome = _outcome(trainer, result, files, interrupted, time.perf_counter() - started, folder)
         if outcome.outcome == "nonfinite" and plan.ranks.first:
-            where = trainer.what_was_not_finite(verified(folder.checkpoints, notify))
+            where = trainer.what_was_not_finite(lambda step: verified(folder.checkpoints, notify, up_to=step))
             notify(
                 f"step {outcome.onset_step:,}: {where or 'not finite, and no state from before it to repeat it from'}"
             )

@@ -11,7 +11,7 @@ from torch import Tensor
 from flashpoint.config import Config
 from flashpoint.errors import UserError, notify
 from flashpoint.runs.chain import Chain
-from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.folder import RunFolder, by_step
 from flashpoint.training.checkpoints import verified
 
 
@@ -59,7 +59,7 @@ def _beginning(resumed: RunFolder, runs_dir: str) -> Start:
     if not step:
         return Start()
     original = RunFolder.open(parent["run"], runs_dir)
-    for checkpoint in verified(original.checkpoints, notify):
+    for checkpoint in verified(original.checkpoints, notify, up_to=step):
         if checkpoint.step == step:
             return Start(step, *checkpoint.load(), original.chain)
     raise UserError(
@@ -69,18 +69,16 @@ def _beginning(resumed: RunFolder, runs_dir: str) -> Start:
 
 
 def _branching_point(original: RunFolder, from_step: int) -> Start:
-    steps = []
-    for checkpoint in verified(original.checkpoints, notify):
-        if checkpoint.step <= from_step:
-            if checkpoint.step < from_step:
-                notify(f"from_step={from_step}: starting from the checkpoint before it, {checkpoint.step}")
-            return Start(checkpoint.step, *checkpoint.load(), original.chain)
-        steps.append(checkpoint.step)
-    if from_step > 0:
-        if not steps:
-            raise UserError(f"from_step={from_step}: {original.path} has no checkpoint; replay it from the start")
-        raise UserError(
-            f"from_step={from_step}: {original.path} has no checkpoint that early (it has "
-            f"{', '.join(map(str, sorted(steps)))}); choose a later step, or replay it from the start"
-        )
-    return Start()
+    if from_step == 0:
+        return Start()
+    for checkpoint in verified(original.checkpoints, notify, up_to=from_step):
+        if checkpoint.step < from_step:
+            notify(f"from_step={from_step}: starting from the checkpoint before it, {checkpoint.step}")
+        return Start(checkpoint.step, *checkpoint.load(), original.chain)
+    later = [step for step in by_step(original.checkpoints, ".json") if step > from_step]
+    if not later:
+        raise UserError(f"from_step={from_step}: {original.path} has no checkpoint; replay it from the start")
+    raise UserError(
+        f"from_step={from_step}: {original.path} has no checkpoint that early (it has "
+        f"{', '.join(map(str, later))}); choose a later step, or replay it from the start"
+    )
