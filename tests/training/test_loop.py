@@ -1,17 +1,21 @@
 """The loop in this process: what it logs, where it begins and what it ends with."""
 
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from flashpoint.config import Config
 from flashpoint.errors import UserError
+from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
 from flashpoint.training import loop, plan
-from flashpoint.training.listeners import Listener
+from flashpoint.training.checkpoints import Checkpoint
+from flashpoint.training.listeners import Listener, Metrics
 from flashpoint.training.loop import Trainer
 from flashpoint.training.run import run
 from flashpoint.training.step import OptimizerStep
@@ -84,3 +88,33 @@ def test_too_few_tokens_to_validate_on_are_refused_before_there_is_a_folder(runs
     with pytest.raises(UserError, match=told):
         runs.train("data.val_fraction=0.001", "model.context=64")
     assert not runs.folder.exists()
+
+
+def test_a_branch_lets_go_of_its_checkpoint(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It held the whole of it in host memory to its end."""
+    load, loaded = Checkpoint.load, list[weakref.ref[Tensor]]()
+
+    def noted(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, state = load(checkpoint)
+        # What the model has already it copies; the optimiser of a CPU takes the others as its own.
+        loaded.extend(weakref.ref(tensor) for name, tensor in tensors.items() if name.startswith("model/"))
+        return tensors, state
+
+    class Looks:
+        def __init__(self) -> None:
+            self.alive: list[int] = []
+
+        def begun(self, folder: RunFolder, first_step: int) -> None: ...
+
+        def logged(self, step: int, metrics: Metrics) -> None:
+            self.alive.append(sum(one() is not None for one in loaded))
+
+        def ended(self, folder: RunFolder, outcome: Outcome) -> None: ...
+
+    runs.train("run_name=original", "checkpoints.interval=6")
+    monkeypatch.setattr(Checkpoint, "load", noted)
+    looks = Looks()
+    runs.train(f"replay={runs.folder / 'original'}", "from_step=6", listeners=[looks])
+    assert loaded
+    assert looks.alive
+    assert not any(looks.alive)

@@ -74,7 +74,7 @@ def batches_of_run(
     plan = settle(config, None, Ranks(), device)
     parts = build(plan)
     if parts.start.step:
-        parts.step.load_state(parts.start.tensors)
+        parts.step.load_state(parts.start.take_tensors())
     length, batch_size = config.model.context, config.train.batch_size
     at_once = -(-TOKENS_AT_ONCE // length)
     wanted = sequences or at_once

@@ -25,6 +25,12 @@ class Start:
     chain: Path | None = None
     """At a checkpoint of another run, the digest chain that this one's begins with."""
 
+    def take_tensors(self) -> dict[str, Tensor]:
+        """Hand the tensors over, once: who keeps the start does not keep a whole checkpoint in host memory."""
+        taken = dict(self.tensors)
+        self.tensors.clear()
+        return taken
+
 
 def starting_point(config: Config, resumed: RunFolder | None, original: RunFolder | None) -> Start:
     """Return the newest whole checkpoint of the run to resume, or else where that began; the one at or before
