@@ -1,5 +1,6 @@
 """The loop in this process: what it logs, where it begins and what it ends with."""
 
+import dataclasses
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,3 +119,31 @@ def test_a_branch_lets_go_of_its_checkpoint(runs: Runs, monkeypatch: pytest.Monk
     assert loaded
     assert looks.alive
     assert not any(looks.alive)
+
+
+DIVERGES = (
+    "train.lr=3", "train.steps=200", "train.grad_clip=0", "detector.window=3", "detector.hold_steps=3",
+    "detector.tail_steps=6", "detector.margin=0.5",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("overrides", [(), DIVERGES], ids=["stable", "exploded"])
+def test_killed_after_its_last_checkpoint_a_run_ends_as_it_would_have(runs: Runs, overrides: Sequence[str]) -> None:
+    """A stable run had no validation loss; one that had exploded went on for another reading."""
+    settings = ("train.log_interval=6", "checkpoints.interval=6", *overrides)
+    whole = runs.train("run_name=killed", *settings)
+    assert whole.step % 6 == 0
+    assert whole.outcome == ("exploded" if overrides else "stable")
+    (runs.folder / "killed/outcome.json").unlink()
+    resumed = runs.train(f"resume={runs.folder / 'killed'}", *settings)
+    assert dataclasses.replace(resumed, seconds=whole.seconds) == whole
+
+
+def test_fewer_steps_than_are_done_are_refused(runs: Runs) -> None:
+    run = runs.folder / "original"
+    runs.train("run_name=original", "checkpoints.interval=6")
+    (run / "outcome.json").unlink()
+    for source in (f"resume={run}", f"replay={run} from_step=12"):
+        with pytest.raises(UserError, match=rf"^train\.steps=5: {run} has done 12; give 12 or more$"):
+            runs.train(*source.split(), "train.steps=5")
+    assert [path.name for path in runs.folder.iterdir()] == ["original"]

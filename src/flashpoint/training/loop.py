@@ -81,7 +81,7 @@ class Trainer:
         self.config, self.model, self.tokens, self.order = config, step.model, tokens, order
         self.device, self._ranks, self._stop_requested = device, ranks, stop_requested
         self._files, self._probes, self._twin = files, probes, twin
-        self._first_step, self._last_loss = 0, math.nan
+        self._first_step, self._last_loss, self._own = 0, math.nan, False
         self.detector = ExplosionDetector(config.detector)
         self.failed_probe: Failed | None = None
         self._optimizer_step = step
@@ -101,7 +101,8 @@ class Trainer:
         val_loss, val_step, interrupted, step = None, None, False, self._first_step - 1
         with progress_bar(train.steps, "step", done=self._first_step) as bar:
             started, logged = time.perf_counter(), self._first_step
-            for step in range(self._first_step, train.steps):
+            ended = self._ended_before()
+            for step in range(self._first_step, self._first_step if ended else train.steps):
                 self._step(step)
                 last = step + 1 == train.steps
                 due = (step + 1) % train.log_interval == 0
@@ -132,19 +133,28 @@ class Trainer:
                     self._checkpoint(step + 1)
                 if last or interrupted:
                     break
+        if ended:  # killed between its last checkpoint and its verdict, which has this loss
+            val_loss, val_step = self.validate(), step + 1
+            self._files.log(step, {"val_loss": val_loss})
         self._files.wait()
         return LoopResult(step + 1, self._last_loss, val_loss, val_step, interrupted and not last)
 
-    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; before :meth:`run`."""
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, own: bool) -> None:
+        """Go on from a checkpoint, the run's own or of the run that it branches off; before :meth:`run`."""
         self._optimizer_step.load_state(tensors)
         self.detector.load_state(state["detector"])
         if self._probes:
             self._probes.load_state(state["probes"])
             self._note_failed_probes(state["step"])
-        self._first_step, self._last_loss = state["step"], state["loss"]
+        self._first_step, self._last_loss, self._own = state["step"], state["loss"], own
         if self.detector.onset_step is not None:
             self._files.keep_before(self.detector.onset_step)
+
+    def _ended_before(self) -> bool:
+        """Whether the checkpoint that was loaded is of the run's last step."""
+        done, last = self._first_step, self.detector.last_step
+        stopped = self._own and last is not None and done > last and done % self.config.train.log_interval == 0
+        return done == self.config.train.steps or stopped
 
     def what_was_not_finite(self, checkpoints_up_to: Callable[[int], Iterator[Checkpoint]]) -> str | None:
         """Go back to before the step that was not finite, repeat the steps from there, and look at that step.

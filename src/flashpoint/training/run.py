@@ -133,7 +133,7 @@ def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) ->
         stop_requested=lambda: stop.signal_name is not None,
     )
     if parts.start.state:
-        trainer.load(parts.start.take_tensors(), parts.start.state)
+        trainer.load(parts.start.take_tensors(), parts.start.state, own=parts.start.chain is None)
     started = time.perf_counter()
     with stop:
         result = trainer.run()

@@ -40,11 +40,16 @@ def starting_point(config: Config, resumed: RunFolder | None, original: RunFolde
         UserError: the run to branch from has no checkpoint that early, or not any more, or the resumed run's chain is
             damaged.
     """
+    start, source = Start(), resumed or original
     if resumed:
-        return _newest(resumed) or _beginning(resumed, config.runs_dir)
-    if original and config.from_step is not None:
-        return _branching_point(original, config.from_step)
-    return Start()
+        start = _newest(resumed) or _beginning(resumed, config.runs_dir)
+    elif original and config.from_step is not None:
+        start = _branching_point(original, config.from_step)
+    if source and start.step > config.train.steps:
+        raise UserError(
+            f"train.steps={config.train.steps}: {source.path} has done {start.step:,}; give {start.step:,} or more"
+        )
+    return start
 
 
 def _newest(resumed: RunFolder) -> Start | None:
