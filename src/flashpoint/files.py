@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +16,49 @@ CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parents[1] / 
 """Hydra's YAML files: in a wheel inside the package, in a checkout at the top level."""
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write atomically: a reader sees the old file or the whole new one."""
+@contextlib.contextmanager
+def whole(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Write atomically: a reader sees the old file or the whole new one.
+
+    The block writes to the hidden path beside ``path`` that it is given. What it wrote takes the place of ``path`` at
+    its end; where it fails, nothing of it stays.
+
+    Args:
+        durable: have it on the disk first, so that a power loss, too, leaves one of the two.
+
+    Raises:
+        OSError: it cannot be written, also by safetensors, which has an error of its own for that.
+    """
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w") as file:
+    partial.unlink(missing_ok=True)  # what a kill left
+    try:
+        yield partial
+        if durable:
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        from safetensors import SafetensorError  # late: few files are of tensors
+
+        if isinstance(error, SafetensorError):
+            raise _as_of_the_system(error, path) from error
+        raise
+
+
+def _as_of_the_system(error: Exception, path: Path) -> OSError:
+    """Return the error of the operating system of which an error tells in words."""
+    if number := re.search(r"os error (\d+)", str(error)):
+        return OSError(int(number[1]), os.strerror(int(number[1])), str(path))
+    return OSError(f"{path}: {error}")
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write :func:`whole`."""
+    with whole(path) as partial, partial.open("w") as file:
         json.dump(value, file, indent=2, ensure_ascii=False)
         file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def file_sha256(path: Path) -> str:

@@ -11,6 +11,7 @@ import click
 from flashpoint.analysis.progress import cut_short, unended
 from flashpoint.cli.selection import answered
 from flashpoint.errors import UserError
+from flashpoint.files import whole
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
 
@@ -103,10 +104,9 @@ def _keep_page(runs: Sequence[Run], html: Path, once: bool) -> None:
     while True:
         began, now = time.monotonic(), _present(runs)
         goes_on = not once and _go_on(now)
-        partial = html.with_name(f".{html.name}.partial")
         try:
-            partial.write_text(page(now, reload_seconds=_PAGE_SECONDS if goes_on else None), encoding="utf-8")
-            partial.replace(html)
+            with whole(html, durable=False) as partial:
+                partial.write_text(page(now, reload_seconds=_PAGE_SECONDS if goes_on else None), encoding="utf-8")
         except OSError as error:
             raise UserError(f"--html {html}: {error.strerror}; choose a file that can be written") from error
         if not told:

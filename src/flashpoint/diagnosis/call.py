@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from flashpoint.errors import UserError
+from flashpoint.files import whole
 from flashpoint.schema import Kind, Step, parsed
 
 _NEEDED = ("q", "k", "v", "grad_out")
@@ -66,15 +67,18 @@ class AttentionCall:
     attention: str
 
     def write(self, path: Path) -> None:
-        """Write a .safetensors file that ``flashpoint diagnose`` and ``flashpoint deviation --inputs`` read."""
+        """Write a .safetensors file that ``flashpoint diagnose`` and ``flashpoint deviation --inputs`` read.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         from safetensors.torch import save_file
 
         tensors = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL)}
         kept = {name: x.detach().contiguous().cpu() for name, x in tensors.items() if x is not None}
         told = {name: getattr(self, name) for name in ("is_causal", "scale", "layer", "step", "attention")}
-        partial = path.with_name(f".{path.name}.partial")
-        save_file(kept, partial, metadata={"flashpoint": json.dumps(told)})
-        partial.replace(path)
+        with whole(path, durable=False) as partial:  # a training loop waits for it
+            save_file(kept, partial, metadata={"flashpoint": json.dumps(told)})
 
     @classmethod
     def read(cls, path: Path) -> AttentionCall:

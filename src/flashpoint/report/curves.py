@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashpoint.files import whole
 from flashpoint.report.axes import set_log_scale
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
@@ -37,9 +38,8 @@ def draw_curves(folder: RunFolder) -> Path:
         if run.onset is not None:
             panel.axvline(run.onset, color="black", linestyle="--", linewidth=1)
     figure.suptitle(_title(run), fontsize=11)
-    partial = folder.figure.with_name(f".{folder.figure.name}.partial")
-    figure.savefig(partial, format="png")
-    partial.replace(folder.figure)
+    with whole(folder.figure, durable=False) as partial:
+        figure.savefig(partial, format="png")
     return folder.figure
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.files import whole
 from flashpoint.runs.chain import Chain
 from flashpoint.runs.metrics import Columns, Series
 
@@ -238,21 +239,22 @@ def write_parquet(path: Path, schema: Any, groups: Iterator[Any] | Sequence[Any]
     if "step" in schema.names:
         encodings["step"] = "DELTA_BINARY_PACKED"
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with pq.ParquetWriter(
-        partial,
-        schema,
-        compression=_COMPRESSION,
-        compression_level=_LEVEL,
-        use_dictionary=list(dictionary),
-        column_encoding=encodings or None,
-        write_statistics=list(dictionary),  # by which a reader finds a run's row group
-        store_schema=False,
-        write_page_checksum=True,
-    ) as writer:
+    with (
+        whole(path) as partial,
+        pq.ParquetWriter(
+            partial,
+            schema,
+            compression=_COMPRESSION,
+            compression_level=_LEVEL,
+            use_dictionary=list(dictionary),
+            column_encoding=encodings or None,
+            write_statistics=list(dictionary),  # by which a reader finds a run's row group
+            store_schema=False,
+            write_page_checksum=True,
+        ) as writer,
+    ):
         for table in groups:
             writer.write_table(table, row_group_size=max(1, table.num_rows))
-    partial.replace(path)
 
 
 def _depth(kind: Any) -> int:

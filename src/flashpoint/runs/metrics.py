@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
+from flashpoint.files import whole
 from flashpoint.runs.lines import whole_lines
 from flashpoint.schema import NONFINITE
 
@@ -157,9 +158,8 @@ def _last_axis_steps(values: list[NDArray[np.float64]]) -> NDArray[np.float64]:
 def _drop_steps_from(path: Path, step: int) -> None:
     """Keep only the lines of steps before ``step``: what a run that goes on from there counts on."""
     *lines, _unfinished = path.read_text(errors="replace").split("\n")
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text("".join(f"{line}\n" for line in lines if _is_before(line, step)))
-    partial.replace(path)
+    with whole(path) as partial:
+        partial.write_text("".join(f"{line}\n" for line in lines if _is_before(line, step)))
 
 
 def _is_before(line: str, step: int) -> bool:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flashpoint.config import CheckpointsConfig
 from flashpoint.errors import UserError
-from flashpoint.files import file_sha256, write_json
+from flashpoint.files import file_sha256, whole, write_json
 from flashpoint.probes.sentinel import SentinelState
 from flashpoint.runs.folder import by_step
 from flashpoint.runs.outcome import Verdict
@@ -170,18 +170,14 @@ class CheckpointWriter:
     def _write(self, copies: dict[str, Tensor], copied: torch.cuda.Event | None, state: dict[str, Any]) -> None:
         step = state["step"]
         path = _sidecar_path(self._folder, step).with_suffix(".safetensors")
-        partial = path.with_name(f".{path.name}.partial")
         try:
             self._make_room(step)
-            save_file(_to_host(copies, copied), partial, metadata={"state": json.dumps(state)})
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-            sidecar = {"step": step, "size": partial.stat().st_size, "sha256": file_sha256(partial)}
-            partial.replace(path)
+            with whole(path) as partial:
+                save_file(_to_host(copies, copied), partial, metadata={"state": json.dumps(state)})
+                sidecar = {"step": step, "size": partial.stat().st_size, "sha256": file_sha256(partial)}
             write_json(path.with_suffix(".json"), sidecar)
             _sync_folder(self._folder)
-        except (OSError, SafetensorError) as error:
-            partial.unlink(missing_ok=True)
+        except OSError as error:
             self._notify(f"{path}: checkpoint not written ({error}); the run goes on without it")
 
     def _make_room(self, step: int) -> None:

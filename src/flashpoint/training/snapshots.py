@@ -22,6 +22,7 @@ from flashpoint.data.batches import Order
 from flashpoint.data.tape import Tape, TapeHeader
 from flashpoint.errors import UserError
 from flashpoint.field_types import EXPERIMENT
+from flashpoint.files import whole
 from flashpoint.runs.configuration import attention_of
 from flashpoint.runs.folder import RunFolder, by_step
 
@@ -43,10 +44,8 @@ def write_snapshot(folder: Path, step: int, weights: Mapping[str, Tensor]) -> No
         OSError: the file cannot be written.
     """
     folder.mkdir(exist_ok=True)
-    path = _path(folder, step)
-    partial = path.with_name(f".{path.name}.partial")
-    save_file({name: tensor.detach().cpu() for name, tensor in weights.items()}, partial)
-    partial.replace(path)
+    with whole(_path(folder, step)) as partial:
+        save_file({name: tensor.detach().cpu() for name, tensor in weights.items()}, partial)
 
 
 def snapshot_steps(folder: Path) -> list[int]:

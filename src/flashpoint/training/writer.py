@@ -10,7 +10,7 @@ from torch import Tensor
 from flashpoint.config import Config
 from flashpoint.data.tape import Tape, TapeHeader, TapeWriter
 from flashpoint.errors import notify
-from flashpoint.files import write_json
+from flashpoint.files import whole, write_json
 from flashpoint.runs.chain import ChainWriter
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import MetricsFile
@@ -108,11 +108,8 @@ def _tape_writer(folder: RunFolder, header: TapeHeader, tape: Tape | None, step:
     """Return a writer that continues the folder's tape, or a new one for a branch or another number of processes."""
     if folder.begun and Tape.read(folder.tape, until_broken=True).header == header:
         return TapeWriter(folder.tape, header, steps=step)
-    partial = folder.tape.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    writer = TapeWriter(partial, header)
-    for windows in tape.records[:step] if tape else ():
-        writer.append(windows)
-    writer.sync()
-    partial.replace(folder.tape)
+    with whole(folder.tape) as partial:
+        writer = TapeWriter(partial, header)
+        for windows in tape.records[:step] if tape else ():
+            writer.append(windows)
     return writer
