@@ -28,6 +28,9 @@ class Hears:
     def ended(self, folder: RunFolder, outcome: Outcome) -> None:
         self.heard.append("ended")
 
+    def failed(self, folder: RunFolder) -> None:
+        self.heard.append("failed")
+
 
 def test_one_that_fails_is_told_of_once_and_the_others_hear_on(
     run: RunFolder, capsys: pytest.CaptureFixture[str]

@@ -1,6 +1,8 @@
 """The loop in this process: what it logs, where it begins and what it ends with."""
 
 import dataclasses
+import os
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,6 +57,18 @@ def runs(text_file: Path, prepared: Path, tmp_path: Path) -> Runs:
     return Runs(text_file, prepared, tmp_path / "runs")
 
 
+class Silent:
+    """Hears of a run, and does nothing."""
+
+    def begun(self, folder: RunFolder, first_step: int) -> None: ...
+
+    def logged(self, step: int, metrics: Metrics) -> None: ...
+
+    def ended(self, folder: RunFolder, outcome: Outcome) -> None: ...
+
+    def failed(self, folder: RunFolder) -> None: ...
+
+
 class Clock:
     """Stands still but for what it is told."""
 
@@ -93,7 +107,7 @@ def test_too_few_tokens_to_validate_on_are_refused_before_there_is_a_folder(runs
 
 def test_a_branch_lets_go_of_its_checkpoint(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """It held the whole of it in host memory to its end."""
-    load, loaded = Checkpoint.load, list[weakref.ref[Tensor]]()
+    load, loaded, alive = Checkpoint.load, list[weakref.ref[Tensor]](), list[int]()
 
     def noted(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, state = load(checkpoint)
@@ -101,24 +115,16 @@ def test_a_branch_lets_go_of_its_checkpoint(runs: Runs, monkeypatch: pytest.Monk
         loaded.extend(weakref.ref(tensor) for name, tensor in tensors.items() if name.startswith("model/"))
         return tensors, state
 
-    class Looks:
-        def __init__(self) -> None:
-            self.alive: list[int] = []
-
-        def begun(self, folder: RunFolder, first_step: int) -> None: ...
-
+    class Looks(Silent):
         def logged(self, step: int, metrics: Metrics) -> None:
-            self.alive.append(sum(one() is not None for one in loaded))
-
-        def ended(self, folder: RunFolder, outcome: Outcome) -> None: ...
+            alive.append(sum(one() is not None for one in loaded))
 
     runs.train("run_name=original", "checkpoints.interval=6")
     monkeypatch.setattr(Checkpoint, "load", noted)
-    looks = Looks()
-    runs.train(f"replay={runs.folder / 'original'}", "from_step=6", listeners=[looks])
+    runs.train(f"replay={runs.folder / 'original'}", "from_step=6", listeners=[Looks()])
     assert loaded
-    assert looks.alive
-    assert not any(looks.alive)
+    assert alive
+    assert not any(alive)
 
 
 DIVERGES = (
@@ -147,3 +153,32 @@ def test_fewer_steps_than_are_done_are_refused(runs: Runs) -> None:
         with pytest.raises(UserError, match=rf"^train\.steps=5: {run} has done 12; give 12 or more$"):
             runs.train(*source.split(), "train.steps=5")
     assert [path.name for path in runs.folder.iterdir()] == ["original"]
+
+
+def test_a_run_that_fails_closes_its_files_and_tells_who_listens(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process may go on, as in a sweep: with open files and a thread that writes."""
+
+    def fails(_: Trainer) -> float:
+        raise ValueError("no idea")
+
+    class Hears(Silent):
+        def begun(self, folder: RunFolder, first_step: int) -> None:
+            heard.append("begun")
+
+        def ended(self, folder: RunFolder, outcome: Outcome) -> None:
+            heard.append("ended")
+
+        def failed(self, folder: RunFolder) -> None:
+            heard.append(f"failed with {len(opened_in(folder.path))} open")
+
+    def opened_in(folder: Path) -> list[str]:
+        links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        return [link for link in links if link.startswith(str(folder)) and not link.endswith(".lock")]
+
+    heard, threads = list[str](), threading.active_count()
+    monkeypatch.setattr(Trainer, "validate", fails)
+    with pytest.raises(ValueError, match="no idea"):
+        runs.train("run_name=fails", "checkpoints.interval=5", listeners=[Hears()])
+    assert heard == ["begun", "failed with 0 open"]
+    assert threading.active_count() == threads
+    assert len(list((runs.folder / "fails/checkpoints").iterdir())) == 2

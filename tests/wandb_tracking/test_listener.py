@@ -95,6 +95,22 @@ def test_without_a_login_everything_is_kept_on_the_disk(run: RunFolder, capfd: p
 
 
 @pytest.mark.slow
+def test_of_a_run_that_fails_the_client_keeps_what_it_has_and_ends(run: RunFolder) -> None:
+    """It lived on beside the next runs of the process."""
+    write_json(run.manifest, dict(MANIFEST))
+    write_json(run.config, Config().to_dict())
+    listener = WandbListener(TrackingConfig(wandb="offline"), 60.0)
+    listener.begun(run, 0)
+    listener.logged(3, {"loss": 2.0})
+    listener.failed(run)
+    children = [line for path in Path("/proc/self/task").glob("*/children") for line in path.read_text().split()]
+    commands = [Path(f"/proc/{child}/cmdline").read_text() for child in children]
+    assert not [command for command in commands if "wandb" in command]
+    rows = [line["history"]["item"] for line in offline_lines(run) if line["type"] == "history"]
+    assert [(row["step"], row["loss"]) for row in rows] == [(3, 2)]
+
+
+@pytest.mark.slow
 def test_with_a_login_it_arrives_at_once(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     with WandbServer() as server:
         login(monkeypatch, server)

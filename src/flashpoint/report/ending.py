@@ -32,6 +32,9 @@ class EndOfRunDrawing:
         if self._report:
             write_report([Run.of_folder(folder)], folder.path / "report")
 
+    def failed(self, folder: RunFolder) -> None:
+        """A run without a verdict is not drawn."""
+
 
 def _import() -> None:
     with contextlib.suppress(Exception):  # drawing fails by it, too, and says so

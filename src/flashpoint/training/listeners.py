@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +30,9 @@ class Listener(Protocol):
     def ended(self, folder: RunFolder, outcome: Outcome) -> None:
         """All files of the run are written."""
 
+    def failed(self, folder: RunFolder) -> None:
+        """An error ends the run in place of :meth:`ended`; its files so far are closed, and there is no verdict."""
+
 
 class Listeners:
     """Several as one. One that fails is told of once, by its class's name, and hears nothing more."""
@@ -44,6 +48,16 @@ class Listeners:
 
     def ended(self, folder: RunFolder, outcome: Outcome) -> None:
         self._each(lambda listener: listener.ended(folder, outcome))
+
+    @contextlib.contextmanager
+    def told(self, folder: RunFolder, first_step: int) -> Iterator[None]:
+        """Tell them that the run begins, and if the block fails that it did."""
+        self.begun(folder, first_step)
+        try:
+            yield
+        except Exception:
+            self._each(lambda listener: listener.failed(folder))
+            raise
 
     def _each(self, tell: Callable[[Listener], None]) -> None:
         for listener in tuple(self._listeners):

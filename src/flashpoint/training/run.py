@@ -91,7 +91,6 @@ def execute(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) -
     """
     try:
         _describe(plan, parts, folder)
-        listeners.begun(folder, parts.start.step)
         return _train(plan, parts, folder, listeners)
     except OSError as error:
         raise UserError(
@@ -119,39 +118,45 @@ def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) ->
     """Run the loop; write the verdict once all files are closed."""
     stop = StopRequest()
     size = state_bytes(parts.step.model) if plan.ranks.first else None
-    files = RunWriter(parts.config, folder, parts.header, parts.tape, parts.start.step, size, listeners)
-    trainer = Trainer(
-        parts.config,
-        parts.step,
-        parts.tokens,
-        parts.order,
-        files,
-        parts.probes,
-        parts.twin,
-        plan.device,
-        plan.ranks,
-        stop_requested=lambda: stop.signal_name is not None,
-    )
-    if parts.start.state:
-        trainer.load(parts.start.take_tensors(), parts.start.state, own=parts.start.chain is None)
-    started = time.perf_counter()
-    with stop:
-        result = trainer.run()
-        why = stop.signal_name or (STRICT_PROBES if trainer.failed_probe else None)
-        interrupted = why if result.interrupted else None
-        outcome = _outcome(trainer, result, files, interrupted, time.perf_counter() - started, folder)
-        if outcome.outcome == "nonfinite" and plan.ranks.first:
-            where = trainer.what_was_not_finite(lambda step: verified(folder.checkpoints, notify, up_to=step))
-            notify(
-                f"step {outcome.onset_step:,}: {where or 'not finite, and no state from before it to repeat it from'}"
-            )
-            outcome = dataclasses.replace(outcome, nonfinite=where)
-        files.close(outcome)
-        listeners.ended(folder, outcome)
+    with (
+        listeners.told(folder, parts.start.step),
+        RunWriter(parts.config, folder, parts.header, parts.tape, parts.start.step, size, listeners) as files,
+    ):
+        trainer = Trainer(
+            parts.config,
+            parts.step,
+            parts.tokens,
+            parts.order,
+            files,
+            parts.probes,
+            parts.twin,
+            plan.device,
+            plan.ranks,
+            stop_requested=lambda: stop.signal_name is not None,
+        )
+        if parts.start.state:
+            trainer.load(parts.start.take_tensors(), parts.start.state, own=parts.start.chain is None)
+        started = time.perf_counter()
+        with stop:
+            result = trainer.run()
+            why = stop.signal_name or (STRICT_PROBES if trainer.failed_probe else None)
+            interrupted = why if result.interrupted else None
+            outcome = _outcome(trainer, result, files, interrupted, time.perf_counter() - started, folder)
+            if outcome.outcome == "nonfinite" and plan.ranks.first:
+                outcome = dataclasses.replace(outcome, nonfinite=_place(trainer, folder, outcome))
+            files.close(outcome)
+            listeners.ended(folder, outcome)
     if trainer.failed_probe:
         how = f"mend it, then resume={folder.path} goes on" if interrupted else "it was the last step, the run is whole"
         raise UserError(f"probes.attention={trainer.failed_probe.probe}: {trainer.failed_probe.error}; {how}")
     return outcome
+
+
+def _place(trainer: Trainer, folder: RunFolder, outcome: Outcome) -> str | None:
+    """Say, and return, where the first NaN or infinity came from."""
+    where = trainer.what_was_not_finite(lambda step: verified(folder.checkpoints, notify, up_to=step))
+    notify(f"step {outcome.onset_step:,}: {where or 'not finite, and no state from before it to repeat it from'}")
+    return where
 
 
 def compare_with_original(original: RunFolder, folder: RunFolder, since: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from flashpoint.training.snapshots import write_snapshot
 
 
 class RunWriter:
-    """The open files of one run.
+    """The open files of one run. A context, at whose end they are closed whatever has happened.
 
     Args:
         folder: where they are; a process that is not the first has one of its own that nobody reads.
@@ -56,6 +57,14 @@ class RunWriter:
         self._checkpoints = None
         if config.checkpoints.interval and state_bytes is not None:
             self._checkpoints = CheckpointWriter(folder.checkpoints, config.checkpoints, state_bytes, notify)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # What cannot be written a second time is not to hide the error that ends the run.
+        with contextlib.suppress(OSError) if kind else contextlib.nullcontext():
+            self._close()
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Log the metrics of a step; steps count from 0."""
@@ -98,10 +107,13 @@ class RunWriter:
 
     def close(self, outcome: Outcome) -> None:
         """Close all files and write the verdict."""
-        self.tape.close()
-        self.chain.close()
-        self._metrics.close()
+        self._close()
         write_json(self._folder.outcome, outcome.to_dict())
+
+    def _close(self) -> None:
+        with contextlib.ExitStack() as all_of_them:
+            for close in (self.tape.close, self.chain.close, self._metrics.close, self.wait):
+                all_of_them.callback(close)  # each, also where another one cannot be written
 
 
 def _tape_writer(folder: RunFolder, header: TapeHeader, tape: Tape | None, step: int) -> TapeWriter:

@@ -14,8 +14,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from flashpoint.errors import notify
@@ -82,11 +80,16 @@ class WandbListener:
         figures = sorted((folder.path / "report" / "figures").glob("*.png"))
         files = [folder.tape, folder.chain, folder.config, folder.manifest, folder.path / "report" / "report.html"]
         summary = {**outcome.to_dict(), "outcome": outcome.ending}
-        self._finish(summary, figures, [file for file in files if file.exists()])
+        paths = [str(file) for file in files if file.exists()]
+        self._messages.put(("end", (summary, list(map(str, figures)), paths)))
+        self._finish()
 
-    def _finish(self, summary: Mapping[str, Any], figures: Sequence[Path], files: Sequence[Path]) -> None:
+    def failed(self, folder: RunFolder) -> None:
+        """Have the client end with what it has: the process may go on to other runs."""
+        self._finish()
+
+    def _finish(self) -> None:
         assert self._process is not None
-        self._messages.put(("end", (dict(summary), list(map(str, figures)), list(map(str, files)))))
         self._messages.put(None)
         try:
             self._process.wait(self._finish_seconds + GRACE_SECONDS)

@@ -47,6 +47,16 @@ class BasicLauncher(basic_launcher.BasicLauncher):
                 if not isinstance(error, UserError):
                     traceback.print_exception(error)
                 notify(f"failed: {' '.join(own or job_overrides[number])}: {one_line(error)}")
+                _let_go(error)
         if errors:
             raise UserError(f"{len(errors)} of {len(returns)} runs failed") from errors[0]
         return returns
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Clear what the frames of an error hold: a failed run's model would stay until the sweep ends."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:  # an error that is raised from itself is its own cause
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
