@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import datetime
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-import yaml
 from torch import Tensor
 
+from flashpoint.files import CONFIGS
 from flashpoint.numerics import launch, reference
+from flashpoint.numerics.named import variant_named, variant_names
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant
 
@@ -91,9 +91,7 @@ def main() -> None:
           f"{datetime.date.today()}; worst of T in {LENGTHS}, d {SIZE}")  # fmt: skip
     print(f"{'variant':19} {'input':13} {'O differs':>9} {'ulps':>5} {'error to FP64':>17}   "
           f"{'dQ differs':>10} {'ulps':>5} {'error to FP64':>17}")  # fmt: skip
-    files = sorted((Path(__file__).parent.parent / "configs/attn").glob("*.yaml"))
-    variants = [AttentionVariant.from_dict(yaml.safe_load(path.read_text())) for path in files]
-    for variant in variants:
+    for variant in (variant_named(name, CONFIGS / "attn") for name in variant_names(CONFIGS / "attn")):
         if variant.kernel == "sdpa":
             continue
         worst: dict[str, list[list[float]]] = {}

@@ -26,13 +26,13 @@ from unittest.mock import MagicMock, patch
 
 import torch
 import triton
-import yaml
 from triton.backends.compiler import GPUTarget
 
 from flashpoint.cli.table import FORMATS, Cell, Table, show
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import capability
 from flashpoint.numerics import launch
+from flashpoint.numerics.named import variant_named, variant_names
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint_kernels.rounding import INTERPRETED
 from flashpoint_kernels.tile_sizes import FALLBACK
@@ -148,8 +148,8 @@ def launch_both_passes(variant: AttentionVariant, head_size: int) -> None:
 
 def variants() -> dict[str, AttentionVariant]:
     """Return the variants of ``configs/attn/`` that have kernels."""
-    files = sorted((CONFIGS / "attn").glob("*.yaml"))
-    found = {file.stem: AttentionVariant.from_dict(yaml.safe_load(file.read_text())) for file in files}
+    folder = CONFIGS / "attn"
+    found = {name: variant_named(name, folder) for name in variant_names(folder)}
     return {name: variant for name, variant in found.items() if variant.kernel != "sdpa"}
 
 

@@ -33,7 +33,7 @@ from flashpoint.files import CONFIGS
 from flashpoint.numerics import reference
 from flashpoint.numerics.delta import deltas_of, row_sums
 from flashpoint.numerics.key_blocks import Inputs
-from flashpoint.numerics.named import variant_named
+from flashpoint.numerics.named import variant_named, variant_names
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
@@ -117,7 +117,7 @@ def measured(variant: AttentionVariant, call: AttentionCall, true: Golden) -> li
 
 def chosen(names: Sequence[str], bits: Sequence[int], formats: AttentionVariant | None) -> Iterator[AttentionVariant]:
     """Yield the attentions, in a run's formats, those of :data:`SPLIT` once for each number of bits."""
-    for name in names or sorted(path.stem for path in (CONFIGS / "attn").glob("*.yaml")):
+    for name in names or variant_names(CONFIGS / "attn"):
         variant = variant_named(name, CONFIGS / "attn")
         if variant.kernel == "sdpa":
             continue

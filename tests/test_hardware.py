@@ -143,7 +143,9 @@ def test_train_takes_the_laptop_preset_for_a_cpu_and_refuses_to_fall_back_to_it(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(("given", "seen"), [(None, ["0", "1"]), ("3,GPU-5,7", ["3", "GPU-5"]), ("", [""])])
+@pytest.mark.parametrize(
+    ("given", "seen"), [(None, ["0", "1"]), ("3,GPU-5,7", ["3", "GPU-5"]), (" 3, 5", ["3", "5"]), ("", [""])]
+)
 def test_a_gpu_is_named_as_the_caller_sees_it(
     monkeypatch: pytest.MonkeyPatch, given: str | None, seen: list[str]
 ) -> None:

@@ -4,6 +4,8 @@ from enum import IntEnum
 
 BF16_BITS = 7
 """Explicit mantissa bits of BF16."""
+HEAD_SIZES = (16, 32, 64, 128)
+"""Features per head that the kernels take."""
 
 
 class Stream(IntEnum):

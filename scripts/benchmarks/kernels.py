@@ -31,7 +31,7 @@ from flashpoint.errors import notify
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import cores
 from flashpoint.numerics.dispatch import attention
-from flashpoint.numerics.named import variant_named
+from flashpoint.numerics.named import variant_named, variant_names
 
 BACKENDS = {
     "sdpa_flash": SDPBackend.FLASH_ATTENTION,
@@ -99,7 +99,7 @@ def chosen(names: Sequence[str]) -> list[str]:
     folder = CONFIGS / "attn"
     for name in names:
         variant_named(name, folder, "--attention ")
-    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    known = variant_names(folder)
     asked = {CONTROL, *(names or known)}
     return [name for name in known if name in asked and variant_named(name, folder).kernel == "flash"]
 

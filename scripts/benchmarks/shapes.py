@@ -13,9 +13,10 @@ from omegaconf import OmegaConf
 from flashpoint.build_config import build_config
 from flashpoint.cli.composition import store_schema
 from flashpoint.cli.refusals import refusal
-from flashpoint.config import HEAD_SIZES, Config
+from flashpoint.config import Config
 from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
+from flashpoint_kernels.codes import HEAD_SIZES
 
 AttentionShape = tuple[int, int, int, int]
 """B sequences, H heads, T tokens, d features of a head."""

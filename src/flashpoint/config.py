@@ -21,8 +21,8 @@ from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.precision import Precision
 from flashpoint.surroundings import TrackingConfig
 from flashpoint.typed import require_numbers_of_the_device
+from flashpoint_kernels.codes import HEAD_SIZES
 
-HEAD_SIZES = (16, 32, 64, 128)
 _BATCHES, _WEIGHTS = FromTape("the batches come from the tape"), FromTape("the initial weights come from the tape")
 GPT2_VOCABULARY = 50_257
 """Tokens of GPT-2's encoding."""

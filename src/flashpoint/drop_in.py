@@ -20,10 +20,8 @@ from flashpoint.numerics.dispatch import flash_fwd
 from flashpoint.numerics.named import variant_named
 from flashpoint.numerics.ops import flash_bwd_op
 from flashpoint.numerics.variant import AttentionVariant
-from flashpoint_kernels.codes import STREAM_UNIT
+from flashpoint_kernels.codes import HEAD_SIZES, STREAM_UNIT
 
-HEAD_SIZES = (16, 32, 64, 128)
-"""Features per head that the kernels take; zeros fill up to the next of them."""
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
@@ -106,7 +104,7 @@ def attention(
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for x in (key, value))
-    filled = next(size for size in HEAD_SIZES if size >= d)
+    filled = next(size for size in HEAD_SIZES if size >= d)  # with zeros
     if filled > d:
         query, key, value = (F.pad(x, (0, filled - d)) for x in (query, key, value))
     out = flash_fwd(

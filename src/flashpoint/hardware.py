@@ -92,7 +92,8 @@ def cuda_devices() -> int:
 def visible_gpus(count: int) -> list[str]:
     """Return what CUDA_VISIBLE_DEVICES is for each of the first ``count`` GPUs that this process sees."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [str(number) for number in range(count)] if given is None else given.split(",")[:count]
+    names = map(str, range(count)) if given is None else map(str.strip, given.split(","))
+    return list(names)[:count]
 
 
 def cuda_device_names() -> list[str]:

@@ -8,21 +8,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from flashpoint.errors import UserError
-from flashpoint.field_types import Count
+from flashpoint.field_types import CHECKED, Count
 
 VERSION = 1
 """The version of the file that this module reads."""
 
-_CHECKED = ConfigDict(use_attribute_docstrings=True, allow_inf_nan=False, extra="forbid")
 Words = Annotated[tuple[str, ...], Field(min_length=1)]
 """Runs as the command line names them, e.g. ``ignite-h200:flash_bf16_seed*``."""
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Explodes:
     """Most runs explode."""
 
@@ -32,7 +31,7 @@ class Explodes:
     steps it had."""
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Holds:
     """Most runs do not explode within a number of steps."""
 
@@ -41,7 +40,7 @@ class Holds:
     """The common horizon. A stable run of fewer steps does not count."""
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Onset:
     """Most runs explode earlier, or later, than the run of the same seed elsewhere."""
 
@@ -50,7 +49,7 @@ class Onset:
     """The runs to compare with, one a seed. Each has exploded."""
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Layer:
     """Most explosions have their largest W_Q in one layer."""
 
@@ -81,7 +80,7 @@ def _check_order(above: float, below: float) -> None:
         raise ValueError(f"above: {above} is not less than below: {below}; raise below")
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Interval:
     """The 95 % interval of a mean lies within bounds."""
 
@@ -111,7 +110,7 @@ class Interval:
         return self
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Deviates:
     """The largest deviation of O from FP64 in BF16, of flash over that of baseline attention, lies within bounds.
 
@@ -137,7 +136,7 @@ KINDS = ("explodes", "holds", "earlier", "later", "layer", "interval", "deviates
 Criterion = Annotated[Explodes | Holds | Onset | Layer | Interval | Deviates, Field(discriminator="kind")]
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Claim:
     """One claim, and how it is put to the test."""
 

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from flashpoint.analysis.bias import Relative, Window
 from flashpoint.analysis.survival import grouped, pairing
 from flashpoint.analysis.weights import apart
+from flashpoint.deviation.defaults import HEAD_SIZE, LENGTH, SEEDS
 from flashpoint.errors import UserError
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.run import Run
 
-INPUTS, LENGTH, HEAD_SIZE = 8, 256, 64
-"""Random inputs of the isolated measures: standard normal Q, K, V and dO, one head each."""
 WINDOW = Window(1000, 3000)
 """Steps of the measures in training: after the warm-up, before most onsets."""
 FEWEST = 5
@@ -86,7 +85,7 @@ def _isolated(variant: AttentionVariant) -> Iterator[tuple[str, float]]:
     from flashpoint.deviation.pairs import pairs
     from flashpoint.deviation.statistics import deviation
 
-    bf16, inputs = format_named("bf16"), drawn("normal", INPUTS, LENGTH, HEAD_SIZE)
+    bf16, inputs = format_named("bf16"), drawn("normal", SEEDS, LENGTH, HEAD_SIZE)
     engine, compute = engine_of(variant, variant.title), arithmetic(bf16, "fp32")
     for pair in pairs([engine], inputs, compute, [Block(64, 64)], causal=True, quantities=("O", "dQ")):
         told = deviation(pair.difference, pair.golden, bf16, "relative")

@@ -7,9 +7,10 @@ import torch
 from numpy.typing import NDArray
 
 from flashpoint.analysis.claims import Deviates
+from flashpoint.deviation.defaults import HEAD_SIZE, LENGTH, SEEDS
 from flashpoint.deviation.formats import BF16
 from flashpoint.deviation.pairs import GOLDEN
-from flashpoint.deviation.sweep import HEAD_SIZE, LENGTH, SEEDS, Sweep, drawn_inputs, measure
+from flashpoint.deviation.sweep import Sweep, drawn_inputs, measure
 
 
 def distances_over_baseline(asked: Deviates) -> NDArray[np.float64]:

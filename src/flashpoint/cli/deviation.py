@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from flashpoint.cli.selection import device_named, figures_option, format_option
 from flashpoint.cli.words import count, each, format_of, tile, unit
+from flashpoint.deviation.defaults import HEAD_SIZE, LENGTH, SEEDS
 from flashpoint.errors import UserError, notify
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LENGTH, HEAD_SIZE, SEEDS = 256, 64, 8
 QUANTITIES = {"O": "O", "L": "L", "δ": "δ", "delta": "δ", "dQ": "dQ", "dK": "dK", "dV": "dV"}
 """Words of ``--of``, and the quantities they name."""
 _OF_DRAWN = ("seeds", "lengths", "head_sizes")

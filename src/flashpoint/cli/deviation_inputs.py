@@ -9,9 +9,10 @@ import torch
 
 from flashpoint.capture.captures import read_calls
 from flashpoint.capture.sources import calls_of_run
+from flashpoint.deviation.defaults import SEEDS
 from flashpoint.deviation.emulated import Inputs
 from flashpoint.deviation.inputs import DRAWN
-from flashpoint.deviation.sweep import SEEDS, Given
+from flashpoint.deviation.sweep import Given
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError
 from flashpoint.runs.folder import RunFolder

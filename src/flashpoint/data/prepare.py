@@ -32,6 +32,7 @@ from flashpoint.data.tokens import (
 )
 from flashpoint.errors import UserError, notify
 from flashpoint.files import file_sha256, write_json
+from flashpoint.hardware import cores
 
 _LONG = 5
 """Seconds that are told."""
@@ -136,7 +137,7 @@ def _prepare(config: DataConfig, request: dict[str, Any], final: Path) -> None:
         Job(shard, number, partial, tokenizer_file, digest([repr(shard), tokenizer_sha256]))
         for number, shard in enumerate(shards)
     ]
-    records = list(tokenize(jobs, config.workers or len(os.sched_getaffinity(0)), tokenizer, final.name))
+    records = list(tokenize(jobs, config.workers or cores(), tokenizer, final.name))
     files = _join([job.path for job in jobs], sum(record["tokens"] for record in records), config, partial)
     sidecar = {
         "format_version": FORMAT_VERSION,

@@ -20,7 +20,7 @@ from flashpoint.deviation.formats import Format
 from flashpoint.errors import UserError, one_line
 from flashpoint.files import CONFIGS
 from flashpoint.numerics import dispatch
-from flashpoint.numerics.named import variant_named
+from flashpoint.numerics.named import variant_named, variant_names
 from flashpoint.numerics.variant import AttentionVariant
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -160,7 +160,7 @@ def _named(word: str) -> Engine:
     if (variants / f"{word}.yaml").is_file():
         return engine_of(variant_named(word, variants), word)
     backends = ", ".join(f"sdpa:{name}" for name in (*BACKENDS, "all"))
-    names = ", ".join(sorted(path.stem for path in variants.glob("*.yaml")))
+    names = ", ".join(variant_names(variants))
     raise UserError(f"{word}: no such engine; give flash, baseline, {backends}, FILE.py:FUNCTION, or of {names}")
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from flashpoint.deviation.defaults import HEAD_SIZE, LENGTH, SEEDS
 from flashpoint.deviation.emulated import Block
 from flashpoint.deviation.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32
-from flashpoint.deviation.sweep import HEAD_SIZE, LENGTH, SEEDS, Given, Sweep, drawn_inputs
+from flashpoint.deviation.sweep import Given, Sweep, drawn_inputs
 
 
 @dataclass(frozen=True)

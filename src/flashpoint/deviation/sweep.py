@@ -19,7 +19,6 @@ from flashpoint.deviation.pairs import GOLDEN, Pair, pairs
 from flashpoint.deviation.statistics import Deviation, Unit, deviation, largest_and_rms
 from flashpoint.errors import UserError
 
-LENGTH, HEAD_SIZE, SEEDS = 256, 64, 8
 DEFAULT_BLOCK = Block(64, 64)
 
 

@@ -32,7 +32,7 @@ def resolved(attn: dict[str, Any], variants_dir: Path) -> AttentionVariant:
             "elsewhere": variant_named(elsewhere, variants_dir, "attn.elsewhere=").in_formats_of(everywhere).to_dict(),
         }
     variant = AttentionVariant.from_dict(attn)
-    if name not in _known(variants_dir):
+    if name not in variant_names(variants_dir):
         return variant
     own, filed = _told(variant), _told(variant_named(name, variants_dir))
     differing = [f"{key}={value}" for key, value in own.items() if value != filed[key]]
@@ -47,14 +47,14 @@ def variant_named(name: str, variants_dir: Path, key: str = "") -> AttentionVari
     """
     import yaml  # the training core is importable without it
 
-    known = _known(variants_dir)
+    known = variant_names(variants_dir)
     if name not in known:
         raise UserError(f"{key}{name}: no such variant; choose one of {', '.join(known)}")
     return AttentionVariant.from_dict(yaml.safe_load((variants_dir / f"{name}.yaml").read_text()))
 
 
-def _known(variants_dir: Path) -> list[str]:
-    """Return the names of the files; one of another folder, ``../x``, is none of them."""
+def variant_names(variants_dir: Path) -> list[str]:
+    """Return the names of all variants, in order; one of another folder, ``../x``, is none of them."""
     return sorted(path.stem for path in variants_dir.glob("*.yaml"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from flashpoint.files import CONFIGS
+from flashpoint.numerics.named import variant_names
 
 _BASELINE = 3
 """Place of red among Matplotlib's ten: the first variant by name is the failing baseline."""
@@ -33,5 +34,4 @@ def _colours() -> dict[str, str]:
 
     pairs, more = (colormaps[name](range(20)) for name in ("tab20", "tab20c"))
     tones = [pairs[2 * ((place + _BASELINE) % 10) + light] for light in (0, 1) for place in range(10)]
-    names = sorted(path.stem for path in (CONFIGS / "attn").glob("*.yaml"))
-    return {name: to_hex(tone) for name, tone in zip(names, [*tones, *more], strict=False)}
+    return {name: to_hex(tone) for name, tone in zip(variant_names(CONFIGS / "attn"), [*tones, *more], strict=False)}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flashpoint.errors import UserError
-from flashpoint.hardware import cuda_device_names, is_named
+from flashpoint.hardware import cores, cuda_device_names, is_named, visible_gpus
 
 from ._sweep import Job
 
@@ -48,14 +48,13 @@ def slots_for(jobs: Sequence[Job], runs_per_gpu: int) -> list[Slot]:
 
 
 def _slots(jobs: Sequence[Job], runs_per_gpu: int) -> list[Slot]:
-    cores = len(os.sched_getaffinity(0))
-    gpus = [] if all(job.get("train.device") == "cpu" for job in jobs) else _visible_gpus()
+    gpus = [] if all(job.get("train.device") == "cpu" for job in jobs) else _gpus_and_names()
     if not gpus:
         # Of a replay the tape says how many threads: bits depend on it.
         replays = any(job.get("replay") for job in jobs)
-        settings = {} if replays else {"train.threads": str(max(1, cores // runs_per_gpu))}
+        settings = {} if replays else {"train.threads": str(max(1, cores() // runs_per_gpu))}
         return [Slot(settings, os.environ)] * runs_per_gpu
-    share = str(max(1, cores // (len(gpus) * runs_per_gpu)))
+    share = str(max(1, cores() // (len(gpus) * runs_per_gpu)))
     return [
         # A run whose GPU is gone is to fail, not to take the CPU.
         Slot(
@@ -68,8 +67,7 @@ def _slots(jobs: Sequence[Job], runs_per_gpu: int) -> list[Slot]:
     ]
 
 
-def _visible_gpus() -> list[tuple[str, str]]:
+def _gpus_and_names() -> list[tuple[str, str]]:
     """Return what CUDA_VISIBLE_DEVICES is for each GPU that this process sees, and the GPU's name."""
     names = cuda_device_names()
-    numbers = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(names)))))
-    return list(zip([number.strip() for number in numbers.split(",")], names, strict=False))
+    return list(zip(visible_gpus(len(names)), names, strict=False))
