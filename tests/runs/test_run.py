@@ -29,3 +29,20 @@ def test_the_layer_that_explodes_is_the_hottest_at_the_onset(
     run = open_run(write_run(tmp_path / "run", {"name": "flash_bf16"}, onset=onset, metrics=metrics))
     assert run.hottest_head == head
     assert run.hottest_layer == head[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "onset", "outcome", "failed_at"),
+    [
+        (400, 389, "exploded", 389),
+        (390, 389, "nonfinite", 389),
+        (390, None, "nonfinite", 389),  # 390 steps, from 0 on
+        (390, None, "stable", None),
+        (1, 0, "nonfinite", 0),
+    ],
+)
+def test_a_run_fails_at_a_step_that_counts_from_0(
+    tmp_path: Path, steps: int, onset: int | None, outcome: str, failed_at: int | None
+) -> None:
+    run = write_run(tmp_path / "run", {"name": "flash_bf16"}, steps=steps, onset=onset, outcome=outcome)
+    assert open_run(run).failed_at == failed_at

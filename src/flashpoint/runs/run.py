@@ -202,7 +202,8 @@ class Run:
         """The onset, or the last step of a run whose numbers ceased to be finite; None of one that did not explode."""
         if self.outcome["outcome"] == "stable":
             return None
-        return int(self.outcome["step"]) if self.onset is None else self.onset
+        # The outcome counts steps, and these count from 0.
+        return max(0, int(self.outcome["step"]) - 1) if self.onset is None else self.onset
 
     @property
     def verdict(self) -> str:
