@@ -148,12 +148,15 @@ def test_what_a_kill_or_a_hand_left_takes_no_room_and_stops_nothing(tmp_path: Pa
     assert len(list(folder.iterdir())) == 2 * len(steps_of(folder))
 
 
-def test_for_any_age_there_is_a_checkpoint_not_much_older() -> None:
+@pytest.mark.parametrize("capacity", [2, 3, 6, 20])
+def test_for_any_age_there_is_a_checkpoint_not_much_older(capacity: int) -> None:
     steps: set[int] = set()
     for newest in range(1, 400):
-        steps = retained([*steps, newest], 1, 20, set())
-        assert len(steps) == min(newest, 20)
-        for age in range(1, newest // 4):
+        steps = retained([*steps, newest], 1, capacity, set())
+        assert len(steps) == min(newest, capacity)
+        oldest = newest - min(steps)
+        assert oldest >= min(2 ** (capacity - 2), newest // 4)
+        for age in range(1, oldest + 1):
             assert any(age <= newest - step <= 4 * age for step in steps), (newest, age, steps)
 
 

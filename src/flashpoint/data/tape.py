@@ -48,7 +48,7 @@ class TapeHeader:
     sequences: Count
     """Per micro-batch and rank."""
     seed: int
-    """The seed of the initial weights and of the batch order."""
+    """The seed of the batch order; the initial weights are told by their digest."""
     initial_weights: str
     """Digest of the initial weights."""
 

@@ -109,9 +109,11 @@ def verified(folder: Path, notify: Callable[[str], None], up_to: int | None = No
 
 
 def retained(steps: Sequence[int], interval: int, capacity: int, pinned: set[int]) -> set[int]:
-    """Choose ``capacity`` checkpoints to keep: the pinned, the two newest at each spacing of 2ʲ intervals, the newest.
+    """Choose ``capacity`` checkpoints to keep: the pinned, the newest, the two newest at each spacing of 2ʲ intervals,
+    and then the newest of the others.
 
-    For any age there is then one between it and some four times it.
+    An age of a intervals then has one between a and 4a intervals old, as far back as the oldest of them. Where none is
+    pinned that one is at least 2 to the power of ``capacity`` − 2 intervals old, or a quarter as old as the run.
     """
     chosen: set[int] = set()
     spacing = interval

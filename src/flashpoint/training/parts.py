@@ -104,8 +104,10 @@ def build(plan: Plan) -> Parts:
 
 @contextlib.contextmanager
 def _preparing(plan: Plan) -> Iterator[Callable[[], DataConfig]]:
-    """What is yielded returns what the data are of, once they are prepared. A first run whose model compiles has them
-    prepared by another process meanwhile; any other does it when it asks.
+    """Yield a function that returns what the data are of, once they are prepared.
+
+    Where this process compiles the model, another one prepares them meanwhile. Elsewhere the function does it when it
+    is called. What an earlier run has prepared is there at once.
 
     One of several processes of a run prepares them; the others wait for its lock, without a time limit.
 

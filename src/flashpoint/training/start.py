@@ -37,8 +37,9 @@ def starting_point(config: Config, resumed: RunFolder | None, original: RunFolde
     ``from_step`` of the run to branch from; or step 0.
 
     Raises:
-        UserError: the run to branch from has no checkpoint that early, or not any more, or the resumed run's chain is
-            damaged.
+        UserError: the run to branch from has no checkpoint that early, or not any more; the resumed run has no digest
+            chain; or ``train.steps`` is less than the steps done there. A chain that is damaged costs the checkpoints
+            from there on.
     """
     start, source = Start(), resumed or original
     if resumed:

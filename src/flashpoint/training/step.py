@@ -52,8 +52,8 @@ class OptimizerStep:
         self.seed_and_step = torch.tensor([noise_seed, 0], device=device)
         """[2] int64: the run's seed and the count of forward passes so far, the key of stochastic rounding."""
         self.result = torch.zeros(3, device=device)
-        """Loss, nats, gradient norm before clipping, and norm of what the step added to the weights; on the device, and
-        the next step's place too."""
+        """Loss, nats, gradient norm before clipping, and norm of what the step added to the weights. On the device; the
+        next step overwrites it."""
         self._total = torch.zeros((), device=device)
         self._flat = torch.empty(0, device=device)
         captures = on_gpu and train.cuda_graph is not False
