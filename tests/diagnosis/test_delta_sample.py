@@ -93,8 +93,8 @@ def test_the_bias_of_a_call_and_a_sample_is_that_of_all_their_sequences() -> Non
     from scipy import stats
 
     own, further = values(0, 5, "row_sum", "grad_delta", "delta"), values(1, 40, "grad_delta", "delta")
-    sample = DeltaSample((3,) * 20 + (4,) * 20, further)
-    bias = DeltaBias.of(own, 2, sample)
+    sample = DeltaSample((3,) * 20 + (4,) * 20, ("",) * 40, further)
+    bias = DeltaBias.of(own, ("",) * 5, 2, sample)
     assert bias is not None
     both = {
         part: np.concatenate([of[f"grad_delta_{part}"].numpy() for of in (own, further)])
@@ -114,8 +114,9 @@ def test_the_bias_of_a_call_and_a_sample_is_that_of_all_their_sequences() -> Non
 
 
 def test_a_sample_that_has_nothing_in_common_with_the_call_does_not_count() -> None:
-    for sample in (DeltaSample((3, 3), values(1, 2, "row_sum")), DeltaSample((), values(1, 0, "delta"))):
-        bias = DeltaBias.of(values(0, 5, "delta"), 2, sample)
+    others = DeltaSample((3, 3), ("",) * 2, values(1, 2, "row_sum")), DeltaSample((), (), values(1, 0, "delta"))
+    for sample in others:
+        bias = DeltaBias.of(values(0, 5, "delta"), ("",) * 5, 2, sample)
         assert bias is not None
         assert (bias.sequences, bias.steps, str(bias)) == (5, 1, "5 sequences")
 
@@ -128,7 +129,7 @@ def test_as_many_sequences_as_are_needed_would_show_the_bias() -> None:
     spreads = torch.tensor([5e-6, 1e-6, 1e-6], dtype=torch.float64)
     biases = noise / noise.std(0) * spreads
     parts = {"bias": biases, "noise": biases, "sum": biases, "bound": torch.ones_like(biases)}
-    bias = DeltaBias.of({f"delta_{part}": of for part, of in parts.items()})
+    bias = DeltaBias.of({f"delta_{part}": of for part, of in parts.items()}, ("",) * 8)
     assert bias is not None
     for size in (1e-6, 1e-5):
         limit = next(n for n in range(2, 999) if stats.t.ppf(1 - 0.001 / 6, n - 1) * 5e-6 / n**0.5 <= size)
@@ -136,9 +137,13 @@ def test_as_many_sequences_as_are_needed_would_show_the_bias() -> None:
 
 
 def test_samples_of_several_steps_are_joined() -> None:
-    parts = [DeltaSample((5, 5), values(0, 2, "delta", "grad_delta")), DeltaSample((6,), values(1, 1, "delta"))]
+    parts = [
+        DeltaSample((5, 5), ("a", "b"), values(0, 2, "delta", "grad_delta")),
+        DeltaSample((6,), ("a",), values(1, 1, "delta")),
+    ]
     both = joined_samples(parts)
     assert both.steps == (5, 5, 6)
+    assert both.identities == ("a", "b", "a")
     assert set(both.measures) == {"delta_bias", "delta_noise", "delta_sum", "delta_bound"}
     for name, of in both.measures.items():
         assert torch.equal(of, torch.cat([part.measures[name] for part in parts]))

@@ -365,7 +365,7 @@ def test_of_sequences_with_one_bound_the_bias_is_a_mean_with_its_standard_error(
     biases = torch.tensor([[1.0e-6, 3e-6], [2.0e-6, 3.01e-6], [6.0e-6, 2.99e-6]]).double()
     noises, bounds = (torch.full((3, 2), size).double() for size in (1e-4, 10.0))
     measures = {"delta_bias": biases, "delta_noise": noises, "delta_sum": 10 * biases, "delta_bound": bounds}
-    bias = DeltaBias.of(measures)
+    bias = DeltaBias.of(measures, ("",) * len(measures["delta_sum"]))
     assert bias is not None
     torch.testing.assert_close(bias.mean, torch.tensor([3e-6, 3e-6]).double())
     torch.testing.assert_close(bias.error, torch.tensor([7**0.5, 1e-2]).double() * 1e-6 / 3**0.5)
@@ -373,7 +373,7 @@ def test_of_sequences_with_one_bound_the_bias_is_a_mean_with_its_standard_error(
     torch.testing.assert_close(bias.smallest / bias.error, torch.full((2,), 44.7).double(), rtol=1e-3, atol=0)
     assert bias.igniting.tolist() == [False, True]
     assert "3 of 4 runs" in ignited(3.5e-6)
-    assert DeltaBias.of({}) is None
+    assert DeltaBias.of({}, ()) is None
 
 
 def test_a_call_survives_its_file(tmp_path) -> None:  # type: ignore[no-untyped-def]

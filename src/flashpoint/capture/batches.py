@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flashpoint.capture.sharding import local
+from flashpoint.diagnosis.repeats import digests
 
 _BITS = (1 << 64) - 1
 _FACTOR = 0x5851F42D4C957F2D
@@ -45,6 +46,13 @@ class LatestBatches:
             if number == step:
                 return batch, sums(batch).fingerprint() == summed.fingerprint()
         return None, True
+
+    def identities(self, step: int, rows: int, first: int) -> tuple[str, ...]:
+        """Return the identities of the first sequences of a step, of so many rows; empty where its batch, or that of
+        its first forward pass, does not show them. A sequence keeps its identity when weights move."""
+        batch = next((batch for number, batch, _ in self._held if number == step), None)
+        tensors = [x for x in _of_first_pass(batch) if x.dim() > 1 and len(x) == rows]
+        return digests([x[:first] for x in tensors]) if tensors else ()
 
     def forget(self, step: int) -> None:
         """Hold the batches up to a step no longer."""
@@ -105,6 +113,19 @@ def _factors(count: int, device: torch.device) -> Tensor:
     """Return an odd factor for each place of a tensor, int64. A training asks for the same ones at every step."""
     places = torch.arange(1, count + 1, device=device, dtype=torch.int64)
     return (2 * places + 1) * _FACTOR
+
+
+def _of_first_pass(batch: Any) -> list[Tensor]:
+    """Return the tensors of a batch that its first sequences are in: of a dict all, of a list those of the first part
+    that has some. The other parts are targets, or micro-batches of other passes."""
+    if isinstance(batch, np.ndarray) and batch.dtype.kind in "biuf":
+        batch = torch.from_numpy(batch)
+    if isinstance(batch, Tensor):
+        return [local(batch)]
+    found = [_of_first_pass(part) for part in _parts(batch)]
+    if isinstance(batch, Mapping):
+        return [x for part in found for x in part]
+    return next((part for part in found if part), [])
 
 
 def on_cpu(batch: Any) -> Any:

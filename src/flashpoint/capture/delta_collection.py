@@ -8,6 +8,7 @@ from pathlib import Path
 from flashpoint.capture import delta_file
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import delta_sample
+from flashpoint.diagnosis.repeats import by_identity
 from flashpoint.errors import notify
 
 SEQUENCES = 256
@@ -34,6 +35,7 @@ class DeltaCollection:
         self._folder, self._seen, self._wanted = folder, seen, wanted
         self._heads = {call.layer: call.q.shape[1] for call in calls}
         self._sequences = self._left_out = 0
+        self._identities = list[str]()
         self._steps: list[int] = []
 
     @property
@@ -55,13 +57,15 @@ class DeltaCollection:
         if seen != self._seen or {call.layer: call.q.shape[1] for call in ours} != self._heads:
             return
         samples = {call.layer: delta_sample(call) for call in ours}
-        count = min(len(sample.steps) for sample in samples.values())
+        fewest = min(samples.values(), key=lambda sample: len(sample.steps))
+        count = len(fewest.steps)
         if not count:  # none is finite
             return
         delta_file.append(self._folder / delta_file.NAME, ours[0].step, samples)
         if not self._steps:
             notify(f"step {ours[0].step:,}: from here on δ is measured, on {self._wanted:,} sequences")
         self._sequences += count
+        self._identities += fewest.identities
         self._left_out = 0
         self._steps.append(ours[0].step)
 
@@ -76,8 +80,9 @@ class DeltaCollection:
             return
         which = f"layer {min(self._heads)}" if len(self._heads) == 1 else f"{len(self._heads)} layers"
         count = f"{self._sequences:,}" if self.complete else f"{self._sequences:,} of {self._wanted:,}"
-        first, last = self._steps[0], self._steps[-1]
+        first, last, different = self._steps[0], self._steps[-1], len(by_identity(self._identities))
+        of_them = f", {different:,} different" if different < self._sequences else ""
         notify(
-            f"step {last:,}: δ of {which} was measured on {count} sequences, of steps {first:,} to {last:,}; "
+            f"step {last:,}: δ of {which} was measured on {count} sequences{of_them}, of steps {first:,} to {last:,}; "
             f"flashpoint diagnose {self._folder} counts them in"
         )

@@ -29,6 +29,7 @@ class _Line(Kind):
 
     step: Step
     layer: Annotated[int, Field(ge=1, lt=2**31)]
+    identities: list[str] | None = None  # older files have none
     measures: dict[str, list[list[float]]]
 
     @model_validator(mode="after")
@@ -40,6 +41,8 @@ class _Line(Kind):
         shapes = {(len(of), *map(len, of)) for of in self.measures.values()}
         if len(shapes) > 1 or len({*next(iter(shapes))[1:]}) != 1:
             raise ValueError("measures: expected as many sequences and heads of each")
+        if self.identities is not None and len(self.identities) != next(iter(shapes))[0]:
+            raise ValueError("identities: expected as many as there are sequences")
         return self
 
 
@@ -53,7 +56,8 @@ def append(path: Path, step: int, samples: Mapping[int, DeltaSample]) -> None:
     with path.open("a") as file:
         for layer, sample in samples.items():
             measures = {name: of.tolist() for name, of in sample.measures.items()}
-            file.write(json.dumps({"step": step, "layer": layer, "measures": measures}) + "\n")
+            line = {"step": step, "layer": layer, "identities": sample.identities, "measures": measures}
+            file.write(json.dumps(line) + "\n")
 
 
 def read(path: Path) -> dict[int, DeltaSample]:
@@ -66,7 +70,9 @@ def read(path: Path) -> dict[int, DeltaSample]:
     for number, text in enumerate(whole_lines(path, _REMEDY), 1):
         line = understood(text, _Line, f"{path}:{number}", _REMEDY)
         measures = {name: torch.tensor(of, dtype=torch.float64) for name, of in line.measures.items()}
-        sample = DeltaSample((line.step,) * len(next(iter(measures.values()))), _with_bounds(measures))
+        count = len(next(iter(measures.values())))
+        identities = tuple(line.identities or ("",) * count)
+        sample = DeltaSample((line.step,) * count, identities, _with_bounds(measures))
         before = found.setdefault(line.layer, [])
         if before and before[0].heads != sample.heads:
             raise UserError(f"{path}:{number}: {sample.heads} heads, and {before[0].heads} before; {_REMEDY}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -174,7 +175,7 @@ class ObservationSchedule:
 
     def _observed(self, step: int) -> None:
         partial = self._observer.partial
-        calls = self._observer.finish(step)
+        calls = self._identified(step, self._observer.finish(step))
         self._guard.do("noting what is not recorded", lambda: self._run.note_not_recorded(self._observer.not_recorded))
         if self._collection is not None:
             self._collect(self._collection, calls)
@@ -199,6 +200,18 @@ class ObservationSchedule:
             kept, folder = self._keep_as(wanted)
             if kept and wanted.sequences and self._collects:
                 self._collection = DeltaCollection(folder, kept, self._observer.seen, wanted.sequences)
+
+    def _identified(self, step: int, calls: list[AttentionCall]) -> list[AttentionCall]:
+        """Return calls that know their sequences by the batch, where that shows them."""
+        identities: tuple[str, ...] = ()
+
+        def find() -> None:
+            nonlocal identities
+            identities = self._batches.identities(step, self._observer.rows, len(calls[0].q))
+
+        if calls:
+            self._guard.do("telling the sequences of a batch apart", find)
+        return [dataclasses.replace(call, identities=identities) for call in calls]
 
     def _measure(self, step: int, calls: list[AttentionCall]) -> None:
         if {(len(calls), call.q.shape[1]) for call in calls} == {self._shape}:

@@ -30,6 +30,7 @@ class Observer:
         since: the step at which the observation began.
         partial: whether the observation is of some layers alone.
         seen: attentions that the last observed step called.
+        rows: sequences of the batch that they were given; 0 where that differs.
         not_recorded: why that step's attentions were left out, as far as they were.
 
     Raises:
@@ -43,7 +44,7 @@ class Observer:
         self.projections: dict[str, list[Projection]] | None = None
         self.since = 0
         self.partial = False
-        self.seen = 0
+        self.seen = self.rows = 0
         self.not_recorded: list[str] = []
         self._found: dict[InterceptedCall, Found] = {}
         self._interceptor: Interceptor | None = None
@@ -106,6 +107,8 @@ class Observer:
         self.stop()
         trained = interceptor.trained()
         self.seen = len(trained)
+        rows = {len(call.q) for call in trained}
+        self.rows = rows.pop() if len(rows) == 1 else 0
         self._keep_weights(trained)
         found = [call.with_gradients(layer, step) for layer, call in enumerate(trained, 1)]
         calls = [call for call in found if call is not None]

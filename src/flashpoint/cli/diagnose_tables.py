@@ -45,7 +45,7 @@ def heading(diagnoses: Sequence[Diagnosis], attention: str | None, weights: str)
         f"{_count(sequences, 'sequence')} of {length:,} tokens, d {size}"
     )
     bias = diagnoses[0].bias
-    return told if bias is None or bias.sequences == sequences else f"{told}; bias of δ: {bias}"
+    return told if bias is None or str(bias) == _count(sequences, "sequence") else f"{told}; bias of δ: {bias}"
 
 
 def _count(number: int, noun: str) -> str:
@@ -54,12 +54,16 @@ def _count(number: int, noun: str) -> str:
 
 def delta_heading(samples: Mapping[int, DeltaSample]) -> str:
     """Return that only errors of δ are left, and of what."""
+    from flashpoint.diagnosis.repeats import by_identity
+
     sample = next(iter(samples.values()))  # what was measured beside each other has the same steps in each layer
     first, last = min(sample.steps), max(sample.steps)
     steps = f"steps {first:,} to {last:,}" if first < last else f"step {last:,}"
+    different = len(by_identity(sample.identities))
+    repeated = f", {different:,} different," if different < len(sample.steps) else ""
     return (
         f"δ alone, the tensors have been deleted: {_count(len(samples), 'layer')} of {_count(sample.heads, 'head')}, "
-        f"{_count(len(sample.steps), 'sequence')} of {steps}"
+        f"{_count(len(sample.steps), 'sequence')}{repeated} of {steps}"
     )
 
 
@@ -202,12 +206,18 @@ def _unjudged(biases: Mapping[int, DeltaBias], more: str) -> str:
             f"If δ is rowsum(dO∘O), its bias is {size:+.1e} of |dO||O| in head {head + 1} of layer {layer}{spread}; dQ "
             "is needed to tell, and there is none."
         )
-    fewest = min((bias.fewest for bias in biases.values() if bias.judges), default=FEW)
-    if fewest < FEW:
+    least = min((bias for bias in biases.values() if bias.judges), key=lambda bias: bias.fewest, default=None)
+    if least is not None and least.fewest < FEW:
         remedy = f": {more.format(SEQUENCES)}" if more else ""
+        count, different = _count(least.fewest, "sequence"), ""
+        if least.repeats:
+            count, different = (
+                f"{int(least.observed.max()):,} sequences, {least.fewest:,} different,",
+                " different ones",
+            )
         parts.append(
-            f"Too few sequences to say anything of δ: {_count(fewest, 'sequence')} with loss, and a finding needs "
-            f"{FEW} or more. Measure {SEQUENCES}{remedy}."
+            f"Too few sequences to say anything of δ: {count} with loss, and a finding needs {FEW} or more{different}. "
+            f"Measure {SEQUENCES}{different}{remedy}."
         )
     return " ".join(parts)
 
@@ -228,14 +238,14 @@ def _unseen(biases: Mapping[int, DeltaBias], more: str) -> str:
     if not unsure:
         return ""
     worst = max(unsure, key=lambda bias: float(bias.smallest.max()))
-    needed = _rounded_up(worst.needed(ignites))
+    needed, different = _rounded_up(worst.needed(ignites)), "different " if worst.repeats else ""
     remedy = f": {more.format(needed)}" if more else ""
     if needed > MOST_ADVISED:
         remedy = ", too many to wait for"
     return (
         f"In some heads a bias of δ below {float(worst.smallest.max()):.0e} would not show on {worst}; in a "
         f"model of 7 M parameters a constant one of {ignites:.0e} in layer 2 made {IGNITED[ignites]} runs explode. "
-        f"About {needed:,} sequences would show one of {ignites:.0e}{remedy}."
+        f"About {needed:,} {different}sequences would show one of {ignites:.0e}{remedy}."
     )
 
 

@@ -1,7 +1,8 @@
 """The bias of δ in each head of a layer: how large, how sure, and whether errors of that size ignited runs here.
 
-A sequence gives one error and one bound, because tokens of one sequence are not independent. The bias is the ratio of
-their sums (:func:`flashpoint.diagnosis.measures.of_errors`).
+A sequence gives one error and one bound, because tokens of one sequence are not independent. Nor are repetitions of a
+sequence: they give their mean. The bias is the ratio of the sums of errors and bounds
+(:func:`flashpoint.diagnosis.measures.of_errors`).
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from flashpoint.diagnosis.delta_sample import PARTS, SOURCES, DeltaSample
 from flashpoint.diagnosis.measures import Measures, of_errors
+from flashpoint.diagnosis.repeats import averaged
 
 CHANCE = 0.001
 """How likely a diagnosis of one layer without a fault may call some head's δ biased, or one that does not follow."""
 FEW = 3
-"""Sequences without which nothing is said of δ."""
+"""Different sequences without which nothing is said of δ."""
 _MOST = 10**15
 """Sequences: no training has so many."""
 IGNITED = {1e-6: "2 of 4", 3e-6: "3 of 4", 1e-5: "4 of 4"}
@@ -30,11 +32,12 @@ class DeltaBias:
     """The mean error of δ of each head [H], float64, over the sequences whose |dO||O| is not 0 everywhere.
 
     Attributes:
-        mean, error: Σ ε / Σ |dO||O| and its standard error over sequences; the latter is NaN with one sequence.
+        mean, error: Σ ε / Σ |dO||O| and its standard error over different sequences; the latter is NaN with one.
         nats: Σ ε over all observed tokens, nats of the loss as backward was called on it: scaled by a GradScaler, or
             divided for gradient accumulation. Nothing is judged by it.
         noise: the root mean square over sequences of (Σ ε² / Σ (|dO||O|)²)^½, which weigh by (Σ |dO||O|)².
-        counts: sequences, of N of the call and M of the sample, int64.
+        counts: different sequences, of N of the call and M of the sample, int64.
+        observed: the same with their repetitions.
         steps: of the training, that they are of.
         source: of :data:`SOURCES`, which the errors are from.
     """
@@ -44,19 +47,23 @@ class DeltaBias:
     nats: Tensor
     noise: Tensor
     counts: Tensor
+    observed: Tensor
     steps: int
     source: str
 
     @classmethod
-    def of(cls, measures: Measures, step: int = 0, sample: DeltaSample | None = None) -> DeltaBias | None:
+    def of(
+        cls, measures: Measures, identities: Sequence[str], step: int = 0, sample: DeltaSample | None = None
+    ) -> DeltaBias | None:
         """Return the bias by the most direct measure of δ's error; None where there is none.
 
         Args:
             measures: of a call, [N, H].
+            identities: of its sequences.
             step: of the call.
             sample: further sequences of its layer. The measure is one that they have, too.
         """
-        own = DeltaSample((step,) * len(next(iter(measures.values()), ())), measures)
+        own = DeltaSample((step,) * len(identities), tuple(identities), measures)
         if sample is not None and sample.steps and (both := cls.of_samples([own, sample])):
             return both
         return cls.of_samples([own])
@@ -70,22 +77,28 @@ class DeltaBias:
             return None
         joined = {of: torch.cat([one[of] for one in held]) for of in (f"{name}_{part}" for part in PARTS)}
         together = of_errors(name, joined)
-        some = joined[f"{name}_bound"] != 0
+        identities = [identity for sample in samples for identity in sample.identities]
+        different = {of: averaged(values, identities) for of, values in joined.items()}
+        some, counts = joined[f"{name}_bound"] != 0, (different[f"{name}_bound"] != 0).sum(0)
         steps = (step for sample in samples for step in sample.steps)
         return cls(
-            mean=together[f"{name}_bias"],
-            error=_standard_error(joined[f"{name}_sum"], joined[f"{name}_bound"], some.sum(0)),
+            mean=of_errors(name, different)[f"{name}_bias"],
+            error=_standard_error(different[f"{name}_sum"], different[f"{name}_bound"], counts),
             nats=together[f"{name}_sum"],
             noise=together[f"{name}_noise"],
-            counts=some.sum(0),
-            steps=len({step for step, counts in zip(steps, some.any(-1).tolist(), strict=True) if counts}),
+            counts=counts,
+            observed=some.sum(0),
+            steps=len({step for step, tells in zip(steps, some.any(-1).tolist(), strict=True) if tells}),
             source=name,
         )
 
     def __str__(self) -> str:
         """What it was measured on."""
-        sequences = f"{self.sequences:,} sequence{'s' * (self.sequences != 1)}"
-        return f"{sequences} of {self.steps:,} steps" if self.steps > 1 else sequences
+        observed = int(self.observed.max())
+        sequences = f"{observed:,} sequence{'s' * (observed != 1)}"
+        if self.repeats:
+            sequences += f", {self.sequences:,} different,"
+        return f"{sequences} of {self.steps:,} steps" if self.steps > 1 else sequences.rstrip(",")
 
     @property
     def judges(self) -> bool:
@@ -93,13 +106,18 @@ class DeltaBias:
         return self.source != "delta"
 
     @property
+    def repeats(self) -> bool:
+        """Whether a sequence came more than once."""
+        return bool((self.observed > self.counts).any())
+
+    @property
     def sequences(self) -> int:
-        """Those of the head that has the most."""
+        """The different ones of the head that has the most."""
         return int(self.counts.max())
 
     @property
     def fewest(self) -> int:
-        """The sequences of the head that has the fewest, of heads that have one; 0 where none has."""
+        """The different ones of the head that has the fewest, of heads that have one; 0 where none has."""
         return int(self.counts[self.counts > 0].min()) if self.sequences else 0
 
     @property
@@ -110,8 +128,8 @@ class DeltaBias:
         )
 
     def needed(self, size: float) -> int:
-        """Return how many sequences would show a bias of a size in every head, if they spread as these do; their
-        spread is finite."""
+        """Return how many different sequences would show a bias of a size in every head, if they spread as these
+        do; their spread is finite."""
         spread = float((self.error * self.counts.double().sqrt()).max())
 
         def overlooked(count: int) -> bool:

@@ -34,6 +34,7 @@ class _Told(Kind):
     layer: Annotated[int, Field(ge=1, lt=2**31)] = 1
     step: Step = 0
     attention: str = "unknown"
+    identities: list[str] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class AttentionCall:
         layer: from 1.
         step: of the training, from 0.
         attention: what computed it, as a name that people read.
+        identities: of the sequences [N], equal for those that are repetitions (:mod:`flashpoint.diagnosis.repeats`);
+            empty where the tensors alone tell.
     """
 
     q: Tensor
@@ -65,6 +68,7 @@ class AttentionCall:
     layer: int
     step: int
     attention: str
+    identities: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
         """Write a .safetensors file that ``flashpoint diagnose`` and ``flashpoint deviation --inputs`` read.
@@ -76,7 +80,9 @@ class AttentionCall:
 
         tensors = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL)}
         kept = {name: x.detach().contiguous().cpu() for name, x in tensors.items() if x is not None}
-        told = {name: getattr(self, name) for name in ("is_causal", "scale", "layer", "step", "attention")}
+        told = {
+            name: getattr(self, name) for name in ("is_causal", "scale", "layer", "step", "attention", "identities")
+        }
         with whole(path, durable=False) as partial:  # a training loop waits for it
             save_file(kept, partial, metadata={"flashpoint": json.dumps(told)})
 
@@ -116,6 +122,7 @@ class AttentionCall:
             layer=told.get("layer", 1),
             step=told.get("step", 0),
             attention=told.get("attention", "unknown"),
+            identities=tuple(told.get("identities", ())),
         )
         call._check(path)
         return call
@@ -125,6 +132,8 @@ class AttentionCall:
         if not is_self_attention({name: x.shape for name, x in tensors.items()}):
             told = ", ".join(f"{name} {list(x.shape)}" for name, x in tensors.items())
             raise UserError(f"{path}: {told}; q, grad_out and out need [N, H, T, d], k and v [N, H_kv, T, d]")
+        if len(self.identities) not in (0, len(self.q)):
+            raise UserError(f"{path}: {len(self.identities)} identities of {len(self.q)} sequences; write it anew")
         dtypes = {name: str(x.dtype).removeprefix("torch.") for name, x in tensors.items()}
         if not set(dtypes.values()) <= _DTYPES or len({dtypes[name] for name in ("q", "k", "v")}) > 1:
             told = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
@@ -166,4 +175,6 @@ def joined(calls: Sequence[AttentionCall]) -> AttentionCall:
     first = calls[0]
     names = [name for name in (*_NEEDED, *_OPTIONAL) if getattr(first, name) is not None]
     held: dict[str, Any] = {name: torch.cat([getattr(call, name) for call in calls]) for name in names}
+    known = all(call.identities for call in calls)
+    held["identities"] = tuple(one for call in calls for one in call.identities) if known else ()
     return dataclasses.replace(first, **held)

@@ -15,6 +15,7 @@ from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.measured import by_sequence
 from flashpoint.diagnosis.measures import Measures, Results, delta_error_of, relative
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
+from flashpoint.diagnosis.repeats import identities_of
 
 PARTS = ("bias", "noise", "sum", "bound")
 """What is said of an error of δ: :func:`flashpoint.diagnosis.measures.relative`."""
@@ -31,10 +32,12 @@ class DeltaSample:
 
     Attributes:
         steps: of the training, from 0, one for each sequence [M].
+        identities: of the sequences [M] (:mod:`flashpoint.diagnosis.repeats`).
         measures: ``SOURCE_PART`` of some :data:`SOURCES` and all :data:`PARTS`, [M, H] float64.
     """
 
     steps: tuple[int, ...]
+    identities: tuple[str, ...]
     measures: Measures
 
     @property
@@ -56,14 +59,16 @@ def delta_sample(call: AttentionCall, function: Function | None = None) -> Delta
         results = results_of(function, call) if function else Results.kept(call)
     measures = by_sequence(call, results, probed, _of_heads)
     finite = torch.stack([of.isfinite().all(-1) for of in measures.values()]).all(0)
-    return DeltaSample((call.step,) * int(finite.sum()), {name: of[finite] for name, of in measures.items()})
+    identities = tuple(one for one, counts in zip(identities_of(call), finite.tolist(), strict=True) if counts)
+    return DeltaSample((call.step,) * len(identities), identities, {name: of[finite] for name, of in measures.items()})
 
 
 def joined_samples(samples: Sequence[DeltaSample]) -> DeltaSample:
     """Return samples of one layer as one, with the measures that all have."""
     names = [name for name in samples[0].measures if all(name in one.measures for one in samples)]
     steps = tuple(step for one in samples for step in one.steps)
-    return DeltaSample(steps, {name: torch.cat([one.measures[name] for one in samples]) for name in names})
+    identities = tuple(identity for one in samples for identity in one.identities)
+    return DeltaSample(steps, identities, {name: torch.cat([one.measures[name] for one in samples]) for name in names})
 
 
 def _of_heads(call: AttentionCall, results: Results, probed: Probed | None, n: int) -> Measures:

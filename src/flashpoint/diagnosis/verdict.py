@@ -15,6 +15,7 @@ from flashpoint.diagnosis.gross import differing_rows, fp16_underflow, nonfinite
 from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Measures, Results, over_sequences
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
+from flashpoint.diagnosis.repeats import averaged, identities_of
 from flashpoint.numerics.variant import AttentionVariant
 
 _LENGTH_OFF = 5e-4
@@ -68,7 +69,7 @@ def diagnose(
     probed = probe(function, call) if function else None
     differing = differing_rows(function, call, results)
     measures = measured(call, results, probed, declared)
-    bias = DeltaBias.of(measures, call.step, sample)
+    bias = DeltaBias.of(measures, identities_of(call), call.step, sample)
     one = nonfinite(call, results.out, measures, maker(call.layer))
     findings = [one] if one else _findings(call, measures, bias, probed, differing, declared is not None)
     return Diagnosis(call, measures, bias, probed is not None, tuple(findings))
@@ -113,7 +114,7 @@ def _findings(
         errs, normal = (float(x[heads].mean().sqrt()) for x in (length, expected))
         text = f"the length of O's rows errs by {errs:.1e}, where an ℓ that is not rounded makes {normal:.1e}"
         found.append(finding("rounded_denominator", heads, text))
-    found += [None if heads.any() else _rounded_head(of, finding), _dead(of, finding)]
+    found += [None if heads.any() else _rounded_head(call, of, finding), _dead(of, finding)]
     return [one for one in found if one is not None]
 
 
@@ -133,11 +134,12 @@ def _biased(bias: DeltaBias | None, of: Measures, finding: Make) -> Finding | No
     return finding("delta_bias", heads, text)
 
 
-def _rounded_head(of: Measures, finding: Make) -> Finding | None:
+def _rounded_head(call: AttentionCall, of: Measures, finding: Make) -> Finding | None:
     """In every FlashAttention δ follows in all heads that tell; where it comes from an exact O, in none."""
     if "delta_follows_out" not in of:
         return None
-    slopes, mean = of["delta_follows_out"], over_sequences(of)["delta_follows_out"]
+    slopes = averaged(of["delta_follows_out"], identities_of(call))
+    mean = slopes.nanmean(0)
     counts = (~slopes.isnan()).sum(0)
     variance = (slopes - mean).square().nansum(0) / (counts - 1).clamp_min(1)
     sure = torch.tensor([standard_errors(count, len(counts)) for count in counts.tolist()]) * (variance / counts).sqrt()
