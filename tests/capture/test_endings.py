@@ -50,7 +50,9 @@ def test_a_loop_that_stops_at_nan_has_a_capture_that_shows_where_it_is(
     found = [[one.kind for one in diagnose(call).findings] for call in calls]
     assert "nonfinite" in found[1]
     told = capsys.readouterr().err
-    assert "the tensors are of step 0, which was observed last, and those of the next step are to come" in told
+    assert (
+        "the tensors are of step 0, which was observed last before it, and those of the next step are to come" in told
+    )
     assert "step 4: loss nan, gradient norm nan at step 3" in told
 
 
@@ -58,6 +60,31 @@ def test_a_step_of_nan_that_is_observed_itself_needs_no_other(tmp_path: Path) ->
     with pytest.raises(Enough):
         loop(tmp_path, step=nan_weights, steps=STEPS, interval=4)
     assert list(captured_steps(tmp_path / "own")) == [3]
+
+
+@pytest.mark.parametrize("interval", [5, 10, 500])
+def test_a_step_of_nan_has_no_tensors_of_a_later_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], interval: int
+) -> None:
+    """The loss of step 8 alone is NaN, as of a bad batch that a GradScaler skips. It is read after step 9, which is
+    observed with the intervals 5 and 10. The tensors are those of step 0, which the model itself tells."""
+
+    def step(model: Any, number: int, watched: Watch) -> None:
+        x = torch.randn(3, 12, 32)
+        if number == 0:
+            expected.append(model.first.qkv(x).unflatten(-1, (3, 4, 8))[..., 0, :, :].detach())
+        loss = model(x).square().mean()
+        loss.backward()
+        if number == 8:
+            model.zero_grad()
+        watched.step(loss * float("nan") if number == 8 else loss, x)
+
+    expected: list[torch.Tensor] = []
+    loop(tmp_path, step=step, steps=STEPS + 10, interval=interval, log_interval=10)
+    first, second = read_calls(tmp_path / "own", 8)
+    assert (first.step, second.step) == (0, 0)
+    torch.testing.assert_close(first.q.transpose(1, 2), expected[0])
+    assert "the tensors are of step 0, which was observed last before it" in capsys.readouterr().err
 
 
 def test_a_loop_that_trains_no_more_after_nan_is_not_kept_busy(tmp_path: Path) -> None:

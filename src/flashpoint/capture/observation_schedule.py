@@ -10,6 +10,7 @@ from typing import ClassVar
 from flashpoint.capture.batches import LatestBatches
 from flashpoint.capture.delta_collection import SEQUENCES, DeltaCollection
 from flashpoint.capture.guard import Guard
+from flashpoint.capture.observations import Observations
 from flashpoint.capture.observer import Observer
 from flashpoint.capture.run import WatchedRun
 from flashpoint.capture.values import measures_of
@@ -80,7 +81,7 @@ class ObservationSchedule:
         self._search_again = 0
         self._postponed = 0  # steps for which another watched model has been observed when this one was due
         self._shape: tuple[int, int] | None = None
-        self._last_calls: list[AttentionCall] = []
+        self._observations = Observations()
         self._wanted: _Capture | None = None
         self._collection: DeltaCollection | None = None
         self._collects = True
@@ -134,18 +135,23 @@ class ObservationSchedule:
             self._guard.do("measuring the attention", lambda: self._observed(step))
 
     def keep_nonfinite(self, reason: str, step: int, goes_on: bool) -> None:
-        """Write the last observation, and the batch of a step that had a number that is none; if that step has a
+        """Write the last observation up to a step that had a number that is none, and its batch; if that step has a
         capture of its own, this stays. Where the observation is older than that and the loop goes on, capture the next
         step, too: it may not come, and what was last finite does not show where it began."""
-        calls = [] if self._run.has_capture(step) else self._last_calls
+        calls = [] if self._run.has_capture(step) else self._observations.until(step)
         told = reason
-        if calls and calls[0].step != step:
-            told += _of_step(calls[0].step)
-        if goes_on and calls and calls[0].step < step:  # first: writing may fail
+        earlier = bool(calls) and calls[0].step < step
+        if earlier:
+            told += _of_step(calls[0].step) + " before it"
+        if goes_on and earlier:  # first: writing may fail
             wanted = _Capture((f"{reason} at step {step:,}",), None, 0, by_last=False)
             self._wanted = wanted.joined(self._wanted)
             told += ", and those of the next step are to come"
         self._keep(told, calls, step)
+
+    def read(self, step: int) -> None:
+        """The losses up to a step are known, and :meth:`keep_nonfinite` has been called for those that are none."""
+        self._observations.read(step)
 
     def collect_no_more(self) -> None:
         """Collect no errors of δ from now on: what follows a loss that is no number is none either."""
@@ -167,7 +173,7 @@ class ObservationSchedule:
     def _make_of_last(self) -> None:
         """Make what was asked for of the last observation."""
         wanted, self._wanted = self._wanted, None
-        if wanted is not None and self._last_calls:
+        if wanted is not None and self._observations.last:
             if wanted.by_last:
                 self._keep_as(wanted, late=True)
         elif wanted is not None:
@@ -191,7 +197,7 @@ class ObservationSchedule:
         if self._shape is None:
             self._run.describe(calls)
             self._shape = len(calls), calls[0].q.shape[1]
-        self._last_calls = calls
+        self._observations.add(calls)
         self._guard.do("measuring the attention", lambda: self._measure(step, calls))
         if self._wanted is not None:
             wanted, self._wanted = self._wanted, None
@@ -237,10 +243,11 @@ class ObservationSchedule:
 
     def _keep_as(self, wanted: _Capture, *, late: bool = False) -> tuple[list[AttentionCall], Path]:
         """Write what was asked for of the last observation, which may be an earlier one; return it and its folder."""
-        step = self._last_calls[0].step
+        last = self._observations.last
+        step = last[0].step
         # In a step with other attentions than those whose W_Q is known, a layer's number can stand for another one.
-        layer = wanted.layer if self._shape and len(self._last_calls) == self._shape[0] else None
-        calls = [call for call in self._last_calls if layer in (None, call.layer)]
+        layer = wanted.layer if self._shape and len(last) == self._shape[0] else None
+        calls = [call for call in last if layer in (None, call.layer)]
         return calls, self._keep(wanted.reason + (_of_step(step) if late else ""), calls, step)
 
     def _keep(self, reason: str, calls: list[AttentionCall], step: int) -> Path:

@@ -309,6 +309,7 @@ class Watch:
                     f"the loss has exploded, since step {self._detector.onset_step:,}",
                     hottest[0].layer if hottest else None,
                 )
+        self._schedule.read(pending[-1][0])
         self._last_loss = losses[-1]
         if self._detector.verdict == "nonfinite":
             self._schedule.collect_no_more()
