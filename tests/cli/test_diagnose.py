@@ -93,6 +93,31 @@ def capture(path: Path, fault: Fault) -> None:
     captured(fault).write(path)
 
 
+@pytest.mark.parametrize(("wrong", "hedged"), [(8, True), (5, True), (4, False)])
+@pytest.mark.parametrize("name", ["mine:attend", "sdpa"])
+def test_a_function_of_the_users_that_errs_in_most_heads_is_not_called_faulty(
+    tmp_path: Path, wrong: int, hedged: bool, name: str
+) -> None:
+    """A soft cap in some of eight heads, in FP64. In the attentions that are known it is a fault."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad_out = (torch.randn(3, 8, 48, 16, generator=generator) for _ in range(4))
+
+    def capped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:
+        scores = q.double() @ k.double().mT * scale
+        scores[:, :wrong] = torch.tanh(scores[:, :wrong])
+        later = torch.ones(48, 48, dtype=torch.bool).triu(1)
+        return (scores.masked_fill(later, -torch.inf).softmax(-1) @ v.double()).to(q.dtype)
+
+    tensors = [x.bfloat16() for x in (q, k, v, grad_out)]
+    call = AttentionCall(*tensors, None, None, None, None, True, 0.25, 1, 0, name)
+    dataclasses.replace(call, **vars(results_of(capped, call))).write(tmp_path / "layer-01.safetensors")
+    (findings, *_) = diagnose(str(tmp_path))["tables"]
+    assert [row["heads"] for row in findings["rows"]] == [", ".join(map(str, range(1, wrong + 1)))]
+    said = findings["note"].startswith("Most heads of mine:attend return something else than softmax(QKᵀ·scale)V")
+    assert said == (hedged and name == "mine:attend")
+    assert findings["note"].startswith("The attention computes something wrong") != said
+
+
 def test_a_capture_is_diagnosed_with_a_function_of_the_users(tmp_path: Path) -> None:
     capture(tmp_path / "layer-03.safetensors", Fault("dropped_tile", head=1))
     told = diagnose(str(tmp_path))

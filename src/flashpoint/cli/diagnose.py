@@ -64,4 +64,5 @@ def command(
     except ValueError as error:
         raise UserError(f"{what}: {error}; --attention names it") from error
     grown = [] if text else growth(place(what))
-    show([*grown, *tables(diagnoses, inputs.more)], form, heading(diagnoses, attention, inputs.weights))
+    found = tables(diagnoses, inputs.more, attention)
+    show([*grown, *found], form, heading(diagnoses, attention, inputs.weights))

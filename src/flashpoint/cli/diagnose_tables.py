@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashpoint.cli.cells import number
+from flashpoint.cli.diagnose_advice import advice, suspects
 from flashpoint.cli.table import Cell, Table
 from flashpoint.errors import UserError, notify
 
@@ -83,7 +84,7 @@ def delta_tables(samples: Mapping[int, DeltaSample]) -> list[Table]:
     unjudged, unseen = _unjudged(known, ""), _unseen(known, "")
     note = " ".join(part for part in (unjudged, unseen) if part)
     nothing = "" if unjudged else "Nothing found."
-    return _told(findings, Table(("layer", "head", *_BIAS), measured, note), nothing, bool(note))
+    return _told(findings, Table(("layer", "head", *_BIAS), measured, note), nothing, bool(note), "")
 
 
 def growth(path: Path) -> list[Table]:
@@ -116,11 +117,12 @@ def growth(path: Path) -> list[Table]:
     return [Table(("step", "layer", "head", "W_Q norm", f"growth in {LOOKBACK} steps"), [row], note)]
 
 
-def tables(diagnoses: Sequence[Diagnosis], more: str) -> list[Table]:
+def tables(diagnoses: Sequence[Diagnosis], more: str, attention: str | None) -> list[Table]:
     """Return the findings, where there are some, and the measures of heads.
 
     Args:
         more: how a user gets more sequences, with ``{}`` for their number.
+        attention: that was called anew; None where the results are those that were recorded.
     """
     findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
     measured = [[diagnosis.call.layer, *row] for diagnosis in diagnoses for row in _measures(diagnosis)]
@@ -130,17 +132,18 @@ def tables(diagnoses: Sequence[Diagnosis], more: str) -> list[Table]:
     beyond = " beyond what FP32 itself may do" if coarse else ""
     nothing = f"Nothing found{beyond}{', and δ was not judged' if unjudged else ''}."
     measures = Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note)
-    return _told(findings, measures, nothing, bool(unjudged or unseen))
+    suspected = suspects(diagnoses, attention)
+    return _told(findings, measures, nothing, bool(unjudged or unseen), suspected)
 
 
-def _told(findings: Sequence[Finding], measures: Table, nothing: str, to_be_sure: bool) -> list[Table]:
+def _told(findings: Sequence[Finding], measures: Table, nothing: str, to_be_sure: bool, suspected: str) -> list[Table]:
     """Return a table of findings before that of measures; without findings the measures say ``nothing``."""
     if not findings:
         parts = [nothing, measures.note, _TO_BE_SURE if to_be_sure else ""]
         return [dataclasses.replace(measures, note=" ".join(part for part in parts if part))]
     rows = [[one.layer, ", ".join(map(str, one.heads)), one.kind, one.text] for one in findings]
-    advice = _advice({one.kind for one in findings})
-    return [Table(("layer", "heads", "finding", "what shows it"), rows, advice), measures]
+    note = advice({one.kind for one in findings}, suspected)
+    return [Table(("layer", "heads", "finding", "what shows it"), rows, note), measures]
 
 
 def _measures(diagnosis: Diagnosis) -> list[list[Cell | int]]:
@@ -263,21 +266,3 @@ _TO_BE_SURE = (
     "To be sure, train twice on the same batches from a checkpoint before W_Q grew, with this attention and with "
     "flash_unrounded_out: if only the first explodes, the attention had a part in it."
 )
-
-
-def _advice(kinds: set[str]) -> str:
-    """Return what to do next about findings of these kinds."""
-    if kinds & {"delta_bias", "rounded_head"}:
-        return (
-            "flashpoint.attention(q, k, v, variant='flash_unrounded_out') takes δ from an O that is not rounded: "
-            "docs/own_run.md has the attentions that hold, and what they cost."
-        )
-    if "fp16_overflow" in kinds:
-        return "FP16 ends at 65,504: train in BF16, and hold scores in FP32."
-    if kinds == {"fp16_underflow"}:
-        return "Scale the loss (torch.amp.GradScaler) or train in BF16: FP16 holds no smaller gradients."
-    if kinds == {"nonfinite"}:
-        return "--attention flash_fp32 tells whether another kernel returns NaN or infinity on the same inputs, too."
-    if kinds:
-        return "The attention computes something wrong: --attention flash_fp32 tells whether another kernel does, too."
-    return ""

@@ -1,0 +1,60 @@
+"""What ``flashpoint diagnose`` advises to do about what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flashpoint.diagnosis.verdict import Diagnosis
+
+_BY_DESIGN = frozenset(("out_rows", "gradients_off", "coarse_rounding", "dropped_tile", "stale_maximum"))
+"""What is found of a function that does without a fault something else than softmax(QKᵀ·scale)V."""
+
+
+def suspects(diagnoses: Sequence[Diagnosis], attention: str | None) -> str:
+    """Return the user's function that seems to be no softmax(QKᵀ·scale)V: most heads err. Empty where none does.
+
+    Args:
+        diagnoses: of all layers.
+        attention: that was called anew; None where the results are those that were recorded.
+    """
+    heads: dict[str, int] = {}
+    wrong: dict[str, int] = {}
+    for diagnosis in diagnoses:
+        name = attention or diagnosis.call.attention
+        of_users = ":" in name and not name.startswith("sdpa:")  # MODULE:NAME, FILE.py:FUNCTION; no backend of PyTorch
+        found = {head for one in diagnosis.findings if one.kind in _BY_DESIGN for head in one.heads}
+        heads[name] = heads.get(name, 0) + diagnosis.call.q.shape[1]
+        wrong[name] = wrong.get(name, 0) + (len(found) if of_users else 0)
+    return next((name for name, count in wrong.items() if 2 * count > heads[name]), "")
+
+
+def advice(kinds: Collection[str], suspected: str) -> str:
+    """Return what to do next about findings of these kinds, of which there are some.
+
+    Args:
+        suspected: a function that :func:`suspects` names.
+    """
+    kinds = set(kinds)
+    if kinds & {"delta_bias", "rounded_head"}:
+        return (
+            "flashpoint.attention(q, k, v, variant='flash_unrounded_out') takes δ from an O that is not rounded: "
+            "docs/own_run.md has the attentions that hold, and what they cost."
+        )
+    if "fp16_overflow" in kinds:
+        return "FP16 ends at 65,504: train in BF16, and hold scores in FP32."
+    if kinds == {"fp16_underflow"}:
+        return "Scale the loss (torch.amp.GradScaler) or train in BF16: FP16 holds no smaller gradients."
+    if kinds == {"nonfinite"}:
+        return "--attention flash_fp32 tells whether another kernel returns NaN or infinity on the same inputs, too."
+    if suspected:
+        return (
+            f"Most heads of {suspected} return something else than softmax(QKᵀ·scale)V. If it was so from the first "
+            "step on, the function probably computes something else on purpose, as with ALiBi, a soft cap, a norm of q "
+            "or k, a window or another scale inside, and these findings are no fault. Then watch the attention that it "
+            "calls, on the q and k that this is given, by functions=['MODULE:NAME']; the function itself cannot be "
+            "diagnosed. If it is meant to be softmax(QKᵀ·scale)V, it computes something wrong: --attention flash_fp32 "
+            "tells what an attention without a fault returns."
+        )
+    return "The attention computes something wrong: --attention flash_fp32 tells whether another kernel does, too."
