@@ -92,6 +92,33 @@ def test_what_cannot_be_diagnosed_is_left_out_aloud(
     assert not (tmp_path / "own/captures").exists()
 
 
+def vmapped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out: Tensor = torch.vmap(lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True))(q, k, v)
+    return out
+
+
+def named(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def vmapped_over_groups(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Inside the transform the tensors have four dimensions, as those of a call that is recorded."""
+    inside: Callable[..., Tensor] = torch.vmap(lambda *qkv: named(*qkv), in_dims=2, out_dims=2)
+    return inside(*(x.unflatten(1, (2, 2)) for x in (q, k, v))).flatten(1, 2)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's own, of vmap
+@pytest.mark.parametrize("call", [vmapped, vmapped_over_groups])
+def test_a_call_inside_a_transform_is_left_out_by_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], call: Callable[..., Tensor]
+) -> None:
+    loop(tmp_path, Masked(call), captured, steps=2, functions=[f"{__name__}:named"])
+    told = capsys.readouterr().err
+    assert "inside torch.vmap" in told
+    assert "frozen" not in told
+    assert "failed" not in told
+
+
 def test_multi_head_attention_that_returns_its_weights_is_left_out_aloud(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

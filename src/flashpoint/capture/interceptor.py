@@ -18,14 +18,11 @@ from flashpoint.capture.functions import NamedFunction, output_of, places_of
 from flashpoint.capture.guard import described
 from flashpoint.capture.intercepted_call import Hook, InterceptedCall, with_hooks
 from flashpoint.capture.interface import intercepting_interface, interface_in_use
+from flashpoint.capture.left_out import FROZEN, TRANSFORMED, TWICE, WITHOUT_GRADIENTS, is_transformed
 from flashpoint.capture.named_calls import intercepting_function
 from flashpoint.capture.own_gradients import GradientInParts, edges_of, next_node
 from flashpoint.capture.sharding import SHARDED, is_dtensor
 from flashpoint.diagnosis.call import is_self_attention
-
-WITHOUT_GRADIENTS = "called without gradients, as in an evaluation or in checkpoints, which need use_reentrant=False"
-TWICE = "differentiated twice, as for a gradient penalty, where only first derivatives are recorded"
-FROZEN = "no gradient goes through it, as in a frozen layer"
 
 
 class Interceptor:
@@ -292,6 +289,8 @@ class Interceptor:
             self._inside = before
         if wanted and not torch.is_grad_enabled():
             self.miss(WITHOUT_GRADIENTS)
+        elif wanted and any(map(is_transformed, (*positional, *options.values(), output_of(result)))):
+            self.miss(f"{name}: {TRANSFORMED}")
         elif wanted and any(map(is_dtensor, (*positional, *options.values(), output_of(result)))):
             self.miss(f"{name}: {SHARDED}")
         elif wanted:
