@@ -78,8 +78,14 @@ def captured(model: nn.Module, _number: int, watched: Watch) -> None:
     [
         (Masked(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, LOWER.triu(-3))), "a mask"),
         (Masked(lambda *qkv: F.scaled_dot_product_attention(*qkv, dropout_p=0.1)), "dropout"),
-        (Masked(lambda q, k, v: F.scaled_dot_product_attention(q, k[:1], v[:1])), "not self-attention"),
-        (Masked(F.scaled_dot_product_attention, value_size=16), "not self-attention"),
+        (Masked(lambda q, k, v: F.scaled_dot_product_attention(q, k[:1], v[:1])), "expand k and v to those of q"),
+        (Masked(F.scaled_dot_product_attention, value_size=16), "out [3, 4, 12, 16]: not as many features a head"),
+        (Masked(lambda q, k, v: F.scaled_dot_product_attention(q, k[:, :, :7], v[:, :, :7])), "k [3, 4, 7, 8], v"),
+        (Masked(lambda q, k, v: F.scaled_dot_product_attention(q, k, v[:, :1])), "v [3, 1, 12, 8], out"),
+        (
+            Masked(lambda *qkv: F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in qkv), is_causal=True)),
+            "q [12, 12, 8], k [12, 12, 8], v [12, 12, 8], out [12, 12, 8]: not four dimensions; make them [B, H, T, d]",
+        ),
     ],
 )
 def test_what_cannot_be_diagnosed_is_left_out_aloud(

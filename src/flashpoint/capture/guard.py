@@ -31,9 +31,14 @@ class Guard:
 
     def tell(self, line: str) -> None:
         """Tell something once, with the step at which it was first so; with other numbers it is the same thing."""
-        if (thing := _NUMBER.sub("#", line)) not in self._told:
+        if (thing := without_numbers(line)) not in self._told:
             self._told.add(thing)
             notify(f"watch: step {self._step():,}: {line}")
+
+
+def without_numbers(line: str) -> str:
+    """Return a line by which the same thing is known again, whatever numbers and shapes it has."""
+    return _NUMBER.sub("#", line)
 
 
 def described(error: Exception) -> str:

@@ -18,11 +18,10 @@ from flashpoint.capture.functions import NamedFunction, output_of, places_of
 from flashpoint.capture.guard import described
 from flashpoint.capture.intercepted_call import Hook, InterceptedCall, with_hooks
 from flashpoint.capture.interface import intercepting_interface, interface_in_use
-from flashpoint.capture.left_out import FROZEN, TRANSFORMED, TWICE, WITHOUT_GRADIENTS, is_transformed
+from flashpoint.capture.left_out import FROZEN, TRANSFORMED, TWICE, WITHOUT_GRADIENTS, is_transformed, shapes_left_out
 from flashpoint.capture.named_calls import intercepting_function
 from flashpoint.capture.own_gradients import GradientInParts, edges_of, next_node
 from flashpoint.capture.sharding import SHARDED, is_dtensor
-from flashpoint.diagnosis.call import is_self_attention
 
 
 class Interceptor:
@@ -171,8 +170,8 @@ class Interceptor:
             self.miss(FROZEN)
             return
         by_head = {of: x.transpose(1, 2) if of in by_token and x.dim() == 4 else x for of, x in tensors.items()}
-        if not is_self_attention({of: x.shape for of, x in by_head.items()}):
-            self.miss("queries and keys of two lengths, values of another d, or no [B, H, T, d]: not self-attention")
+        if reason := shapes_left_out(by_head):
+            self.miss(f"{name}: {reason}")
             return
         q, k = by_head["q"], by_head["k"]
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)

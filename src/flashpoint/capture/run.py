@@ -13,6 +13,7 @@ import torch
 
 import flashpoint
 from flashpoint.capture.batches import on_cpu
+from flashpoint.capture.guard import without_numbers
 from flashpoint.config import DetectorConfig
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import notify
@@ -92,9 +93,10 @@ class WatchedRun:
 
     def note_not_recorded(self, reasons: Sequence[str]) -> None:
         """Write down why attentions were left out, for whoever asks later why there is no capture of them."""
-        known = self._manifest["not_recorded"]
-        if new := [reason for reason in reasons if reason not in known]:
-            self._manifest["not_recorded"] = [*known, *new]
+        told = self._manifest["not_recorded"]
+        known = set(map(without_numbers, told))  # another length of a batch is no other reason
+        if new := [reason for reason in reasons if without_numbers(reason) not in known]:
+            self._manifest["not_recorded"] = [*told, *new]
             write_json(self.folder.manifest, self._manifest)
 
     def log(self, step: int, metrics: Metrics) -> None:
