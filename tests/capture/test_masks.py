@@ -142,6 +142,33 @@ def test_multi_head_attention_that_returns_its_weights_is_left_out_aloud(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize(("dropout", "recorded"), [({}, False), ({"attn_pdrop": 0.0}, True)])
+def test_the_dropout_that_gpt2_has_is_told_with_its_remedy_and_that_no_warning_comes(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    implementation: str,
+    dropout: dict[str, float],
+    recorded: bool,
+) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=16, n_positions=12, n_embd=32, n_layer=1, n_head=4, **dropout)
+    model: Any = GPT2LMHeadModel._from_config(config, attn_implementation=implementation).train()
+
+    def step(model: Any, _number: int, watched: Watch) -> None:
+        tokens = torch.randint(16, (2, 12))
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        watched.step(loss, tokens)
+
+    run = loop(tmp_path, model, step, steps=2)
+    told = capsys.readouterr().err
+    assert ("attn_pdrop=0.0" in told) == ("no early warning comes" in told) == (not recorded)
+    assert ("w_q_spectral_norm" in (run.folder.metrics.read_text() if run.folder else "")) == recorded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize(
     ("settings", "padded", "told"),
     [

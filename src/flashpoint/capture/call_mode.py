@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from flashpoint import drop_in
+from flashpoint.capture.left_out import DROPOUT
 from flashpoint.capture.masks import masking
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class CallMode(TorchFunctionMode):
         mask = given.get("attn_mask")
         causal = bool(given.get("is_causal")) if mask is None else masking(mask, given["query"].shape[-2])
         if given.get("dropout_p"):
-            self._interceptor.miss("scaled_dot_product_attention: dropout, where only 0 is recorded")
+            self._interceptor.miss(f"scaled_dot_product_attention: {DROPOUT}")
         elif causal is None:
             self._interceptor.miss("scaled_dot_product_attention: a mask beside the causal one")
         else:

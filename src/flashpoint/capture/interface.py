@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from flashpoint.capture.functions import arguments_of, masking_of, output_of, queries_keys_values
+from flashpoint.capture.left_out import DROPOUT
 from flashpoint.capture.masks import masking
 from flashpoint.other_softmax import other_softmax
 
 if TYPE_CHECKING:
     from flashpoint.capture.interceptor import Interceptor
+
+
+_DROPOUTS = ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob", "attn_dropout")
+"""Names that configurations of models have for the attention's dropout."""
 
 
 def interface_in_use() -> Any:
@@ -65,7 +70,11 @@ def intercepting_interface(interceptor: Interceptor, original: Callable[..., Any
 def _masked(module: Any, length: int, mask: Any, given: dict[str, Any]) -> tuple[bool, str]:
     """Return whether a call is causal, and why it is not recorded; the latter is empty where it is."""
     if given.get("dropout"):
-        return False, "dropout, where only 0 is recorded"
+        of_config = vars(getattr(module, "config", None) or object)
+        by = next(
+            (f", by {name}=0.0 in the configuration of the model" for name in _DROPOUTS if of_config.get(name)), ""
+        )
+        return False, f"{DROPOUT}{by}"
     if (changed := other_softmax(given)) is not None:
         return False, f"{changed}, which changes the softmax"
     if mask is not None:

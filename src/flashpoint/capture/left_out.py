@@ -15,6 +15,8 @@ TWICE = "differentiated twice, as for a gradient penalty, where only first deriv
 FROZEN = "no gradient goes through it, as in a frozen layer"
 TRANSFORMED = "called inside torch.vmap or another transform of torch.func, where nothing is recorded; call it outside"
 
+DROPOUT = "dropout, where only 0 is recorded; set the attention's dropout to 0"
+
 
 def is_transformed(value: Any) -> bool:
     """Return whether a value is a tensor inside a transform of ``torch.func``: it has no gradients and no values of its

@@ -117,7 +117,8 @@ class Observer:
         if not calls:
             called = any(not call.is_differentiated_twice for call in interceptor.calls)
             reasons = self._why_none(reasons, called and not interceptor.failed)
-            self._guard.tell(f"no attention was recorded: {'; '.join(reasons)}")
+            lacks = "" if self.projections else f". Until a step shows one, {_unlogged(())}"
+            self._guard.tell(f"no attention was recorded: {'; '.join(reasons)}{lacks}")
         elif reasons:
             told = "; ".join(reasons)
             self._guard.tell(f"some attentions are not recorded ({told}); layers are counted without them")
@@ -146,7 +147,7 @@ class Observer:
     def _leave_out_sharded_weights(self) -> None:
         if self.projections is None and is_sharded(self._model):  # hooks would gather weights, which all have to ask
             self.projections = {}
-            self._guard.tell("weights are sharded: norms of W_Q and W_K are not logged, and no early warning comes")
+            self._guard.tell(f"weights are sharded: {_unlogged(())}")
 
     def _find_weights(self, interceptor: Interceptor, call: InterceptedCall, outputs: ModuleOutputs) -> None:
         self._found[call] = None, None  # if it fails
@@ -160,8 +161,7 @@ class Observer:
         if self.projections is None and found:
             self.projections = by_metric(found)
             if len(self.projections) < 2:
-                told = "no matrix found that makes q or k of every layer: norms of W_Q and W_K are not logged"
-                self._guard.tell(told)
+                self._guard.tell(f"no matrix found that makes q or k of every layer: {_unlogged(self.projections)}")
 
     def _why_none(self, reasons: list[str], called: bool) -> list[str]:
         if called:
@@ -170,3 +170,10 @@ class Observer:
         if self._functions:
             unknown += "; a function is seen where it is called by its name in a module, not by an attribute or a list"
         return reasons or [unknown]
+
+
+def _unlogged(metrics: Collection[str]) -> str:
+    """Return what is not logged where these norms alone are."""
+    lacking = [of for of in ("W_Q", "W_K") if f"{of.lower()}_spectral_norm" not in metrics]
+    warning = ", and no early warning comes" if "W_Q" in lacking else ""
+    return f"norms of {' and '.join(lacking)} are not logged{warning}"
