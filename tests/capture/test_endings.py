@@ -87,6 +87,26 @@ def test_a_step_of_nan_has_no_tensors_of_a_later_step(
     assert "the tensors are of step 0, which was observed last before it" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_loop_that_skips_batches_of_nan_itself_keeps_its_verdict(tmp_path: Path, skips: bool) -> None:
+    """The first forward pass, which is observed, has no backward pass then; the next one is recorded in its place."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        x = torch.randn(3, 12, 32)
+        loss = model(x).square().mean() * (float("nan") if number in (0, 7) else 1)
+        if skips and not loss.isfinite():
+            return
+        loss.backward()
+        if not loss.isfinite():
+            model.zero_grad()
+        watched.step(loss, x)
+
+    run = loop(tmp_path, step=step, steps=STEPS, interval=500)
+    assert run.verdict == (f"stable to {STEPS - 2}" if skips else "nonfinite at 0")
+    assert run.by_head("row_sum_relative_bias") is not None
+    assert bool(captured_steps(tmp_path / "own")) != skips
+
+
 def test_a_loop_that_trains_no_more_after_nan_is_not_kept_busy(tmp_path: Path) -> None:
     """It skips the backward pass where the loss is no number; what was kept is not written again."""
 
@@ -191,5 +211,7 @@ def test_losses_that_end_above_the_margin_are_told_and_kept(
     told = capsys.readouterr().err
     assert {call.step for call in read_calls(tmp_path / "own")} == {0 if after == 20 else 254}
     assert run.verdict.startswith("stable" if after == 20 else "exploded")
+    rule = "the mean of 100 steps has stood more than 0.3 nats above its minimum for 50 steps"
+    assert (f"the loss has exploded, since step 203: {rule}" in told) == (after == 80)
     assert told.count("17 steps of the 50 that make an explosion; 33 more would decide") == (after == 20)
     assert ("the tensors are of step 0, which was observed last" in told) == (after == 20)

@@ -115,7 +115,7 @@ class Watch:
         """Take in one step of the optimiser; call it between the backward pass and ``zero_grad``.
 
         Args:
-            loss: of the step, nats.
+            loss: of the step, the mean of its tokens, nats: an explosion is judged by it.
             batch: what the step trained on: tensors, or dicts and lists of them. Its fingerprint is recorded, and it is
                 kept when something goes wrong.
             grad_norm: before clipping; None computes it from the gradients at every ``log_interval``-th step. That of
@@ -306,7 +306,9 @@ class Watch:
             elif stable and self._detector.verdict == "exploded":
                 hottest = self._sentinel.hottest(1)
                 self._schedule.want_next(
-                    f"the loss has exploded, since step {self._detector.onset_step:,}",
+                    f"the loss has exploded, since step {self._detector.onset_step:,}: the mean of "
+                    f"{self._bounds.window} steps has stood more than {self._bounds.margin} nats above its minimum "
+                    f"for {self._bounds.hold_steps} steps",
                     hottest[0].layer if hottest else None,
                 )
         self._schedule.read(pending[-1][0])
