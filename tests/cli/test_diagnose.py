@@ -267,6 +267,20 @@ def test_what_was_collected_after_a_capture_counts(tmp_path: Path) -> None:
     assert "bias of δ:" not in anew["heading"]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("names", ["q", "k", "v", "qkv"])
+def test_columns_are_empty_where_inputs_are_not_finite(tmp_path: Path, names: str, value: float) -> None:
+    """In the first of two heads, from a row on in all sequences; of V no score is made."""
+    call = captured(Fault("none"))
+    for name in names:
+        getattr(call, name)[:, 0, 5:] = value
+    call.write(tmp_path / "layer-03.safetensors")
+    head, other = diagnose(str(tmp_path))["tables"][1]["rows"]
+    columns = ["dead rows", "ties", "largest score"]
+    assert [head[of] is None for of in columns] == [True] + [names != "v"] * 2
+    assert [other[of] is None for of in columns] == [False] * 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["q", "grad_out", "out", "grad_q"])
@@ -279,6 +293,8 @@ def test_a_capture_with_nan_or_infinity_is_diagnosed(tmp_path: Path, name: str, 
     told = diagnose(str(tmp_path))
     (found,) = told["tables"][0]["rows"]
     assert (found["layer"], found["heads"], found["finding"]) == (3, "1", "nonfinite")
+    cells = [told["tables"][1]["rows"][0][of] for of in ("ties", "largest score")]
+    assert (None in cells) == (name == "q")
     assert "4 sequences; in a model" in told["tables"][1]["note"]  # what the other layer could have overlooked
 
 

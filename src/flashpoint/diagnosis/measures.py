@@ -58,15 +58,18 @@ def of_scores(true: Exact) -> Measures:
 
     ``tied_rows``: the share of rows whose two largest scores are one BF16 number, of rows with two keys or more.
     ``score_max``: the largest |S|, nats.
+    Both are NaN where a score that is not masked is no finite number.
     """
+    # What is not finite in q or k makes its row's own score so, which no mask hides.
+    told = true.scores.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)
     finite = true.scores.isfinite()
     rounded = true.scores.bfloat16()
     tied = (rounded == rounded.amax(-1, keepdim=True)).sum(-1) > 1
     several = finite.sum(-1) > 1
     lowest, highest = true.scores.masked_fill(~finite, 0.0).flatten(-2).aminmax(dim=-1)
     return {
-        "tied_rows": (tied & several).double().sum(-1) / several.sum(-1).clamp_min(1),
-        "score_max": torch.maximum(-lowest, highest),
+        "tied_rows": ((tied & several).double().sum(-1) / several.sum(-1).clamp_min(1)).where(told, torch.nan),
+        "score_max": torch.maximum(-lowest, highest).where(told, torch.nan),
     }
 
 
@@ -308,13 +311,15 @@ def of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:
 def _dead(found: Tensor, true: Tensor) -> Tensor:
     """Return the share [H] of rows that are switched off: short, but along FP64's O as far as there is something left.
 
-    Rows without an O do not count: V is 0 in a padded head, and before training where it is initialised so.
+    Rows without an O do not count: V is 0 in a padded head, and before training where it is initialised so. It is NaN
+    where FP64's O is no finite number.
     """
     length, size = found.norm(dim=-1), true.norm(dim=-1)
     counts = size > NO_ROW * size.square().mean(-1, keepdim=True).sqrt()
     cosine = (found * true).sum(-1) / (length * size).clamp_min(1e-300)
     dead = counts & (length < DEAD * size) & ((length < 1e-3 * size) | (cosine > 0.9))
-    return dead.double().sum(-1) / counts.double().sum(-1).clamp_min(1.0)
+    share = dead.double().sum(-1) / counts.double().sum(-1).clamp_min(1.0)
+    return share.where(size.isfinite().all(-1), torch.nan)
 
 
 def _length_error(found: Tensor, true: Exact) -> Tensor:
