@@ -4,6 +4,7 @@ import collections
 import copy
 import errno
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_a_folder_that_is_gone_does_not_end_the_training(tmp_path: Path, capsys:
 
     with pytest.raises(UserError, match="no run there"):
         loop(tmp_path, step=step)
-    assert "writing the verdict failed (FileNotFoundError" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("own has been removed") == 1
 
 
 @pytest.mark.slow
@@ -309,3 +310,30 @@ def test_losses_are_judged_where_they_cannot_be_written(tmp_path: Path, monkeypa
 
     monkeypatch.setattr("flashpoint.runs.metrics.MetricsFile.log_all", full)
     assert loop(tmp_path, step=step, log_interval=4).verdict == "nonfinite at 3"
+
+
+@pytest.mark.parametrize("captured", [1, 6])
+def test_a_run_that_vanishes_while_it_trains_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], captured: int
+) -> None:
+    """Before a capture, or while errors of δ are collected after one: captures are written all the same."""
+    torch.manual_seed(0)
+    model = Pair()
+    with flashpoint.watch(model, runs_dir=tmp_path, name="own", interval=4, log_interval=2) as watched:
+        for number in range(12):
+            if number == 3:
+                shutil.rmtree(tmp_path / "own")
+            if number == captured:
+                watched.capture(sequences=9)
+            plain(model, number, watched)
+    assert watched.verdict == "stable"
+    told = capsys.readouterr().err.splitlines()
+    (line,) = [line for line in told if "has been removed" in line or "failed" in line]
+    assert line.startswith(f"watch: {tmp_path}/own has been removed")
+    folder = tmp_path / f"own/captures/step-{captured:07}"
+    tensors = {"layer-01.safetensors", "layer-02.safetensors", "batch.pt"} if captured > 3 else set()
+    assert {path for path in (tmp_path / "own").rglob("*") if path.is_file()} == {
+        folder / name for name in ("delta.jsonl", *tensors)
+    }
+    collected = {json.loads(line)["step"] for line in (folder / "delta.jsonl").open()}
+    assert collected == ({7, 8, 9} if captured > 3 else {3, 4})

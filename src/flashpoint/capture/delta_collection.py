@@ -61,6 +61,7 @@ class DeltaCollection:
         count = len(fewest.steps)
         if not count:  # none is finite
             return
+        self._folder.mkdir(parents=True, exist_ok=True)  # somebody may have removed the run
         delta_file.append(self._folder / delta_file.NAME, ours[0].step, samples)
         if not self._steps:
             notify(f"step {ours[0].step:,}: from here on δ is measured, on {self._wanted:,} sequences")

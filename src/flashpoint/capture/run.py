@@ -80,7 +80,20 @@ class WatchedRun:
         write_json(self.folder.config, self._config)  # last: it makes the folder a run
         self._metrics = MetricsFile(self.folder.metrics)
         self._batches: TextIO | None = None
+        self._told_removed = False
         self._listeners.begun(self.folder, 0)
+
+    def _is_there(self) -> bool:
+        """Return whether the run's folder still is where it was made. If not, tell so once: its open files take what is
+        written, which somebody finds only where the folder was moved."""
+        there = self.folder.manifest.is_file()
+        if not there and not self._told_removed:
+            self._told_removed = True
+            notify(
+                f"watch: {self.folder.path} has been removed or moved: nothing is recorded there any more but "
+                "captures; training goes on"
+            )
+        return there
 
     def describe(self, calls: Sequence[AttentionCall]) -> None:
         """Write down the model's shape and its attention, once they have been seen."""
@@ -89,7 +102,8 @@ class WatchedRun:
         _, heads, length, size = first.q.shape
         self._config["attn"] = {"name": " and ".join(names)}
         self._config["model"] = {"n_layer": len(calls), "n_head": heads, "d_model": heads * size, "context": length}
-        write_json(self.folder.config, self._config)
+        if self._is_there():
+            write_json(self.folder.config, self._config)
 
     def note_not_recorded(self, reasons: Sequence[str]) -> None:
         """Write down why attentions were left out, for whoever asks later why there is no capture of them."""
@@ -97,7 +111,8 @@ class WatchedRun:
         known = set(map(without_numbers, told))  # another length of a batch is no other reason
         if new := [reason for reason in reasons if without_numbers(reason) not in known]:
             self._manifest["not_recorded"] = [*told, *new]
-            write_json(self.folder.manifest, self._manifest)
+            if self._is_there():
+                write_json(self.folder.manifest, self._manifest)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Log the metrics of a step; steps count from 0."""
@@ -105,13 +120,14 @@ class WatchedRun:
 
     def log_all(self, of_steps: Sequence[tuple[int, Metrics]]) -> None:
         """Log the metrics of several steps."""
+        self._is_there()
         self._metrics.log_all(of_steps)
         for step, metrics in of_steps:
             self._listeners.logged(step, metrics)
 
     def note_batches(self, fingerprints: Sequence[tuple[int, int]]) -> None:
         """Record which batches steps trained on, by their fingerprints."""
-        if fingerprints:
+        if fingerprints and self._is_there():
             if self._batches is None:
                 self._batches = self.folder.batches.open("a", buffering=1)
             self._batches.write("".join(f"{step},{of_batch:016x}\n" for step, of_batch in fingerprints))
@@ -158,6 +174,7 @@ class WatchedRun:
             seconds=round(seconds, 3),
             run=os.fspath(self.folder.path),
         )
-        write_json(self.folder.outcome, outcome.to_dict())
+        if self._is_there():
+            write_json(self.folder.outcome, outcome.to_dict())
         self._listeners.ended(self.folder, outcome)
         return outcome
