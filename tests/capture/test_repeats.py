@@ -43,6 +43,7 @@ BATCHES: dict[str, Batch] = {
     "a tensor": lambda x, _: x,
     "inputs and targets": lambda x, number: (x, x + number),
     "a dict, whose first tensor is alike in all rows": lambda x, _: {"mask": torch.ones(len(x), 12), "inputs": x},
+    "a mask, alike in all rows, and inputs": lambda x, _: [torch.ones(len(x), 12), x],
     "micro-batches, of which others follow": lambda x, number: [(x,), (x + number,)],
     "an array": lambda x, _: x.numpy(),
 }

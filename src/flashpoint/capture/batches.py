@@ -51,7 +51,7 @@ class LatestBatches:
         """Return the identities of the first sequences of a step, of so many rows; empty where its batch, or that of
         its first forward pass, does not show them. A sequence keeps its identity when weights move."""
         batch = next((batch for number, batch, _ in self._held if number == step), None)
-        tensors = [x for x in _of_first_pass(batch) if x.dim() > 1 and len(x) == rows]
+        tensors = _of_first_pass(batch, rows)
         return digests([x[:first] for x in tensors]) if tensors else ()
 
     def forget(self, step: int) -> None:
@@ -115,17 +115,26 @@ def _factors(count: int, device: torch.device) -> Tensor:
     return (2 * places + 1) * _FACTOR
 
 
-def _of_first_pass(batch: Any) -> list[Tensor]:
-    """Return the tensors of a batch that its first sequences are in: of a dict all, of a list those of the first part
-    that has some. The other parts are targets, or micro-batches of other passes."""
+def _of_first_pass(batch: Any, rows: int) -> list[Tensor]:
+    """Return the tensors [rows, …] of a batch that tell its first sequences apart.
+
+    They are all of a dict. Of a list they are those of the first part that has some: other parts are targets, or
+    micro-batches of other passes. A tensor in a list that is alike in all rows, as a mask, does not count, unless the
+    others are, too: then all count.
+    """
     if isinstance(batch, np.ndarray) and batch.dtype.kind in "biuf":
         batch = torch.from_numpy(batch)
     if isinstance(batch, Tensor):
-        return [local(batch)]
-    found = [_of_first_pass(part) for part in _parts(batch)]
+        one = local(batch)
+        return [one] if one.dim() > 1 and len(one) == rows else []
+    found = [(part, tensors) for part in _parts(batch) if (tensors := _of_first_pass(part, rows))]
+    everything = [x for _, tensors in found for x in tensors]
     if isinstance(batch, Mapping):
-        return [x for part in found for x in part]
-    return next((part for part in found if part), [])
+        return everything
+    for part, tensors in found:
+        if isinstance(part, Mapping | list | tuple) or bool((tensors[0] != tensors[0][:1]).any()):
+            return tensors
+    return everything
 
 
 def on_cpu(batch: Any) -> Any:
