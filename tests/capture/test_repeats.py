@@ -13,12 +13,18 @@ from torch import Tensor, nn
 from flashpoint.capture.captures import read_calls, read_samples
 from flashpoint.capture.watched import Watch
 from flashpoint.cli.main import main
-from tests.capture.loops import loop
+from tests.capture.loops import Pair, loop
 
 Batch = Callable[[Tensor, int], Any]
+Forward = Callable[[nn.Module, Tensor], Tensor]
 
 
-def cycling(different: int, batch: Batch) -> Callable[[nn.Module, int, Watch], None]:
+def by_parts(model: nn.Module, x: Tensor) -> Tensor:
+    """A loop that does not call the model shows not what it is given."""
+    return model.second(model.first(x))
+
+
+def cycling(different: int, batch: Batch, forward: Forward = by_parts) -> Callable[[nn.Module, int, Watch], None]:
     """Steps over two batches in turn, with so many different sequences together; the first step is captured."""
     data = torch.randn(different, 12, 32, generator=torch.Generator().manual_seed(1)).split(-(-different // 2))
 
@@ -26,7 +32,7 @@ def cycling(different: int, batch: Batch) -> Callable[[nn.Module, int, Watch], N
         if number == 0:
             watched.capture(sequences=20)
         x = data[number % 2]
-        loss = model(x).square().mean()
+        loss = forward(model, x).square().mean()
         loss.backward()
         watched.step(loss, batch(x, number))
 
@@ -58,6 +64,50 @@ def test_the_batch_tells_repetitions_though_weights_move(tmp_path: Path, batch: 
         assert len(sample.identities) == 21
         assert len({*sample.identities, *capture.identities}) == 6
     assert "bias of δ: 24 sequences, 6 different, of 8 steps" in diagnosed(run)
+
+
+class Given(Pair):
+    """Is given more than it uses."""
+
+    def forward(self, x: Any, *_: Any, **more: Any) -> Tensor:
+        return super().forward(more["inputs"] if x is None else x[0] if isinstance(x, list) else x)
+
+
+FORWARDS: dict[str, Forward] = {
+    "x": lambda model, x: model(x),
+    "a keyword, beside a mask": lambda model, x: model(None, torch.ones(len(x), 12), inputs=x),
+    "a list": lambda model, x: model([x, torch.ones(len(x), 12)]),
+    "a keyword in a dict": lambda model, x: model(x, batch={"inputs": x}),
+}
+
+
+@pytest.mark.parametrize("forward", FORWARDS.values(), ids=FORWARDS)
+def test_what_the_model_is_given_tells_repetitions_without_a_batch(tmp_path: Path, forward: Forward) -> None:
+    loop(tmp_path, Given(), cycling(6, lambda _x, _n: None, forward), steps=9, interval=500)
+    assert "bias of δ: 24 sequences, 6 different, of 8 steps" in diagnosed(tmp_path / "own")
+
+
+def test_what_differs_in_one_tensor_is_another_sequence(tmp_path: Path) -> None:
+    drawn = torch.Generator().manual_seed(2)
+    forward: Forward = lambda model, x: model(x, torch.randn(len(x), 4, generator=drawn))  # noqa: E731
+    loop(tmp_path, Given(), cycling(6, lambda x, _: x, forward), steps=9, interval=500)
+    assert "bias of δ: 24 sequences of 8 steps" in diagnosed(tmp_path / "own")
+
+
+def test_a_sequence_is_known_by_what_the_model_was_given_when_it_was_called(tmp_path: Path) -> None:
+    buffer = torch.empty(3, 12, 32)
+
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        result = model(buffer.copy_(x), torch.ones(3, 1))
+        buffer.zero_()
+        return result
+
+    class Cloned(Given):
+        def forward(self, x: Any, *_: Any, **more: Any) -> Tensor:
+            return super().forward(x.clone())  # autograd refuses what was changed in place
+
+    loop(tmp_path, Cloned(), cycling(6, lambda _x, _n: None, forward), steps=9, interval=500)
+    assert "bias of δ: 24 sequences, 6 different, of 8 steps" in diagnosed(tmp_path / "own")
 
 
 def test_without_a_batch_the_tensors_tell_as_long_as_weights_stand_still(tmp_path: Path) -> None:

@@ -91,11 +91,15 @@ class Interceptor:
         """Keep more sequences of the calls to come."""
         self._sequences = max(self._sequences, sequences)
 
-    def begin_forward(self) -> None:
+    def begin_forward(self) -> int | None:
         """Take calls from here on as those of another forward pass; in the place of one whose backward pass has left
-        out gradients, as an error does that the loop passes over."""
+        out gradients, as an error does that the loop passes over.
+
+        Returns:
+            the number of the pass; None where its calls are not taken, or have no gradients.
+        """
         if _in_backward():  # a checkpoint of the whole model
-            return
+            return None
         if self._depth and torch.is_grad_enabled():  # without, the model may call itself
             self._depth = 1  # a KeyboardInterrupt leaves modules without their hooks
         if not self._taking and self.is_incomplete:
@@ -103,6 +107,7 @@ class Interceptor:
             self._remove_hooks()
             self._taking = True
         self._forward += 1
+        return self._forward if self._taking and torch.is_grad_enabled() else None
 
     def stop(self) -> None:
         """Take no more calls. Gradients of its calls are still kept."""

@@ -208,12 +208,13 @@ class ObservationSchedule:
                 self._collection = DeltaCollection(folder, kept, self._observer.seen, wanted.sequences)
 
     def _identified(self, step: int, calls: list[AttentionCall]) -> list[AttentionCall]:
-        """Return calls that know their sequences by the batch, where that shows them."""
+        """Return calls that know their sequences by what the model was given or by the batch, where one shows them."""
         identities: tuple[str, ...] = ()
 
         def find() -> None:
             nonlocal identities
-            identities = self._batches.identities(step, self._observer.rows, len(calls[0].q))
+            count = len(calls[0].q)
+            identities = self._observer.identities(count) or self._batches.identities(step, self._observer.rows, count)
 
         if calls:
             self._guard.do("telling the sequences of a batch apart", find)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
 from flashpoint.capture.guard import Guard
+from flashpoint.capture.inputs import ModelInputs
 from flashpoint.capture.intercepted_call import Hook, InterceptedCall
 from flashpoint.capture.interceptor import Interceptor
 from flashpoint.capture.projections import Found, ModuleOutputs, Projection, by_metric, projections_of
@@ -48,6 +49,8 @@ class Observer:
         self.not_recorded: list[str] = []
         self._found: dict[InterceptedCall, Found] = {}
         self._interceptor: Interceptor | None = None
+        self._inputs = ModelInputs(sequences)
+        self._trained_pass = 0
         self._end_interception: Callable[[], None] | None = None
         Interceptor(sequences, functions)  # refuses functions that are not there
 
@@ -74,6 +77,12 @@ class Observer:
     def keep_at_least(self, sequences: int) -> None:
         if self._interceptor is not None:
             self._interceptor.keep_at_least(sequences)
+            self._inputs.keep_at_least(sequences)
+
+    def identities(self, first: int) -> tuple[str, ...]:
+        """Return the identities of the first sequences of the last observed step, by what the model was given; empty
+        where that does not tell them."""
+        return self._inputs.identities(self._trained_pass, self.rows, first)
 
     def begin(self, step: int, at_least: int, layers: Collection[int] | None = None) -> None:
         """Observe the next forward pass: at least so many sequences, and of some layers alone if any are given."""
@@ -93,11 +102,18 @@ class Observer:
                     self._guard.do("finding W_Q and W_K", lambda: self._find_weights(interceptor, call, outputs))
 
             interceptor.at_gradient = at_gradient
-            begin = Hook(lambda *_: interceptor.begin_forward())
-            entered.callback(self._model.register_forward_pre_hook(begin).remove)
+            inputs = ModelInputs(max(self._sequences, at_least))
+
+            def begin_forward(_: nn.Module, positional: Any, options: Any) -> None:
+                if (forward := interceptor.begin_forward()) is not None:
+                    self._guard.do("copying the inputs", lambda: inputs.take(forward, positional, options))
+
+            begin = Hook(begin_forward)
+            entered.callback(self._model.register_forward_pre_hook(begin, with_kwargs=True).remove)
             self._end_interception = entered.pop_all().close
         Observer._at_work = self
         self._interceptor, self.since, self.partial = interceptor, step, layers is not None
+        self._inputs = inputs
 
     def finish(self, step: int) -> list[AttentionCall]:
         """Return the calls of the step that was observed; none where it showed no attention, of which the reason is
@@ -109,6 +125,7 @@ class Observer:
         self.seen = len(trained)
         rows = {len(call.q) for call in trained}
         self.rows = rows.pop() if len(rows) == 1 else 0
+        self._trained_pass = trained[0].forward if trained else 0
         self._keep_weights(trained)
         found = [call.with_gradients(layer, step) for layer, call in enumerate(trained, 1)]
         calls = [call for call in found if call is not None]
