@@ -171,6 +171,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
 
 def _check_choices(variant: AttentionVariant, layer: int, scale: float | None, seed_and_step: Tensor | None) -> None:
     """Raise ValueError for what would be computed all the same, and be another attention."""
+    if not isinstance(layer, int | torch.SymInt):
+        raise ValueError(f"layer is {type(layer).__name__}: give an int")
     if not 1 <= layer < STREAM_UNIT:  # from there on it would have the random bits of another stream
         raise ValueError(f"layer={int(layer)}: give one from 1 to {STREAM_UNIT - 1:,}")
     for one in (variant, variant.elsewhere):
@@ -180,6 +182,8 @@ def _check_choices(variant: AttentionVariant, layer: int, scale: float | None, s
             raise ValueError(f"layer={int(layer)}: {told}")  # int: a number that torch.compile traces has no text
     if scale is not None and not -math.inf < scale < math.inf:
         raise ValueError(f"scale={scale}: give a finite number, or None for 1/√d")
+    if seed_and_step is not None and not isinstance(seed_and_step, Tensor):
+        raise ValueError(f"seed_and_step is {type(seed_and_step).__name__}: give a tensor, [2] int64")
     if seed_and_step is not None and (seed_and_step.dtype != torch.int64 or seed_and_step.shape != (2,)):
         dtype = str(seed_and_step.dtype).removeprefix("torch.")
         raise ValueError(f"seed_and_step {list(seed_and_step.shape)} {dtype}: give [2] int64")

@@ -51,7 +51,7 @@ def test_a_loop_that_stops_at_nan_has_a_capture_that_shows_where_it_is(
     assert "nonfinite" in found[1]
     told = capsys.readouterr().err
     assert (
-        "the tensors are of step 0, which was observed last before it, and those of the next step are to come" in told
+        "the tensors are of step 0, the last one before it that is held, and those of the next step are to come" in told
     )
     assert "step 4: loss nan, gradient norm nan at step 3" in told
 
@@ -84,7 +84,7 @@ def test_a_step_of_nan_has_no_tensors_of_a_later_step(
     first, second = read_calls(tmp_path / "own", 8)
     assert (first.step, second.step) == (0, 0)
     torch.testing.assert_close(first.q.transpose(1, 2), expected[0])
-    assert "the tensors are of step 0, which was observed last before it" in capsys.readouterr().err
+    assert "the tensors are of step 0, the last one before it that is held" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("skips", [False, True])

@@ -93,6 +93,18 @@ def capture(path: Path, fault: Fault) -> None:
     captured(fault).write(path)
 
 
+def test_a_wrong_backward_pass_in_all_heads_is_not_taken_for_a_design(tmp_path: Path) -> None:
+    """O is right: no soft cap or window leaves it so."""
+    call = captured(Fault("none"))
+    assert call.grad_k is not None
+    wrong = dataclasses.replace(call, grad_k=call.grad_k * 1.25, attention="mine:attend")
+    wrong.write(tmp_path / "layer-03.safetensors")
+    (findings, *_) = diagnose(str(tmp_path))["tables"]
+    assert {row["finding"] for row in findings["rows"]} == {"gradients_off"}
+    assert "backward pass" in findings["note"]
+    assert "no fault" not in findings["note"].split(".")[0]
+
+
 @pytest.mark.parametrize(("wrong", "hedged"), [(8, True), (5, True), (4, False)])
 @pytest.mark.parametrize("name", ["mine:attend", "sdpa"])
 def test_a_function_of_the_users_that_errs_in_most_heads_is_not_called_faulty(

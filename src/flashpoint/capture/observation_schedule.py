@@ -142,7 +142,7 @@ class ObservationSchedule:
         told = reason
         earlier = bool(calls) and calls[0].step < step
         if earlier:
-            told += _of_step(calls[0].step) + " before it"
+            told += f"; the tensors are of step {calls[0].step:,}, the last one before it that is held"
         if goes_on and earlier:  # first: writing may fail
             wanted = _Capture((f"{reason} at step {step:,}",), None, 0, by_last=False)
             self._wanted = wanted.joined(self._wanted)

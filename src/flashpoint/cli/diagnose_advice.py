@@ -8,8 +8,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from flashpoint.diagnosis.verdict import Diagnosis
 
-_BY_DESIGN = frozenset(("out_rows", "gradients_off", "coarse_rounding", "dropped_tile", "stale_maximum"))
+_BY_DESIGN = frozenset(("out_rows", "coarse_rounding", "dropped_tile", "stale_maximum"))
 """What is found of a function that does without a fault something else than softmax(QKᵀ·scale)V."""
+
+_ALONE = {
+    "fp16_underflow": "Scale the loss (torch.amp.GradScaler) or train in BF16: FP16 holds no smaller gradients.",
+    "nonfinite": (
+        "--attention flash_fp32 tells whether another kernel returns NaN or infinity on the same inputs, too."
+    ),
+    "gradients_off": (
+        "O is right, and gradients are not: the fault is in the backward pass. --attention flash_fp32 tells what one "
+        "without a fault returns."
+    ),
+}
+"""Advice where nothing else is found."""
 
 
 def suspects(diagnoses: Sequence[Diagnosis], attention: str | None) -> str:
@@ -44,10 +56,8 @@ def advice(kinds: Collection[str], suspected: str) -> str:
         )
     if "fp16_overflow" in kinds:
         return "FP16 ends at 65,504: train in BF16, and hold scores in FP32."
-    if kinds == {"fp16_underflow"}:
-        return "Scale the loss (torch.amp.GradScaler) or train in BF16: FP16 holds no smaller gradients."
-    if kinds == {"nonfinite"}:
-        return "--attention flash_fp32 tells whether another kernel returns NaN or infinity on the same inputs, too."
+    if len(kinds) == 1 and (alone := _ALONE.get(min(kinds))):
+        return alone
     if suspected:
         return (
             f"Most heads of {suspected} return something else than softmax(QKᵀ·scale)V. If it was so from the first "

@@ -93,9 +93,10 @@ def execute(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) -
         _describe(plan, parts, folder)
         return _train(plan, parts, folder, listeners)
     except OSError as error:
+        then = f"then resume={folder.path}" if folder.config.is_file() else "then start it again"
         raise UserError(
             f"{folder.path}: {error.strerror or error}; the run stops here, its files so far stay; "
-            f"{remedy(error)}, then resume={folder.path}"
+            f"{remedy(error)}, {then}"
         ) from error
 
 
