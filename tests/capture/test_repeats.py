@@ -47,10 +47,10 @@ def diagnosed(run: Path) -> str:
 
 BATCHES: dict[str, Batch] = {
     "a tensor": lambda x, _: x,
-    "inputs and targets": lambda x, number: (x, x + number),
+    "inputs and targets": lambda x, _: (x, 2 * x),
     "a dict, whose first tensor is alike in all rows": lambda x, _: {"mask": torch.ones(len(x), 12), "inputs": x},
     "a mask, alike in all rows, and inputs": lambda x, _: [torch.ones(len(x), 12), x],
-    "micro-batches, of which others follow": lambda x, number: [(x,), (x + number,)],
+    "micro-batches, in the same company": lambda x, _: [(x,), (x + 1,)],
     "an array": lambda x, _: x.numpy(),
 }
 
@@ -85,6 +85,11 @@ FORWARDS: dict[str, Forward] = {
 def test_what_the_model_is_given_tells_repetitions_without_a_batch(tmp_path: Path, forward: Forward) -> None:
     loop(tmp_path, Given(), cycling(6, lambda _x, _n: None, forward), steps=9, interval=500)
     assert "bias of δ: 24 sequences, 6 different, of 8 steps" in diagnosed(tmp_path / "own")
+
+
+def test_the_same_inputs_with_other_targets_are_another_sequence(tmp_path: Path) -> None:
+    loop(tmp_path, step=cycling(6, lambda x, number: (x, x + number)), steps=9, interval=500)
+    assert "bias of δ: 24 sequences of 8 steps" in diagnosed(tmp_path / "own")
 
 
 def test_what_differs_in_one_tensor_is_another_sequence(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import mul
@@ -48,11 +48,10 @@ class LatestBatches:
         return None, True
 
     def identities(self, step: int, rows: int, first: int) -> tuple[str, ...]:
-        """Return the identities of the first sequences of a step, of so many rows; empty where its batch, or that of
-        its first forward pass, does not show them. A sequence keeps its identity when weights move."""
+        """Return the identities of the first sequences of a step, of so many rows; empty where its batch does not show
+        them. A sequence keeps its identity when weights move."""
         batch = next((batch for number, batch, _ in self._held if number == step), None)
-        tensors = _of_first_pass(batch, rows)
-        return digests([x[:first] for x in tensors]) if tensors else ()
+        return digests([x[:first] for x in tensors_in(batch) if x.dim() > 1 and len(x) == rows])
 
     def forget(self, step: int) -> None:
         """Hold the batches up to a step no longer."""
@@ -90,8 +89,7 @@ def sums(batch: Any) -> Sums:
 
 
 def _add(summed: Sums, batch: Any, factor: int) -> None:
-    if isinstance(batch, np.ndarray) and batch.dtype.kind in "biuf":
-        batch = torch.from_numpy(batch)
+    batch = _as_tensor(batch)
     if isinstance(batch, Tensor):
         batch = local(batch)
         flat = batch.detach().reshape(-1)
@@ -115,39 +113,30 @@ def _factors(count: int, device: torch.device) -> Tensor:
     return (2 * places + 1) * _FACTOR
 
 
-def _of_first_pass(batch: Any, rows: int) -> list[Tensor]:
-    """Return the tensors [rows, …] of a batch that tell its first sequences apart.
-
-    They are all of a dict. Of a list they are those of the first part that has some: other parts are targets, or
-    micro-batches of other passes. A tensor in a list that is alike in all rows, as a mask, does not count, unless the
-    others are, too: then all count.
-    """
-    if isinstance(batch, np.ndarray) and batch.dtype.kind in "biuf":
-        batch = torch.from_numpy(batch)
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a batch, of those that processes share the part of this one."""
+    batch = _as_tensor(batch)
     if isinstance(batch, Tensor):
-        one = local(batch)
-        return [one] if one.dim() > 1 and len(one) == rows else []
-    found = [(part, tensors) for part in _parts(batch) if (tensors := _of_first_pass(part, rows))]
-    everything = [x for _, tensors in found for x in tensors]
-    if isinstance(batch, Mapping):
-        return everything
-    for part, tensors in found:
-        if isinstance(part, Mapping | list | tuple) or bool((tensors[0] != tensors[0][:1]).any()):
-            return tensors
-    return everything
+        yield local(batch)
+    for part in _parts(batch):
+        yield from tensors_in(part)
 
 
 def on_cpu(batch: Any) -> Any:
     """Return a batch as plain containers of tensors on the CPU."""
+    batch = _as_tensor(batch)
     if isinstance(batch, Tensor):
         return local(batch).detach().cpu()
-    if isinstance(batch, np.ndarray):
-        return torch.from_numpy(batch) if batch.dtype.kind in "biuf" else str(batch)
     if isinstance(batch, Mapping):
         return {name: on_cpu(part) for name, part in batch.items()}
     if isinstance(batch, list | tuple):
         return [on_cpu(part) for part in batch]
     return batch if isinstance(batch, int | float | str | bool | type(None)) else str(batch)
+
+
+def _as_tensor(batch: Any) -> Any:
+    """Return an array of numbers as a tensor, and what is none as it is."""
+    return torch.from_numpy(batch) if isinstance(batch, np.ndarray) and batch.dtype.kind in "biuf" else batch
 
 
 def _parts(batch: Any) -> Sequence[Any]:

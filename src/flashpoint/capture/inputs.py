@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flashpoint.capture.batches import tensors_in
 from flashpoint.capture.left_out import is_transformed
-from flashpoint.capture.sharding import local
 from flashpoint.diagnosis.repeats import digests
 
 
@@ -33,7 +32,7 @@ class ModelInputs:
 
         What has a gradient moves with the weights, and tells no repetition.
         """
-        tensors = (local(x) for x in _tensors(given) if x.dim() > 1 and not x.requires_grad and not is_transformed(x))
+        tensors = (x for x in tensors_in(given) if x.dim() > 1 and not x.requires_grad and not is_transformed(x))
         self._given[forward] = [
             (len(x), x[: self._sequences].detach().to(torch.device("cpu"), copy=True)) for x in tensors
         ]
@@ -41,15 +40,4 @@ class ModelInputs:
     def identities(self, forward: int, rows: int, first: int) -> tuple[str, ...]:
         """Return the identities of the first sequences of a forward pass, of so many rows; empty where no tensor that
         it was given shows them. A sequence keeps its identity when weights move."""
-        tensors = [x[:first] for count, x in self._given.get(forward, ()) if count == rows and len(x) >= first]
-        return digests(tensors) if tensors else ()
-
-
-def _tensors(given: Any) -> Iterator[Tensor]:
-    if isinstance(given, Tensor):
-        yield given
-    elif isinstance(given, Mapping):
-        yield from _tensors(tuple(given.values()))
-    elif isinstance(given, list | tuple):
-        for part in given:
-            yield from _tensors(part)
+        return digests([x[:first] for count, x in self._given.get(forward, ()) if count == rows and len(x) >= first])

@@ -209,16 +209,15 @@ class ObservationSchedule:
 
     def _identified(self, step: int, calls: list[AttentionCall]) -> list[AttentionCall]:
         """Return calls that know their sequences by what the model was given or by the batch, where one shows them."""
-        identities: tuple[str, ...] = ()
+        found: list[str] = []
 
         def find() -> None:
-            nonlocal identities
             count = len(calls[0].q)
-            identities = self._observer.identities(count) or self._batches.identities(step, self._observer.rows, count)
+            found[:] = self._observer.identities(count) or self._batches.identities(step, self._observer.rows, count)
 
         if calls:
             self._guard.do("telling the sequences of a batch apart", find)
-        return [dataclasses.replace(call, identities=identities) for call in calls]
+        return [dataclasses.replace(call, identities=tuple(found)) for call in calls]
 
     def _measure(self, step: int, calls: list[AttentionCall]) -> None:
         if {(len(calls), call.q.shape[1]) for call in calls} == {self._shape}:

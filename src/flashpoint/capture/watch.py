@@ -76,7 +76,7 @@ def watch(
     if wandb not in get_args(_Wandb):
         raise ValueError(f"wandb={wandb!r}: give one of {', '.join(get_args(_Wandb))}")
     if name is not None:
-        _refuse_as_folder(name)
+        _check_name(name)
     listeners: list[Listener] = []
     if wandb != "disabled":
         from flashpoint.wandb_tracking.listener import WandbListener
@@ -91,7 +91,7 @@ def watch(
         raise UserError(f"runs_dir={runs_dir}: {error.strerror}; choose one that can be written") from error
 
 
-def _refuse_as_folder(name: Any) -> None:
+def _check_name(name: Any) -> None:
     """Raise ValueError for a name that no run can have."""
     if not isinstance(name, str):
         raise ValueError(f"name={name!r}: give the name of one folder; it is made in runs_dir")

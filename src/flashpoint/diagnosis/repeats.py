@@ -16,7 +16,7 @@ from flashpoint.diagnosis.call import AttentionCall
 
 
 def digests(tensors: Sequence[Tensor]) -> tuple[str, ...]:
-    """Return a digest of each of the rows [N] that tensors [N, …] have together: of their bytes."""
+    """Return a digest of each of the rows [N] that tensors [N, …] have together: of their bytes. Without any, none."""
     return tuple(_digest(rows) for rows in zip(*(x.detach().cpu() for x in tensors), strict=True))
 
 
