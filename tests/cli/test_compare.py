@@ -63,7 +63,8 @@ def test_a_difference_is_a_row(runs: Path) -> None:
     assert result.returncode == 1
     (table,) = json.loads(result.stdout)["tables"]
     (row,) = table["rows"]
-    assert (row["runs"], row["steps of both"], row["first difference"], row["in"]) == ("different", 3, 1, "state")
+    assert (row["runs"], row["steps of both"], row["equal before"]) == ("different", 3, 1)
+    assert (row["first difference"], row["in"]) == (1, "state")
     assert row["values"] == {"one": "f" * 16, "other": f"{1:016x}"}
 
 

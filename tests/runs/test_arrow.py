@@ -1,11 +1,21 @@
 """Metrics and chains as rows of tables: what goes in comes out."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from flashpoint.runs.arrow import digits_of, metrics_of, metrics_table, to_few_bits, to_few_digits
+from flashpoint.runs.arrow import (
+    chain_of,
+    chain_table,
+    digits_of,
+    metrics_of,
+    metrics_table,
+    to_few_bits,
+    to_few_digits,
+)
+from flashpoint.runs.chain import Chain, ChainWriter
 from flashpoint.runs.metrics import Columns
 
 
@@ -67,3 +77,23 @@ def test_metrics_of_heads_keep_their_layout() -> None:
         np.testing.assert_array_equal(read[name][0], steps)
         np.testing.assert_array_equal(read[name][1], values)
         assert read[name][1].flags.c_contiguous
+
+
+def test_a_chain_with_missing_steps_keeps_the_digests_that_do_not_follow(tmp_path: Path) -> None:
+    writer = ChainWriter(tmp_path / "chain")
+    for step in range(250):
+        writer.append(1 / (step + 1), step / 7, state=2**64 - 1 - step if step % 100 == 99 else 0)
+    writer.close()
+    chain = Chain.read(tmp_path / "chain").milestones()
+    table = chain_table("run", chain)
+    given = [row["step"] for row in table.to_pylist() if row["digest"]]
+    assert given == [199, 249]
+    read = chain_of(table)
+    assert (read.at.tolist(), read.records.tobytes()) == (chain.at.tolist(), chain.records.tobytes())
+    for rows, told in (
+        (table.slice(1), "steps do not rise from 0"),
+        (table.take([0, 2, 1]), "steps do not rise from 0"),
+        (table.take([0, 2]), "no digest of step 2, nor the step before"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            chain_of(rows)

@@ -4,6 +4,7 @@ import struct
 from hashlib import blake2b
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,8 +13,10 @@ from flashpoint.runs.chain import (
     Chain,
     ChainWriter,
     Difference,
+    LossDifferences,
     first_difference,
     loss_differences,
+    steps_of_both,
 )
 from flashpoint.training.digests import state_checksum
 
@@ -77,10 +80,10 @@ def test_every_changed_byte_is_found(tmp_path: Path, byte: int) -> None:
         (STEPS, None),
         (STEPS[:2], None),
         ([(2.5, 0.5, 5), *STEPS[1:]], None),  # a checksum that only one run took
-        ([STEPS[0], (2.25, 0.75, 1), STEPS[2]], Difference(1, "state", (2**64 - 1, 1))),
-        ([STEPS[0], (2.25, 1.0, 1), STEPS[2]], Difference(1, "gradient norm", (0.75, 1.0))),
-        ([(-2.5, 1.0, 0), *STEPS[1:]], Difference(0, "loss", (2.5, -2.5))),
-        ([(0.0, 0.5, 0)], Difference(0, "loss", (2.5, 0.0))),
+        ([STEPS[0], (2.25, 0.75, 1), STEPS[2]], Difference(0, 1, "state", (2**64 - 1, 1))),
+        ([STEPS[0], (2.25, 1.0, 1), STEPS[2]], Difference(0, 1, "gradient norm", (0.75, 1.0))),
+        ([(-2.5, 1.0, 0), *STEPS[1:]], Difference(-1, 0, "loss", (2.5, -2.5))),
+        ([(0.0, 0.5, 0)], Difference(-1, 0, "loss", (2.5, 0.0))),
     ],
 )
 def test_the_first_difference_and_its_quantity(tmp_path: Path, changed: list, expected: Difference | None) -> None:
@@ -93,8 +96,58 @@ def test_how_far_losses_are_apart(tmp_path: Path) -> None:
     for name, losses in (("one", (1.0, 3.0, 2.0, 9.0)), ("other", (1.0, 0.5, 2.25)), ("nan", (1.0, float("nan")))):
         write(tmp_path / name, [(loss, 0.5, 0) for loss in losses])
     one, other, nan = (Chain.read(tmp_path / name) for name in ("one", "other", "nan"))
-    assert loss_differences(one, other) == (2.5, 1, 0.25)
-    assert loss_differences(one, nan) == (float("inf"), 1, float("inf"))
+    assert loss_differences(one, other) == LossDifferences(2.5, 1, 0.25, 2)
+    assert loss_differences(one, nan) == LossDifferences(float("inf"), 1, float("inf"), 1)
+
+
+def long_chain(path: Path, steps: int, changed_at: int | None = None, checksums: bool = True) -> Chain:
+    """A chain with a checksum at each hundredth step; the loss of one step can be another."""
+    losses = [5 - step / 1000 + (step == changed_at) for step in range(steps)]
+    sums = [step + 1 if checksums and step % 100 == 99 else 0 for step in range(steps)]
+    write(path, [(loss, 0.5, state) for loss, state in zip(losses, sums, strict=True)])
+    return Chain.read(path)
+
+
+def test_milestones_are_the_first_hundred_steps_each_hundredth_and_the_last(tmp_path: Path) -> None:
+    whole = long_chain(tmp_path / "chain", 351)
+    few = whole.milestones()
+    assert few.at.tolist() == [*range(100), 199, 299, 350]
+    assert few.digests == [whole.digests[step] for step in few.at]
+    assert (few.steps, few.digest) == (351, whole.digest)
+    assert few.milestones().at.tolist() == few.at.tolist()
+    assert long_chain(tmp_path / "short", 3).milestones().at.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changed_at", "expected"),
+    [
+        (None, None),
+        (40, Difference(39, 40, "loss", (float(np.float32(4.96)), float(np.float32(5.96))))),
+        (299, Difference(199, 299, "loss", (float(np.float32(4.701)), float(np.float32(5.701))))),
+    ],
+)
+def test_milestones_say_where_two_runs_part(tmp_path: Path, changed_at: int | None, expected: Difference) -> None:
+    one, other = long_chain(tmp_path / "one", 351), long_chain(tmp_path / "other", 400, changed_at)
+    assert steps_of_both(one.milestones(), other) == steps_of_both(other, one.milestones()) == 351
+    assert first_difference(one.milestones(), other) == expected
+    assert first_difference(one.milestones(), other.milestones()) == expected
+    assert steps_of_both(one.milestones(), other.milestones()) == 300
+
+
+def test_a_difference_between_milestones_is_one_of_digests(tmp_path: Path) -> None:
+    one, other = long_chain(tmp_path / "one", 351), long_chain(tmp_path / "other", 351, changed_at=250)
+    assert first_difference(one, other) == Difference(249, 250, "loss", (4.75, 5.75))
+    digests = one.digests[299].hex(), other.digests[299].hex()
+    assert first_difference(one.milestones(), other) == Difference(199, 299, "digest", digests)
+    assert loss_differences(one.milestones(), other) == LossDifferences(0.0, 0, 0.0, 350)
+
+
+def test_a_checksum_of_one_run_alone_is_a_difference_of_digests_only(tmp_path: Path) -> None:
+    one, other = long_chain(tmp_path / "one", 351), long_chain(tmp_path / "other", 351, checksums=False)
+    assert first_difference(one, other) is None
+    found = first_difference(one.milestones(), other)
+    assert found
+    assert (found.after, found.step, found.quantity) == (99, 199, "digest")
 
 
 def test_the_checksum_is_that_of_the_bits() -> None:

@@ -57,7 +57,7 @@ def test_an_edited_chain_does_not_end_in_the_recorded_digest(evidence: Evidence)
     path = evidence.chains_path("small")
     table = pq.read_table(path)
     norms = [1.5, *table["grad_norm"].to_pylist()[1:]]
-    pq.write_table(table.set_column(2, "grad_norm", pa.array(norms, pa.float32())), path)
+    pq.write_table(table.set_column(3, "grad_norm", pa.array(norms, pa.float32())), path)
     with pytest.raises(UserError, match=r"chains/small.parquet: run ends in \w{16}, not \w{16}; restore the file"):
         read_all(evidence)
 

@@ -40,8 +40,9 @@ def _unreadable(run: Run) -> UserError | None:
 def command(words: tuple[str, ...], every: int, only: tuple[str, ...], spacing: int, digits: int) -> None:
     """Add runs that have ended to the evidence in runs/reference, as EXPERIMENT.
 
-    Configuration, manifest, outcome and digest chain are kept whole. Of what is measured at each step, as the loss is,
-    every N-th value stays; what is measured at intervals stays whole, or --spacing STEPS apart.
+    Configuration, manifest and outcome are kept whole, of the digest chain the first hundred steps, each hundredth and
+    the last. Of what is measured at each step, as the loss is, every N-th value stays; what is measured at intervals
+    stays whole, or --spacing STEPS apart.
     """
     *named, experiment = words
     if not named:

@@ -9,7 +9,7 @@ from flashpoint.cli.cells import number
 from flashpoint.cli.selection import format_option
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError
-from flashpoint.runs.chain import Chain, Difference, first_difference, loss_differences
+from flashpoint.runs.chain import Chain, Difference, first_difference, loss_differences, steps_of_both
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 
@@ -19,28 +19,33 @@ from flashpoint.runs.select import open_run
 @click.argument("other", metavar="OTHER")
 @format_option
 def command(run: str, other: str, form: str) -> int:
-    """Say whether two runs computed the same bits, or the first step that differs, and in what.
+    """Say whether two runs computed the same bits, or the first step that differs, and in what. Of a run of the
+    evidence, which keeps the first hundred steps, each hundredth and the last, a later one is known within a hundred.
 
     The exit status is 0 if they are equal over the steps that both have, 1 if not, 2 on bad input.
     """
     compared = [open_run(word) for word in (run, other)]
     one, two = map(_whole_chain, compared)
-    shared = min(one.steps, two.steps)
-    columns = ("runs", "steps of both", "first difference", "in", "values", "largest difference of losses", "at step")
+    shared = steps_of_both(one, two)
+    names = ("runs", "steps of both", "equal before", "first difference", "in", "values")
+    columns = (*names, "largest difference of losses", "at step")
     if difference := first_difference(one, two):
-        largest, at, last = loss_differences(one, two)
-        values = _values(difference)
+        losses, values, equal = loss_differences(one, two), _values(difference), difference.after + 1
+        where = f"at step {difference.step:,}"
+        if equal < difference.step:
+            where = f"after step {difference.after:,}, {where} or before"
         note = (
-            f"first difference at step {difference.step:,}: {difference.quantity} {values.text}; losses differ by up "
-            f"to {largest:.2g} nats (step {at:,}), by {last:.2g} at step {shared - 1:,}"
+            f"first difference {where}: {difference.quantity} {values.text}; losses differ by up to "
+            f"{losses.largest:.2g} nats (step {losses.largest_at:,}), by {losses.last:.2g} at step {losses.last_at:,}"
         )
         note += _places(*compared)
-        row = ["different", shared, difference.step, difference.quantity, values, number(largest, ".2g"), at]
+        found = [equal, difference.step, difference.quantity, values]
+        row = ["different", shared, *found, number(losses.largest, ".2g"), losses.largest_at]
     else:
         note = f"equal: {shared:,} steps"
         if one.steps != two.steps:
             note = f"equal for the {shared:,} steps that both have; one has {max(one.steps, two.steps):,}"
-        row = ["equal", shared, None, None, None, None, None]
+        row = ["equal", shared, *[None] * (len(columns) - 2)]
     if form == "markdown":
         click.echo(note)
     else:
@@ -68,5 +73,6 @@ def _places(one: Run, other: Run) -> str:
 
 
 def _values(difference: Difference) -> Cell:
-    one, other = (f"{value:016x}" if difference.quantity == "state" else f"{value!r}" for value in difference.values)
+    form = {"state": "016x", "digest": "s"}.get(difference.quantity, "")
+    one, other = (f"{value:{form}}" for value in difference.values)
     return Cell({"one": one, "other": other}, f"{one} against {other}")

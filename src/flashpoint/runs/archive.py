@@ -46,7 +46,7 @@ def archive(
 ) -> None:
     """Add ended runs to the evidence tables under ``root``, with most of their metrics left out.
 
-    Configuration, manifest, outcome and digest chain are kept whole.
+    Configuration, manifest and outcome are kept whole, the digest chain as :meth:`.Chain.milestones`.
 
     Args:
         experiment: whose tables take them; they are made where there are none.
@@ -156,7 +156,8 @@ def _add(evidence: Evidence, experiment: str, runs: Sequence[tuple[Run, Columns]
     digits = {run.name: digits_of(columns) for run, columns in runs}
     rows = [_row(experiment, run, digits[run.name]) for run, _ in runs]
     measured = {run.name: metrics_table(run.name, columns, digits[run.name]) for run, columns in runs}
-    _rewrite(evidence, experiment, rows, measured, {run.name: chain_table(run.name, run.chain) for run, _ in runs})
+    chains = {run.name: chain_table(run.name, run.chain.milestones()) for run, _ in runs}
+    _rewrite(evidence, experiment, rows, measured, chains)
 
 
 def _row(experiment: str, run: Run, digits: int) -> dict[str, Any]:

@@ -156,22 +156,24 @@ def _numbers(array: Any) -> NDArray[Any]:
 
 
 def chain_table(run: str, chain: Chain) -> Any:
-    """Return the rows of a run: its name, and of each step loss, gradient norm and checksum, null where none was taken.
-
-    Digests follow from these.
+    """Return the rows of a run: its name, and of each recorded step its number, loss, gradient norm, checksum, and
+    digest; null where no checksum was taken, and where the digest follows from the step before.
     """
     import pyarrow as pa
 
     loss, grad_norm = (chain.records[name].view(np.float32) for name in ("loss", "grad_norm"))
     state = chain.records["state"].astype(np.uint64)
-    arrays = [pa.array([run] * chain.steps, pa.string()), pa.array(loss), pa.array(grad_norm)]
-    return pa.table([*arrays, pa.array(state, mask=state == 0)], schema=chain_schema())
+    digests = [None if known else digest for known, digest in zip(chain.follows, chain.digests, strict=True)]
+    arrays = [pa.array([run] * len(state), pa.string()), pa.array(chain.at), pa.array(loss), pa.array(grad_norm)]
+    of_gaps = [pa.array(state, mask=state == 0), pa.array(digests, pa.binary(8))]
+    return pa.table([*arrays, *of_gaps], schema=chain_schema())
 
 
 def chain_schema() -> Any:
     import pyarrow as pa
 
-    return pa.schema({"run": pa.string(), "loss": pa.float32(), "grad_norm": pa.float32(), "state": pa.uint64()})
+    numbers = {"step": pa.int64(), "loss": pa.float32(), "grad_norm": pa.float32(), "state": pa.uint64()}
+    return pa.schema({"run": pa.string(), **numbers, "digest": pa.binary(8)})
 
 
 def wrong_chain_column(found: Any) -> str | None:
@@ -202,10 +204,10 @@ def _wrong_column(found: Any, expected: Any) -> str | None:
 
 def chain_of(rows: Any) -> Chain:
     """Return the inverse of :func:`chain_table`, of the rows of one run."""
-    loss, grad_norm, checksums = (rows[name].combine_chunks() for name in ("loss", "grad_norm", "state"))
+    at, loss, grad_norm, checksums = (rows[name].combine_chunks() for name in ("step", "loss", "grad_norm", "state"))
     state = np.zeros(len(checksums), np.uint64)
     state[_valid(checksums)] = _numbers(checksums.drop_null())
-    return Chain.of_values(_numbers(loss), _numbers(grad_norm), state)
+    return Chain.of_values(_numbers(at), _numbers(loss), _numbers(grad_norm), state, rows["digest"].to_pylist())
 
 
 def runs_together(tables: Mapping[str, Any], schema: Any) -> Iterator[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -22,6 +23,7 @@ from flashpoint.errors import UserError
 MAGIC = b"FPCHAIN1"
 _VALUES = struct.Struct("<ffQ")
 _RECORD = np.dtype([("loss", "<u4"), ("grad_norm", "<u4"), ("state", "<u8"), ("digest", "V8")])
+_FIRST_STEPS = _SPACING = 100
 _START = blake2b(MAGIC, digest_size=8).digest()
 
 
@@ -75,35 +77,78 @@ class ChainWriter:
 
 @dataclass(frozen=True)
 class Chain:
-    """A recorded chain, verified when read."""
+    """A recorded chain, verified when read: the records of all steps, or of some.
+
+    Args:
+        records: [n], of the type that the layout above describes.
+        at: [n] int64, the steps of the records, rising from 0.
+    """
 
     records: NDArray[np.void]
+    at: NDArray[np.int64]
 
     @property
     def steps(self) -> int:
-        return len(self.records)
+        """Of the run, up to the last record."""
+        return int(self.at[-1]) + 1 if len(self.at) else 0
 
     @property
     def digests(self) -> list[bytes]:
-        """After each step."""
+        """After each recorded step."""
         return [bytes(digest) for digest in self.records["digest"]]
 
     @property
     def digest(self) -> str:
         """Hex digest of all steps."""
-        return (bytes(self.records["digest"][-1]) if self.steps else _START).hex()
+        return (bytes(self.records["digest"][-1]) if len(self.at) else _START).hex()
+
+    @property
+    def follows(self) -> NDArray[np.bool_]:
+        """[n], whether a record is of the step after that of the record before; the first one's is step 0."""
+        return np.diff(self.at, prepend=-1) == 1
+
+    def milestones(self) -> Chain:
+        """Return the records of the first 100 steps, of each hundredth and of the last.
+
+        A digest is one of all steps before: two runs are as surely equal by these as by all, but a first difference
+        among later steps is known to within 100 only.
+        """
+        kept = (self.at < _FIRST_STEPS) | ((self.at + 1) % _SPACING == 0) | (self.at == self.steps - 1)
+        return Chain(self.records[kept], self.at[kept])
 
     @classmethod
-    def of_values(cls, loss: NDArray[np.float32], grad_norm: NDArray[np.float32], state: NDArray[np.uint64]) -> Chain:
-        """Return the chain of what [steps] steps computed."""
-        records = np.zeros(len(loss), _RECORD)
+    def of_values(
+        cls,
+        at: NDArray[np.int64],
+        loss: NDArray[np.float32],
+        grad_norm: NDArray[np.float32],
+        state: NDArray[np.uint64],
+        digests: Sequence[bytes | None],
+    ) -> Chain:
+        """Return the chain of what steps computed.
+
+        Args:
+            at: [n], the steps.
+            digests: [n]; None follows from the record of the step before.
+
+        Raises:
+            ValueError: steps do not rise from 0, or there is no digest after a step that is missing.
+        """
+        records = np.zeros(len(at), _RECORD)
         records["loss"], records["grad_norm"], records["state"] = loss.view("<u4"), grad_norm.view("<u4"), state
-        data, digest, digests = records.tobytes(), _START, list[bytes]()
-        for at in range(0, len(data), _RECORD.itemsize):
-            digest = blake2b(digest + data[at : at + _VALUES.size], digest_size=8).digest()
-            digests.append(digest)
-        records["digest"] = np.frombuffer(b"".join(digests), _RECORD["digest"])
-        return cls(records)
+        chain = cls(records, at)
+        if not len(at) or at[0] != 0 or (np.diff(at) < 1).any():
+            raise ValueError("steps do not rise from 0")
+        data, digest, found = records.tobytes(), _START, list[bytes]()
+        for number, (follows, given) in enumerate(zip(chain.follows.tolist(), digests, strict=True)):
+            if given is None and not follows:
+                raise ValueError(f"no digest of step {at[number]}, nor the step before")
+            start = number * _RECORD.itemsize
+            values = data[start : start + _VALUES.size]
+            digest = given or blake2b(digest + values, digest_size=8).digest()
+            found.append(digest)
+        records["digest"] = np.frombuffer(b"".join(found), _RECORD["digest"])
+        return chain
 
     @classmethod
     def read(cls, path: Path, *, until_broken: bool = False) -> Chain:
@@ -128,43 +173,74 @@ class Chain:
         for step, record in enumerate(records):
             digest = blake2b(digest + record.tobytes()[: _VALUES.size], digest_size=8).digest()
             if digest != bytes(record["digest"]) and until_broken:
-                return cls(records[:step])
+                return cls(records[:step], np.arange(step))
             if digest != bytes(record["digest"]):
                 raise UserError(f"{path}: edited or damaged at step {step}; restore the file")
-        return cls(records)
+        return cls(records, np.arange(count))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first step at which two runs computed different bits, and what."""
+    """The first recorded step at which two runs had computed different bits, and what."""
 
+    after: int
+    """The last step before of which both have a record; -1 at the start. The difference is of a later one."""
     step: int
     quantity: str
-    values: tuple[float | int, float | int]
+    """Loss, gradient norm, state, or "digest": then it is of a step between, of which one has no record."""
+    values: tuple[float | int | str, float | int | str]
+
+
+def steps_of_both(one: Chain, other: Chain) -> int:
+    """Return up to where two chains can be compared: the steps up to the last of which both have a record."""
+    return _recorded_by_both(one, other)[0].steps
 
 
 def first_difference(one: Chain, other: Chain) -> Difference | None:
-    """Return the first difference, or None if all common steps are equal. Checksums count where both runs have one."""
-    steps = min(one.steps, other.steps)
-    a, b = one.records[:steps], other.records[:steps]
+    """Return the first difference, or None if all steps up to the last that both have are equal.
+
+    Checksums count where both runs have one. Only where a chain lacks steps do digests count: there, a checksum that
+    one run alone took is a difference.
+    """
+    one, other = _recorded_by_both(one, other)
+    a, b = one.records, other.records
     differs = {
         "loss": a["loss"] != b["loss"],
         "gradient norm": a["grad_norm"] != b["grad_norm"],
         "state": (a["state"] != b["state"]) & (a["state"] != 0) & (b["state"] != 0),
+        "digest": (a["digest"] != b["digest"]) & ~one.follows,
     }
     firsts = {quantity: int(where.argmax()) for quantity, where in differs.items() if where.any()}
     if not firsts:
         return None
     quantity = min(firsts, key=lambda name: firsts[name])
-    step, column = firsts[quantity], {"gradient norm": "grad_norm"}.get(quantity, quantity)
-    pair = np.array([a[column][step], b[column][step]])
-    return Difference(step, quantity, tuple((pair if quantity == "state" else pair.view("<f4")).tolist()))
+    place, column = firsts[quantity], {"gradient norm": "grad_norm"}.get(quantity, quantity)
+    pair = np.array([a[column][place], b[column][place]])
+    values = pair if quantity == "state" else pair.view("<f4")
+    told = [bytes(digest).hex() for digest in pair] if quantity == "digest" else values.tolist()
+    return Difference(int(one.at[place - 1]) if place else -1, int(one.at[place]), quantity, tuple(told))
 
 
-def loss_differences(one: Chain, other: Chain) -> tuple[float, int, float]:
-    """Return how far the losses of two runs are apart, nats: the largest difference, its step, and the last one; ∞ by
-    NaN."""
-    steps = min(one.steps, other.steps)
-    a, b = (chain.records["loss"][:steps].view("<f4").astype(np.float64) for chain in (one, other))
+@dataclass(frozen=True)
+class LossDifferences:
+    """How far the losses of two runs are apart, nats; ∞ by NaN."""
+
+    largest: float
+    largest_at: int
+    """The step."""
+    last: float
+    last_at: int
+
+
+def loss_differences(one: Chain, other: Chain) -> LossDifferences:
+    """Return how far losses are apart at the steps of which both have a record; there is one at least."""
+    one, other = _recorded_by_both(one, other)
+    a, b = (chain.records["loss"].view("<f4").astype(np.float64) for chain in (one, other))
     apart = np.where(a == b, 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf))
-    return float(apart.max()), int(apart.argmax()), float(apart[-1])
+    place = int(apart.argmax())
+    return LossDifferences(float(apart[place]), int(one.at[place]), float(apart[-1]), int(one.at[-1]))
+
+
+def _recorded_by_both(one: Chain, other: Chain) -> tuple[Chain, Chain]:
+    at, here, there = np.intersect1d(one.at, other.at, assume_unique=True, return_indices=True)
+    return Chain(one.records[here], at), Chain(other.records[there], at)

@@ -2,7 +2,7 @@
 
 runs.parquet                 one row a run: experiment, name, configuration, manifest and outcome as JSON
 metrics/EXPERIMENT.parquet   one row a run and step at which something was measured
-chains/EXPERIMENT.parquet    one row a run and optimiser step: loss, gradient norm and checksum of the state
+chains/EXPERIMENT.parquet    one row a run and optimiser step of its digest chain that is kept
 index.csv                    one line a run, for people and for diffs
 EXPERIMENT/RUN/              a run that keeps its tape
 """
@@ -152,7 +152,9 @@ class InTables:
     def chain(self) -> Chain:
         if not self.row["chain"]:
             raise UserError(f"{self.where}: kept without its digest chain; give a run that has one")
-        chain = chain_of(self.chains.of(self.name))
+        rows = self.chains.of(self.name)
+        with told_in_one_line(self.chains.path):
+            chain = chain_of(rows)
         if chain.digest != (told := self.outcome().get("chain_digest")):
             raise UserError(f"{self.chains.path}: {self.name} ends in {chain.digest}, not {told}; restore the file")
         return chain
