@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as functorch_config
 
 from flashpoint.config import Config
 from flashpoint.cuda_graph import Graphed
@@ -72,6 +73,8 @@ class OptimizerStep:
     def warm_up(self) -> None:
         """Compile what a step compiles, on a batch of zeros; no state of the training changes."""
         if self._compiled:
+            # PyTorch keeps a graph with a custom gradient, as the embedding's, out of its cache unless it is told.
+            functorch_config.autograd_cache_allow_custom_autograd_functions = True
             with ThreadPoolExecutor(1) as beside:
                 attentions = [cast(Block, block).attention.attend for block in self.model.blocks]
                 kernels = beside.submit(self._compile_kernels, attentions)
