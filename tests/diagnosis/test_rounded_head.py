@@ -12,7 +12,8 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.measured import measured
-from flashpoint.diagnosis.measures import Results, out_of_rounded_probs, over_sequences
+from flashpoint.diagnosis.measures import Results, over_sequences
+from flashpoint.diagnosis.rounded_out import out_of_rounded_probs
 from flashpoint.diagnosis.verdict import diagnose
 from tests.diagnosis.calls import HEADS, LENGTH, SIZE, by_position, call_of, inputs
 

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from flashpoint.capture.sharding import is_dtensor, whole
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.input_measures import of_scores
 from flashpoint.diagnosis.measured import by_sequence
-from flashpoint.diagnosis.measures import Measures, Results, finite_part, of_grad_q, of_out, of_scores, over_sequences
+from flashpoint.diagnosis.measures import Measures, Results, finite_part, over_sequences
 from flashpoint.diagnosis.probe import Probed
+from flashpoint.diagnosis.result_measures import of_grad_q, of_out
 
 METRICS = {
     "delta_bias": "row_sum_relative_bias",

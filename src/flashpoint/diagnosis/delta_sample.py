@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.delta_measures import delta_error_of
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.measured import by_sequence
-from flashpoint.diagnosis.measures import Measures, Results, delta_error_of, relative
+from flashpoint.diagnosis.measures import Measures, Results, relative
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
 from flashpoint.diagnosis.repeats import identities_of
 

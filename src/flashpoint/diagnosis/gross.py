@@ -7,8 +7,9 @@ from torch import Tensor
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.finding import Finding, Make, explained, fp32_error
-from flashpoint.diagnosis.measures import FP16_MAX, FP16_STEP, Measures, Results, over_sequences
+from flashpoint.diagnosis.measures import Measures, Results, over_sequences
 from flashpoint.diagnosis.probe import Function, Probed, results_of
+from flashpoint.diagnosis.result_measures import FP16_MAX, FP16_STEP
 
 _NEAR = 1e-3
 """Of :data:`FP16_MAX`: a score so near may or may not overflow, by how it is rounded."""

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 import torch
 
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.delta_measures import delta_follows
 from flashpoint.diagnosis.exact import exact
-from flashpoint.diagnosis.measures import Measures, Results, delta_follows, of_inputs, of_results
+from flashpoint.diagnosis.input_measures import of_inputs
+from flashpoint.diagnosis.measures import Measures, Results
 from flashpoint.diagnosis.probe import Probed, probed_measures
+from flashpoint.diagnosis.result_measures import of_results
 from flashpoint.numerics.variant import AttentionVariant
 
 _ELEMENTS = 1 << 24
