@@ -130,6 +130,16 @@ def test_the_runs_whose_weights_were_measured_are_the_first_steps_of_those_with_
 
 
 @pytest.mark.parametrize(
+    "name",
+    [*(f"flash_bf16_seed-{seed}" for seed in (0, 3, 6, 7)), *(f"flash_fixed_seed-{seed}" for seed in (0, 4, 5, 6, 7))],
+)
+def test_runs_of_two_days_have_the_same_bits(name: str) -> None:
+    one, other = (kept(f"{experiment}:{name}").chain for experiment in ("packages-h200", "horizon-h200"))
+    assert steps_of_both(one, other) > min(one.steps, other.steps) - 100 > 5900
+    assert first_difference(one, other) is None
+
+
+@pytest.mark.parametrize(
     "name", ["default-h200:explosion", "124m-h100:flash_bf16_seed-2", "laptop-packages:flash_bf16_seed-7"]
 )
 def test_the_batches_of_a_run_follow_from_its_seed(tmp_path: Path, name: str) -> None:

@@ -1,20 +1,17 @@
 """``flashpoint archive``: a run goes into the tables, and verbs find it there."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from flashpoint.runs.chain import ChainWriter
 from tests.records import call, refusal, rows, write_run
 
 
 def test_an_archived_run_is_named_by_its_experiment(tmp_path: Path) -> None:
-    metrics = [{"step": step, "loss": 3.0 - step / 32} for step in range(25)]
-    run = Path(write_run(tmp_path / "runs/one", {"name": "flash_bf16"}, steps=25, metrics=metrics))
-    chain = ChainWriter(run / "chain.bin")
-    for line in metrics:
-        chain.append(line["loss"], 1.0)
-    outcome = json.loads((run / "outcome.json").read_text())
-    (run / "outcome.json").write_text(json.dumps({**outcome, "chain_digest": chain.digest}))
+    _write_run_with_chain(tmp_path / "runs/one", [3.0 - step / 32 for step in range(25)])
 
     added = call("archive", "one", "trial", "--every", "8", cwd=tmp_path)
     assert added.returncode == 0, added.stderr
@@ -27,6 +24,40 @@ def test_an_archived_run_is_named_by_its_experiment(tmp_path: Path) -> None:
     assert call("compare", "one", "trial:one", cwd=tmp_path).stdout == "equal: 25 steps\n"
     assert "trial:one is kept already" in refusal(call("archive", "one", "trial", cwd=tmp_path))
     assert "--out" in refusal(call("report", "trial:one", cwd=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        ("one", [2.0] * 351, "equal: 351 steps"),
+        ("trial:one", [2.0] * 340, "equal for 300 steps; of later ones no digest is kept of both"),
+        ("one", [2.0] * 400, "equal for 300 steps; of later ones no digest is kept of both"),
+        ("one", [2.0] * 340, "equal for the 340 steps that both have; one has 351"),
+        (
+            "one",
+            [*[2.0] * 299, 3.0, *[2.0] * 51],
+            "first difference after step 199, at step 299 or before: loss 2.0 against 3.0; "
+            "losses differ by up to 1 nats (step 299), by 0 at step 350",
+        ),
+    ],
+)
+def test_an_archived_run_is_compared_by_the_steps_that_are_kept(
+    tmp_path: Path, one: str, other: list[float], told: str
+) -> None:
+    _write_run_with_chain(tmp_path / "runs/one", [2.0] * 351)
+    _write_run_with_chain(tmp_path / "runs/other", other)
+    call("archive", "one", "other", "trial", cwd=tmp_path)
+    assert call("compare", one, "trial:other", cwd=tmp_path).stdout == f"{told}\n"
+
+
+def _write_run_with_chain(folder: Path, losses: Sequence[float]) -> None:
+    metrics = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
+    run = Path(write_run(folder, {"name": "flash_bf16"}, steps=len(losses), metrics=metrics))
+    chain = ChainWriter(run / "chain.bin")
+    for loss in losses:
+        chain.append(loss, 1.0)
+    outcome = json.loads((run / "outcome.json").read_text())
+    (run / "outcome.json").write_text(json.dumps({**outcome, "chain_digest": chain.digest}))
 
 
 def test_a_run_without_an_experiment_is_told_what_is_missing(tmp_path: Path) -> None:

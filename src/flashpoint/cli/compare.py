@@ -42,9 +42,13 @@ def command(run: str, other: str, form: str) -> int:
         found = [equal, difference.step, difference.quantity, values]
         row = ["different", shared, *found, number(losses.largest, ".2g"), losses.largest_at]
     else:
-        note = f"equal: {shared:,} steps"
-        if one.steps != two.steps:
-            note = f"equal for the {shared:,} steps that both have; one has {max(one.steps, two.steps):,}"
+        shorter, longer = sorted((one.steps, two.steps))
+        if shared < shorter:
+            note = f"equal for {shared:,} steps; of later ones no digest is kept of both"
+        elif shorter < longer:
+            note = f"equal for the {shared:,} steps that both have; one has {longer:,}"
+        else:
+            note = f"equal: {shared:,} steps"
         row = ["equal", shared, *[None] * (len(columns) - 2)]
     if form == "markdown":
         click.echo(note)
