@@ -176,7 +176,10 @@ def add_block(
     if BY_PRODUCT:
         b_o, b_other = b_o_before + b_o, b_other_before + b_other
     if C.denominator_floor > 0:
-        b_l = b_l_before + tl.maximum(b_l, C.denominator_floor)
+        b_l = tl.maximum(b_l, C.denominator_floor)
+        if MASKED and C.causal and C.tiles_per_block * BK < BQ:  # the first queries come before this block
+            b_l = tl.where(tl.reshape(rows, [BQ]) >= start, b_l, 0.0)
+        b_l = b_l_before + b_l
     return b_m, b_l, b_o, b_other, b_ones
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import json
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -162,6 +162,22 @@ def test_what_is_exactly_decidable_is_identical(name: str) -> None:
         tied = (scores == scores.amax(-1, keepdim=True)).sum(-1)
         assert torch.equal(ones.cpu(), tied.int())
         assert (tied > 1).double().mean() > 0.5
+
+
+@pytest.mark.parametrize("block", [16, 32, 64])
+@pytest.mark.parametrize("masked_blocks", ["skip", "count"])
+def test_a_floor_counts_once_in_each_block_of_keys(block: int, masked_blocks: Literal["skip", "count"]) -> None:
+    """By hand: with scores of 0 a block that a query sees adds a whole number to ℓ, and one after it 0.5, or nothing.
+
+    A tile of queries is longer than the shorter blocks: its first queries come before the last of its blocks.
+    """
+    q = torch.zeros(1, 2, 90, 16, dtype=torch.bfloat16, device=DEVICE)
+    variant = AttentionVariant(block_k=block, denominator_floor=0.5, masked_blocks=masked_blocks)
+    _, logsumexp, *_ = launch.flash_fwd(q, q, q, variant, layer=1, seed_and_step=torch.zeros(2).long().to(DEVICE))
+    rows = torch.arange(90, dtype=torch.float64)
+    blocks_after = math.ceil(90 / block) - 1 - rows // block
+    expected = (rows + 1 + (0.5 * blocks_after if masked_blocks == "count" else 0)).log()
+    torch.testing.assert_close(logsumexp.cpu().double(), expected.expand(1, 2, 90), rtol=1e-6, atol=1e-6)
 
 
 STRESSES: dict[str, dict[str, float]] = {
