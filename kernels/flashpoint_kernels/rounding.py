@@ -58,12 +58,13 @@ def round_stochastic(x, noise, BITS: tl.constexpr):
 
 @triton.jit
 def noise_words(noise_ptr, layer, STREAM: tl.constexpr, block, head_number, rows, columns):
-    """Return Philox4x32-10 words of a tile; the key is (seed, step), the counter is the position.
+    """Return Philox4x32-10 words of a tile; the key is (seed, step), 32 bits of each; the counter is the position.
 
     ``rows`` and ``columns`` broadcast to the tile: [R, 1] and [1, C], or [1, R] and [C, 1].
     """
     layer_and_stream = layer | (STREAM * STREAM_UNIT)
-    seed = tl.load(noise_ptr).to(tl.uint64) | (tl.load(noise_ptr + 1).to(tl.uint64) << 32)
+    # Of a wider seed the upper bits would hide some of the step's.
+    seed = (tl.load(noise_ptr).to(tl.uint64) & 0xFFFFFFFF) | (tl.load(noise_ptr + 1).to(tl.uint64) << 32)
     zeros = rows * 0 + columns * 0
     c0 = (rows + zeros).to(tl.uint32)
     c1 = (columns + zeros).to(tl.uint32)

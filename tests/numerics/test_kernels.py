@@ -180,6 +180,18 @@ def test_a_floor_counts_once_in_each_block_of_keys(block: int, masked_blocks: Li
     torch.testing.assert_close(logsumexp.cpu().double(), expected.expand(1, 2, 90), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("seed", [-1, 1 << 32, -(1 << 40) + 7])
+def test_of_a_wide_seed_the_lower_bits_count_and_steps_have_bits_of_their_own(seed: int) -> None:
+    q, k, v, _ = inputs(20, 16)
+    variant = AttentionVariant(out=STOCHASTIC)
+    outs = [
+        launch.flash_fwd(q, k, v, variant, layer=1, seed_and_step=torch.tensor(key, device=DEVICE))[0]
+        for key in ([seed, 0], [seed, 1], [seed & 0xFFFFFFFF, 1])
+    ]
+    assert not torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[1], outs[2])
+
+
 STRESSES: dict[str, dict[str, float]] = {
     "plain": {},
     "sink": {"sink": 20.0},
