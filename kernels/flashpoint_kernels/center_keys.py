@@ -11,7 +11,7 @@ from flashpoint_kernels.rounding import to_dtype_of
 def load_chunk(ptr, stride_b, stride_h, stride_t, i_bh, first, H, T, D: tl.constexpr, BT: tl.constexpr):
     """Return the tokens [BT, D] of one head in FP32, 0 past the last."""
     o_tokens = first + tl.arange(0, BT)
-    ptr += (i_bh // H).to(tl.int64) * stride_b + (i_bh % H) * stride_h
+    ptr += (i_bh // H).to(tl.int64) * stride_b + (i_bh % H).to(tl.int64) * stride_h
     pointers = ptr + o_tokens[:, None].to(tl.int64) * stride_t + tl.arange(0, D)[None, :]
     return tl.load(pointers, mask=(o_tokens < T)[:, None], other=0.0).to(tl.float32)
 

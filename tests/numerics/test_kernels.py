@@ -192,6 +192,18 @@ def test_of_a_wide_seed_the_lower_bits_count_and_steps_have_bits_of_their_own(se
     assert torch.equal(outs[1], outs[2])
 
 
+def test_keys_of_heads_2_to_the_31_elements_apart_are_centred() -> None:
+    """The storage takes 4 GB of addresses, of which the keys touch a few pages."""
+    apart = 1 << 30
+    storage = torch.empty(2 * apart + 4096, dtype=torch.bfloat16, device=DEVICE)
+    k = storage.as_strided((1, 3, 32, 16), (0, apart, 16, 1))
+    k.copy_(torch.randn(k.shape, generator=torch.Generator().manual_seed(0)))
+    variant = AttentionVariant(center_keys=True)
+    saved = launch.flash_fwd(k, k, k, variant, layer=1, seed_and_step=torch.zeros(2).long().to(DEVICE))
+    expected = k.double() - k.double().mean(-2, keepdim=True)
+    torch.testing.assert_close(saved[3].double(), expected, rtol=2**-8, atol=1e-6)
+
+
 STRESSES: dict[str, dict[str, float]] = {
     "plain": {},
     "sink": {"sink": 20.0},
