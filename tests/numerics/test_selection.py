@@ -1,6 +1,7 @@
 """Layers and heads: who takes the variant and who does not; and what a variant refuses."""
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -103,6 +104,9 @@ def test_a_selection_travels_whole() -> None:
     assert AttentionVariant.from_dict(variant.to_dict()) == variant
 
 
+BOUNDED = ("beta", "tie_tolerance", "max_shift", "shift_offset", "denominator_floor")
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -111,6 +115,7 @@ def test_a_selection_travels_whole() -> None:
         ({"block_k": 0}, "attn.block_k=0"),
         ({"beta": 0.5}, "attn.beta=0.5"),
         ({"tie_tolerance": -1.0}, "attn.tie_tolerance=-1.0"),
+        *(({name: value}, f"attn.{name}={value}") for name in BOUNDED for value in (math.nan, math.inf)),
         ({"max_shift": -1.0}, "attn.max_shift=-1.0"),
         ({"shift_offset": 100.0}, "attn.shift_offset=100.0"),
         ({"normalizer": "before_product"}, "attn.normalizer=before_product"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -58,12 +59,15 @@ def _check_selection(variant: AttentionVariant) -> None:
 def _check_ranges(variant: AttentionVariant) -> None:
     if variant.block_k is not None and variant.block_k < 1:
         raise ValueError(f"attn.block_k={variant.block_k}: give at least 1, or null for no tiling")
-    if variant.beta < 1:
-        raise ValueError(f"attn.beta={variant.beta}: below 1 the shift falls under the row maximum")
-    if variant.tie_tolerance < 0:
-        raise ValueError(f"attn.tie_tolerance={variant.tie_tolerance}: give 0 or more")
-    if variant.max_shift is not None and variant.max_shift < 0:
-        raise ValueError(f"attn.max_shift={variant.max_shift}: give 0 or more, or null for no guard")
+    # Written so that NaN is refused, too.
+    if not 1 <= variant.beta < math.inf:
+        raise ValueError(
+            f"attn.beta={variant.beta}: give a finite number; below 1 the shift falls under the row maximum"
+        )
+    if not 0 <= variant.tie_tolerance < math.inf:
+        raise ValueError(f"attn.tie_tolerance={variant.tie_tolerance}: give a finite number, 0 or more")
+    if variant.max_shift is not None and not 0 <= variant.max_shift < math.inf:
+        raise ValueError(f"attn.max_shift={variant.max_shift}: give a finite number, 0 or more, or null for no guard")
     if not -60 <= variant.shift_offset <= 60:
         raise ValueError(f"attn.shift_offset={variant.shift_offset}: beyond ±60 nats rows over- or underflow")
     if variant.delta == "out_independent" and "stochastic" not in (variant.out_unnormalized.mode, variant.out.mode):
