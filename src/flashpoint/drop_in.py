@@ -16,6 +16,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
+from flashpoint.numerics.choices import heads_in
 from flashpoint.numerics.dispatch import flash_fwd
 from flashpoint.numerics.named import variant_named
 from flashpoint.numerics.ops import flash_bwd_op
@@ -42,7 +43,8 @@ def attention(
     """Compute self-attention with the numerics of a variant; gradients flow.
 
     On a GPU this package's kernels compute it in bfloat16. On a CPU, and for float32, PyTorch does, slowly, by the
-    package's reference. Under autocast the inputs are cast as PyTorch's own attention casts them.
+    package's reference, with the variant's roundings all the same: O of float32 inputs has no more mantissa bits than
+    the variant leaves it. Under autocast the inputs are cast as PyTorch's own attention casts them.
 
     Args:
         query: [B, H, T, d], bfloat16 or float32, d ≤ 128.
@@ -81,7 +83,10 @@ def attention(
         )
         return seen
     chosen = variant if isinstance(variant, AttentionVariant) else variant_of(variant)
-    if chosen.kernel == "sdpa" and chosen.elsewhere is None:
+    if chosen.elsewhere is not None:
+        _check_selection(chosen, layer, query)
+    in_layer = chosen if chosen.elsewhere is None else chosen.groups(layer, query.shape[1])[0][0]
+    if in_layer.kernel == "sdpa":
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -95,7 +100,8 @@ def attention(
     if not torch.compiler.is_compiling():
         _refuse_tangents(query, key, value)
     _check(query, key, value, enable_gqa)
-    _check_choices(chosen, layer, scale, seed_and_step)
+    _check_choices(chosen, layer, scale)
+    _check_seed_and_step(seed_and_step, query.device)
     if seed_and_step is None:
         if chosen.draws:
             raise ValueError(f"variant={chosen.name}: needs random bits; pass seed_and_step, [2] int64")
@@ -162,19 +168,37 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
         raise ValueError(
             f"{_shapes(query, key, value)}: other heads of keys; pass enable_gqa=True with H a multiple of H_kv"
         )
-    if not 1 <= query.shape[3] <= HEAD_SIZES[-1]:
+    if not query.shape[3]:
+        raise ValueError(f"{_shapes(query, key, value)}: no feature; give d of 1 or more")
+    if query.shape[3] > HEAD_SIZES[-1]:
         raise ValueError(f"{_shapes(query, key, value)}: d is at most {HEAD_SIZES[-1]}; choose variant='sdpa'")
+    if not query.device == key.device == value.device:
+        raise ValueError(f"query, key, value are on {query.device}, {key.device}, {value.device}: give one device")
     if query.dtype not in _DTYPES or not query.dtype == key.dtype == value.dtype:
         found = ", ".join(str(x.dtype).removeprefix("torch.") for x in (query, key, value))
         raise ValueError(f"query, key, value are {found}: give one dtype, bfloat16 or float32")
 
 
-def _check_choices(variant: AttentionVariant, layer: int, scale: float | None, seed_and_step: Tensor | None) -> None:
-    """Raise ValueError for what would be computed all the same, and be another attention."""
+def _check_layer(layer: int) -> None:
     if not isinstance(layer, int | torch.SymInt):
         raise ValueError(f"layer is {type(layer).__name__}: give an int")
     if not 1 <= layer < STREAM_UNIT:  # from there on it would have the random bits of another stream
         raise ValueError(f"layer={int(layer)}: give one from 1 to {STREAM_UNIT - 1:,}")
+
+
+def _check_selection(variant: AttentionVariant, layer: int, query: Tensor) -> None:
+    """Raise ValueError where a variant selects heads of ``layer`` that the query [B, H, T, d] does not have."""
+    _check_layer(layer)
+    if variant.layers is not None and layer not in variant.layers:
+        return
+    n_head = int(query.shape[1])
+    if beyond := [head for head in heads_in(layer, variant.layers, variant.heads) or () if head > n_head]:
+        raise ValueError(f"variant={variant.name} selects heads {beyond}: query has heads 1 to {n_head}")
+
+
+def _check_choices(variant: AttentionVariant, layer: int, scale: float | None) -> None:
+    """Raise ValueError for what would be computed all the same, and be another attention."""
+    _check_layer(layer)
     for one in (variant, variant.elsewhere):
         trajectory = None if one is None else one.delta_error.trajectory
         if trajectory is not None and layer > len(trajectory):
@@ -182,11 +206,18 @@ def _check_choices(variant: AttentionVariant, layer: int, scale: float | None, s
             raise ValueError(f"layer={int(layer)}: {told}")  # int: a number that torch.compile traces has no text
     if scale is not None and not -math.inf < scale < math.inf:
         raise ValueError(f"scale={scale}: give a finite number, or None for 1/√d")
-    if seed_and_step is not None and not isinstance(seed_and_step, Tensor):
+
+
+def _check_seed_and_step(seed_and_step: Tensor | None, device: torch.device) -> None:
+    if seed_and_step is None:
+        return
+    if not isinstance(seed_and_step, Tensor):
         raise ValueError(f"seed_and_step is {type(seed_and_step).__name__}: give a tensor, [2] int64")
-    if seed_and_step is not None and (seed_and_step.dtype != torch.int64 or seed_and_step.shape != (2,)):
+    if seed_and_step.dtype != torch.int64 or seed_and_step.shape != (2,):
         dtype = str(seed_and_step.dtype).removeprefix("torch.")
         raise ValueError(f"seed_and_step {list(seed_and_step.shape)} {dtype}: give [2] int64")
+    if seed_and_step.device != device:
+        raise ValueError(f"seed_and_step is on {seed_and_step.device}: give it on {device}, as query is")
 
 
 def _second_derivative(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

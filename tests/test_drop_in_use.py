@@ -1,0 +1,179 @@
+"""The drop-in attention as models call it: layers and heads, devices, checkpoints, copies."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from flashpoint.drop_in import attention, variant_of
+from flashpoint.numerics.choices import STOCHASTIC
+from flashpoint.numerics.variant import AttentionVariant
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+STOCHASTIC_OUT = AttentionVariant(name="stochastic", out=STOCHASTIC)
+
+
+def qkv(dtype: torch.dtype = torch.bfloat16, heads: int = 2) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, heads, 20, 16, generator=generator).to(dtype).to(DEVICE) for _ in range(3)]
+
+
+def key_of(step: int) -> Tensor:
+    return torch.tensor([3, step], device=DEVICE)
+
+
+SDPA = AttentionVariant(name="sdpa", kernel="sdpa")
+BY_LAYER = {
+    "others": AttentionVariant(name="of_layer_2", layers=(2,), elsewhere=SDPA),
+    "selected": dataclasses.replace(SDPA, layers=(1, 3), elsewhere=AttentionVariant(name="of_layer_2")),
+}
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("which", BY_LAYER)
+def test_a_layer_that_pytorchs_attention_is_to_compute_is_computed_by_it(which: str, compiles: bool) -> None:
+    """In FP32, whose O this package's attention would round to BF16."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        return attention(q, k, v, is_causal=True, variant=BY_LAYER[which], layer=layer)
+
+    function = torch.compile(call, fullgraph=True, backend="eager") if compiles else call
+    inputs = qkv(torch.float32)
+    by_pytorch = F.scaled_dot_product_attention(*inputs, is_causal=True)
+    by_package = attention(*inputs, is_causal=True, variant=AttentionVariant())
+    assert not torch.equal(by_pytorch, by_package)
+    for layer, expected in ((1, by_pytorch), (2, by_package), (3, by_pytorch)):
+        assert torch.equal(function(*inputs, layer), expected)
+
+
+@pytest.mark.parametrize(
+    ("selection", "layer", "told"),
+    [
+        ({"heads": (5,)}, 1, r"selects heads \[5\]: query has heads 1 to 2"),
+        ({"heads": (1, 3, 4)}, 1, r"selects heads \[3, 4\]"),
+        ({"layers": (1, 2), "heads": ((1,), (2, 3))}, 2, r"selects heads \[3\]"),
+        ({"layers": (2,), "heads": (5,)}, 0, r"layer=0: give one from 1"),
+    ],
+)
+def test_heads_that_the_query_does_not_have_are_one_clear_error(selection: dict, layer: int, told: str) -> None:
+    variant = AttentionVariant(name="some", **selection, elsewhere=AttentionVariant())
+    with pytest.raises(ValueError, match=told):
+        attention(*qkv(), variant=variant, layer=layer)
+
+
+def test_heads_of_another_layer_are_no_error() -> None:
+    variant = AttentionVariant(layers=(1, 2), heads=((1,), (2, 3)), elsewhere=AttentionVariant())
+    for layer in (1, 3):
+        assert torch.equal(attention(*qkv(), variant=variant, layer=layer), attention(*qkv(), variant="flash_fp32"))
+
+
+@pytest.mark.parametrize("elsewhere", ["query", "key", "seed_and_step"])
+def test_tensors_on_two_devices_are_one_clear_error(elsewhere: str) -> None:
+    """A kernel would read the other one's address."""
+    arguments = {**dict(zip(("query", "key", "value"), qkv(), strict=True)), "seed_and_step": key_of(0)}
+    arguments[elsewhere] = arguments[elsewhere].to("meta")
+    with pytest.raises(ValueError, match=r"are on .*give one device|seed_and_step is on meta: give it on"):
+        attention(**arguments, variant=STOCHASTIC_OUT)  # type: ignore[arg-type]
+
+
+def grads(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    function(*leaves).float().square().sum().backward()
+    return [x.grad for x in leaves if x.grad is not None]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_is_computed_again_in_the_backward_pass_has_the_same_bits(reentrant: bool) -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, is_causal=True, variant=STOCHASTIC_OUT, seed_and_step=key_of(7))
+
+    again = grads(lambda *qkv: checkpoint(call, *qkv, use_reentrant=reentrant), qkv())
+    for one, other in zip(again, grads(call, qkv()), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (1, 2)])
+def test_gradients_of_some_inputs_are_those_of_all(wanted: tuple[int, ...]) -> None:
+    every = grads(attention, qkv())
+    inputs = [x.requires_grad_(number in wanted) for number, x in enumerate(qkv())]
+    attention(*inputs).float().square().sum().backward()
+    for number, (x, expected) in enumerate(zip(inputs, every, strict=True)):
+        assert torch.equal(x.grad, expected) if number in wanted else x.grad is None
+
+
+def test_under_autocast_gradients_have_the_dtype_of_the_inputs_and_bf16_values() -> None:
+    def call(*qkv: Tensor) -> Tensor:
+        with torch.autocast(DEVICE, torch.bfloat16):
+            return attention(*qkv, is_causal=True)
+
+    expected = grads(lambda *qkv: attention(*qkv, is_causal=True), qkv())
+    for one, other in zip(grads(call, [x.float() for x in qkv()]), expected, strict=True):
+        assert one.dtype == torch.float32
+        assert torch.equal(one, other.float())
+
+
+@pytest.mark.parametrize("variant", ["flash_exact_rowsum", "flash_centered", "released"])
+def test_strides_and_storage_of_the_inputs_change_no_bit(variant: str) -> None:
+    """Slices of one projection, a broadcast head, and rows that are not contiguous."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, is_causal=True, variant=variant)
+
+    packed = torch.randn(2, 20, 3, 2, 16, generator=torch.Generator().manual_seed(1)).bfloat16().to(DEVICE)
+    sliced = list(packed.permute(2, 0, 3, 1, 4).unbind(0))
+    broadcast = [x[:, :1].expand(-1, 2, -1, -1) for x in sliced]
+    columns = [x.mT.contiguous().mT for x in sliced]
+    for views in (sliced, broadcast, columns):
+        copies = [x.contiguous() for x in views]
+        assert torch.equal(call(*views), call(*copies))
+        leaves = [[x.detach().requires_grad_() for x in some] for some in (views, copies)]
+        found = [torch.autograd.grad(call(*some).float().square().sum(), some) for some in leaves]
+        assert all(map(torch.equal, *found))
+
+
+class Layer(nn.Module):
+    """A user's attention, which holds its variant."""
+
+    def __init__(self, variant: AttentionVariant) -> None:
+        super().__init__()
+        self.qkv, self.variant = nn.Linear(32, 96), variant
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.qkv(x).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)  # [3, B, H, T, d]
+        return attention(*heads.unbind(0), is_causal=True, variant=self.variant)
+
+
+def test_a_copy_of_a_model_computes_the_same() -> None:
+    torch.manual_seed(0)
+    layer = Layer(variant_of("flash_centered")).to(DEVICE)
+    copied = copy.deepcopy(layer)
+    assert copied.variant == layer.variant
+    x = torch.randn(2, 20, 32, device=DEVICE)
+    outs = [one(x) for one in (layer, copied)]
+    assert torch.equal(*outs)
+    for out in outs:
+        out.square().sum().backward()
+    assert torch.equal(layer.qkv.weight.grad, copied.qkv.weight.grad)
+
+
+def test_without_gradients_it_computes_the_same() -> None:
+    out = attention(*(x.requires_grad_() for x in qkv()), is_causal=True)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert torch.equal(attention(*qkv(), is_causal=True), out)
+
+
+@pytest.mark.parametrize("row", [0, 7])
+def test_what_is_not_a_number_stays_in_the_rows_that_see_it(row: int) -> None:
+    for place in range(2):  # of q and of k
+        inputs = qkv()
+        inputs[place][0, 0, row, 3] = torch.nan
+        spoilt = attention(*inputs, is_causal=True).isnan().any(-1).cpu()
+        expected = torch.zeros(2, 2, 20, dtype=torch.bool)
+        expected[0, 0, row : (row + 1 if place == 0 else None)] = True
+        assert torch.equal(spoilt, expected)
