@@ -1,8 +1,9 @@
-"""The drop-in attention as models call it: layers and heads, devices, checkpoints, copies."""
+"""The drop-in attention as models call it: layers and heads, devices, transforms, checkpoints, copies."""
 
 import copy
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -79,6 +80,25 @@ def test_tensors_on_two_devices_are_one_clear_error(elsewhere: str) -> None:
     arguments[elsewhere] = arguments[elsewhere].to("meta")
     with pytest.raises(ValueError, match=r"are on .*give one device|seed_and_step is on meta: give it on"):
         attention(**arguments, variant=STOCHASTIC_OUT)  # type: ignore[arg-type]
+
+
+def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attention(q, k, v).float().square().sum()
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        lambda *qkv: torch.func.grad(loss)(*qkv),
+        lambda *qkv: torch.func.vjp(loss, *qkv),
+        lambda *qkv: torch.func.vmap(attention)(*(x[:, None] for x in qkv)),
+        lambda *qkv: torch.func.vmap(torch.func.grad(loss))(*(x[:, None] for x in qkv)),
+    ],
+    ids=["grad", "vjp", "vmap", "grad_of_each"],
+)
+def test_transforms_of_torch_func_are_one_clear_error(transformed: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=r"no transforms of torch\.func .*; call backward\(\), or choose"):
+        transformed(*qkv())
 
 
 def grads(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:

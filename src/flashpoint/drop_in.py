@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -98,7 +99,7 @@ def attention(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
     if not torch.compiler.is_compiling():
-        _refuse_tangents(query, key, value)
+        _refuse_transforms(query, key, value)
     _check(query, key, value, enable_gqa)
     _check_choices(chosen, layer, scale)
     _check_seed_and_step(seed_and_step, query.device)
@@ -126,10 +127,17 @@ def attention(
     return (out[..., :d] if filled > d else out).to(query.dtype)
 
 
-def _refuse_tangents(*tensors: Tensor) -> None:
-    """Refuse derivatives in forward mode: PyTorch would take them for zero, without a word."""
-    if any(forward_ad.unpack_dual(x, level=0).tangent is not None for x in tensors):
-        raise ValueError("this attention has no derivatives in forward mode (jvp); choose variant='sdpa'")
+def _refuse_transforms(*tensors: Tensor) -> None:
+    """Refuse transforms of ``torch.func``, and derivatives in forward mode: PyTorch would take them for zero, without a
+    word."""
+    # In this order: PyTorch does not unpack what vmap has wrapped.
+    if any(map(is_functorch_wrapped_tensor, tensors)) or any(
+        forward_ad.unpack_dual(x, level=0).tangent is not None for x in tensors
+    ):
+        raise ValueError(
+            "this attention has no derivatives in forward mode (jvp) and takes no transforms of torch.func (grad, "
+            "vmap); call backward(), or choose variant='sdpa'"
+        )
 
 
 @torch.compiler.assume_constant_result
