@@ -1,8 +1,11 @@
-"""The drop-in attention as models call it: layers and heads, devices, transforms, checkpoints, copies."""
+"""The drop-in attention as models call it: layers and heads, devices, transforms, checkpoints, copies, exports."""
 
 import copy
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from flashpoint.drop_in import attention, variant_of
 from flashpoint.numerics.choices import STOCHASTIC
 from flashpoint.numerics.variant import AttentionVariant
+from tests.conftest import REPOSITORY, environment
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STOCHASTIC_OUT = AttentionVariant(name="stochastic", out=STOCHASTIC)
@@ -197,3 +201,32 @@ def test_what_is_not_a_number_stays_in_the_rows_that_see_it(row: int) -> None:
         expected = torch.zeros(2, 2, 20, dtype=torch.bool)
         expected[0, 0, row : (row + 1 if place == 0 else None)] = True
         assert torch.equal(spoilt, expected)
+
+
+LOADED = """
+import sys, torch
+from flashpoint.drop_in import attention
+inputs, expected = torch.load(sys.argv[1] + "/tensors.pt")
+attention(*inputs, variant="flash_delta_fp32"), attention(*inputs, variant="flash_exact_rowsum")
+found = torch.export.load(sys.argv[1] + "/program.pt2").module()(*inputs)
+assert torch.equal(found, expected)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_computes_its_variant_in_another_process(tmp_path: Path, strict: bool) -> None:
+    """In which another variant was the first whose results have this form."""
+
+    class Model(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attention(q, k, v, is_causal=True, variant="released")
+
+    inputs = tuple(x.cpu() for x in qkv())
+    torch.export.save(torch.export.export(Model(), inputs, strict=strict), tmp_path / "program.pt2")
+    expected = Model()(*inputs)
+    assert not torch.equal(expected, attention(*inputs, is_causal=True))
+    torch.save((inputs, expected), tmp_path / "tensors.pt")
+    command = [sys.executable, "-c", LOADED, str(tmp_path)]
+    result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, cwd=REPOSITORY)
+    assert result.returncode == 0, result.stderr
