@@ -23,6 +23,7 @@ NEUTRAL = [
     {},
     {"normalizer": "rounded"},
     {"normalizer": "before_product", "block_k": None},
+    {"normalizer": "before_product", "block_k": None, "out_divisor": "unrounded_in_first_block"},
     {"delta": "out_fp32"},
     {"delta": "p_dp"},
     {"exact_row_sum": True},

@@ -236,11 +236,12 @@ def _flash_fwd_rows(inputs: Inputs, rows: slice, *, counts_ones: bool = False) -
             rounded[stream] = inputs.round("out_unnormalized", exact, last, features=True, stream=stream)
     denominator = inputs.round("denominator", normalizer[..., None], last, features=True)
     logsumexp = shift + denominator[..., 0].log()
-    divisor = torch.ones_like(denominator) if before_product else denominator
+    unrounded, divisor = normalizer[..., None], denominator
     if variant.out_divisor == "unrounded_in_first_block":
         in_first = torch.arange(rows.start, rows.stop, device=q.device)[:, None] < (variant.block_k or q.shape[-2])
-        divisor = torch.where(in_first, normalizer[..., None], divisor)
-    unrounded = divisor if before_product else normalizer[..., None]
+        divisor = torch.where(in_first, unrounded, denominator)
+    if before_product:  # P̄ has been divided
+        unrounded = divisor = torch.ones_like(denominator)
     outs = [
         inputs.round("out", rounded[of_sum] / divisor, last, features=True, stream=of_out)
         for of_sum, of_out in draws.items()
