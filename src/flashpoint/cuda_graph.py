@@ -41,13 +41,11 @@ class Graphed(Generic[Result]):
             with self._beside():
                 return self._compute()
         if self._graph is None:
-            self._graph = torch.cuda.CUDAGraph()
+            graph = torch.cuda.CUDAGraph()
             # Only this thread's calls can spoil it: a checkpoint may be under way in another.
-            with (
-                self._beside(),
-                torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"),
-            ):
+            with self._beside(), torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                 self._result = self._compute()
+            self._graph = graph
         self._graph.replay()
         return self._result  # type: ignore[return-value]
 
