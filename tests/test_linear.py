@@ -94,6 +94,15 @@ def test_a_frozen_operand_has_no_gradient() -> None:
     assert weight.grad is None
 
 
+def test_second_derivatives_are_refused_and_not_half_of_them() -> None:
+    x, weight = normals(5, IN, seed=0).requires_grad_(), normals(OUT, IN, seed=1).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = linear(x, weight)
+    (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad.square().sum().backward()
+
+
 def test_without_autocast_it_is_a_plain_linear_layer() -> None:
     layer, x = Linear(IN, OUT), normals(B, T, IN, seed=0)
     assert torch.equal(layer(x), F.linear(x, layer.weight))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -84,7 +85,8 @@ rounded_matmul.register_autograd(_backward, setup_context=_setup_context)
 
 class _EagerMatmul(torch.autograd.Function):
     """The same bits as :func:`rounded_matmul`, where nothing is compiled: without an op's Python, and with each operand
-    taken to FP32 once for all three products."""
+    taken to FP32 once for all three products. It has no second derivatives: those are of ``a`` and ``b`` themselves,
+    which are not kept."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -93,6 +95,7 @@ class _EagerMatmul(torch.autograd.Function):
         return _rounded_product(a_fp32, b_fp32, a.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         a, b = ctx.saved_tensors
         for_a, for_b = ctx.needs_input_grad
