@@ -1,11 +1,13 @@
 """The precision of a training: FP16 products against FP64, and what FP32 and the loss's scale do to a step."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
 
 from flashpoint.linear import Linear
-from flashpoint.precision import PRECISIONS, autocast, loss_scale
+from flashpoint.precision import Precision, autocast, loss_scale
 from tests.conftest import Command
 from tests.verdicts import assert_one_line, losses_of, outcome_of
 
@@ -29,9 +31,9 @@ def test_an_fp16_layer_rounds_operands_and_result_once() -> None:
     np.testing.assert_array_equal(found.numpy(), expected)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_scale_of_the_loss_is_a_power_of_two(precision: str) -> None:
-    mantissa, _ = np.frexp(loss_scale(precision))  # type: ignore[arg-type]
+@pytest.mark.parametrize("precision", get_args(Precision))
+def test_the_scale_of_the_loss_is_a_power_of_two(precision: Precision) -> None:
+    mantissa, _ = np.frexp(loss_scale(precision))
     assert mantissa == 0.5
 
 

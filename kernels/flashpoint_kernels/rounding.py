@@ -129,6 +129,7 @@ def divide(x, divisor):
     """Return x [R, C] / divisor [R, 1] to nearest even, but for subnormal intermediates.
 
     One division a row and two multiply-adds an element (Markstein 1990): the remainder of a first quotient is exact.
+    Where the reciprocal overflows, of a divisor of at most 2^-128, the result is NaN.
     """
     reciprocal = tl.div_rn(tl.full(divisor.shape, 1.0, tl.float32), divisor)
     quotient = x * reciprocal

@@ -9,7 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TileSizes:
-    """Queries and keys per program step, warps, pipeline stages and the cap on registers a thread of one kernel."""
+    """Queries and keys per program step, warps, pipeline stages and the cap on registers a thread of one kernel.
+
+    In ``grad_q`` a block of queries is whole blocks of keys: those before the diagonal are not masked.
+    """
 
     bq: int
     bk: int

@@ -34,6 +34,8 @@ class LayerNorm(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
+    """Attention of all heads between its two projections, from [B, T, C] to [B, T, C]; ``layer`` counts from 1."""
+
     def __init__(self, config: ModelConfig, variant: AttentionVariant, layer: int) -> None:
         super().__init__()
         self.n_head, self.variant, self.layer = config.n_head, variant, layer
@@ -58,6 +60,8 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
+    """Two projections with a GELU between them, from [..., C] to [..., C]."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.expand = Linear(config.d_model, 4 * config.d_model)
@@ -68,6 +72,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
+    """One layer: attention and MLP, each of a normalised input and added to the residual stream [B, T, C]."""
+
     def __init__(self, config: ModelConfig, variant: AttentionVariant, layer: int) -> None:
         super().__init__()
         self.attention_norm = LayerNorm(config.d_model)

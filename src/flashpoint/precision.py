@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
 
 Precision = Literal["bf16", "fp16", "fp32", "tf32"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 _OF_AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
 """Precisions that autocast has, and PyTorch's names of them."""
 

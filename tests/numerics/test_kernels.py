@@ -329,6 +329,7 @@ def test_tile_sizes_suit_both_backward_kernels_and_travel_as_plain_values(chip: 
     for size in tile_sizes.FALLBACK:
         tiles = tile_sizes.tiles_of(chip, size)
         assert tiles.grad_q.bq % tiles.grad_kv.bq == 0  # L and δ are written in whole blocks of the former
+        assert tiles.grad_q.bq % tiles.grad_q.bk == 0  # no block of keys before the diagonal reaches beyond it
         plain = tile_sizes.tile_sizes_of(chip, size)
         assert json.loads(json.dumps(plain)) == plain
         assert plain["grad_kv"]["bk"] == tiles.grad_kv.bk

@@ -45,6 +45,7 @@ class KeyBlock:
     number: int
 
     def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return those of its queries [R, 1] and of its keys [1, C], int64."""
         rows = torch.arange(self.rows.start, self.rows.stop, device=device)
         keys = torch.arange(self.keys.start, self.keys.stop, device=device)
         return rows[:, None], keys[None, :]
@@ -73,10 +74,12 @@ class Inputs:
         causal: bool = True,
         scale: float | None = None,
     ) -> Inputs:
+        """Return the inputs of q, k, v [B, H, T, d] in any float dtype; a ``scale`` that is None is 1/√d."""
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         return cls(q.float(), k.float(), v.float(), scale, causal, variant, noise)
 
     def row_chunks(self) -> Iterator[slice]:
+        """Return the chunks of queries that are computed at once, each with at most 128·T scores a head and block."""
         length = self.q.shape[-2]
         block = min(self.variant.block_k or length, length)
         step = length if block <= _CHUNK_WIDTH else max(1, _CHUNK_WIDTH * length // block)
