@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from flashpoint.drop_in import attention, variant_of
-from flashpoint.numerics.choices import STOCHASTIC
+from flashpoint.numerics.choices import STOCHASTIC, DeltaError
 from flashpoint.numerics.variant import AttentionVariant
 from tests.conftest import REPOSITORY, environment
 
@@ -84,6 +84,23 @@ def test_tensors_on_two_devices_are_one_clear_error(elsewhere: str) -> None:
     arguments[elsewhere] = arguments[elsewhere].to("meta")
     with pytest.raises(ValueError, match=r"are on .*give one device|seed_and_step is on meta: give it on"):
         attention(**arguments, variant=STOCHASTIC_OUT)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_an_error_of_delta_that_changes_with_the_step_asks_for_the_step(elsewhere: bool) -> None:
+    """It stayed at its first factor."""
+    changing = AttentionVariant(
+        name="changing", delta_error=DeltaError(kind="bias", size=1.0, trajectory=((0.0, 1.0),))
+    )
+    variant = AttentionVariant(name="of_head_2", heads=(2,), elsewhere=changing) if elsewhere else changing
+    with pytest.raises(ValueError, match="goes with the step; pass seed_and_step"):
+        attention(*qkv(), variant=variant)
+    of_steps = [
+        grads(lambda *qkv: attention(*qkv, variant=variant, seed_and_step=key_of(step)), qkv())[0]  # noqa: B023
+        for step in (0, 249, 250)
+    ]
+    assert torch.equal(of_steps[0], of_steps[1])
+    assert not torch.equal(of_steps[1], of_steps[2])
 
 
 def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

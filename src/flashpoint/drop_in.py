@@ -57,8 +57,8 @@ def attention(
         variant: name of a file of ``configs/attn``, or a variant with every choice.
         layer: from 1 to 4,095, and one of those that the variant injects errors of; for variants that select layers or
             round stochastically.
-        seed_and_step: [2] int64 on the inputs' device, key of stochastic rounding. Count its second number up at each
-            step.
+        seed_and_step: [2] int64 on the inputs' device, key of stochastic rounding and time of an injected error. Count
+            its second number up at each step.
 
     Returns:
         O [B, H, T, d] in the inputs' dtype.
@@ -106,6 +106,8 @@ def attention(
     if seed_and_step is None:
         if chosen.draws:
             raise ValueError(f"variant={chosen.name}: needs random bits; pass seed_and_step, [2] int64")
+        if _errs_by_time(chosen):
+            raise ValueError(f"variant={chosen.name}: its error of δ goes with the step; pass seed_and_step, [2] int64")
         seed_and_step = torch.zeros(2, dtype=torch.int64, device=query.device)
     d = query.shape[-1]
     groups = query.shape[1] // key.shape[1]
@@ -214,6 +216,11 @@ def _check_choices(variant: AttentionVariant, layer: int, scale: float | None) -
             raise ValueError(f"layer={int(layer)}: {told}")  # int: a number that torch.compile traces has no text
     if scale is not None and not -math.inf < scale < math.inf:
         raise ValueError(f"scale={scale}: give a finite number, or None for 1/√d")
+
+
+def _errs_by_time(variant: AttentionVariant) -> bool:
+    errors = [one.delta_error for one in (variant, variant.elsewhere) if one is not None]
+    return any(len(factors) > 1 for error in errors for factors in error.trajectory or ())
 
 
 def _check_seed_and_step(seed_and_step: Tensor | None, device: torch.device) -> None:
