@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from flashpoint.analysis.paired import validations
@@ -19,6 +20,9 @@ class Recovery:
     """At the end of the run, ``detector.tail_steps`` after the verdict."""
     margin: float
     """``detector.margin``."""
+    above_since: int | None
+    """The step of the first validation from which on all are more than the margin above what the run had before; None
+    where the last one is not."""
 
     @property
     def rise(self) -> float:
@@ -27,7 +31,7 @@ class Recovery:
     @property
     def above(self) -> bool:
         """Whether the run ended more than the margin above what it had before."""
-        return self.rise > self.margin
+        return self.above_since is not None
 
 
 def recovery(run: Run) -> Recovery:
@@ -40,4 +44,7 @@ def recovery(run: Run) -> Recovery:
     before = [step for step in known if step <= (run.onset or 0)]
     if not before or end not in known:
         raise UserError(f"{run.where}: not validated both before its onset and at its end")
-    return Recovery(known[max(before)], known[end], run.config["detector"]["margin"])
+    loss_before, margin = known[max(before)], run.config["detector"]["margin"]
+    latest_first = sorted(known, reverse=True)
+    lasting = [*itertools.takewhile(lambda step: not known[step] - loss_before <= margin, latest_first)]  # or NaN
+    return Recovery(loss_before, known[end], margin, lasting[-1] if lasting else None)

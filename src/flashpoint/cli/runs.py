@@ -111,6 +111,7 @@ def recoveries(runs: Sequence[Run]) -> Table:
             number(one.before, ".2f"),
             number(one.end, ".2f"),
             number(one.rise, "+.2f"),
+            step(one.above_since, "none"),
         ]
         for run, one in found
     ]
@@ -118,7 +119,8 @@ def recoveries(runs: Sequence[Run]) -> Table:
     note = f"{above} of {len(found)} ended above what they had before by more than the detector's margin"
     if not found:
         note = "None of these runs has exploded."
-    return Table(("run", "onset", "ended at", "loss before", "loss at the end", "difference"), rows, note)
+    columns = ("run", "onset", "ended at", "loss before", "loss at the end", "difference", "above since")
+    return Table(columns, rows, note)
 
 
 def warnings(runs: Sequence[Run]) -> Table:
@@ -194,7 +196,8 @@ def command(words: tuple[str, ...], question: str, form: str) -> None:
     outcomes  verdict, steps, onset and digest
     rates     tokens per second
     hottest   spectral norm of W_Q at the end, of each head
-    recovery  validation loss before the onset and at the end, of the runs that exploded
+    recovery  validation loss before the onset and at the end, and the step of the first validation from which on all
+              are above what was before by more than the detector's margin; of the runs that exploded
     warnings  what the early warning said, and how many explosions it foretold
     overhead  mean time of a step, against the first run's
     """
