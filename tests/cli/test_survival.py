@@ -189,6 +189,25 @@ def test_a_control_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert call("survival", *runs, "--control", "flash_bf").stderr == meant
 
 
+def test_rows_over_several_texts_are_told(tmp_path: Path) -> None:
+    def record(name: str, data: str, vocabulary: int = 100) -> str:
+        config = {"model": {"vocab_size": vocabulary}}
+        manifest = {"data": {"fingerprint": data}}
+        return write_run(tmp_path / name, {"name": "flash_bf16"}, manifest=manifest, config=config)
+
+    one, other = record("one", "a" * 16), record("other", "b" * 16)
+    told = (
+        "rows are counted or compared over 2 texts (corpus aaaaaaaa, bbbbbbbb), and the onset depends on the text; "
+        "name runs of one text\n"
+    )
+    assert call("survival", one, other, "--control", "flash_bf16").stderr == told
+    assert call("survival", one, other, "--by", "train.lr").stderr == told
+    assert call("survival", one, "--control", "flash_bf16").stderr == ""
+    tokenised_otherwise = record("third", "c" * 16, 200)
+    assert call("survival", one, tokenised_otherwise, "--control", "flash_bf16").stderr == ""
+    assert call("survival", one, tokenised_otherwise, "--by", "model.vocab_size").stderr == ""
+
+
 def test_a_run_that_has_not_ended_is_told_and_the_others_are_counted(tmp_path: Path) -> None:
     whole, killed = (write_run(tmp_path / name, {"name": "flash_bf16"}) for name in ("whole", "killed"))
     (tmp_path / "killed/outcome.json").unlink()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flashpoint.analysis.survival import Lifetimes, choices_of, differing, lifetimes, seed_and_corpus, settings_of
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, nearest
 from flashpoint.runs.run import Run
 
 HARDWARE = "hardware"
@@ -57,7 +57,10 @@ def _value(run: Run, key: str) -> float | str:
     numbers = {name: one for name, one in settings.items() if isinstance(one, int | float) and type(one) is not bool}
     if key not in numbers:  # a loop that is watched tells few of them
         example = next((f"e.g. {name}, or " for name in ("train.lr", *numbers) if name in numbers), "")
-        raise UserError(f"{run.where}: {key} is no number there; give one that is, {example}{HARDWARE}")
+        if key == "seed":
+            raise UserError(f"--by {key}: each row counts its runs over seeds; give a setting, {example}{HARDWARE}")
+        wrong = "is no number there" if key in settings else "is no number there that experiments differ in"
+        raise UserError(f"{run.where}: {key} {wrong}; {nearest(key, numbers)}give one that is, {example}{HARDWARE}")
     return float(numbers[key])
 
 

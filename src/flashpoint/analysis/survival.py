@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +133,16 @@ def seed_and_corpus(run: Run) -> tuple[int | str, str | None]:
     if run.watched:
         return run.where, None
     return run.config["seed"], run.manifest["data"].get("fingerprint")
+
+
+def pooled_corpora(groups: Iterable[Sequence[Run]]) -> list[str]:
+    """Return the corpora, by the first digits of their fingerprints, of the groups whose runs are of several; groups
+    of one corpus each have none. When a run explodes depends on its text, too."""
+    found: set[str] = set()
+    for runs in groups:
+        corpora = {str(corpus)[:8] for _, corpus in map(seed_and_corpus, runs) if corpus is not None}
+        found |= corpora if len(corpora) > 1 else set()
+    return sorted(found)
 
 
 def control_of(group: Lifetimes, groups: Sequence[Lifetimes], control: str) -> Lifetimes | None:

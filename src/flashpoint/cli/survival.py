@@ -13,7 +13,15 @@ from flashpoint.analysis.provenance import provenance
 from flashpoint.analysis.ratios import OnsetRatio, onset_ratios
 from flashpoint.analysis.response import HARDWARE, Dose, exponents, responses
 from flashpoint.analysis.severity import Severity, severity
-from flashpoint.analysis.survival import Lifetimes, by_variant, control_of, grouped, logrank_p, usual_settings
+from flashpoint.analysis.survival import (
+    Lifetimes,
+    by_variant,
+    control_of,
+    grouped,
+    logrank_p,
+    pooled_corpora,
+    usual_settings,
+)
 from flashpoint.cli.cells import (
     code,
     interval,
@@ -32,6 +40,8 @@ from flashpoint.runs.run import Run
 
 CONTROL = "flash_fp32"
 NOT_REACHED = "not reached"
+OF_THE_TEXT = ("model.vocab_size",)
+"""Settings whose values cannot have one corpus: it is kept as tokens."""
 
 
 def by_attention(
@@ -198,6 +208,8 @@ def command(
     elif key:
         found = responses(runs, key)
         show(by_setting(found, key), form, provenance(runs))
+        if key not in OF_THE_TEXT:
+            _tell_of_texts([[run for dose in doses for run in dose.runs] for doses in found.values()])
         if out:
             from flashpoint.report.survival import draw_responses
 
@@ -215,12 +227,22 @@ def _against_control(runs: Sequence[Run], asked: str | None, severe: bool, out: 
     usual = " ".join(f"{name}={value}" for name, value in usual_settings(runs).items())
     unless = f"\nunless a row says otherwise: {usual}" if usual else ""
     show(by_attention(groups, control, severities), form, provenance(runs) + unless)
+    settings: dict[str, list[Run]] = {}
+    for (setting, _), members in grouped(runs).items():
+        settings.setdefault(setting, []).extend(members)
+    _tell_of_texts(list(settings.values()))
     if control not in known:
         print(f"no {control} among these runs to test against; choose one with --control", file=sys.stderr)
     if out:
         from flashpoint.report.survival import draw_survival
 
         draw_survival(groups).savefig(out)
+
+
+def _tell_of_texts(compared: Sequence[Sequence[Run]]) -> None:
+    if corpora := pooled_corpora(compared):
+        told = f"rows are counted or compared over {len(corpora)} texts (corpus {', '.join(corpora)})"
+        print(f"{told}, and the onset depends on the text; name runs of one text", file=sys.stderr)
 
 
 def _refuse_together(**options: object) -> None:
