@@ -81,6 +81,21 @@ def test_what_is_no_number_is_one_line(tmp_path: Path, key: str) -> None:
     assert f"{key} is no number there" in refusal(result)
 
 
+def test_a_misspelt_setting_is_told_which_was_meant_and_a_seed_is_none(tmp_path: Path) -> None:
+    run = record(tmp_path, 1, 0, 100)
+    told = refusal(call("survival", run, "--by", "trian.lr"))
+    assert "trian.lr is no number there that experiments differ in; did you mean train.lr? give one that is" in told
+    assert "--by seed: each row counts its runs over seeds" in refusal(call("survival", run, "--by", "seed"))
+
+
+def test_long_names_stay_within_the_figure(tmp_path: Path) -> None:
+    several = {"weight_decay": 0.125, "beta1": 0.875, "beta2": 0.9375, "eps": 0.25, "grad_clip": 2.0, "warmup_steps": 7}
+    runs = [record(tmp_path, 1, 0, 100), record(tmp_path, 1, 1, 100, **several)]
+    call("survival", *runs, "--by", "train.lr", "--out", tmp_path / "response.png")
+    image = matplotlib.image.imread(tmp_path / "response.png")[..., :3]
+    assert (image[:, [0, -1]] == 1).all()  # no letter is cut off
+
+
 def test_hardware_is_a_row_each_and_tested_against_the_first(tmp_path: Path) -> None:
     onsets = {"NVIDIA A100": (100, 110, 120, 130), "NVIDIA H200": (500, 510, None, None)}
     runs = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -23,11 +24,12 @@ def draw_survival(groups: Sequence[Lifetimes]) -> Figure:
 
     figure = Figure(figsize=(11, 5), dpi=110, layout="constrained")
     panel = figure.subplots()
-    for group in groups:
+    shared = Counter(group.variant for group in groups)
+    for number, group in enumerate(groups):
         steps, share, low, high = group.curve()
-        line = colour(group.variant)
+        line = colour(group.variant) if shared[group.variant] == 1 else f"C{number % 10}"
         label = f"{' '.join([group.label, group.setting]).strip()}: {len(group.onsets)} of {group.count}"
-        panel.step(steps, share, where="post", color=line, label=label)
+        panel.step(steps, share, where="post", color=line, label=_wrapped(label, 45))
         panel.fill_between(steps, low, high, step="post", color=line, alpha=0.12, linewidth=0)
         at = np.clip(np.searchsorted(steps, group.censored, side="right") - 1, 0, None)
         panel.plot(group.censored, share[at], "|", color=line, markersize=9)
@@ -45,10 +47,12 @@ def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
     end."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 5.5), dpi=110, layout="constrained")
+    labels = [_wrapped(label, 84) for label in found]
+    more_lines = sum(label.count("\n") for label in labels)
+    figure = Figure(figsize=(7, 5.5 + 0.17 * more_lines), dpi=110, layout="constrained")
     panel = figure.subplots()
     shared = Counter(doses[0].lifetimes.variant for doses in found.values())
-    for number, (label, doses) in enumerate(found.items()):
+    for number, (label, doses) in enumerate(zip(labels, found.values(), strict=True)):
         variant = doses[0].lifetimes.variant
         line = colour(variant) if shared[variant] == 1 else f"C{number}"
         for dose in doses:
@@ -59,7 +63,8 @@ def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
         reached = [
             (dose.value, dose.lifetimes.median_onset) for dose in doses if dose.lifetimes.median_onset is not None
         ]
-        panel.plot([value for value, _ in reached], [median for _, median in reached], color=line, label=label)
+        values, medians = [value for value, _ in reached], [median for _, median in reached]
+        panel.plot(values, medians, color=line, label=label)
         held = [dose for dose in doses if dose.lifetimes.median_onset is None]
         panel.plot(
             [dose.value for dose in held],
@@ -77,6 +82,11 @@ def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
     panel.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", frameon=False)
     return figure
+
+
+def _wrapped(label: str, width: int) -> str:
+    """Break a label between its settings, so that the legend stays within the figure."""
+    return textwrap.fill(label, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _longest(runs: Lifetimes) -> float:
