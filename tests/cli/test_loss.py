@@ -52,6 +52,16 @@ def test_a_run_that_had_exploded_is_counted_and_has_no_loss(tmp_path: Path) -> N
     assert "| `flash_bf16` | 1 | 1 | 3.0000 |  | 1 | +1.0000 |  |" in at_100
 
 
+def test_a_control_that_had_exploded_is_told(tmp_path: Path) -> None:
+    runs = [record(tmp_path, "flash_bf16", 1, {100: 3.0, 150: 8.0}, onset=120)]
+    runs += [record(tmp_path, "flash_fixed", 1, {100: 2.0, 200: 1.0})]
+    assert call("loss", *runs, "--control", "flash_bf16").stderr == (
+        "all runs of flash_bf16 had exploded before step 200; give an earlier step with --at, or choose another "
+        "--control\n"
+    )
+    assert not call("loss", *runs, "--control", "flash_bf16", "--at", "100").stderr
+
+
 def test_attentions_without_the_control_are_told_to_name_another_one(tmp_path: Path) -> None:
     runs = [record(tmp_path, name, 1, {200: 1.0}) for name in ("flash_bf16", "flash_fixed")]
     assert "no flash_fp32 of the same seed" in call("loss", *runs).stderr

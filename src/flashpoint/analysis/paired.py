@@ -18,6 +18,7 @@ class Losses:
     """Validation losses of one attention's runs at one step."""
 
     label: str
+    variant: str
     setting: str
     losses: NDArray[np.float64]
     """The losses of the runs that had not exploded by then."""
@@ -52,7 +53,8 @@ def losses_at(step: int, runs: Sequence[Run], control: str) -> list[Losses]:
             others = losses[against.setting, against.label]
             differences = [loss - others[key] for key, loss in own.items() if key in others]
         exploded = sum(_exploded_before(step, run) for run in groups[key])
-        found.append(Losses(key[1], key[0], np.array(list(own.values())), exploded, np.array(differences)))
+        values = np.array(list(own.values()))
+        found.append(Losses(key[1], named[key].variant, key[0], values, exploded, np.array(differences)))
     return found
 
 

@@ -54,5 +54,13 @@ def command(words: tuple[str, ...], at: int | None, control: str, form: str) -> 
     found = losses_at(after, runs, control)
     show(table(found, after, control), form, provenance(runs))
     if len(found) > 1 and not any(len(losses.differences) for losses in found):
-        told = f"no {control} of the same seed, data and experiment among these runs to compare with"
-        print(f"{told}; choose one with --control", file=sys.stderr)
+        print(_why_no_pairs(found, after, control), file=sys.stderr)
+
+
+def _why_no_pairs(found: Sequence[Losses], after: int, control: str) -> str:
+    of_control = [losses for losses in found if control in (losses.label, losses.variant)]
+    if of_control and not any(len(losses.losses) for losses in of_control):
+        told = f"all runs of {control} had exploded before step {after:,}"
+        return f"{told}; give an earlier step with --at, or choose another --control"
+    told = f"no {control} of the same seed, data and experiment among these runs to compare with"
+    return f"{told}; choose one with --control"
