@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flashpoint.cli.watch import followed
 from flashpoint.runs.folder import RunFolder
 from tests import warm
 from tests.conftest import environment, train_command, wait_until
@@ -104,6 +105,21 @@ def test_a_page_is_written_anew_until_its_run_has_ended(training: Start, tmp_pat
     assert REFRESH not in last
     assert f'<td class="stopped">stopped at {steps:,}</td>' in last
     assert {path.name for path in tmp_path.iterdir()} == {"run", "live.html"}
+
+
+def test_runs_of_sweeps_in_a_folder_are_of_the_folder(tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep"
+    for name in ("one", "two"):
+        write_run(sweep / name, {"name": "flash_bf16"})
+    (sweep / "two/outcome.json").unlink()
+    assert [run.where for run in followed(str(tmp_path))] == [str(sweep / "two")]  # with no run beside it
+    write_run(tmp_path / "beside", {"name": "flash_bf16"})
+    write_run(tmp_path / "beside/kept", {"name": "flash_bf16"})  # within a run, and no run of a sweep
+    (tmp_path / "beside/kept/outcome.json").unlink()
+    write_run(tmp_path / "reference/kept", {"name": "flash_bf16"})
+    assert [run.where for run in followed(str(tmp_path))] == [str(sweep / "two")]
+    (sweep / "two").rename(tmp_path / "two")
+    assert [run.where for run in followed(str(tmp_path))] == [str(tmp_path / "two")]
 
 
 @pytest.mark.slow

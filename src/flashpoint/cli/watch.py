@@ -14,6 +14,7 @@ from flashpoint.errors import UserError
 from flashpoint.files import whole
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
+from flashpoint.runs.tables import EVIDENCE
 
 _TERMINAL_SECONDS, _PAGE_SECONDS = 2.0, 15.0
 """Between two frames in the terminal, and between two pages: a page has many figures."""
@@ -30,6 +31,8 @@ _TERMINAL_SECONDS, _PAGE_SECONDS = 2.0, 15.0
 @click.option("--once", is_flag=True, help="Show the present state and end.")
 def command(word: str, html: Path | None, once: bool) -> None:
     """Follow a run, or all runs of a folder that have no verdict yet, until the last has ended or was killed.
+
+    A folder's sweeps are of it, too.
 
     Shown are loss, gradient norm, the heads with the largest W_Q, warnings, the rate and the time left. Everything is
     read from the runs' own files, so another terminal or another machine that sees them will do. Ctrl-C ends the view,
@@ -51,11 +54,19 @@ def followed(word: str) -> list[Run]:
     Raises:
         UserError: the word names no run, or several of which none is under way.
     """
-    named = select_runs([word])
+    folder = Path(word)
+    sweeps = _sweeps_in(folder)
+    named = select_runs([*([word] if not sweeps or any(folder.glob("*/config.json")) else []), *sweeps])
     going = [run for run in named if unended(run)]
     if len(named) > 1 and not going:
         raise UserError(f"{word}: none of its {len(named)} runs is under way; name one run to see how it went")
     return named if len(named) == 1 else going
+
+
+def _sweeps_in(folder: Path) -> list[str]:
+    """Return the folders in this one that are no runs and hold runs. The evidence's have ended."""
+    sweeps = {config.parent.parent for config in folder.glob("*/*/config.json")}
+    return sorted(str(path) for path in sweeps if path.name != EVIDENCE and not (path / "config.json").exists())
 
 
 def _how_it_went(run: Run) -> str:
