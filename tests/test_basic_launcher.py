@@ -38,3 +38,18 @@ def test_a_failed_run_of_a_sweep_in_this_process_is_let_go_of(monkeypatch: pytes
     with pytest.raises(UserError, match="3 of 3 runs failed"):
         BasicLauncher().launch([["seed=0"], ["seed=1"], ["seed=2"]], 0)
     assert alive == [0, 0, 0]
+
+
+def test_a_stopped_sweep_names_the_runs_that_were_not_begun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> list[JobReturn]:
+        raise SystemExit(130)
+
+    monkeypatch.setattr(BasicLauncher.__mro__[1], "launch", stopped)
+    with pytest.raises(SystemExit):
+        BasicLauncher().launch([["train.steps=3", f"seed={seed}"] for seed in range(3)], 0)
+    assert capsys.readouterr().err == (
+        "not begun: 2 of the sweep's runs (seed=1, seed=2); a sweep with hydra/launcher=gpus goes on where it was "
+        "stopped\n"
+    )

@@ -48,6 +48,7 @@ def test_a_signal_ends_the_run_cleanly(text_file: Path, tmp_path: Path, number: 
     validated = [(line["step"] + 1, line["val_loss"]) for line in metrics_of(run) if "val_loss" in line]
     assert (outcome["val_step"], outcome["val_loss"]) == validated[-1]
     assert "Traceback" not in stderr
+    assert stderr.splitlines()[-1] == "stopped; flashpoint train resume=runs/stopped goes on with it"
 
 
 class Interrupted(EndOfRunDrawing):

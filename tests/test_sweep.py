@@ -156,6 +156,8 @@ def test_runs_end_cleanly_with_their_launcher(stand_in: Path, tmp_path: Path, nu
         assert process.returncode == 128 + number
         assert "the same command with hydra.launcher.sweep=s " in stderr.splitlines()[-1]
         assert stderr.count("stopped: seed-") == 2
+        assert stderr.count(": outcome=stable of seed-") == 2  # how far each came, in its own words
+        assert "2/2" not in stderr  # of the bar: what was stopped is not done
     assert interrupted(stand_in) == {"seed-0": "SIGTERM", "seed-1": "SIGTERM"}
 
     (tmp_path / "hold").unlink()

@@ -29,7 +29,7 @@ from flashpoint.cli.composition import (
 from flashpoint.cli.process import quick_end
 from flashpoint.cli.refusals import refusal
 from flashpoint.config import Config
-from flashpoint.errors import exit_in_one_line, is_first_process, readers_may_leave
+from flashpoint.errors import exit_in_one_line, is_first_process, notify, readers_may_leave
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import refuse_another_gpu, refuse_unusable_gpu
 from flashpoint.surroundings import HardwareConfig, of_hardware
@@ -56,6 +56,8 @@ def train(composed: DictConfig) -> None:
             raise
         traceback.print_exc()  # an error of ours, which is not to be told as bad input
         sys.exit(1)
+    if outcome.interrupted:
+        notify(f"stopped; flashpoint train resume={outcome.run} goes on with it")
     if is_first_process():
         print(outcome.line(), flush=True)
     if outcome.interrupted:

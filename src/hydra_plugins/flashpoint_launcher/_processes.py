@@ -92,7 +92,7 @@ class Process:
         verdicts, errors = ([line for line in lines if line.startswith(begin)] for begin in ("outcome=", "error: "))
         if status == 0 and verdicts:
             return Ending(self._job, verdicts[-1])
-        reason = errors[-1].removeprefix("error: ") if errors else _told(status)
+        reason = errors[-1].removeprefix("error: ") if errors else [_told(status), *verdicts][-1]
         return Ending(self._job, f"{reason} ({self._log.name})", failed=True)
 
 

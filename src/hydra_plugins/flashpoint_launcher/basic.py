@@ -15,6 +15,8 @@ from flashpoint.errors import UserError, notify, one_line
 
 from ._sweep import own_of
 
+_TOLD = 8  # names of runs in one line
+
 
 @dataclass
 class BasicLauncherConfig:
@@ -38,8 +40,13 @@ class BasicLauncher(basic_launcher.BasicLauncher):
         """
         returns: list[JobReturn] = []
         errors: list[Exception] = []
-        for number, own in enumerate(own_of(job_overrides)):
-            (result,) = super().launch([job_overrides[number]], initial_job_idx + number)
+        every_own = own_of(job_overrides)
+        for number, own in enumerate(every_own):
+            try:
+                (result,) = super().launch([job_overrides[number]], initial_job_idx + number)
+            except SystemExit:  # a signal stopped the run
+                _tell_of_those_not_begun([" ".join(one) for one in every_own[number + 1 :]])
+                raise
             returns.append(result)
             if result.status == JobStatus.FAILED:
                 error = result._return_value  # the property would raise it
@@ -51,6 +58,13 @@ class BasicLauncher(basic_launcher.BasicLauncher):
         if errors:
             raise UserError(f"{len(errors)} of {len(returns)} runs failed") from errors[0]
         return returns
+
+
+def _tell_of_those_not_begun(names: Sequence[str]) -> None:
+    if names:
+        more = ", …" if len(names) > _TOLD else ""
+        told = f"not begun: {len(names)} of the sweep's runs ({', '.join(names[:_TOLD])}{more})"
+        notify(f"{told}; a sweep with hydra/launcher=gpus goes on where it was stopped")
 
 
 def _let_go(error: BaseException | None) -> None:

@@ -88,6 +88,7 @@ class GpusLauncher(Launcher):
                     bar.write(ending.line, file=sys.stdout)
                 elif stop.received:
                     bar.write(f"stopped: {ending.job.name}: {ending.line}", file=sys.stderr)
+                    continue
                 else:
                     failed.append(ending.job.name)
                     bar.set_postfix_str(f"{len(failed)} failed")
