@@ -259,6 +259,8 @@ def copy_run(source: Path, target: Path) -> None:
         (["replay=missing"], ["missing", "runs/NAME"]),
         (["train.device=cuda"], ["train.device=cuda", "cpu"]),
         (["attn="], ["attn=: no such option", "flash_bf16"]),
+        (["seed=1,2"], ["seed=1,2: several values are a sweep", "flashpoint train -m 'seed=1,2'"]),
+        (["seed=range(2)"], ["seed=range(2): several values are a sweep", "flashpoint train -m 'seed=range(2)'"]),
         (["probes.attention=ties"], ["probes.attention=ties: give a list, probes.attention=[ties]"]),
         (["train.steps", "seed=1"], ["train.steps: give KEY=VALUE"]),
         (["run_name=a=b"], ["""'run_name="a=b"'"""]),

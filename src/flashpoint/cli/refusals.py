@@ -65,4 +65,13 @@ def _with_remedy(error: Exception) -> str | None:
         if not equals:
             return f"{override}: give KEY=VALUE"
         return f"{override}: no value that Hydra reads; quote one with special characters twice: '{key}=\"{value}\"'"
-    return None
+    return _swept(text)
+
+
+def _swept(text: str) -> str | None:
+    """Return what to do about several values where one is wanted; None of another error."""
+    several = re.match(r"Ambiguous value for argument '(.+)'|Sweep parameters '(.+)' requires --multirun", text)
+    if several is None:
+        return None
+    values = several[1] or several[2]
+    return f"{values}: several values are a sweep, which needs -m: flashpoint train -m '{values}'"

@@ -11,6 +11,8 @@ from typing import Any
 
 from hydra.core.utils import JobReturn
 
+from flashpoint.errors import UserError
+
 from ._hardware import Hardware
 
 if find_spec("hydra_plugins.hydra_submitit_launcher"):  # else Hydra would tell of it in every sweep
@@ -53,7 +55,13 @@ if find_spec("hydra_plugins.hydra_submitit_launcher"):  # else Hydra would tell 
             return [returns[number] for number in range(len(job_overrides))]
 
         def _submit(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-            found: Sequence[JobReturn] = super().launch(job_overrides, initial_job_idx)
+            try:
+                found: Sequence[JobReturn] = super().launch(job_overrides, initial_job_idx)
+            except RuntimeError as error:
+                if "srun" not in str(error):
+                    raise
+                told = "hydra/launcher=slurm: here is no srun; call this on a machine that submits jobs to the cluster"
+                raise UserError(f"{told}, or take hydra/launcher=gpus for this machine") from error
             return found
 
 
