@@ -157,7 +157,8 @@ class Reader:
         steps = [int(path.stem.split("-")[-1]) for path in (self._folder / run / "checkpoints").glob("*") if run]
         words = {"FILE_OR_FOLDER": "texts", "FOLDER": "texts", "RUN": run, "OTHER": other, "SWEEP": "sweep",
                  "STEP": str(min(steps, default=0)), "EXPERIMENT": "mine", " …": ""}  # fmt: skip
-        return re.sub("|".join(words), lambda match: words[match[0]], command)
+        command = re.sub("|".join(words), lambda match: words[match[0]], command)
+        return re.sub(r"--at \d+", f"--at {self._steps}", command)  # the shortened trainings end there
 
     def _shortened(self, command: str) -> str:
         command = command.replace("seed=range(8)", f"seed=range({self._seeds})")
