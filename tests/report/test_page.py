@@ -12,7 +12,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from flashpoint.report.figures import PANELS, draw_bias
+from flashpoint.report.figures import PANELS, draw_bias, draw_metrics
 from flashpoint.report.page import page, write_report
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
@@ -102,6 +102,15 @@ def test_the_bias_of_a_layer_is_the_sum_over_steps_of_the_mean_over_its_heads(tm
         # Heads 1 and 2 at steps 19, 39, 59, …: step / 100 (times 5 in layer 2) + 1.5.
         by_step = [step / 100 * (5 if layer == 2 else 1) + 1.5 for step in range(19, 400, 20)]
         np.testing.assert_allclose(curve.get_ydata(), list(accumulate(by_step)))
+
+
+def test_the_curves_of_several_panels_are_named_once(tmp_path: Path) -> None:
+    figure = draw_metrics([record(tmp_path, "flash_bf16")], {"tied_rows": "ties", "score_mean": "scores"})
+    assert figure is not None
+    first, second = (panel.get_legend() for panel in figure.axes)
+    assert first is not None
+    assert [text.get_text() for text in first.get_texts()] == ["layer 2, head 1", "layer 2, head 2"]
+    assert second is None
 
 
 def test_a_run_without_probes_names_what_is_missing(tmp_path: Path) -> None:

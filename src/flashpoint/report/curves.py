@@ -28,6 +28,9 @@ def draw_curves(folder: RunFolder) -> Path:
     run = Run.of_folder(folder)
     figure = Figure(figsize=(10, 9), dpi=120, layout="constrained")
     axes = figure.subplots(3, 1, sharex=True)
+    if run.onset is not None:  # before the curves: the first panel's legend names it
+        for panel, label in zip(axes, ("onset of the explosion", None, None), strict=True):
+            panel.axvline(run.onset, color="black", linestyle="--", linewidth=1, label=label)
     _draw_loss(axes[0], run)
     _draw_grad_norm(axes[1], run)
     _draw_norms(axes[2], run)
@@ -35,8 +38,6 @@ def draw_curves(folder: RunFolder) -> Path:
     for panel in axes:
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
-        if run.onset is not None:
-            panel.axvline(run.onset, color="black", linestyle="--", linewidth=1)
     figure.suptitle(_title(run), fontsize=11)
     with whole(folder.figure, durable=False) as partial:
         figure.savefig(partial, format="png")

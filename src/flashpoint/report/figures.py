@@ -125,6 +125,8 @@ def draw_metrics(runs: Sequence[Run], titles: dict[str, str]) -> Figure | None:
             panel = axes[row, column]
             if series := run.by_head(name):
                 _draw_heads(panel, series, runs[0].hottest_layer)
+                if row == 0:
+                    _name_heads(panel, series)
             _mark_onset(panel, run, "black")
             panel.set_title(f"{_heading(run)}\n{title}" if row == 0 else title, fontsize=8)
     return _finished(figure, axes)
@@ -277,10 +279,14 @@ def _draw_heads(panel: Axes, series: Series, layer: int) -> None:
         panel.plot(steps, of_head, linewidth=1.2, label=f"layer {layer}, head {head}")
 
 
+def _name_heads(panel: Axes, series: Series) -> None:
+    if series[1].shape[1] <= 8:
+        panel.legend(frameon=False, fontsize=7)
+
+
 def _heads_of_hottest(runs: Sequence[Run], name: str, axis: str, *, log: bool = False) -> Figure | None:
     def draw(panel: Axes, _run: Run, series: Series) -> None:
         _draw_heads(panel, series, runs[0].hottest_layer)
-        if series[1].shape[1] <= 8:
-            panel.legend(frameon=False, fontsize=7)
+        _name_heads(panel, series)
 
     return _side_by_side(runs, name, axis, draw, log=log)
