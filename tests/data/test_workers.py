@@ -103,3 +103,40 @@ def test_a_second_interruption_does_not_wait_for_ever(tmp_path: Path, early: boo
         time.sleep(0.03)
     process.communicate(timeout=60)
     assert process.returncode != 0
+
+
+_IMPORTS_SLOWLY = """
+import os
+import pathlib
+import signal
+import time
+
+from flashpoint.data.workers import in_background
+
+if __name__ == "__mp_main__":  # in the process that works
+    pathlib.Path("importing").write_text(f"{os.getpid()} ")
+    time.sleep(60)
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    try:
+        with in_background(print):
+            time.sleep(60)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_does_not_reach_a_process_that_still_imports(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(_IMPORTS_SLOWLY)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    program = subprocess.Popen([sys.executable, "program.py"], cwd=tmp_path, start_new_session=True, **pipes)
+    importing = tmp_path / "importing"
+    while not importing.exists() or not importing.read_text().endswith(" "):
+        assert program.poll() is None
+        time.sleep(0.01)
+    os.kill(int(importing.read_text()), signal.SIGINT)  # first, so that it has the time to print
+    time.sleep(0.5)
+    os.killpg(program.pid, signal.SIGINT)
+    assert program.communicate(timeout=60) == ("interrupted\n", "")

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing.context import SpawnContext, SpawnProcess
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ def worker_processes(count: int, start: Callable[..., None], *arguments: Any) ->
         start: called in each process before its first work, with ``arguments``; :func:`follow_parent` is what it needs.
     """
     # spawn: a forked copy of tokenizers', Arrow's or CUDA's threads can deadlock.
-    spawn = multiprocessing.get_context("spawn")
+    spawn = _SpawnContext()
     others, over = set(multiprocessing.active_children()), threading.Event()
 
     def end() -> None:
@@ -44,6 +45,22 @@ def worker_processes(count: int, start: Callable[..., None], *arguments: Any) ->
             _surely(end)  # a second Ctrl-C would leave them running, and the exit waits for them
             raise
     over.set()
+
+
+class _Process(SpawnProcess):
+    """A process that Ctrl-C does not reach before :func:`follow_parent` leaves it to the parent: while it imports, it
+    would print a traceback."""
+
+    def start(self) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # which a new process inherits
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _SpawnContext(SpawnContext):
+    Process = _Process
 
 
 def _surely(do: Callable[[], None]) -> None:
