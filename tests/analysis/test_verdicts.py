@@ -258,6 +258,14 @@ def test_ties_on_sinks_count_each_tied_maximum_once(tmp_path: Path) -> None:
     assert judge(asked, without).verdict is Verdict.NOT_TESTED
 
 
+def test_the_bias_of_rounding_counts_each_tied_row_of_every_head_once(tmp_path: Path) -> None:
+    asked = claim(kind="interval", quantity="tied_out_error_bias", above=0)
+    probes = {"tied_rows": (0.1, 0.3), "tied_out_error_bias": (1.0, -0.5)}
+    # Before step 4,000: six observations and two of the second head, eight of the first, whose every probe is 9.
+    expected = (6 * 0.1 * 1.0 - 2 * 0.3 * 0.5 + 8 * 81) / (6 * 0.1 + 2 * 0.3 + 8 * 9)
+    assert judge(asked, grown(tmp_path / "tied", **probes)).value == pytest.approx(expected)
+
+
 def test_a_deviation_over_baseline_is_that_of_the_command() -> None:
     columns = ["--columns", "distance,of,largest"]
     printed = call("deviation", "--precision", "bf16", "--of", "O", "--unit", "relative", "--device", "cpu", *columns)

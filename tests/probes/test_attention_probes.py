@@ -171,6 +171,21 @@ def test_ties_are_placed_where_they_are() -> None:
     assert found["ties_on_first_keys"] == 4 / 6
 
 
+def test_the_rounding_of_out_points_away_from_zero_or_towards_it_by_row() -> None:
+    v = torch.ones(1, 1, T, D)
+    v[..., 1] = -2.0
+    exact = v.clone()  # rows of even attention over equal values; row 0 has one key, the others tie
+    error = torch.zeros(1, 1, T, D)
+    error[0, 0, 0, 0] = -0.5  # towards 0, in the row without a tie
+    error[0, 0, 1, 0] = 0.25  # away from 0
+    error[0, 0, 2, 1] = -0.25  # away from 0
+    error[0, 0, 3, 1] = 0.125  # towards 0
+    found = values(probes.Ties(), observation(v=v, out=exact + error))
+    assert found["tied_out_error_bias"] == pytest.approx((0.25 + 0.25 - 0.125) / 0.625)
+    assert found["untied_out_error_bias"] == -1
+    assert values(probes.Ties(), observation(v=v, out=exact))["tied_out_error_bias"] == 0
+
+
 def test_a_maximum_that_a_later_block_tops_is_no_tie() -> None:
     q, k, v = torch.zeros(1, 1, 8, D), torch.zeros(1, 1, 8, D), torch.zeros(1, 1, 8, D)
     q[..., 0], k[0, 0, :, 0] = 4.0, 4.0 * torch.arange(8.0)  # in every row the last key has the largest score

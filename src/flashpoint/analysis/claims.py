@@ -70,6 +70,7 @@ QuantityName = Literal[
     "token_similarity",
     "step_similarity",
     "ties_on_sinks",
+    "tied_out_error_bias",
 ]
 COMPARED = ("validation_loss", "weights_distance")
 """Quantities of a run against another one, after a number of steps."""

@@ -145,6 +145,19 @@ def _ties_on_sinks(runs: Sequence[Run], _against: Sequence[Run], _asked: Interva
     return np.array(shares)
 
 
+def _tied_out_error_bias(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
+    """Return, for each run, the bias of O's rounding away from 0 in tied rows, over all ties that were observed.
+
+    A run without a tie is left out."""
+    biases = []
+    for run in runs:
+        steps, found = run.measured_by_head("tied_out_error_bias")
+        tied = run.measured_by_head("tied_rows")[1][..., (chosen := Window().of(run, steps))]
+        if tied.sum():
+            biases.append((found[..., chosen] * tied).sum() / tied.sum())
+    return np.array(biases)
+
+
 QUANTITIES: Mapping[QuantityName, Quantity] = {
     "bias_over_variance": Quantity("bias / variance of the hottest layer", ".2f", _bias_over_variance),
     "bias_exponent": Quantity("p of bias ∝ (noise²)^p", ".2f", _bias_exponents),
@@ -163,6 +176,9 @@ QUANTITIES: Mapping[QuantityName, Quantity] = {
         "cosine of (PK)[T]ᵀX[T] between tokens of two observed steps", ".2f", _of_hottest_head("step_similarity")
     ),
     "ties_on_sinks": Quantity("share of tied maxima on the first four keys", ".3f", _ties_on_sinks),
+    "tied_out_error_bias": Quantity(
+        "Σ (O_lp − O_hp)·sign O_hp / Σ |O_lp − O_hp| in tied rows", "+.3f", _tied_out_error_bias
+    ),
 }
 """Quantities by name."""
 

@@ -87,7 +87,8 @@ def _relative(name: str, error: Tensor, bound: Tensor) -> dict[str, Tensor]:
 
 
 class Ties(Probe):
-    """Rows in which several P̄ are exactly 1 as operands, the paper's trigger, and where those keys are.
+    """Rows in which several P̄ are exactly 1 as operands, the paper's trigger, where those keys are, and whether the
+    rounding of O points away from 0 in these rows and in the others (§3.3.2).
 
     Under the row's final maximum: a P̄ that was 1 until a later block of keys brought a larger score is none.
     """
@@ -99,10 +100,14 @@ class Ties(Probe):
         # Where they are: of these keys, those whose score is the row's largest.
         maxima = (seen.scores == seen.scores.amax(-1, keepdim=True)) & (seen.ones >= 2)[..., None]
         by_position = maxima.sum((1, 3)).double()  # [L, H, T]
+        error = _by_row(seen.out.float() - seen.out_fp32).double()
+        outward, size = (error * _by_row(seen.out_fp32).sign()).sum(-1), error.abs().sum(-1)
         return {
             "tied_rows": tied.double().mean(-1),
             "tie_multiplicity": (ones * tied).sum(-1) / rows,
             "ties_on_first_keys": by_position[..., :SINK_POSITIONS].sum(-1) / by_position.sum(-1).clamp_min(1),
+            "tied_out_error_bias": (outward * tied).sum(-1) / (size * tied).sum(-1).clamp_min(1e-300),
+            "untied_out_error_bias": (outward * ~tied).sum(-1) / (size * ~tied).sum(-1).clamp_min(1e-300),
         }
 
 
