@@ -86,8 +86,7 @@ def attention(
     chosen = variant if isinstance(variant, AttentionVariant) else variant_of(variant)
     if chosen.elsewhere is not None:
         _check_selection(chosen, layer, query)
-    in_layer = chosen if chosen.elsewhere is None else chosen.groups(layer, query.shape[1])[0][0]
-    if in_layer.kernel == "sdpa":
+    if chosen.kernel_in(layer) == "sdpa":
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )

@@ -129,7 +129,7 @@ def function_of_layer(variant: AttentionVariant, layer: int) -> Function:
     """Return what a variant computes in a layer, as a function."""
 
     def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float) -> torch.Tensor:
-        if variant.groups(layer, q.shape[1])[0][0].kernel == "sdpa":
+        if variant.kernel_in(layer) == "sdpa":
             groups = q.shape[1] != k.shape[1]
             return torch.nn.functional.scaled_dot_product_attention(
                 q, k, v, is_causal=is_causal, scale=scale, enable_gqa=groups

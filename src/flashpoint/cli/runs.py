@@ -119,7 +119,7 @@ def recoveries(runs: Sequence[Run]) -> Table:
     note = f"{above} of {len(found)} ended above what they had before by more than the detector's margin"
     if not found:
         note = "None of these runs has exploded."
-    columns = ("run", "onset", "ended at", "loss before", "loss at the end", "difference", "above since")
+    columns = ("run", "onset", "ended at", "loss before, nats", "loss at the end, nats", "difference", "above since")
     return Table(columns, rows, note)
 
 

@@ -27,7 +27,7 @@ def attention(
     Returns:
         O [B, H, T, d]; the inputs' dtype, or float32 if a selected variant's O does not fit BF16.
     """
-    if variant.groups(layer, q.shape[1])[0][0].kernel == "sdpa":
+    if variant.kernel_in(layer) == "sdpa":
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     return flash_attention(q, k, v, variant, layer=layer, seed_and_step=seed_and_step)
 

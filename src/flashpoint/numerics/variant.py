@@ -273,6 +273,10 @@ class AttentionVariant:
             return None
         return ResidualFormat.of(self.out_unnormalized, self.out, self.out_residual_bits)
 
+    def kernel_in(self, layer: int) -> str:
+        """Return what computes ``layer`` (from 1): ``sdpa`` computes all heads of a layer, or none."""
+        return self.groups(layer, 1)[0][0].kernel
+
     def groups(self, layer: int, n_head: int) -> Groups:
         """Return the variants that run in ``layer`` (from 1), each with its heads as indices from 0."""
         every_head = tuple(range(n_head))

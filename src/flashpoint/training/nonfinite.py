@@ -81,7 +81,7 @@ def _of_row(attention: CausalSelfAttention, projected: Tensor, out: Tensor, seed
     sequence, head, row = (int(index) for index in broken.nonzero()[0])
     place = f"O of {_place(attention, head, sequence, row)}"
     count = f"{int(broken.sum()):,} of {broken.numel():,} rows of the layer"
-    if attention.variant.groups(attention.layer, attention.n_head)[0][0].kernel == "sdpa":
+    if attention.variant.kernel_in(attention.layer) == "sdpa":
         return f"{place} is not finite ({count})"
     q, k, v = (
         part.unflatten(-1, (attention.n_head, -1)).transpose(1, 2)
