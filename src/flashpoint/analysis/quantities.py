@@ -177,7 +177,7 @@ QUANTITIES: Mapping[QuantityName, Quantity] = {
     ),
     "ties_on_sinks": Quantity("share of tied maxima on the first four keys", ".3f", _ties_on_sinks),
     "tied_out_error_bias": Quantity(
-        "Σ (O_lp − O_hp)·sign O_hp / Σ |O_lp − O_hp| in tied rows", "+.3f", _tied_out_error_bias
+        "Σ (O_lp − O_hp)·sign O_hp / Σ |O_lp − O_hp| in tied rows, mean by tied rows", "+.3f", _tied_out_error_bias
     ),
 }
 """Quantities by name."""
