@@ -21,7 +21,7 @@ from flashpoint.numerics.choices import heads_in
 from flashpoint.numerics.dispatch import flash_fwd
 from flashpoint.numerics.named import variant_named
 from flashpoint.numerics.ops import flash_bwd_op
-from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.numerics.variant import AttentionVariant, kernel_in
 from flashpoint_kernels.codes import HEAD_SIZES, STREAM_UNIT
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -86,7 +86,7 @@ def attention(
     chosen = variant if isinstance(variant, AttentionVariant) else variant_of(variant)
     if chosen.elsewhere is not None:
         _check_selection(chosen, layer, query)
-    if chosen.kernel_in(layer) == "sdpa":
+    if kernel_in(chosen, layer) == "sdpa":
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )

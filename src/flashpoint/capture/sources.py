@@ -20,7 +20,7 @@ from flashpoint.diagnosis.probe import Function
 from flashpoint.errors import UserError, notify
 from flashpoint.files import CONFIGS
 from flashpoint.numerics.dispatch import flash_fwd
-from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.numerics.variant import AttentionVariant, kernel_in
 from flashpoint.probes.instrumented import InstrumentedPass
 from flashpoint.runs.folder import RunFolder
 from flashpoint.training.checkpoints import verified
@@ -129,7 +129,7 @@ def function_of_layer(variant: AttentionVariant, layer: int) -> Function:
     """Return what a variant computes in a layer, as a function."""
 
     def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float) -> torch.Tensor:
-        if variant.kernel_in(layer) == "sdpa":
+        if kernel_in(variant, layer) == "sdpa":
             groups = q.shape[1] != k.shape[1]
             return torch.nn.functional.scaled_dot_product_attention(
                 q, k, v, is_causal=is_causal, scale=scale, enable_gqa=groups

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashpoint.numerics import delta, reference
 from flashpoint.numerics.ops import flash_fwd_op, graph_name, index_of, kernels_for, noise_key
-from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.numerics.variant import AttentionVariant, kernel_in
 
 
 def attention(
@@ -27,7 +27,7 @@ def attention(
     Returns:
         O [B, H, T, d]; the inputs' dtype, or float32 if a selected variant's O does not fit BF16.
     """
-    if variant.kernel_in(layer) == "sdpa":
+    if kernel_in(variant, layer) == "sdpa":
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     return flash_attention(q, k, v, variant, layer=layer, seed_and_step=seed_and_step)
 

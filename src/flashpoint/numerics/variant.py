@@ -273,10 +273,6 @@ class AttentionVariant:
             return None
         return ResidualFormat.of(self.out_unnormalized, self.out, self.out_residual_bits)
 
-    def kernel_in(self, layer: int) -> str:
-        """Return what computes ``layer`` (from 1): ``sdpa`` computes all heads of a layer, or none."""
-        return self.groups(layer, 1)[0][0].kernel
-
     def groups(self, layer: int, n_head: int) -> Groups:
         """Return the variants that run in ``layer`` (from 1), each with its heads as indices from 0."""
         every_head = tuple(range(n_head))
@@ -295,6 +291,16 @@ class AttentionVariant:
 _DEFAULTS: dict[str, Any] = {choice.name: choice.default for choice in dataclasses.fields(AttentionVariant)}
 Groups = tuple[tuple[AttentionVariant, tuple[int, ...]], ...]
 """The variants of one layer, at most two, each with its heads as indices from 0."""
+
+
+def kernel_in(variant: AttentionVariant, layer: int) -> str:
+    """Return what computes ``layer`` (from 1): ``sdpa`` computes all heads of a layer, or none.
+
+    A function, because torch.compile calls no method of a variant that it takes for a constant.
+    """
+    if variant.elsewhere is None or variant.layers is None or layer in variant.layers:
+        return variant.kernel
+    return variant.elsewhere.kernel
 
 
 @lru_cache(maxsize=256)

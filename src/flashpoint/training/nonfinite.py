@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flashpoint.model import GPT, Block, CausalSelfAttention
 from flashpoint.numerics.dispatch import flash_fwd, row_statistics, whole_scores
+from flashpoint.numerics.variant import kernel_in
 from flashpoint.precision import Precision, autocast, loss_scale
 
 
@@ -81,7 +82,7 @@ def _of_row(attention: CausalSelfAttention, projected: Tensor, out: Tensor, seed
     sequence, head, row = (int(index) for index in broken.nonzero()[0])
     place = f"O of {_place(attention, head, sequence, row)}"
     count = f"{int(broken.sum()):,} of {broken.numel():,} rows of the layer"
-    if attention.variant.kernel_in(attention.layer) == "sdpa":
+    if kernel_in(attention.variant, attention.layer) == "sdpa":
         return f"{place} is not finite ({count})"
     q, k, v = (
         part.unflatten(-1, (attention.n_head, -1)).transpose(1, 2)
