@@ -167,17 +167,23 @@ def test_what_is_exactly_decidable_is_identical(name: str) -> None:
 @pytest.mark.parametrize("block", [16, 32, 64])
 @pytest.mark.parametrize("masked_blocks", ["skip", "count"])
 def test_a_floor_counts_once_in_each_block_of_keys(block: int, masked_blocks: Literal["skip", "count"]) -> None:
-    """By hand: with scores of 0 a block that a query sees adds a whole number to ℓ, and one after it 0.5, or nothing.
+    """By hand: the first key has a score of 20 nats, and the others 0. A query adds no more than the floor for each
+    later block that it sees, and the floor, or nothing, for each that it does not see.
 
     A tile of queries is longer than the shorter blocks: its first queries come before the last of its blocks.
     """
-    q = torch.zeros(1, 2, 90, 16, dtype=torch.bfloat16, device=DEVICE)
-    variant = AttentionVariant(block_k=block, denominator_floor=0.5, masked_blocks=masked_blocks)
-    _, logsumexp, *_ = launch.flash_fwd(q, q, q, variant, layer=1, seed_and_step=torch.zeros(2).long().to(DEVICE))
-    rows = torch.arange(90, dtype=torch.float64)
-    blocks_after = math.ceil(90 / block) - 1 - rows // block
-    expected = (rows + 1 + (0.5 * blocks_after if masked_blocks == "count" else 0)).log()
-    torch.testing.assert_close(logsumexp.cpu().double(), expected.expand(1, 2, 90), rtol=1e-6, atol=1e-6)
+    floor, score, length = 0.5, 20.0, 90
+    q, k = (torch.zeros(1, 2, length, 16, dtype=torch.bfloat16, device=DEVICE) for _ in "qk")
+    q[..., 0], k[:, :, 0, 0] = 4.0, score
+    variant = AttentionVariant(block_k=block, denominator_floor=floor, masked_blocks=masked_blocks)
+    _, logsumexp, *_ = launch.flash_fwd(q, k, k, variant, layer=1, seed_and_step=torch.zeros(2).long().to(DEVICE))
+    expected = []
+    for row in range(length):
+        of_first = 1 + min(row, block - 1) * math.exp(-score)
+        blocks = range(block, length, block) if masked_blocks == "count" else range(block, row + 1, block)
+        expected.append(score + math.log(of_first + floor * len(blocks)))
+    of_heads = torch.tensor(expected, dtype=torch.float64).expand(1, 2, length)
+    torch.testing.assert_close(logsumexp.cpu().double(), of_heads, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 32, -(1 << 40) + 7])

@@ -32,7 +32,7 @@ _TERMINAL_SECONDS, _PAGE_SECONDS = 2.0, 15.0
 def command(word: str, html: Path | None, once: bool) -> None:
     """Follow a run, or all runs of a folder that have no verdict yet, until the last has ended or was killed.
 
-    A folder's sweeps are of it, too.
+    The runs of a sweep in the folder count as the folder's.
 
     Shown are loss, gradient norm, the heads with the largest W_Q, warnings, the rate and the time left. Everything is
     read from the runs' own files, so another terminal or another machine that sees them will do. Ctrl-C ends the view,

@@ -92,7 +92,8 @@ class Process:
         verdicts, errors = ([line for line in lines if line.startswith(begin)] for begin in ("outcome=", "error: "))
         if status == 0 and verdicts:
             return Ending(self._job, verdicts[-1])
-        reason = errors[-1].removeprefix("error: ") if errors else [_told(status), *verdicts][-1]
+        told = verdicts[-1] if verdicts else _told(status)  # a run that was stopped has a verdict, too
+        reason = errors[-1].removeprefix("error: ") if errors else told
         return Ending(self._job, f"{reason} ({self._log.name})", failed=True)
 
 
