@@ -22,7 +22,9 @@ from flashpoint.errors import UserError
 SHAPES = {"cuda": ["ignite"], "cpu": ["laptop"]}
 ATTENTIONS = ["flash_bf16"]
 PHASES = [
-    "imports",
+    "PyTorch",
+    "other imports",
+    "device",
     "model",
     "Dynamo",
     "AOTAutograd",

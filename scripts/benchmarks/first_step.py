@@ -24,10 +24,13 @@ def main() -> None:
     import torch
     import triton
 
+    phases = {"PyTorch": time.monotonic() - started}
+    imported = time.monotonic()
+
     import flashpoint.cli.train
     import flashpoint.training.run  # noqa: F401 - the imports of a training
     from benchmarks.loops import LEARNING_RATE, random_batches, threads
-    from benchmarks.rounds import block
+    from benchmarks.rounds import block, synchronize
     from benchmarks.shapes import composed
     from flashpoint.model import GPT
     from flashpoint.training.determinism import fix_numerics
@@ -35,7 +38,7 @@ def main() -> None:
     from flashpoint.training.step import OptimizerStep
 
     device, config = torch.device(name), composed(overrides)
-    phases = {"imports": time.monotonic() - started}
+    phases["other imports"] = time.monotonic() - imported
     kernels: list[float] = []
 
     def told(src: Any, times: Any, **_: Any) -> None:
@@ -45,6 +48,10 @@ def main() -> None:
 
     triton.knobs.compilation.listener = told
     fix_numerics(threads(device), config.train.deterministic, config.train.precision)
+    begun = time.monotonic()
+    torch.zeros(1, device=device)
+    synchronize(device)
+    phases["device"] = time.monotonic() - begun
     built = time.monotonic()
     model = GPT(config.model, config.attn, config.seed).to(device)
     step, batches = OptimizerStep(model, config, device, Ranks()), random_batches(config, device)
