@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashpoint.capture.captures import read_calls
-from flashpoint.capture.interceptor import Interceptor
+from flashpoint.capture.functions import replaced
 from flashpoint.capture.watched import Watch
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.errors import UserError
@@ -102,7 +102,7 @@ def test_no_memory_for_copies_does_not_end_the_training(
         if place:
             monkeypatch.setattr(f"flashpoint.capture.{place}", full)
         else:
-            Interceptor.replace(entered, torch.Tensor, "clone", _but_in_backward(Tensor.clone, full))
+            entered.enter_context(replaced(torch.Tensor, "clone", _but_in_backward(Tensor.clone, full)))
         model = Model(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, torch.ones(12, 12, dtype=torch.bool)))
         assert loop(tmp_path, model if of == "mask" else Pair()).verdict == "stable to 4"
     assert tries

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from flashpoint import drop_in
+from flashpoint.capture.functions import replaced
+from flashpoint.capture.interceptor import Interceptor
 from flashpoint.capture.left_out import DROPOUT
 from flashpoint.capture.masks import masking
-
-if TYPE_CHECKING:
-    from flashpoint.capture.interceptor import Interceptor
 
 _SDPA = F.scaled_dot_product_attention
 _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -46,8 +44,7 @@ class CallMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:  # of nn.MultiheadAttention: inside, no mode sees calls
             before = len(self._interceptor.calls)
-            with contextlib.ExitStack() as entered:
-                self._interceptor.replace(entered, F, _SDPA.__name__, self._sdpa)
+            with replaced(F, _SDPA.__name__, self._sdpa):
                 result = func(*args, **kwargs)
             if kwargs.get("need_weights") and self._interceptor.listening:
                 self._interceptor.miss("nn.MultiheadAttention with need_weights=True, which calls no attention")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -37,7 +38,10 @@ _NAMES = (("q", "query"), ("k", "key"), ("v", "value"))
 
 @dataclass(frozen=True)
 class NamedFunction:
-    """A function to intercept, as an attribute of its module."""
+    """A function to intercept, as an attribute of its module: ``MODULE:NAME``, ``flash_attn:flash_attn_func@bthd``.
+
+    It is called by a name in its or another module, with q, k, v first: [B, H, T, d], or after ``@bthd`` [B, T, H, d].
+    """
 
     word: str
     owner: Any
@@ -46,6 +50,11 @@ class NamedFunction:
 
     @classmethod
     def of(cls, word: str) -> NamedFunction:
+        """Find the function that a word names.
+
+        Raises:
+            UserError: it is not there.
+        """
         path, _, layout = str(word).partition("@")
         module, _, name = path.partition(":")
         if layout not in ("", "bthd") or not (module and name):
@@ -64,6 +73,17 @@ def places_of(function: Callable[..., Any]) -> list[tuple[Any, str]]:
     """Return the modules that have a function, with its name there: ``from MODULE import NAME`` makes such places."""
     modules = [module for module in sys.modules.values() if isinstance(module, ModuleType)]
     return [(module, name) for module in modules for name, value in list(vars(module).items()) if value is function]
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
+    """In the block, have something in the place of an attribute."""
+    old = getattr(owner, name)
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        setattr(owner, name, old)
 
 
 def arguments_of(function: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Intercepts what each attention of somebody's model takes and gives in one forward and backward pass.
+"""Keeps what each attention of somebody's model takes and gives in one forward and backward pass.
 
 Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d features per head.
 """
@@ -13,39 +13,30 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from flashpoint.capture.call_mode import CallMode
-from flashpoint.capture.functions import NamedFunction, output_of, places_of
+from flashpoint.capture.functions import output_of
 from flashpoint.capture.guard import described
 from flashpoint.capture.intercepted_call import Hook, InterceptedCall, with_hooks
-from flashpoint.capture.interface import intercepting_interface, interface_in_use
 from flashpoint.capture.left_out import FROZEN, TRANSFORMED, TWICE, WITHOUT_GRADIENTS, is_transformed, shapes_left_out
-from flashpoint.capture.named_calls import intercepting_function
 from flashpoint.capture.own_gradients import GradientInParts, edges_of, next_node
 from flashpoint.capture.sharding import SHARDED, is_dtensor
 
 
 class Interceptor:
-    """Intercepts calls of PyTorch's and this package's attention, of Transformers' interface, and of named functions.
+    """Keeps calls of attentions, which :func:`~flashpoint.capture.interception.intercept` has come to it.
 
     Args:
         sequences: of a batch that are kept, the first ones.
         layers: whose tensors are kept, from 1; None is all.
-        functions: others to intercept, ``MODULE:NAME`` each, e.g. ``flash_attn:flash_attn_func@bthd``. They are called
-            by a name in this or another module, with q, k, v first: [B, H, T, d], or after ``@bthd`` [B, T, H, d].
 
     Attributes:
         calls: in their order, of all forward passes before the first backward pass.
         failed: what else went wrong in keeping them, each once.
         incomplete: which gradients of calls were not kept, and why, each once.
         at_gradient: called with each call to whose output a gradient comes, before its graph is freed.
-
-    Raises:
-        UserError: one of the functions is not there.
     """
 
-    def __init__(self, sequences: int, functions: Sequence[str] = (), layers: Collection[int] | None = None) -> None:
+    def __init__(self, sequences: int, layers: Collection[int] | None = None) -> None:
         self._sequences, self._layers = sequences, layers
-        self._functions = [NamedFunction.of(word) for word in functions]
         self._inside = False
         self.calls: list[InterceptedCall] = []
         self._missed: set[tuple[int, str]] = set()  # with the forward pass
@@ -56,21 +47,6 @@ class Interceptor:
         self._depth: int | None = None
         self._taking = self._keeping = True
         self._gradient_hooks: list[RemovableHandle] = []
-
-    def start(self) -> Callable[[], None]:
-        """Intercept calls until what is returned is called. Compiled parts of the model run uncompiled meanwhile."""
-        with contextlib.ExitStack() as entered:
-            entered.callback(self._remove_hooks)
-            entered.enter_context(torch.compiler.set_stance("force_eager"))
-            for named in self._functions:
-                original, intercepting = getattr(named.owner, named.name), intercepting_function(self, named)
-                for module, name in places_of(original):
-                    self.replace(entered, module, name, intercepting)
-            if (asked := interface_in_use()) is not None:
-                self.replace(entered, asked, "get_interface", intercepting_interface(self, asked.get_interface))
-            entered.callback(CallMode(self).insert())
-            return entered.pop_all().close
-        raise AssertionError("unreachable")
 
     def only_inside(self, model: nn.Module) -> Callable[[], None]:
         """Take only what the model's modules call, until what is returned is called: a loop may have other models."""
@@ -104,7 +80,7 @@ class Interceptor:
             self._depth = 1  # a KeyboardInterrupt leaves modules without their hooks
         if not self._taking and self.is_incomplete:
             self.calls.clear()
-            self._remove_hooks()
+            self.remove_hooks()
             self._taking = True
         self._forward += 1
         return self._forward if self._taking and torch.is_grad_enabled() else None
@@ -249,7 +225,7 @@ class Interceptor:
         for of, found in edges.items():
             self._gradient_hooks += [node.register_hook(keeping(of, at)) for node, at in found]
 
-    def _remove_hooks(self) -> None:
+    def remove_hooks(self) -> None:
         """Part the graph of the model from what is kept of it: Python cannot collect a cycle through a hook."""
         for hook in self._gradient_hooks:
             hook.remove()
@@ -300,12 +276,6 @@ class Interceptor:
         elif wanted:
             self._attempt(name, lambda: keep(result))
         return result
-
-    @staticmethod
-    def replace(entered: contextlib.ExitStack, owner: Any, name: str, new: Any) -> None:
-        """Put something in the place of an attribute until the context ends."""
-        entered.callback(setattr, owner, name, getattr(owner, name))
-        setattr(owner, name, new)
 
 
 def _in_backward() -> bool:

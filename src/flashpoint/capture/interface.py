@@ -5,18 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from flashpoint.capture.functions import arguments_of, masking_of, output_of, queries_keys_values
+from flashpoint.capture.interceptor import Interceptor
 from flashpoint.capture.left_out import DROPOUT
 from flashpoint.capture.masks import masking
 from flashpoint.other_softmax import other_softmax
-
-if TYPE_CHECKING:
-    from flashpoint.capture.interceptor import Interceptor
-
 
 _DROPOUTS = ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob", "attn_dropout")
 """Names that configurations of models have for the attention's dropout."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flashpoint.capture.functions import (
     NamedFunction,
@@ -16,9 +16,7 @@ from flashpoint.capture.functions import (
     scale_of,
     told_causal,
 )
-
-if TYPE_CHECKING:
-    from flashpoint.capture.interceptor import Interceptor
+from flashpoint.capture.interceptor import Interceptor
 
 
 def intercepting_function(interceptor: Interceptor, named: NamedFunction) -> Callable[..., Any]:

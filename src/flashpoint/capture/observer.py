@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from flashpoint.capture.functions import NamedFunction
 from flashpoint.capture.guard import Guard
 from flashpoint.capture.inputs import ModelInputs
 from flashpoint.capture.intercepted_call import Hook, InterceptedCall
+from flashpoint.capture.interception import intercept
 from flashpoint.capture.interceptor import Interceptor
 from flashpoint.capture.projections import Found, ModuleOutputs, Projection, by_metric, projections_of
 from flashpoint.capture.sharding import is_sharded
@@ -41,7 +43,8 @@ class Observer:
     _at_work: ClassVar[Observer | None] = None
 
     def __init__(self, model: nn.Module, sequences: int, functions: Sequence[str], guard: Guard) -> None:
-        self._model, self._sequences, self._functions, self._guard = model, sequences, functions, guard
+        self._model, self._sequences, self._guard = model, sequences, guard
+        self._functions = [NamedFunction.of(word) for word in functions]
         self.projections: dict[str, list[Projection]] | None = None
         self.since = 0
         self.partial = False
@@ -52,7 +55,6 @@ class Observer:
         self._inputs = ModelInputs(sequences)
         self._trained_pass = 0
         self._end_interception: Callable[[], None] | None = None
-        Interceptor(sequences, functions)  # refuses functions that are not there
 
     @property
     def observing(self) -> bool:
@@ -87,10 +89,10 @@ class Observer:
     def begin(self, step: int, at_least: int, layers: Collection[int] | None = None) -> None:
         """Observe the next forward pass: at least so many sequences, and of some layers alone if any are given."""
         self._leave_out_sharded_weights()
-        interceptor = Interceptor(max(self._sequences, at_least), self._functions, layers)
+        interceptor = Interceptor(max(self._sequences, at_least), layers)
         outputs = ModuleOutputs(self._model, lambda: interceptor.listening) if self.projections is None else None
         with contextlib.ExitStack() as entered:
-            entered.callback(interceptor.start())
+            entered.callback(intercept(interceptor, self._functions))
             if outputs is not None:
                 entered.enter_context(outputs)  # before the next line, by whose hooks a module has ended
             entered.callback(interceptor.only_inside(self._model))

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from flashpoint.build_config import build_config
+from flashpoint.capture.functions import NamedFunction
+from flashpoint.capture.interception import intercept
 from flashpoint.capture.interceptor import Interceptor
 from flashpoint.config import Config
 from flashpoint.data.batches import gather_windows
@@ -177,6 +179,7 @@ def batches_of_model(
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError:
         raise UserError(f"{name}: needs the package transformers; pip install transformers") from None
+    named = [NamedFunction.of(word) for word in functions]
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(name)
         model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
@@ -193,8 +196,8 @@ def batches_of_model(
         raise UserError(f"--text: {len(ids):,} tokens, fewer than one sequence of {tokens:,}; give more, or --tokens")
     count = min(sequences, len(ids) // tokens)
     for batch in ids[: count * tokens].reshape(count, tokens).to(device).split(MODEL_BATCH):
-        interceptor = Interceptor(len(batch), functions)
-        end = interceptor.start()
+        interceptor = Interceptor(len(batch))
+        end = intercept(interceptor, named)
         try:
             with torch.autocast(device.type, torch.bfloat16):
                 loss = model(batch, labels=batch).loss * (len(batch) / count)

@@ -1,8 +1,7 @@
-"""A training loop that is watched: its losses and weights are recorded, and judged for what goes wrong."""
+"""A training loop that is watched: what it hands over is recorded, and judged for what goes wrong."""
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -17,18 +16,17 @@ from flashpoint.capture.arrivals import Arrivals, Number
 from flashpoint.capture.batches import LatestBatches, Sums
 from flashpoint.capture.delta_collection import SEQUENCES
 from flashpoint.capture.guard import Guard
+from flashpoint.capture.losses import Losses
 from flashpoint.capture.observation_schedule import ObservationSchedule
 from flashpoint.capture.observer import Observer
-from flashpoint.capture.overflows import Overflows
 from flashpoint.capture.projections import spectral_norms
 from flashpoint.capture.run import WatchedRun
 from flashpoint.capture.sharding import is_sharded
-from flashpoint.capture.values import LOGGED, floats, gradient_norm, one_number
+from flashpoint.capture.values import LOGGED, gradient_norm, one_number
 from flashpoint.config import DetectorConfig
 from flashpoint.errors import UserError, is_first_process
 from flashpoint.probes.sentinel import LOOKBACK, Sentinel
-from flashpoint.training.detector import ExplosionDetector
-from flashpoint.training.listeners import Listener, Metrics
+from flashpoint.training.listeners import Listener
 
 
 class Watch:
@@ -59,8 +57,8 @@ class Watch:
         self._guard = Guard(lambda: self._step)
         self._arrivals = Arrivals(self._guard)
         self._batches = LatestBatches(2 * self._log_interval)  # so old is a batch when the loss of its step is known
-        detector = self._bounds = DetectorConfig()
-        self._detector, self._sentinel = ExplosionDetector(detector), Sentinel(warmup_steps)
+        detector = DetectorConfig()
+        self._sentinel = Sentinel(warmup_steps)
         self.run: WatchedRun | None = None
         if is_first_process():
             parameters = list(model.parameters())
@@ -75,13 +73,13 @@ class Watch:
             self._schedule = ObservationSchedule(
                 self._observer, self.run, self._batches, self._guard, interval, self._log_interval
             )
+            self._losses = Losses(
+                self.run, self._schedule, self._batches, self._sentinel, self._arrivals, self._guard, detector
+            )
         self._entered = False
         self._process = os.getpid()
         self._started = time.perf_counter()
-        self._pending: list[tuple[int, Number, Number | None]] = []
         self._pending_sums: list[tuple[int, Sums]] = []
-        self._last_loss = math.nan
-        self._overflows = Overflows()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
         """Return this watch: a copy of a model that holds it, as of a moving average, is no second run."""
@@ -101,11 +99,13 @@ class Watch:
         if self.run is None or self._leave_to_parent():
             return
         self._schedule.stop()
+        self._losses.loop_goes_on = False
         if not self._step and kind is None:
             self._guard.tell("watched.step was never called: nothing is recorded; call it once an optimiser step")
         self._guard.do("reading the last losses", self._flush)
         self._arrivals.end()
-        self._note_undecided()
+        if (undecided := self._losses.undecided) is not None:
+            self._schedule.want_next(undecided, None)  # of the last observation: no other one comes
         self._guard.do("writing a capture", self._schedule.end)
         self._guard.do("writing the verdict", lambda: self._close(None if kind is None else _named(kind)))
 
@@ -139,7 +139,7 @@ class Watch:
     def verdict(self) -> str:
         """``stable``, ``exploded`` or ``nonfinite``, by the losses that have been read: those of a GPU are read when
         they are up to twice ``log_interval`` steps old."""
-        return self._detector.verdict
+        return "stable" if self.run is None else self._losses.verdict
 
     @property
     def busy(self) -> bool:
@@ -177,21 +177,11 @@ class Watch:
             self._schedule.stop()
         return forked
 
-    def _note_undecided(self) -> None:
-        """Have the last observation kept where the loss ends above the margin, too few steps before a verdict."""
-        above, of = self._detector.steps_above, self._bounds.hold_steps
-        if above and self._detector.verdict == "stable":
-            self._schedule.want_next(
-                f"the loop ends with the loss more than {self._bounds.margin} nats above its minimum for {above} steps "
-                f"of the {of} that make an explosion; {of - above} more would decide",
-                None,
-            )
-
     def _close(self, interrupted: str | None) -> None:
         assert self.run is not None
         seconds = time.perf_counter() - self._started
-        verdict, onset = self._detector.verdict, self._detector.onset_step
-        self.run.close(verdict, onset, self._step, self._last_loss, seconds, interrupted)
+        losses = self._losses
+        self.run.close(losses.verdict, losses.onset_step, self._step, losses.last, seconds, interrupted)
 
     def _take(
         self, loss: Tensor | float, batch: Any, grad_norm: Tensor | float | None, metrics: dict[str, float]
@@ -199,7 +189,7 @@ class Watch:
         """Each part by itself: where one fails, the others are recorded."""
         step = self._step
         due = (step + 1) % self._log_interval == 0
-        self._guard.do("reading the loss", lambda: self._note(step, loss))
+        self._guard.do("reading the loss", lambda: self._losses.add(step, loss))
         self._guard.do("reading the gradient norm", lambda: self._note_norm(step, grad_norm, due))
         if batch is not None:
             self._guard.do("reading the batch", lambda: self._note_batch(step, batch))
@@ -211,15 +201,11 @@ class Watch:
         if due:
             self._guard.do("logging the losses", self._flush)
 
-    def _note(self, step: int, loss: Tensor | float) -> None:
-        self._pending.append((step, one_number(loss, "the loss"), None))
-
     def _note_norm(self, step: int, grad_norm: Tensor | float | None, due: bool) -> None:
-        """Add the gradient norm to the loss of its step, if there is one."""
         if grad_norm is None and due:
             grad_norm = self._gradient_norm(step)
-        if grad_norm is not None and self._pending and self._pending[-1][0] == step:
-            self._pending[-1] = step, self._pending[-1][1], one_number(grad_norm, "grad_norm")
+        if grad_norm is not None:
+            self._losses.add_norm(step, grad_norm)
 
     def _gradient_norm(self, step: int) -> Tensor | None:
         """Return the norm of the gradients; None where there are none, or processes share them."""
@@ -278,56 +264,13 @@ class Watch:
             )
 
     def _flush(self) -> None:
-        """Have the losses since the last time read, judged and logged."""
-        pending, self._pending = self._pending, []
+        """Have what was handed over since the last time read, judged and logged."""
+        self._losses.flush()
         of_batches, self._pending_sums = self._pending_sums, []
-        numbers = [loss for _, loss, _ in pending] + [norm for _, _, norm in pending if norm is not None]
-        if pending:
-            self._arrivals.ask("logging the losses", numbers, partial(self._judge, pending))
         if of_batches:
             summed = [one for _, of_batch in of_batches for one in of_batch.tensors]
             self._arrivals.ask("recording the batches", summed, partial(self._note_fingerprints, of_batches))
         self._arrivals.turn()
-
-    def _judge(self, pending: Sequence[tuple[int, Number, Number | None]], read: Sequence[Number]) -> None:
-        """Judge and log losses, after which come the gradient norms that there are."""
-        assert self.run is not None
-        losses, norms = floats(read[: len(pending)]), iter(self._norms(read[len(pending) :]))
-        lines: list[tuple[int, Metrics]] = []
-        for (step, _, taken), loss in zip(pending, losses, strict=True):
-            norm = None if taken is None else next(norms)
-            stable = self._detector.verdict == "stable"
-            self._detector.update(step, loss, 0.0)  # by the loss: a step that a GradScaler skips has no finite norm
-            lines.append((step, {"loss": loss} if norm is None else {"loss": loss, "grad_norm": norm}))
-            overflow = norm is not None and self._overflows.update(norm)
-            if stable and (overflow or self._detector.verdict == "nonfinite"):
-                reason = f"loss {loss}" if norm is None else f"loss {loss}, gradient norm {norm}"
-                self._guard.do("writing a capture", partial(self._schedule.keep_nonfinite, reason, step, self._entered))
-            elif stable and self._detector.verdict == "exploded":
-                hottest = self._sentinel.hottest(1)
-                self._schedule.want_next(
-                    f"the loss has exploded, since step {self._detector.onset_step:,}: the mean of "
-                    f"{self._bounds.window} steps has stood more than {self._bounds.margin} nats above its minimum "
-                    f"for {self._bounds.hold_steps} steps",
-                    hottest[0].layer if hottest else None,
-                )
-        self._schedule.read(pending[-1][0])
-        self._last_loss = losses[-1]
-        if self._detector.verdict == "nonfinite":
-            self._schedule.collect_no_more()
-        else:
-            self._batches.forget(pending[-1][0])
-        self.run.log_all(lines)  # last: all are judged on a full disk
-
-    def _norms(self, read: Sequence[Number]) -> Sequence[float | None]:
-        """Return gradient norms; None for all of them where one cannot be read, which is no reason to lose losses."""
-        found: list[float | None] = [None] * len(read)
-
-        def take() -> None:
-            found[:] = floats(read)
-
-        self._guard.do("reading the gradient norms", take)
-        return found
 
     def _note_fingerprints(self, of_batches: Sequence[tuple[int, Sums]], read: Sequence[Number]) -> None:
         assert self.run is not None
