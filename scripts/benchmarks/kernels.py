@@ -185,10 +185,12 @@ class _CallGraph:
     """A CUDA graph of a few calls.
 
     Args:
+        call: holds the tensors that the graph reads, for as long as this object lives.
         pool: of the graph's memory.
     """
 
     def __init__(self, call: Callable[[], object], pool: Any) -> None:
+        self._call = call  # each capture gives freed memory back to the driver, and a graph would read it
         call()
         self._calls = max(1, min(_CALLS, int(_GRAPH_SECONDS / _elapsed(call))))
         self._graph = torch.cuda.CUDAGraph()
