@@ -5,6 +5,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from flashpoint.analysis.intervals import clopper_pearson
 from flashpoint.analysis.provenance import ranges
@@ -110,3 +111,15 @@ def test_the_medians_interval_is_the_textbooks() -> None:
     # R's survfit with conf.type="log-log" on the same data: median 23, 95 % interval 13 to none.
     assert TREATED.median_onset == 23
     assert TREATED.median_interval() == (13, None)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8])
+def test_a_median_has_an_interval_only_from_runs_that_can_miss_it_rarely(count: int) -> None:
+    """The lower end of few runs is their first onset. It is above the median where all are: none of ``count`` fair
+    coins shows heads."""
+    runs = Lifetimes("some", "some", 100 * np.arange(1, count + 1), np.array([], np.int64))
+    low, high = runs.median_interval()
+    if binom.cdf(0, count, 0.5) > 0.05:
+        assert (low, high) == (None, None)
+    else:  # R's survfit with conf.type="log-log": 100 to NA of five onsets, 100 to 700 of eight
+        assert (low, high) == (100, None if count == 5 else 700)

@@ -189,6 +189,29 @@ def test_a_control_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert call("survival", *runs, "--control", "flash_bf").stderr == meant
 
 
+def test_a_row_without_a_p_says_why(tmp_path: Path) -> None:
+    def record(name: str, attention: str, seed: int, steps: int, onset: int | None = None, lr: float = 0.5) -> str:
+        return write_run(tmp_path / name, {"name": attention}, seed=seed, steps=steps, onset=onset, train={"lr": lr})
+
+    control = [record(f"c{seed}", "flash_fp32", seed, 900, 800) for seed in range(3)]
+    bf16 = [record(f"b{seed}", "flash_bf16", seed, 600, 500) for seed in range(3)]
+    few = [record(f"f{seed}", "flash_fixed", seed, 900) for seed in range(2)]
+    short = [record(f"s{seed}", "sdpa", seed, 300) for seed in range(3)]
+    elsewhere = [record(f"e{seed}", "sdpa", seed, 900, 400, lr=0.1) for seed in range(3)]
+
+    assert call("survival", *control, *bf16).stderr == ""
+    runs = [*control, *bf16, *few, *short, *elsewhere]
+    result = call("survival", *runs)
+    assert result.stderr.splitlines() == [
+        "1 of 5 rows have no p: no flash_fp32 of their setting among these runs; add one, or choose another --control",
+        "1 of 5 rows have no p: a log-rank test needs 3 runs of each of the two",
+        "1 of 5 rows have no p: no run exploded while both it and flash_fp32 were under way",
+    ]
+    assert sum(row.endswith("|  |") for row in rows(result)) == 4  # these three and the control
+    assert call("survival", *runs, "--columns", "attention,exploded").stderr == ""
+    assert call("survival", *bf16, "--columns", "attention,exploded").stderr == ""
+
+
 def test_rows_over_several_texts_are_told(tmp_path: Path) -> None:
     def record(name: str, data: str, vocabulary: int = 100) -> str:
         config = {"model": {"vocab_size": vocabulary}}

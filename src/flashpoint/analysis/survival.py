@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from scipy.stats import CensoredData
 
 _EPS = 1e-9  # the shares are products of fractions
+FEWEST = 3
+"""Runs of each group that a log-rank test needs."""
 SETTINGS = {key.name: key.default for key in keys() if EXPERIMENT in key.marks}
 """Keys of the configuration that make an experiment, besides attention, data and seed, and their defaults."""
 
@@ -61,8 +63,12 @@ class Lifetimes:
 
     def median_interval(self) -> tuple[float | None, float | None]:
         """Return the steps at which the curve's interval passes one half (Brookmeyer & Crowley 1982); None where not
-        reached."""
-        if not len(self.onsets):
+        reached.
+
+        None at both ends of fewer than five runs, too: the lower end would be their first onset, and all of n onsets
+        come after the true median with probability 1/2ⁿ, more than the 5 % that the interval allows.
+        """
+        if not len(self.onsets) or 0.5**self.count > 1 - CONFIDENCE:
             return None, None
         steps, _, low, high = self.curve()
         return _first_step(steps, low <= 0.5 + _EPS), _first_step(steps, high <= 0.5 + _EPS)
@@ -161,10 +167,10 @@ def control_of(group: Lifetimes, groups: Sequence[Lifetimes], control: str) -> L
 
 def logrank_p(one: Lifetimes, other: Lifetimes) -> float | None:
     """Return the two-sided p of the log-rank test; None where the runs say nothing: none exploded while both groups
-    had some, or there are fewer than three in one of them, whose p could not be small."""
+    had some, or there are fewer than :data:`FEWEST` in one of them, whose p could not be small."""
     from scipy.stats import logrank
 
-    if not len(one.onsets) + len(other.onsets) or min(one.count, other.count) < 3:
+    if not len(one.onsets) + len(other.onsets) or min(one.count, other.count) < FEWEST:
         return None
     with np.errstate(invalid="ignore"):
         p = float(logrank(one.data(), other.data()).pvalue)

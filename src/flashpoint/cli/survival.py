@@ -14,6 +14,7 @@ from flashpoint.analysis.ratios import OnsetRatio, onset_ratios
 from flashpoint.analysis.response import HARDWARE, Dose, exponents, responses
 from flashpoint.analysis.severity import Severity, severity
 from flashpoint.analysis.survival import (
+    FEWEST,
     Lifetimes,
     by_variant,
     control_of,
@@ -34,12 +35,13 @@ from flashpoint.cli.cells import (
     steps_between,
 )
 from flashpoint.cli.selection import ended, figure_option, format_option, runs_argument
-from flashpoint.cli.table import Cell, Table, show
+from flashpoint.cli.table import COLUMNS, Cell, Table, show
 from flashpoint.errors import UserError, nearest
 from flashpoint.runs.run import Run
 
 CONTROL = "flash_fp32"
 NOT_REACHED = "not reached"
+LOGRANK = "log-rank p"
 OF_THE_TEXT = ("model.vocab_size",)
 """Settings whose values cannot have one corpus: it is kept as tokens."""
 
@@ -51,7 +53,7 @@ def by_attention(
     Severities are by setting and label."""
     settings = any(group.setting for group in groups)
     columns = ["attention", "exploded", "95 % interval", "median onset", "longest stable"]
-    columns.append(f"log-rank p against {control}")
+    columns.append(f"{LOGRANK} against {control}")
     if severities is not None:
         columns += ["rise of the loss", "largest W_Q at the end"]
     rows = []
@@ -71,6 +73,35 @@ def by_attention(
             ]
         )
     return Table([*(["setting"] if settings else []), *columns], rows)
+
+
+def why_no_p(groups: Sequence[Lifetimes], control: str) -> list[str]:
+    """Return why rows have no p, a line for each reason; the control's own has none to have."""
+    if control not in _names(groups):
+        return [f"no {control} among these runs to test against; choose one with --control"]
+    pairs = [(group, control_of(group, groups, control)) for group in groups]
+    alone = sum(against is None for _, against in pairs)
+    untested = [
+        min(group.count, against.count)
+        for group, against in pairs
+        if against and against is not group and logrank_p(group, against) is None
+    ]
+    few = sum(runs < FEWEST for runs in untested)
+    reasons = {
+        f"no {control} of their setting among these runs; add one, or choose another --control": alone,
+        f"a log-rank test needs {FEWEST} runs of each of the two": few,
+        f"no run exploded while both it and {control} were under way": len(untested) - few,
+    }
+    return [f"{rows} of {len(groups)} rows have no p: {reason}" for reason, rows in reasons.items() if rows]
+
+
+def _names(groups: Sequence[Lifetimes]) -> list[str]:
+    return list(dict.fromkeys(name for group in groups for name in (group.variant, group.label)))
+
+
+def _is_shown(column: str) -> bool:
+    names = click.get_current_context().meta.get(COLUMNS)
+    return names is None or any(column.startswith(name) for name in names)
 
 
 def _exploded(group: Lifetimes) -> Cell:
@@ -99,14 +130,14 @@ def by_setting(found: dict[str, list[Dose]], key: str) -> list[Table]:
     for label, doses in found.items():
         for dose in doses:
             runs = dose.lifetimes
-            reached = runs.median_onset is not None
+            low, high = runs.median_interval() if runs.median_onset is not None else (None, None)
             rows.append(
                 [
                     code(label),
                     dose.value if isinstance(dose.value, str) else number(dose.value, "g"),
                     _exploded(runs),
                     step(runs.median_onset, NOT_REACHED),
-                    steps_between(*runs.median_interval(), NOT_REACHED) if reached else None,
+                    None if low is None else steps_between(low, high, NOT_REACHED),
                     _longest(runs),
                 ]
             )
@@ -173,14 +204,15 @@ def command(
     """Count the runs that exploded, and when, a row for each attention and setting.
 
     Exploded of n with its 95 % interval (Clopper–Pearson), and how many of them by a NaN or an infinity; Kaplan–Meier
-    median of the onset, the longest stable run, and the p of a log-rank test against the control.
+    median of the onset, the longest stable run, and the p of a log-rank test against the control. Why a row has no p
+    is told on stderr.
 
     --severity: how far the validation loss of the runs that exploded ended above its value before the onset, and the
     largest spectral norm of W_Q over all heads at the end of each run; median, least and most.
 
-    --by KEY: the median onset at each value of a setting, with its 95 % interval. Where every seed exploded at every
-    value, the exponent p of onset ∝ value^p follows: its mean over seeds, with its 95 % interval. --by hardware: a row
-    for each device, with the p of a log-rank test against the first one of the same attention.
+    --by KEY: the median onset at each value of a setting, from five runs on with its 95 % interval. Where every seed
+    exploded at every value, the exponent p of onset ∝ value^p follows: its mean over seeds, with its 95 % interval.
+    --by hardware: a row for each device, with the p of a log-rank test against the first one of the same attention.
 
     --paired RUN: a run's onset over the onset of the run of the same seed among RUN, a column for each seed. A run that
     did not explode has ">" and its length.
@@ -220,7 +252,7 @@ def command(
 
 def _against_control(runs: Sequence[Run], asked: str | None, severe: bool, out: Path | None, form: str) -> None:
     groups, control = by_variant(runs), asked or CONTROL
-    known = dict.fromkeys(name for group in groups for name in (group.variant, group.label))
+    known = _names(groups)
     if asked and asked not in known:
         raise UserError(f"--control {asked}: {nearest(asked, known)}these runs have {', '.join(known)}")
     severities = {key: severity(members) for key, members in grouped(runs).items()} if severe else None
@@ -231,8 +263,9 @@ def _against_control(runs: Sequence[Run], asked: str | None, severe: bool, out: 
     for (setting, _), members in grouped(runs).items():
         settings.setdefault(setting, []).extend(members)
     _tell_of_texts(list(settings.values()))
-    if control not in known:
-        print(f"no {control} among these runs to test against; choose one with --control", file=sys.stderr)
+    if _is_shown(LOGRANK):
+        for line in why_no_p(groups, control):
+            print(line, file=sys.stderr)
     if out:
         from flashpoint.report.survival import draw_survival
 

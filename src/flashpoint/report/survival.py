@@ -43,8 +43,8 @@ def draw_survival(groups: Sequence[Lifetimes]) -> Figure:
 
 
 def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
-    """Draw the median onset with its 95 % interval over the setting; an arrow where most runs were stable to the
-    end."""
+    """Draw the median onset with its 95 % interval, if it has one, over the setting; an arrow where most runs were
+    stable to the end."""
     from matplotlib.figure import Figure
 
     labels = [_wrapped(label, 84) for label in found]
@@ -58,7 +58,7 @@ def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
         for dose in doses:
             if (median := dose.lifetimes.median_onset) is not None:
                 low, high = dose.lifetimes.median_interval()
-                reach = [[median - (low or median)], [(high or _longest(dose.lifetimes)) - median]]
+                reach = [[median - low], [(high or _longest(dose.lifetimes)) - median]] if low is not None else None
                 panel.errorbar(dose.value, median, yerr=reach, color=line, marker="o", capsize=3)
         reached = [
             (dose.value, dose.lifetimes.median_onset) for dose in doses if dose.lifetimes.median_onset is not None
