@@ -69,6 +69,23 @@ def test_attentions_without_the_control_are_told_to_name_another_one(tmp_path: P
     assert not call("loss", runs[0]).stderr
 
 
+def test_a_control_that_no_run_has_is_refused(tmp_path: Path) -> None:
+    runs = [record(tmp_path, name, 1, {200: 1.0}) for name in ("flash_bf16", "flash_fp32")]
+    told = "error: --control flash_fp23: did you mean flash_fp32? these runs have flash_bf16, flash_fp32"
+    assert refusal(call("loss", *runs, "--control", "flash_fp23")) == told
+
+
+def test_means_over_several_texts_are_told(tmp_path: Path) -> None:
+    """One attention on an easy text beside another on a hard one: 1.0 and 3.0, though both have the same loss on one
+    text."""
+    easy, hard = record(tmp_path, "flash_fp32", 1, {200: 1.0}, data="a" * 8), {"losses": {200: 3.0}, "data": "b" * 8}
+    runs = [easy, record(tmp_path, "flash_fixed", 1, **hard)]
+    told = "rows are counted or compared over 2 texts (corpus aaaaaaaa, bbbbbbbb), and the loss depends on the text; "
+    assert call("loss", *runs).stderr.startswith(told)
+    same = [record(tmp_path, name, 2, **hard) for name in ("flash_fp32", "flash_fixed")]
+    assert call("loss", *same).stderr == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [(["--at", "150"], "not validated after step 150 but 100, 200"), ([], "no step at which all runs")],

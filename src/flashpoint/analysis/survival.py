@@ -118,6 +118,14 @@ def grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
     return groups
 
 
+def side_by_side(runs: Sequence[Run]) -> list[list[Run]]:
+    """Return the runs of each setting: their rows are read against one another."""
+    settings: dict[str, list[Run]] = {}
+    for (setting, _), members in grouped(runs).items():
+        settings.setdefault(setting, []).extend(members)
+    return list(settings.values())
+
+
 def usual_settings(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the commonest value of each setting in which runs differ; the first of equally common values."""
     found = [settings_of(run) for run in runs]

@@ -10,9 +10,13 @@ import numpy as np
 
 from flashpoint.analysis.paired import Losses, last_common_step, losses_at
 from flashpoint.analysis.provenance import provenance
+from flashpoint.analysis.survival import side_by_side
 from flashpoint.cli.cells import code, interval, mean, number
-from flashpoint.cli.selection import ended, format_option, runs_argument
+from flashpoint.cli.selection import ended, format_option, runs_argument, tell_of_texts
 from flashpoint.cli.table import Table, show
+from flashpoint.errors import UserError, nearest
+
+CONTROL = "flash_fp32"
 
 
 def table(found: Sequence[Losses], after: int, control: str) -> Table:
@@ -41,20 +45,24 @@ def table(found: Sequence[Losses], after: int, control: str) -> Table:
 @click.command("loss")
 @runs_argument
 @click.option("--at", type=click.IntRange(1), metavar="STEPS", help="Default: the last that all stable runs have.")
-@click.option("--control", default="flash_fp32", show_default=True, help="The attention to compare with.")
+@click.option("--control", metavar="ATTENTION", help=f"The attention to compare with.  [default: {CONTROL}]")
 @format_option
-def command(words: tuple[str, ...], at: int | None, control: str, form: str) -> None:
+def command(words: tuple[str, ...], at: int | None, control: str | None, form: str) -> None:
     """Compare validation losses after equal numbers of steps, a row for each attention.
 
     The difference is to the control's run of the same seed, data and experiment, with its 95 % interval over seeds
     (Student's t). A run that had exploded by then has no loss to compare: it is counted, and left out.
     """
     runs = ended(words, metrics=True)
-    after = at or last_common_step(runs)
-    found = losses_at(after, runs, control)
-    show(table(found, after, control), form, provenance(runs))
+    after, against = at or last_common_step(runs), control or CONTROL
+    found = losses_at(after, runs, against)
+    known = dict.fromkeys(name for losses in found for name in (losses.variant, losses.label))
+    if control and control not in known:
+        raise UserError(f"--control {control}: {nearest(control, known)}these runs have {', '.join(known)}")
+    show(table(found, after, against), form, provenance(runs))
+    tell_of_texts(side_by_side(runs), "loss")
     if len(found) > 1 and not any(len(losses.differences) for losses in found):
-        print(_why_no_pairs(found, after, control), file=sys.stderr)
+        print(_why_no_pairs(found, after, against), file=sys.stderr)
 
 
 def _why_no_pairs(found: Sequence[Losses], after: int, control: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -119,6 +119,19 @@ def tell(errors: Sequence[Exception]) -> None:
         print(f"error: {len(errors) - _TOLD} more runs or words could not be used", file=sys.stderr)
     if errors:
         click.get_current_context().meta[BAD_RUNS] = True
+
+
+def tell_of_texts(compared: Iterable[Sequence[Run]], what: str) -> None:
+    """Tell on stderr of runs of several texts among those that are counted or compared with one another.
+
+    Args:
+        what: what then depends on the text.
+    """
+    from flashpoint.analysis.survival import pooled_corpora
+
+    if corpora := pooled_corpora(compared):
+        told = f"rows are counted or compared over {len(corpora)} texts (corpus {', '.join(corpora)})"
+        print(f"{told}, and the {what} depends on the text; name runs of one text", file=sys.stderr)
 
 
 def device_named(where: str, told: str = "--device cuda", instead: str = "--device cpu or auto") -> torch.device:

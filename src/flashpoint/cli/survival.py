@@ -20,7 +20,7 @@ from flashpoint.analysis.survival import (
     control_of,
     grouped,
     logrank_p,
-    pooled_corpora,
+    side_by_side,
     usual_settings,
 )
 from flashpoint.cli.cells import (
@@ -34,7 +34,7 @@ from flashpoint.cli.cells import (
     step,
     steps_between,
 )
-from flashpoint.cli.selection import ended, figure_option, format_option, runs_argument
+from flashpoint.cli.selection import ended, figure_option, format_option, runs_argument, tell_of_texts
 from flashpoint.cli.table import COLUMNS, Cell, Table, show
 from flashpoint.errors import UserError, nearest
 from flashpoint.runs.run import Run
@@ -241,7 +241,7 @@ def command(
         found = responses(runs, key)
         show(by_setting(found, key), form, provenance(runs))
         if key not in OF_THE_TEXT:
-            _tell_of_texts([[run for dose in doses for run in dose.runs] for doses in found.values()])
+            tell_of_texts([[run for dose in doses for run in dose.runs] for doses in found.values()], "onset")
         if out:
             from flashpoint.report.survival import draw_responses
 
@@ -259,10 +259,7 @@ def _against_control(runs: Sequence[Run], asked: str | None, severe: bool, out: 
     usual = " ".join(f"{name}={value}" for name, value in usual_settings(runs).items())
     unless = f"\nunless a row says otherwise: {usual}" if usual else ""
     show(by_attention(groups, control, severities), form, provenance(runs) + unless)
-    settings: dict[str, list[Run]] = {}
-    for (setting, _), members in grouped(runs).items():
-        settings.setdefault(setting, []).extend(members)
-    _tell_of_texts(list(settings.values()))
+    tell_of_texts(side_by_side(runs), "onset")
     if _is_shown(LOGRANK):
         for line in why_no_p(groups, control):
             print(line, file=sys.stderr)
@@ -270,12 +267,6 @@ def _against_control(runs: Sequence[Run], asked: str | None, severe: bool, out: 
         from flashpoint.report.survival import draw_survival
 
         draw_survival(groups).savefig(out)
-
-
-def _tell_of_texts(compared: Sequence[Sequence[Run]]) -> None:
-    if corpora := pooled_corpora(compared):
-        told = f"rows are counted or compared over {len(corpora)} texts (corpus {', '.join(corpora)})"
-        print(f"{told}, and the onset depends on the text; name runs of one text", file=sys.stderr)
 
 
 def _refuse_together(**options: object) -> None:
