@@ -15,6 +15,7 @@ def run(tmp_path: Path) -> str:
         | ({"ties": [[float(step), 1.5]], "norm": [[2.0, 12345.678]]} if step % 2 else {})
         for step in range(10)
     ]
+    metrics.append({"step": 10, "never": 1.0})  # not beside a loss
     return write_run(tmp_path / "run", {"name": "flash_bf16"}, metrics=metrics)
 
 
@@ -37,12 +38,15 @@ def test_heads_stand_side_by_side(run: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["los"], "no metric los; did you mean loss? it has loss, norm, ties"),
+        (["los"], "no metric los; did you mean loss? it has loss, never, norm, ties"),
         (["tie", "--head", "1/1"], "no metric tie; did you mean ties? it has norm, ties"),
         (["ties"], "ties is of a head; give --head LAYER/HEAD, one of 1/1 to 1/2"),
         (["ties", "--head", "2/1"], "ties is of a head; give --head LAYER/HEAD, one of 1/1 to 1/2"),
         (["ties", "--head", "first"], "give LAYER/HEAD, e.g. 2/1"),
         ([], "missing NAME"),
+        (["loss", "--since", "10"], "run: no such step of loss: steps 0 to 9 have all; give other --since and --until"),
+        (["loss", "--since", "5", "--until", "5"], "no such step of loss: steps 0 to 9 have all; give other --since"),
+        (["loss", "never"], "no such step of loss, never: no step has all; give fewer names"),
         (["loss", "--hottest-head"], "--hottest-head: needs --departures"),
         (["--departures", "ties", "--every", "2"], "--departures: takes no --head, --every, --since or --until"),
     ],

@@ -13,6 +13,7 @@ from flashpoint.analysis.series import Head, metric_series, together
 from flashpoint.cli.cells import code, number, share
 from flashpoint.cli.selection import ended, format_option
 from flashpoint.cli.table import Cell, Table, show
+from flashpoint.errors import UserError
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 
@@ -21,13 +22,24 @@ def over_steps(
     run: Run, names: Sequence[str], head: Head | None, every: int, since: int = 0, until: int | None = None
 ) -> Table:
     """Return a row for every ``every``-th step that has all metrics, and the last, of the steps ``since`` to before
-    ``until``."""
+    ``until``.
+
+    Raises:
+        UserError: there is none, or the run has not measured a metric.
+    """
     steps, values = together([metric_series(run, name, head) for name in names], every)
     rows = [
         [int(step), *(number(float(value), ".4g") for value in at_step)]
         for step, at_step in zip(steps, values.T, strict=True)
         if since <= step and (until is None or step < until)
     ]
+    if not rows:
+        between = (
+            f"steps {steps[0]:,} to {steps[-1]:,} have all; give other --since and --until"
+            if len(steps)
+            else ("no step has all; give fewer names")
+        )
+        raise UserError(f"{run.where}: no such step of {', '.join(names)}: {between}")
     return Table(("step", *names), rows)
 
 
