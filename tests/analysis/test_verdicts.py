@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
 from flashpoint.analysis.claims import Claim
 from flashpoint.analysis.quantities import QUANTITIES
@@ -108,6 +109,17 @@ def test_a_run_counts_once_and_with_its_own_attention(tmp_path: Path) -> None:
         exploded([*runs, *select_runs([str(tmp_path / "other")])])
 
 
+def test_the_layer_of_an_explosion_counts_once_and_with_its_own_attention(tmp_path: Path) -> None:
+    metrics = [{"step": 600, "w_q_spectral_norm": [[1.0], [2.0]]}]
+    runs = recorded(tmp_path / "one", 500, 500, metrics=metrics)
+    again = recorded(tmp_path / "again", 500, metrics=metrics)
+    write_run(tmp_path / "other", {"name": "flash_fp32"}, seed=9, onset=500, metrics=metrics)
+    with pytest.raises(UserError, match="are one experiment"):
+        in_layer([*runs, *again], 2)
+    with pytest.raises(UserError, match="2 attentions: flash_bf16; flash_fp32"):
+        in_layer([*runs, *select_runs([str(tmp_path / "other")])], 2)
+
+
 def test_pairs_that_cannot_say_are_left_out() -> None:
     ratios = [OnsetRatio(0.5, True), OnsetRatio(1.5, True), OnsetRatio(2.0, False)]
     cannot = [OnsetRatio(1.0, True), OnsetRatio(0.9, False), OnsetRatio(1.0, False)]
@@ -163,6 +175,26 @@ def test_ratios_of_weights_are_paired_by_seed(tmp_path: Path) -> None:
     assert finding.verdict is Verdict.REPLICATES
 
 
+def test_differences_of_several_attentions_or_from_several_twins_are_not_pooled(tmp_path: Path) -> None:
+    def of(name: str, attention: str, seed: int, differs_in: str = "precision") -> list[Run]:
+        at = {f"weights_{kind}/all": 1.0 for kind in ("largest", "wasserstein", "spread")}
+        manifest = {"twin": {"run": "twin", "differs_in": differs_in}}
+        folder = tmp_path / name / attention
+        write_run(folder, {"name": attention}, seed=seed, val_loss=1.0, manifest=manifest, metrics=[{"step": 99, **at}])
+        return select_runs([str(folder)])
+
+    against = of("against", "flash_fp32", 1)
+    losses = claim(kind="interval", quantity="validation_loss", step=1000, against=["them"], below=0)
+    with pytest.raises(UserError, match="2 attentions: flash_bf16; flash_fixed"):
+        judge(losses, [*of("one", "flash_bf16", 1), *of("two", "flash_fixed", 1)], against)
+    weights = claim(kind="interval", quantity="weights_distance", step=100, against=["them"], below=1)
+    runs = of("one-more", "flash_bf16", 1)
+    with pytest.raises(UserError, match="2 differences from the twin: precision; order"):
+        judge(weights, runs, [*against, *of("three", "flash_fp32", 1, "order")])
+    with pytest.raises(UserError, match="two runs of seed 1 differ in precision"):
+        judge(weights, [*runs, *of("four", "flash_bf16", 1)], against)
+
+
 @pytest.mark.parametrize(("variance", "verdict"), [(1e-4, Verdict.REPLICATES), (0.0, None)])
 def test_a_bias_over_its_variance_needs_an_error(tmp_path: Path, variance: float, verdict: Verdict | None) -> None:
     size = 1e-3 if verdict else 0.0
@@ -202,6 +234,46 @@ def test_the_exponent_of_a_quadratic_bias_is_one(tmp_path: Path) -> None:
     asked = claim(kind="interval", quantity="bias_exponent", above=0.8, below=1.25)
     exponents = QUANTITIES["bias_exponent"].values(runs, [], asked.criterion)  # type: ignore[arg-type]
     np.testing.assert_allclose(exponents, [1.0])
+
+
+def test_sets_of_weights_of_one_seed_count_as_one(tmp_path: Path) -> None:
+    """Exponents 0.8 and 1.2 of seed 1, and 1.1 of seed 2: means 1.0 and 1.1, as SciPy's t test has their interval."""
+    for seed, step, power in ((1, 40, 0.8), (1, 80, 1.2), (2, 40, 1.1)):
+        for noise in (1e-4, 1e-3, 1e-2):
+            of_heads = {
+                "delta_error_relative_bias": [[noise ** (2 * power)]],
+                "delta_error_relative_noise": [[noise]],
+                "w_q_spectral_norm": [[1.0]],
+            }
+            parent = {"parent": {"run": f"runs/{seed}", "from_step": step}}
+            folder = tmp_path / f"{seed}-{step}-{noise}"
+            write_run(folder, BF16, seed=seed, manifest=parent, metrics=[{"step": 100, **of_heads}])
+    finding = judge(
+        claim(kind="interval", quantity="bias_exponent", above=0.8, below=1.25), select_runs([str(tmp_path)])
+    )
+    expected = ttest_1samp([1.0, 1.1], 0).confidence_interval(0.95)
+    assert (finding.n, finding.value) == (2, pytest.approx(1.05))
+    assert (finding.low, finding.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
+    assert finding.verdict is Verdict.UNDECIDED
+
+
+def test_the_bias_with_drawn_targets_is_a_mean_over_the_weights_of_a_seed(tmp_path: Path) -> None:
+    """Of 2 observed tokens and N = 4 the bias is 2Σ, and its variance 16 (v / 2 + Σ² / 4)."""
+    config = {
+        "probes": {"sequences": 1, "targets": "model"},
+        "model": {"context": 2, "n_layer": 1, "d_model": 8},
+    }
+    sums = {"a": (1, 0.1), "b": (1, 0.3), "c": (2, 0.4)}
+    for digest, (seed, error) in sums.items():
+        of_heads = {"delta_error_sum": [[error]], "delta_error_variance": [[0.5]], "w_q_spectral_norm": [[1.0]]}
+        write_run(
+            tmp_path / digest, BF16, seed=seed, digest=digest, train={"batch_size": 2},
+            metrics=[{"step": 100, **of_heads}], config=config,
+        )  # fmt: skip
+    of_set = {digest: 2 * error / (16 * (0.25 + error**2 / 4)) for digest, (_, error) in sums.items()}
+    asked = claim(kind="interval", quantity="bias_model_targets", above=0)
+    found = QUANTITIES["bias_model_targets"].values(select_runs([str(tmp_path)]), [], asked.criterion)  # type: ignore[arg-type]
+    np.testing.assert_allclose(found, [(of_set["a"] + of_set["b"]) / 2, of_set["c"]])
 
 
 def grown(folder: Path, onset: int | None = 5000, **probes: tuple[float, float]) -> list[Run]:

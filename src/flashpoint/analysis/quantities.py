@@ -15,7 +15,7 @@ from flashpoint.analysis.claims import Interval, QuantityName
 from flashpoint.analysis.drawn_targets import by_digest
 from flashpoint.analysis.paired import losses_at
 from flashpoint.analysis.survival import grouped
-from flashpoint.analysis.weights import apart
+from flashpoint.analysis.weights import Apart, apart, by_difference
 from flashpoint.errors import UserError
 from flashpoint.runs.run import Run
 
@@ -50,29 +50,41 @@ def _bias_over_variance(runs: Sequence[Run], _against: Sequence[Run], _asked: In
 
 
 def _bias_exponents(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
-    """Return, for each set of weights, the slope of log bias against log noise² over its roundings."""
+    """Return, for each seed, the slope of log bias against log noise² over the roundings of a set of weights, a mean
+    over its sets."""
     exponents = []
     for name, points in by_weights(runs, Window()).items():
         known = [point for point in points if not point.independent]
         if len(known) < 2 or any(point.bias <= 0 for point in known):
             raise UserError(f"{name}: two or more roundings with a positive bias make an exponent; leave its runs out")
         noises, biases = np.log([point.variance for point in known]), np.log([point.bias for point in known])
-        exponents.append(np.polyfit(noises, biases, 1)[0])
-    return np.array(exponents)
+        exponents.append((points[0].run.config["seed"], float(np.polyfit(noises, biases, 1)[0])))
+    return _by_seed(exponents)
 
 
 def _bias_with_targets(targets: str) -> Callable[..., NDArray[np.float64]]:
-    """Return, for each set of weights, the mean over batches of the layer with the largest error."""
+    """Return, for each seed, the mean over batches of the layer with the largest error, a mean over its sets of
+    weights."""
 
     def values(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
         groups = [group for group in by_digest(runs) if group.complete]
-        measured = [group.measure("bias", targets, group.heaviest_layer) for group in groups]
-        return np.array([by_step.mean() for by_step in measured if by_step is not None])
+        measured = [(group, group.measure("bias", targets, group.heaviest_layer)) for group in groups]
+        return _by_seed(
+            [(group.first.config["seed"], float(found.mean())) for group, found in measured if found is not None]
+        )
 
     return values
 
 
+def _by_seed(values: Sequence[tuple[int, float]]) -> NDArray[np.float64]:
+    """Return the mean of each seed [seeds]. Sets of weights of one seed have the same batches and are often of one run:
+    they are no repetitions of one another."""
+    seeds = dict.fromkeys(seed for seed, _ in values)
+    return np.array([np.mean([value for of, value in values if of == seed]) for seed in seeds])
+
+
 def _loss_differences(runs: Sequence[Run], against: Sequence[Run], asked: Interval) -> NDArray[np.float64]:
+    of_one_attention(runs)
     of_one_attention(against)
     assert asked.step is not None  # checked where the criterion is read
     found = losses_at(asked.step, [*runs, *against], against[0].title)
@@ -82,9 +94,21 @@ def _loss_differences(runs: Sequence[Run], against: Sequence[Run], asked: Interv
 def _weights_ratios(runs: Sequence[Run], against: Sequence[Run], asked: Interval) -> NDArray[np.float64]:
     """Return, for each seed of both, W₁ of the weights from their twin's over that of the run to compare with."""
     assert asked.step is not None  # the criterion's own check
-    others = {one.seed: one.at(asked.step).wasserstein for one in map(apart, against)}
-    own = {one.seed: one.at(asked.step).wasserstein for one in map(apart, runs)}
+    others = {one.seed: one.at(asked.step).wasserstein for one in _of_one_difference(against)}
+    own = {one.seed: one.at(asked.step).wasserstein for one in _of_one_difference(runs)}
     return np.array([value / others[seed] for seed, value in own.items() if seed in others])
+
+
+def _of_one_difference(runs: Sequence[Run]) -> list[Apart]:
+    """Return the distances of runs that differ from their twins in one thing, one a seed.
+
+    Raises:
+        UserError: they differ in several, or two of one seed in the same.
+    """
+    groups = by_difference([apart(run) for run in runs])
+    if len(groups) > 1:
+        raise UserError(f"{len(groups)} differences from the twin: {'; '.join(groups)}; name runs of one of them")
+    return next(iter(groups.values()))
 
 
 def _of_hottest_head(metric: str) -> Callable[..., NDArray[np.float64]]:

@@ -37,7 +37,7 @@ class Finding:
 
     verdict: Verdict
     n: int = 0
-    """Runs, pairs or sets of weights behind the value."""
+    """Runs, pairs, or seeds with one or more sets of weights behind the value."""
     count: int | None = None
     """How many of the n are as the claim says; None where the value is a mean."""
     value: float | None = None
@@ -129,8 +129,10 @@ def in_layer(runs: Sequence[Run], layer: int) -> Tally:
     """Count the explosions whose W_Q is largest in this layer (from 1). Runs without an explosion are left out.
 
     Raises:
-        UserError: a run has not measured the norm of W_Q.
+        UserError: a run has not measured the norm of W_Q, or as :func:`exploded`.
     """
+    of_one_attention(runs)
+    lifetimes(runs[0].title, "", runs)  # refuses what is no life of its own
     layers = [run.hottest_head[0] for run in runs if run.onset is not None]
     return Tally(layers.count(layer), len(layers), len(runs) - len(layers))
 
