@@ -45,7 +45,8 @@ def test_the_curve_is_the_textbooks() -> None:
     [([1, 2, 5, 9], [], 3.5), ([1, 2, 5], [], 2), ([1, 2], [10, 10], 2), ([1, 2, 8], [3], 5), ([1], [10, 10], None)],
 )
 def test_a_median_between_two_onsets_is_their_middle(onsets: list[int], censored: list[int], median: float) -> None:
-    """As R's survfit has it; in the fourth case half are left from 2 to 8, though one of them is lost at 3."""
+    """As R's survfit has it; in the fourth case half are left from 2 to 8, though one of them is lost at 3. In the
+    third R has 6, the middle up to the last length, which is no onset."""
     runs = Lifetimes("some", "some", np.array(onsets), np.array(censored, np.int64))
     assert runs.median_onset == median
 

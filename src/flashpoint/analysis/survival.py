@@ -54,6 +54,8 @@ class Lifetimes:
         """Step by which half of the runs have exploded by the Kaplan–Meier estimate; None where it is not reached.
 
         Where the curve stays at one half until the next explosion, the middle of the two, as R's ``survfit`` has it.
+        Where it stays there to the end, the step from which on it does: R takes the middle up to the longest run, which
+        says how long the runs were.
         """
         if not len(self.onsets):
             return None
