@@ -86,6 +86,12 @@ def test_means_over_several_texts_are_told(tmp_path: Path) -> None:
     assert call("loss", *same).stderr == ""
 
 
+def test_without_a_stable_run_the_step_is_to_be_named(tmp_path: Path) -> None:
+    run = record(tmp_path, "flash_fp32", 1, {100: 2.0, 200: 8.0}, onset=150)
+    assert refusal(call("loss", run)) == "error: all of these runs exploded; name a step before their onsets with --at"
+    assert rows(call("loss", run, "--at", "100")) == ["| `flash_fp32` | 1 | 0 | 2.0000 |  |  |  |  |"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [(["--at", "150"], "not validated after step 150 but 100, 200"), ([], "no step at which all runs")],

@@ -65,7 +65,9 @@ def last_common_step(runs: Sequence[Run]) -> int:
         UserError: there is none.
     """
     stable = [set(validations(run)) for run in runs if run.failed_at is None]
-    common = set.intersection(*stable) if stable else set()
+    if not stable:
+        raise UserError("all of these runs exploded; name a step before their onsets with --at")
+    common = set.intersection(*stable)
     if not common:
         raise UserError("no step at which all runs that did not explode were validated; name one with --at")
     return max(common)

@@ -11,7 +11,7 @@ from flashpoint.analysis.provenance import provenance
 from flashpoint.analysis.weights import ALL, Apart, apart, by_difference, last_common_step, tensors
 from flashpoint.cli.cells import plus_minus, ratio
 from flashpoint.cli.selection import answered, ended, figures_option, format_option, runs_argument
-from flashpoint.cli.table import Table, show
+from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError, notify
 from flashpoint.runs.run import Run
 
@@ -39,10 +39,18 @@ def by_kind(groups: Mapping[str, Sequence[Apart]], step: int, controls: Sequence
         for control in controls:
             others = {one.seed: one.at(step).wasserstein for one in groups[control]}
             ratios = [one.at(step).wasserstein / others[one.seed] for one in members if one.seed in others]
-            row.append(ratio(ratios, ".3g") if ratios and kind != control else None)
+            row.append(_over_control(ratios, len(members)) if ratios and kind != control else None)
         rows.append(row)
     told = f"after {step:,} steps; 95 % over seeds (Student's t"
     return Table(columns, rows, f"{told}; of ratios, of their logarithms)" if controls else f"{told})")
+
+
+def _over_control(ratios: Sequence[float], pairs: int) -> Cell:
+    """Return the mean of ratios with its interval, and their number where the control lacks some of the seeds."""
+    cell = ratio(ratios, ".3g")
+    if len(ratios) == pairs:
+        return cell
+    return Cell({**cell.value, "n": len(ratios)}, f"{cell.text}, n = {len(ratios)}")
 
 
 def by_step(groups: Mapping[str, Sequence[Apart]]) -> Table:

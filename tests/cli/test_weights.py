@@ -1,0 +1,30 @@
+"""``flashpoint weights`` on distances that are known by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_1samp
+
+from tests.records import call, rows, values, write_run
+
+
+def record(folder: Path, differs_in: str, seed: int, distance: float) -> str:
+    at = {"weights_largest/all": 1.0, "weights_wasserstein/all": distance, "weights_spread/all": 1.0}
+    manifest = {"twin": {"run": "twin", "differs_in": differs_in}}
+    return write_run(
+        folder / f"{differs_in}-{seed}", {"name": "sdpa"}, seed=seed, manifest=manifest, metrics=[{"step": 99, **at}]
+    )
+
+
+def test_ratios_of_fewer_seeds_than_the_row_has_say_how_many(tmp_path: Path) -> None:
+    """The row has three pairs, the control two of their seeds: ratios 2 and 8, of which SciPy has the interval."""
+    runs = [record(tmp_path, "order", seed, distance) for seed, distance in ((1, 2.0), (2, 8.0), (3, 100.0))]
+    runs += [record(tmp_path, "precision", seed, 1.0) for seed in (1, 2)]
+    low, high = np.exp(ttest_1samp(np.log([2.0, 8.0]), 0).confidence_interval(0.95))
+    order, _ = rows(call("weights", *runs, "--control", "precision"))
+    assert order.startswith("| order | 3 |")
+    assert order.endswith(f"| 4 ({low:.3g} to {high:.3g}), n = 2 |")
+    told = values("weights", *runs, "--control", "precision")[0]["W₁ over that of precision"]
+    assert told == {"mean": pytest.approx(4), "low": pytest.approx(low), "high": pytest.approx(high), "n": 2}
+    assert "n = " not in call("weights", *runs[:2], *runs[3:], "--control", "precision").stdout
