@@ -1,5 +1,6 @@
 """``flashpoint delta`` on runs whose sums and biases are known by hand."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,11 @@ def two_heads(tmp_path: Path) -> str:
     return write_run(tmp_path / "run", {"name": "flash_bf16"}, onset=1500, metrics=metrics, config=config)
 
 
+def again(run: str) -> str:
+    """The same run in another folder."""
+    return str(shutil.copytree(run, Path(run).parent / "again" / Path(run).name))
+
+
 def test_the_bias_of_delta_is_in_units_of_its_own_error(two_heads: str) -> None:
     first, second = rows(call("delta", two_heads))
     # Σ = 9 · 2 over √(4 · 9 · 1) = 3 standard errors; 9 of 9 has a lower end of 0.025^(1/9) = 66 %.
@@ -62,7 +68,7 @@ def test_a_layer_is_all_its_heads(two_heads: str) -> None:
     assert row["sensitivity"] == pytest.approx(8 * (29 / 32) ** 0.5 / 3)
     assert row["bias / variance"]["mean"] == pytest.approx(19 / 72 / (8 * 29 / 32))
     # Σz/√n = 2 · 2.24 / √2; bias over noise² = (19 / 18) / 9.
-    assert rows(call("delta", two_heads, two_heads, "--by", "layer"))[2:] == [
+    assert rows(call("delta", two_heads, again(two_heads), "--by", "layer"))[2:] == [
         "| Σz/√n | +3.2 |",
         "| bias / noise² | 0.1 (0.1 to 0.1) |",
         "| sensitivity | 2.5 (2.5 to 2.5) |",
@@ -79,7 +85,7 @@ def test_a_metric_by_layer_and_whether_it_is_largest_where_the_run_explodes(two_
     assert "score_mean of heads was not measured" in missing
     # Two of two: the lower end is 0.025^(1/2) = 16 %.
     options = ("--by", "layer", "--metric", "sensitivity", "--verdicts")
-    *_, told = call("delta", two_heads, two_heads, *options, tmp_path).stdout.splitlines()
+    *_, told = call("delta", two_heads, again(two_heads), *options, tmp_path).stdout.splitlines()
     assert told == "largest in the layer that explodes: 2 of 2 (16 to 100 %); layer 1 in 2"
     assert refusal(call("delta", two_heads, *options, two_heads)).startswith(f"error: {two_heads}/run: no run there")
 
@@ -152,8 +158,8 @@ def test_a_bias_is_over_the_variance_that_drawn_targets_have(tmp_path: Path) -> 
         "| bias, data (n = 2) | 0.25 (0.25 to 0.25) |",
         "| bias, model (n = 2) | 0.00 (0.00 to 0.00) |",
     ]
-    refused = refusal(call("delta", runs[0], runs[1], runs[1], "--by", "targets"))
-    assert refused == f"error: {runs[1]}: a second run with targets=model of digest a"
+    refused = refusal(call("delta", runs[0], runs[1], other := again(runs[1]), "--by", "targets"))
+    assert refused == f"error: {other}: a second run with targets=model of digest a"
 
 
 def test_pooled_biases_have_an_interval_over_runs(tmp_path: Path) -> None:

@@ -125,6 +125,16 @@ def test_the_hottest_heads_are_those_at_the_end(tmp_path: Path) -> None:
     assert values("runs", deep, "--show", "hottest")[0]["layer 2"] == {"head 1": 1.0, "head 2": 1.0, "head 3": 35.25}
 
 
+def test_a_run_that_two_words_name_counts_once(tmp_path: Path) -> None:
+    """Of two explosions the interval is 0 to 84 %, 1 − 0.025^(1/2); of four it would be 0 to 60 %."""
+    metrics = [{"step": step, "w_q_spectral_norm": [[1.0, 1.0]]} for step in range(0, 1000, 100)]
+    for seed in (1, 2):
+        write_run(tmp_path / str(seed), {"name": "flash_bf16"}, seed=seed, onset=900, metrics=metrics)
+    told = call("runs", tmp_path, tmp_path / "*", tmp_path / "1/../2", "--show", "warnings").stdout
+    assert "foretold 0 of 2 explosions (0 to 84 %)" in told
+    assert [row.split(" | ")[0] for row in rows(call("runs", tmp_path / "2", tmp_path))] == ["| `2`", "| `1`"]
+
+
 def test_warnings_are_leads_and_false_alarms(tmp_path: Path) -> None:
     def record(name: str, onset: int | None, final: float) -> str:
         at = ((0, 1.0), (500, 1.0), (1000, final), (1500, final))

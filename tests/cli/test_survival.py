@@ -112,8 +112,9 @@ def test_onsets_are_compared_seed_by_seed(tmp_path: Path) -> None:
     at_once = write_run(tmp_path / "at-once", {"name": "flash_bf16"}, steps=1, onset=0, outcome="nonfinite")
     failed = refusal(call("survival", runs[0], "--paired", at_once))
     assert failed == f"error: {at_once}: nonfinite at 0, no time to compare with; leave it out"
-    twice = refusal(call("survival", runs[0], "--paired", controls[0], "--paired", controls[0]))
-    assert twice == f"error: {controls[0]}: a second control of seed 1; name one of each"
+    second = record("second-control-1", 1, 500, 300)
+    twice = refusal(call("survival", runs[0], "--paired", controls[0], "--paired", second))
+    assert twice == f"error: {second}: a second control of seed 1; name one of each"
     again = record("again-1", 1, 800, 700, lr=1.0)
     twice = refusal(call("survival", runs[0], again, "--paired", controls[0]))
     assert twice == f"error: {again}: a second run of seed 1 in its row; leave one of them out"

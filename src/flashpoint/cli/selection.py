@@ -64,14 +64,18 @@ def figures_option(what: str) -> Callable[[Any], Any]:
 
 
 def chosen(words: Sequence[str]) -> list[Run]:
-    """Return the runs that the words name. A word that names none is told on stderr.
+    """Return the runs that the words name, each once. A word that names none is told on stderr.
 
     Raises:
         UserError: no run is left.
     """
     from flashpoint.runs.select import select_runs
 
-    return [run for _, runs in answered(words, lambda word: select_runs([word])) for run in runs]
+    once: dict[object, Run] = {}
+    for _, runs in answered(words, lambda word: select_runs([word])):
+        for run in runs:
+            once.setdefault(run.folder.path.resolve() if run.folder else run.where, run)
+    return list(once.values())
 
 
 def ended(words: Sequence[str], *, metrics: bool = False) -> list[Run]:
