@@ -76,6 +76,18 @@ def test_a_layer_is_all_its_heads(two_heads: str) -> None:
     ]
 
 
+def test_a_layer_without_an_error_counts_the_runs_that_have_one(two_heads: str, tmp_path: Path) -> None:
+    """Of two runs one has an exact δ: Σz/√n is the z of the other, 2.24, and not that over √2."""
+    names = ("delta_error_sum", "delta_error_variance", "delta_error_relative_bias", "delta_error_relative_noise")
+    metrics = [{"step": step, **{name: [[0.0, 0.0]] for name in names}} for step in range(0, 450, 50)]
+    config = {**OF_EIGHT, "model": {"context": 2, "n_layer": 1}, "train": {"batch_size": 4}}
+    exact = write_run(tmp_path / "exact", {"name": "flash_exact_rowsum"}, metrics=metrics, config=config)
+    result = call("delta", two_heads, exact, "--by", "layer")
+    assert rows(result)[2] == "| Σz/√n | +2.2 |"
+    assert result.stdout.splitlines()[-1] == "Of 2 runs δ takes part of O's error in fewer: 1 in layer 1."
+    assert "in fewer" not in call("delta", two_heads, again(two_heads), "--by", "layer").stdout
+
+
 def test_a_metric_by_layer_and_whether_it_is_largest_where_the_run_explodes(two_heads: str, tmp_path: Path) -> None:
     (sensitivity,) = rows(call("delta", two_heads, "--by", "layer", "--metric", "sensitivity"))
     assert sensitivity == "| `run` | exploded at 1,500 | **2.5** |"

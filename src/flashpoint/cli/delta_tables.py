@@ -78,10 +78,8 @@ def layers(found: Sequence[LayerErrors]) -> list[Table]:
     by_run = Table(("run", "verdict", *names, *_OF_HOTTEST), rows, "Layers: z; the columns after them: of the hottest.")
     if len(found) < 2:
         return [by_run]
-    sums = [
-        number(float(z.sum() / len(z) ** 0.5) if len(z) else None, "+.1f")
-        for z in _measured([one.z for one in found], count)
-    ]
+    measured = _measured([one.z for one in found], count)
+    sums = [number(float(z.sum() / len(z) ** 0.5) if len(z) else None, "+.1f") for z in measured]
     means: list[list[Any]] = [["Σz/√n", *sums]]
     for name, attribute, form in (
         ("bias / noise²", "bias_over_noise2", ".1f"),
@@ -90,7 +88,9 @@ def layers(found: Sequence[LayerErrors]) -> list[Table]:
     ):
         values = _measured([getattr(one, attribute) for one in found], count)
         means.append([name, *(mean_and_interval(column, form) if len(column) > 1 else None for column in values)])
-    return [by_run, Table((f"all {len(found)} runs", *names), means)]
+    fewer = [f"{len(z)} in layer {layer}" for layer, z in enumerate(measured, 1) if len(z) < len(found)]
+    note = f"Of {len(found)} runs δ takes part of O's error in fewer: {', '.join(fewer)}." if fewer else ""
+    return [by_run, Table((f"all {len(found)} runs", *names), means, note)]
 
 
 def _hottest(one: LayerErrors) -> list[Any]:

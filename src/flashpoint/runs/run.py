@@ -244,8 +244,11 @@ class Run:
 
     @cached_property
     def hottest_layer(self) -> int:
-        """The layer of :attr:`hottest_head`: in an explosion the one that explodes; 2, the paper's, if not measured."""
-        return 2 if self.by_head("w_q_spectral_norm") is None else self.hottest_head[0]
+        """The layer of :attr:`hottest_head`: in an explosion the one that explodes; 2, the paper's, if not measured, or
+        the last of a smaller model."""
+        if self.by_head("w_q_spectral_norm") is None:
+            return min(2, self.config.get("model", {}).get("n_layer", 2))  # a watched loop may not tell
+        return self.hottest_head[0]
 
     @cached_property
     def hottest_head(self) -> tuple[int, int]:
