@@ -181,6 +181,30 @@ def test_with_grouped_heads_of_keys_the_head_is_named() -> None:
         assert [(found.kind, found.heads) for found in diagnose(call, asked).findings] == [("delta_bias", (2,))]
 
 
+@pytest.mark.parametrize(("dtype", "sure"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_that_an_error_follows_the_rounding_of_o_is_said_only_where_its_slope_is_sure(
+    dtype: torch.dtype, sure: bool
+) -> None:
+    """A planted bias of δ, beside the rounding of O. In FP32 that is so small beside the bias that the slope on it is
+    chance."""
+    call = call_of(by_position(CLEAN["sdpa"]), [x.to(dtype) for x in inputs(1)])
+    assert call.out is not None
+    assert call.grad_q is not None
+    assert call.grad_k is not None
+    later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    probs = (call.q.double() @ call.k.double().mT * call.scale).masked_fill(later, -math.inf).softmax(-1)
+    bound = call.grad_out.double().norm(dim=-1, keepdim=True) * call.out.double().norm(dim=-1, keepdim=True)
+    grad_scores = -0.1 * bound * probs * call.scale
+    biased = dataclasses.replace(
+        call,
+        grad_q=(call.grad_q + grad_scores @ call.k.double()).to(dtype),
+        grad_k=(call.grad_k + grad_scores.mT @ call.q.double()).to(dtype),
+    )
+    (found,) = diagnose(biased).findings
+    assert found.kind == "delta_bias"
+    assert ("follow" in found.text) == sure
+
+
 def test_a_switched_off_row_is_found() -> None:
     tensors = inputs(4, factor=8.0, offset=4.0)
     tensors[1][:, :, 1::2] = tensors[1][:, :, ::2]  # keys in pairs: every maximum is tied

@@ -13,7 +13,7 @@ from flashpoint.diagnosis.delta_sample import DeltaSample
 from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, explained, fp32_error, maker
 from flashpoint.diagnosis.gross import differing_rows, fp16_underflow, nonfinite, wrong_rows, wrong_weights
 from flashpoint.diagnosis.measured import measured
-from flashpoint.diagnosis.measures import Measures, Results, over_sequences
+from flashpoint.diagnosis.measures import Measures, Results
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
 from flashpoint.diagnosis.repeats import averaged, identities_of
 from flashpoint.numerics.variant import AttentionVariant
@@ -77,7 +77,7 @@ def diagnose(
 
 def delta_finding(layer: int, bias: DeltaBias | None) -> Finding | None:
     """Return the finding that δ of a layer is biased, by its errors alone."""
-    return _biased(bias, {}, maker(layer))
+    return _biased(bias, None, maker(layer))
 
 
 def _findings(
@@ -103,7 +103,8 @@ def _findings(
     dead = of["dead_rows"].mean(0) > DEAD_ROWS
     told_apart = ~dead & (fp32_error(of) < FP32_COARSE)  # beyond, P̄ of the largest score is not 1
     heads &= told_apart & ~explained(of) if declares else told_apart
-    found = [_biased(bias, of, finding)]
+    following = _following(call, of)
+    found = [_biased(bias, following, finding)]
     rough = ~heads & told_apart & (coarser > 3 * of["out_error_expected"].square().mean(0))
     if not declares and rough.any():
         errs, normal = (float(of[name][:, rough].mean()) for name in ("out_error", "out_error_expected"))
@@ -114,28 +115,25 @@ def _findings(
         errs, normal = (float(x[heads].mean().sqrt()) for x in (length, expected))
         text = f"the length of O's rows errs by {errs:.1e}, where an ℓ that is not rounded makes {normal:.1e}"
         found.append(finding("rounded_denominator", heads, text))
-    found += [None if heads.any() else _rounded_head(call, of, finding), _dead(of, finding)]
+    found += [None if heads.any() else _rounded_head(following, finding), _dead(of, finding)]
     return [one for one in found if one is not None]
 
 
-def _biased(bias: DeltaBias | None, of: Measures, finding: Make) -> Finding | None:
-    if bias is None or not bias.judges or not (heads := bias.igniting).any():
-        return None
-    worst = int((bias.mean.abs() * heads).argmax())
-    size, sure, nats = (float(x[worst]) for x in (bias.mean, bias.mean / bias.error, bias.nats))
-    source = ""
-    if "delta_follows_out" in of and not (slope := over_sequences(of)["delta_follows_out"][worst]).isnan():
-        follows = bool(slope > _FOLLOWS)
-        source = "its error follows the rounding of O; " if follows else "its error does not follow O's rounding; "
-    text = (
-        f"δ errs by {size:+.1e} of |dO||O| on average, {abs(sure):.0f} standard errors of {bias}, "
-        f"and by {nats:+.1e} nats over them; its noise is {float(bias.noise[worst]):.1e}; {source}{ignited(size)}"
-    )
-    return finding("delta_bias", heads, text)
+@dataclass(frozen=True)
+class _Following:
+    """Whether δ takes the rounding of O, by head [H].
+
+    Attributes:
+        slope: of δ's error on what the rounding of O adds to rowsum(dO∘O), the mean over sequences.
+        surely, surely_not: bool. A head that does not tell is neither.
+    """
+
+    slope: Tensor
+    surely: Tensor
+    surely_not: Tensor
 
 
-def _rounded_head(call: AttentionCall, of: Measures, finding: Make) -> Finding | None:
-    """In every FlashAttention δ follows in all heads that tell; where it comes from an exact O, in none."""
+def _following(call: AttentionCall, of: Measures) -> _Following | None:
     if "delta_follows_out" not in of:
         return None
     slopes = averaged(of["delta_follows_out"], identities_of(call))
@@ -144,14 +142,36 @@ def _rounded_head(call: AttentionCall, of: Measures, finding: Make) -> Finding |
     variance = (slopes - mean).square().nansum(0) / (counts - 1).clamp_min(1)
     sure = torch.tensor([standard_errors(count, len(counts)) for count in counts.tolist()]) * (variance / counts).sqrt()
     told = (counts >= FEW) & (of["delta_rounding"].square().mean(0).sqrt() > fp32_error(of))
-    heads, others = told & (mean - sure > _FOLLOWS), told & (mean + sure < _FOLLOWS)
-    if not (heads.any() and others.any()):
+    return _Following(mean, told & (mean - sure > _FOLLOWS), told & (mean + sure < _FOLLOWS))
+
+
+def _biased(bias: DeltaBias | None, following: _Following | None, finding: Make) -> Finding | None:
+    if bias is None or not bias.judges or not (heads := bias.igniting).any():
         return None
-    ours, theirs = float(mean[heads].mean()), float(mean[others].mean())
+    worst = int((bias.mean.abs() * heads).argmax())
+    size, sure, nats = (float(x[worst]) for x in (bias.mean, bias.mean / bias.error, bias.nats))
+    source = ""
+    if following and following.surely[worst]:
+        source = "its error follows the rounding of O; "
+    elif following and following.surely_not[worst]:
+        source = "its error does not follow O's rounding; "
+    text = (
+        f"δ errs by {size:+.1e} of |dO||O| on average, {abs(sure):,.0f} standard errors of {bias}, "
+        f"and by {nats:+.1e} nats over them; its noise is {float(bias.noise[worst]):.1e}; {source}{ignited(size)}"
+    )
+    return finding("delta_bias", heads, text)
+
+
+def _rounded_head(following: _Following | None, finding: Make) -> Finding | None:
+    """In every FlashAttention δ follows in all heads that tell; where it comes from an exact O, in none."""
+    if following is None or not (following.surely.any() and following.surely_not.any()):
+        return None
+    others = following.surely_not
+    ours, theirs = float(following.slope[following.surely].mean()), float(following.slope[others].mean())
     which = ", ".join(map(str, (others.nonzero().flatten() + 1).tolist()))
     named = "head" if others.sum() == 1 else "heads"
     text = f"δ follows the rounding of O with slope {ours:.2f}; in {named} {which} the slope is {theirs:.2f}"
-    return finding("rounded_head", heads, text)
+    return finding("rounded_head", following.surely, text)
 
 
 def _dead(of: Measures, finding: Make) -> Finding | None:
