@@ -81,6 +81,7 @@ def test_nan_in_the_inputs_is_not_said_to_be_the_attentions(tmp_path: Path) -> N
     write_call(tmp_path, 1, nan=True)
     told = printed(tmp_path)
     assert "nonfinite" in told
+    assert "the fault lies before it" in told
     assert "computes something wrong" not in told
     write_call(tmp_path, 2, wrong=True)
     assert "computes something wrong" in printed(tmp_path)

@@ -14,6 +14,7 @@ _BY_DESIGN = frozenset(("out_rows", "coarse_rounding", "dropped_tile", "stale_ma
 _ALONE = {
     "fp16_underflow": "Scale the loss (torch.amp.GradScaler) or train in BF16: FP16 holds no smaller gradients.",
     "nonfinite": (
+        "Where q, k or v hold NaN or infinity, every attention returns them: the fault lies before it. Elsewhere "
         "--attention flash_fp32 tells whether another kernel returns NaN or infinity on the same inputs, too."
     ),
     "gradients_off": (
