@@ -54,21 +54,41 @@ def test_a_run_is_diagnosed_with_the_weights_of_the_checkpoint_before_a_step(
         assert weights in diagnose("runs/kept", "--sequences", "4", "--step", step)["heading"]
 
 
-@pytest.mark.parametrize(("last", "onset", "warned"), [(3.0, 1600, True), (3.0, 1400, False), (1.5, 1600, False)])
+@pytest.mark.parametrize(
+    ("last", "onset", "outcome", "told", "said"),
+    [
+        (3.0, 1600, "exploded", [(1500, 2, 2)], "W_Q of layer 2 grew, and the loss exploded at step 1,600."),
+        (3.0, 1600, "nonfinite", [(1500, 2, 2)], "W_Q of layer 2 grew, and the loss was no finite number at step 1,6"),
+        (3.0, None, "stable", [(1500, 2, 2)], "W_Q of layer 2 grew. "),
+        (3.0, 1400, "exploded", [(1000, 1, 1)], "No early warning came before the loss exploded at step 1,400: "),
+        (1.5, 1600, "exploded", [(1500, 2, 2)], "No early warning came before the loss exploded at step 1,600: "),
+        (3.0, 400, "exploded", [], ""),  # W_Q had not been measured for long enough
+        (1.5, 1600, "nonfinite", [], ""),
+        (1.5, None, "stable", [], ""),
+    ],
+)
 def test_what_w_q_did_before_the_onset_is_told(
-    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: float, onset: int, warned: bool
+    recorded: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    last: float,
+    onset: int | None,
+    outcome: str,
+    told: list[tuple[int, int, int]],
+    said: str,
 ) -> None:
     monkeypatch.chdir(recorded)  # the data are there
     shutil.copytree("runs/original", tmp_path / "grown")
     grown = RunFolder(tmp_path / "grown")
     with grown.metrics.open("a") as file:
-        for step, norm in ((1000, 1.0), (1500, last)):
-            file.write(json.dumps({"step": step, "w_q_spectral_norm": [[1.0, 1.0], [1.0, norm]]}) + "\n")
-    outcome = json.loads((grown.path / "outcome.json").read_text())
-    (grown.path / "outcome.json").write_text(json.dumps({**outcome, "outcome": "exploded", "onset_step": onset}))
+        for step, first_norm, last_norm in ((500, 1.0, 1.0), (1000, 1.2, 1.0), (1500, 1.2, last)):
+            norms = [[first_norm, 1.0], [1.0, last_norm]]
+            file.write(json.dumps({"step": step, "w_q_spectral_norm": norms}) + "\n")
+    changed = {**json.loads(grown.outcome.read_text()), "outcome": outcome, "onset_step": onset}
+    grown.outcome.write_text(json.dumps(changed))
     first = diagnose(str(grown.path), "--sequences", "4")["tables"][0]
-    told = [(row["step"], row["layer"], row["head"]) for row in first["rows"] if "W_Q norm" in row]
-    assert told == [(1500, 2, 2)] * warned
+    assert [(row["step"], row["layer"], row["head"]) for row in first["rows"] if "W_Q norm" in row] == told
+    assert first["note"].startswith(said)
 
 
 def test_a_damaged_run_does_not_keep_its_capture_from_being_diagnosed(tmp_path: Path) -> None:

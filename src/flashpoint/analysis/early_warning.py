@@ -30,11 +30,21 @@ def warning_of(run: Run) -> HeadGrowth | None:
     Raises:
         UserError: the run has not measured them.
     """
+    return sentinel_of(run).warning
+
+
+def sentinel_of(run: Run, before: int | None = None) -> Sentinel:
+    """Return what watches W_Q, after the run's norms of the steps before one, or of all.
+
+    Raises:
+        UserError: the run has not measured them.
+    """
     steps, norms = run.measured_by_head("w_q_spectral_norm")
     sentinel = Sentinel(run.config["train"]["warmup_steps"])
     for step, norms_then in zip(steps, np.moveaxis(norms, -1, 0), strict=True):
-        sentinel.update(int(step), norms_then)
-    return sentinel.warning
+        if before is None or step < before:
+            sentinel.update(int(step), norms_then)
+    return sentinel
 
 
 def foretold(warnings: Sequence[tuple[Run, HeadGrowth | None]]) -> Foretold:

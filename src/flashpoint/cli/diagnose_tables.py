@@ -88,8 +88,9 @@ def delta_tables(samples: Mapping[int, DeltaSample]) -> list[Table]:
 
 
 def growth(path: Path) -> list[Table]:
-    """Return what W_Q did before the onset of the run that the tensors are of, where it gave an early warning."""
-    from flashpoint.analysis.early_warning import warning_of
+    """Return what W_Q did before the onset of the run that the tensors are of: the early warning that it gave, or of a
+    run that exploded without one the head that grew most."""
+    from flashpoint.analysis.early_warning import sentinel_of
     from flashpoint.probes.sentinel import LOOKBACK
     from flashpoint.runs.folder import RunFolder
     from flashpoint.runs.run import Run
@@ -101,19 +102,31 @@ def growth(path: Path) -> list[Table]:
         return []
     try:
         run = Run.of_folder(folder)
-        warning = None if run.by_head("w_q_spectral_norm") is None else warning_of(run)
         onset = run.onset
+        if run.by_head("w_q_spectral_norm") is None:
+            return []
+        sentinel = sentinel_of(run, onset)
+        exploded = onset is not None and run.ending == "exploded"
     except UserError as error:  # of a file that the diagnosis does not need
         notify(str(error))
         return []
-    if warning is None or (onset is not None and warning.step >= onset):
+    hottest = sentinel.hottest(1)  # none where the norms are of too few steps
+    of = sentinel.warning or (hottest[0] if exploded and hottest else None)
+    if of is None:
         return []
-    row = [warning.step, warning.layer, warning.head, number(warning.norm, ".1f"), number(warning.growth, ".1f")]
-    ended = "" if onset is None else f", and the loss exploded at step {onset:,}"
-    note = (
-        f"W_Q of layer {warning.layer} grew{ended}. The explosions that this package knows begin so, and the attention "
-        "can be the cause where nothing is found below: docs/findings/own_run.md, A real explosion."
-    )
+    failed = "" if onset is None else f"the loss {'exploded' if exploded else 'was no finite number'} at step {onset:,}"
+    if sentinel.warning:
+        note = (
+            f"W_Q of layer {of.layer} grew{failed and f', and {failed}'}. The explosions that this package knows begin "
+            "so, and the attention can be the cause where nothing is found below: docs/findings/own_run.md, A real "
+            "explosion."
+        )
+    else:
+        note = (
+            f"No early warning came before {failed}: this head had grown most. Most explosions by attention that this "
+            "package knows had a warning. Look at learning rate, data and optimiser first."
+        )
+    row = [of.step, of.layer, of.head, number(of.norm, ".1f"), number(of.growth, ".1f")]
     return [Table(("step", "layer", "head", "W_Q norm", f"growth in {LOOKBACK} steps"), [row], note)]
 
 
