@@ -236,7 +236,10 @@ def command(
         if out:
             raise click.UsageError("--paired: draws nothing, drop --out")
         controls = ended(paired)
-        show(by_seed(onset_ratios(runs, controls)), form, provenance([*runs, *controls]))
+        meaning = (
+            "onset over that of the paired run of the same seed; > before the length of a run that did not explode"
+        )
+        show(by_seed(onset_ratios(runs, controls)), form, f"{provenance([*runs, *controls])}\n{meaning}")
     elif key:
         found = responses(runs, key)
         show(by_setting(found, key), form, provenance(runs))
