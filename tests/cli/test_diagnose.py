@@ -59,7 +59,7 @@ def test_a_run_is_diagnosed_with_the_weights_of_the_checkpoint_before_a_step(
     [
         (3.0, 1600, "exploded", [(1500, 2, 2)], "W_Q of layer 2 grew, and the loss exploded at step 1,600."),
         (3.0, 1600, "nonfinite", [(1500, 2, 2)], "W_Q of layer 2 grew, and the loss was no finite number at step 1,6"),
-        (3.0, None, "stable", [(1500, 2, 2)], "W_Q of layer 2 grew. "),
+        (3.0, None, "stable", [(1500, 2, 2)], "W_Q of layer 2 grew. Most explosions"),
         (3.0, 1400, "exploded", [(1000, 1, 1)], "No early warning came before the loss exploded at step 1,400: "),
         (1.5, 1600, "exploded", [(1500, 2, 2)], "No early warning came before the loss exploded at step 1,600: "),
         (3.0, 400, "exploded", [], ""),  # W_Q had not been measured for long enough

@@ -117,9 +117,9 @@ def growth(path: Path) -> list[Table]:
     failed = "" if onset is None else f"the loss {'exploded' if exploded else 'was no finite number'} at step {onset:,}"
     if sentinel.warning:
         note = (
-            f"W_Q of layer {of.layer} grew{failed and f', and {failed}'}. The explosions that this package knows begin "
-            "so, and the attention can be the cause where nothing is found below: docs/findings/own_run.md, A real "
-            "explosion."
+            f"W_Q of layer {of.layer} grew{failed and f', and {failed}'}. Most explosions that this package knows "
+            "begin so, and the attention can be the cause where nothing is found below: docs/findings/own_run.md, A "
+            "real explosion."
         )
     else:
         note = (
