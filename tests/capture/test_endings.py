@@ -215,3 +215,22 @@ def test_losses_that_end_above_the_margin_are_told_and_kept(
     assert (f"the loss has exploded, since step 203: {rule}" in told) == (after == 80)
     assert told.count("17 steps of the 50 that make an explosion; 33 more would decide") == (after == 20)
     assert ("the tensors are of step 0, which was observed last" in told) == (after == 20)
+
+
+@pytest.mark.parametrize(("high", "steps"), [(9.0, 30), (9.0, 130), (5.2, 30), (9.0, 12)])
+def test_losses_that_rise_at_once_and_stay_are_told_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], high: float, steps: int
+) -> None:
+    """The first four losses are 5 nats. Ten at the end that are higher by more than the margin are told."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        loss = model(torch.randn(3, 12, 32)).square().mean()
+        loss.backward()
+        watched.step(loss * 0 + (5.0 if number < 4 else high))
+
+    run = loop(tmp_path, Pair(), step, steps=steps, interval=500)
+    diverged = high == 9.0 and steps > 12
+    told = capsys.readouterr().err
+    assert run.verdict.startswith("stable")
+    assert ("10 losses that lie more than 0.3 nats above its first, 5: a mean of 100 losses" in told) == diverged
+    assert bool(list((tmp_path / "own/captures").glob("*"))) == diverged

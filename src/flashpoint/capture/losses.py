@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
@@ -21,12 +22,16 @@ from flashpoint.runs.outcome import Verdict
 from flashpoint.training.detector import ExplosionDetector
 from flashpoint.training.listeners import Metrics
 
+_LATEST = 10
+"""Losses at the end of a loop that are compared with its first. One alone may be that of a hard batch."""
+
 
 class Losses:
     """Judges losses and gradient norms in the order of their steps. What they show is captured.
 
+    The detector compares with a mean of earlier losses. Where a loop diverges at once they are as high as what follows.
+
     Attributes:
-        last: the latest loss that has been read, nats; NaN before any.
         loop_goes_on: whether another step may follow.
     """
 
@@ -44,7 +49,8 @@ class Losses:
         self._arrivals, self._guard, self._bounds = arrivals, guard, bounds
         self._detector, self._overflows = ExplosionDetector(bounds), Overflows()
         self._pending: list[tuple[int, Number, Number | None]] = []
-        self.last = math.nan
+        self._first: float | None = None
+        self._latest: deque[float] = deque(maxlen=_LATEST)
         self.loop_goes_on = True
 
     @property
@@ -56,15 +62,28 @@ class Losses:
         return self._detector.onset_step
 
     @property
+    def last(self) -> float:
+        """The latest loss that has been read, nats; NaN before any."""
+        return self._latest[-1] if self._latest else math.nan
+
+    @property
     def undecided(self) -> str | None:
-        """What is said of a loss that ends above the margin, too few steps before a verdict; None of any other."""
-        above, of = self._detector.steps_above, self._bounds.hold_steps
-        if not above or self.verdict != "stable":
+        """What is said of a loss that ends too high for a loop that is called stable; None of any other."""
+        above, of, margin = self._detector.steps_above, self._bounds.hold_steps, self._bounds.margin
+        if self.verdict != "stable":
             return None
-        return (
-            f"the loop ends with the loss more than {self._bounds.margin} nats above its minimum for {above} steps "
-            f"of the {of} that make an explosion; {of - above} more would decide"
-        )
+        if above:
+            return (
+                f"the loop ends with the loss more than {margin} nats above its minimum for {above} steps of the {of} "
+                f"that make an explosion; {of - above} more would decide"
+            )
+        if self._first is not None and len(self._latest) == _LATEST and min(self._latest) > self._first + margin:
+            return (
+                f"the loop ends with {_LATEST} losses that lie more than {margin} nats above its first, "
+                f"{self._first:.3g}: a mean of {self._bounds.window} losses shows no explosion that came so early; "
+                "look at learning rate, warm-up and data first"
+            )
+        return None
 
     def add(self, step: int, loss: Tensor | float) -> None:
         self._pending.append((step, one_number(loss, "the loss"), None))
@@ -90,7 +109,8 @@ class Losses:
             self._judge_step(step, loss, norm)
             lines.append((step, {"loss": loss} if norm is None else {"loss": loss, "grad_norm": norm}))
         self._schedule.read(pending[-1][0])
-        self.last = losses[-1]
+        self._first = losses[0] if self._first is None else self._first
+        self._latest.extend(losses)
         if self.verdict == "nonfinite":
             self._schedule.collect_no_more()
         else:

@@ -109,7 +109,7 @@ def _losses_of_all(runs: Sequence[Run], width: int, height: int) -> RenderableTy
 
 
 def _grad_norm(run: Run, width: int, height: int) -> RenderableType:
-    lines = {"gradient norm": run.columns["grad_norm"]} if "grad_norm" in run.columns else {}
+    lines = {"before clipping": run.columns["grad_norm"]} if "grad_norm" in run.columns else {}
     return _drawing("gradient norm", lines, width, height, log=True)
 
 
