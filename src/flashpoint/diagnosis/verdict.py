@@ -126,11 +126,13 @@ class _Following:
     Attributes:
         slope: of δ's error on what the rounding of O adds to rowsum(dO∘O), the mean over sequences.
         surely, surely_not: bool. A head that does not tell is neither.
+        rounding: RMS of what the rounding of O adds, in |dO||O|.
     """
 
     slope: Tensor
     surely: Tensor
     surely_not: Tensor
+    rounding: Tensor
 
 
 def _following(call: AttentionCall, of: Measures) -> _Following | None:
@@ -141,8 +143,9 @@ def _following(call: AttentionCall, of: Measures) -> _Following | None:
     counts = (~slopes.isnan()).sum(0)
     variance = (slopes - mean).square().nansum(0) / (counts - 1).clamp_min(1)
     sure = torch.tensor([standard_errors(count, len(counts)) for count in counts.tolist()]) * (variance / counts).sqrt()
-    told = (counts >= FEW) & (of["delta_rounding"].square().mean(0).sqrt() > fp32_error(of))
-    return _Following(mean, told & (mean - sure > _FOLLOWS), told & (mean + sure < _FOLLOWS))
+    rounding = of["delta_rounding"].square().mean(0).sqrt()
+    told = (counts >= FEW) & (rounding > fp32_error(of))
+    return _Following(mean, told & (mean - sure > _FOLLOWS), told & (mean + sure < _FOLLOWS), rounding)
 
 
 def _biased(bias: DeltaBias | None, following: _Following | None, finding: Make) -> Finding | None:
@@ -151,7 +154,9 @@ def _biased(bias: DeltaBias | None, following: _Following | None, finding: Make)
     worst = int((bias.mean.abs() * heads).argmax())
     size, sure, nats = (float(x[worst]) for x in (bias.mean, bias.mean / bias.error, bias.nats))
     source = ""
-    if following and following.surely[worst]:
+    if following and following.surely[worst] and abs(size) > (rounding := float(following.rounding[worst])):
+        source = f"it follows the rounding of O, which adds {rounding:.1e}: the bias has another source; "
+    elif following and following.surely[worst]:
         source = "its error follows the rounding of O; "
     elif following and following.surely_not[worst]:
         source = "its error does not follow O's rounding; "
