@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import signal
 import threading
 import weakref
 from collections.abc import Sequence
@@ -133,16 +134,45 @@ DIVERGES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("overrides", [(), DIVERGES], ids=["stable", "exploded"])
-def test_killed_after_its_last_checkpoint_a_run_ends_as_it_would_have(runs: Runs, overrides: Sequence[str]) -> None:
-    """A stable run had no validation loss; one that had exploded went on for another reading."""
+@pytest.mark.parametrize(
+    ("verdict", "overrides"),
+    [("stable", ()), ("exploded", DIVERGES), ("nonfinite", ("train.lr=1e18", "train.grad_clip=0"))],
+)
+def test_killed_after_its_last_checkpoint_a_run_ends_as_it_would_have(
+    runs: Runs, verdict: str, overrides: Sequence[str]
+) -> None:
+    """A stable run had no validation loss, and then two in its metrics. One that had exploded went on for another
+    reading. One with a NaN did not say any more where it came from.
+    """
     settings = ("train.log_interval=6", "checkpoints.interval=6", *overrides)
     whole = runs.train("run_name=killed", *settings)
     assert whole.step % 6 == 0
-    assert whole.outcome == ("exploded" if overrides else "stable")
+    assert whole.outcome == verdict
+    assert (whole.nonfinite is not None) == (verdict == "nonfinite")
+    metrics = metrics_of(runs.folder / "killed")
     (runs.folder / "killed/outcome.json").unlink()
     resumed = runs.train(f"resume={runs.folder / 'killed'}", *settings)
-    assert dataclasses.replace(resumed, seconds=whole.seconds) == whole
+    assert dataclasses.replace(resumed, seconds=whole.seconds).to_dict() == whole.to_dict()
+    assert metrics_of(runs.folder / "killed") == metrics
+
+
+def test_a_resumed_run_that_is_stopped_keeps_its_last_validation(runs: Runs) -> None:
+    """Its verdict had none, although the metrics had."""
+
+    class Stops(Silent):
+        def __init__(self, at: int) -> None:
+            self._at = at
+
+        def logged(self, step: int, metrics: Metrics) -> None:
+            if step == self._at and "loss" in metrics:
+                signal.raise_signal(signal.SIGTERM)
+
+    settings = ("train.log_interval=1", "train.eval_interval=6", "checkpoints.interval=100")
+    first = runs.train("run_name=stopped", *settings, listeners=[Stops(at=5)])
+    again = runs.train(f"resume={runs.folder / 'stopped'}", *settings, listeners=[Stops(at=7)])
+    assert (first.step, again.step, again.interrupted) == (7, 9, "SIGTERM")
+    assert (first.val_loss, first.val_step) == (again.val_loss, again.val_step)
+    assert again.val_step == 6
 
 
 def test_fewer_steps_than_are_done_are_refused(runs: Runs) -> None:

@@ -59,6 +59,10 @@ class State(Kind):
 
     step: Step
     loss: Number
+    val_loss: Number | None = None
+    """Of the last validation; None before the first one, and in checkpoints of earlier versions."""
+    val_step: Step | None = None
+    """Steps done then."""
     chain: str
     """Hex digest of all steps."""
     detector: _Detector

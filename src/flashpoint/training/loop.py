@@ -82,6 +82,8 @@ class Trainer:
         self.device, self._ranks, self._stop_requested = device, ranks, stop_requested
         self._files, self._probes, self._twin = files, probes, twin
         self._first_step, self._last_loss, self._own = 0, math.nan, False
+        self._val_loss: float | None = None
+        self._val_step: int | None = None
         self.detector = ExplosionDetector(config.detector)
         self.failed_probe: Failed | None = None
         self._optimizer_step = step
@@ -98,7 +100,7 @@ class Trainer:
         """
         train = self.config.train
         self._forget_earlier_runs()
-        val_loss, val_step, interrupted, step = None, None, False, self._first_step - 1
+        interrupted, step = False, self._first_step - 1
         with progress_bar(train.steps, "step", done=self._first_step) as bar:
             started, logged = time.perf_counter(), self._first_step
             ended = self._ended_before()
@@ -125,19 +127,17 @@ class Trainer:
                     self._note_failed_probes(step)
                 if (step + 1) % train.eval_interval == 0 or last:
                     before = time.perf_counter()
-                    val_loss, val_step = self.validate(), step + 1
-                    self._files.log(step, {"val_loss": val_loss})
+                    self._log_validation(step)
                     started += time.perf_counter() - before  # the steps before it count for the rate, it does not
                 self._look_at_weights(step + 1)
                 if self._files.checkpoint_due(step + 1, now=interrupted):
                     self._checkpoint(step + 1)
                 if last or interrupted:
                     break
-        if ended:  # killed between its last checkpoint and its verdict, which has this loss
-            val_loss, val_step = self.validate(), step + 1
-            self._files.log(step, {"val_loss": val_loss})
+        if ended and self._val_step != step + 1:  # its checkpoint is of a step that was not to be the last
+            self._log_validation(step)
         self._files.wait()
-        return LoopResult(step + 1, self._last_loss, val_loss, val_step, interrupted and not last)
+        return LoopResult(step + 1, self._last_loss, self._val_loss, self._val_step, interrupted and not last)
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, own: bool) -> None:
         """Go on from a checkpoint, the run's own or of the run that it branches off; before :meth:`run`."""
@@ -147,6 +147,8 @@ class Trainer:
             self._probes.load_state(state["probes"])
             self._note_failed_probes(state["step"])
         self._first_step, self._last_loss, self._own = state["step"], state["loss"], own
+        if own:  # a branch has not logged what the run before it validated
+            self._val_loss, self._val_step = state.get("val_loss"), state.get("val_step")
         if self.detector.onset_step is not None:
             self._files.keep_before(self.detector.onset_step)
 
@@ -156,15 +158,18 @@ class Trainer:
         stopped = self._own and last is not None and done > last and done % self.config.train.log_interval == 0
         return done == self.config.train.steps or stopped
 
-    def what_was_not_finite(self, checkpoints_up_to: Callable[[int], Iterator[Checkpoint]]) -> str | None:
+    def what_was_not_finite(
+        self, checkpoints_up_to: Callable[[int], Iterator[Checkpoint]], *, from_initial_weights: bool
+    ) -> str | None:
         """Go back to before the step that was not finite, repeat the steps from there, and look at that step.
 
         Args:
             checkpoints_up_to: returns this run's up to a step, newest first.
+            from_initial_weights: whether the run's first step was step 0, to which it can go back without a checkpoint.
 
         Returns:
-            One sentence; None where no step was NaN or infinite, the run began later than the last checkpoint before
-            that step, several processes share a batch, or a request to stop came in between.
+            One sentence; None where no step was NaN or infinite, a branch has no checkpoint of its own before that
+            step, several processes share a batch, or a request to stop came in between.
         """
         onset = self.detector.onset_step
         if self.detector.verdict != "nonfinite" or onset is None or self._ranks.world > 1:
@@ -172,7 +177,7 @@ class Trainer:
         before = next(checkpoints_up_to(onset), None)
         if before:
             self._optimizer_step.load_state(before.load()[0])
-        elif self._first_step == 0:
+        elif from_initial_weights:
             self._optimizer_step.restart(self.config.seed)
         else:
             return None
@@ -206,6 +211,8 @@ class Trainer:
         state = {
             "step": steps,
             "loss": self._last_loss,
+            "val_loss": self._val_loss,
+            "val_step": self._val_step,
             "chain": self._files.chain.digest,
             "detector": self.detector.state(),
             "probes": self._probes.state() if self._probes else {},
@@ -224,6 +231,10 @@ class Trainer:
             else:
                 notify(f"step {step:,}: {failed.error}; probes.attention={failed.probe} is off, the run goes on")
         self._probes.failed.clear()
+
+    def _log_validation(self, step: int) -> None:
+        self._val_loss, self._val_step = self.validate(), step + 1
+        self._files.log(step, {"val_loss": self._val_loss})
 
     def _step(self, step: int) -> None:
         self._files.tape.append(self.order.windows(step))

@@ -155,7 +155,10 @@ def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) ->
 
 def _place(trainer: Trainer, folder: RunFolder, outcome: Outcome) -> str | None:
     """Say, and return, where the first NaN or infinity came from."""
-    where = trainer.what_was_not_finite(lambda step: verified(folder.checkpoints, notify, up_to=step))
+    parent = folder.read_manifest().get("parent") or {}
+    where = trainer.what_was_not_finite(
+        lambda step: verified(folder.checkpoints, notify, up_to=step), from_initial_weights=not parent.get("from_step")
+    )
     notify(f"step {outcome.onset_step:,}: {where or 'not finite, and no state from before it to repeat it from'}")
     return where
 
