@@ -51,6 +51,21 @@ def test_a_signal_ends_the_run_cleanly(text_file: Path, tmp_path: Path, number: 
     assert stderr.splitlines()[-1] == "stopped; flashpoint train resume=runs/stopped goes on with it"
 
 
+@pytest.mark.slow
+def test_a_second_ctrl_c_says_how_the_run_goes_on(tmp_path: Path, train: Command) -> None:
+    """It said that the same command does, which begins another run."""
+    (tmp_path / "own.py").write_text(
+        "import signal\nfrom flashpoint.probes.attention import Probe\n"
+        "class Interrupts(Probe):\n"
+        "    def measure(self, seen):\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+    )
+    result = train("probes.attention=[own.py:Interrupts]", "run_name=stopped")
+    assert result.returncode == 128 + signal.SIGINT
+    assert result.stderr.splitlines()[-1] == "interrupted; flashpoint train resume=runs/stopped goes on with it"
+
+
 class Interrupted(EndOfRunDrawing):
     """A signal arrives as the figure is about to be drawn."""
 

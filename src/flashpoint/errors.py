@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _LONGEST_LINE = 600  # characters
 
@@ -94,6 +94,10 @@ def is_first_process() -> bool:
 
 
 def notify(line: str) -> None:
-    """Print one line on stderr, from the first of several processes only. Stdout is kept for the outcome."""
+    """Print one line on stderr, from the first of several processes only. Stdout is kept for the outcome.
+
+    A run outlives its terminal: where nobody can read the line any more, it is not printed.
+    """
     if is_first_process():
-        print(line, file=sys.stderr, flush=True)
+        with suppress(OSError):
+            print(line, file=sys.stderr, flush=True)

@@ -1,12 +1,16 @@
-"""Ctrl-C reaches the run even where Python drops exceptions."""
+"""Signals end a run cleanly, and Ctrl-C reaches it even where Python drops exceptions."""
 
+import errno
 import gc
+import io
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
-from flashpoint.training.interrupt import surely_interrupted
+from flashpoint.errors import notify
+from flashpoint.training.interrupt import StopRequests, surely_interrupted
 
 
 class InterruptedDestructor:
@@ -45,3 +49,46 @@ def test_any_other_interrupt_is_raised_where_it_comes() -> None:
 def test_without_one_nothing_happens() -> None:
     with surely_interrupted():
         pass
+
+
+@pytest.fixture
+def unheeded() -> Iterator[list[int]]:
+    """What reaches the handlers that were there before."""
+    received: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
+    yield received
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_after_an_answer_the_next_signal_of_any_kind_ends_the_process(
+    unheeded: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGTERM after Ctrl-C was promised to quit at once, and did not; SIGHUP, of a closed terminal, ended a run."""
+    with StopRequests("ending soon") as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert not unheeded
+        signal.raise_signal(signal.SIGTERM)
+    assert stop.received == [signal.SIGHUP]
+    assert unheeded == [signal.SIGTERM]
+    assert capsys.readouterr().err == "SIGHUP: ending soon\n"
+
+
+def test_without_an_answer_all_are_noted_but_those_that_were_ignored(unheeded: list[int]) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    with StopRequests() as stop:
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+    signal.raise_signal(signal.SIGINT)
+    assert stop.received == [signal.SIGINT, signal.SIGTERM]
+    assert unheeded == [signal.SIGINT]
+
+
+def test_a_closed_terminal_does_not_end_a_run_that_tells_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("sys.stderr", Closed())
+    notify("a line")

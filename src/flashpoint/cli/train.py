@@ -128,8 +128,9 @@ def main(arguments: Sequence[str]) -> None:
                 if WANTS_TRACEBACK:
                     raise
                 raise refusal(error) from error
-    except KeyboardInterrupt:
-        print("interrupted; what was prepared stays, and the same command goes on from there", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        how = str(interrupt) or "what was prepared stays, and the same command goes on from there"
+        print(f"interrupted; {how}", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
 
 

@@ -1,4 +1,4 @@
-"""Ending a run cleanly on a signal."""
+"""Ending cleanly on a signal."""
 
 from __future__ import annotations
 
@@ -6,30 +6,38 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 from flashpoint.errors import notify
 
 
-class StopRequest:
-    """Turns the first SIGINT or SIGTERM into a clean end; a second one ends the process at once."""
+class StopRequests:
+    """Notes SIGINT, SIGTERM and SIGHUP, which would end the process. One that is ignored, as after nohup, stays so.
 
-    def __init__(self) -> None:
-        self.signal_name: str | None = None
+    Args:
+        answer: told at the first one, after which the next ends the process at once. Without it all are noted.
+    """
+
+    def __init__(self, answer: str | None = None) -> None:
+        self.received: list[signal.Signals] = []
+        self._answer = answer
         self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._request)
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._note)
+        return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _request(self, number: int, _frame: FrameType | None) -> None:
-        self.signal_name = signal.Signals(number).name
-        signal.signal(number, self._previous[number])
-        notify(f"{self.signal_name}: ending after this step; once more to quit at once")
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.received.append(signal.Signals(number))
+        if self._answer is not None:
+            self.__exit__()
+            notify(f"{self.received[0].name}: {self._answer}")
 
 
 @contextlib.contextmanager

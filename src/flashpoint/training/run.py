@@ -20,7 +20,7 @@ from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import STRICT_PROBES, Outcome
 from flashpoint.training.checkpoints import verified
 from flashpoint.training.digests import run_digest, weights_digest
-from flashpoint.training.interrupt import StopRequest
+from flashpoint.training.interrupt import StopRequests
 from flashpoint.training.listeners import Listener, Listeners
 from flashpoint.training.loop import LoopResult, Trainer
 from flashpoint.training.manifest import describe_run, note_resumption
@@ -88,10 +88,13 @@ def execute(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) -
 
     Raises:
         UserError: a file cannot be written.
+        KeyboardInterrupt: with how the run goes on.
     """
     try:
         _describe(plan, parts, folder)
         return _train(plan, parts, folder, listeners)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"flashpoint train resume={folder.path} goes on with it") from None
     except OSError as error:
         then = f"then resume={folder.path}" if folder.config.is_file() else "then start it again"
         raise UserError(
@@ -117,7 +120,7 @@ def _describe(plan: Plan, parts: Parts, folder: RunFolder) -> None:
 
 def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) -> Outcome:
     """Run the loop; write the verdict once all files are closed."""
-    stop = StopRequest()
+    stop = StopRequests("ending after this step; once more to quit at once")
     size = state_bytes(parts.step.model) if plan.ranks.first else None
     with (
         listeners.told(folder, parts.start.step),
@@ -133,14 +136,14 @@ def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) ->
             parts.twin,
             plan.device,
             plan.ranks,
-            stop_requested=lambda: stop.signal_name is not None,
+            stop_requested=lambda: bool(stop.received),
         )
         if parts.start.state:
             trainer.load(parts.start.take_tensors(), parts.start.state, own=parts.start.chain is None)
         started = time.perf_counter()
         with stop:
             result = trainer.run()
-            why = stop.signal_name or (STRICT_PROBES if trainer.failed_probe else None)
+            why = stop.received[0].name if stop.received else STRICT_PROBES
             interrupted = why if result.interrupted else None
             outcome = _outcome(trainer, result, files, interrupted, time.perf_counter() - started, folder)
             if outcome.outcome == "nonfinite" and plan.ranks.first:

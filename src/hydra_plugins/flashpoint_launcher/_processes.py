@@ -10,37 +10,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from flashpoint.errors import notify
+from flashpoint.training.interrupt import StopRequests
 
 from ._slots import Slot
 from ._sweep import Job, Sweep
 
 _POLL_SECONDS = 0.1
 _DIE_WITH_PARENT = str(Path(__file__).with_name("_die_with_parent.py"))
-
-
-class StopRequests:
-    """Notes SIGINT, SIGTERM and SIGHUP, which would end the process. One that is ignored, as after nohup, stays so."""
-
-    def __init__(self) -> None:
-        self.received: list[signal.Signals] = []
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> StopRequests:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._previous[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.received.append(signal.Signals(number))
 
 
 @dataclass(frozen=True)

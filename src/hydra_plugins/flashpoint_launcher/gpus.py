@@ -20,9 +20,10 @@ from omegaconf import DictConfig
 
 from flashpoint.errors import UserError, notify
 from flashpoint.names import check_name
+from flashpoint.training.interrupt import StopRequests
 
 from ._hardware import Hardware
-from ._processes import StopRequests, run_all
+from ._processes import run_all
 from ._slots import slots_for
 from ._sweep import Job, Sweep, named, shared_by
 
