@@ -13,6 +13,8 @@ from flashpoint.training.listeners import Listeners, Metrics
 
 
 class Hears:
+    name = "hearing"
+
     def __init__(self, *, fails: bool = False) -> None:
         self.heard: list[str] = []
         self._fails = fails
@@ -43,7 +45,7 @@ def test_one_that_fails_is_told_of_once_and_the_others_hear_on(
     assert sound.heard == ["begun at 3", "3: loss, w_q_spectral_norm", "4: loss"]
     assert broken.heard == ["begun at 3"]
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("Hears is off for this run (ValueError: no idea)")
+    assert line.startswith("hearing is off for this run (ValueError: no idea)")
 
 
 def test_training_knows_neither_drawings_nor_wandb() -> None:

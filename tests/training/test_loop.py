@@ -61,6 +61,8 @@ def runs(text_file: Path, prepared: Path, tmp_path: Path) -> Runs:
 class Silent:
     """Hears of a run, and does nothing."""
 
+    name = "silence"
+
     def begun(self, folder: RunFolder, first_step: int) -> None: ...
 
     def logged(self, step: int, metrics: Metrics) -> None: ...

@@ -16,6 +16,8 @@ from flashpoint.training.listeners import Metrics
 class EndOfRunDrawing:
     """Writes ``curves.png``, and with ``report`` the page with every figure under ``report/``."""
 
+    name = "drawing"
+
     def __init__(self, *, report: bool) -> None:
         self._report = report
 

@@ -21,6 +21,9 @@ Metrics = Mapping[str, float | NDArray[np.floating]]
 class Listener(Protocol):
     """Hears of one run, in the process that keeps its files. What it raises is told in one line; the run goes on."""
 
+    name: str
+    """What it does, in the user's words: it stands in that line."""
+
     def begun(self, folder: RunFolder, first_step: int) -> None:
         """The folder has its configuration and manifest; training begins at ``first_step``, from 0."""
 
@@ -35,7 +38,7 @@ class Listener(Protocol):
 
 
 class Listeners:
-    """Several as one. One that fails is told of once, by its class's name, and hears nothing more."""
+    """Several as one. One that fails is told of once and hears nothing more."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = list(listeners)
@@ -66,4 +69,4 @@ class Listeners:
             except Exception as error:  # whatever a listener does, the run is not to end by it
                 self._listeners.remove(listener)
                 reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
-                notify(f"{type(listener).__name__} is off for this run ({reason}); the run's files have everything")
+                notify(f"{listener.name} is off for this run ({reason}); the run's files have everything")

@@ -36,6 +36,8 @@ class WandbListener:
     heat maps over heads, and at the end figures and files. Whatever fails there is told in one line.
     """
 
+    name = "W&B"
+
     def __init__(self, config: TrackingConfig, finish_seconds: float = FINISH_SECONDS) -> None:
         self._config, self._finish_seconds = config, finish_seconds
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
