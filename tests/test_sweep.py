@@ -19,6 +19,7 @@ import submitit
 from omegaconf import DictConfig, OmegaConf
 
 from flashpoint.errors import UserError
+from hydra_plugins.flashpoint_launcher._sweep import Sweep
 from hydra_plugins.flashpoint_launcher.gpus import GpusLauncher
 from hydra_plugins.flashpoint_launcher.slurm import SlurmLauncher
 from tests import warm
@@ -122,9 +123,11 @@ def test_a_failed_run_stops_no_other_and_the_same_command_runs_what_is_missing(t
     first = train(*command)
     assert first.returncode == 2
     (line,) = [line for line in first.stderr.splitlines() if line.startswith("error: ")]
-    assert "1 of 2 runs failed (attn.layers--9-)" in line
-    assert "hydra.launcher.sweep=s runs what is missing" in line
-    assert "failed: attn.layers--9-: attn.layers=[9]: the model has layers 1 to 2" in first.stderr
+    assert line == (
+        "error: 1 of 2 runs failed (attn.layers--9-); correct the values that were refused, and then the command with "
+        "hydra.launcher.sweep=s runs what is missing"
+    )
+    assert "refused: attn.layers--9-: attn.layers=[9]: the model has layers 1 to 2" in first.stderr
     sweep = tmp_path / "runs/s"
     assert "Traceback" not in (sweep / ".logs/attn.layers--9-.log").read_text()
     (run,) = (path for path in sweep.iterdir() if path.name[0] != ".")  # what runs/SWEEP/* finds
@@ -198,6 +201,7 @@ def test_runs_killed_as_they_began_keep_their_names(stand_in: Path) -> None:
 def test_a_sweep_goes_on_only_with_the_settings_that_it_began_with(
     stand_in: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    Sweep(stand_in).claim(["train.steps=-4"])  # of which every run was refused
     launch([["seed=0", "train.steps=4"], ["seed=1", "train.steps=4"]])
     launch([[f"seed={seed}", "train.steps=4"] for seed in range(3)])  # more runs of the same
     assert capsys.readouterr().out.count("done before: runs/s/seed-") == 2

@@ -28,6 +28,8 @@ class Ending:
     job: Job
     line: str
     failed: bool = False
+    refused: bool = False
+    """Whether it failed by its settings, before it was a run: it would fail again."""
 
 
 class Process:
@@ -38,7 +40,7 @@ class Process:
     """
 
     def __init__(self, job: Job, slot: Slot, sweep: Sweep) -> None:
-        self.slot, self._job = slot, job
+        self.slot, self._job, self._sweep = slot, job, sweep
         sweep.clear(job)
         self._log = sweep.log(job).open("a+b")
         self._begin = self._log.tell()
@@ -72,7 +74,8 @@ class Process:
             return Ending(self._job, verdicts[-1])
         told = verdicts[-1] if verdicts else _told(status)  # a run that was stopped has a verdict, too
         reason = errors[-1].removeprefix("error: ") if errors else told
-        return Ending(self._job, f"{reason} ({self._log.name})", failed=True)
+        refused = status == 2 and not self._sweep.run(self._job).config.is_file()
+        return Ending(self._job, f"{reason} ({self._log.name})", failed=True, refused=refused)
 
 
 def _told(status: int) -> str:

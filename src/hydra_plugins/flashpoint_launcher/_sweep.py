@@ -104,7 +104,7 @@ class Sweep:
             raise UserError(f"hydra.launcher.sweep={self.folder.name}: {self.folder} is no sweep; choose another name")
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
-            if not file.exists():
+            if not any(self.folder.glob("*/config.json")):  # where all were refused, the settings are to be corrected
                 write_json(file, {"shared": settings})
         except OSError as error:
             raise UserError(f"{self.folder}: {error.strerror}; free space or choose another runs_dir") from error

@@ -79,7 +79,7 @@ class GpusLauncher(Launcher):
         sweep.claim(shared_by(job_overrides))
         done = [job for job in jobs if sweep.is_done(job)]
         missing = [job for job in jobs if job not in done]
-        failed: list[str] = []
+        failed, refused = list[str](), False
         with progress_bar(len(jobs), "run", self._name) as bar, StopRequests() as stop:
             for job in done:
                 bar.write(f"done before: {sweep.run(job).path}", file=sys.stdout)
@@ -92,15 +92,19 @@ class GpusLauncher(Launcher):
                     continue
                 else:
                     failed.append(ending.job.name)
+                    refused |= ending.refused
                     bar.set_postfix_str(f"{len(failed)} failed")
-                    bar.write(f"failed: {ending.job.name}: {ending.line}", file=sys.stderr)
+                    word = "refused" if ending.refused else "failed"
+                    bar.write(f"{word}: {ending.job.name}: {ending.line}", file=sys.stderr)
                 bar.update()
-        remedy = f"the same command with hydra.launcher.sweep={self._name} runs what is missing"
+        goes_on = f"hydra.launcher.sweep={self._name} runs what is missing"
         if stop.received:
-            notify(f"stopped; {remedy}")
+            notify(f"stopped; the same command with {goes_on}")
             sys.exit(128 + stop.received[0])
         if failed:
-            raise UserError(f"{len(failed)} of {len(jobs)} runs failed ({', '.join(sorted(failed))}); {remedy}")
+            remedy = "correct the values that were refused, and then the" if refused else "the same"
+            told = f"{len(failed)} of {len(jobs)} runs failed ({', '.join(sorted(failed))})"
+            raise UserError(f"{told}; {remedy} command with {goes_on}")
         return [_completed(job) for job in jobs]
 
 
