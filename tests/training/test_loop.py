@@ -134,11 +134,12 @@ DIVERGES = (
     "train.lr=3", "train.steps=200", "train.grad_clip=0", "detector.window=3", "detector.hold_steps=3",
     "detector.tail_steps=6", "detector.margin=0.5",
 )  # fmt: skip
+TURNS_NAN = ("train.lr=1e18", "train.grad_clip=0")
 
 
 @pytest.mark.parametrize(
     ("verdict", "overrides"),
-    [("stable", ()), ("exploded", DIVERGES), ("nonfinite", ("train.lr=1e18", "train.grad_clip=0"))],
+    [("stable", ()), ("exploded", DIVERGES), ("nonfinite", TURNS_NAN)],
 )
 def test_killed_after_its_last_checkpoint_a_run_ends_as_it_would_have(
     runs: Runs, verdict: str, overrides: Sequence[str]
@@ -158,23 +159,40 @@ def test_killed_after_its_last_checkpoint_a_run_ends_as_it_would_have(
     assert metrics_of(runs.folder / "killed") == metrics
 
 
+class Stops(Silent):
+    """A signal arrives as something of a step is logged; the run ends after the next one."""
+
+    def __init__(self, at: int) -> None:
+        self._at: int | None = at
+
+    def logged(self, step: int, metrics: Metrics) -> None:
+        if step == self._at:
+            self._at = None
+            signal.raise_signal(signal.SIGTERM)
+
+
 def test_a_resumed_run_that_is_stopped_keeps_its_last_validation(runs: Runs) -> None:
     """Its verdict had none, although the metrics had."""
-
-    class Stops(Silent):
-        def __init__(self, at: int) -> None:
-            self._at = at
-
-        def logged(self, step: int, metrics: Metrics) -> None:
-            if step == self._at and "loss" in metrics:
-                signal.raise_signal(signal.SIGTERM)
-
     settings = ("train.log_interval=1", "train.eval_interval=6", "checkpoints.interval=100")
     first = runs.train("run_name=stopped", *settings, listeners=[Stops(at=5)])
     again = runs.train(f"resume={runs.folder / 'stopped'}", *settings, listeners=[Stops(at=7)])
     assert (first.step, again.step, again.interrupted) == (7, 9, "SIGTERM")
     assert (first.val_loss, first.val_step) == (again.val_loss, again.val_step)
     assert again.val_step == 6
+
+
+@pytest.mark.parametrize(("at", "overrides"), [(11, (*DIVERGES, "detector.tail_steps=7")), (3, TURNS_NAN)])
+def test_stopped_between_its_last_step_and_the_next_reading_a_run_goes_on(
+    runs: Runs, at: int, overrides: Sequence[str]
+) -> None:
+    """It counted as complete, with fewer steps than undisturbed."""
+    settings = ("train.log_interval=6", "checkpoints.interval=6", *overrides)
+    whole = runs.train("run_name=whole", *settings)
+    stopped = runs.train("run_name=stopped", *settings, listeners=[Stops(at)])
+    assert (stopped.outcome, stopped.interrupted) == (whole.outcome, "SIGTERM")
+    assert at + 2 == stopped.step < whole.step
+    resumed = runs.train(f"resume={runs.folder / 'stopped'}", *settings)
+    assert dataclasses.replace(resumed, seconds=whole.seconds, run=whole.run).to_dict() == whole.to_dict()
 
 
 def test_fewer_steps_than_are_done_are_refused(runs: Runs) -> None:

@@ -120,7 +120,8 @@ class Trainer:
                     self._files.log(step, {"tokens_per_second": rate, **self._memory()})
                     bar.set_postfix_str(self._status(rate), refresh=False)
                     bar.update(steps)
-                    last = last or (self.detector.last_step is not None and step >= self.detector.last_step)
+                    # Not where a stop request made it read early: the run would end before it does undisturbed.
+                    last = last or (due and self.detector.last_step is not None and step >= self.detector.last_step)
                 if self._probes:
                     if metrics := self._probes.after_step(step, last=last):
                         self._files.log(step, metrics)

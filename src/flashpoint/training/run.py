@@ -146,7 +146,7 @@ def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) ->
             why = stop.received[0].name if stop.received else STRICT_PROBES
             interrupted = why if result.interrupted else None
             outcome = _outcome(trainer, result, files, interrupted, time.perf_counter() - started, folder)
-            if outcome.outcome == "nonfinite" and plan.ranks.first:
+            if outcome.outcome == "nonfinite" and not interrupted and plan.ranks.first:
                 outcome = dataclasses.replace(outcome, nonfinite=_place(trainer, folder, outcome))
             files.close(outcome)
             listeners.ended(folder, outcome)
@@ -162,7 +162,7 @@ def _place(trainer: Trainer, folder: RunFolder, outcome: Outcome) -> str | None:
     where = trainer.what_was_not_finite(
         lambda step: verified(folder.checkpoints, notify, up_to=step), from_initial_weights=not parent.get("from_step")
     )
-    notify(f"step {outcome.onset_step:,}: {where or 'not finite, and no state from before it to repeat it from'}")
+    notify(f"step {outcome.onset_step:,}: {where or 'not finite; the step could not be repeated to see where'}")
     return where
 
 
