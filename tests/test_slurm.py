@@ -67,6 +67,22 @@ def test_a_sweep_is_one_array_of_jobs_with_a_gpu_each(train: Command, tmp_path: 
     assert not (tmp_path / "multirun.yaml").exists()
 
 
+def test_a_dry_run_prints_what_the_cluster_would_get(train: Command, tmp_path: Path, cluster: Path) -> None:
+    """On a machine without its commands, and for each hardware of the sweep."""
+    sweep = ("-m", "hydra/launcher=slurm", "hydra.launcher.partition=long", "train.steps=3")
+    shown = train(*sweep, "hydra.launcher.dry_run=true", "attn=flash_bf16,flash_fp32")
+    assert shown.returncode == 0, shown.stderr
+    (line,) = [line for line in shown.stderr.splitlines() if line.startswith("not submitted: ")]
+    assert [job.split()[-1] for job in line.split(";")] == ["attn=flash_bf16", "attn=flash_fp32"]
+    assert not list((tmp_path / "runs").glob("*/config.json"))
+    assert submit(train, cluster, "attn=flash_bf16,flash_fp32").returncode == 0
+    assert shown.stdout == (cluster / "job.sh").read_text() + "\n"
+    several = train(*sweep, "hydra.launcher.dry_run=true", "hardware=h100,any")
+    assert several.stdout.count("#!/bin/bash") == 2
+    assert several.stdout.count("#SBATCH --gres=gpu:h100:1") == several.stdout.count("#SBATCH --gpus-per-node=1") == 1
+    assert "--array" not in several.stdout
+
+
 def test_a_failed_job_is_told_in_one_line(train: Command, cluster: Path) -> None:
     result = submit(train, cluster, "attn.elsewhere=flash_fp32", "attn.layers=[9],[8]")  # the model has two
     assert result.returncode == 2

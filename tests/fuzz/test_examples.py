@@ -62,6 +62,7 @@ EXAMPLES: dict[str, str] = {
     "from_step=3": "from_step=3 needs replay=RUN",
     "replay=nowhere": "nowhere: no run there",
     "train.device=cuda": "train.device=cuda: no CUDA device is visible",
+    "hydra/launcher=slurm hydra.launcher.dry_run=true": "hydra/launcher=slurm: launches the runs of a sweep, and one",
     "-m hydra/launcher=gpus hydra.launcher.sweep=../x seed=1": "hydra.launcher.sweep=../x: a name cannot hold /",
     "-m hydra/launcher=gpus hydra.launcher.sweep=old seed=1": "hydra.launcher.sweep=old: runs/old is no sweep",
     "-m hydra/launcher=gpus hydra.launcher.sweep=. seed=1": "hydra.launcher.sweep=.: a name cannot begin with '.'",

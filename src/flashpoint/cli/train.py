@@ -29,7 +29,7 @@ from flashpoint.cli.composition import (
 from flashpoint.cli.process import quick_end
 from flashpoint.cli.refusals import refusal
 from flashpoint.config import Config
-from flashpoint.errors import exit_in_one_line, is_first_process, notify, readers_may_leave
+from flashpoint.errors import UserError, exit_in_one_line, is_first_process, notify, readers_may_leave
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import refuse_another_gpu, refuse_unusable_gpu
 from flashpoint.surroundings import HardwareConfig, of_hardware
@@ -50,6 +50,8 @@ def train(composed: DictConfig) -> None:
     try:
         # The launcher of a sweep takes a run's error as it is, and goes on with the next run.
         with nullcontext() if multirun or WANTS_TRACEBACK else exit_in_one_line():
+            if not multirun and (launcher := HydraConfig.get().runtime.choices["hydra/launcher"]) != "basic":
+                raise UserError(f"hydra/launcher={launcher}: launches the runs of a sweep, and one run is none; add -m")
             outcome = _run(configured(composed, group=SWEEP if multirun else None))
     except Exception:
         if multirun or WANTS_TRACEBACK:

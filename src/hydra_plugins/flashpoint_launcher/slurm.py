@@ -6,23 +6,42 @@ No postponed annotations here, as in ``gpus.py``.
 import copy
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, notify
 
 from ._hardware import Hardware
 
 if find_spec("hydra_plugins.hydra_submitit_launcher"):  # else Hydra would tell of it in every sweep
     from hydra_plugins.hydra_submitit_launcher import submitit_launcher
+    from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
+
+    @dataclass
+    class SlurmLauncherConfig(SlurmQueueConf):
+        """Settings of the launcher: submitit's, and one more."""
+
+        _target_: str = "hydra_plugins.flashpoint_launcher.slurm.SlurmLauncher"
+        dry_run: bool = False
+        """Print the scripts and submit none."""
+
+    ConfigStore.instance().store(
+        group="hydra/launcher", name="flashpoint_slurm", node=SlurmLauncherConfig, provider="flashpoint"
+    )
 
     class SlurmLauncher(submitit_launcher.SlurmLauncher):
         """One array asks for one kind of GPU: a sweep over several kinds is an array of each, side by side."""
 
+        def __init__(self, *, dry_run: bool = False, **params: Any) -> None:
+            super().__init__(**params)
+            self._dry_run = dry_run
+
         def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-            """Submit all and wait for them.
+            """Submit all and wait for them; or, in a dry run, print the script of each array.
 
             Raises:
                 Exception: what the first failed job raised.
@@ -31,14 +50,17 @@ if find_spec("hydra_plugins.hydra_submitit_launcher"):  # else Hydra would tell 
             arrays: dict[tuple[tuple[str, Any], ...], list[int]] = {}
             for number, overrides in enumerate(job_overrides):
                 arrays.setdefault(_asked(hardware.of(overrides)), []).append(number)
+            if self._dry_run:
+                for asked, numbers in arrays.items():
+                    notify(f"not submitted: {'; '.join(' '.join(job_overrides[number]) for number in numbers)}")
+                    print(self._asking(asked)._script(len(numbers)))
+                return []
             returns: dict[int, JobReturn] = {}
             errors: list[Exception] = []
 
             def wait_for(asked: tuple[tuple[str, Any], ...], numbers: list[int]) -> None:
-                array = copy.copy(self)
-                array.params = {**self.params, **dict(asked)}
                 try:
-                    found = array._submit([job_overrides[number] for number in numbers], initial_job_idx)
+                    found = self._asking(asked)._submit([job_overrides[number] for number in numbers], initial_job_idx)
                 except Exception as error:
                     errors.append(error)
                 else:
@@ -53,6 +75,27 @@ if find_spec("hydra_plugins.hydra_submitit_launcher"):  # else Hydra would tell 
             if errors:
                 raise errors[0]
             return [returns[number] for number in range(len(job_overrides))]
+
+        def _asking(self, hardware: tuple[tuple[str, Any], ...]) -> "SlurmLauncher":
+            """Return a launcher whose jobs ask for this hardware."""
+            array = copy.copy(self)
+            array.params = {**self.params, **dict(hardware)}
+            return array
+
+        def _script(self, jobs: int) -> str:
+            """Return what sbatch would get for an array of so many jobs, or for a single one."""
+            from submitit import SlurmExecutor
+
+            class Unsubmitted(SlurmExecutor):
+                @classmethod
+                def affinity(cls) -> int:
+                    return 1  # a machine without SLURM will do
+
+            given = {name: value for name, value in self.params.items() if value is not None}
+            executor = Unsubmitted(given.pop("submitit_folder"), given.pop("max_num_timeout"))
+            executor.update_parameters(**executor._convert_parameters(given))
+            executor.parameters |= {"map_count": jobs} if jobs > 1 else {}
+            return executor._make_submission_file_text(executor._submitit_command_str, "")
 
         def _submit(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
             try:
