@@ -1,7 +1,9 @@
 """The loop in this process: what it logs, where it begins and what it ends with."""
 
 import dataclasses
+import errno
 import os
+import shutil
 import signal
 import threading
 import weakref
@@ -17,7 +19,7 @@ from flashpoint.config import Config
 from flashpoint.errors import UserError
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
-from flashpoint.training import loop, plan
+from flashpoint.training import loop, manifest, plan
 from flashpoint.training.checkpoints import Checkpoint
 from flashpoint.training.listeners import Listener, Metrics
 from flashpoint.training.loop import Trainer
@@ -193,6 +195,34 @@ def test_stopped_between_its_last_step_and_the_next_reading_a_run_goes_on(
     assert at + 2 == stopped.step < whole.step
     resumed = runs.train(f"resume={runs.folder / 'stopped'}", *settings)
     assert dataclasses.replace(resumed, seconds=whole.seconds, run=whole.run).to_dict() == whole.to_dict()
+
+
+def test_a_branch_that_turns_nan_at_once_says_where(runs: Runs) -> None:
+    """It had no state of its own from before; the run that it branched off has."""
+    runs.train("run_name=original", "checkpoints.interval=6")
+    branch, settings = runs.folder / "branch", (*TURNS_NAN, "train.log_interval=6", "checkpoints.interval=6")
+    at_once = runs.train(f"replay={runs.folder / 'original'}", "from_step=6", "run_name=branch", *settings)
+    assert (at_once.outcome, at_once.onset_step) == ("nonfinite", 7)
+    assert at_once.nonfinite
+    assert at_once.nonfinite.startswith("O of layer 1, ")
+    (branch / "outcome.json").unlink()
+    assert runs.train(f"resume={branch}", *settings).nonfinite == at_once.nonfinite
+    (branch / "outcome.json").unlink()
+    shutil.rmtree(runs.folder / "original")
+    assert runs.train(f"resume={branch}", *settings).nonfinite is None
+
+
+def test_a_disk_that_is_full_at_once_leaves_no_folder(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command could not be given again: a run of its name was there, and it could not be resumed."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest, "write_json", full)
+        with pytest.raises(UserError, match=r"free space, then start the run again$"):
+            runs.train("run_name=early")
+    assert runs.train("run_name=early").run == str(runs.folder / "early")
 
 
 def test_fewer_steps_than_are_done_are_refused(runs: Runs) -> None:

@@ -189,6 +189,17 @@ class RunFolder:
                 raise UserError(f"{path}: {error.strerror}; choose a writable runs_dir") from error
         raise UserError(f"runs_dir={runs_dir} holds 999 runs named {name}: choose another run_name")
 
+    def discard(self) -> None:
+        """Remove the folder of a run that ended while it was made: a new one could not have its name.
+
+        Raises:
+            OSError: there is more in it than a run without its configuration leaves.
+        """
+        if self.path.exists() and not self.config.exists():
+            for leftover in self.path.glob(".*"):
+                leftover.unlink()
+            self.path.rmdir()
+
     @classmethod
     def open(cls, run: str | Path, runs_dir: str | Path = "runs") -> RunFolder:
         """Return an existing run, by path or by its name under ``runs_dir``.

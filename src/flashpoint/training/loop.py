@@ -165,11 +165,11 @@ class Trainer:
         """Go back to before the step that was not finite, repeat the steps from there, and look at that step.
 
         Args:
-            checkpoints_up_to: returns this run's up to a step, newest first.
+            checkpoints_up_to: returns those up to a step, newest first.
             from_initial_weights: whether the run's first step was step 0, to which it can go back without a checkpoint.
 
         Returns:
-            One sentence; None where no step was NaN or infinite, a branch has no checkpoint of its own before that
+            One sentence; None where no step was NaN or infinite, a branch has no checkpoint any more from before that
             step, several processes share a batch, or a request to stop came in between.
         """
         onset = self.detector.onset_step

@@ -18,7 +18,6 @@ from flashpoint.errors import UserError, notify, remedy
 from flashpoint.runs.chain import Chain, first_difference
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import STRICT_PROBES, Outcome
-from flashpoint.training.checkpoints import verified
 from flashpoint.training.digests import run_digest, weights_digest
 from flashpoint.training.interrupt import StopRequests
 from flashpoint.training.listeners import Listener, Listeners
@@ -28,6 +27,7 @@ from flashpoint.training.notices import tell_of_a_long_compilation, tell_of_a_sm
 from flashpoint.training.parallel import join, leave
 from flashpoint.training.parts import Parts, build
 from flashpoint.training.plan import Plan, settle, usable_device
+from flashpoint.training.start import checkpoints_before
 from flashpoint.training.step import state_bytes
 from flashpoint.training.writer import RunWriter
 
@@ -96,10 +96,13 @@ def execute(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) -
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"flashpoint train resume={folder.path} goes on with it") from None
     except OSError as error:
-        then = f"then resume={folder.path}" if folder.config.is_file() else "then start it again"
+        told = f"{folder.path}: {error.strerror or error}"
+        if not folder.config.is_file():
+            with contextlib.suppress(OSError):
+                folder.discard()  # or the same command would be refused
+            raise UserError(f"{told}; {remedy(error)}, then start the run again") from error
         raise UserError(
-            f"{folder.path}: {error.strerror or error}; the run stops here, its files so far stay; "
-            f"{remedy(error)}, {then}"
+            f"{told}; the run stops here, its files so far stay; {remedy(error)}, then resume={folder.path}"
         ) from error
 
 
@@ -160,7 +163,8 @@ def _place(trainer: Trainer, folder: RunFolder, outcome: Outcome) -> str | None:
     """Say, and return, where the first NaN or infinity came from."""
     parent = folder.read_manifest().get("parent") or {}
     where = trainer.what_was_not_finite(
-        lambda step: verified(folder.checkpoints, notify, up_to=step), from_initial_weights=not parent.get("from_step")
+        lambda step: checkpoints_before(folder, step, trainer.config.runs_dir),
+        from_initial_weights=not parent.get("from_step"),
     )
     notify(f"step {outcome.onset_step:,}: {where or 'not finite; the step could not be repeated to see where'}")
     return where

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from flashpoint.config import Config
 from flashpoint.errors import UserError, notify
 from flashpoint.runs.chain import Chain
 from flashpoint.runs.folder import RunFolder, by_step
-from flashpoint.training.checkpoints import verified
+from flashpoint.training.checkpoints import Checkpoint, verified
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,27 @@ def _beginning(resumed: RunFolder, runs_dir: str) -> Start:
     if not step:
         return Start()
     original = RunFolder.open(parent["run"], runs_dir)
-    for checkpoint in verified(original.checkpoints, notify, up_to=step):
-        if checkpoint.step == step:
-            return Start(step, *checkpoint.load(), original.chain)
+    if checkpoint := _at(step, original):
+        return Start(step, *checkpoint.load(), original.chain)
     raise UserError(
         f"{resumed.path}: branched off at step {step:,}, of which {original.path} no longer has a whole checkpoint; "
         f"restore it, or branch off elsewhere with replay={original.path} from_step=STEP"
     )
+
+
+def checkpoints_before(run: RunFolder, step: int, runs_dir: str) -> Iterator[Checkpoint]:
+    """Return the run's whole checkpoints up to a step, newest first, and of a branch the one that it began with."""
+    yield from verified(run.checkpoints, notify, up_to=step)
+    parent = run.read_manifest().get("parent") or {}
+    if parent.get("from_step"):
+        with contextlib.suppress(UserError):  # the run that it branched off need not be there any more
+            if checkpoint := _at(parent["from_step"], RunFolder.open(parent["run"], runs_dir)):
+                yield checkpoint
+
+
+def _at(step: int, run: RunFolder) -> Checkpoint | None:
+    newest = next(verified(run.checkpoints, notify, up_to=step), None)
+    return newest if newest and newest.step == step else None
 
 
 def _branching_point(original: RunFolder, from_step: int) -> Start:

@@ -41,7 +41,7 @@ class Process:
 
     def __init__(self, job: Job, slot: Slot, sweep: Sweep) -> None:
         self.slot, self._job, self._sweep = slot, job, sweep
-        sweep.clear(job)
+        sweep.run(job).discard()  # of one that was killed as it began
         self._log = sweep.log(job).open("a+b")
         self._begin = self._log.tell()
         run = [sys.executable, "-P", sys.argv[0], *sweep.arguments(job, slot.settings)]

@@ -132,18 +132,6 @@ class Sweep:
         except UserError:
             return False
 
-    def clear(self, job: Job) -> None:
-        """Remove the folder of a run that was killed while it made it: a new one of that name would get a number.
-
-        Raises:
-            OSError: there is more in it than that.
-        """
-        run = self.run(job)
-        if run.path.exists() and not run.config.exists():
-            for leftover in run.path.glob(".*"):
-                leftover.unlink()
-            run.path.rmdir()
-
     def arguments(self, job: Job, settings: Mapping[str, str]) -> list[str]:
         """Return the run's command line, which goes on with an earlier attempt.
 
