@@ -225,6 +225,22 @@ def test_a_disk_that_is_full_at_once_leaves_no_folder(runs: Runs, monkeypatch: p
     assert runs.train("run_name=early").run == str(runs.folder / "early")
 
 
+@pytest.mark.parametrize("lost", [0, 3])
+def test_metrics_that_were_lost_are_told(runs: Runs, capsys: pytest.CaptureFixture[str], lost: int) -> None:
+    """A run went on without a word after its metrics were damaged."""
+    runs.train("run_name=original", "checkpoints.interval=6")
+    branch = runs.folder / "branch"
+    runs.train(f"replay={runs.folder / 'original'}", "from_step=6", "run_name=branch", "checkpoints.interval=6")
+    (branch / "outcome.json").unlink()
+    lines = (branch / "metrics.jsonl").read_text().splitlines(keepends=True)
+    losses = [number for number, line in enumerate(lines) if '"loss"' in line][:lost]
+    garbled = ["garbled\n" if number in losses else line for number, line in enumerate(lines)]
+    (branch / "metrics.jsonl").write_text("".join(garbled))
+    runs.train(f"resume={branch}", "checkpoints.interval=6")
+    told = f"{branch / 'metrics.jsonl'}: has no loss of 3 of the 6 steps before; the run goes on without their"
+    assert (told in capsys.readouterr().err) == bool(lost)
+
+
 def test_fewer_steps_than_are_done_are_refused(runs: Runs) -> None:
     run = runs.folder / "original"
     runs.train("run_name=original", "checkpoints.interval=6")

@@ -192,7 +192,9 @@ def _read_head(path: Path, data: bytes) -> tuple[TapeHeader, bytes, int]:
         raise UserError(f"{path}: {len(data)} bytes, cut short within the header; restore the file")
     if data[: len(MAGIC)] != MAGIC:
         version = data[: len(MAGIC)]
-        raise UserError(f"{path}: no tape of this version (starts with {version!r}, expected {MAGIC!r})")
+        raise UserError(
+            f"{path}: no tape of this version (starts with {version!r}, expected {MAGIC!r}); restore the file"
+        )
     end = fixed + struct.unpack_from("<I", data, len(MAGIC))[0]
     digest = data[end : end + _DIGEST_BYTES]
     if len(digest) < _DIGEST_BYTES:

@@ -164,9 +164,11 @@ class Chain:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise UserError(f"{path}: {error.strerror}; give a run that recorded its digest chain") from error
+            raise UserError(
+                f"{path}: {error.strerror}; restore it, or give a run that recorded its digest chain"
+            ) from error
         if data[: len(MAGIC)] != MAGIC:
-            raise UserError(f"{path}: no digest chain of this version; give a run that recorded one")
+            raise UserError(f"{path}: no digest chain of this version; restore it, or give a run that recorded one")
         count = (len(data) - len(MAGIC)) // _RECORD.itemsize
         records = np.frombuffer(data, _RECORD, count=count, offset=len(MAGIC))
         digest = _START

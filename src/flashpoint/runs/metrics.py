@@ -70,6 +70,12 @@ class MetricsFile:
         self._file.close()
 
 
+def steps_logged(path: Path, until: int) -> int:
+    """Return of how many steps before ``until`` the file has the loss; damaged lines are passed over."""
+    lines = path.read_text(errors="replace").split("\n") if path.exists() else []
+    return sum('"loss": ' in line and _is_before(line, until) for line in lines)
+
+
 def read_metrics(path: Path) -> Columns:
     """Return the columns of a metrics file, compressed or not, without a last line that a kill cut short.
 

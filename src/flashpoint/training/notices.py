@@ -6,6 +6,8 @@ import torch
 
 from flashpoint.config import Config
 from flashpoint.errors import notify
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.metrics import steps_logged
 from flashpoint.training.needs import Quantities
 
 MANY_PASSES = 20
@@ -33,6 +35,16 @@ def tell_what_kind_of_run(config: Config, device: torch.device) -> None:
         notify("attn.delta_error.size=0: nothing is injected; give the size")
     if config.attn.injected:
         notify(f"{config.attn.name} injected: δ takes errors on purpose; the run shows what they do, not rounding")
+
+
+def tell_of_missing_metrics(folder: RunFolder, begun_at: int, done: int) -> None:
+    """Say if a run that goes on after ``done`` steps has lost metrics of the steps since its first."""
+    missing = done - begun_at - steps_logged(folder.metrics, done)
+    if missing > 0:
+        notify(
+            f"{folder.metrics}: has no loss of {missing:,} of the {done - begun_at:,} steps before; the run goes on "
+            "without their metrics, and its digests do not depend on them"
+        )
 
 
 def tell_of_a_small_corpus(config: Config, tokens: int) -> None:

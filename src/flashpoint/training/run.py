@@ -23,7 +23,12 @@ from flashpoint.training.interrupt import StopRequests
 from flashpoint.training.listeners import Listener, Listeners
 from flashpoint.training.loop import LoopResult, Trainer
 from flashpoint.training.manifest import describe_run, note_resumption
-from flashpoint.training.notices import tell_of_a_long_compilation, tell_of_a_small_corpus, tell_what_kind_of_run
+from flashpoint.training.notices import (
+    tell_of_a_long_compilation,
+    tell_of_a_small_corpus,
+    tell_of_missing_metrics,
+    tell_what_kind_of_run,
+)
 from flashpoint.training.parallel import join, leave
 from flashpoint.training.parts import Parts, build
 from flashpoint.training.plan import Plan, settle, usable_device
@@ -111,6 +116,7 @@ def _describe(plan: Plan, parts: Parts, folder: RunFolder) -> None:
     start, ranks = parts.start, plan.ranks
     if plan.resumed and ranks.first:
         note_resumption(folder, parts.config, start.step, ranks.world, plan.environment)
+        tell_of_missing_metrics(folder, _begun_at(folder), start.step)
     else:
         parent = {"run": str(plan.original.path), "from_step": start.step} if plan.original else None
         weights = parts.header.initial_weights
@@ -161,13 +167,18 @@ def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) ->
 
 def _place(trainer: Trainer, folder: RunFolder, outcome: Outcome) -> str | None:
     """Say, and return, where the first NaN or infinity came from."""
-    parent = folder.read_manifest().get("parent") or {}
     where = trainer.what_was_not_finite(
         lambda step: checkpoints_before(folder, step, trainer.config.runs_dir),
-        from_initial_weights=not parent.get("from_step"),
+        from_initial_weights=_begun_at(folder) == 0,
     )
     notify(f"step {outcome.onset_step:,}: {where or 'not finite; the step could not be repeated to see where'}")
     return where
+
+
+def _begun_at(folder: RunFolder) -> int:
+    """Return the run's first step, of a branch that at which it branched off."""
+    parent = folder.read_manifest().get("parent") or {}
+    return parent.get("from_step") or 0
 
 
 def compare_with_original(original: RunFolder, folder: RunFolder, since: int) -> None:
