@@ -18,7 +18,7 @@ from flashpoint.training import plan
 from flashpoint.training.parallel import Ranks
 from flashpoint.training.parts import build
 from tests import warm
-from tests.conftest import Command, environment, train_command
+from tests.conftest import Command, environment, train_command, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -38,19 +38,28 @@ def torchrun(folder: Path, text_file: Path, *arguments: str) -> "subprocess.Comp
     )
 
 
-def two_processes(folder: Path, text_file: Path, *arguments: str) -> str:
-    """What they tell, started with the variables that ``torchrun`` sets, but with the imports done."""
+def two_begun(folder: Path, text_file: Path, *arguments: str) -> list[warm.Process]:
+    """Started with the variables that ``torchrun`` sets, but with the imports done."""
     command = train_command(*arguments, tiny=False, text_file=text_file)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    processes = [
+    return [
         warm.Process(command, cwd=folder, env={**environment(), **shared, "RANK": rank, "LOCAL_RANK": rank})
         for rank in "01"
     ]
+
+
+def told_by(processes: list[warm.Process]) -> str:
     try:
-        told = "".join(process.communicate(timeout=120)[1] for process in processes)
+        return "".join(process.communicate(timeout=120)[1] for process in processes)
     finally:
         for process in processes:
             process.send_signal(signal.SIGKILL)
+
+
+def two_processes(folder: Path, text_file: Path, *arguments: str) -> str:
+    """What they tell."""
+    processes = two_begun(folder, text_file, *arguments)
+    told = told_by(processes)
     assert [process.returncode for process in processes] == [0, 0], told
     return told
 
@@ -95,6 +104,17 @@ def test_two_processes_repeat_themselves_and_resume(two: Path, text_file: Path) 
     (two / "runs/again/outcome.json").unlink()  # as if killed after its last checkpoint
     two_processes(two, text_file, "resume=again")
     assert outcome(two, "two")["digest"] == outcome(two, "again")["digest"]
+
+
+def test_a_signal_to_one_process_is_in_the_verdict_of_all(two: Path, text_file: Path) -> None:
+    """Where the first process had none, a run that was stopped said that it was stable."""
+    processes = two_begun(two, text_file, "replay=two", "train.steps=100000", "run_name=signalled")
+    metrics = two / "runs/signalled/metrics.jsonl"
+    wait_until(lambda: metrics.is_file() and metrics.stat().st_size, processes[0])
+    processes[1].send_signal(signal.SIGTERM)
+    told = told_by(processes)
+    assert [process.returncode for process in processes] == [128 + signal.SIGTERM] * 2, told
+    assert outcome(two, "signalled")["interrupted"] == "SIGTERM"
 
 
 def test_they_train_on_the_batches_of_one_process(two: Path, text_file: Path, train: Command) -> None:

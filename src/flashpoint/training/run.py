@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import re
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Sequence
@@ -152,8 +153,7 @@ def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) ->
         started = time.perf_counter()
         with stop:
             result = trainer.run()
-            why = stop.received[0].name if stop.received else STRICT_PROBES
-            interrupted = why if result.interrupted else None
+            interrupted = _why(stop, trainer) if result.interrupted else None
             outcome = _outcome(trainer, result, files, interrupted, time.perf_counter() - started, folder)
             if outcome.outcome == "nonfinite" and not interrupted and plan.ranks.first:
                 outcome = dataclasses.replace(outcome, nonfinite=_place(trainer, folder, outcome))
@@ -163,6 +163,13 @@ def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) ->
         how = f"mend it, then resume={folder.path} goes on" if interrupted else "it was the last step, the run is whole"
         raise UserError(f"probes.attention={trainer.failed_probe.probe}: {trainer.failed_probe.error}; {how}")
     return outcome
+
+
+def _why(stop: StopRequests, trainer: Trainer) -> str:
+    """Return what ended the run early."""
+    if stop.received:
+        return stop.received[0].name
+    return STRICT_PROBES if trainer.failed_probe else signal.SIGTERM.name  # that another process of the run got
 
 
 def _place(trainer: Trainer, folder: RunFolder, outcome: Outcome) -> str | None:
