@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +16,6 @@ from flashpoint.config import Config
 from flashpoint.data.batches import Order, gather_windows
 from flashpoint.data.tokens import TokenDataset
 from flashpoint.errors import notify
-from flashpoint.precision import autocast
 from flashpoint.probes.runner import Failed, ProbeRunner
 from flashpoint.progress import progress_bar
 from flashpoint.training.checkpoints import Checkpoint
@@ -27,6 +25,7 @@ from flashpoint.training.optimizer import learning_rate
 from flashpoint.training.parallel import Ranks
 from flashpoint.training.snapshots import Twin
 from flashpoint.training.step import OptimizerStep
+from flashpoint.training.validation import validation_loss
 from flashpoint.training.writer import RunWriter
 
 _HOTTEST = 3
@@ -290,18 +289,6 @@ class Trainer:
             return {}
         return {"memory_gib": torch.cuda.max_memory_reserved(self.device) / 2**30}
 
-    @torch.no_grad()
     def validate(self) -> float:
-        """Return the mean loss, nats, over the first ``eval_sequences`` windows of the validation tokens."""
-        context, batch = self.config.model.context, self.config.train.micro_batch_size or 1
-        count = min(self.config.train.eval_sequences, (len(self.tokens.val) - 1) // context)
-        assert count >= 1, "refused before the run"
-        total = 0.0
-        for start in range(0, count, batch):
-            windows = np.arange(start, min(start + batch, count), dtype=np.uint32)
-            sequences = gather_windows(self.tokens.val, windows, context).to(self.device)
-            with autocast(self.device, self.config.train.precision):
-                # Uncompiled: a short last batch would compile once more.
-                loss = self.model(sequences[:, :-1], sequences[:, 1:], self._optimizer_step.seed_and_step)
-            total += loss.item() * len(windows)
-        return total / count
+        """:func:`.validation_loss` of the weights as they are."""
+        return validation_loss(self.model, self.tokens, self.config, self.device, self._optimizer_step.seed_and_step)
