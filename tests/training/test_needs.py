@@ -48,6 +48,21 @@ def test_parameters_and_checkpoints_are_counted_exactly() -> None:
     assert needed.state_bytes == state_bytes(model)
 
 
+@pytest.mark.parametrize(("free", "told", "key", "value"), [
+    (GIB // 64, "give checkpoints.interval=0 for none", "interval", 0),
+    (2 * GIB, "lower checkpoints.budget_gib=4.0 to 1 or less", "budget_gib", 1),
+])  # fmt: skip
+def test_a_budget_that_is_told_is_one_that_is_taken(
+    free: int, told: str, key: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was to be lowered to 0 or less, which was refused for three checkpoints."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=free))
+    config = composed("experiment=laptop", "model.d_model=256", "checkpoints.interval=1")
+    with pytest.raises(UserError, match=rf"for checkpoints: {told}$"):
+        admission.admit(config)
+    admission.admit(dataclasses.replace(config, checkpoints=dataclasses.replace(config.checkpoints, **{key: value})))
+
+
 @pytest.mark.parametrize(
     ("override", "key"),
     [

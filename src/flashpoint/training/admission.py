@@ -20,7 +20,7 @@ _THREADS_PER_CORE = 4
 _LOWERED: dict[str, tuple[str, float]] = {
     "train.log_interval": ("log_interval", 1),
     "probes.sequences": ("sequences", 1),
-    "checkpoints.budget_gib": ("budget_gib", 0),
+    "checkpoints.budget_gib": ("budget_gib", 1),  # or what three checkpoints take
     "train.micro_batch_size": ("micro_batch_size", 1),
     "train.batch_size": ("batch_size", 1),
     "model.context": ("context", 1),
@@ -142,7 +142,10 @@ def _remedy(needed: Quantities, fits: Callable[[Quantities], bool]) -> str:
     """Return the first key by which alone the run fits, with the largest value that does; nothing without one."""
     if needed.weights_interval and fits(replace(needed, weights_interval=needed.steps + 1)):
         return f"raise checkpoints.weights_interval={needed.weights_interval}, or set it to 0"
-    for key, (name, least) in _LOWERED.items():
+    least_budget = needed.least_budget_gib
+    if not fits(replace(needed, budget_gib=least_budget)) and fits(replace(needed, interval=0)):
+        return "give checkpoints.interval=0 for none"
+    for key, (name, least) in {**_LOWERED, "checkpoints.budget_gib": ("budget_gib", least_budget)}.items():
         if getattr(needed, name) > least and fits(_with(needed, name, least)):
             low, high = math.ceil(least), math.ceil(getattr(needed, name))
             while high - low > 1:

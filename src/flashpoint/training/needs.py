@@ -21,6 +21,8 @@ _LOADED = {"cpu": 300 << 20, "cuda": 400 << 20}
 """PyTorch itself: its libraries in memory, or a CUDA context."""
 CHECKPOINT_OVERHEAD = 1 << 16
 """Names, metadata and the sidecar of a checkpoint."""
+LEAST_CHECKPOINTS = 3
+"""That a budget is to hold."""
 _TAPE_DIGEST, _CHAIN_RECORD, _METRICS_LINE = 8, 24, 120
 _OF_ALL_SCORES = frozenset(("delta_error", "scores", "rows", "null_direction", "similarity"))
 """Probes for which S and P of each head are held whole."""
@@ -85,6 +87,11 @@ class Quantities:
     def checkpoint_bytes(self) -> int:
         return self.state_bytes + CHECKPOINT_OVERHEAD
 
+    @property
+    def least_budget_gib(self) -> int:
+        """In whole GiB, that :func:`capacity` takes."""
+        return math.ceil(LEAST_CHECKPOINTS * self.checkpoint_bytes / 2**30)
+
     def memory(self, device: str) -> Parts:
         """Return what is in the memory of the device at the moment at which most is: in a backward pass, in an update
         of the weights, or in an observation."""
@@ -143,9 +150,9 @@ def capacity(config: CheckpointsConfig, state_bytes: int) -> int:
     """
     size = state_bytes + CHECKPOINT_OVERHEAD
     count = int(config.budget_gib * 2**30 // size)
-    if count < 3:
+    if count < LEAST_CHECKPOINTS:
         raise UserError(
             f"checkpoints.budget_gib={config.budget_gib:g}: a checkpoint takes {size / 2**30:.3g} GiB and three are "
-            f"needed; give at least {3 * size / 2**30:.3g}, or checkpoints.interval=0 for none"
+            f"needed; give at least {LEAST_CHECKPOINTS * size / 2**30:.3g}, or checkpoints.interval=0 for none"
         )
     return count
