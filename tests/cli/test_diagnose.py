@@ -150,6 +150,27 @@ def test_a_function_of_the_users_that_errs_in_most_heads_is_not_called_faulty(
     assert findings["note"].startswith("The attention computes something wrong") != said
 
 
+@pytest.mark.parametrize(("what", "hedged"), [("sink", True), ("coarse", False)])
+def test_a_first_row_that_turns_is_no_other_attention(tmp_path: Path, what: str, hedged: bool) -> None:
+    """A sink takes a part of each row's weight, and shortens the first row of O, which has one key. An O of FP8's E5M2,
+    with two mantissa bits, turns it."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(3, 4, 48, 16, generator=generator).bfloat16() for _ in range(4)]
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:
+        later = torch.ones(48, 48, dtype=torch.bool).triu(1)
+        weights = (q.double() @ k.double().mT * scale).masked_fill(later, -torch.inf).exp()
+        out = weights @ v.double() / (weights.sum(-1, keepdim=True) + 0.05 * (what == "sink"))
+        coarse = out.detach().to(torch.float8_e5m2).double()
+        return (out + (coarse - out.detach()) * (what == "coarse")).to(q.dtype)
+
+    call = AttentionCall(*tensors, None, None, None, None, True, 0.25, 1, 0, "mine:attend")
+    dataclasses.replace(call, **vars(results_of(attend, call))).write(tmp_path / "layer-01.safetensors")
+    (findings, *_) = diagnose(str(tmp_path))["tables"]
+    assert {row["heads"] for row in findings["rows"]} == {"1, 2, 3, 4"}
+    assert findings["note"].startswith("Most heads of mine:attend") == hedged
+
+
 def test_a_capture_is_diagnosed_with_a_function_of_the_users(tmp_path: Path) -> None:
     capture(tmp_path / "layer-03.safetensors", Fault("dropped_tile", head=1))
     told = diagnose(str(tmp_path))

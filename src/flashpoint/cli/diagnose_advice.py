@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 _BY_DESIGN = frozenset(("out_rows", "coarse_rounding", "dropped_tile", "stale_maximum"))
 """What is found of a function that does without a fault something else than softmax(QKᵀ·scale)V."""
+_TURNED = 0.02
+"""A first row of O that turns by more is no matter of scores: it has one key. BF16's rounding turns it by 0.002."""
 
 _ALONE = {
     "fp16_underflow": "Scale the loss (torch.amp.GradScaler) or train in BF16: FP16 holds no smaller gradients.",
@@ -26,7 +28,8 @@ _ALONE = {
 
 
 def suspects(diagnoses: Sequence[Diagnosis], attention: str | None) -> str:
-    """Return the user's function that seems to be no softmax(QKᵀ·scale)V: most heads err. Empty where none does.
+    """Return the user's function that seems to be no softmax(QKᵀ·scale)V: most heads err, and none in the direction of
+    a row with one key, which no function of the scores turns. Empty where none does.
 
     Args:
         diagnoses: of all layers.
@@ -37,6 +40,7 @@ def suspects(diagnoses: Sequence[Diagnosis], attention: str | None) -> str:
     for diagnosis in diagnoses:
         name = attention or diagnosis.call.attention
         of_users = ":" in name and not name.startswith("sdpa:")  # MODULE:NAME, FILE.py:FUNCTION; no backend of PyTorch
+        of_users &= not (diagnosis.call.is_causal and float(diagnosis.measures["first_row_turned"].mean()) > _TURNED)
         found = {head for one in diagnosis.findings if one.kind in _BY_DESIGN for head in one.heads}
         heads[name] = heads.get(name, 0) + diagnosis.call.q.shape[1]
         wrong[name] = wrong.get(name, 0) + (len(found) if of_users else 0)

@@ -37,6 +37,8 @@ def of_results(
     ``nonfinite``: rows with NaN or infinity in any result; ``nonfinite_out``: in O. ``out_rows_off`` and
     ``grad_q_rows_off``: rows farther off than :data:`ROW_OFF`, and ``…_first``, ``…_last``: the first and last of them,
     from 0, −1 for none.
+    ``first_row_turned``: of O's first row the part across FP64's, over |O|. Under a causal mask the row has one key, so
+    that O is along v whatever is done to the scores.
     ``dead_rows``: the share with less than half of FP64's |O|, along that O, of rows where FP64's is not 0.
     ``length_error``: the standard deviation over rows of O's error along O, over |O|: what a rounded ℓ makes.
     ``length_error_expected``, ``out_error_expected``: those of FlashAttention-2 by this package's reference, which
@@ -87,8 +89,11 @@ def of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:
     """Return those measures of :func:`of_results` that a sequence's O [H, T, d] has beside FP64's, [H] each."""
     difference, size = found - true.out, true.out.norm(dim=-1).clamp_min(1e-300)
     error = (grad_out * difference).sum(-1)
+    first, exact = found[:, 0], true.out[:, 0]
+    along = (first * exact).sum(-1, keepdim=True) / exact.square().sum(-1, keepdim=True).clamp_min(1e-300)
     return {
         **_rows_off("out", difference.norm(dim=-1) / size),
+        "first_row_turned": (first - along * exact).norm(dim=-1) / size[:, 0],
         "dead_rows": _dead(found, true.out),
         "length_error": _length_error(found, true),
         "out_error": difference.norm(dim=(-2, -1)) / true.out.norm(dim=(-2, -1)).clamp_min(1e-300),
