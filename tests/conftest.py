@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -48,6 +49,9 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 def pytest_configure(config: pytest.Config) -> None:
     """Not as this file is imported: the process that hands out tests to workers does without PyTorch."""
+    for ignored in (signal.SIGINT, signal.SIGHUP):  # where nohup or & began the tests; programs would inherit it
+        if signal.getsignal(ignored) is signal.SIG_IGN:
+            signal.signal(ignored, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
         import torch
 

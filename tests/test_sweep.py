@@ -63,10 +63,7 @@ sys.exit(128 + signal.SIGTERM if stopped else 0)
 """
 # The launcher in a process of its own, to be killed.
 LAUNCHER = """
-import signal, sys
 from tests.test_sweep import launch
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # both are ignored where nohup or & began the tests
 launch([[f"seed={seed}"] for seed in range(3)], runs_per_gpu=2)
 """
 

@@ -70,7 +70,7 @@ def test_where_the_caller_is_interrupted_the_work_ends_and_leaves_nothing(tmp_pa
 def test_a_second_interruption_does_not_wait_for_ever(tmp_path: Path, early: bool) -> None:
     """The first one ends the work; the second breaks off the wait for it, or comes before the work is told to end."""
     program = (
-        "import os, pathlib, signal, sys, time\n"
+        "import os, pathlib, sys, time\n"
         "from flashpoint.data import workers\n"
         "from flashpoint.data.workers import in_background\n"
         "without = workers._without_ctrl_c\n"
@@ -81,7 +81,6 @@ def test_a_second_interruption_does_not_wait_for_ever(tmp_path: Path, early: boo
         "    workers._without_ctrl_c = interrupted\n"
         "from tests.data.test_workers import slow\n"
         "if __name__ == '__main__':\n"
-        "    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored\n"
         "    folder = pathlib.Path(sys.argv[1])\n"
         "    with in_background(slow, folder):\n"
         "        while not (folder / 'unfinished/begun').exists():\n"
@@ -108,7 +107,6 @@ def test_a_second_interruption_does_not_wait_for_ever(tmp_path: Path, early: boo
 _IMPORTS_SLOWLY = """
 import os
 import pathlib
-import signal
 import time
 
 from flashpoint.data.workers import in_background
@@ -118,7 +116,6 @@ if __name__ == "__mp_main__":  # in the process that works
     time.sleep(60)
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     try:
         with in_background(print):
             time.sleep(60)
