@@ -25,7 +25,7 @@ def main() -> None:
     import triton
 
     phases = {"PyTorch": time.monotonic() - started}
-    imported = time.monotonic()
+    begun = time.monotonic()
 
     import flashpoint.cli.train
     import flashpoint.training.run  # noqa: F401 - the imports of a training
@@ -38,7 +38,7 @@ def main() -> None:
     from flashpoint.training.step import OptimizerStep
 
     device, config = torch.device(name), composed(overrides)
-    phases["other imports"] = time.monotonic() - imported
+    phases["other imports"] = time.monotonic() - begun
     kernels: list[float] = []
 
     def told(src: Any, times: Any, **_: Any) -> None:

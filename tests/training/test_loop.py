@@ -22,7 +22,6 @@ from flashpoint.runs.outcome import Outcome
 from flashpoint.training import loop, manifest, plan
 from flashpoint.training.checkpoints import Checkpoint
 from flashpoint.training.listeners import Listener, Metrics
-from flashpoint.training.loop import Trainer
 from flashpoint.training.run import run
 from flashpoint.training.step import OptimizerStep
 from tests.composed import composed
@@ -81,13 +80,13 @@ class Clock:
         self._now, self._monkeypatch = 0.0, monkeypatch
         monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: self._now))
 
-    def takes(self, owner: type, name: str, seconds: float) -> None:
-        """Every call of a method takes so long."""
-        method = getattr(owner, name)
+    def takes(self, owner: object, name: str, seconds: float) -> None:
+        """Every call takes so long."""
+        function = getattr(owner, name)
 
         def slow(*arguments: Any) -> Any:
             self._now += seconds
-            return method(*arguments)
+            return function(*arguments)
 
         self._monkeypatch.setattr(owner, name, slow)
 
@@ -96,7 +95,7 @@ def test_the_rate_is_that_of_the_steps_wherever_a_validation_falls(runs: Runs, m
     """A validation between two readings made the steps before it count without their time."""
     clock = Clock(monkeypatch)
     clock.takes(OptimizerStep, "__call__", 1.0)
-    clock.takes(Trainer, "validate", 1000.0)
+    clock.takes(loop, "validation_loss", 1000.0)
     runs.train("run_name=timed", "train.log_interval=5", "train.eval_interval=3")
     rates = [line["tokens_per_second"] for line in metrics_of(runs.folder / "timed") if "tokens_per_second" in line]
     assert rates == [4 * 16] * 3  # of four sequences of 16 tokens a step, read after steps 5, 10 and 12
@@ -254,7 +253,7 @@ def test_fewer_steps_than_are_done_are_refused(runs: Runs) -> None:
 def test_a_run_that_fails_closes_its_files_and_tells_who_listens(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process may go on, as in a sweep: with open files and a thread that writes."""
 
-    def fails(_: Trainer) -> float:
+    def fails(*_: object) -> float:
         raise ValueError("no idea")
 
     class Hears(Silent):
@@ -272,7 +271,7 @@ def test_a_run_that_fails_closes_its_files_and_tells_who_listens(runs: Runs, mon
         return [link for link in links if link.startswith(str(folder)) and not link.endswith(".lock")]
 
     heard, threads = list[str](), threading.active_count()
-    monkeypatch.setattr(Trainer, "validate", fails)
+    monkeypatch.setattr(loop, "validation_loss", fails)
     with pytest.raises(ValueError, match="no idea"):
         runs.train("run_name=fails", "checkpoints.interval=5", listeners=[Hears()])
     assert heard == ["begun", "failed with 0 open"]

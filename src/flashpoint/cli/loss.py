@@ -12,11 +12,16 @@ from flashpoint.analysis.paired import Losses, last_common_step, losses_at
 from flashpoint.analysis.provenance import provenance
 from flashpoint.analysis.survival import side_by_side
 from flashpoint.cli.cells import code, interval, mean, number
-from flashpoint.cli.selection import ended, format_option, runs_argument, tell_of_texts
+from flashpoint.cli.selection import (
+    CONTROL,
+    control_option,
+    ended,
+    format_option,
+    refuse_unknown_control,
+    runs_argument,
+    tell_of_texts,
+)
 from flashpoint.cli.table import Table, show
-from flashpoint.errors import UserError, nearest
-
-CONTROL = "flash_fp32"
 
 
 def table(found: Sequence[Losses], after: int, control: str) -> Table:
@@ -45,7 +50,7 @@ def table(found: Sequence[Losses], after: int, control: str) -> Table:
 @click.command("loss")
 @runs_argument
 @click.option("--at", type=click.IntRange(1), metavar="STEPS", help="Default: the last that all stable runs have.")
-@click.option("--control", metavar="ATTENTION", help=f"The attention to compare with.  [default: {CONTROL}]")
+@control_option("compare with")
 @format_option
 def command(words: tuple[str, ...], at: int | None, control: str | None, form: str) -> None:
     """Compare validation losses after equal numbers of steps, a row for each attention.
@@ -56,9 +61,7 @@ def command(words: tuple[str, ...], at: int | None, control: str | None, form: s
     runs = ended(words, metrics=True)
     after, against = at or last_common_step(runs), control or CONTROL
     found = losses_at(after, runs, against)
-    known = dict.fromkeys(name for losses in found for name in (losses.variant, losses.label))
-    if control and control not in known:
-        raise UserError(f"--control {control}: {nearest(control, known)}these runs have {', '.join(known)}")
+    refuse_unknown_control(control, found)
     show(table(found, after, against), form, provenance(runs))
     tell_of_texts(side_by_side(runs), "loss")
     if len(found) > 1 and not any(len(losses.differences) for losses in found):

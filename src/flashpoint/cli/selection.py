@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from flashpoint.cli.table import COLUMNS, FORMATS
-from flashpoint.errors import UserError, one_line
+from flashpoint.errors import UserError, nearest, one_line
 
 if TYPE_CHECKING:
     import torch
 
+    from flashpoint.analysis.paired import Losses
+    from flashpoint.analysis.survival import Lifetimes
     from flashpoint.runs.run import Run
 
 T = TypeVar("T")
@@ -22,6 +24,9 @@ A = TypeVar("A")
 
 BAD_RUNS = "flashpoint.bad_runs"
 """A key of click's context: whether a run was left out, so that the command ends with status 2."""
+
+CONTROL = "flash_fp32"
+"""The attention that others are compared with where nobody names one."""
 
 _TOLD = 5
 
@@ -123,6 +128,22 @@ def tell(errors: Sequence[Exception]) -> None:
         print(f"error: {len(errors) - _TOLD} more runs or words could not be used", file=sys.stderr)
     if errors:
         click.get_current_context().meta[BAD_RUNS] = True
+
+
+def control_option(what: str) -> Callable[[Any], Any]:
+    """``--control ATTENTION``; absent is :data:`CONTROL`."""
+    return click.option("--control", metavar="ATTENTION", help=f"The attention to {what}.  [default: {CONTROL}]")
+
+
+def attention_names(groups: Iterable[Lifetimes | Losses]) -> list[str]:
+    """Return what a control can be called: the variants of the groups, and their labels."""
+    return list(dict.fromkeys(name for group in groups for name in (group.variant, group.label)))
+
+
+def refuse_unknown_control(asked: str | None, groups: Iterable[Lifetimes | Losses]) -> None:
+    """Refuse a control that is asked for and not among the groups; the default one need not be."""
+    if asked and asked not in (known := attention_names(groups)):
+        raise UserError(f"--control {asked}: {nearest(asked, known)}these runs have {', '.join(known)}")
 
 
 def tell_of_texts(compared: Iterable[Sequence[Run]], what: str) -> None:

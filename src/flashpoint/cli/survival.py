@@ -34,14 +34,21 @@ from flashpoint.cli.cells import (
     step,
     steps_between,
 )
-from flashpoint.cli.selection import ended, figure_option, format_option, runs_argument, tell_of_texts
-from flashpoint.cli.table import COLUMNS, Cell, Table, show
-from flashpoint.errors import UserError, nearest
+from flashpoint.cli.selection import (
+    CONTROL,
+    attention_names,
+    control_option,
+    ended,
+    figure_option,
+    format_option,
+    refuse_unknown_control,
+    runs_argument,
+    tell_of_texts,
+)
+from flashpoint.cli.table import Cell, Table, is_shown, show
 from flashpoint.runs.run import Run
 
-CONTROL = "flash_fp32"
 NOT_REACHED = "not reached"
-LOGRANK = "log-rank p"
 OF_THE_TEXT = ("model.vocab_size",)
 """Settings whose values cannot have one corpus: it is kept as tokens."""
 
@@ -53,7 +60,7 @@ def by_attention(
     Severities are by setting and label."""
     settings = any(group.setting for group in groups)
     columns = ["attention", "exploded", "95 % interval", "median onset", "longest stable"]
-    columns.append(f"{LOGRANK} against {control}")
+    columns.append(_of_logrank(control))
     if severities is not None:
         columns += ["rise of the loss", "largest W_Q at the end"]
     rows = []
@@ -77,7 +84,7 @@ def by_attention(
 
 def why_no_p(groups: Sequence[Lifetimes], control: str) -> list[str]:
     """Return why rows have no p, a line for each reason; the control's own has none to have."""
-    if control not in _names(groups):
+    if control not in attention_names(groups):
         return [f"no {control} among these runs to test against; choose one with --control"]
     pairs = [(group, control_of(group, groups, control)) for group in groups]
     alone = sum(against is None for _, against in pairs)
@@ -95,13 +102,8 @@ def why_no_p(groups: Sequence[Lifetimes], control: str) -> list[str]:
     return [f"{rows} of {len(groups)} rows have no p: {reason}" for reason, rows in reasons.items() if rows]
 
 
-def _names(groups: Sequence[Lifetimes]) -> list[str]:
-    return list(dict.fromkeys(name for group in groups for name in (group.variant, group.label)))
-
-
-def _is_shown(column: str) -> bool:
-    names = click.get_current_context().meta.get(COLUMNS)
-    return names is None or any(column.startswith(name) for name in names)
+def _of_logrank(control: str) -> str:
+    return f"log-rank p against {control}"
 
 
 def _exploded(group: Lifetimes) -> Cell:
@@ -184,7 +186,7 @@ def _ratio(one: OnsetRatio) -> Cell:
 
 @click.command("survival")
 @runs_argument
-@click.option("--control", metavar="ATTENTION", help=f"The attention to test against.  [default: {CONTROL}]")
+@control_option("test against")
 @click.option("--by", "key", metavar="KEY", help="A number of the configuration, e.g. train.lr, or hardware.")
 @click.option("--paired", multiple=True, metavar="RUN", help="Runs to compare with, one a seed; repeatable.")
 @click.option("--severity", "severe", is_flag=True, help="Rise of the loss and growth of W_Q beside the verdict.")
@@ -255,15 +257,13 @@ def command(
 
 def _against_control(runs: Sequence[Run], asked: str | None, severe: bool, out: Path | None, form: str) -> None:
     groups, control = by_variant(runs), asked or CONTROL
-    known = _names(groups)
-    if asked and asked not in known:
-        raise UserError(f"--control {asked}: {nearest(asked, known)}these runs have {', '.join(known)}")
+    refuse_unknown_control(asked, groups)
     severities = {key: severity(members) for key, members in grouped(runs).items()} if severe else None
     usual = " ".join(f"{name}={value}" for name, value in usual_settings(runs).items())
     unless = f"\nunless a row says otherwise: {usual}" if usual else ""
     show(by_attention(groups, control, severities), form, provenance(runs) + unless)
     tell_of_texts(side_by_side(runs), "onset")
-    if _is_shown(LOGRANK):
+    if is_shown(_of_logrank(control)):
         for line in why_no_p(groups, control):
             print(line, file=sys.stderr)
     if out:

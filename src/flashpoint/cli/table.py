@@ -52,9 +52,8 @@ def show(tables: Table | Sequence[Table], form: str, heading: str = "") -> None:
         UserError: ``--columns`` names one that no table has.
     """
     tables = [tables] if isinstance(tables, Table) else tables
-    context = click.get_current_context(silent=True)
-    if context and COLUMNS in context.meta:
-        tables = with_columns(tables, context.meta[COLUMNS])
+    if names := _asked():
+        tables = with_columns(tables, names)
     if form == "json":
         click.echo(json.dumps({"heading": heading, "tables": [_plain(table) for table in tables]}, ensure_ascii=False))
     elif form == "csv":
@@ -62,6 +61,18 @@ def show(tables: Table | Sequence[Table], form: str, heading: str = "") -> None:
     else:
         parts = [heading, *(part for table in tables for part in (_markdown(table), table.note))]
         click.echo("\n\n".join(filter(None, parts)))
+
+
+def is_shown(column: str) -> bool:
+    """Whether a column is among those to show."""
+    names = _asked()
+    return names is None or any(_places([column], name) for name in names)
+
+
+def _asked() -> Sequence[str] | None:
+    """Return the names of the columns to show; None for all."""
+    context = click.get_current_context(silent=True)
+    return context.meta.get(COLUMNS) if context else None
 
 
 def with_columns(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:

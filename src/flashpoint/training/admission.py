@@ -17,10 +17,10 @@ from flashpoint.names import check_name
 from flashpoint.training.needs import Parts, Quantities, capacity, total
 
 _THREADS_PER_CORE = 4
-_LOWERED: dict[str, tuple[str, float]] = {
+_LOWERED: dict[str, tuple[str, float | None]] = {
     "train.log_interval": ("log_interval", 1),
     "probes.sequences": ("sequences", 1),
-    "checkpoints.budget_gib": ("budget_gib", 1),  # or what three checkpoints take
+    "checkpoints.budget_gib": ("budget_gib", None),
     "train.micro_batch_size": ("micro_batch_size", 1),
     "train.batch_size": ("batch_size", 1),
     "model.context": ("context", 1),
@@ -29,7 +29,7 @@ _LOWERED: dict[str, tuple[str, float]] = {
     "model.d_model": ("d_model", 16),
     "train.steps": ("steps", 1),
 }
-"""Keys to lower, those first that change a run least, with their least values."""
+"""Keys to lower, those first that change a run least, with their least values; None is :attr:`least_budget_gib`."""
 _SMALLER = "lower model.d_model and model.n_layer"
 
 
@@ -145,7 +145,8 @@ def _remedy(needed: Quantities, fits: Callable[[Quantities], bool]) -> str:
     least_budget = needed.least_budget_gib
     if not fits(replace(needed, budget_gib=least_budget)) and fits(replace(needed, interval=0)):
         return "give checkpoints.interval=0 for none"
-    for key, (name, least) in {**_LOWERED, "checkpoints.budget_gib": ("budget_gib", least_budget)}.items():
+    for key, (name, fixed) in _LOWERED.items():
+        least = least_budget if fixed is None else fixed
         if getattr(needed, name) > least and fits(_with(needed, name, least)):
             low, high = math.ceil(least), math.ceil(getattr(needed, name))
             while high - low > 1:

@@ -233,7 +233,10 @@ class Trainer:
         self._probes.failed.clear()
 
     def _log_validation(self, step: int) -> None:
-        self._val_loss, self._val_step = self.validate(), step + 1
+        self._val_loss = validation_loss(
+            self.model, self.tokens, self.config, self.device, self._optimizer_step.seed_and_step
+        )
+        self._val_step = step + 1
         self._files.log(step, {"val_loss": self._val_loss})
 
     def _step(self, step: int) -> None:
@@ -288,7 +291,3 @@ class Trainer:
         if self.device.type != "cuda":
             return {}
         return {"memory_gib": torch.cuda.max_memory_reserved(self.device) / 2**30}
-
-    def validate(self) -> float:
-        """:func:`.validation_loss` of the weights as they are."""
-        return validation_loss(self.model, self.tokens, self.config, self.device, self._optimizer_step.seed_and_step)
