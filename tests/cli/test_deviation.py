@@ -190,6 +190,14 @@ def test_a_function_of_the_users_own_is_an_engine(tmp_path: Path) -> None:
         assert f"own.py:{name}: {told}" in refusal(call("deviation", f"{own}{name}", *SMALL))
 
 
+def test_a_function_that_writes_to_its_arguments_changes_no_other_engine(tmp_path: Path) -> None:
+    """In FP64 nothing is rounded, so that they could be the inputs themselves."""
+    (tmp_path / "own.py").write_text("def writes(q, k, v, is_causal):\n    return q.mul_(2)\n")
+    engines = (f"{tmp_path / 'own.py'}:writes", "baseline")
+    found = values("deviation", *engines, *SMALL, "--precision", "fp64", "--of", "O")
+    assert [row["largest"] for row in found if row["difference"] == "baseline − golden"] == [0]
+
+
 def test_inputs_may_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "captured.safetensors"
     inputs = drawn("normal", 3, 16, 16)

@@ -100,7 +100,8 @@ class Called:
         precision = setting.compute.precision.name
         if precision not in self.formats:
             raise UserError(f"{self.name}: computes in {', '.join(self.formats)}, not {precision}; change --precision")
-        q, k, v = (x.to(DTYPES[precision]).requires_grad_(setting.backward) for x in (inputs.q, inputs.k, inputs.v))
+        given = (x.to(DTYPES[precision], copy=True) for x in (inputs.q, inputs.k, inputs.v))  # it may write to them
+        q, k, v = (x.requires_grad_(setting.backward) for x in given)
         out, logsumexp = self.call(q, k, v, setting.causal, inputs.alpha)
         if out.shape != q.shape:
             raise UserError(f"{self.name}: returns {list(out.shape)} for q of {list(q.shape)}; return O of q's shape")
