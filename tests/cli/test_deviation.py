@@ -9,7 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from flashpoint.cli.deviation_inputs import captured_inputs
+from flashpoint.deviation.arithmetic import arithmetic
 from flashpoint.deviation.emulated import golden
+from flashpoint.deviation.formats import FP16, TF32
 from flashpoint.deviation.inputs import DRAWN, drawn
 from flashpoint.diagnosis.call import AttentionCall
 from tests.records import call, refusal, rows, values
@@ -43,7 +45,7 @@ def test_each_pair_and_quantity_has_a_row_and_a_line_says_where_it_was_measured(
         "| flash − baseline | O | normal | bf16 | fp32 | 16 | 16 | 4 × 4 | absolute | 3 | "
     )
     assert len(rows(result)) == 3 * 6 + 6
-    told = f"torch {torch.__version__}; normal inputs, seeds 0 to 2; causal; emulated, sums in fp32; 20"
+    told = f"torch {torch.__version__}; normal inputs, seeds 0 to 2; causal; emulated: flash, baseline; 20"
     assert told in result.stdout.splitlines()[0]
 
 
@@ -285,6 +287,22 @@ def test_a_sweep_over_sums_and_head_sizes_leaves_what_has_no_sums_once() -> None
             ("sdpa:math − flash", "within", d), ("flash − golden", "within", d),
         ]
     ]  # fmt: skip
+
+
+def test_sums_are_named_by_the_format_that_they_have() -> None:
+    """Asked for a coarser one than the precision, both have the precision."""
+    found = values("deviation", *SMALL, "--precision", "bf16,fp64", "--accumulate", "e4m3,fp32,within", "--of", "O")
+    told = {(row["precision"], row["sums"]) for row in found}
+    assert told == {("bf16", "bf16"), ("bf16", "fp32"), ("bf16", "within"), ("fp64", "fp64"), ("fp64", "within")}
+    coarse, same = (
+        [row["RMS"] for row in values("deviation", *SMALL, "--accumulate", sums)] for sums in ("e4m3", "same")
+    )
+    assert coarse == same
+
+
+def test_of_two_formats_with_as_many_mantissa_bits_sums_have_the_wider_one() -> None:
+    assert arithmetic(FP16, "tf32").sums == TF32
+    assert arithmetic(TF32, "fp16").sums == TF32
 
 
 def test_sums_in_the_precision_deviate_more() -> None:

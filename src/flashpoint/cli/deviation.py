@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 QUANTITIES = {"O": "O", "L": "L", "δ": "δ", "delta": "δ", "dQ": "dQ", "dK": "dK", "dV": "dV"}
 """Words of ``--of``, and the quantities they name."""
+EMULATED = ("flash", "baseline")
+"""Engines whose every operation is rounded; those that are compared where nobody names others."""
 _OF_DRAWN = ("seeds", "lengths", "head_sizes")
 _OF_CAPTURED = ("steps", "layers", "sequences")
 _WITH_PRESET = {"preset", "folder", "where", "form"}
@@ -50,7 +52,8 @@ _WITH_PRESET = {"preset", "folder", "where", "form"}
     callback=each(str, ""),
     metavar="FORMAT|same|within,...",
     help="Of sums, and of m, ℓ, L, δ, Ō and gradients between blocks. same: the precision. within: FP32 within an "
-    "operation, the precision for the rest, as PyTorch's own operations.  [default: fp32, as on GPUs]",
+    "operation, the precision for the rest, as PyTorch's own operations. Never coarser than the precision.  "
+    "[default: fp32, as on GPUs]",
 )
 @click.option(
     "--length",
@@ -64,7 +67,8 @@ _WITH_PRESET = {"preset", "folder", "where", "form"}
     "head_sizes",
     callback=each(count, "numbers of features, e.g. 64,128"),
     metavar="D,...",
-    help=f"Features of a head.  [default: {HEAD_SIZE}]",
+    help="Features of a head. flash and baseline round α = 1/√d as well, which is exact at 16, 64 and 256.  "
+    f"[default: {HEAD_SIZE}]",
 )
 @click.option(
     "--block",
@@ -178,7 +182,7 @@ def command(
         parts = [(part.name, part.sweep, part.given()) for part in PRESETS[preset]]
         told = "standard normal inputs"
     else:
-        engines = words or ("flash", "baseline")
+        engines = words or EMULATED
         _check_emulated(engines, blocks, srams, sums)
         given, told = _given(context, kind, lengths, head_sizes, seeds, steps, layers, sequences, causal, device)
         sweep = Sweep(
@@ -223,7 +227,7 @@ def _check_emulated(
         raise click.UsageError("--sram: takes no --block")
     if (blocks or srams) and "flash" not in engines:
         raise click.UsageError("--block and --sram: only of the engine flash")
-    if sums and not {"flash", "baseline"} & set(engines):
+    if sums and not set(EMULATED) & set(engines):
         raise click.UsageError("--accumulate: only of the engines flash and baseline")
 
 
@@ -266,14 +270,13 @@ def _device(where: str, preset: str | None) -> torch.device:
 
 
 def _provenance(device: torch.device, told: str, sweeps: Sequence[Sweep]) -> str:
-    """Return a line with hardware, PyTorch's version, inputs, the sums of emulated engines, and the day."""
+    """Return a line with hardware, PyTorch's version, inputs, which engines are emulated, and the day."""
     from datetime import UTC, datetime
 
     import torch
 
     from flashpoint.training.determinism import hardware_name
 
-    emulated = [sweep for sweep in sweeps if {"flash", "baseline"} & set(sweep.engines)]
-    sums = dict.fromkeys(word for sweep in emulated for word in sweep.sums)
-    emulation = f"; emulated, sums in {', '.join(sums)}" if sums else ""
+    engines = dict.fromkeys(engine for sweep in sweeps for engine in sweep.engines if engine in EMULATED)
+    emulation = f"; emulated: {', '.join(engines)}" if engines else ""
     return f"{hardware_name(device)}, torch {torch.__version__}; {told}{emulation}; {datetime.now(UTC).date()}"

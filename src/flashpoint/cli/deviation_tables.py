@@ -41,7 +41,7 @@ def _row(one: Measured) -> list[Any]:
     size, form = one.size, ".3g" if one.unit == "ulps" else ".2e"
     return [
         one.difference,
-        *_where(one, one.block, one.sums),
+        *_where(one, one.block, one.format_of_sums),
         one.unit,
         len(size.signed_means),
         *(number(value, form) for value in (size.largest, size.mean, size.deviation, size.rms, *size.quantiles)),
@@ -75,7 +75,7 @@ def _ratios(found: Sequence[Measured], reference: str) -> list[list[Any]]:
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = [_ratio(mine / its) for mine, its in zip(one.distances, other.distances, strict=True)]
         tiled = one if one.block else other
-        where = _where(one, tiled.block, one.sums or other.sums)
+        where = _where(one, tiled.block, one.format_of_sums or other.format_of_sums)
         rows.append([one.engine, *where, len(one.distances[0]), *ratios, number(tiled.rescalings, ".2f")])
     return rows
 

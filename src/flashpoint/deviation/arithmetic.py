@@ -89,5 +89,5 @@ def arithmetic(precision: Format, accumulate: str) -> Arithmetic:
         sums = FP32 if accumulate == "within" else format_named(accumulate)
     except UserError as error:
         raise UserError(f"--accumulate {error}, same, or within") from error
-    sums = max(precision, sums, key=lambda one: one.mantissa)
+    sums = max(precision, sums, key=lambda one: (one.mantissa, one.exponent))
     return Arithmetic(precision, sums, precision if accumulate == "within" else sums)

@@ -73,6 +73,13 @@ class Measured:
         """What is subtracted from what."""
         return f"{self.engine} − {self.other}"
 
+    @property
+    def format_of_sums(self) -> str | None:
+        """The format that sums had: the precision where that is finer than what was asked for."""
+        if self.sums in (None, "same", "within"):
+            return self.sums
+        return arithmetic(self.precision, self.sums).sums.name
+
 
 def drawn_inputs(
     kind: str, lengths: Sequence[int], head_sizes: Sequence[int], seeds: int, *, causal: bool

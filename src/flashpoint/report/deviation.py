@@ -215,7 +215,7 @@ def _row(part: str, one: Measured) -> dict[str, Any]:
         "inputs": one.inputs,
         "precision": one.precision.name,
         "mantissa_bits": one.precision.mantissa,
-        "sums": one.sums,
+        "sums": one.format_of_sums,
         "T": one.length,
         "d": one.head_size,
         "B_r": one.block.rows if one.block else None,
