@@ -191,7 +191,7 @@ def test_differences_of_several_attentions_or_from_several_twins_are_not_pooled(
     runs = of("one-more", "flash_bf16", 1)
     with pytest.raises(UserError, match="2 differences from the twin: precision; order"):
         judge(weights, runs, [*against, *of("three", "flash_fp32", 1, "order")])
-    with pytest.raises(UserError, match="two runs of seed 1 differ in precision"):
+    with pytest.raises(UserError, match="both of seed 1, and both differ in precision"):
         judge(weights, [*runs, *of("four", "flash_bf16", 1)], against)
 
 

@@ -230,7 +230,7 @@ def test_the_inputs_of_a_run_are_those_of_its_steps_and_layers(recorded: Path, m
     assert one == [row for row in found if row["inputs"].startswith("L2")]
     later = values("deviation", *arguments, "--step", "7")  # the run has no checkpoint: its initial weights
     assert {row["inputs"] for row in later} == {"L1 step 0", "L2 step 0"}
-    assert "--layer 9: runs/original has no such layer" in last_line(
+    assert "--layer 9: runs/original has layers 1, 2; give some of these" in last_line(
         "deviation", *arguments, "--step", "0", "--layer", "9"
     )
 
@@ -270,9 +270,19 @@ def test_the_inputs_may_be_what_watch_captured(tmp_path: Path) -> None:
 def test_captured_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     x = torch.ones(1, 1, 4, 4)
     save_file({"q": x, "k": x.clone(), "v": x * torch.nan, "grad_out": x.clone()}, tmp_path / "nan.safetensors")
-    assert "L1 step 0: v holds values that are not finite" in refusal(
+    assert "nan.safetensors: v of L1 step 0 holds values that are not finite" in refusal(
         call("deviation", "--inputs", tmp_path / "nan.safetensors")
     )
+
+
+def test_a_step_or_layer_that_a_capture_lacks_is_refused(tmp_path: Path) -> None:
+    x = torch.ones(1, 1, 4, 4)
+    path = tmp_path / "layer-01.safetensors"
+    save_file({name: x.clone() for name in ("q", "k", "v", "grad_out")}, path)
+    for what in (path, tmp_path):
+        assert f"--step 3: {what} is one capture" in refusal(call("deviation", "--inputs", what, "--step", "3"))
+        told = refusal(call("deviation", "--inputs", what, "--layer", "1", "--layer", "2"))
+        assert f"--layer 2: {what} has layers 1" in told
 
 
 def test_a_sweep_over_sums_and_head_sizes_leaves_what_has_no_sums_once() -> None:
@@ -368,7 +378,13 @@ def test_what_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatc
 
     for kind in DRAWN:
         monkeypatch.setitem(DRAWN, kind, too_large)
-    assert refusal(call("deviation", *SMALL)) == "error: --length 16: not enough memory; give fewer tokens"
+    told = "error: --seeds 3, --length 16 and --head-size 16: not enough memory for so many numbers; "
+    assert refusal(call("deviation", *SMALL)).startswith(told)
+
+
+def test_more_inputs_than_any_memory_holds_are_refused_before_one_is_drawn() -> None:
+    """They would take 2⁵⁶ bytes."""
+    assert "not enough memory" in refusal(call("deviation", *SMALL, "--length", str(2**16), "--seeds", str(2**31 - 1)))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")

@@ -356,7 +356,7 @@ def test_a_capture_with_nan_or_infinity_is_diagnosed(tmp_path: Path, name: str, 
     [
         (["nowhere"], "nowhere: no capture and no run"),
         (["{folder}"], "holds no layer-*.safetensors"),
-        (["{folder}/broken.safetensors"], "no .safetensors file"),
+        (["{folder}/broken.safetensors"], "; write one with safetensors.torch.save_file"),
         (["{folder}/few.safetensors"], "no tensor k, v, grad_out"),
         (["{folder}/odd.safetensors"], "need [N, H, T, d]"),
         (["{folder}/good", "--layer", "7"], "--layer 7"),

@@ -19,6 +19,8 @@ ALL = "all"
 class Apart:
     """Distances of one run's weights from its twin's, at the n steps at which they were measured."""
 
+    where: str
+    """The run."""
     differs_in: str
     seed: int
     steps: NDArray[np.int64]
@@ -73,7 +75,7 @@ def apart(run: Run, tensor: str = ALL) -> Apart:
         raise UserError(f"{run.where}: no weights of {tensor} were measured, or kept; it has {known}")
     steps, largest = run.columns[f"weights_largest/{tensor}"]
     wasserstein, spread = (run.columns[f"weights_{name}/{tensor}"][1] for name in ("wasserstein", "spread"))
-    return Apart(twin["differs_in"], run.config["seed"], steps + 1, largest, wasserstein, spread)
+    return Apart(run.where, twin["differs_in"], run.config["seed"], steps + 1, largest, wasserstein, spread)
 
 
 def tensors(run: Run) -> list[str]:
@@ -91,8 +93,10 @@ def by_difference(found: Sequence[Apart]) -> dict[str, list[Apart]]:
     groups: dict[str, list[Apart]] = {}
     for one in found:
         members = groups.setdefault(one.differs_in, [])
-        if any(other.seed == one.seed for other in members):
-            raise UserError(f"two runs of seed {one.seed} differ in {one.differs_in}; leave one of them out")
+        for other in members:
+            if other.seed == one.seed:
+                told = f"{other.where} and {one.where}: both of seed {one.seed}, and both differ in {one.differs_in}"
+                raise UserError(f"{told}; leave one of them out")
         members.append(one)
     return groups
 

@@ -21,6 +21,8 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
     Raises:
         UserError: there are none, or one cannot be read.
     """
+    if step is not None and (path.is_file() or any(path.glob(_LAYERS))):
+        raise UserError(f"--step {step}: {path} is one capture, of one step; leave --step out")
     if path.is_file():
         return [AttentionCall.read(path)]
     folder = _capture(path, step)

@@ -24,7 +24,7 @@ def captured_path(word: str) -> Path:
     Raises:
         UserError: there is none.
     """
-    path = next((path for path in (Path(word), Path("runs") / word) if path.exists()), None)
+    path = next((path for path in (Path(word), Path("runs") / word) if word and path.exists()), None)
     if path is None:
         raise UserError(f"--inputs {word}: no run, no capture and no such file; give one, or {', '.join(DRAWN)}")
     return path
@@ -51,13 +51,15 @@ def captured_inputs(
         UserError: there are none, a layer is not there, or a value is not finite.
     """
     found: dict[str, Given] = {}
+    known: dict[int, None] = {}
     for step in steps or (None,):
         for call in _calls(path, step, sequences, device):
+            known[call.layer] = None
             if not layers or call.layer in layers:
-                given = _given(call, sequences, causal)
+                given = _given(path, call, sequences, causal)
                 found[given.name] = given
-    if not found:
-        raise UserError(f"--layer {', '.join(map(str, layers))}: {path} has no such layer")
+    if missing := [layer for layer in layers if layer not in known]:
+        raise UserError(f"--layer {missing[0]}: {path} has layers {', '.join(map(str, known))}; give some of these")
     return list(found.values())
 
 
@@ -68,7 +70,7 @@ def _calls(path: Path, step: int | None, sequences: int | None, device: torch.de
     yield from calls_of_run(RunFolder(path), step, sequences or SEEDS, device)[0]
 
 
-def _given(call: AttentionCall, sequences: int | None, causal: bool | None) -> Given:
+def _given(path: Path, call: AttentionCall, sequences: int | None, causal: bool | None) -> Given:
     name = f"L{call.layer} step {call.step}"
     groups = call.groups
     tensors = {
@@ -80,5 +82,5 @@ def _given(call: AttentionCall, sequences: int | None, causal: bool | None) -> G
     inputs = Inputs(**tensors, scale=call.scale).map(lambda x: x[:sequences].double())
     for tensor in tensors:
         if not getattr(inputs, tensor).isfinite().all():
-            raise UserError(f"{name}: {tensor} holds values that are not finite; give an earlier step")
+            raise UserError(f"{path}: {tensor} of {name} holds values that are not finite; give finite ones")
     return Given(name, inputs, call.is_causal if causal is None else causal)

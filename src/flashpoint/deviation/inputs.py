@@ -50,14 +50,11 @@ def drawn(kind: str, seeds: int, length: int, head_size: int) -> Inputs:
         UserError: they do not fit into memory.
     """
     try:
-        tensors = np.stack([_of_seed(kind, seed, length, head_size) for seed in range(seeds)], 1)
-    except MemoryError as error:
-        raise UserError(f"--length {length}: not enough memory; give fewer tokens") from error
+        tensors = np.empty((4, seeds, length, head_size))  # before any is drawn, which takes long if they are many
+        for seed in range(seeds):
+            tensors[:, seed] = np.random.default_rng(seed).standard_normal((4, length, head_size))
+            DRAWN[kind](tensors[0, seed], tensors[1, seed])
+    except (MemoryError, ValueError) as error:  # the second where NumPy has no such shape
+        told = f"--seeds {seeds}, --length {length} and --head-size {head_size}"
+        raise UserError(f"{told}: not enough memory for so many numbers; give less of these") from error
     return Inputs(*torch.from_numpy(tensors)[:, :, None])
-
-
-def _of_seed(kind: str, seed: int, length: int, head_size: int) -> NDArray[np.float64]:
-    """Return Q, K, V and dO as [4, length, head_size]."""
-    tensors = np.random.default_rng(seed).standard_normal((4, length, head_size))
-    DRAWN[kind](tensors[0], tensors[1])
-    return tensors

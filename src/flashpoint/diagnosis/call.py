@@ -105,7 +105,9 @@ class AttentionCall:
         except FileNotFoundError:
             raise UserError(f"{path}: no such file; give a capture, a run, or a .safetensors file") from None
         except (SafetensorError, OSError, ValueError) as error:
-            raise UserError(f"{path}: no .safetensors file: {error}") from error
+            raise UserError(
+                f"{path}: no .safetensors file: {error}; write one with safetensors.torch.save_file"
+            ) from error
         if missing := [name for name in _NEEDED if name not in tensors]:
             raise UserError(f"{path}: no tensor {', '.join(missing)}; it needs {', '.join(_NEEDED)}")
         call = cls(
