@@ -40,13 +40,30 @@ def differences(*arguments: Path | str) -> list[str]:
 
 
 def test_each_pair_and_quantity_has_a_row_and_a_line_says_where_it_was_measured() -> None:
-    result = call("deviation", *SMALL, "--block", "4x4")
+    result = call("deviation", *SMALL, "--block", "4x4", "--columns", "all")
     assert rows(result)[0].startswith(
         "| flash − baseline | O | normal | bf16 | fp32 | 16 | 16 | 4 × 4 | absolute | 3 | "
     )
     assert len(rows(result)) == 3 * 6 + 6
     told = f"torch {torch.__version__}; normal inputs, seeds 0 to 2; causal; emulated: flash, baseline; 20"
     assert told in result.stdout.splitlines()[0]
+
+
+def test_what_differs_between_rows_has_a_column_and_what_does_not_is_told_once() -> None:
+    def headings(*arguments: str) -> list[list[str]]:
+        printed = call("deviation", *SMALL, "--of", "O", *arguments).stdout.splitlines()
+        tables = [at for at, line in enumerate(printed) if line.startswith("|:--")]
+        return [[cell.strip() for cell in printed[at - 1].split("|")[1:-1]] for at in tables]
+
+    ratios = ["distance from golden over that of baseline", "of", "largest ratio", "RMS ratio"]
+    assert headings() == [["difference", "of", "largest", "mean", "std", "RMS"], ratios]
+    assert headings("--precision", "bf16,fp16") == [
+        ["difference", "of", "precision", "largest", "mean", "std", "RMS"], [*ratios[:2], "precision", *ratios[2:]],
+    ]  # fmt: skip
+    assert headings("--block", "1x4,4x4,4x16")[1] == [*ratios[:2], "B_r × B_c", *ratios[2:], "rescalings a row"]
+    assert headings("--unit", "relative,ulps")[0][2] == "unit"
+    told = "In all rows: inputs normal, precision bf16, sums fp32, T 16, d 16, B_r × B_c 16 × 16, unit absolute, n 3, "
+    assert f"{told}rescalings a row 0.00, not finite 0." in call("deviation", *SMALL).stdout
 
 
 def test_the_columns_fit_each_other() -> None:
@@ -89,7 +106,7 @@ def test_fp64_deviates_by_its_own_rounding_only_and_has_no_ratio() -> None:
     found = json.loads(call("deviation", *SMALL, "--precision", "fp64", "--format", "json").stdout)["tables"]
     assert max(row["largest"] for row in found[0]["rows"]) < 1e-13
     assert [row["largest"] for row in found[0]["rows"][12:]] == [0.0] * 6
-    assert {row["RMS, ratio"] for row in found[1]["rows"]} == {None}
+    assert {row["RMS ratio"] for row in found[1]["rows"]} == {None}
 
 
 def test_blocks_follow_from_sram_as_in_flashattention() -> None:
@@ -105,14 +122,14 @@ def test_a_ratio_sets_the_distances_from_golden_against_each_other() -> None:
     result = call("deviation", *SMALL, "--of", "O", "--format", "json")
     table, ratios = json.loads(result.stdout)["tables"]
     (ratio,) = ratios["rows"]
-    assert ratio["distance from golden, over that of baseline"] == "flash"
+    assert ratio["distance from golden over that of baseline"] == "flash"
     flash, baseline = (row["RMS"] for row in table["rows"][1:])
-    assert ratio["RMS, ratio"]["mean"] == pytest.approx(flash / baseline, rel=0.1)
-    assert ratio["RMS, ratio"]["low"] < ratio["RMS, ratio"]["mean"] < ratio["RMS, ratio"]["high"]
+    assert ratio["RMS ratio"]["mean"] == pytest.approx(flash / baseline, rel=0.1)
+    assert ratio["RMS ratio"]["low"] < ratio["RMS ratio"]["mean"] < ratio["RMS ratio"]["high"]
     one = call("deviation", *SMALL, "--seeds", "1", "--of", "O", "--format", "json")
     table, ratios = json.loads(one.stdout)["tables"]
     assert table["rows"][0]["95 % interval"] is None
-    assert isinstance(ratios["rows"][0]["RMS, ratio"], float)
+    assert isinstance(ratios["rows"][0]["RMS ratio"], float)
 
 
 def test_the_last_engine_may_be_the_one_with_tiles() -> None:

@@ -4,8 +4,11 @@ import csv
 import io
 import json
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from flashpoint.cli.selection import format_option
 from flashpoint.cli.table import Cell, Table, show, with_columns
 from flashpoint.errors import UserError
 
@@ -63,5 +66,41 @@ def test_columns_are_chosen_by_name_or_by_how_they_begin() -> None:
     assert (table.columns, table.rows, table.note) == (["95 % interval", "n"], [[2, 1]], "note")
     (table,) = with_columns(tables, ["na"])
     assert table.columns == ["name"]
-    with pytest.raises(UserError, match="no such column; there are n, name, 95 % interval, x"):
+    with pytest.raises(UserError, match="no such column; give all, or some of n, name, 95 % interval, x"):
         with_columns(tables, ["n", "value"])
+    assert with_columns(tables, ["all"]) == tables
+
+
+FURTHER = Table(("name", "value", "extra"), [["a", 1, 2]], "note", ["extra"])
+
+
+@click.command()
+@format_option
+def command(form: str) -> None:
+    show([FURTHER, Table(("x",), [[3]])], form)
+
+
+def printed(*arguments: str) -> str:
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_people_see_further_columns_if_they_ask_and_programs_always_do() -> None:
+    brief = printed().splitlines()
+    assert brief[0].split("|")[1:-1] == [" name   ", "   value "]
+    assert [line for line in brief if "extra" in line] == ["Not shown: extra; --columns all shows them."]
+    assert "extra" in printed("--columns", "all").splitlines()[0]
+    assert "|   x |" in printed("--columns", "all")
+    assert printed("--columns", "extra").splitlines()[0] == "|   extra |"
+    assert "Not shown" not in printed("--columns", "all") + printed("--columns", "extra")
+    for form in ("csv", "json"):
+        assert "extra" in printed("--format", form)
+        assert printed("--format", form) == printed("--format", form, "--columns", "all")
+
+
+@pytest.mark.parametrize("names", ["", "name,", ",name"])
+def test_an_empty_name_is_no_column(names: str) -> None:
+    result = CliRunner().invoke(command, ["--columns", names])
+    assert result.exit_code == 2
+    assert "a name is empty" in result.stderr

@@ -166,9 +166,10 @@ def command(
     configs/attn (flash_bf16, released), on a GPU by its kernels; sdpa:math, sdpa:flash, sdpa:efficient, sdpa:cudnn, or
     sdpa:all for each that is available; FILE.py:FUNCTION, which takes q, k, v and is_causal and returns O.
 
-    A row has the size of one difference over all elements of all inputs, and its signed mean with an interval over the
-    inputs. A rescaling is a rise of a row's maximum after its first block of keys. A second table has each engine's
-    distance from the golden value over that of the last one. All intervals are 95 % (Student's t).
+    A row has the size of one difference over all elements of all inputs. A second table has each engine's distance from
+    the golden value over that of the last one. What all rows have in common is told beneath. --columns all adds it as
+    columns, and quantiles, and the signed mean with an interval over the inputs. A rescaling is a rise of a row's
+    maximum after its first block of keys. All intervals are 95 % (Student's t).
     """
     from flashpoint.cli.deviation_tables import tables
     from flashpoint.cli.table import show

@@ -10,31 +10,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.cli.cells import interval, mean, mean_and_interval, number
-from flashpoint.cli.table import Table
+from flashpoint.cli.table import Table, cell_text
 from flashpoint.deviation.emulated import Block
 from flashpoint.deviation.pairs import GOLDEN
 from flashpoint.deviation.statistics import QUANTILES
 from flashpoint.deviation.sweep import Measured
 
 _WHERE = ("of", "inputs", "precision", "sums", "T", "d", "B_r × B_c")
-_RESCALINGS = "rescalings a row"
+_RESCALINGS, _NOT_FINITE = "rescalings a row", "not finite"
+_CIRCUMSTANCES = (*_WHERE[1:], "unit", "n", _RESCALINGS, _NOT_FINITE)
+"""Columns that are of interest where their rows differ."""
 
 
 def tables(found: Sequence[Measured]) -> list[Table]:
     """Return the differences, and where there are several engines their distances from golden over the last one's."""
     quantiles = [f"{100 * level:g} %" for level in QUANTILES]
     columns = ("difference", *_WHERE, "unit", "n", "largest", "mean", "std", "RMS", *quantiles, "signed mean")
-    columns += ("95 % interval", _RESCALINGS, "not finite")
-    note = "largest to 99.9 %: of the difference without its sign, over all elements; signed mean: over n inputs."
-    told = [Table(columns, [_row(one) for one in found], note)]
+    columns += ("95 % interval", _RESCALINGS, _NOT_FINITE)
+    note = "largest to RMS, and quantiles: of |difference|, over all elements of all inputs."
+    further = (*quantiles, "signed mean", "95 % interval")
+    told = [_table(columns, [_row(one) for one in found], note, further)]
     reference = next((one.other for one in found if one.other != GOLDEN), None)
     if reference is None:
         return told
     if ratios := _ratios(found, reference):
-        names = (f"distance from golden, over that of {reference}", *_WHERE, "n", "largest, ratio", "RMS, ratio")
+        names = (f"distance from golden over that of {reference}", *_WHERE, "n", "largest ratio", "RMS ratio")
         note = "Ratios: the mean over n inputs, with its 95 % interval."
-        told.append(Table((*names, _RESCALINGS), ratios, note))
+        told.append(_table((*names, _RESCALINGS), ratios, note, ()))
     return told
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]], note: str, further: Sequence[str]) -> Table:
+    """Return a table whose note tells those circumstances that all rows have in common; they are further columns."""
+    alike: dict[str, str] = {}
+    for at, column in enumerate(columns):
+        texts = list(dict.fromkeys(filter(None, (cell_text(row[at]) for row in rows))))
+        if column in _CIRCUMSTANCES and len(texts) < 2:
+            alike[column] = " ".join([column, *texts])
+    told = ", ".join(text for column, text in alike.items() if text != column)
+    return Table(columns, rows, f"{note} In all rows: {told}.", (*alike, *further))
 
 
 def _row(one: Measured) -> list[Any]:

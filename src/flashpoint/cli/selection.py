@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from flashpoint.cli.table import COLUMNS, FORMATS
+from flashpoint.cli.table import ALL, COLUMNS, FORMATS
 from flashpoint.errors import UserError, nearest, one_line
 
 if TYPE_CHECKING:
@@ -41,14 +41,20 @@ def format_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )  # fmt: skip
     columns = click.option(
         "--columns", metavar="NAME,...", expose_value=False, callback=_keep_columns,
-        help="Show only columns that have these names, or else begin so, of the tables that have the first one.",
+        help="Show only columns that have these names, or else begin so, of the tables that have the first one. "
+        "all: every column.",
     )  # fmt: skip
     return form(columns(command))
 
 
 def _keep_columns(context: click.Context, _: click.Parameter, names: str | None) -> None:
-    if names is not None:
-        context.meta[COLUMNS] = [name.strip() for name in names.split(",")]
+    if names is None:
+        return
+    context.meta[COLUMNS] = [name.strip() for name in names.split(",")]
+    if not all(context.meta[COLUMNS]):
+        raise click.BadParameter(
+            f"{names!r}: a name is empty; give names of columns with commas between them, or {ALL}"
+        )
 
 
 def figure_option(what: str) -> Callable[[Any], Any]:

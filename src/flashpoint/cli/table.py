@@ -6,8 +6,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -16,7 +16,9 @@ from flashpoint.errors import UserError
 
 FORMATS = ("markdown", "csv", "json")
 COLUMNS = "flashpoint.columns"
-"""A key of click's context: the names of the columns to show; absent are all."""
+"""A key of click's context: the names of the columns to show. Absent, Markdown leaves out those that are further."""
+ALL = "all"
+"""The name of all columns."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Table:
     rows: Sequence[Sequence[Any]]
     note: str = ""
     """A line about the whole table."""
+    further: Collection[str] = ()
+    """Columns that Markdown leaves out where nobody asks for them. CSV and JSON have them."""
 
 
 def show(tables: Table | Sequence[Table], form: str, heading: str = "") -> None:
@@ -54,6 +58,8 @@ def show(tables: Table | Sequence[Table], form: str, heading: str = "") -> None:
     tables = [tables] if isinstance(tables, Table) else tables
     if names := _asked():
         tables = with_columns(tables, names)
+    elif form == "markdown":
+        tables = [_brief(table) for table in tables]
     if form == "json":
         click.echo(json.dumps({"heading": heading, "tables": [_plain(table) for table in tables]}, ensure_ascii=False))
     elif form == "csv":
@@ -66,11 +72,11 @@ def show(tables: Table | Sequence[Table], form: str, heading: str = "") -> None:
 def is_shown(column: str) -> bool:
     """Whether a column is among those to show."""
     names = _asked()
-    return names is None or any(_places([column], name) for name in names)
+    return names is None or names == [ALL] or any(_places([column], name) for name in names)
 
 
 def _asked() -> Sequence[str] | None:
-    """Return the names of the columns to show; None for all."""
+    """Return the names of the columns to show; None where nobody asked for some."""
     context = click.get_current_context(silent=True)
     return context.meta.get(COLUMNS) if context else None
 
@@ -78,15 +84,18 @@ def _asked() -> Sequence[str] | None:
 def with_columns(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
     """Return the tables that have the first of these columns, with only these, in the order of the names.
 
-    A name stands for the columns that have it, or else for those that begin with it.
+    A name stands for the columns that have it, or else for those that begin with it. :data:`ALL` alone stands for all
+    columns of all tables.
 
     Raises:
         UserError: a name stands for no column.
     """
+    if names == [ALL]:
+        return list(tables)
     known = list(dict.fromkeys(column for table in tables for column in table.columns))
     for name in names:
         if not _places(known, name):
-            raise UserError(f"--columns {name}: no such column; there are {', '.join(known)}")
+            raise UserError(f"--columns {name}: no such column; give {ALL}, or some of {', '.join(known)}")
     shown = [table for table in tables if _places(table.columns, names[0])]
     return [_only(table, dict.fromkeys(at for name in names for at in _places(table.columns, name))) for table in shown]
 
@@ -99,20 +108,32 @@ def _places(columns: Sequence[str], name: str) -> list[int]:
 def _only(table: Table, places: Iterable[int]) -> Table:
     places = list(places)
     rows = [[row[at] for at in places] for row in table.rows]
-    return Table([table.columns[at] for at in places], rows, table.note)
+    return replace(table, columns=[table.columns[at] for at in places], rows=rows)
+
+
+def _brief(table: Table) -> Table:
+    """Return the table without its further columns, and with a line that names them."""
+    if not table.further:
+        return table
+    places = [at for at, column in enumerate(table.columns) if column not in table.further]
+    left_out = ", ".join(column for column in table.columns if column in table.further)
+    return replace(
+        _only(table, places), note=f"{table.note}\n\nNot shown: {left_out}; --columns {ALL} shows them.".strip()
+    )
 
 
 def _markdown(table: Table) -> str:
     from tabulate import tabulate
 
-    texts = [[_text(cell).replace("|", "\\|") for cell in row] for row in table.rows]
+    texts = [[cell_text(cell).replace("|", "\\|") for cell in row] for row in table.rows]
     columns = [column.replace("|", "\\|") for column in table.columns]
     numeric = [all(_is_number(row[at]) for row in table.rows) for at in range(len(columns))]
     sides = ["right" if right else "left" for right in numeric]
     return tabulate(texts, columns, "pipe", colalign=sides if texts else None, disable_numparse=True)
 
 
-def _text(cell: Any) -> str:
+def cell_text(cell: Any) -> str:
+    """Return what Markdown shows."""
     match cell:
         case Cell():
             return cell.text

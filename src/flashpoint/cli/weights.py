@@ -16,13 +16,15 @@ from flashpoint.errors import UserError, notify
 from flashpoint.runs.run import Run
 
 _FORM = ".2e"
+_FURTHER = ("over the spread", "W₁ over the spread", "p of W₁ ∝ step^p")
+"""Columns of a table by kind that few ask for."""
 _TAKEN = {"kind": ("at", "tensor", "control"), "step": ("tensor",), "tensor": ("at",)}
 
 
 def by_kind(groups: Mapping[str, Sequence[Apart]], step: int, controls: Sequence[str]) -> Table:
     """Return a row for each thing that runs differ in, with the distances after ``step`` steps, and over controls'."""
-    columns = ["differs in", "pairs", "largest difference", "over the spread", "W₁", "W₁ over the spread"]
-    columns += ["p of W₁ ∝ step^p"] + [f"W₁ over that of {control}" for control in controls]
+    columns = ["differs in", "pairs", "largest difference", _FURTHER[0], "W₁", *_FURTHER[1:]]
+    columns += [f"W₁ over that of {control}" for control in controls]
     rows = []
     for kind, members in groups.items():
         found = [one.at(step) for one in members]
@@ -42,7 +44,8 @@ def by_kind(groups: Mapping[str, Sequence[Apart]], step: int, controls: Sequence
             row.append(_over_control(ratios, len(members)) if ratios and kind != control else None)
         rows.append(row)
     told = f"after {step:,} steps; 95 % over seeds (Student's t"
-    return Table(columns, rows, f"{told}; of ratios, of their logarithms)" if controls else f"{told})")
+    note = f"{told}; of ratios, of their logarithms)" if controls else f"{told})"
+    return Table(columns, rows, note, _FURTHER)
 
 
 def _over_control(ratios: Sequence[float], pairs: int) -> Cell:
@@ -109,7 +112,8 @@ def command(
     weight, or the batch order.
 
     Largest difference: of one element. W₁: the 1-Wasserstein distance between the two distributions of values. Spread:
-    the standard deviation of the twin's values. Means over seeds, with 95 % intervals.
+    the standard deviation of the twin's values. p: W₁ grows as steps to this power. Means over seeds, with 95 %
+    intervals.
 
     --control DIFFERENCE: the table's name of a difference, e.g. "initial weights".
     """
