@@ -28,3 +28,11 @@ def test_ratios_of_fewer_seeds_than_the_row_has_say_how_many(tmp_path: Path) -> 
     told = values("weights", *runs, "--control", "precision")[0]["W₁ over that of precision"]
     assert told == {"mean": pytest.approx(4), "low": pytest.approx(low), "high": pytest.approx(high), "n": 2}
     assert "n = " not in call("weights", *runs[:2], *runs[3:], "--control", "precision").stdout
+
+
+def test_both_distances_are_shown_and_the_rest_on_request(tmp_path: Path) -> None:
+    run = record(tmp_path, "order", 1, 2.0)
+    (row,) = rows(call("weights", run))
+    assert row == "| order | 1 | 1.00e+00 | 2.00e+00 |"
+    (row,) = rows(call("weights", run, "--columns", "all"))
+    assert row == "| order | 1 | 1.00e+00 | 1 | 2.00e+00 | 2.00e+00 |  |"

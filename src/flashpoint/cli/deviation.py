@@ -181,7 +181,7 @@ def command(
     if preset:
         _refuse(context, f"--preset {preset}", set(context.params) - _WITH_PRESET)
         parts = [(part.name, part.sweep, part.given()) for part in PRESETS[preset]]
-        told = "standard normal inputs"
+        told = "standard normal inputs; causal"
     else:
         engines = words or EMULATED
         _check_emulated(engines, blocks, srams, sums)
