@@ -357,6 +357,8 @@ def test_what_is_not_finite_is_counted_and_shown(tmp_path: Path) -> None:
         (["nowhere.py:attention"], "nowhere.py:attention: nowhere.py is no file"),
         (["--precision", "fp12"], "fp12: no such format; give one of fp64, "),
         (["--accumulate", "fp12"], "--accumulate fp12: no such format; give one of fp64, "),
+        (["--precision", "bf16,"], "'--precision': 'bf16,': a word is empty"),
+        (["--of", ""], "'--of': '': a word is empty"),
         (["--length", "256,-1"], "-1: give numbers of tokens, e.g. 128,256"),
         (["--block", "64"], "64: give B_r x B_c, queries and keys of a tile, e.g. 64x64,128x32"),
         (["--block", "0x64"], "0x64: give B_r x B_c"),

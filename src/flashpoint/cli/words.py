@@ -22,9 +22,11 @@ def each(parse: Callable[[str], T], wanted: str) -> Callable[..., list[T] | None
         if value is None:
             return None
         found: dict[T, None] = {}
-        for word in value.split(","):
+        for word in map(str.strip, value.split(",")):
+            if not word:
+                raise click.BadParameter(f"{value!r}: a word is empty; give words with one comma between two")
             try:
-                found[parse(word.strip())] = None
+                found[parse(word)] = None
             except (ValueError, KeyError):
                 raise click.BadParameter(f"{word}: give {wanted}") from None
         return list(found)
