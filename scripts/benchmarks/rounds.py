@@ -1,4 +1,7 @@
-"""Times of candidates that take turns: A B C, A B C, …, so that a drift of the machine falls on all alike."""
+"""Times of candidates that take turns: A B C, C A B, …, so that a drift of the machine falls on all alike.
+
+Each round draws its order: what a candidate leaves to the next one, as clock and heat, falls on all alike, too.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,10 @@ def interleaved(candidates: Mapping[str, Timed], seconds: float) -> dict[str, Ti
     """
     runs = {name: max(1, round(seconds / ROUNDS / timed(1))) for name, timed in candidates.items()}
     found: dict[str, list[float]] = {name: [] for name in candidates}
+    orders = np.random.default_rng(0)
     for _ in range(ROUNDS):
-        for name, timed in candidates.items():
-            found[name].append(timed(runs[name]) / runs[name])
+        for name in orders.permutation(list(candidates)):
+            found[name].append(candidates[name](runs[name]) / runs[name])
     return {name: np.array(times) for name, times in found.items()}
 
 
