@@ -37,6 +37,15 @@ def test_markdown_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-2].startswith("| x")
 
 
+def test_a_list_has_an_item_for_each_row_and_leaves_out_what_has_no_text(capsys: pytest.CaptureFixture[str]) -> None:
+    heading, items, note = shown(capsys, "list").rstrip("\n").split("\n\n")
+    assert (heading, note) == ("A heading.", "A note.")
+    assert items.splitlines() == [
+        "- **`a|b`** *steps* 12,345; *share* nan; *95 % interval* 25 to",
+        "- **`c`** *share* 0.5",
+    ]
+
+
 def test_csv_has_values_and_a_column_for_each_part(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = shown(capsys, "csv").split("\n\n")
     assert list(csv.reader(io.StringIO(first))) == [

@@ -1,4 +1,4 @@
-"""Tables as values, and their text: Markdown for people, CSV and JSON for programs."""
+"""Tables as values, and their text: Markdown for people, as a table or as a list; CSV and JSON for programs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import click
 
 from flashpoint.errors import UserError
 
-FORMATS = ("markdown", "csv", "json")
+FORMATS = ("markdown", "list", "csv", "json")
 COLUMNS = "flashpoint.columns"
-"""A key of click's context: the names of the columns to show. Absent, Markdown leaves out those that are further."""
+"""A key of click's context: the names of the columns to show. Absent, people are not shown those that are further."""
 ALL = "all"
 """The name of all columns."""
 
@@ -43,7 +43,7 @@ class Table:
     note: str = ""
     """A line about the whole table."""
     further: Collection[str] = ()
-    """Columns that Markdown leaves out where nobody asks for them. CSV and JSON have them."""
+    """Columns that people are not shown where nobody asks for them. CSV and JSON have them."""
 
 
 def show(tables: Table | Sequence[Table], form: str, heading: str = "") -> None:
@@ -58,14 +58,15 @@ def show(tables: Table | Sequence[Table], form: str, heading: str = "") -> None:
     tables = [tables] if isinstance(tables, Table) else tables
     if names := _asked():
         tables = with_columns(tables, names)
-    elif form == "markdown":
+    elif form in ("markdown", "list"):
         tables = [_brief(table) for table in tables]
     if form == "json":
         click.echo(json.dumps({"heading": heading, "tables": [_plain(table) for table in tables]}, ensure_ascii=False))
     elif form == "csv":
         click.echo("\n".join(_csv(table) for table in tables), nl=False)
     else:
-        parts = [heading, *(part for table in tables for part in (_markdown(table), table.note))]
+        text = _list if form == "list" else _markdown
+        parts = [heading, *(part for table in tables for part in (text(table), table.note))]
         click.echo("\n\n".join(filter(None, parts)))
 
 
@@ -132,8 +133,18 @@ def _markdown(table: Table) -> str:
     return tabulate(texts, columns, "pipe", colalign=sides if texts else None, disable_numparse=True)
 
 
+def _list(table: Table) -> str:
+    """Return an item for each row: its first cell, then the name and the text of every cell that has one."""
+    items = []
+    for first, *rest in table.rows:
+        named = zip(table.columns[1:], map(cell_text, rest), strict=True)
+        told = "; ".join(f"*{name}* {text}" for name, text in named if text)
+        items.append(f"- **{cell_text(first)}** {told}".rstrip())
+    return "\n".join(items)
+
+
 def cell_text(cell: Any) -> str:
-    """Return what Markdown shows."""
+    """Return what people are shown."""
     match cell:
         case Cell():
             return cell.text
