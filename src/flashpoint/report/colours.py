@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-from flashpoint.files import CONFIGS
-from flashpoint.numerics.named import variant_names
-
-_BASELINE = 3
-"""Place of red among Matplotlib's ten: the first variant by name is the failing baseline."""
+_VARIANTS = {
+    "flash_bf16": "#d55e00",
+    "flash_fp32": "#e69f00",
+    "sdpa": "#cc79a7",
+    "flash_unrounded_out": "#56b4e9",
+    "flash_exact_rowsum": "#009e73",
+    "flash_fixed": "#0072b2",
+    "flash_exact_rowsum_one_pass": "#66c2a5",
+    "flash_fixed_paper": "#117733",
+    "flash_fixed_paper_unguarded": "#999933",
+    "flash_delta_fp32": "#1f4e79",
+    "flash_delta_pdp": "#44aa99",
+    "flash_delta_split": "#6a51a3",
+    "flash_fp32_delta_split": "#9e9ac8",
+    "flash_fp32_out": "#ddcc77",
+    "flash_centered": "#882255",
+    "flash_centered_grad": "#aa4499",
+    "flash_stochastic": "#80b1d3",
+    "flash_independent_delta": "#bbbbbb",
+    "flash_untiled": "#994455",
+    "flash_per_block": "#ee8866",
+    "released": "#7b3f00",
+    "released_fixed": "#332288",
+    "standard": "#777777",
+}
+"""Those of ``configs/attn/``. The first six are the README's, and told apart by colour-blind readers, too: Okabe & Ito
+(2008), warm where a loss explodes, cold where it holds."""
 
 _ENGINES = {
     "flash": "#393b79",
@@ -23,15 +43,4 @@ _ENGINES = {
 
 def colour(name: str) -> str:
     """A variant's or engine's as ``#rrggbb``; black for one that is neither PyTorch's nor in ``configs/attn/``."""
-    return _ENGINES.get(name) or _colours().get(name, "#000000")
-
-
-@cache
-def _colours() -> dict[str, str]:
-    """Ten full colours, their ten light ones, then twenty more tones, over the variants in the order of their names."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    pairs, more = (colormaps[name](range(20)) for name in ("tab20", "tab20c"))
-    tones = [pairs[2 * ((place + _BASELINE) % 10) + light] for light in (0, 1) for place in range(10)]
-    return {name: to_hex(tone) for name, tone in zip(variant_names(CONFIGS / "attn"), [*tones, *more], strict=False)}
+    return (_VARIANTS | _ENGINES).get(name, "#000000")
