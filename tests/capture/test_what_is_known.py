@@ -53,7 +53,7 @@ def test_what_nobody_told_is_unknown_in_tables_and_pages(tmp_path: Path, older: 
     assert call("report", older, new, "--out", tmp_path / "page").returncode == 0
     page = (tmp_path / "page/report.html").read_text()
     assert page.count("<td>unknown</td><td>2 ×") == 2
-    assert "<p>2 runs with unknown initial weights, on 2 kinds of hardware" in page  # and no number of tapes
+    assert "<p>2 runs with unknown initial weights and batches, on 2 kinds of hardware" in page
     (shown,) = rows(call("runs", older, "--show", "rates"))
     assert shown.endswith("| a CPU | 2.99 |  | 2026-11-21 |")
 

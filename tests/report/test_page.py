@@ -7,17 +7,20 @@ import shutil
 import subprocess
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import matplotlib.image
 import numpy as np
 import pytest
 
-from flashpoint.report.figures import PANELS, draw_bias, draw_metrics
+from flashpoint.report.figures import draw_bias, draw_heads, draw_metrics
 from flashpoint.report.page import page, write_report
+from flashpoint.report.panels import PANELS
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 from tests.records import call, refusal, write_run
+from tests.runs.kept import set_outcome
 
 BY_HEAD = (
     "w_q_spectral_norm",
@@ -71,7 +74,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_it_needs_no_other_file_and_shows_every_figure(report: Path) -> None:
     html = report.read_text()
-    assert re.findall(r'(?:src|href)="(?!data:image/png;base64,)', html) == []
+    assert re.findall(r'(?:src|href)="(?!data:image/png;base64,|#)', html) == []
     assert not re.search(r"https?://|@import|<script", html)
     assert html.count("<img ") == len(PANELS)
     for panel in PANELS:
@@ -79,18 +82,63 @@ def test_it_needs_no_other_file_and_shows_every_figure(report: Path) -> None:
         assert (np.ptp(image, axis=-1) > 0.3).mean() > 1e-3, f"{panel.key} is blank"
 
 
+def test_it_links_to_each_figure(report: Path) -> None:
+    html = report.read_text()
+    assert re.findall(r'href="#([^"]+)"', html) == re.findall(r'<section id="([^"]+)"', html) == [p.key for p in PANELS]
+
+
 def test_it_says_what_happened_and_where(report: Path) -> None:
     html = report.read_text()
     for text in (
-        "flash_bf16 exploded at 300; flash_centered stable",
+        "<h1>flash_bf16: exploded at 300<br>flash_centered: stable",
         "exploded at 300</td>",
         "a &lt;GPU&gt;, torch 2.99",
+        f"<td>layer 2, head 2: {319 / 100 * 5 + 2:.1f}</td>",  # at the first step measured since the onset
+        "stands 0.3 nats above its lowest value for 50 steps",
     ):
         assert text in html
     assert "<code>d-flash_centered</code>" in html
-    assert "2 runs with the same initial weights, 1 tape" in html
+    assert "2 runs with the same initial weights and batches." in html
     assert "show layer 2" in html
     assert "Not measured" not in html
+    assert "not BF16's own" not in html
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, "the same initial weights and batches"),
+        ({"config": {"train": {"order_seed": 9}}}, "the same initial weights and different batches"),
+        ({"manifest": {"initial_weights": "others"}}, "different initial weights and the same batches"),
+    ],
+)
+def test_runs_of_different_lengths_have_the_same_batches(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    """The shorter one's tape has another digest, and says no other thing."""
+    for name, steps, changed in (("short", 300, {}), ("long", 900, change)):
+        write_run(tmp_path / name, {"name": "flash_bf16"}, steps=steps, **changed)
+        set_outcome(tmp_path / name, tape_digest=f"of {name}")
+    assert f"2 runs with {told}." in page([open_run(str(tmp_path / name)) for name in ("short", "long")])
+
+
+def test_a_format_coarser_than_bf16_is_told(tmp_path: Path) -> None:
+    coarse = {"name": "flash_bf16", "out_unnormalized": {"mode": "nearest", "bits": 1}}
+    assert "not BF16's own" in page([open_run(write_run(tmp_path / "coarse", coarse))])
+
+
+def test_of_many_heads_those_with_the_largest_weights_are_named(tmp_path: Path) -> None:
+    norms = [3.0, 9.0, 1.0, 8.0, 2.0, 7.0, 0.5, 6.0, 0.4, 0.3]
+    values = {f"layer/1/head/{head}/w_q_spectral_norm": norm for head, norm in enumerate(norms, 1)}
+    metrics = [{"step": step, **values} for step in (1, 2)]
+    figure = draw_heads([open_run(write_run(tmp_path / "wide", {"name": "sdpa"}, metrics=metrics))])
+    assert figure is not None
+    (panel,) = figure.axes
+    named = {line.get_label(): line.get_color() for line in panel.get_lines() if line.get_color() != "0.8"}
+    assert list(named) == [f"layer 1, head {head}" for head in (2, 4, 6, 8)]
+    assert len(set(named.values())) == 4
+    legend = panel.get_legend()
+    assert legend is not None
+    assert "layer 1, other heads" in [text.get_text() for text in legend.get_texts()]
+    assert len(legend.get_texts()) == 5
 
 
 def test_the_bias_of_a_layer_is_the_sum_over_steps_of_the_mean_over_its_heads(tmp_path: Path) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from flashpoint.numerics.variant import ROUNDING_POINTS
 from flashpoint.report import localized
-from flashpoint.report.figures import PANELS, Panel
+from flashpoint.report.panels import PANELS, Panel
 from flashpoint.runs.run import Run
+from flashpoint_kernels.codes import BF16_BITS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,9 +31,20 @@ th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px so
 .exploded, .nonfinite { color: #b00020; font-weight: 600; } .stable { color: #1b6e2e; font-weight: 600; }
 .stopped { color: #8a5a00; font-weight: 600; }
 figure { margin: 0; break-inside: avoid; } img { max-width: 100%; height: auto; }
-p, figcaption { max-width: 45rem; } figcaption, footer { font-size: .85rem; color: #555; }
+p, figcaption, nav { max-width: 45rem; } figcaption, footer { font-size: .9rem; color: #444; }
+@media screen and (max-width: 45rem) { img { max-width: none; width: calc(var(--columns) * 100%); } }
 @media print { body { max-width: none; font-size: 11px; } h2 { break-after: avoid; } .scroll { overflow: visible; } }
 """
+"""Light in dark mode, too, as the figures are. On a phone a figure's first column fills the screen, and the next ones
+are reached by scrolling sideways."""
+
+
+class Image(NamedTuple):
+    """A figure as a PNG file."""
+
+    png: bytes
+    columns: int
+    """Of panels side by side."""
 
 
 def write_report(runs: Sequence[Run], folder: Path) -> Path:
@@ -51,7 +64,7 @@ def write_report(runs: Sequence[Run], folder: Path) -> Path:
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     images = _images(runs)
     for panel, image in images.items():
-        (folder / "figures" / f"{panel.key}.png").write_bytes(image)
+        (folder / "figures" / f"{panel.key}.png").write_bytes(image.png)
     written = folder / "report.html"
     written.write_text(_page(runs, images, with_files=True), encoding="utf-8")
     return written
@@ -70,57 +83,103 @@ def page(runs: Sequence[Run], reload_seconds: float | None = None) -> str:
     return _page(runs, _images(runs), reload_seconds)
 
 
-def _images(runs: Sequence[Run]) -> dict[Panel, bytes]:
+def _images(runs: Sequence[Run]) -> dict[Panel, Image]:
     """Return the PNG files of the panels that these runs have measured."""
     drawn = ((panel, panel.draw(runs)) for panel in PANELS)
-    return {panel: _png(figure) for panel, figure in drawn if figure is not None}
+    return {panel: _image(figure) for panel, figure in drawn if figure is not None}
 
 
-def _png(figure: Figure) -> bytes:
+def _image(figure: Figure) -> Image:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    places = figure.axes[0].get_subplotspec()
+    assert places is not None
+    return Image(buffer.getvalue(), places.get_gridspec().ncols)
 
 
-def _section(panel: Panel, image: bytes, *, with_files: bool) -> str:
+def _section(panel: Panel, image: Image, *, with_files: bool) -> str:
     file = f" File: figures/{panel.key}.png." if with_files else ""
-    source = base64.b64encode(image).decode()
+    source = base64.b64encode(image.png).decode()
     return (
         f'<section id="{panel.key}"><h2>{escape(panel.question)}</h2><figure>'
-        f'<img alt="{escape(panel.question)}" src="data:image/png;base64,{source}">'
-        f"<figcaption>{escape(panel.caption)}{file}</figcaption>"
+        f'<div class="scroll"><img style="--columns: {image.columns}" alt="{escape(panel.question)}" '
+        f'src="data:image/png;base64,{source}"></div>'
+        f"<figcaption>{escape(panel.caption)} <em>{escape(panel.paper)}</em>{file}</figcaption>"
         "</figure></section>"
     )
 
 
 def _page(
-    runs: Sequence[Run], images: Mapping[Panel, bytes], reload_seconds: float | None = None, *, with_files: bool = False
+    runs: Sequence[Run], images: Mapping[Panel, Image], reload_seconds: float | None = None, *, with_files: bool = False
 ) -> str:
-    ended = [run for run in runs if run.ended]
-    own = [run for run in runs if not run.watched]  # other loops tell neither their batches nor their weights
-    known = len(ended) == len(runs) == len(own)
-    tapes = f", {_count(len({run.outcome['tape_digest'] for run in ended}), 'tape')}" if known else ""
-    starts = {run.manifest["initial_weights"] for run in runs}
-    which = UNKNOWN if len(own) < len(runs) else "the same" if len(starts) == 1 else "different"
-    places = len({run.manifest["hardware"] for run in runs})
-    elsewhere = f", on {places} kinds of hardware, on which sums have other last bits" if places > 1 else ""
     missing = [panel.question for panel in PANELS if panel not in images]
-    unmeasured = f"<p>Not measured by these runs: {escape('; '.join(missing))}</p>" if missing else ""
+    unmeasured = f"<p>Not measured by these runs: {escape(' '.join(missing))}</p>" if missing else ""
+    links = " · ".join(f'<a href="#{panel.key}">{escape(panel.question)}</a>' for panel in images)
     reload = f'<meta http-equiv="refresh" content="{reload_seconds:g}">' if reload_seconds else ""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">{reload}
 <title>flashpoint: {escape(", ".join(run.name for run in runs))}</title><style>{_STYLE}</style></head><body>
-<h1>{escape("; ".join(f"{run.title} {run.verdict}" for run in runs))}</h1>
-<div class="scroll"><table><thead><tr><th>run</th><th>attention</th><th>outcome</th><th>steps</th><th>seed</th>
-<th>model</th><th>hardware and versions</th><th>digest</th></tr></thead>
+<h1>{"<br>".join(escape(f"{run.title}: {run.verdict}") for run in runs)}</h1>
+<div class="scroll"><table><thead><tr><th>run</th><th>attention</th><th>outcome</th><th>steps</th>
+<th>largest W_Q norm, at the onset or the end</th>
+<th>seed</th><th>model</th><th>hardware and versions</th><th>digest</th></tr></thead>
 <tbody>{"".join(_row(run) for run in runs)}</tbody></table></div>
-<p>{_count(len(runs), "run")} with {which} initial weights{tapes}{elsewhere}. Each row is one run (n = 1):
-one run is no rate.
-Layers and heads count from 1. A dashed line is the onset.
-Figures of single heads show layer {runs[0].hottest_layer}: there W_Q of the first run is largest.</p>
+<p>{_compared(runs)} {_criterion(runs)} Layers and heads count from 1.
+Figures of single heads show layer {runs[0].hottest_layer}: there W_Q of the first run is largest.{_coarse(runs)}</p>
+<nav>{links}</nav>
 {localized.sections(runs)}{"".join(_section(panel, image, with_files=with_files) for panel, image in images.items())}
-{unmeasured}<footer>Written by <code>flashpoint report</code> from the runs' own files.</footer></body></html>
+{unmeasured}<footer>Written by <code>flashpoint report</code> from the runs' own files. The paper is Qiu &amp; Yao,
+arXiv 2510.04212.</footer></body></html>
 """
+
+
+def _compared(runs: Sequence[Run]) -> str:
+    """Say what the runs have in common, and that a run is no rate."""
+    if len(runs) == 1:
+        return "One run (n = 1) is no rate."
+    weights = _shared(runs, lambda run: run.manifest["initial_weights"])
+    batches = _shared(runs, _batches)
+    apart = "" if weights == batches else f"{batches} "
+    places = len({run.manifest["hardware"] for run in runs})
+    elsewhere = f", on {places} kinds of hardware, on which sums have other last bits" if places > 1 else ""
+    return (
+        f"{len(runs)} runs with {weights} initial weights and {apart}batches{elsewhere}. "
+        "Each is one run (n = 1), and one run is no rate."
+    )
+
+
+def _shared(runs: Sequence[Run], of: Callable[[Run], object]) -> str:
+    if any(run.watched for run in runs):  # other loops tell neither their batches nor their weights
+        return UNKNOWN
+    return "the same" if len({of(run) for run in runs}) == 1 else "different"
+
+
+def _batches(run: Run) -> tuple[object, ...]:
+    """Return what a run's batches follow from, as far as it goes."""
+    train = run.config["train"]
+    asked = train.get("order_seed")  # a key that older runs lack
+    order = run.config["seed"] if asked is None else asked
+    return run.manifest["data"].get("fingerprint"), order, train["batch_size"], run.config["model"]["context"]
+
+
+def _criterion(runs: Sequence[Run]) -> str:
+    """Say what an explosion is, if it is the same for all runs."""
+    asked = {tuple(run.config["detector"][key] for key in ("window", "margin", "hold_steps")) for run in runs}
+    if len(asked) > 1:
+        return "A dashed line is the onset of an explosion."
+    ((window, margin, hold),) = asked
+    return (
+        f"A run has exploded when the mean loss of the last {window} steps stands {margin:g} nats above its lowest "
+        f"value for {hold} steps. The dashed line is the first of these, the onset."
+    )
+
+
+def _coarse(runs: Sequence[Run]) -> str:
+    """Say so where an attention rounds to fewer bits than BF16 has."""
+    roundings = [getattr(run.attention, point) for run in runs for point in ROUNDING_POINTS]
+    coarse = any(rounding.mode != "none" and rounding.bits < BF16_BITS for rounding in roundings)
+    told = f" BF16 has {BF16_BITS} mantissa bits: an explosion of an attention with fewer is not BF16's own."
+    return told if coarse else ""
 
 
 def _row(run: Run) -> str:
@@ -131,14 +190,13 @@ def _row(run: Run) -> str:
     steps = f"{run.logged_steps:,} so far" if run.logged_steps else ""
     if run.ended:
         kind, steps, digest = run.ending, f"{run.outcome['step']:,}", run.outcome["digest"]
-    before, after = ([run.name, run.title], [steps, run.config.get("seed", UNKNOWN), shape or UNKNOWN, place])
+    hottest = ""
+    if run.by_head("w_q_spectral_norm"):
+        hottest = "layer {}, head {}: {:.1f}".format(*run.hottest_head, run.hottest_norms.max())
+    before, after = ([run.name, run.title], [steps, hottest, run.config.get("seed", UNKNOWN), shape or UNKNOWN, place])
     why = run.outcome.get("nonfinite") if run.ended else None
     verdict = f'<td class="{kind}">{escape(": ".join(filter(None, [run.verdict, why])))}</td>'
     return f"<tr>{_cells(before)}{verdict}{_cells(after)}<td><code>{digest}</code></td></tr>"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _cells(values: Sequence[object]) -> str:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.numerics.variant import AttentionVariant
@@ -252,15 +253,19 @@ class Run:
 
     @cached_property
     def hottest_head(self) -> tuple[int, int]:
-        """Layer and head, from 1, whose W_Q norm is highest where first measured since the onset, or else at the end.
+        """Layer and head, from 1, whose norm is the largest of :attr:`hottest_norms`."""
+        layer, head = np.unravel_index(self.hottest_norms.argmax(), self.hottest_norms.shape)
+        return int(layer) + 1, int(head) + 1
+
+    @cached_property
+    def hottest_norms(self) -> NDArray[np.float64]:
+        """W_Q norms [n_layer, n_head] where first measured since the onset, or else at the end.
 
         Not at the end of an explosion: what is broken goes on to grow in other layers, the more the longer the tail.
 
         Raises:
-            UserError: the run has not measured it.
+            UserError: the run has not measured them.
         """
         steps, norms = self.measured_by_head("w_q_spectral_norm")
         end = len(steps) - 1
-        then = norms[..., end if self.onset is None else min(int(np.searchsorted(steps, self.onset)), end)]
-        layer, head = np.unravel_index(then.argmax(), then.shape)
-        return int(layer) + 1, int(head) + 1
+        return norms[..., end if self.onset is None else min(int(np.searchsorted(steps, self.onset)), end)]
