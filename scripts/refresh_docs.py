@@ -1,7 +1,7 @@
 """Put what commands print into README.md and docs/: ``python scripts/refresh_docs.py [--check] [PAGE …]``.
 
 Pages name the commands in comments that `cog <https://cog.readthedocs.io>`_ reads (``pip install -e '.[dev]'``); after
-each stand the command and what it printed, a table as a table and the rest as a block::
+each stand the command and what it printed, a table or a list as Markdown and the rest as a block::
 
     <!-- [[[cog shell("flashpoint runs tail-h200:* --show recovery") ]]] -->
     <!-- [[[end]]] -->
@@ -41,7 +41,7 @@ def shell(command: str) -> None:
             printed = _bash(ours[2], printed)
     else:
         printed = _bash(command)
-    if re.search(r"^\|[:-]", printed, re.MULTILINE):
+    if re.search(r"^(\|[:-]|- \*\*)", printed, re.MULTILINE):
         print(f"```console\n$ {command}\n```\n\n{printed.rstrip()}\n")
     else:
         print(f"```console\n$ {command}\n{printed.rstrip()}\n```")

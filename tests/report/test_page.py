@@ -94,7 +94,7 @@ def test_it_says_what_happened_and_where(report: Path) -> None:
         "exploded at 300</td>",
         "a &lt;GPU&gt;, torch 2.99",
         f"<td>layer 2, head 2: {319 / 100 * 5 + 2:.1f}</td>",  # at the first step measured since the onset
-        "stands 0.3 nats above its lowest value for 50 steps",
+        "the last 1 steps stands 1 nats above its lowest value for 1 steps",
     ):
         assert text in html
     assert "<code>d-flash_centered</code>" in html

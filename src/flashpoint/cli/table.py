@@ -28,7 +28,7 @@ class Cell:
     value: Any
     """The value in CSV and JSON: a string, a number, None, or a dict of these. In CSV each key has a column."""
     text: str
-    """What Markdown shows."""
+    """What people are shown."""
 
 
 @dataclass(frozen=True)
