@@ -56,7 +56,8 @@ def watching(*arguments: Path | str, **variables: str) -> Iterator[warm.Process]
 def steps_of(name: str, shown: str) -> list[int]:
     """What each frame says of how far a run is."""
     text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown)
-    return [int(steps.replace(",", "")) for steps in re.findall(rf"^{name} .*?([\d,]+) of 100,000", text, re.MULTILINE)]
+    found = re.findall(rf"\b{name} .*?([\d,]+) of 100,000", text, re.DOTALL)
+    return [int(steps.replace(",", "")) for steps in found]
 
 
 def end(process: warm.Process, number: signal.Signals) -> None:

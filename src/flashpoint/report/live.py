@@ -32,6 +32,8 @@ def frame(runs: Sequence[Run], width: int, height: int) -> RenderableType:
         UserError: a run's configuration is missing, or its metrics are damaged.
     """
     parts: list[RenderableType] = [_table(runs)]
+    if len(runs) == 1:
+        parts.insert(0, Text(runs[0].label, "bold", overflow="fold"))
     drawings = 3 if len(runs) == 1 else 1
     rows = (height - 2 * len(runs) - 2) // drawings - _AROUND
     size = max(20, width - _TICKS - 14), max(3, rows)
@@ -45,16 +47,15 @@ def frame(runs: Sequence[Run], width: int, height: int) -> RenderableType:
 
 def _table(runs: Sequence[Run]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("run", "attention", "step", "loss", "hottest heads, W_Q", "tokens/s", "left", "state"):
+    named = ("run", "attention") if len(runs) > 1 else ()
+    for column in (*named, "step", "loss", "largest W_Q norms", "tokens/s", "left", "state"):
         table.add_column(column, overflow="fold", justify="right" if column in ("step", "tokens/s", "left") else "left")
     for run in runs:
         progress = progress_of(run)
         rate = "" if progress.tokens_per_second is None else f"{progress.tokens_per_second:,.0f}"
         left = "" if progress.seconds_left is None else str(datetime.timedelta(seconds=round(progress.seconds_left)))
-        table.add_row(
-            run.name, run.title, _steps(progress), _last(run, "loss"), _hottest(run), rate,
-            left, _state(run, progress),
-        )  # fmt: skip
+        names = (run.name, run.title) if named else ()
+        table.add_row(*names, _steps(progress), _last(run, "loss"), _hottest(run), rate, left, _state(run, progress))
     return table
 
 
@@ -114,8 +115,8 @@ def _grad_norm(run: Run, width: int, height: int) -> RenderableType:
 
 
 def _norms(run: Run, width: int, height: int) -> RenderableType:
-    lines = {f"layer {layer}, head {head}": (steps, norms) for layer, head, steps, norms in _heads(run)}
-    return _drawing("W_Q spectral norm, the hottest heads", lines, width, height, log=True)
+    lines = {f"L{layer}H{head}": (steps, norms) for layer, head, steps, norms in _heads(run)}
+    return _drawing("W_Q spectral norm, the largest heads", lines, width, height, log=True)
 
 
 def _drawing(title: str, lines: dict[str, Series], width: int, height: int, *, log: bool = False) -> RenderableType:
