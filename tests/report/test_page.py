@@ -120,6 +120,14 @@ def test_runs_of_different_lengths_have_the_same_batches(tmp_path: Path, change:
     assert f"2 runs with {told}." in page([open_run(str(tmp_path / name)) for name in ("short", "long")])
 
 
+def test_of_several_runs_of_an_attention_those_that_exploded_are_counted(tmp_path: Path) -> None:
+    runs = [
+        open_run(write_run(tmp_path / f"{name}{seed}", {"name": name}, seed=seed, onset=onset))
+        for seed, (name, onset) in enumerate([("sdpa", 300), ("sdpa", None), ("sdpa", 7), ("standard", None)])
+    ]
+    assert "<h1>sdpa: 2 of 3 runs exploded<br>standard: stable to 1,000</h1>" in page(runs)
+
+
 def test_a_format_coarser_than_bf16_is_told(tmp_path: Path) -> None:
     coarse = {"name": "flash_bf16", "out_unnormalized": {"mode": "nearest", "bits": 1}}
     assert "not BF16's own" in page([open_run(write_run(tmp_path / "coarse", coarse))])

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _MARKERS = "os^Dv*PX"
 """Of the runs, in their order."""
+_NAMED_IN_PANEL = 4
+"""Runs whose names have room beside their curves."""
 _NAMED_HEADS, _LARGEST_HEADS = 8, 4
 """Heads of a layer that have a colour each; of a layer with more, those whose W_Q is largest."""
 
@@ -47,9 +49,12 @@ def draw_losses(runs: Sequence[Run]) -> Figure | None:
         for panel in axes[:, 0]:
             _mark_onset(panel, run, colour(run.variant))
     axes[0, 0].set_ylabel("loss (nats per token)")
-    axes[1, 0].set_ylabel("gradient norm before clipping")
+    axes[1, 0].set_ylabel("gradient norm")
     set_log_scale(axes[1, 0])
-    if axes[0, 0].get_legend_handles_labels()[0]:
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    if len(runs) > _NAMED_IN_PANEL:
+        figure.legend(handles, labels, frameon=False, fontsize=8, ncols=2, loc="outside lower center")
+    elif handles:
         axes[0, 0].legend(frameon=False, fontsize=8)
     return _finished(figure, axes)
 

@@ -30,9 +30,11 @@ table { border-collapse: collapse; font-size: .85rem; min-width: 62rem; }
 th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid #ddd; vertical-align: top; }
 .exploded, .nonfinite { color: #b00020; font-weight: 600; } .stable { color: #1b6e2e; font-weight: 600; }
 .stopped { color: #8a5a00; font-weight: 600; }
-figure { margin: 0; break-inside: avoid; } img { max-width: 100%; height: auto; }
+figure { margin: 0; break-inside: avoid; }
+img { max-width: max(100%, calc(var(--columns) * 18rem)); height: auto; }
 p, figcaption, nav { max-width: 45rem; } figcaption, footer { font-size: .9rem; color: #444; }
 @media screen and (max-width: 45rem) { img { max-width: none; width: calc(var(--columns) * 100%); } }
+@media print { img { max-width: 100%; } }
 @media print { body { max-width: none; font-size: 11px; } h2 { break-after: avoid; } .scroll { overflow: visible; } }
 """
 """Light in dark mode, too, as the figures are. On a phone a figure's first column fills the screen, and the next ones
@@ -119,7 +121,7 @@ def _page(
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">{reload}
 <title>flashpoint: {escape(", ".join(run.name for run in runs))}</title><style>{_STYLE}</style></head><body>
-<h1>{"<br>".join(escape(f"{run.title}: {run.verdict}") for run in runs)}</h1>
+<h1>{"<br>".join(map(escape, _answers(runs)))}</h1>
 <div class="scroll"><table><thead><tr><th>run</th><th>attention</th><th>outcome</th><th>steps</th>
 <th>largest W_Q norm, at the onset or the end</th>
 <th>seed</th><th>model</th><th>hardware and versions</th><th>digest</th></tr></thead>
@@ -131,6 +133,17 @@ Figures of single heads show layer {runs[0].hottest_layer}: there W_Q of the fir
 {unmeasured}<footer>Written by <code>flashpoint report</code> from the runs' own files. The paper is Qiu &amp; Yao,
 arXiv 2510.04212.</footer></body></html>
 """
+
+
+def _answers(runs: Sequence[Run]) -> list[str]:
+    """Return what became of each attention: the verdict of its one run, or how many of its runs exploded."""
+    answers = []
+    for title in dict.fromkeys(run.title for run in runs):
+        members = [run for run in runs if run.title == title]
+        exploded = sum(run.ended and run.failed_at is not None for run in members)
+        told = members[0].verdict if len(members) == 1 else f"{exploded} of {len(members)} runs exploded"
+        answers.append(f"{title}: {told}")
+    return answers
 
 
 def _compared(runs: Sequence[Run]) -> str:

@@ -56,7 +56,7 @@ PANELS = (
     Panel(
         "loss",
         "Does the loss explode, and when?",
-        "Above the training loss, below the gradient norm of each step on a logarithmic axis. "
+        "Above the training loss, below the gradient norm of each step before clipping, on a logarithmic axis. "
         "In an explosion both rise. Several runs differ in the marks on their curves, too.",
         "The paper shows both: the failure, and a fix that holds.",
         figures.draw_losses,
