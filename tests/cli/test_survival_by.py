@@ -50,7 +50,7 @@ def test_the_exponent_is_that_of_each_seed(tmp_path: Path) -> None:
         for onset, lr in zip(onsets[seed], (0.1, 0.2, 0.4), strict=True)
     ]
     result = call("survival", *runs, "--by", "train.lr")
-    assert rows(result)[-1] == "| `flash_bf16` | -0.50 | -6.85 to +5.85 | 2 |"
+    assert rows(result)[-1] == "| `flash_bf16, Ō of 1 mantissa bit` | -0.50 | -6.85 to +5.85 | 2 |"
     assert "p of onset ∝ train.lr^p" in result.stdout
 
 
@@ -62,6 +62,14 @@ def test_no_exponent_where_a_seed_has_no_onset(tmp_path: Path, missing: str) -> 
     assert "∝" not in call("survival", *runs, "--by", "train.lr").stdout
 
 
+def test_formats_other_than_bf16_are_named_unless_the_setting_is_their_bits(tmp_path: Path) -> None:
+    runs = [record(tmp_path, bits, 0, 100) for bits in (1, 7)]
+    names = {
+        key: [row.split("`")[1] for row in rows(call("survival", *runs, "--by", key))] for key in ("train.lr", BITS)
+    }
+    assert names == {"train.lr": ["flash_bf16", "flash_bf16, Ō of 1 mantissa bit"], BITS: ["flash_bf16", "flash_bf16"]}
+
+
 def test_bits_have_no_exponent(tmp_path: Path) -> None:
     runs = [record(tmp_path, bits, 0, 100 * bits) for bits in (1, 2)]
     assert "∝" not in call("survival", *runs, "--by", BITS).stdout
@@ -70,8 +78,8 @@ def test_bits_have_no_exponent(tmp_path: Path) -> None:
 def test_a_run_without_decay_stands_beside_one_with_it(tmp_path: Path) -> None:
     runs = [record(tmp_path, 1, 0, 100), record(tmp_path, 1, 1, 50, min_lr_ratio=1.0)]
     assert [row.split("|")[1].strip() for row in rows(call("survival", *runs, "--by", "train.lr"))] == [
-        "`flash_bf16 train.min_lr_ratio=0.25`",
-        "`flash_bf16 train.min_lr_ratio=1.0`",
+        "`flash_bf16 train.min_lr_ratio=0.25, Ō of 1 mantissa bit`",
+        "`flash_bf16 train.min_lr_ratio=1.0, Ō of 1 mantissa bit`",
     ]
 
 

@@ -90,10 +90,17 @@ def is_quantity(doses: Sequence[Dose], key: str) -> bool:
 
 
 def _label(run: Run, runs: Sequence[Run], key: str) -> str:
-    """Return the attention's name with each setting that tells it from others of that name."""
+    """Return the attention's name with each setting that tells it from others of that name, and its formats other than
+    BF16, unless these are what is asked for."""
+    of_bits = key.endswith(".bits")
     namesakes = [_settings(other) for other in runs if other.variant == run.variant]
-    own = {name: value for name, value in _settings(run).items() if name != key}
-    return " ".join([run.variant, *(part.removeprefix("attn.") for part in differing(own, namesakes))])
+    own = {
+        name: value
+        for name, value in _settings(run).items()
+        if name != key and (of_bits or not (name.startswith("attn.") and name.endswith(".bits")))
+    }
+    name = " ".join([run.variant, *(part.removeprefix("attn.") for part in differing(own, namesakes))])
+    return name if of_bits else name + run.title.removeprefix(run.variant)
 
 
 def _settings(run: Run) -> dict[str, Any]:
