@@ -73,7 +73,7 @@ def test_the_recipe_for_the_trainer_takes_in_what_a_step_trained_on() -> None:
 
 @pytest.mark.slow
 def test_a_page_is_filled_with_what_commands_print(tmp_path: Path) -> None:
-    """A verb alone and before a pipe, and any other command; a table stands as a table, the rest as a block."""
+    """A verb alone and before a pipe, and any other command; a table or a list stands as such, the rest as a block."""
     run = write_run(tmp_path / "one", {"name": "flash_bf16"}, steps=12_920, onset=12_362)
     start, end = '<!-- [[[cog shell("{}") ]]] -->', "<!-- [[[end]]] -->\n"
     commands = [
@@ -81,6 +81,7 @@ def test_a_page_is_filled_with_what_commands_print(tmp_path: Path) -> None:
         f"flashpoint runs {run} --format csv | tail -1",
         "printf '%s\\\\n' alone",
         f"for run in {run}; do flashpoint runs $run --format csv | head -1; done",
+        f"flashpoint runs {run} --format list --columns run,onset",
     ]
     page = tmp_path / "page.md"
     page.write_text("".join(f"{start.format(command)}\nold\n{end}\n" for command in commands))
@@ -90,12 +91,13 @@ def test_a_page_is_filled_with_what_commands_print(tmp_path: Path) -> None:
     assert "-old" in check.stdout.splitlines()
     assert page.read_text() == before
     assert refresh(page).returncode == 0
-    table, row, plain, loop = page.read_text().split("<!-- [[[end]]] -->\n\n")[:4]
+    table, row, plain, loop, items = page.read_text().split("<!-- [[[end]]] -->\n\n")[:5]
     assert f"$ {commands[0]}\n```\n\na CPU, torch 2.99;" in table
     assert table.endswith("|\n\n")
     assert row.endswith("| tail -1\none,exploded,12920,12362,digest of one\n```\n")
     assert plain.endswith("alone\n```\n")
     assert loop.endswith("done\nrun,outcome,steps,onset,digest\n```\n")
+    assert items.endswith("\n\n- **`one`** *onset* 12,362\n\n")
     assert refresh("--check", page).returncode == 0
 
     page.write_text(f"{start.format('flashpoint runs nowhere')}\n{end}")
