@@ -126,13 +126,18 @@ def test_how_bad_it_was_stands_beside_the_verdict(tmp_path: Path) -> None:
     def run(name: str, attention: str, onset: int | None, losses: dict[int, float], norms: list[float]) -> str:
         metrics = [{"step": step - 1, "val_loss": loss} for step, loss in losses.items()]
         metrics += [{"step": 100 * (1 + i), "w_q_spectral_norm": [[norm, 1]]} for i, norm in enumerate(norms)]
-        return write_run(tmp_path / name, {"name": attention}, seed=int(name), steps=600, onset=onset, metrics=metrics)
+        outcome = "nonfinite" if np.isnan(norms).any() else ""
+        return write_run(
+            tmp_path / name, {"name": attention}, seed=int(name), steps=600, onset=onset, outcome=outcome,
+            metrics=metrics,
+        )  # fmt: skip
 
     runs = [
         run("1", "flash_bf16", 450, {200: 2.5, 400: 2.0, 600: 5.0}, [90, 30]),
         run("2", "flash_bf16", 450, {400: 2.0, 600: 1.5}, [2, 40]),
         run("3", "flash_bf16", 100, {400: 2.0, 600: 1.5}, []),  # no validation before the onset
         run("4", "flash_fp32", None, {600: 2.0}, [5]),
+        run("5", "flash_bf16", 450, {400: 2.0, 600: np.nan}, [2, np.nan]),  # has neither
     ]
     exploded, stable = rows(call("survival", *runs, "--severity"))
     assert exploded.endswith("| +1.25 (-0.50 to +3.00) | 35 (30 to 40) |")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from flashpoint.errors import UserError
 from flashpoint.runs.select import open_run
 from tests.records import write_run
 
@@ -31,6 +32,29 @@ def test_the_layer_that_explodes_is_the_hottest_at_the_onset(
     assert run.hottest_layer == head[0]
 
 
+@pytest.mark.parametrize(("onset", "head"), [(140, (2, 1)), (250, (3, 1)), (50, (2, 1))])
+def test_of_a_run_that_turned_nan_the_last_norms_that_are_numbers_tell_the_hottest_head(
+    tmp_path: Path, onset: int, head: tuple[int, int]
+) -> None:
+    """Its weights are NaN from the onset on, and the norms of all heads with them: the largest of these is none."""
+    norms = {100: [[1.0], [9.0], [2.0]], 200: [[1.0], [9.0], [20.0]], 299: [["nan"], ["inf"], ["nan"]]}
+    last = 200 if onset > 200 else 100
+    metrics = [{"step": step, "w_q_spectral_norm": norms[step]} for step in (100, 200) if step <= last]
+    metrics.append({"step": 299, "w_q_spectral_norm": norms[299]})
+    path = write_run(tmp_path / "run", {"name": "flash_bf16"}, onset=onset, outcome="nonfinite", metrics=metrics)
+    run = open_run(path)
+    assert run.hottest_head == head
+    assert run.hottest_layer == head[0]
+
+
+def test_a_run_whose_norms_never_were_numbers_has_the_papers_layer_and_no_hottest_head(tmp_path: Path) -> None:
+    metrics = [{"step": 30, "w_q_spectral_norm": [["nan"], ["nan"], ["nan"]]}]
+    path = write_run(tmp_path / "run", {"name": "flash_bf16"}, onset=20, outcome="nonfinite", metrics=metrics)
+    assert open_run(path).hottest_layer == 2
+    with pytest.raises(UserError, match="w_q_spectral_norm of heads was never a number"):
+        _ = open_run(path).hottest_head
+
+
 @pytest.mark.parametrize(
     ("steps", "onset", "outcome", "failed_at"),
     [
@@ -46,3 +70,4 @@ def test_a_run_fails_at_a_step_that_counts_from_0(
 ) -> None:
     run = write_run(tmp_path / "run", {"name": "flash_bf16"}, steps=steps, onset=onset, outcome=outcome)
     assert open_run(run).failed_at == failed_at
+    assert open_run(run).verdict == (f"stable to {steps}" if failed_at is None else f"{outcome} at {failed_at}")

@@ -25,7 +25,7 @@ class Severity:
 
 
 def severity(runs: Sequence[Run]) -> Severity:
-    """Return both; a run that has not measured one of them is left out there."""
+    """Return both; a run that has not measured one of them, or found no number, is left out there."""
     rises, norms = [], []
     for run in runs:
         if run.onset is not None:
@@ -33,4 +33,4 @@ def severity(runs: Sequence[Run]) -> Severity:
                 rises.append(recovery(run).rise)
         with suppress(UserError):
             norms.append(float(run.measured_by_head("w_q_spectral_norm")[1][..., -1].max()))
-    return Severity(np.array(rises), np.array(norms))
+    return Severity(*(found[np.isfinite(found)] for found in (np.array(rises), np.array(norms))))

@@ -212,8 +212,8 @@ class Run:
         ``under way``, or ``not ended`` where no process is known to train the run."""
         if not self.ended:
             return "under way" if self.folder and self.folder.under_way else "not ended"
-        if self.onset is not None:
-            return f"{self.ending} at {self.onset:,}"
+        if self.failed_at is not None:
+            return f"{self.ending} at {self.failed_at:,}"
         return f"{self.ending} {'at' if self.ending == 'stopped' else 'to'} {self.outcome['step']:,}"
 
     def by_head(self, name: str) -> Series | None:
@@ -247,7 +247,7 @@ class Run:
     def hottest_layer(self) -> int:
         """The layer of :attr:`hottest_head`: in an explosion the one that explodes; 2, the paper's, if not measured, or
         the last of a smaller model."""
-        if self.by_head("w_q_spectral_norm") is None:
+        if self._finite_norms is None:
             return min(2, self.config.get("model", {}).get("n_layer", 2))  # a watched loop may not tell
         return self.hottest_head[0]
 
@@ -262,10 +262,21 @@ class Run:
         """W_Q norms [n_layer, n_head] where first measured since the onset, or else at the end.
 
         Not at the end of an explosion: what is broken goes on to grow in other layers, the more the longer the tail.
+        Weights that are no numbers have no norm: of a run that turned NaN it is the last measurement before.
 
         Raises:
-            UserError: the run has not measured them.
+            UserError: the run has not measured them, or found no number.
         """
-        steps, norms = self.measured_by_head("w_q_spectral_norm")
+        self.measured_by_head("w_q_spectral_norm")
+        if self._finite_norms is None:
+            raise UserError(f"{self.where}: w_q_spectral_norm of heads was never a number")
+        steps, norms = self._finite_norms
         end = len(steps) - 1
         return norms[..., end if self.onset is None else min(int(np.searchsorted(steps, self.onset)), end)]
+
+    @cached_property
+    def _finite_norms(self) -> Series | None:
+        """The spectral norms of W_Q where those of all heads are numbers; None where they never are."""
+        steps, norms = self.by_head("w_q_spectral_norm") or (np.empty(0, np.int64), np.empty((0, 0, 0)))
+        finite = np.isfinite(norms).all((0, 1))
+        return (steps[finite], norms[..., finite]) if finite.any() else None
