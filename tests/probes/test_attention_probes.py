@@ -15,11 +15,13 @@ from flashpoint.numerics import reference
 from flashpoint.numerics.choices import NEAREST, STOCHASTIC, UNROUNDED, DeltaError
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.precision import Precision
 from flashpoint.probes import attention as probes
 from flashpoint.probes.instrumented import InstrumentedPass
 from flashpoint.probes.observation import Observation
 
 BF16 = AttentionVariant(name="flash_bf16", scores=NEAREST, out_unnormalized=NEAREST)
+SDPA = AttentionVariant(name="sdpa", kernel="sdpa")
 T, D, C = 4, 16, 3
 
 
@@ -304,6 +306,33 @@ def test_a_captured_batch_is_the_models(captured: Observation) -> None:
     q = torch.einsum("lntc,lhdc->lnhtd", captured.x.bfloat16().double(), captured.w_q.bfloat16().double())
     torch.testing.assert_close(captured.q.double(), q, rtol=2**-8, atol=1e-5)  # one rounding to BF16
     assert (captured.grad_out.abs().sum((1, 2, 3, 4)) > 0).all()
+
+
+def observed(model: GPT, precision: Precision, batch_size: int = 4) -> Observation:
+    tokens = torch.randint(0, 50, (2, 41), generator=torch.Generator().manual_seed(0))
+    observe = InstrumentedPass(model, tokens, batch_size, torch.device("cpu"), "data", precision)
+    return observe(tokens, torch.tensor([1, 2]))
+
+
+def test_pytorchs_attention_is_seen_with_the_roundings_of_the_trainings_precision() -> None:
+    """FP16 has three bits more than BF16. In FP32 nothing is rounded: what is left is the order of sums."""
+    model = GPT(ModelConfig(n_layer=2, n_head=2, d_model=64, context=40, vocab_size=50), SDPA, 0)
+    bf16, fp16, fp32 = (
+        probes.DeltaError().measure(observed(model, precision))["delta_error_relative_noise"]
+        for precision in ("bf16", "fp16", "fp32")
+    )
+    assert ((fp16 / bf16 > 1 / 16) & (fp16 / bf16 < 1 / 4)).all(), fp16 / bf16
+    assert (fp32 < 1e-6).all(), fp32
+    assert (bf16 > 1e-4).all()
+
+
+def test_the_observed_gradients_of_fp16_do_not_underflow() -> None:
+    """Few sequences of a large step have gradients below FP16's 6e-8; FP32 is the oracle."""
+    model = GPT(ModelConfig(n_layer=2, n_head=2, d_model=64, context=40, vocab_size=50), SDPA, 0)
+    fp16, fp32 = (observed(model, precision, batch_size=2**15) for precision in ("fp16", "fp32"))
+    assert fp32.grad_out.abs().median() < 6e-8
+    for found, expected in ((fp16.grad_out, fp32.grad_out), (fp16.grad_q, fp32.grad_q)):
+        assert (found - expected).norm() < 0.03 * expected.norm()
 
 
 def test_each_layer_and_head_is_seen_with_its_own_variant(captured: Observation) -> None:

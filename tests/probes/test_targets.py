@@ -90,6 +90,17 @@ def test_the_unrounded_twins_projection_takes_o_with_all_its_bits() -> None:
     assert rounded_agree < 0.9
 
 
+def test_in_fp32_the_unrounded_twin_rounds_nothing() -> None:
+    """Its logits are those of the model with the attention in FP64 in its place."""
+    model = sensitive(AttentionVariant(name="sdpa", kernel="sdpa"))
+    tokens, key = torch.arange(T).repeat(4, 1), torch.tensor([0, 0])
+    with torch.no_grad():
+        found = with_unrounded_out(model, "fp32").logits(tokens, key)
+        expected = model.double().logits(tokens, key)
+    assert found.dtype == torch.float32
+    assert (found - expected).norm() < 1e-5 * expected.norm()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("targets", "expected"), [("model", 0.0), ("unrounded", 1.0)])
 def test_in_nats_the_bias_of_delta_is_its_variance_where_the_targets_do_not_know_of_the_error(

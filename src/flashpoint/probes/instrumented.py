@@ -12,9 +12,8 @@ from torch import Tensor
 from flashpoint.config import Targets
 from flashpoint.cuda_graph import Graphed
 from flashpoint.model import GPT, Block
-from flashpoint.numerics.variant import AttentionVariant
-from flashpoint.precision import Precision, autocast
-from flashpoint.probes.observation import Observation
+from flashpoint.precision import Precision, autocast, loss_scale
+from flashpoint.probes.observation import Observation, analysed
 from flashpoint.probes.targets import draw, with_unrounded_out
 
 
@@ -39,7 +38,8 @@ class InstrumentedPass:
     ) -> None:
         self._precision = precision
         self._model, self._share = model, len(like) / batch_size
-        self._predicts = None if targets == "data" else with_unrounded_out(model) if targets == "unrounded" else model
+        unrounded = with_unrounded_out(model, precision) if targets == "unrounded" else model
+        self._predicts = None if targets == "data" else unrounded
         self._attentions = [cast(Block, block).attention for block in model.blocks]
         self._sequences = torch.zeros_like(like, device=device)
         self._seed_and_step = torch.zeros(2, dtype=torch.int64, device=device)
@@ -85,19 +85,20 @@ class InstrumentedPass:
         finally:
             for handle in handles:
                 handle.remove()
-        grads = torch.autograd.grad(loss * self._share, [*outs, *packed])
+        scale = loss_scale(self._precision)
+        grads = torch.autograd.grad(loss * (self._share * scale), [*outs, *packed])
         grad_outs, grad_packed = grads[: len(outs)], grads[len(outs) :]
         q, k, v = (self._by_head(part) for part in torch.stack(packed).detach().chunk(3, dim=-1))
         w_q = self._w_q().clone()
         return Observation(
-            variant=_analysed(self._attentions[0].variant),
+            variant=analysed(self._attentions[0].variant, self._precision),
             x=torch.stack(inputs).detach().float(),
             q=q,
             k=k,
             v=v,
             out=self._by_head(torch.stack(outs).detach()),
-            grad_out=self._by_head(torch.stack(grad_outs)).float(),
-            grad_q=self._by_head(torch.stack(grad_packed).chunk(3, dim=-1)[0]).float(),
+            grad_out=self._by_head(torch.stack(grad_outs)).float() / scale,
+            grad_q=self._by_head(torch.stack(grad_packed).chunk(3, dim=-1)[0]).float() / scale,
             seed_and_step=self._seed_and_step,
             w_q=w_q,
             update=torch.zeros_like(w_q),
@@ -121,12 +122,3 @@ class InstrumentedPass:
     def _w_q(self) -> Tensor:
         """Return W_Q of each layer and head, [L, H, d, C]."""
         return torch.stack([attention.w_q.detach() for attention in self._attentions])
-
-
-def _analysed(variant: AttentionVariant) -> AttentionVariant:
-    """Return the variant to analyse: for PyTorch's own kernels, FlashAttention-2's numerics, which they implement."""
-    elsewhere = variant.elsewhere and _analysed(variant.elsewhere)
-    if variant.kernel == "sdpa":
-        selection = {"layers": variant.layers, "heads": variant.heads, "elsewhere": elsewhere}
-        return AttentionVariant(name="sdpa", **selection)  # type: ignore[arg-type]
-    return dataclasses.replace(variant, elsewhere=elsewhere)

@@ -6,6 +6,7 @@ Shapes: L layers, N sequences, H heads, T tokens, C = d_model, d features per he
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,10 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashpoint.numerics.choices import UNROUNDED, Rounding
 from flashpoint.numerics.delta import out_of_delta
 from flashpoint.numerics.dispatch import delta_error, flash_fwd, row_statistics, whole_scores
 from flashpoint.numerics.reference import centered_keys
 from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.precision import Precision, linear_dtype
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Observation:
     """One forward and backward pass of every attention.
 
     Attributes:
-        variant: numerics of the attention; production kernels count as FlashAttention-2's.
+        variant: numerics of the attention; of PyTorch's kernels as :func:`analysed` has them.
         x: [L, N, T, C], what W_Q, W_K and W_V take; float32.
         q, k, v: [L, N, H, T, d] as the attention took them, bfloat16 or float32.
         out: O [L, N, H, T, d] in the dtype in which the projection is given it.
@@ -191,6 +194,20 @@ class Observation:
         if variant.delta == "out_fp32" and variant.out_residual is None:
             return self.delta_fp32
         return (self.grad_out * (self._out_for_delta if variant.saves_out_for_delta else self.out.float())).sum(-1)
+
+
+def analysed(variant: AttentionVariant, precision: Precision) -> AttentionVariant:
+    """Return the variant to analyse: for PyTorch's own kernels FlashAttention-2's numerics, which they implement, with
+    the mantissa bits of the training's precision; in FP32 and TF32 nothing is rounded between their products."""
+    elsewhere = variant.elsewhere and analysed(variant.elsewhere, precision)
+    if variant.kernel != "sdpa":
+        return dataclasses.replace(variant, elsewhere=elsewhere)
+    dtype = linear_dtype(precision)
+    rounding = UNROUNDED if dtype == torch.float32 else Rounding("nearest", round(-math.log2(torch.finfo(dtype).eps)))
+    return AttentionVariant(
+        name="sdpa", probs=rounding, out=rounding, grad_scores=rounding, layers=variant.layers, heads=variant.heads,
+        elsewhere=elsewhere,
+    )  # fmt: skip
 
 
 def _with_fp32_out(variant: AttentionVariant) -> AttentionVariant:

@@ -21,17 +21,23 @@ from flashpoint.model import GPT, Block
 from flashpoint.numerics.choices import UNROUNDED
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.precision import Precision, linear_dtype
+from flashpoint.probes.observation import analysed
 from flashpoint_kernels.codes import Stream
 
 
-def with_unrounded_out(model: GPT) -> GPT:
+def with_unrounded_out(model: GPT, precision: Precision = "bf16") -> GPT:
     """Return the model with the same parameters, not copies of them, and Ō and O in FP32 in every layer and head,
-    also where the projection that follows takes O."""
+    also where the projection that follows takes O.
+
+    Args:
+        precision: of the training, whose formats all other values keep.
+    """
     twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     for block in twin.blocks:
         attention = cast(Block, block).attention
-        attention.variant = _with_unrounded_out(attention.variant)
-        attention.projection = _FP32Input(attention.projection)
+        attention.variant = _with_unrounded_out(analysed(attention.variant, precision))
+        attention.projection = _FP32Input(attention.projection, linear_dtype(precision))
     return twin
 
 
@@ -54,21 +60,19 @@ def draw(logits: Tensor, seed_and_step: Tensor) -> Tensor:
 
 
 class _FP32Input(nn.Linear):
-    """A linear layer of BF16 weights and output, as autocast has it, whose input autocast does not round."""
+    """A linear layer of weights and output as autocast rounds them, whose input autocast does not round."""
 
-    def __init__(self, original: nn.Linear) -> None:
+    def __init__(self, original: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__(original.in_features, original.out_features, bias=False, device="meta")
-        self.weight = original.weight
+        self.weight, self._dtype = original.weight, dtype
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x.float(), self.weight.bfloat16().float()).bfloat16()
+            return F.linear(x.float(), self.weight.to(self._dtype).float()).to(self._dtype)
 
 
 def _with_unrounded_out(variant: AttentionVariant) -> AttentionVariant:
     elsewhere = variant.elsewhere and _with_unrounded_out(variant.elsewhere)
-    if variant.kernel == "sdpa":  # FlashAttention-2's numerics
-        return AttentionVariant(out=UNROUNDED, layers=variant.layers, heads=variant.heads, elsewhere=elsewhere)
     delta = "out" if variant.delta == "out_independent" else variant.delta
     unrounded = {"out_unnormalized": UNROUNDED, "out": UNROUNDED, "out_residual_bits": None}
     return dataclasses.replace(variant, **unrounded, delta=delta, elsewhere=elsewhere)  # type: ignore[arg-type]
