@@ -161,7 +161,7 @@ def test_loss_differences_are_paired_and_have_their_interval(tmp_path: Path) -> 
 
 
 def test_ratios_of_weights_are_paired_by_seed(tmp_path: Path) -> None:
-    for name, distances in (("flash", (3.0, 8.0)), ("fp32", (1.0, 2.0, 9.0))):
+    for name, distances in (("flash", (3.0, 8.0, 1.0, 0.0)), ("fp32", (1.0, 2.0, 0.0, 9.0, 9.0))):  # 0 has no ratio
         for seed, distance in enumerate(distances):
             at = {"weights_largest/all": 1.0, "weights_wasserstein/all": distance, "weights_spread/all": 1.0}
             manifest = {"twin": {"run": "twin", "differs_in": name}}
@@ -169,6 +169,7 @@ def test_ratios_of_weights_are_paired_by_seed(tmp_path: Path) -> None:
     runs, against = (select_runs([str(tmp_path / name)]) for name in ("flash", "fp32"))
     asked = {"kind": "interval", "quantity": "weights_distance", "step": 100, "against": ["them"]}
     finding = judge(claim(**asked, below=22), runs, against)
+    assert finding.left_out == 2
     # Ratios 3 and 4: geometric mean √12; of logarithms the standard error ln(4/3) / 2, t = 12.706.
     assert (finding.n, finding.value) == (2, pytest.approx(12**0.5))
     assert finding.high == pytest.approx(12**0.5 * (4 / 3) ** (12.706 / 2), rel=1e-3)

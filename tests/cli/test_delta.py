@@ -100,6 +100,10 @@ def test_a_metric_by_layer_and_whether_it_is_largest_where_the_run_explodes(two_
     *_, told = call("delta", two_heads, again(two_heads), *options, tmp_path).stdout.splitlines()
     assert told == "largest in the layer that explodes: 2 of 2 (16 to 100 %); layer 1 in 2"
     assert refusal(call("delta", two_heads, *options, two_heads)).startswith(f"error: {two_heads}/run: no run there")
+    deeper = [{"step": 0, "w_q_spectral_norm": [[1.0], [2.0], [3.0]]}]
+    write_run(tmp_path / "deeper/run", {"name": "flash_bf16"}, metrics=deeper)
+    refused = refusal(call("delta", two_heads, *options, tmp_path / "deeper"))
+    assert f"deeper/run: its hottest layer is 3, and {two_heads} has 1; give" in refused
 
 
 def test_a_metric_by_attention_is_a_mean_over_its_runs(tmp_path: Path) -> None:

@@ -83,3 +83,11 @@ def test_runs_that_do_not_pair_are_one_line(tmp_path: Path, count: int, metric: 
     runs += [record(tmp_path, 1, 50, {"rises": [FLAT, FLAT]})]
     runs += [record(tmp_path, 2, None, {"rises": [FLAT, FLAT]})]  # another seed's does not count
     assert told in refusal(call("series", *runs, "--departures", metric))
+
+
+def test_a_twin_that_was_not_measured_after_its_warm_up_is_one_line(tmp_path: Path) -> None:
+    metrics = [{"step": 10, "rises": [[1.0]]}]
+    for name, onset in (("flash_bf16", 80), ("flash_fp32", None)):
+        write_run(tmp_path / name, {"name": name}, onset=onset, train={"warmup_steps": 20}, metrics=metrics)
+    told = refusal(call("series", tmp_path, "--departures", "rises"))
+    assert told == f"error: {tmp_path}/flash_fp32: rises was not measured after the warm-up; give a longer run"

@@ -9,8 +9,8 @@ from scipy.stats import ttest_1samp
 from tests.records import call, rows, values, write_run
 
 
-def record(folder: Path, differs_in: str, seed: int, distance: float) -> str:
-    at = {"weights_largest/all": 1.0, "weights_wasserstein/all": distance, "weights_spread/all": 1.0}
+def record(folder: Path, differs_in: str, seed: int, distance: float, spread: float = 1.0) -> str:
+    at = {"weights_largest/all": 1.0, "weights_wasserstein/all": distance, "weights_spread/all": spread}
     manifest = {"twin": {"run": "twin", "differs_in": differs_in}}
     return write_run(
         folder / f"{differs_in}-{seed}", {"name": "sdpa"}, seed=seed, manifest=manifest, metrics=[{"step": 99, **at}]
@@ -36,3 +36,15 @@ def test_both_distances_are_shown_and_the_rest_on_request(tmp_path: Path) -> Non
     assert row == "| order | 1 | 1.00e+00 | 2.00e+00 |"
     (row,) = rows(call("weights", run, "--columns", "all"))
     assert row == "| order | 1 | 1.00e+00 | 1 | 2.00e+00 | 2.00e+00 |  |"
+
+
+def test_equal_weights_have_no_ratio_and_equal_values_no_spread(tmp_path: Path) -> None:
+    runs = [record(tmp_path, "order", seed, distance) for seed, distance in ((1, 2.0), (2, 0.0), (3, 2.0))]
+    runs += [record(tmp_path, "precision", seed, distance, 0.0) for seed, distance in ((1, 0.5), (2, 1.0), (3, 0.0))]
+    order, precision = values("weights", *runs, "--control", "precision")
+    assert order["W₁ over that of precision"] == {"mean": pytest.approx(4), "low": None, "high": None, "n": 1}
+    assert order["W₁ over the spread"]["mean"] == pytest.approx(4 / 3)
+    assert precision["W₁ over the spread"] is None
+    assert precision["over the spread"] is None
+    same = [record(tmp_path / "same", "order", 1, 0.0), record(tmp_path / "same", "precision", 1, 0.0)]
+    assert values("weights", *same, "--control", "precision")[0]["W₁ over that of precision"] is None

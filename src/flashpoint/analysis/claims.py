@@ -93,9 +93,9 @@ class Interval:
     below: float | None = None
     """The upper bound, in the unit of the quantity."""
     step: Count | None = None
-    """Optimiser steps after which the validation loss is taken. Other quantities take none."""
+    """Optimiser steps after which a quantity of :data:`COMPARED` is taken. Other quantities take none."""
     against: Words | None = None
-    """Runs whose validation loss is subtracted, one a seed. Other quantities take none."""
+    """Runs to compare with, one a seed. Other quantities take none."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -55,12 +55,14 @@ def departure(metric: str, pairs: Sequence[tuple[Run, Run]], hottest_head: bool 
             that exploded, and the same one of the twin.
 
     Raises:
-        UserError: a run has not measured it.
+        UserError: a run has not measured it, a twin not after its warm-up.
     """
     leads = []
     for run, twin in pairs:
         head = run.hottest_head if hottest_head else None
         (steps, values), (_, usual) = _after_warmup(metric, run, head), _after_warmup(metric, twin, head)
+        if not len(usual):
+            raise UserError(f"{twin.where}: {metric} was not measured after the warm-up; give a longer run")
         # A value that is no number is outside, too.
         first = min(_for_good(~(values <= usual.max())), _for_good(~(values >= usual.min())))
         if first < len(steps):

@@ -92,11 +92,13 @@ def _loss_differences(runs: Sequence[Run], against: Sequence[Run], asked: Interv
 
 
 def _weights_ratios(runs: Sequence[Run], against: Sequence[Run], asked: Interval) -> NDArray[np.float64]:
-    """Return, for each seed of both, W₁ of the weights from their twin's over that of the run to compare with."""
+    """Return, for each seed of both, W₁ of the weights from their twin's over that of the run to compare with.
+
+    A pair of which one has the weights of its twin is left out: it has no ratio."""
     assert asked.step is not None  # the criterion's own check
     others = {one.seed: one.at(asked.step).wasserstein for one in _of_one_difference(against)}
     own = {one.seed: one.at(asked.step).wasserstein for one in _of_one_difference(runs)}
-    return np.array([value / others[seed] for seed, value in own.items() if seed in others])
+    return np.array([value / others[seed] for seed, value in own.items() if value and others.get(seed)])
 
 
 def _of_one_difference(runs: Sequence[Run]) -> list[Apart]:

@@ -51,13 +51,17 @@ def _by_layer(runs: Sequence[Run], options: Options) -> list[Table]:
 def _metric_by_layer(runs: Sequence[Run], metric: str, options: Options) -> Table:
     from flashpoint.analysis.localisation import by_layer, localisation
 
-    def verdict(run: Run) -> Run:
-        if options.verdicts is None:
-            return run
-        between = "" if options.verdicts.endswith(":") else "/"
-        return open_run(f"{options.verdicts}{between}{run.name}")
+    def judged(run: Run) -> tuple[Run, NDArray[np.float64]]:
+        verdict, layers = run, by_layer(metric, run, options.window)
+        if options.verdicts is not None:
+            between = "" if options.verdicts.endswith(":") else "/"
+            verdict = open_run(f"{options.verdicts}{between}{run.name}")
+        if verdict.hottest_layer > len(layers):
+            told = f"{verdict.where}: its hottest layer is {verdict.hottest_layer}"
+            raise UserError(f"{told}, and {run.where} has {len(layers)}; give the verdicts of the same runs")
+        return verdict, layers
 
-    found = answered(runs, lambda run: (verdict(run), by_layer(metric, run, options.window)))
+    found = answered(runs, judged)
     verdicts, values = [one for _, (one, _) in found], [layers for _, (_, layers) in found]
     return tables.metric([run for run, _ in found], verdicts, values, metric, localisation(verdicts, values))
 

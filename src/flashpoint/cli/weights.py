@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from flashpoint.analysis.provenance import provenance
-from flashpoint.analysis.weights import ALL, Apart, apart, by_difference, last_common_step, tensors
+from flashpoint.analysis.weights import ALL, Apart, Distance, apart, by_difference, last_common_step, tensors
 from flashpoint.cli.cells import plus_minus, ratio
 from flashpoint.cli.selection import answered, ended, figures_option, format_option, runs_argument
 from flashpoint.cli.table import Cell, Table, show
@@ -33,14 +33,15 @@ def by_kind(groups: Mapping[str, Sequence[Apart]], step: int, controls: Sequence
             kind,
             len(members),
             plus_minus([one.largest for one in found], _FORM),
-            plus_minus([one.largest / one.spread for one in found], ".3g"),
+            _over_spread(found, "largest", ".3g"),
             plus_minus([one.wasserstein for one in found], _FORM),
-            plus_minus([one.wasserstein / one.spread for one in found], _FORM),
+            _over_spread(found, "wasserstein"),
             plus_minus(growth, ".2f") if growth else None,
         ]
         for control in controls:
             others = {one.seed: one.at(step).wasserstein for one in groups[control]}
-            ratios = [one.at(step).wasserstein / others[one.seed] for one in members if one.seed in others]
+            pairs = [(one.at(step).wasserstein, others[one.seed]) for one in members if one.seed in others]
+            ratios = [own / other for own, other in pairs if own and other]  # equal weights have no ratio
             row.append(_over_control(ratios, len(members)) if ratios and kind != control else None)
         rows.append(row)
     told = f"after {step:,} steps; 95 % over seeds (Student's t"
@@ -48,8 +49,14 @@ def by_kind(groups: Mapping[str, Sequence[Apart]], step: int, controls: Sequence
     return Table(columns, rows, note, _FURTHER)
 
 
+def _over_spread(found: Sequence[Distance], name: str, form: str = _FORM) -> Cell | None:
+    """Return the mean of a distance over the spread, of those that have one: gains that no step has changed do not."""
+    values = [getattr(one, name) / one.spread for one in found if one.spread]
+    return plus_minus(values, form) if values else None
+
+
 def _over_control(ratios: Sequence[float], pairs: int) -> Cell:
-    """Return the mean of ratios with its interval, and their number where the control lacks some of the seeds."""
+    """Return the mean of ratios with its interval, and their number where some of the pairs have none."""
     cell = ratio(ratios, ".3g")
     if len(ratios) == pairs:
         return cell
@@ -74,9 +81,7 @@ def by_tensor(runs: Sequence[Run], step: int) -> Table:
     for tensor in tensors(runs[0]):
         for kind, members in by_difference([apart(run, tensor) for run in runs]).items():
             found = [one.at(step) for one in members]
-            largest = [one.largest / one.spread for one in found if one.spread]
-            wasserstein = [one.wasserstein / one.spread for one in found if one.spread]
-            told = [plus_minus(values, _FORM) if values else None for values in (largest, wasserstein)]
+            told = [_over_spread(found, name) for name in ("largest", "wasserstein")]
             rows.append([tensor, kind, len(members), *told])
     columns = ("tensor", "differs in", "pairs", "largest difference over the spread", "W₁ over the spread")
     return Table(columns, rows, f"after {step:,} steps")
