@@ -1,15 +1,18 @@
 """Files that are whole or not there."""
 
 import errno
+import io
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from flashpoint.errors import remedy
-from flashpoint.files import whole, write_json
+from flashpoint.files import append_whole, whole, write_json
+from flashpoint.runs.chain import Chain, ChainWriter
 from flashpoint.training.snapshots import read_snapshot, snapshot_steps, write_snapshot
 
 
@@ -53,6 +56,31 @@ def test_tensors_for_which_there_is_no_room_are_an_error_of_the_system(tmp_path:
     assert snapshot_steps(tmp_path / "weights") == [1]
     assert read_snapshot(tmp_path / "weights", 1)["a"].tolist() == [1.0] * 10
     assert len(list((tmp_path / "weights").iterdir())) == 1
+
+
+def test_a_file_that_takes_a_part_at_a_time_gets_all(tmp_path: Path) -> None:
+    class Slow(io.FileIO):
+        def write(self, data: Any) -> int:
+            return super().write(data[:3])
+
+    with Slow(tmp_path / "file", "w") as file:
+        append_whole(file, b"one record")
+    assert (tmp_path / "file").read_bytes() == b"one record"
+
+
+def test_a_record_for_which_there_is_no_room_leaves_the_chain_as_it_was(tmp_path: Path) -> None:
+    """The system takes a part of the record without a word. Once there is room again the chain goes on."""
+    writer, before = ChainWriter(tmp_path / "chain"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    writer.append(2.0, 1.0)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            writer.append(3.0, 1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / "chain").stat().st_size == 8 + 24
+    writer.append(4.0, 1.0)
+    assert Chain.read(tmp_path / "chain").records["loss"].view("<f4").tolist() == [2.0, 4.0]
 
 
 @pytest.mark.usefixtures("small_files")

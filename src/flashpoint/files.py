@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,22 @@ def _as_of_the_system(error: Exception, path: Path) -> OSError:
     if number := re.search(r"os error (\d+)", str(error)):
         return OSError(int(number[1]), os.strerror(int(number[1])), str(path))
     return OSError(f"{path}: {error}")
+
+
+def append_whole(file: RawIOBase, data: bytes) -> None:
+    """Append to a file without a buffer, which may take a part of what it is given: all of it or nothing.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    end = file.tell()
+    try:
+        while data:
+            data = data[file.write(data) :]
+    except OSError:
+        file.truncate(end)
+        file.seek(end)
+        raise
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

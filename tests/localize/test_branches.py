@@ -114,6 +114,20 @@ def test_of_branches_that_an_earlier_version_kept_only_the_second_twins_are_miss
     assert len(log.read_text().splitlines()) == len(whole)
 
 
+def test_branches_of_which_the_time_is_not_known_count(tmp_path: Path) -> None:
+    asked(tmp_path)
+    log = tmp_path / "localize.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        del line["seconds"]
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert asked(tmp_path, minutes=1) == EXPECTED
+    assert len(log.read_text().splitlines()) == len(lines)
+    log.write_text(f"{json.dumps({**lines[0], 'steps': 0})}\n")
+    with pytest.raises(UserError, match="steps: found 0, expected more than 0"):
+        asked(tmp_path)
+
+
 @pytest.mark.slow
 def test_a_line_cut_short_costs_its_branch_alone(tmp_path: Path) -> None:
     """A process was killed as it wrote, twice."""

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.field_types import Count
+from flashpoint.files import append_whole
 from flashpoint.schema import kind_of, parsed
 
 MAGIC = b"FPTAPE01"
@@ -80,7 +81,7 @@ class TapeWriter:
         self.steps = steps or 0
         if steps is None:
             self._file = path.open("xb", buffering=0)
-            self._append(head + self._digest)
+            append_whole(self._file, head + self._digest)
             return
         tape = Tape.read(path, until_broken=True)
         if tape.header != header or tape.steps < steps:
@@ -100,12 +101,12 @@ class TapeWriter:
         """Record the windows [micro-batches, ranks, sequences] of the next step.
 
         Raises:
-            OSError: the record could not be written; what was written of it is taken back.
+            OSError: the record could not be written.
         """
         assert windows.shape == self._shape, f"{windows.shape}, the tape has {self._shape}"
         record = windows.astype("<u4").tobytes()
         digest = _chain(self._digest, record)
-        self._append(record + digest)
+        append_whole(self._file, record + digest)
         self._digest = digest
         self.steps += 1
 
@@ -115,17 +116,6 @@ class TapeWriter:
 
     def close(self) -> None:
         self._file.close()
-
-    def _append(self, data: bytes) -> None:
-        end = self._file.tell()
-        try:
-            written = self._file.write(data)
-            if written != len(data):
-                self._file.write(data[written:])  # a second short write raises with the reason
-        except OSError:
-            self._file.truncate(end)
-            self._file.seek(end)
-            raise
 
 
 @dataclass(frozen=True)

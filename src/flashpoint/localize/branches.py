@@ -80,7 +80,7 @@ class Branches(Generic[A]):
             raise UserError(f"{folder.path}: {run.verdict}; {told}")
         self._until = None if minutes is None else time.monotonic() + 60 * minutes
         self._known = {branch["key"]: branch for branch in folder.read_branches()}
-        self._seconds = max((one["seconds"] / one["steps"] for one in self._known.values()), default=0.0)
+        self._seconds = max((one.get("seconds", 0.0) / one["steps"] for one in self._known.values()), default=0.0)
         self.side_by_side, self._gpus, self._per_gpu = gpus * per_gpu, gpus, per_gpu
         self._pool: ProcessPoolExecutor | None = None
         self._held = contextlib.ExitStack()

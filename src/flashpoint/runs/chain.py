@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
+from flashpoint.files import append_whole
 
 MAGIC = b"FPCHAIN1"
 _VALUES = struct.Struct("<ffQ")
@@ -64,8 +65,9 @@ class ChainWriter:
             OSError: the record could not be written.
         """
         values = _VALUES.pack(loss, grad_norm, state)
-        self._digest = blake2b(self._digest + values, digest_size=8).digest()
-        self._file.write(values + self._digest)
+        digest = blake2b(self._digest + values, digest_size=8).digest()
+        append_whole(self._file, values + digest)
+        self._digest = digest
 
     def sync(self) -> None:
         """Wait until the records are on the disk."""

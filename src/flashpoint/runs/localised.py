@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from flashpoint.field_types import Count
 from flashpoint.runs.outcome import Verdict
 from flashpoint.schema import Kind, Number, Step
 
@@ -17,12 +18,12 @@ class Branch(Kind):
     """Digest of attention, start and steps."""
     attention: str
     start: Step
-    steps: Step
+    steps: Count
     outcome: Verdict
     onset: Step | None
     norms: Annotated[list[Annotated[list[Number], Field(min_length=1)]], Field(min_length=1)]
     """Spectral norms of W_Q at the end, by layer and head."""
-    seconds: float = 0.0
+    seconds: Annotated[float, Field(ge=0)] = 0.0
 
     @model_validator(mode="after")
     def _check(self) -> Branch:
