@@ -142,8 +142,11 @@ def test_warnings_are_leads_and_false_alarms(tmp_path: Path) -> None:
         return write_run(tmp_path / name, ATTN, steps=1501, onset=onset, metrics=metrics)
 
     runs = [record("a", 1400, 3.0), record("b", 900, 3.0), record("c", None, 3.0), record("d", None, 1.0)]
-    result = call("runs", *runs, "--show", "warnings")
-    first, _, _, last = rows(result)
+    under_way = Path(record("e", None, 3.0))  # what it is warned of may come
+    (under_way / "outcome.json").unlink()
+    result = call("runs", *runs, under_way, "--show", "warnings")
+    first, _, _, last, warned = rows(result)
+    assert warned == "| `e` | not ended | 1,000 | L2H3 | 3.0 | ×3.00 |"
     assert first == "| `a` | exploded at 1,400 | 1,000 | L2H3 | 3.0 | ×3.00 |"
     assert last == "| `d` | stable to 1,501 | none |  |  |  |"
     assert result.stdout.splitlines()[-1] == (

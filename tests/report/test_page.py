@@ -13,7 +13,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from flashpoint.report.figures import draw_bias, draw_heads, draw_metrics
+from flashpoint.report.figures import draw_bias, draw_heads, draw_heat_map, draw_metrics
 from flashpoint.report.page import page, write_report
 from flashpoint.report.panels import PANELS
 from flashpoint.runs.folder import RunFolder
@@ -158,6 +158,15 @@ def test_the_bias_of_a_layer_is_the_sum_over_steps_of_the_mean_over_its_heads(tm
         # Heads 1 and 2 at steps 19, 39, 59, …: step / 100 (times 5 in layer 2) + 1.5.
         by_step = [step / 100 * (5 if layer == 2 else 1) + 1.5 for step in range(19, 400, 20)]
         np.testing.assert_allclose(curve.get_ydata(), list(accumulate(by_step)))
+
+
+@pytest.mark.parametrize("broken", ["nan", "inf"])
+def test_the_colours_of_the_heat_map_end_at_the_largest_norm_that_is_a_number(tmp_path: Path, broken: str) -> None:
+    metrics = [{"step": step, "w_q_spectral_norm": [[1.0, norm]]} for step, norm in ((49, 20.0), (99, broken))]
+    path = write_run(tmp_path / "run", {"name": "flash_bf16"}, onset=60, outcome="nonfinite", metrics=metrics)
+    figure = draw_heat_map([open_run(path)])
+    assert figure is not None
+    assert figure.axes[0].collections[0].norm.vmax == 20.0
 
 
 def test_the_curves_of_several_panels_are_named_once(tmp_path: Path) -> None:

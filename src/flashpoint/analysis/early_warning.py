@@ -19,9 +19,9 @@ class Foretold:
     """Steps from the warning to the onset, of the explosions that were warned of before."""
     exploded: int
     false_alarms: int
-    """Runs without an onset that were warned of."""
+    """Runs that held and were warned of."""
     held: int
-    """Runs without an onset."""
+    """Runs that ended without an explosion."""
 
 
 def warning_of(run: Run) -> HeadGrowth | None:
@@ -48,8 +48,9 @@ def sentinel_of(run: Run, before: int | None = None) -> Sentinel:
 
 
 def foretold(warnings: Sequence[tuple[Run, HeadGrowth | None]]) -> Foretold:
-    """Count the warnings of these runs."""
-    exploded = [(run.onset, warning) for run, warning in warnings if run.onset is not None]
-    held = [warning for run, warning in warnings if run.onset is None]
+    """Count the warnings of these runs, of those under way none: what they were warned of may come."""
+    ended = [(run.failed_at, warning) for run, warning in warnings if run.ended]
+    exploded = [(onset, warning) for onset, warning in ended if onset is not None]
+    held = [warning for onset, warning in ended if onset is None]
     leads = tuple(onset - warning.step for onset, warning in exploded if warning and warning.step < onset)
     return Foretold(leads, len(exploded), sum(warning is not None for warning in held), len(held))

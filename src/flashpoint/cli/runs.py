@@ -43,11 +43,10 @@ def outcomes(runs: Sequence[Run]) -> Table:
             outcome.get("nonfinite"),
         ]  # fmt: skip
 
-    columns = ["run", *differing, "outcome", "steps", "onset", "digest"]
-    columns.append("first NaN or infinity")
-    rows = [row for _, row in answered(known, row)]
-    if not any(row[-1] for row in rows):
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    columns = ["run", *differing, "outcome", "steps", "onset", "digest", "first NaN or infinity"]
+    rows = [cells for _, cells in answered(known, row)]
+    if not any(cells[-1] for cells in rows):
+        columns, rows = columns[:-1], [cells[:-1] for cells in rows]
     return Table(columns, rows)
 
 

@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 def set_log_scale(panel: Axes) -> None:
     """Logarithmic, unless no line in it has a positive value: such an axis cannot be drawn."""
-    values = [np.asarray(line.get_ydata()) for line in panel.lines if line.get_transform() == panel.transData]
+    values = [np.asarray(line.get_ydata(orig=False)) for line in panel.lines if line.get_transform() == panel.transData]
     if any((np.isfinite(of_line) & (of_line > 0)).any() for of_line in values):
         panel.set_yscale("log")

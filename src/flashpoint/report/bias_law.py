@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flashpoint.analysis.bias_law import Point
+from flashpoint.report.axes import set_log_scale
 from flashpoint.report.colours import colour
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def draw_law(groups: dict[str, list[Point]]) -> Figure:
     for variant in dict.fromkeys(point.run.variant for points in groups.values() for point in points):
         panel.plot([], [], "s", color=colour(variant), label=variant)
     panel.set_xscale("log")
-    panel.set_yscale("log")
+    set_log_scale(panel)
     panel.set_xlabel("noise² of δ, in units of (|dO||O|)²")
     panel.set_ylabel("bias of δ, in units of |dO||O| (95 %)\n▽: upper end of an interval that includes 0")
     panel.grid(alpha=0.25)

@@ -104,11 +104,11 @@ def draw_heat_map(runs: Sequence[Run]) -> Figure | None:
     if not measured:
         return None
     figure, axes = _panels(1, len(measured))
-    largest = max(float(norms.max()) for _, (_, norms) in measured)
+    largest = max(float(norms[np.isfinite(norms)].max(initial=1.0)) for _, (_, norms) in measured)
     for panel, (run, (steps, norms)) in zip(axes[0], measured, strict=True):
         rows = norms.reshape(-1, norms.shape[-1])
         image = panel.pcolormesh(
-            steps, np.arange(1, len(rows) + 1), np.maximum(rows, 0.1), norm=LogNorm(0.3, max(1.0, largest)),
+            steps, np.arange(1, len(rows) + 1), np.maximum(rows, 0.1), norm=LogNorm(0.3, largest),
             cmap="magma", shading="nearest", rasterized=True,
         )  # fmt: skip
         heads = norms.shape[1]

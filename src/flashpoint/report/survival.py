@@ -11,6 +11,7 @@ import numpy as np
 
 from flashpoint.analysis.response import Dose, is_quantity
 from flashpoint.analysis.survival import Lifetimes
+from flashpoint.report.axes import set_log_scale
 from flashpoint.report.colours import colour
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
             color=line,
             fillstyle="none",
         )
-    panel.set_yscale("log")
+    set_log_scale(panel)
     if all(is_quantity(doses, key) for doses in found.values()):
         panel.set_xscale("log")
     panel.set_xlabel(key)

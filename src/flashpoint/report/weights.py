@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flashpoint.analysis.weights import Apart
+from flashpoint.report.axes import set_log_scale
 from flashpoint.report.colours import colour
 from flashpoint.report.data import write_data
 
@@ -74,7 +75,7 @@ def draw_weights(groups: Mapping[str, Sequence[Apart]], note: str, *, relative: 
             label = f"{kind}, n = {len(members)}"
             panel.fill_between(steps, values.min(1), values.max(1), color=line, alpha=0.1, linewidth=0)
             panel.plot(steps, values.mean(1), color=line, linestyle=dashes, linewidth=2, label=label)
-        panel.set_yscale("log")
+        set_log_scale(panel)
         panel.set_xlabel("optimiser steps done")
         panel.set_ylabel(f"{title}{' / spread' if relative else ''}")
         panel.grid(alpha=0.25)
