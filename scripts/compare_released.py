@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from tabulate import tabulate
 from torch import Tensor
 
+from flashpoint.files import CONFIGS
 from flashpoint.numerics import launch, reference
+from flashpoint.numerics.named import variant_named
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant
 
-CONFIGS = Path(__file__).parents[1] / "configs/attn"
 BATCH, HEADS, LENGTH, SIZE = 2, 4, 1024, 64
 KINDS = ("normal", "large", "sink", "tied")
 NAMES = ("O", "dQ", "dK", "dV")
@@ -101,7 +101,7 @@ def main() -> None:
         sys.exit("compare_released.py: give the path of the authors' attention.py, on a machine with a CUDA GPU")
     fixed = os.environ.get("STABLE", "0") == "1"
     name = "released_fixed" if fixed else "released"
-    variant = AttentionVariant.from_dict(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()))
+    variant = variant_named(name, CONFIGS / "attn")
     device, rows = torch.device("cuda"), []
     for kind in KINDS:
         tensors = inputs(kind, device)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from flashpoint.capture.sources import calls_of_run
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, exit_in_one_line
 from flashpoint.files import CONFIGS
 from flashpoint.numerics import reference
 from flashpoint.numerics.delta import deltas_of, row_sums
@@ -137,16 +136,13 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, help="of a run; default: as many as have 32,768 tokens")
     arguments = parser.parse_args()
     rows = []
-    try:
+    with exit_in_one_line(ValueError):
         sources = [of_path(path, arguments.sequences) for path in arguments.paths] or [(drawn(), None)]
         for calls, own in sources:
             for inputs, call in calls.items():
                 true = golden(call)
                 for variant in chosen(arguments.attn, arguments.bits, own):
                     rows.append([inputs, f"`{variant.name}`", *measured(variant, call, true)])
-    except (UserError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     columns = ["inputs", "attention", "bias, P∘dP", "noise, P∘dP", "bias, FP64", "noise, FP64", "dQ", "dK"]
     show(
         Table(columns, rows),

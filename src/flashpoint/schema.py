@@ -19,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import from_json
 
 from flashpoint.errors import UserError
+from flashpoint.typed import constraints
 
 RESTORE = "restore the file, or choose another run"
 """What to do about a file of a run that is damaged."""
@@ -92,16 +93,9 @@ def _stored(annotation: Any) -> Any:
         return stored if len(members) == len(_members(annotation)) else stored | None
     if members == [str]:
         return str if len(_members(annotation)) == 1 else str | None
-    if members == [int] and not any(hasattr(limit, "lt") or hasattr(limit, "le") for limit in _limits(annotation)):
+    if members == [int] and not any(hasattr(limit, "lt") or hasattr(limit, "le") for limit in constraints(annotation)):
         return Annotated[annotation, Field(lt=2**63)]
     return annotation
-
-
-def _limits(annotation: Any) -> list[Any]:
-    """Return the constraints of a type and of its members."""
-    own = [limit for mark in getattr(annotation, "__metadata__", ()) for limit in getattr(mark, "metadata", ())]
-    inside = (annotation.__origin__,) if hasattr(annotation, "__metadata__") else typing.get_args(annotation)
-    return own + [limit for part in inside for limit in _limits(part)]
 
 
 def read_json(path: Path, kind: type[Kind], remedy: str = RESTORE) -> dict[str, Any]:

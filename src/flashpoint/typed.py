@@ -174,14 +174,18 @@ def in_one_line(error: ValidationError, cls: type, where: str = "") -> str:
 
 def _range(hint: Any) -> str:
     """Return ``more than 0``, ``0 or more and less than 1``."""
-    constraints = [item for field in _metadata(hint) for item in getattr(field, "metadata", ())]
-    bounds = {(name := type(item).__name__): getattr(item, name.lower()) for item in constraints}
+    bounds = {(name := type(item).__name__): getattr(item, name.lower()) for item in constraints(hint)}
     told = {"Gt": "more than {:,}", "Ge": "{:,} or more", "Lt": "less than {:,}", "Le": "{:,} or less"}
     return " and ".join(text.format(bounds[kind]) for kind, text in told.items() if kind in bounds)
 
 
+def constraints(hint: Any) -> list[Any]:
+    """Return the constraints of a type, of types inside it, and of the members of a union."""
+    return [limit for mark in _metadata(hint) for limit in getattr(mark, "metadata", ())]
+
+
 def _metadata(hint: Any) -> tuple[object, ...]:
-    """Yield the metadata of an ``Annotated``, of types inside it, and of the members of a union."""
+    """Return the metadata of an ``Annotated``, of types inside it, and of the members of a union."""
     own: tuple[object, ...] = getattr(hint, "__metadata__", ())
     inside = (hint.__origin__,) if own else typing.get_args(hint)
     return own + tuple(item for part in inside for item in _metadata(part))

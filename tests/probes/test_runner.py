@@ -54,7 +54,6 @@ def test_a_run_without_probes_has_the_same_digest(train: Command, tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("entropie", "no probe named entropie; choose of delta_error, ties"),
         ("nowhere.py:Longest", "nowhere.py is no file"),
         ("own.py:Shortest", "own.py has no Shortest; it has Longest, NoProbe, Unwritten"),
         ("own.py:NoProbe", "no subclass of"),

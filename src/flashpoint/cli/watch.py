@@ -20,7 +20,7 @@ _TERMINAL_SECONDS, _PAGE_SECONDS = 2.0, 15.0
 """Between two frames in the terminal, and between two pages: a page has many figures."""
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("watch")
 @click.argument("word", metavar="RUN|FOLDER")
 @click.option(
     "--html",

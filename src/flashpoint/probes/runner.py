@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flashpoint.config import ProbesConfig, TrainConfig
 from flashpoint.cuda_graph import Graphed
-from flashpoint.errors import UserError, one_line
+from flashpoint.errors import one_line
 from flashpoint.model import GPT
 from flashpoint.probes import own
 from flashpoint.probes.attention import BUILT_IN, Probe
@@ -139,16 +139,12 @@ class ProbeRunner:
 
 
 def load_probe(name: str) -> Probe:
-    """Return a built-in probe, or ``FILE.py:CLASS``.
+    """Return a built-in probe, or ``FILE.py:CLASS``; the configuration has no other.
 
     Raises:
-        UserError: neither is there, or the class is no probe.
+        UserError: the class is not there, or is no probe.
     """
-    if name in BUILT_IN:
-        return BUILT_IN[name]()
-    if ":" not in name:
-        raise UserError(f"probes.attention: no probe named {name}; choose of {', '.join(BUILT_IN)}, or FILE.py:CLASS")
-    return own.load(name)
+    return BUILT_IN[name]() if name in BUILT_IN else own.load(name)
 
 
 def _is_due(step: int, interval: int) -> bool:

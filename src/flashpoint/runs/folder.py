@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from flashpoint.errors import UserError
 from flashpoint.runs.configuration import CONFIG, WatchedConfig, known_settings, with_all_sections
 from flashpoint.runs.lines import as_kept, packed
-from flashpoint.runs.localised import Branch, Localised
+from flashpoint.runs.localized import KeptBranch, Localized
 from flashpoint.runs.manifest import Manifest
 from flashpoint.runs.outcome import OUTCOME
 from flashpoint.schema import parsed, read_json
@@ -149,7 +149,7 @@ class RunFolder:
             return []
         *lines, _unfinished = self.branch_log.read_bytes().split(b"\n")
         anew = "delete it, and branches are trained anew"
-        found = [parsed(line, Branch, f"{self.branch_log}:{number}", anew) for number, line in enumerate(lines, 1)]
+        found = [parsed(line, KeptBranch, f"{self.branch_log}:{number}", anew) for number, line in enumerate(lines, 1)]
         if len({(len(one["norms"]), len(one["norms"][0])) for one in found}) > 1:
             raise UserError(f"{self.branch_log}: norms of models with other layers or heads; {anew}")
         return found
@@ -163,7 +163,7 @@ class RunFolder:
 
     def read_localized(self) -> dict[str, Any]:
         """Return what :attr:`localized` holds."""
-        return read_json(self.localized, Localised, "delete it, or localise the run again")
+        return read_json(self.localized, Localized, "delete it, or localise the run again")
 
     @property
     def begun(self) -> bool:

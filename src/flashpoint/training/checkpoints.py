@@ -101,8 +101,8 @@ def verified(folder: Path, notify: Callable[[str], None], up_to: int | None = No
             expected = read_json(sidecar, _Sidecar, "")
             with safe_open(path, "pt") as file:
                 step = parsed((file.metadata() or {}).get("state", ""), State, "its state", "")["step"]
-            whole = path.stat().st_size == expected["size"] and file_sha256(path) == expected["sha256"]
-            if whole and sidecar == _sidecar_path(folder, step):
+            intact = path.stat().st_size == expected["size"] and file_sha256(path) == expected["sha256"]
+            if intact and sidecar == _sidecar_path(folder, step):
                 yield Checkpoint(path, step)
                 continue
         except UserError as error:

@@ -11,7 +11,7 @@ from flashpoint.runs.outcome import Verdict
 from flashpoint.schema import Kind, Number, Step
 
 
-class Branch(Kind):
+class KeptBranch(Kind):
     """A line of ``localize.jsonl``."""
 
     key: str
@@ -26,13 +26,13 @@ class Branch(Kind):
     seconds: Annotated[float, Field(ge=0)] = 0.0
 
     @model_validator(mode="after")
-    def _check(self) -> Branch:
+    def _check(self) -> KeptBranch:
         if len({len(of_layer) for of_layer in self.norms}) > 1:
             raise ValueError("norms: expected as many heads in each layer")
         return self
 
 
-class Localised(Kind):
+class Localized(Kind):
     """What was found, for the report."""
 
     heading: str
