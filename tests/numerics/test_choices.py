@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from flashpoint.numerics.choices import NEAREST, UNROUNDED, Rounding
+from flashpoint.numerics.effective import effective_choices
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint_kernels.codes import BLOCK_UNIT, STREAM_UNIT, Stream
 
@@ -61,7 +62,7 @@ def test_records_with_two_fields_a_rounding_stay_readable() -> None:
 
 
 def test_effective_choices_are_flat_and_leave_out_what_says_nothing() -> None:
-    choices = AttentionVariant(scores=NEAREST, probs=Rounding("nearest", 3)).effective_choices
+    choices = effective_choices(AttentionVariant(scores=NEAREST, probs=Rounding("nearest", 3)))
     assert (choices["scores"], choices["probs"], choices["probs.bits"]) == ("nearest", "nearest", 3)
     assert choices["out_unnormalized"] == "none"
     assert {"name", "out_unnormalized.bits", "out_unnormalized_when", "beta"}.isdisjoint(choices)

@@ -11,6 +11,7 @@ from flashpoint.numerics import contradictions, launch, reference
 from flashpoint.numerics.choices import NEAREST, DeltaError, Rounding
 from flashpoint.numerics.compile_time import compile_time_choices
 from flashpoint.numerics.dispatch import attention, delta_error
+from flashpoint.numerics.effective import effective_choices
 from flashpoint.numerics.rounding import philox4x32
 from flashpoint.numerics.variant import AttentionVariant
 from tests.numerics.oracle import NOTHING_ROUNDED, injected_gradients, noise_key
@@ -259,7 +260,7 @@ def test_a_trajectory_fits_the_model_and_is_told_by_a_digest() -> None:
     with pytest.raises(ValueError, match=r"attn\.delta_error\.trajectory: factors for 2 layers"):
         contradictions.check_in_model(variant, 6, 1)
     other = AttentionVariant(delta_error=dataclasses.replace(error, trajectory=TRAJECTORY[::-1]))
-    told = [one.effective_choices["delta_error.trajectory"] for one in (variant, other)]
+    told = [effective_choices(one)["delta_error.trajectory"] for one in (variant, other)]
     assert len(set(told)) == 2
     assert AttentionVariant.from_dict(variant.to_dict()) == variant
     for wrong in ((), ((1.0,), ()), ((float("nan"),),)):

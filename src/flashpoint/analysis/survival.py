@@ -18,6 +18,7 @@ from flashpoint.analysis.intervals import CONFIDENCE
 from flashpoint.build_config import keys
 from flashpoint.errors import UserError
 from flashpoint.field_types import EXPERIMENT
+from flashpoint.numerics.effective import effective_choices
 from flashpoint.runs.run import Run
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> li
 
 def choices_of(run: Run) -> Mapping[str, Any]:
     """Return every choice of the attention that has an effect; none of somebody's own loop, which tells none."""
-    return {} if run.watched else run.attention.effective_choices
+    return {} if run.watched else effective_choices(run.attention)
 
 
 def settings_of(run: Run) -> dict[str, Any]:

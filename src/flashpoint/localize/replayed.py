@@ -18,6 +18,7 @@ from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
 from flashpoint.localize.subject import Cells, Trained, as_options, selection
 from flashpoint.numerics.choices import NEAREST, UNROUNDED, DeltaError
+from flashpoint.numerics.effective import effective_choices
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint.runs.folder import RunFolder, by_step
 from flashpoint.runs.run import Run
@@ -76,7 +77,7 @@ class ReplayedRun:
                 changed = dataclasses.replace(self.whole, name=f"{self.whole.name}, {name}", **change)
             except ValueError:  # another choice needs this one
                 continue
-            if changed.effective_choices != self.whole.effective_choices:
+            if effective_choices(changed) != effective_choices(self.whole):
                 yield name, changed
 
     def told(self, attention: AttentionVariant) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Literal
 
 from flashpoint.numerics import contradictions
@@ -187,50 +185,6 @@ class AttentionVariant:
             for point in ROUNDING_POINTS
         }
         return dataclasses.replace(self, **formats)
-
-    @cached_property
-    def effective_choices(self) -> Mapping[str, Any]:
-        """The choices that have an effect, without the name, as flat keys.
-
-        A rounding point has its mode under its name and, where it rounds, its bits under ``scores.bits``; the parts
-        of ``delta_error`` are ``delta_error.kind`` and so on.
-        """
-        choices: dict[str, Any] = {}
-        for name, value in self.to_dict().items():
-            if name in ROUNDING_POINTS:
-                choices[name] = value["mode"]
-                if value["mode"] != "none":
-                    choices[f"{name}.bits"] = value["bits"]
-            elif name == "delta_error":
-                choices |= {f"delta_error.{part}": of_part for part, of_part in value.items()}
-                if value["trajectory"] is not None:  # too long to be told
-                    told = hashlib.sha256(json.dumps(value["trajectory"]).encode()).hexdigest()[:8]
-                    choices["delta_error.trajectory"] = told
-            else:
-                choices[name] = value
-        return {name: value for name, value in choices.items() if name not in self._silent}
-
-    @property
-    def _silent(self) -> set[str]:
-        """Return the fields that have no effect beside the others."""
-        silent = {"name"}
-        if self.out_unnormalized.mode == "none":
-            silent.add("out_unnormalized_when")
-        if self.denominator.mode == "none":
-            silent.add("out_divisor")
-        if self.delta_error.trajectory is None:
-            silent.add("delta_error.interval")
-        if self.shift != "offset":
-            silent.add("shift_offset")
-        if self.shift != "dynamic_max":
-            silent |= {"beta", "tie_tolerance", "max_shift"}
-        if not self.exact_row_sum:
-            silent.add("exact_row_sum_passes")
-        elif self.exact_row_sum_passes == 2:
-            silent |= {"delta", "out_residual_bits"}
-        if self.delta != "out_fp32":
-            silent.add("out_residual_bits")
-        return silent
 
     @property
     def injected(self) -> bool:

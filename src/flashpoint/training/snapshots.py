@@ -23,6 +23,7 @@ from flashpoint.data.tape import Tape, TapeHeader
 from flashpoint.errors import UserError
 from flashpoint.field_types import EXPERIMENT
 from flashpoint.files import whole
+from flashpoint.numerics.effective import effective_choices
 from flashpoint.runs.configuration import attention_of
 from flashpoint.runs.folder import RunFolder, by_step
 
@@ -117,7 +118,7 @@ def _one_difference(told: str, config: Config, there: Mapping[str, Any]) -> str:
     """Name the one thing that the two configurations differ in."""
     here, attention = config.to_dict(), attention_of(there)
     found = []
-    if config.attn.effective_choices != attention.effective_choices:
+    if effective_choices(config.attn) != effective_choices(attention):
         found.append(f"attention {config.attn.title} for {attention.title}")
     if config.seed != there["seed"]:
         raise UserError(f"{told}: seed {there['seed']} there, {config.seed} here; take the runs of one seed")
