@@ -1,4 +1,4 @@
-"""The rule on norms made by hand, alone and through the script on recorded runs."""
+"""The rule on norms made by hand."""
 
 import json
 
@@ -13,9 +13,9 @@ def norms(hot: float) -> np.ndarray:
     return np.array([[1.0, 1.0, 1.0], [1.0, 1.0, hot]])
 
 
-def warned_at(hot: dict[int, float]) -> int | None:
+def warned_at(hot: dict[int, float], scale: float = 1.0) -> int | None:
     sentinel = Sentinel()
-    told = [sentinel.update(step, norms(value)) for step, value in hot.items()]
+    told = [sentinel.update(step, scale * norms(value)) for step, value in hot.items()]
     warnings = [warning for warning in told if warning]
     assert len(warnings) <= 1
     return warnings[0].step if warnings else None
@@ -34,6 +34,7 @@ def warned_at(hot: dict[int, float]) -> int | None:
 )
 def test_the_rule(hot: dict[int, float], step: int | None) -> None:
     assert warned_at(hot) == step
+    assert warned_at(hot, scale=4.0) == step  # of the median, whatever that is
 
 
 def test_growth_while_the_learning_rate_rises_is_none() -> None:

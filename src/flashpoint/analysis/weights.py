@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
+from flashpoint.runs.metrics import ALL_TENSORS
 from flashpoint.runs.run import Run
-
-ALL = "all"
-"""The tensor that stands for all of them."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Distance:
     spread: float
 
 
-def apart(run: Run, tensor: str = ALL) -> Apart:
+def apart(run: Run, tensor: str = ALL_TENSORS) -> Apart:
     """Return the distances of a run that was measured against another (``probes.weights_against``).
 
     Raises:
@@ -79,7 +77,7 @@ def apart(run: Run, tensor: str = ALL) -> Apart:
 
 
 def tensors(run: Run) -> list[str]:
-    """Return the names of the tensors that were measured, in order of the file; :data:`ALL` among them."""
+    """Return the names of the tensors that were measured, in order of the file; :data:`.ALL_TENSORS` among them."""
     prefix = "weights_largest/"
     return [name.removeprefix(prefix) for name in run.columns if name.startswith(prefix)]
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import click
 
 from flashpoint.analysis.provenance import provenance
-from flashpoint.analysis.weights import ALL, Apart, Distance, apart, by_difference, last_common_step, tensors
+from flashpoint.analysis.weights import Apart, Distance, apart, by_difference, last_common_step, tensors
 from flashpoint.cli.cells import plus_minus, ratio
 from flashpoint.cli.selection import answered, ended, figures_option, format_option, runs_argument
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError, notify
+from flashpoint.runs.metrics import ALL_TENSORS
 from flashpoint.runs.run import Run
 
 _FORM = ".2e"
@@ -94,7 +95,7 @@ def by_tensor(runs: Sequence[Run], step: int) -> Table:
     help="What has a row.",
 )  # fmt: skip
 @click.option("--at", type=click.IntRange(1), metavar="STEPS", help="Default: the last that all runs have.")
-@click.option("--tensor", metavar="NAME", help=f"A tensor of the model.  [default: {ALL} of them]")
+@click.option("--tensor", metavar="NAME", help=f"A tensor of the model.  [default: {ALL_TENSORS} of them]")
 @click.option(
     "--control", "controls", multiple=True, metavar="DIFFERENCE",
     help="With --by kind: what the others' W₁ is divided by, by seed; repeatable.",
@@ -126,7 +127,7 @@ def command(
     if unused := [f"--{name}" for name, value in given.items() if value is not None and name not in _TAKEN[rows]]:
         raise click.UsageError(f"--by {rows}: takes no {' and no '.join(unused)}")
     runs = ended(words)
-    answers = answered(runs, lambda run: apart(run, tensor or ALL))
+    answers = answered(runs, lambda run: apart(run, tensor or ALL_TENSORS))
     runs, found = [run for run, _ in answers], [one for _, one in answers]
     groups = by_difference(found)
     for control in controls:

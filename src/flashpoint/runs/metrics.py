@@ -30,6 +30,8 @@ OF_THE_RUN = frozenset(
     ("loss", "grad_norm", "update_norm", "clip_factor", "lr", "val_loss", "tokens_per_second", "memory_gib")
 )
 """Metrics of the training itself. All others of a run are of heads, or distances from another run's weights."""
+ALL_TENSORS = "all"
+"""In the place of a tensor's name: the distance over all weights, as in ``weights_largest/all``."""
 
 
 class MetricsFile:

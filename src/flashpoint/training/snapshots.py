@@ -26,9 +26,8 @@ from flashpoint.files import whole
 from flashpoint.numerics.effective import effective_choices
 from flashpoint.runs.configuration import attention_of
 from flashpoint.runs.folder import RunFolder, by_step
+from flashpoint.runs.metrics import ALL_TENSORS
 
-ALL = "all"
-"""Name of the distance over all tensors."""
 _OF_ONE_THING = {
     "model.init_seed": "initial weights",
     "model.init_ulps": "one weight",
@@ -76,7 +75,8 @@ def distances(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> di
     """
     pairs = {name: (weights[name].detach().flatten().double(), others[name].flatten()) for name in others}
     pairs = {name: (one, other.to(one.device, torch.float64)) for name, (one, other) in pairs.items()}
-    pairs[ALL] = (torch.cat([one for one, _ in pairs.values()]), torch.cat([other for _, other in pairs.values()]))
+    one, other = (torch.cat(side) for side in zip(*pairs.values(), strict=True))
+    pairs[ALL_TENSORS] = one, other
     found: dict[str, float] = {}
     for name, (one, other) in pairs.items():
         found[f"weights_largest/{name}"] = (one - other).abs().max().item()
