@@ -16,8 +16,7 @@ from pydantic import Field, InstanceOf, model_validator
 from pydantic.dataclasses import dataclass
 
 from flashpoint.field_types import CHECKED, EXPERIMENT, Count, CountOrNone, Folder, FromTape, Share
-from flashpoint.numerics import contradictions
-from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.numerics.variant import AttentionVariant, check_in_model
 from flashpoint.precision import Precision
 from flashpoint.surroundings import TrackingConfig
 from flashpoint.typed import require_numbers_of_the_device
@@ -278,7 +277,7 @@ class Config:
                 f"model.vocab_size={self.model.vocab_size} is below data.vocab_size={self.data.vocab_size}: "
                 "raise the first or lower the second"
             )
-        contradictions.check_in_model(self.attn, self.model.n_layer, self.model.n_head)
+        check_in_model(self.attn, self.model.n_layer, self.model.n_head)
         if self.train.precision != "bf16" and (self.attn.kernel != "sdpa" or self.attn.elsewhere is not None):
             raise ValueError(
                 f"train.precision={self.train.precision}: attn={self.attn.name} rounds to BF16; choose attn=sdpa"

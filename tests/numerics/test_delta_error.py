@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.numerics import contradictions, launch, reference
+from flashpoint.numerics import launch, reference
 from flashpoint.numerics.choices import NEAREST, DeltaError, Rounding
 from flashpoint.numerics.compile_time import compile_time_choices
 from flashpoint.numerics.dispatch import attention, delta_error
 from flashpoint.numerics.effective import effective_choices
 from flashpoint.numerics.rounding import philox4x32
-from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.numerics.variant import AttentionVariant, check_in_model
 from tests.numerics.oracle import NOTHING_ROUNDED, injected_gradients, noise_key
 from tests.numerics.test_kernels import DEVICE
 
@@ -256,9 +256,9 @@ def test_a_trajectory_gives_the_size_of_the_layer_and_the_step(engine: str, step
 def test_a_trajectory_fits_the_model_and_is_told_by_a_digest() -> None:
     error = DeltaError(kind="bias", size=1.0, trajectory=TRAJECTORY)
     variant = AttentionVariant(delta_error=error)
-    contradictions.check_in_model(variant, 2, 1)
+    check_in_model(variant, 2, 1)
     with pytest.raises(ValueError, match=r"attn\.delta_error\.trajectory: factors for 2 layers"):
-        contradictions.check_in_model(variant, 6, 1)
+        check_in_model(variant, 6, 1)
     other = AttentionVariant(delta_error=dataclasses.replace(error, trajectory=TRAJECTORY[::-1]))
     told = [effective_choices(one)["delta_error.trajectory"] for one in (variant, other)]
     assert len(set(told)) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -145,7 +146,7 @@ class AttentionVariant:
             object.__setattr__(self, "layers", distinct("layers", self.layers))
         if self.heads is not None:
             object.__setattr__(self, "heads", selected_heads(self.layers, self.heads))
-        contradictions.check(self)
+        contradictions.check(vars(self))
         rounds = any(getattr(self, point).mode == "stochastic" for point in ROUNDING_POINTS)
         elsewhere = self.elsewhere is not None and self.elsewhere.draws
         object.__setattr__(self, "draws", rounds or self.delta_error.kind == "noise" or elsewhere)
@@ -255,6 +256,24 @@ def kernel_in(variant: AttentionVariant, layer: int) -> str:
     if variant.elsewhere is None or variant.layers is None or layer in variant.layers:
         return variant.kernel
     return variant.elsewhere.kernel
+
+
+def check_in_model(variant: AttentionVariant, n_layer: int, n_head: int) -> None:
+    """Refuse layers and heads that the model does not have.
+
+    Raises:
+        ValueError: naming the field, the number and the range.
+    """
+    heads = itertools.chain.from_iterable([some] if isinstance(some, int) else some for some in variant.heads or ())
+    for name, chosen, count in (("layers", variant.layers or (), n_layer), ("heads", heads, n_head)):
+        if beyond := sorted({number for number in chosen if number > count}):
+            raise ValueError(f"attn.{name}={beyond}: the model has {name} 1 to {count}")
+    for error in (one.delta_error for one in (variant, variant.elsewhere) if one is not None):
+        if beyond := [number for number in error.layers or () if number > n_layer]:
+            raise ValueError(f"attn.delta_error.layers={beyond}: the model has layers 1 to {n_layer}")
+        if error.trajectory is not None and len(error.trajectory) != n_layer:
+            given = len(error.trajectory)
+            raise ValueError(f"attn.delta_error.trajectory: factors for {given} layers, the model has {n_layer}")
 
 
 @lru_cache(maxsize=256)
