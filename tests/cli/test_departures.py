@@ -11,14 +11,9 @@ STEPS = range(0, 100, 10)
 
 
 def record(folder: Path, seed: int, onset: int | None, heads: dict[str, list[list[float]]]) -> str:
-    """A run with two heads' values of each metric every 10 steps, after a warm-up of 20."""
+    """A run with two heads' values of each metric every 10 steps, in layer 2 of 2, after a warm-up of 20."""
     metrics = [
-        {"step": step}
-        | {
-            f"layer/1/head/{head + 1}/{name}": series[at]
-            for name, both in heads.items()
-            for head, series in enumerate(both)
-        }
+        {"step": step} | {name: [[0.0, 0.0], [series[at] for series in both]] for name, both in heads.items()}
         for at, step in enumerate(STEPS)
     ]
     return write_run(
