@@ -46,6 +46,17 @@ def test_any_other_interrupt_is_raised_where_it_comes() -> None:
         block()
 
 
+def test_an_interrupt_that_is_ignored_stays_so() -> None:
+    """A shell without job control starts ``flashpoint train … &`` so, and Ctrl-C is for what runs in front."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with surely_interrupted():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_without_one_nothing_happens() -> None:
     with surely_interrupted():
         pass

@@ -42,7 +42,12 @@ class StopRequests:
 
 @contextlib.contextmanager
 def surely_interrupted() -> Iterator[None]:
-    """Ctrl-C raises ``KeyboardInterrupt`` in the block, or at its end where a destructor or a callback dropped it."""
+    """Ctrl-C raises ``KeyboardInterrupt`` in the block, or at its end where a destructor or a callback dropped it.
+
+    Where it is ignored, as of a script's process in the background, it stays so."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
     received = False
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
