@@ -227,8 +227,7 @@ def _colours_of_heads(run: Run, n_head: int) -> dict[int, str]:
 
     heads = np.arange(n_head)
     if n_head > _NAMED_HEADS:
-        known = run.by_head("w_q_spectral_norm") is not None
-        norms = run.hottest_norms[run.hottest_layer - 1] if known else -heads
+        norms = run.hottest_norms[run.hottest_layer - 1] if run.w_q_norms else -heads
         heads = np.sort(np.argsort(norms)[-_LARGEST_HEADS:])
     # told apart by colour-blind readers, too: Petroff, arXiv 2107.02270
     return {int(head) + 1: to_hex(tone) for head, tone in zip(heads, color_sequences["petroff8"], strict=False)}

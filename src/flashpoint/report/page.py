@@ -204,7 +204,7 @@ def _row(run: Run) -> str:
     if run.ended:
         kind, steps, digest = run.ending, f"{run.outcome['step']:,}", run.outcome["digest"]
     hottest = ""
-    if run.by_head("w_q_spectral_norm"):
+    if run.w_q_norms:
         hottest = "layer {}, head {}: {:.1f}".format(*run.hottest_head, run.hottest_norms.max())
     before, after = ([run.name, run.title], [steps, hottest, run.config.get("seed", UNKNOWN), shape or UNKNOWN, place])
     why = run.outcome.get("nonfinite") if run.ended else None

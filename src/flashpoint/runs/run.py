@@ -247,7 +247,7 @@ class Run:
     def hottest_layer(self) -> int:
         """The layer of :attr:`hottest_head`: in an explosion the one that explodes; 2, the paper's, if not measured, or
         the last of a smaller model."""
-        if self._finite_norms is None:
+        if self.w_q_norms is None:
             return min(2, self.config.get("model", {}).get("n_layer", 2))  # a watched loop may not tell
         return self.hottest_head[0]
 
@@ -268,14 +268,14 @@ class Run:
             UserError: the run has not measured them, or found no number.
         """
         self.measured_by_head("w_q_spectral_norm")
-        if self._finite_norms is None:
+        if self.w_q_norms is None:
             raise UserError(f"{self.where}: w_q_spectral_norm of heads was never a number")
-        steps, norms = self._finite_norms
+        steps, norms = self.w_q_norms
         end = len(steps) - 1
         return norms[..., end if self.onset is None else min(int(np.searchsorted(steps, self.onset)), end)]
 
     @cached_property
-    def _finite_norms(self) -> Series | None:
+    def w_q_norms(self) -> Series | None:
         """The spectral norms of W_Q where those of all heads are numbers; None where they never are."""
         steps, norms = self.by_head("w_q_spectral_norm") or (np.empty(0, np.int64), np.empty((0, 0, 0)))
         finite = np.isfinite(norms).all((0, 1))
