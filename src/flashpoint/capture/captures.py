@@ -25,7 +25,7 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
         raise UserError(f"--step {step}: {path} is one capture, of one step; leave --step out")
     if path.is_file():
         return [AttentionCall.read(path)]
-    folder = _capture(path, step)
+    folder = capture_folder(path, step)
     files = sorted(folder.glob(_LAYERS), key=lambda file: (len(file.name), file.name))  # layer 100 after 99
     if not files and (run := RunFolder(path)).manifest.is_file():
         left_out = "; ".join(run.read_manifest().get("not_recorded", []))
@@ -53,7 +53,7 @@ def read_delta(path: Path, step: int | None = None) -> dict[int, DeltaSample]:
     Raises:
         UserError: they cannot be read.
     """
-    file = delta_file.place(_capture(path, step))
+    file = delta_file.place(capture_folder(path, step))
     if not file.is_file() or any(file.parent.glob(_LAYERS)):
         return {}
     _tell_others(path, step)
@@ -69,7 +69,7 @@ def read_samples(path: Path, step: int | None, calls: Sequence[AttentionCall]) -
     Raises:
         UserError: they cannot be read, or are of other heads than the calls.
     """
-    file = delta_file.place(path.parent if path.is_file() else _capture(path, step))
+    file = delta_file.place(path.parent if path.is_file() else capture_folder(path, step))
     samples = delta_file.read(file) if file.is_file() else {}
     for call in calls:
         if call.layer in samples and (found := samples[call.layer].heads) != call.q.shape[1]:
@@ -78,10 +78,13 @@ def read_samples(path: Path, step: int | None, calls: Sequence[AttentionCall]) -
     return samples
 
 
-def _capture(path: Path, step: int | None) -> Path:
+def capture_folder(path: Path, step: int | None) -> Path:
     """Return the folder of a capture: the path, or of a watched run's captures that of a step.
 
     Without a step it is the last one that holds tensors, or where none does the last one.
+
+    Raises:
+        UserError: no capture of a watched run is of the step.
     """
     steps = captured_steps(path)
     if not steps:

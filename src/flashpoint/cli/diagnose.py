@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from flashpoint import user_code
-from flashpoint.cli.diagnose_tables import delta_heading, delta_tables, growth, heading, tables
+from flashpoint.cli.diagnose_run import told_of_run
+from flashpoint.cli.diagnose_tables import delta_heading, delta_tables, heading, tables
 from flashpoint.cli.selection import device_named, format_option
 from flashpoint.cli.table import show
 from flashpoint.errors import UserError
@@ -54,7 +55,9 @@ def command(
     from flashpoint.cli.diagnose_inputs import delta_of, inputs_of, place
 
     if samples := delta_of(what, attention, text, layers, **reading):
-        show([*growth(place(what)), *delta_tables(samples)], form, delta_heading(samples))
+        last = max(max(sample.steps) for sample in samples.values())
+        grown, later = told_of_run(place(what), reading["step"], last)
+        show([*grown, *delta_tables(samples, later)], form, delta_heading(samples))
         return
     device = device_named(where)
     inputs = inputs_of(what, attention, text, device, **reading).of_layers(layers)
@@ -63,6 +66,6 @@ def command(
             diagnoses = inputs.diagnoses(device)
     except ValueError as error:
         raise UserError(f"{what}: {error}; --attention names it") from error
-    grown = [] if text else growth(place(what))
-    found = tables(diagnoses, inputs.more, attention)
+    grown, later = ([], "") if text else told_of_run(place(what), reading["step"], diagnoses[0].call.step)
+    found = tables(diagnoses, inputs.more, attention, later)
     show([*grown, *found], form, heading(diagnoses, attention, inputs.weights))

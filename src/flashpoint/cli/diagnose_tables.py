@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashpoint.cli.cells import number
 from flashpoint.cli.diagnose_advice import advice, suspects
 from flashpoint.cli.table import Cell, Table
-from flashpoint.errors import UserError, notify
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,8 +66,8 @@ def delta_heading(samples: Mapping[int, DeltaSample]) -> str:
     )
 
 
-def delta_tables(samples: Mapping[int, DeltaSample]) -> list[Table]:
-    """Return the findings, where there are some, and the bias of δ in each head."""
+def delta_tables(samples: Mapping[int, DeltaSample], later: str = "") -> list[Table]:
+    """Return the findings, where there are some, and the bias of δ in each head; ``later`` as of :func:`tables`."""
     from flashpoint.diagnosis.bias import DeltaBias
     from flashpoint.diagnosis.verdict import delta_finding
 
@@ -82,66 +80,24 @@ def delta_tables(samples: Mapping[int, DeltaSample]) -> list[Table]:
     ]
     known = {layer: bias for layer, bias in biases.items() if bias is not None}
     unjudged, unseen = _unjudged(known, ""), _unseen(known, "")
-    note = " ".join(part for part in (unjudged, unseen) if part)
+    note = " ".join(part for part in (later, unjudged, unseen) if part)
     nothing = "" if unjudged else "Nothing found."
-    return _told(findings, Table(("layer", "head", *_BIAS), measured, note), nothing, bool(note), "")
+    return _told(findings, Table(("layer", "head", *_BIAS), measured, note), nothing, bool(unjudged or unseen), "")
 
 
-def growth(path: Path) -> list[Table]:
-    """Return what W_Q did before the onset of the run that the tensors are of: the early warning that it gave, or of a
-    run that exploded without one the head that grew most."""
-    from flashpoint.analysis.early_warning import sentinel_of
-    from flashpoint.probes.sentinel import LOOKBACK
-    from flashpoint.runs.folder import RunFolder
-    from flashpoint.runs.run import Run
-
-    path = path.resolve()
-    capture = path.parent if path.is_file() else path
-    folder = RunFolder(capture.parents[1] if capture.parent.name == "captures" else path)
-    if not (folder.config.is_file() and folder.metrics.is_file()):
-        return []
-    try:
-        run = Run.of_folder(folder)
-        onset = run.onset
-        if run.by_head("w_q_spectral_norm") is None:
-            return []
-        sentinel = sentinel_of(run, onset)
-        exploded = onset is not None and run.ending == "exploded"
-    except UserError as error:  # of a file that the diagnosis does not need
-        notify(str(error))
-        return []
-    hottest = sentinel.hottest(1)  # none where the norms are of too few steps
-    of = sentinel.warning or (hottest[0] if exploded and hottest else None)
-    if of is None:
-        return []
-    failed = "" if onset is None else f"the loss {'exploded' if exploded else 'was no finite number'} at step {onset:,}"
-    if sentinel.warning:
-        note = (
-            f"W_Q of layer {of.layer} grew{failed and f', and {failed}'}. Most explosions that this package knows "
-            "begin so, and the attention can be the cause where nothing is found below: docs/findings/own_run.md, A "
-            "real explosion."
-        )
-    else:
-        note = (
-            f"No early warning came before {failed}: this head had grown most. Most explosions by attention that this "
-            "package knows had a warning. Look at learning rate, data and optimiser first."
-        )
-    row = [of.step, of.layer, of.head, number(of.norm, ".1f"), number(of.growth, ".1f")]
-    return [Table(("step", "layer", "head", "W_Q norm", f"growth in {LOOKBACK} steps"), [row], note)]
-
-
-def tables(diagnoses: Sequence[Diagnosis], more: str, attention: str | None) -> list[Table]:
+def tables(diagnoses: Sequence[Diagnosis], more: str, attention: str | None, later: str = "") -> list[Table]:
     """Return the findings, where there are some, and the measures of heads.
 
     Args:
         more: how a user gets more sequences, with ``{}`` for their number.
         attention: that was called anew; None where the results are those that were recorded.
+        later: what came after the tensors in their run.
     """
     findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
     measured = [[diagnosis.call.layer, *row] for diagnosis in diagnoses for row in _measures(diagnosis)]
     biases = {diagnosis.call.layer: diagnosis.bias for diagnosis in diagnoses if diagnosis.bias is not None}
     coarse, unjudged, unseen = _coarse(diagnoses), _unjudged(biases, more), _unseen(biases, more)
-    note = " ".join(part for part in (coarse, unjudged, unseen) if part)
+    note = " ".join(part for part in (later, coarse, unjudged, unseen) if part)
     beyond = " beyond what FP32 itself may do" if coarse else ""
     nothing = f"Nothing found{beyond}{', and δ was not judged' if unjudged else ''}."
     measures = Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note)

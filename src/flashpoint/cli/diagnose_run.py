@@ -1,0 +1,94 @@
+"""What ``flashpoint diagnose`` says of the run that the tensors are of, beside them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashpoint.cli.cells import number
+from flashpoint.cli.table import Table
+from flashpoint.errors import UserError, notify
+
+if TYPE_CHECKING:
+    from flashpoint.runs.run import Run
+
+
+def told_of_run(path: Path, capture: int | None, step: int) -> tuple[list[Table], str]:
+    """Return what W_Q did before the run's onset, and what came after the tensors; both are empty where there is
+    nothing to tell, or no run.
+
+    Args:
+        path: of the run, of one of its captures, or of a file in that.
+        capture: ``--step``, of which capture of the run the tensors are; None is the last.
+        step: of the training, of which the tensors are.
+    """
+    from flashpoint.capture.captures import capture_folder, captured_steps
+    from flashpoint.runs.folder import RunFolder
+    from flashpoint.runs.run import Run
+
+    of_tensors = (path.parent if path.is_file() else capture_folder(path, capture)).resolve()
+    folder = RunFolder(of_tensors.parents[1] if of_tensors.parent.name == "captures" else path)
+    if not (folder.config.is_file() and folder.metrics.is_file()):
+        return [], ""
+    try:
+        run = Run.of_folder(folder)
+        grown, (onset, failed) = _growth(run), _failed(run)
+    except UserError as error:  # of a file that the diagnosis does not need
+        notify(str(error))
+        return [], ""
+    if onset is None or step >= onset:
+        return grown, ""
+    told = "" if grown else f"After these tensors, which are of step {step:,}, the loss {failed} at step {onset:,}. "
+    captures = captured_steps(folder.path)
+    own = next((at for at, one in captures.items() if one.resolve() == of_tensors), math.inf)
+    if later := [at for at in captures if at > own]:
+        run_path = folder.path.resolve()
+        near = run_path.relative_to(Path.cwd()) if run_path.is_relative_to(Path.cwd()) else run_path
+        told += f"A later capture shows what came then: flashpoint diagnose {near} --step {later[0]}."
+    return grown, told.rstrip()
+
+
+def _failed(run: Run) -> tuple[int | None, str]:
+    """Return the first step of what made the run's loss useless, and what that was; None without it.
+
+    Of a run that has not ended, or was killed, only a loss that is no finite number shows.
+    """
+    import numpy as np
+
+    if run.ended:
+        return run.onset, "exploded" if run.ending == "exploded" else "was no finite number"
+    steps, losses = run.columns.get("loss", (np.empty(0), np.empty(0)))
+    wrong = steps[~np.isfinite(losses)]
+    return (int(wrong[0]) if len(wrong) else None), "was no finite number"
+
+
+def _growth(run: Run) -> list[Table]:
+    """Return what W_Q did before the onset: the early warning that it gave, or of a run that exploded without one the
+    head that grew most."""
+    from flashpoint.analysis.early_warning import sentinel_of
+    from flashpoint.probes.sentinel import LOOKBACK
+
+    if run.by_head("w_q_spectral_norm") is None:
+        return []
+    onset = run.onset
+    sentinel = sentinel_of(run, onset)
+    exploded = onset is not None and run.ending == "exploded"
+    hottest = sentinel.hottest(1)  # none where the norms are of too few steps
+    of = sentinel.warning or (hottest[0] if exploded and hottest else None)
+    if of is None:
+        return []
+    failed = "" if onset is None else f"the loss {_failed(run)[1]} at step {onset:,}"
+    if sentinel.warning:
+        note = (
+            f"W_Q of layer {of.layer} grew{failed and f', and {failed}'}. Most explosions that this package knows "
+            "begin so, and the attention can be the cause where nothing is found below: docs/findings/own_run.md, A "
+            "real explosion."
+        )
+    else:
+        note = (
+            f"No early warning came before {failed}: this head had grown most. Most explosions by attention that this "
+            "package knows had a warning. Look at learning rate, data and optimiser first."
+        )
+    row = [of.step, of.layer, of.head, number(of.norm, ".1f"), number(of.growth, ".1f")]
+    return [Table(("step", "layer", "head", "W_Q norm", f"growth in {LOOKBACK} steps"), [row], note)]

@@ -1,0 +1,83 @@
+"""What ``flashpoint diagnose`` says of a watched run beside the tensors of one capture. The loop knows what it did."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from flashpoint.capture.watched import Watch
+from flashpoint.cli.main import main
+from tests.capture.loops import loop, plain
+
+BAD = 5
+"""The step whose weights are NaN."""
+
+
+def told(*arguments: str) -> str:
+    """The note of the last table."""
+    result = CliRunner().invoke(main, ["diagnose", *arguments, "--format", "json"])
+    assert result.exit_code == 0, result.output
+    note: str = json.loads(result.stdout)["tables"][-1]["note"]
+    return note
+
+
+def spoiled(model: Any, number: int, watched: Watch) -> None:
+    if number == BAD:
+        with torch.no_grad():
+            model.second.qkv.weight[64:] = float("nan")  # of W_V
+    if number == 2:
+        watched.capture(sequences=0)
+    plain(model, number, watched)
+    if number >= BAD:
+        model.zero_grad()
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Captures of step 2, as asked for, of the loss that was NaN, with tensors of step 2, and of the next one."""
+    monkeypatch.chdir(tmp_path)
+    loop(Path("runs"), step=spoiled, steps=12, interval=500)
+    captures = sorted(path.name for path in Path("runs/own/captures").iterdir())
+    assert captures == ["step-0000002", f"step-{BAD:07}", "step-0000006"]
+    return Path("runs/own")
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize(("step", "next_one"), [(2, BAD), (BAD, 6)])
+def test_a_capture_from_before_a_nan_tells_of_it_and_of_the_next_capture(
+    run: Path, ended: bool, step: int, next_one: int
+) -> None:
+    """Also while the loop runs, or after it was killed: then the metrics alone show it."""
+    if not ended:
+        (run / "outcome.json").unlink()
+    capture = run / f"captures/step-{step:07}"
+    for arguments in ((str(run), "--step", str(step)), (str(capture),), (str(capture / "layer-01.safetensors"),)):
+        assert told(*arguments).startswith(
+            f"Nothing found. After these tensors, which are of step 2, the loss was no finite number at step {BAD}. "
+            f"A later capture shows what came then: flashpoint diagnose runs/own --step {next_one}."
+        )
+
+
+def test_the_errors_of_delta_that_a_capture_leaves_tell_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        if number == 1:
+            watched.capture(sequences=6)
+        spoiled(model, number, watched)
+
+    monkeypatch.chdir(tmp_path)
+    loop(Path("runs"), step=step, steps=12, interval=500)
+    capture = Path("runs/own/captures/step-0000001")
+    for tensors in capture.glob("*.safetensors"):
+        tensors.unlink()
+    assert f"the loss was no finite number at step {BAD}" in told(str(capture))
+
+
+def test_a_capture_of_the_nan_itself_or_of_a_run_without_one_tells_nothing_more(run: Path) -> None:
+    assert "After these tensors" not in told(str(run))
+    changed = {**json.loads((run / "outcome.json").read_text()), "outcome": "stable", "onset_step": None}
+    (run / "outcome.json").write_text(json.dumps(changed))
+    assert "After these tensors" not in told(str(run), "--step", "2")
