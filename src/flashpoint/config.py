@@ -29,6 +29,8 @@ BUILT_IN_PROBES = (
     "delta_error", "ties", "scores", "rows", "deviation", "out_bias", "null_direction", "similarity"
 )  # fmt: skip
 """The probes of :mod:`flashpoint.probes.attention`, named here so that a wrong one is told before PyTorch is there."""
+SIMILARITY_TOKENS = 256
+"""Of an observation, between which the probe ``similarity`` compares; a checkpoint holds their directions."""
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashpoint.config import SIMILARITY_TOKENS
 from flashpoint.probes.observation import Observation
 
 SINK_POSITIONS = 4
 """Keys that count as the first positions, where attention sinks are."""
-_SAMPLED_TOKENS = 256
 
 
 class Probe:
@@ -28,7 +28,7 @@ class Probe:
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on, as plain values."""
+        """Return what a resumed run needs to go on, as plain values; those of built-in probes may be tensors."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -220,7 +220,7 @@ class Similarity(Probe):
 
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
         rows = seen.q.shape[1] * seen.q.shape[3]
-        chosen = torch.linspace(0, rows - 1, min(_SAMPLED_TOKENS, rows), device=seen.x.device).long()
+        chosen = torch.linspace(0, rows - 1, min(SIMILARITY_TOKENS, rows), device=seen.x.device).long()
         u = _unit(_by_row(seen.attended_keys)[:, :, chosen])  # [L, H, S, d]
         x = _unit(seen.x.flatten(1, 2)[:, None, chosen])  # [L, 1, S, C]
         of_keys, of_inputs = u @ u.mT, x @ x.mT
@@ -231,10 +231,16 @@ class Similarity(Probe):
             "w_q_error_effective_rank": _effective_rank(weight_gradient_error(seen)),
         }
         if self._before is not None:
-            u_before, x_before = self._before
+            u_before, x_before = (one.to(u) for one in self._before)
             metrics["step_similarity"] = ((u @ u_before.mT) * (x @ x_before.mT)).mean((-2, -1))
         self._before = u, x
         return metrics
+
+    def state(self) -> dict[str, Any]:
+        return {} if self._before is None else dict(zip(("attended_keys", "inputs"), self._before, strict=True))
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._before = state["attended_keys"], state["inputs"]
 
 
 BUILT_IN: dict[str, type[Probe]] = {

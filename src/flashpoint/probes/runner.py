@@ -105,26 +105,36 @@ class ProbeRunner:
             )
         return values
 
-    def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on, as plain values."""
-        states = {name: probe.state() for name, probe in self._probes.items() if name in BUILT_IN}
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return what a resumed run needs to go on: tensors by name, not copied, and plain values."""
+        tensors: dict[str, Tensor] = {}
+        plain: dict[str, dict[str, Any]] = {}
+        for name in [name for name in self._probes if name in BUILT_IN]:
+            state = self._probes[name].state()
+            held = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+            tensors |= {_prefix(name) + key: value for key, value in held.items()}
+            plain[name] = {key: value for key, value in state.items() if key not in held}
         for name, probe in self._own():
             with self._off_if_it_fails(name):
-                states[name] = own.state_of(name, probe)
-        kept = {name: state for name, state in states.items() if state}
-        return {"attention": kept, "sentinel": self.sentinel.state()}
+                plain[name] = own.state_of(name, probe)
+        kept = {name: state for name, state in plain.items() if state}
+        return tensors, {"attention": kept, "sentinel": self.sentinel.state()}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Inverse of :meth:`state`. States of probes that this run does not have are ignored."""
+    def load_state(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Inverse of :meth:`state`. States of probes that this run does not have are ignored, and a probe without one,
+        as of an earlier version, begins anew."""
         self.sentinel.load_state(state["sentinel"])
         for name, probe in tuple(self._probes.items()):
-            if name not in state["attention"]:
+            prefix = _prefix(name)
+            held = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+            kept = {**state["attention"].get(name, {}), **held}
+            if not kept:
                 continue
             if name in BUILT_IN:
-                probe.load_state(state["attention"][name])
+                probe.load_state(kept)
             else:
                 with self._off_if_it_fails(name):
-                    own.take_state(name, probe, state["attention"][name])
+                    own.take_state(name, probe, kept)
 
     def _own(self) -> list[tuple[str, Probe]]:
         return [(name, probe) for name, probe in self._probes.items() if name not in BUILT_IN]
@@ -136,6 +146,11 @@ class ProbeRunner:
         except UserCodeError as error:
             del self._probes[name]
             self.failed.append(Failed(name, one_line(error)))
+
+
+def _prefix(name: str) -> str:
+    """Return what the names of a probe's tensors begin with."""
+    return f"probes/{name}/"
 
 
 def load_probe(name: str) -> Probe:

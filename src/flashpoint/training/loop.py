@@ -144,7 +144,7 @@ class Trainer:
         self._optimizer_step.load_state(tensors)
         self.detector.load_state(state["detector"])
         if self._probes:
-            self._probes.load_state(state["probes"])
+            self._probes.load_state(tensors, state["probes"])
             self._note_failed_probes(state["step"])
         self._first_step, self._last_loss, self._own = state["step"], state["loss"], own
         if own:  # a branch has not logged what the run before it validated
@@ -208,6 +208,7 @@ class Trainer:
     def _checkpoint(self, steps: int) -> None:
         if self._pending_steps:
             self._read_pending()
+        of_probes, probes = self._probes.state() if self._probes else ({}, {})
         state = {
             "step": steps,
             "loss": self._last_loss,
@@ -215,11 +216,11 @@ class Trainer:
             "val_step": self._val_step,
             "chain": self._files.chain.digest,
             "detector": self.detector.state(),
-            "probes": self._probes.state() if self._probes else {},
+            "probes": probes,
         }
         if self._probes:
             self._note_failed_probes(steps - 1)
-        self._files.save(self._optimizer_step.state(), state)
+        self._files.save(self._optimizer_step.state() | of_probes, state)
 
     def _note_failed_probes(self, step: int) -> None:
         """Tell and record which probes are off from this step on; a strict run stops after the next step."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flashpoint.config import CheckpointsConfig, Config
+from flashpoint.config import SIMILARITY_TOKENS, CheckpointsConfig, Config
 from flashpoint.errors import UserError
 
 Parts = Mapping[str, int]
@@ -43,6 +43,8 @@ class Quantities:
     log_interval: int
     sequences: int
     """0 where no probe needs scores."""
+    remembers: bool
+    """Whether a probe compares the directions of tokens with those of the observation before."""
     interval: int
     weights_interval: int
     budget_gib: float
@@ -61,12 +63,13 @@ class Quantities:
             world: processes that share each batch.
         """
         model, train, probes, kept = config.model, config.train, config.probes, config.checkpoints
+        observed = {*probes.attention} if probes.attention_interval else set()
         return cls(
             n_layer=model.n_layer, n_head=model.n_head, d_model=model.d_model, context=model.context,
             vocab_size=model.vocab_size, steps=train.steps, batch_size=train.batch_size,
             micro_batch_size=train.micro_batch_size or max(1, train.batch_size // world),
             log_interval=train.log_interval,
-            sequences=probes.sequences if probes.attention_interval and _OF_ALL_SCORES & {*probes.attention} else 0,
+            sequences=probes.sequences if _OF_ALL_SCORES & observed else 0, remembers="similarity" in observed,
             interval=kept.interval, weights_interval=kept.weights_interval, budget_gib=kept.budget_gib,
             value_bytes=_HALF if train.precision in ("bf16", "fp16") else _FLOAT,
             fused=train.compiles(device), world=world,
@@ -81,7 +84,18 @@ class Quantities:
     def state_bytes(self) -> int:
         """Of the tensors of a checkpoint."""
         tensors = 3 + 6 * self.n_layer
-        return _STATE * self.parameters + _FLOAT * tensors + 2 * _INT64
+        return _STATE * self.parameters + _FLOAT * tensors + 2 * _INT64 + self._remembered_bytes
+
+    @property
+    def _remembered_bytes(self) -> int:
+        """Of (PK)[T] of all heads and X[T], each as wide as the model, of the tokens of an observation."""
+        tokens = min(SIMILARITY_TOKENS, self._observed * self.context) if self.remembers else 0
+        return 2 * _FLOAT * self.n_layer * self.d_model * tokens
+
+    @property
+    def _observed(self) -> int:
+        """Sequences that this process observes."""
+        return min(self.sequences, max(1, self.batch_size // self.world))
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -109,8 +123,8 @@ class Quantities:
             "logits": of_logits * self.vocab_size * n,
         }
         update = {"gradients, and weights before and after": _STATE * self.parameters}
-        share = min(self.sequences, max(1, self.batch_size // self.world))
-        observation = {"scores of the probes": 2 * _FLOAT * self.n_layer * share * self.n_head * self.context**2}
+        scores = self.n_layer * self._observed * self.n_head * self.context**2
+        observation = {"scores of the probes": 2 * _FLOAT * scores}
         moments = (always | moment for moment in (backward, update, observation))
         return max(moments, key=total)
 

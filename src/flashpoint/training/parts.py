@@ -23,11 +23,11 @@ from flashpoint.probes.runner import ProbeRunner
 from flashpoint.training.chip import told_if_too_large
 from flashpoint.training.digests import weights_digest
 from flashpoint.training.interrupt import surely_interrupted
-from flashpoint.training.needs import capacity
+from flashpoint.training.needs import Quantities, capacity
 from flashpoint.training.plan import Plan
 from flashpoint.training.snapshots import Twin
 from flashpoint.training.start import Start, starting_point
-from flashpoint.training.step import OptimizerStep, state_bytes
+from flashpoint.training.step import OptimizerStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,8 @@ def build(plan: Plan) -> Parts:
     with surely_interrupted(), _preparing(plan) as preparing:  # a compiler's callbacks can drop Ctrl-C, too
         model = GPT(config.model, config.attn, config.seed)
         if config.checkpoints.interval:
-            capacity(config.checkpoints, state_bytes(model))  # refused before there is a folder
+            needed = Quantities.of(config, plan.device.type, ranks.world)
+            capacity(config.checkpoints, needed.state_bytes)  # refused before there is a folder
         model.to(plan.device)  # where it may not fit
         step = OptimizerStep(model, config, plan.device, ranks)
         started = time.perf_counter()

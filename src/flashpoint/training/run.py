@@ -24,6 +24,7 @@ from flashpoint.training.interrupt import StopRequests
 from flashpoint.training.listeners import Listener, Listeners
 from flashpoint.training.loop import LoopResult, Trainer
 from flashpoint.training.manifest import describe_run, note_resumption
+from flashpoint.training.needs import Quantities
 from flashpoint.training.notices import (
     tell_of_a_long_compilation,
     tell_of_a_small_corpus,
@@ -34,7 +35,6 @@ from flashpoint.training.parallel import join, leave
 from flashpoint.training.parts import Parts, build
 from flashpoint.training.plan import Plan, settle, usable_device
 from flashpoint.training.start import checkpoints_before
-from flashpoint.training.step import state_bytes
 from flashpoint.training.writer import RunWriter
 
 _LONGEST = 100  # characters of the attention in a run's name
@@ -131,7 +131,8 @@ def _describe(plan: Plan, parts: Parts, folder: RunFolder) -> None:
 def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) -> Outcome:
     """Run the loop; write the verdict once all files are closed."""
     stop = StopRequests("ending after this step; once more to quit at once")
-    size = state_bytes(parts.step.model) if plan.ranks.first else None
+    needed = Quantities.of(parts.config, plan.device.type, plan.ranks.world)
+    size = needed.state_bytes if plan.ranks.first else None
     with (
         listeners.told(folder, parts.start.step),
         RunWriter(parts.config, folder, parts.header, parts.tape, parts.start.step, size, listeners) as files,

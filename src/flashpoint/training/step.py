@@ -190,8 +190,3 @@ class OptimizerStep:
         self._optimizer.step()
         update = nn.utils.get_total_norm(torch._foreach_sub(weights, before))
         self.result.copy_(torch.stack([self._total, norm, update]))
-
-
-def state_bytes(model: nn.Module) -> int:
-    """Return the size of :meth:`OptimizerStep.state`: each parameter with AdamW's two moments and its step."""
-    return sum(3 * parameter.numel() * parameter.element_size() + 4 for parameter in model.parameters()) + 16
