@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flashpoint.capture.masks import masking
+from flashpoint.diagnosis.sink import sink_of
 from flashpoint.errors import UserError
 from flashpoint.other_softmax import CAPS, other_softmax
 
@@ -222,7 +223,8 @@ def masking_of(
 
 
 def _errors_of_rows(sequence: Sequence[Tensor], causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    """Return how far some rows of O are from what the definition makes of q, k and v, [H, T, d] each, over their norms.
+    """Return how far some rows of O are from what the definition makes of q, k and v, [H, T, d] each, over their norms,
+    beside the sink that they show in a head.
 
     A row that almost cancels counts by the norm that it would have if its terms were independent.
 
@@ -239,6 +241,8 @@ def _errors_of_rows(sequence: Sequence[Tensor], causal: bool, scale: float | Non
     rounding = torch.expm1(scores.masked_fill(later, 0.0).abs().amax(-1) * torch.finfo(out.dtype).eps / 2)
     scores.masked_fill_(later, -torch.inf)
     probs = scores.softmax(-1)
-    expected = probs @ v
+    logsumexp, expected, found = scores.logsumexp(-1), probs @ v, out[:, rows].float()
+    beside_sink = torch.sigmoid(logsumexp - sink_of(logsumexp, expected, found)[:, None])
+    expected, probs = expected * beside_sink[..., None], probs * beside_sink[..., None]
     size = torch.maximum(expected.norm(dim=-1), (probs.square() @ v.square().sum(-1, keepdim=True))[..., 0].sqrt())
-    return (out[:, rows].float() - expected).norm(dim=-1) / size, rounding
+    return (found - expected).norm(dim=-1) / size, rounding

@@ -18,6 +18,7 @@ from flashpoint.diagnosis.measured import by_sequence
 from flashpoint.diagnosis.measures import Measures, Results, finite_part, over_sequences
 from flashpoint.diagnosis.probe import Probed
 from flashpoint.diagnosis.result_measures import of_grad_q, of_out
+from flashpoint.diagnosis.sink import with_sink
 
 METRICS = {
     "delta_bias": "row_sum_relative_bias",
@@ -36,7 +37,8 @@ LOGGED = frozenset(("step", "loss", "grad_norm", "w_q_spectral_norm", "w_k_spect
 def measures_of(calls: Sequence[AttentionCall]) -> dict[str, NDArray[np.float64]]:
     """Return the logged measures of the layers' calls, which have as many heads, [n_layer, H] each: of all sequences
     together, as the probes of this package's own runs give them."""
-    by_layer = [over_sequences(by_sequence(call, Results.kept(call), None, _of_heads)) for call in calls]
+    known = [with_sink(call, call.out) for call in calls]
+    by_layer = [over_sequences(by_sequence(call, Results.kept(call), None, _of_heads)) for call in known]
     return {
         METRICS[name]: torch.stack([one[name] for one in by_layer]).numpy() for name in by_layer[0] if name in METRICS
     }

@@ -54,6 +54,12 @@ def advice(kinds: Collection[str], suspected: str) -> str:
         suspected: a function that :func:`suspects` names.
     """
     kinds = set(kinds)
+    if kinds == {"sink"}:
+        return (
+            "Nothing else was found. A sink is no fault where it is meant, as a learned one or softmax-off-by-one. "
+            "Where none is, the normaliser counts keys that are none, such as padding whose scores are not masked."
+        )
+    kinds.discard("sink")
     if kinds & {"delta_bias", "rounded_head"}:
         return (
             "flashpoint.attention(q, k, v, variant='flash_unrounded_out') takes δ from an O that is not rounded: "

@@ -53,6 +53,8 @@ class AttentionCall:
         attention: what computed it, as a name that people read.
         identities: of the sequences [N], equal for those that are repetitions (:mod:`flashpoint.diagnosis.repeats`);
             empty where the tensors alone tell.
+        sink: the score [H] of one more key in each row's softmax, without a value, nats; −∞ for none, and None where no
+            head has one. No file holds it: O shows it (:mod:`flashpoint.diagnosis.sink`).
     """
 
     q: Tensor
@@ -69,6 +71,7 @@ class AttentionCall:
     step: int
     attention: str
     identities: tuple[str, ...] = ()
+    sink: Tensor | None = None
 
     def write(self, path: Path) -> None:
         """Write a .safetensors file that ``flashpoint diagnose`` and ``flashpoint deviation --inputs`` read.
@@ -156,7 +159,7 @@ class AttentionCall:
             for name in (*_NEEDED, *_OPTIONAL)
             if (x := getattr(self, name)) is not None
         }
-        return dataclasses.replace(self, **sliced)
+        return dataclasses.replace(self, **sliced, sink=None if self.sink is None else self.sink[queries])
 
     def to(self, device: torch.device) -> AttentionCall:
         """Return the call with its tensors on a device."""

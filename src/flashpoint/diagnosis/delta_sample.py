@@ -15,8 +15,9 @@ from flashpoint.diagnosis.delta_measures import delta_error_of
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.measured import by_sequence
 from flashpoint.diagnosis.measures import Measures, Results, relative
-from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
+from flashpoint.diagnosis.probe import Function, Probed, delta_error_of_row_sums, probe, results_of
 from flashpoint.diagnosis.repeats import identities_of
+from flashpoint.diagnosis.sink import with_sink
 
 PARTS = ("bias", "noise", "sum", "bound")
 """What is said of an error of δ: :func:`flashpoint.diagnosis.measures.relative`."""
@@ -56,8 +57,10 @@ def delta_sample(call: AttentionCall, function: Function | None = None) -> Delta
     probed = probe(function, call) if function else None
     if probed is not None:
         results = Results(None, None, None, None)  # row sums are the most direct: no others are needed
+        call = with_sink(call, probed.out)
     else:
         results = results_of(function, call) if function else Results.kept(call)
+        call = with_sink(call, results.out)
     measures = by_sequence(call, results, probed, _of_heads)
     finite = torch.stack([of.isfinite().all(-1) for of in measures.values()]).all(0)
     identities = tuple(one for one, counts in zip(identities_of(call), finite.tolist(), strict=True) if counts)
@@ -75,7 +78,7 @@ def joined_samples(samples: Sequence[DeltaSample]) -> DeltaSample:
 def _of_heads(call: AttentionCall, results: Results, probed: Probed | None, n: int) -> Measures:
     true = exact(call, n)
     if probed is not None:
-        return relative("row_sum", -probed.row_sums[n], true.bound)
+        return relative("row_sum", delta_error_of_row_sums(probed, true, n), true.bound)
     found: Measures = {}
     if results.out is not None:
         error = (call.grad_out[n].double() * (results.out[n].double() - true.out)).sum(-1)

@@ -19,7 +19,8 @@ class Exact:
     Attributes:
         q, k, grad_out: [H, T, d].
         scale: α.
-        scores, probs: S (−∞ where a query does not see the key), nats, and P [H, T, T].
+        scores, probs: S (−∞ where a query does not see the key), nats, and P [H, T, T]; beside a sink its rows sum to
+            less than 1.
         grad_scores: dS [H, T, T].
         out, grad_q: [H, T, d].
         attended_keys: PK [H, T, d], which an error of δ adds to dQ, by −α.
@@ -49,6 +50,11 @@ class Exact:
         return self.probs.mT @ self.grad_out
 
     @cached_property
+    def mass(self) -> Tensor:
+        """Σⱼ Pᵢⱼ [H, T]: 1 without a sink."""
+        return self.probs.sum(-1)
+
+    @cached_property
     def q_norm(self) -> Tensor:
         """|q|₂ [H, T]."""
         return self.q.norm(dim=-1)
@@ -60,7 +66,7 @@ class Exact:
 
 
 def exact(call: AttentionCall, sequence: int) -> Exact:
-    """Compute one sequence of a call from the definition of softmax attention.
+    """Compute one sequence of a call from the definition of softmax attention, with its sink if it has one.
 
     A watched training waits for this: [H, T, T] is gone over as few times as can be.
     """
@@ -71,6 +77,8 @@ def exact(call: AttentionCall, sequence: int) -> Exact:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores.masked_fill_(later, -math.inf)
     probs = scores.softmax(-1)
+    if call.sink is not None:
+        probs *= torch.sigmoid(scores.logsumexp(-1) - call.sink[:, None])[..., None]
     out = probs @ v
     delta = (grad_out * out).sum(-1, keepdim=True)
     grad_scores = (grad_out @ v.mT).sub_(delta).mul_(probs)

@@ -13,7 +13,7 @@ from flashpoint.diagnosis.delta_measures import delta_follows
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.input_measures import of_inputs
 from flashpoint.diagnosis.measures import Measures, Results
-from flashpoint.diagnosis.probe import Probed, probed_measures
+from flashpoint.diagnosis.probe import Probed, delta_error_of_row_sums, probed_measures
 from flashpoint.diagnosis.result_measures import of_results
 from flashpoint.numerics.variant import AttentionVariant
 
@@ -53,7 +53,7 @@ def _of_heads(
     if probed is not None and results.out is not None:
         found |= probed_measures(call, probed, true, n)
         noise = true.grad_scores.norm(dim=-1)  # of a key's feature that is 1, whatever K is
-        found |= delta_follows(call, results.out[n].double(), -probed.row_sums[n], noise, true, n)
+        found |= delta_follows(call, results.out[n].double(), delta_error_of_row_sums(probed, true, n), noise, true, n)
     return found
 
 
@@ -74,6 +74,7 @@ def _split(
         )
         asked = probed and dataclasses.replace(
             probed,
+            out=probed.out[:, queries],
             row_sums=probed.row_sums[:, queries],
             weights=probed.weights[:, queries],
             masses=probed.masses[:, keys],

@@ -36,12 +36,15 @@ class Probed:
     """What an attention did with the features of its own.
 
     Attributes:
-        row_sums: Σⱼ dSᵢⱼ / α [N, H, T] float64, α left out: minus the error of δ.
+        out: O [N, H, T, d].
+        row_sums: Σⱼ dSᵢⱼ / α [N, H, T] float64, α left out.
         weights: [N, H, T, blocks], what each query gives each block of keys.
-        masses: [N, H, blocks], the mean Σⱼ Pᵢⱼ of each block of queries in the backward pass; 1 in exact arithmetic.
+        masses: [N, H, blocks], the mean Σⱼ Pᵢⱼ of each block of queries in the backward pass; 1 in exact arithmetic
+            without a sink.
         block: queries, and keys, of a block.
     """
 
+    out: Tensor
     row_sums: Tensor
     weights: Tensor
     masses: Tensor
@@ -83,6 +86,7 @@ def probe(function: Function, call: AttentionCall) -> Probed | None:
         in_block = of_key.double().sum(0)  # queries of each
         masses = found.grad_v[..., d + 1 + count : wanted].double().sum(-2)
         return Probed(
+            out=found.out[..., :d],
             row_sums=found.grad_q[..., d].double() / call.scale,
             weights=found.out[..., d + 1 : d + 1 + count].double(),
             masses=masses / (in_block * call.groups),
@@ -94,12 +98,12 @@ def probe(function: Function, call: AttentionCall) -> Probed | None:
 def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) -> Measures:
     """Return what the features of a sequence say, [H] each.
 
-    ``row_sum_bias``, ``…_noise``, ``…_sum`` and ``…_bound``: of −Σⱼ dSᵢⱼ / α, as those of ``delta``. ``weight_error``:
-    the largest mean |error| of the weight that a block of queries gives a block of keys, and ``weight_error_queries``
-    and ``…_keys``, which; ``weight_found`` and ``weight_exact`` are the two weights. ``mass_error``: the largest
-    |Σⱼ Pᵢⱼ − 1| over blocks of queries, and ``mass_error_block``, which.
+    ``row_sum_bias``, ``…_noise``, ``…_sum`` and ``…_bound``: of :func:`delta_error_of_row_sums`, as those of ``delta``.
+    ``weight_error``: the largest mean |error| of the weight that a block of queries gives a block of keys, and
+    ``weight_error_queries`` and ``…_keys``, which; ``weight_found`` and ``weight_exact`` are the two weights.
+    ``mass_error``: the largest error of Σⱼ Pᵢⱼ over blocks of queries, and ``mass_error_block``, which.
     """
-    error = -probed.row_sums[n]
+    error = delta_error_of_row_sums(probed, true, n)
     count = probed.weights.shape[-1]
     length = error.shape[-1]
     blocks = torch.arange(length, device=error.device) // probed.block
@@ -109,7 +113,7 @@ def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) ->
     by_blocks = [of_block.mT @ x / sizes for x in ((probed.weights[n] - wanted).abs(), probed.weights[n], wanted)]
     largest, place = by_blocks[0].flatten(1).max(-1)
     masses = probed.masses[n].repeat_interleave(call.groups, 0)
-    mass_error = (masses - 1).abs()
+    mass_error = (masses - (of_block.mT @ true.mass[..., None])[..., 0] / sizes[:, 0]).abs()
     return {
         **relative("row_sum", error, true.bound),
         "weight_error": largest,
@@ -120,3 +124,10 @@ def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) ->
         "mass_error": mass_error.amax(-1),
         "mass_error_block": mass_error.argmax(-1).double(),
     }
+
+
+def delta_error_of_row_sums(probed: Probed, true: Exact, n: int) -> Tensor:
+    """Return the error ε of δ [H, T] that row sums of dS tell of: Σⱼ dSᵢⱼ / α = (1 − m) δᵢ − m εᵢ. Here m is Σⱼ Pᵢⱼ, 1
+    without a sink."""
+    delta = (true.grad_out * true.out).sum(-1)
+    return ((1 - true.mass) * delta - probed.row_sums[n]) / true.mass

@@ -28,11 +28,14 @@ def out_of_rounded_scores(call: AttentionCall, n: int) -> Tensor:
 
 
 def out_of(variant: AttentionVariant, call: AttentionCall, n: int) -> Tensor:
-    """Return O [H, T, d] float64 of a variant, by this package's reference."""
+    """Return O [H, T, d] float64 of a variant, by this package's reference, beside the call's sink if it has one."""
     k, v = (x[n : n + 1].repeat_interleave(call.groups, 1) for x in (call.k, call.v))
     heads = torch.arange(k.shape[1], device=k.device)
     noise = NoiseKey(torch.zeros(2, dtype=torch.int64, device=k.device), 1, heads, k.shape[1], 1)
-    return flash_fwd(call.q[n : n + 1], k, v, variant, noise, call.is_causal, call.scale)[0][0].double()
+    out, logsumexp = (
+        x[0].double() for x in flash_fwd(call.q[n : n + 1], k, v, variant, noise, call.is_causal, call.scale)[:2]
+    )
+    return out if call.sink is None else out * torch.sigmoid(logsumexp - call.sink[:, None])[..., None]
 
 
 def _rounding(call: AttentionCall) -> Rounding:

@@ -16,6 +16,7 @@ from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Measures, Results
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
 from flashpoint.diagnosis.repeats import averaged, identities_of
+from flashpoint.diagnosis.sink import sink_finding, with_sink
 from flashpoint.numerics.variant import AttentionVariant
 
 _LENGTH_OFF = 5e-4
@@ -68,11 +69,13 @@ def diagnose(
         raise ValueError("the call holds no O: name the attention that computes it")
     probed = probe(function, call) if function else None
     differing = differing_rows(function, call, results)
+    call = with_sink(call, results.out)
     measures = measured(call, results, probed, declared)
     bias = DeltaBias.of(measures, identities_of(call), call.step, sample)
     one = nonfinite(call, results.out, measures, maker(call.layer))
     findings = [one] if one else _findings(call, measures, bias, probed, differing, declared is not None)
-    return Diagnosis(call, measures, bias, probed is not None, tuple(findings))
+    told = sink_finding(call, maker(call.layer))
+    return Diagnosis(call, measures, bias, probed is not None, (*([told] if told else []), *findings))
 
 
 def delta_finding(layer: int, bias: DeltaBias | None) -> Finding | None:

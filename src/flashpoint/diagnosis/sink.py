@@ -1,0 +1,110 @@
+"""Attention sinks inside an attention: one more key in the softmax, with a score of its own and no value.
+
+A learned sink is one, and softmax-off-by-one, whose sink has the score 0. Each row of O is then FP64's times Σⱼ Pᵢⱼ =
+1 / (1 + exp(s − Lᵢ)), with L of the row and one score s in all rows of a head. No row is free: L tells how short it is.
+
+Shapes: N sequences, H heads, T tokens, R rows that are looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.finding import Finding, Make
+
+_ROWS = 64
+"""Of a sequence that are looked at, most of them among the first: with few keys a sink shows most."""
+_SHOWS = 0.01
+"""Of the weight of a row, that a sink takes where it is to be seen. BF16's rounding makes 0.001 along O."""
+_FEW = 6
+"""Rows without which nothing is said of a head."""
+_NEARLY_ALL = 0.9
+"""Share of rows that have to agree. A fault in some blocks leaves the sink to be seen."""
+_AGREES, _ALONG, _ACROSS = 0.25, 0.002, 0.02
+"""A row agrees if O errs by no more than this share of what the sink takes, and these shares of |O|."""
+
+
+@torch.no_grad()
+def with_sink(call: AttentionCall, out: Tensor | None) -> AttentionCall:
+    """Return the call with the sink that O [N, H, T, d] shows in each head, −∞ where it shows none.
+
+    Where no head has one, or nobody kept O, it is the call as it was.
+    """
+    if out is None:
+        return call
+    looked_at = [_rows_of(call, out, n) for n in range(len(call.q))]
+    sink = sink_of(*(torch.cat(parts, 1) for parts in zip(*looked_at, strict=True)))
+    return dataclasses.replace(call, sink=sink) if (sink > -torch.inf).any() else call
+
+
+def sink_of(logsumexp: Tensor, exact: Tensor, found: Tensor) -> Tensor:
+    """Return the score [H] of the sink that rows of O show, nats; −∞ where they show none.
+
+    Args:
+        logsumexp: L [H, R].
+        exact, found: O [H, R, d] of the definition, and as it was returned.
+    """
+    size = exact.square().sum(-1)
+    mass = (found * exact).sum(-1) / size
+    across = (found - mass[..., None] * exact).norm(dim=-1) / size.sqrt()
+    sink = logsumexp.new_full(logsumexp.shape[:1], -torch.inf)
+    for head in (_short(mass).sum(-1) >= _FEW).nonzero().flatten().tolist():  # usually none: a training waits for this
+        sink[head] = _score(logsumexp[head], mass[head], across[head])
+    return sink
+
+
+def sink_finding(call: AttentionCall, finding: Make) -> Finding | None:
+    """Say which heads have a sink: it is told, and everything else is compared with the attention that has it."""
+    if call.sink is None:
+        return None
+    heads = (call.sink > -torch.inf).cpu()
+    scores = call.sink.cpu()[heads]
+    lowest, highest = float(scores.min()), float(scores.max())
+    told = " to ".join(dict.fromkeys(f"{round(score, 2) + 0.0:.2f}" for score in (lowest, highest)))
+    text = (
+        f"Σⱼ Pᵢⱼ of the rows is below 1, as with a sink: one more key without a value, whose score is {told} in every "
+        "row of a head; all else is compared with attention that has it"
+    )
+    return finding("sink", heads, text)
+
+
+def _rows_of(call: AttentionCall, out: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what :func:`sink_of` takes, of some rows of a sequence."""
+    length = call.q.shape[-2]
+    spaced = torch.logspace(0, 1, _ROWS, base=length, device=out.device).long() - 1
+    rows = torch.cat([torch.arange(min(length, _ROWS // 2), device=out.device), spaced.clamp(0, length - 1)]).unique()
+    k, v = (x[n].double().repeat_interleave(call.groups, 0) for x in (call.k, call.v))
+    scores = call.scale * call.q[n, :, rows].double() @ k.mT
+    if call.is_causal:
+        scores.masked_fill_(torch.arange(length, device=out.device) > rows[:, None], -torch.inf)
+    return scores.logsumexp(-1), scores.softmax(-1) @ v, out[n, :, rows].double()
+
+
+def _score(sums: Tensor, masses: Tensor, across: Tensor) -> Tensor | float:
+    """Return the score of a head's sink by rows [R]: L, O along that of the definition, and across it, over |O|."""
+    tells = masses.isfinite() & across.isfinite() & sums.isfinite()
+    sums, masses, across = sums[tells], masses[tells], across[tells]
+    score = (sums + (1 / masses - 1).log())[_short(masses)].median()
+    for _ in range(4):  # Gauss-Newton over the rows that agree
+        expected, agrees = _agreement(score, sums, masses, across)
+        slope = expected * (1 - expected) * agrees
+        score = score - ((masses - expected) * slope).sum() / slope.square().sum().clamp_min(1e-300)
+    expected, agrees = _agreement(score, sums, masses, across)
+    shows = expected < 1 - _SHOWS
+    sure = shows.sum() >= _FEW and agrees[shows].double().mean() >= _NEARLY_ALL
+    return score if sure and agrees.double().mean() >= _NEARLY_ALL else -torch.inf
+
+
+def _short(masses: Tensor) -> Tensor:
+    return (masses > 0) & (masses < 1 - _SHOWS)
+
+
+def _agreement(score: Tensor, sums: Tensor, masses: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Σⱼ Pᵢⱼ of rows beside a sink, and which rows have it."""
+    expected = torch.sigmoid(sums - score)
+    along, taken = (masses - expected).abs() / expected, _AGREES * (1 - expected)
+    return expected, (along <= taken + _ALONG) & (across / expected <= taken + _ACROSS)
