@@ -30,12 +30,19 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
     if not files and (run := RunFolder(path)).manifest.is_file():
         left_out = "; ".join(run.read_manifest().get("not_recorded", []))
         remedy = left_out and f"its attention was not recorded ({left_out})"
+        if empty := [str(at) for at, one in by_step(run.captures).items() if not any(one.iterdir())]:
+            raise UserError(f"{path}: nothing was written of the captures of steps {', '.join(empty)}; free space, and "
+                            "watch the loop again")  # fmt: skip
         raise UserError(f"{path}: no capture was made; {remedy or 'watched.capture() in the loop makes one'}")
     if not files:
         raise UserError(f"{folder}: holds no {_LAYERS}; give a capture, a run, a .safetensors file, or a model of "
                         "Transformers and --text FILE")  # fmt: skip
     _tell_others(path, step)
-    return [AttentionCall.read(file) for file in files]
+    calls = [AttentionCall.read(file) for file in files]
+    if missing := {layer for call in calls for layer in call.together} - {call.layer for call in calls}:
+        told = ", ".join(map(str, sorted(missing)))
+        notify(f"{folder}: layers {told} are missing: the disk was full, or their files have been deleted")
+    return calls
 
 
 def _tell_others(path: Path, step: int | None) -> None:

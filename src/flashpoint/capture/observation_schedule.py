@@ -201,11 +201,15 @@ class ObservationSchedule:
         self._guard.do("measuring the attention", lambda: self._measure(step, calls))
         if self._wanted is not None:
             wanted, self._wanted = self._wanted, None
-            if wanted.by_last:  # a step that a GradScaler skips is no reason to end one
-                self._end_collection()
-            kept, folder = self._keep_as(wanted)
-            if kept and wanted.sequences and self._collects:
-                self._collection = DeltaCollection(folder, kept, self._observer.seen, wanted.sequences)
+            self._guard.do("writing a capture", lambda: self._make(wanted))
+
+    def _make(self, wanted: _Capture) -> None:
+        """Write a capture of the step that has just been observed, and begin to collect errors of δ."""
+        if wanted.by_last:  # a step that a GradScaler skips is no reason to end one
+            self._end_collection()
+        kept, folder = self._keep_as(wanted)
+        if kept and wanted.sequences and self._collects:
+            self._collection = DeltaCollection(folder, kept, self._observer.seen, wanted.sequences)
 
     def _identified(self, step: int, calls: list[AttentionCall]) -> list[AttentionCall]:
         """Return calls that know their sequences by what the model was given or by the batch, where one shows them."""

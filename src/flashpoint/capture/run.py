@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import time
@@ -136,8 +137,9 @@ class WatchedRun:
         """Write captures of layers, and the batch if it is tensors; return their folder."""
         folder = self._capture(step)
         folder.mkdir(parents=True, exist_ok=True)
+        layers = tuple(call.layer for call in calls)
         for call in calls:
-            call.write(folder / f"layer-{call.layer:02}.safetensors")
+            dataclasses.replace(call, together=layers).write(folder / f"layer-{call.layer:02}.safetensors")
         if batch is not None:
             torch.save(on_cpu(batch), folder / "batch.pt")
         notify(f"step {step:,}: {reason}; wrote {folder}")
@@ -153,10 +155,7 @@ class WatchedRun:
     def close(
         self, verdict: Verdict, onset: int | None, steps: int, loss: float, seconds: float, interrupted: str | None
     ) -> Outcome:
-        """Write the verdict."""
-        self._metrics.close()
-        if self._batches is not None:
-            self._batches.close()
+        """Write the verdict, also where the disk has no room for what is left of the metrics."""
         outcome = Outcome(
             outcome=verdict,
             step=steps,
@@ -174,7 +173,12 @@ class WatchedRun:
             seconds=round(seconds, 3),
             run=os.fspath(self.folder.path),
         )
-        if self._is_there():
-            write_json(self.folder.outcome, outcome.to_dict())
-        self._listeners.ended(self.folder, outcome)
+        try:
+            self._metrics.close()
+            if self._batches is not None:
+                self._batches.close()
+        finally:
+            if self._is_there():
+                write_json(self.folder.outcome, outcome.to_dict())
+            self._listeners.ended(self.folder, outcome)
         return outcome

@@ -35,6 +35,7 @@ class _Told(Kind):
     step: Step = 0
     attention: str = "unknown"
     identities: list[str] = Field(default_factory=list)
+    together: list[Annotated[int, Field(ge=1, lt=2**31)]] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class AttentionCall:
         attention: what computed it, as a name that people read.
         identities: of the sequences [N], equal for those that are repetitions (:mod:`flashpoint.diagnosis.repeats`);
             empty where the tensors alone tell.
+        together: layers that were captured at once, this one among them; empty where nobody says.
         sink: the score [H] of one more key in each row's softmax, without a value, nats; −∞ for none, and None where no
             head has one. No file holds it: O shows it (:mod:`flashpoint.diagnosis.sink`).
     """
@@ -71,6 +73,7 @@ class AttentionCall:
     step: int
     attention: str
     identities: tuple[str, ...] = ()
+    together: tuple[int, ...] = ()
     sink: Tensor | None = None
 
     def write(self, path: Path) -> None:
@@ -83,9 +86,7 @@ class AttentionCall:
 
         tensors = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL)}
         kept = {name: x.detach().contiguous().cpu() for name, x in tensors.items() if x is not None}
-        told = {
-            name: getattr(self, name) for name in ("is_causal", "scale", "layer", "step", "attention", "identities")
-        }
+        told = {name: getattr(self, name) for name in _Told.model_fields}
         with whole(path, durable=False) as partial:  # a training loop waits for it
             save_file(kept, partial, metadata={"flashpoint": json.dumps(told)})
 
@@ -128,6 +129,7 @@ class AttentionCall:
             step=told.get("step", 0),
             attention=told.get("attention", "unknown"),
             identities=tuple(told.get("identities", ())),
+            together=tuple(told.get("together", ())),
         )
         call._check(path)
         return call
