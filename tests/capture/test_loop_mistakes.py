@@ -5,6 +5,7 @@ import copy
 import errno
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
 
 import flashpoint
 from flashpoint.capture.captures import read_calls
@@ -337,3 +339,23 @@ def test_a_run_that_vanishes_while_it_trains_is_told_once(
     }
     collected = {json.loads(line)["step"] for line in (folder / "delta.jsonl").open()}
     assert collected == ({7, 8, 9} if captured > 3 else {3, 4})
+
+
+def test_a_model_that_another_thread_trains_is_not_said_to_call_no_attention(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PyTorch shows calls to the thread alone that asks for them. One thread for all steps is seen from its second."""
+
+    def in_a_new_one(model: nn.Module, number: int, watched: Watch) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(plain, model, number, watched).result()
+
+    loop(tmp_path, step=in_a_new_one)
+    told = capsys.readouterr().err
+    assert "the model was called in another thread than watched.step before; call both in one thread" in told
+    assert "called none" not in told
+    with ThreadPoolExecutor(1) as pool:
+        run = loop(tmp_path, step=lambda *given: pool.submit(plain, *given).result())
+    assert run.by_head("row_sum_relative_bias") is None  # of the first run of this name
+    assert not _get_current_function_mode_stack()
+    assert open_run("own-2", tmp_path).measured_by_head("row_sum_relative_bias")[0].tolist() == [1, 2, 3]

@@ -25,6 +25,7 @@ class CallMode(TorchFunctionMode):
     def __init__(self, interceptor: Interceptor) -> None:
         super().__init__()
         self._interceptor = interceptor
+        self.ended = False
 
     def insert(self) -> Callable[[], None]:
         """See calls from now on until what is returned is called.
@@ -38,7 +39,8 @@ class CallMode(TorchFunctionMode):
         return self._remove
 
     def _remove(self) -> None:
-        _set_stack([mode for mode in _get_current_function_mode_stack() if mode is not self])
+        self.ended = True
+        forget_ended()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -73,6 +75,15 @@ class CallMode(TorchFunctionMode):
 
     def _sdpa(self, *args: Any, **kwargs: Any) -> Any:
         return self.__torch_function__(_SDPA, (), args, kwargs)
+
+
+def forget_ended() -> None:
+    """Take the modes that have ended from this thread's. Another thread may have ended one, which has a stack of its
+    own."""
+    stack = _get_current_function_mode_stack()
+    left = [mode for mode in stack if not (isinstance(mode, CallMode) and mode.ended)]
+    if len(left) < len(stack):
+        _set_stack(left)
 
 
 def _set_stack(modes: list[Any]) -> None:

@@ -6,6 +6,7 @@ Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d feature
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ class Interceptor:
         calls: in their order, of all forward passes before the first backward pass.
         failed: what else went wrong in keeping them, each once.
         incomplete: which gradients of calls were not kept, and why, each once.
+        in_other_thread: whether a forward pass began in another thread than the one that observes: PyTorch shows calls
+            to the thread alone that asks for them.
         at_gradient: called with each call to whose output a gradient comes, before its graph is freed.
     """
 
@@ -46,6 +49,7 @@ class Interceptor:
         self._forward = self._since = 0
         self._depth: int | None = None
         self._taking = self._keeping = True
+        self._thread, self.in_other_thread = threading.current_thread(), False
         self._gradient_hooks: list[RemovableHandle] = []
 
     def only_inside(self, model: nn.Module) -> Callable[[], None]:
@@ -83,6 +87,7 @@ class Interceptor:
             self.remove_hooks()
             self._taking = True
         self._forward += 1
+        self.in_other_thread |= threading.current_thread() is not self._thread
         return self._forward if self._taking and torch.is_grad_enabled() else None
 
     def stop(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from flashpoint.capture.call_mode import forget_ended
 from flashpoint.capture.functions import NamedFunction
 from flashpoint.capture.guard import Guard
 from flashpoint.capture.inputs import ModelInputs
@@ -135,7 +136,7 @@ class Observer:
         reasons = sorted(interceptor.failed | interceptor.missed | lacking)
         if not calls:
             called = any(not call.is_differentiated_twice for call in interceptor.calls)
-            reasons = self._why_none(reasons, called and not interceptor.failed)
+            reasons = self._why_none(reasons, called and not interceptor.failed, interceptor.in_other_thread)
             lacks = "" if self.projections else f". Until a step shows one, {_unlogged(())}"
             self._guard.tell(f"no attention was recorded: {'; '.join(reasons)}{lacks}")
         elif reasons:
@@ -162,6 +163,7 @@ class Observer:
             Observer._at_work = None
             end, self._end_interception = self._end_interception, None
             end()
+        forget_ended()
 
     def _leave_out_sharded_weights(self) -> None:
         if self.projections is None and is_sharded(self._model):  # hooks would gather weights, which all have to ask
@@ -182,9 +184,11 @@ class Observer:
             if len(self.projections) < 2:
                 self._guard.tell(f"no matrix found that makes q or k of every layer: {_unlogged(self.projections)}")
 
-    def _why_none(self, reasons: list[str], called: bool) -> list[str]:
+    def _why_none(self, reasons: list[str], called: bool, in_other_thread: bool) -> list[str]:
         if called:
             return ["no gradient came to any attention before watched.step; call it after the backward pass"]
+        if in_other_thread and not reasons:
+            return ["the model was called in another thread than watched.step before; call both in one thread"]
         unknown = "the watched model called none that is PyTorch's, Transformers' or named by functions=['MODULE:NAME']"
         if self._functions:
             unknown += "; a function is seen where it is called by its name in a module, not by an attribute or a list"
