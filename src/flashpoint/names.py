@@ -16,7 +16,7 @@ def check_name(name: str, key: str) -> None:
     Raises:
         UserError: with ``key``, which gives the name.
     """
-    told = f"{key}={name}"
+    told = f"{key}={name if name.isprintable() else repr(name)}"
     if name in _RESERVED:
         raise UserError(f"{told}: reserved, {name} {_RESERVED[name]}; choose another name")
     if not name.strip():

@@ -42,6 +42,7 @@ def test_counts_of_numpy_are_taken(tmp_path: Path) -> None:
         ({"functions": ["torch:Tensor"]}, "torch has no function Tensor"),
         ({"wandb": "foo"}, "wandb='foo': give one of disabled, auto"),
         ({"name": 3}, "name=3: give the name of one folder"),
+        ({"name": "a\nb"}, r"name='a\\nb': a name cannot hold characters that do not print"),
         *[
             ({"name": name}, "name=.*a name cannot")
             for name in ("../x", "..", ".", "/x", "a/b", "a\0", "~a", "a*", "a:b")
@@ -66,3 +67,8 @@ def test_what_cannot_be_meant_is_refused_before_a_folder_is_made(
 def test_what_cannot_be_trained_is_refused(tmp_path: Path, model: Any, told: str) -> None:
     with pytest.raises(UserError, match=told):
         flashpoint.watch(model, runs_dir=tmp_path)
+
+
+def test_a_folder_for_runs_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="runs_dir=3: give a folder; the run's own is made in it"):
+        flashpoint.watch(Pair(), runs_dir=3)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ with flashpoint.watch(model) as watched:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from numbers import Integral
 from pathlib import Path
@@ -75,6 +76,8 @@ def watch(
         raise ValueError(f"functions={functions!r}: give a list of MODULE:NAME")
     if wandb not in get_args(_Wandb):
         raise ValueError(f"wandb={wandb!r}: give one of {', '.join(get_args(_Wandb))}")
+    if not isinstance(runs_dir, str | os.PathLike):
+        raise ValueError(f"runs_dir={runs_dir!r}: give a folder; the run's own is made in it")
     if name is not None:
         _check_name(name)
     listeners: list[Listener] = []
