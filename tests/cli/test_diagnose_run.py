@@ -58,7 +58,7 @@ def test_a_capture_from_before_a_nan_tells_of_it_and_of_the_next_capture(
     for arguments in ((str(run), "--step", str(step)), (str(capture),), (str(capture / "layer-01.safetensors"),)):
         assert told(*arguments).startswith(
             f"Nothing found. After these tensors, which are of step 2, the loss was no finite number at step {BAD}. "
-            f"A later capture shows what came then: flashpoint diagnose runs/own --step {next_one}."
+            f"The next capture: flashpoint diagnose runs/own --step {next_one}."
         )
 
 

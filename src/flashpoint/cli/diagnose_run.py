@@ -45,7 +45,7 @@ def told_of_run(path: Path, capture: int | None, step: int) -> tuple[list[Table]
     if later := [at for at in captures if at > own]:
         run_path = folder.path.resolve()
         near = run_path.relative_to(Path.cwd()) if run_path.is_relative_to(Path.cwd()) else run_path
-        told += f"A later capture shows what came then: flashpoint diagnose {near} --step {later[0]}."
+        told += f"The next capture: flashpoint diagnose {near} --step {later[0]}."
     return grown, told.rstrip()
 
 
