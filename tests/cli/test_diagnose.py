@@ -172,6 +172,28 @@ def test_a_first_row_that_turns_is_no_other_attention(tmp_path: Path, what: str,
     assert findings["note"].startswith("Most heads of mine:attend") == hedged
 
 
+@pytest.mark.parametrize("name", ["mine:attend", "sdpa"])
+def test_a_sink_that_depends_on_the_query_is_hedged_as_another_attention(tmp_path: Path, name: str) -> None:
+    """It makes rows short by other shares than a sink with one score, and δ has a bias by them: the advice was to
+    exchange the attention for one with the same rounding."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(16, 4, 48, 16, generator=generator).bfloat16() for _ in range(3))
+    tensors = [q, k, v, v.clone()]  # dO is along O
+    key = torch.randn(4, 1, 16, generator=generator).double()
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:
+        later = torch.ones(48, 48, dtype=torch.bool).triu(1)
+        scores = (q.double() @ k.double().mT * scale).masked_fill(later, -torch.inf)
+        column = q.double() @ key.mT * scale + 1
+        return (torch.cat([scores, column], -1).softmax(-1)[..., :-1] @ v.double()).to(q.dtype)
+
+    call = AttentionCall(*tensors, None, None, None, None, True, 0.25, 1, 0, name)
+    dataclasses.replace(call, **vars(results_of(attend, call))).write(tmp_path / "layer-01.safetensors")
+    (findings, *_) = diagnose(str(tmp_path))["tables"]
+    assert {"dead_rows", "delta_bias"} <= {row["finding"] for row in findings["rows"]}
+    assert findings["note"].startswith("Most heads of mine:attend") == (name == "mine:attend")
+
+
 def test_a_capture_is_diagnosed_with_a_function_of_the_users(tmp_path: Path) -> None:
     capture(tmp_path / "layer-03.safetensors", Fault("dropped_tile", head=1))
     told = diagnose(str(tmp_path))

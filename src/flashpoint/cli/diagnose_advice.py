@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from flashpoint.diagnosis.verdict import Diagnosis
 
-_BY_DESIGN = frozenset(("out_rows", "coarse_rounding", "dropped_tile", "stale_maximum"))
+_BY_DESIGN = frozenset(("out_rows", "coarse_rounding", "dropped_tile", "stale_maximum", "dead_rows"))
 """What is found of a function that does without a fault something else than softmax(QKᵀ·scale)V."""
 _TURNED = 0.02
 """A first row of O that turns by more is no matter of scores: it has one key. BF16's rounding turns it by 0.002."""
@@ -60,7 +60,8 @@ def advice(kinds: Collection[str], suspected: str) -> str:
             "Where none is, the normaliser counts keys that are none, such as padding whose scores are not masked."
         )
     kinds.discard("sink")
-    if kinds & {"delta_bias", "rounded_head"}:
+    other = bool(suspected) and "dead_rows" in kinds  # of which a bias of δ follows
+    if kinds & {"delta_bias", "rounded_head"} and not other:
         return (
             "flashpoint.attention(q, k, v, variant='flash_unrounded_out') takes δ from an O that is not rounded: "
             "docs/own_run.md has the attentions that hold, and what they cost."
@@ -73,9 +74,10 @@ def advice(kinds: Collection[str], suspected: str) -> str:
         return (
             f"Most heads of {suspected} return something else than softmax(QKᵀ·scale)V. If it was so from the first "
             "step on, the function probably computes something else on purpose, as with ALiBi, a soft cap, a norm of q "
-            "or k, a window or another scale inside, and these findings are no fault. Then watch the attention that it "
-            "calls, on the q and k that this is given, by functions=['MODULE:NAME']; the function itself cannot be "
-            "diagnosed. If it is meant to be softmax(QKᵀ·scale)V, it computes something wrong: --attention flash_fp32 "
-            "tells what an attention without a fault returns."
+            "or k, a window, a gate, a sink that depends on q, or another scale inside, and these findings are no "
+            "fault. Then watch the attention that it calls, on the q and k that this is given, by "
+            "functions=['MODULE:NAME']; the function itself cannot be diagnosed. If it is meant to be "
+            "softmax(QKᵀ·scale)V, it computes something wrong: --attention flash_fp32 tells what an attention without "
+            "a fault returns."
         )
     return "The attention computes something wrong: --attention flash_fp32 tells whether another kernel does, too."
