@@ -31,8 +31,8 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
         left_out = "; ".join(run.read_manifest().get("not_recorded", []))
         remedy = left_out and f"its attention was not recorded ({left_out})"
         if empty := [str(at) for at, one in by_step(run.captures).items() if not any(one.iterdir())]:
-            raise UserError(f"{path}: nothing was written of the captures of steps {', '.join(empty)}; free space, and "
-                            "watch the loop again")  # fmt: skip
+            told = f"{path}: the captures of steps {', '.join(empty)} hold nothing"
+            raise UserError(f"{told}: the disk was full, or their files have been deleted; watch the loop again")
         raise UserError(f"{path}: no capture was made; {remedy or 'watched.capture() in the loop makes one'}")
     if not files:
         raise UserError(f"{folder}: holds no {_LAYERS}; give a capture, a run, a .safetensors file, or a model of "

@@ -255,14 +255,19 @@ class ObservationSchedule:
         return calls, self._keep(wanted.reason + (_of_step(step) if late else ""), calls, step)
 
     def _keep(self, reason: str, calls: list[AttentionCall], step: int) -> Path:
-        batch, unchanged = self._batches.of(step)
-        if not unchanged:
-            self._guard.tell("a batch is not kept: its tensors have been overwritten since its step; hand over copies")
-            batch = None
-        folder = self._run.keep(calls, batch, step, reason)
+        folder = self._run.keep(calls, step)
+        self._guard.do("keeping the batch", lambda: self._keep_batch(step))
+        notify(f"step {step:,}: {reason}" + (f"; wrote {folder}" if folder.is_dir() else ""))
         if calls:
             notify(f"flashpoint diagnose {folder} says what its attention did")
         return folder
+
+    def _keep_batch(self, step: int) -> None:
+        batch, unchanged = self._batches.of(step)
+        if not unchanged:
+            self._guard.tell("a batch is not kept: its tensors have been overwritten since its step; hand over copies")
+        elif batch is not None:
+            self._run.keep_batch(batch, step)
 
 
 def _of_step(step: int) -> str:

@@ -18,7 +18,7 @@ from flashpoint.capture.guard import without_numbers
 from flashpoint.config import DetectorConfig
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import notify
-from flashpoint.files import write_json
+from flashpoint.files import whole, write_json
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import MetricsFile
 from flashpoint.runs.outcome import Outcome, Verdict
@@ -133,17 +133,22 @@ class WatchedRun:
                 self._batches = self.folder.batches.open("a", buffering=1)
             self._batches.write("".join(f"{step},{of_batch:016x}\n" for step, of_batch in fingerprints))
 
-    def keep(self, calls: Sequence[AttentionCall], batch: Any, step: int, reason: str) -> Path:
-        """Write captures of layers, and the batch if it is tensors; return their folder."""
+    def keep(self, calls: Sequence[AttentionCall], step: int) -> Path:
+        """Write captures of layers; return their folder, which is there if there are some."""
         folder = self._capture(step)
-        folder.mkdir(parents=True, exist_ok=True)
+        if calls:
+            folder.mkdir(parents=True, exist_ok=True)
         layers = tuple(call.layer for call in calls)
         for call in calls:
             dataclasses.replace(call, together=layers).write(folder / f"layer-{call.layer:02}.safetensors")
-        if batch is not None:
-            torch.save(on_cpu(batch), folder / "batch.pt")
-        notify(f"step {step:,}: {reason}; wrote {folder}")
         return folder
+
+    def keep_batch(self, batch: Any, step: int) -> None:
+        """Write the batch of a step beside its captures."""
+        folder = self._capture(step)
+        folder.mkdir(parents=True, exist_ok=True)
+        with whole(folder / "batch.pt", durable=False) as partial:
+            torch.save(on_cpu(batch), partial)
 
     def has_capture(self, step: int) -> bool:
         """Whether tensors of a step are written."""
