@@ -43,7 +43,7 @@ FLASH_ATTN = "flash_attn"
 CONTROL = "flash_fp32"
 """The variant that the others' additional time is told against."""
 AGAIN = f"{CONTROL} again"
-"""The control as a candidate of its own, with tensors of its own: the time that it takes beyond the control is noise."""
+"""The control once more, with tensors of its own: the time that it takes beyond the control is noise."""
 BACKWARD_WORK = 2.5
 """FLOPs of a backward pass over those of a forward pass."""
 PASSES = {"forward": 1.0, "backward": BACKWARD_WORK}
