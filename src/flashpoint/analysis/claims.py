@@ -71,9 +71,18 @@ QuantityName = Literal[
     "step_similarity",
     "ties_on_sinks",
     "tied_out_error_bias",
+    "untied_out_error_bias",
+    "weights_growth",
 ]
 COMPARED = ("validation_loss", "weights_distance")
 """Quantities of a run against another one, after a number of steps."""
+
+
+def _check_bounds(above: float | None, below: float | None) -> None:
+    if above is None and below is None:
+        raise ValueError("above: missing; give above, below or both")
+    if above is not None and below is not None:
+        _check_order(above, below)
 
 
 def _check_order(above: float, below: float) -> None:
@@ -99,10 +108,7 @@ class Interval:
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.above is None and self.below is None:
-            raise ValueError("above: missing; give above, below or both")
-        if self.above is not None and self.below is not None:
-            _check_order(self.above, self.below)
+        _check_bounds(self.above, self.below)
         for name, value in {"step": self.step, "against": self.against}.items():
             if self.quantity in COMPARED and value is None:
                 raise ValueError(f"{name}: missing; {self.quantity} needs it")
@@ -121,6 +127,8 @@ class Deviates:
     kind: Literal["deviates"]
     sums: Literal["fp32", "within"] = "fp32"
     """Sums in FP32, or kept in BF16 (:mod:`flashpoint.deviation.arithmetic`)."""
+    causal: bool = True
+    """Whether later keys are masked."""
     above: float
     """The lower bound of the mean ratio."""
     below: float
@@ -132,9 +140,46 @@ class Deviates:
         return self
 
 
-KINDS = ("explodes", "holds", "earlier", "later", "layer", "interval", "deviates")
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class EmulatedSetting:
+    """Where flash and baseline attention are compared: heads of 64 features, tiles of ``rows`` queries × ``keys``."""
+
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    length: Count = 256
+    rows: Count = 64
+    keys: Count = 64
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class Differs:
+    """The largest difference of O between flash and baseline attention, in one setting over another, is bounded.
+
+    Both are emulated on drawn inputs (:mod:`flashpoint.deviation`), so that the claim needs no runs.
+    """
+
+    kind: Literal["differs"]
+    sums: Literal["fp32", "within"] = "fp32"
+    """Sums in FP32, or kept in the precision (:mod:`flashpoint.deviation.arithmetic`)."""
+    causal: bool = True
+    """Whether later keys are masked."""
+    of: EmulatedSetting
+    """The setting of the numerator."""
+    over: EmulatedSetting
+    """The setting of the denominator."""
+    above: float | None = None
+    """The lower bound of the mean ratio."""
+    below: float | None = None
+    """Its upper bound."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_bounds(self.above, self.below)
+        return self
+
+
+KINDS = ("explodes", "holds", "earlier", "later", "layer", "interval", "deviates", "differs")
 """Kinds of criteria."""
-Criterion = Annotated[Explodes | Holds | Onset | Layer | Interval | Deviates, Field(discriminator="kind")]
+Criterion = Annotated[Explodes | Holds | Onset | Layer | Interval | Deviates | Differs, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
@@ -160,9 +205,9 @@ class Claim:
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        computed = isinstance(self.criterion, Deviates)
+        computed = isinstance(self.criterion, Deviates | Differs)
         if computed and self.runs:
-            raise ValueError("runs: a criterion of kind deviates needs none; drop them")
+            raise ValueError("runs: a criterion that is computed needs none; drop them")
         for name in ("criterion", "scale"):
             if (self.runs or computed) and not getattr(self, name):
                 raise ValueError(f"{name}: missing; a claim that is tested needs it")

@@ -171,17 +171,29 @@ def _ties_on_sinks(runs: Sequence[Run], _against: Sequence[Run], _asked: Interva
     return np.array(shares)
 
 
-def _tied_out_error_bias(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
-    """Return, for each run, the bias of O's rounding away from 0 in tied rows, over all ties that were observed.
+def _out_error_bias(tied: bool) -> Callable[..., NDArray[np.float64]]:
+    """Return, for each run, the bias of O's rounding away from 0 in the rows with a tie, or in those without, over all
+    that were observed.
 
-    A run without a tie is left out."""
-    biases = []
-    for run in runs:
-        steps, found = run.measured_by_head("tied_out_error_bias")
-        tied = run.measured_by_head("tied_rows")[1][..., (chosen := Window().of(run, steps))]
-        if tied.sum():
-            biases.append((found[..., chosen] * tied).sum() / tied.sum())
-    return np.array(biases)
+    A run without such a row is left out."""
+
+    def values(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
+        biases = []
+        for run in runs:
+            steps, found = run.measured_by_head(f"{'tied' if tied else 'untied'}_out_error_bias")
+            share = run.measured_by_head("tied_rows")[1][..., (chosen := Window().of(run, steps))]
+            rows = share if tied else 1 - share
+            if rows.sum():
+                biases.append((found[..., chosen] * rows).sum() / rows.sum())
+        return np.array(biases)
+
+    return values
+
+
+def _weights_growth(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
+    """Return, for each seed, p of W₁ ∝ step^p. A run whose weights are its twin's almost throughout is left out."""
+    exponents = [one.growth for one in _of_one_difference(runs)]
+    return np.array([exponent for exponent in exponents if exponent is not None])
 
 
 QUANTITIES: Mapping[QuantityName, Quantity] = {
@@ -203,8 +215,14 @@ QUANTITIES: Mapping[QuantityName, Quantity] = {
     ),
     "ties_on_sinks": Quantity("share of tied maxima on the first four keys", ".3f", _ties_on_sinks),
     "tied_out_error_bias": Quantity(
-        "Σ (O_lp − O_hp)·sign O_hp / Σ |O_lp − O_hp| in tied rows, mean by tied rows", "+.3f", _tied_out_error_bias
+        "Σ (O_lp − O_hp)·sign O_hp / Σ |O_lp − O_hp| in tied rows, mean by tied rows", "+.3f", _out_error_bias(True)
     ),
+    "untied_out_error_bias": Quantity(
+        "Σ (O_lp − O_hp)·sign O_hp / Σ |O_lp − O_hp| in rows without a tie, mean by rows",
+        "+.3f",
+        _out_error_bias(False),
+    ),
+    "weights_growth": Quantity("p of W₁ of weights ∝ step^p", ".2f", _weights_growth),
 }
 """Quantities by name."""
 

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.analysis.claims import Claim, Deviates, Explodes, Holds, Interval, Layer, Onset
+from flashpoint.analysis.claims import Claim, Deviates, Differs, Explodes, Holds, Interval, Layer, Onset
 from flashpoint.analysis.intervals import clopper_pearson, mean_interval, ratio_interval
 from flashpoint.analysis.quantities import QUANTITIES, of_one_attention
 from flashpoint.analysis.ratios import OnsetRatio, onset_ratios
@@ -151,7 +151,7 @@ def judge(claim: Claim, runs: Sequence[Run], against: Sequence[Run] = ()) -> Fin
     Raises:
         UserError: the runs are not of the form that the criterion needs, or have not measured what it asks.
     """
-    if not runs and not isinstance(claim.criterion, Deviates):
+    if not runs and not isinstance(claim.criterion, Deviates | Differs):
         return Finding(Verdict.NOT_TESTED)
     match claim.criterion:
         case Explodes(steps=steps):
@@ -171,6 +171,10 @@ def judge(claim: Claim, runs: Sequence[Run], against: Sequence[Run] = ()) -> Fin
             from flashpoint.analysis.isolated import distances_over_baseline  # which imports PyTorch
 
             finding = _averaged(distances_over_baseline(asked), asked)
+        case Differs() as asked:
+            from flashpoint.analysis.isolated import differences_over_others
+
+            finding = _averaged(differences_over_others(asked), asked, ratio=True)
         case None:
             raise AssertionError("a claim with runs has a criterion")
     return finding
@@ -185,7 +189,7 @@ def _counted(tally: Tally) -> Finding:
 
 
 def _averaged(
-    values: NDArray[np.float64], asked: Interval | Deviates, ratio: bool = False, left_out: int = 0
+    values: NDArray[np.float64], asked: Interval | Deviates | Differs, ratio: bool = False, left_out: int = 0
 ) -> Finding:
     if not len(values):
         return Finding(Verdict.NOT_TESTED, left_out=left_out)

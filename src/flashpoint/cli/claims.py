@@ -8,7 +8,19 @@ from pathlib import Path
 
 import click
 
-from flashpoint.analysis.claims import Claim, Criterion, Deviates, Explodes, Holds, Interval, Layer, Onset, read_claims
+from flashpoint.analysis.claims import (
+    Claim,
+    Criterion,
+    Deviates,
+    Differs,
+    EmulatedSetting,
+    Explodes,
+    Holds,
+    Interval,
+    Layer,
+    Onset,
+    read_claims,
+)
 from flashpoint.analysis.provenance import provenance
 from flashpoint.analysis.quantities import QUANTITIES
 from flashpoint.analysis.verdicts import Finding, Verdict, judge
@@ -69,10 +81,24 @@ def criterion(claim: Claim) -> str | None:
             told = f"{QUANTITIES[asked.quantity].told}{after}: {_bounds(asked)}"
         case Deviates() as asked:
             told = f"largest deviation of O from FP64, flash over baseline: {_bounds(asked)}"
+        case Differs() as asked:
+            settings = f"at {_setting(asked.of, asked.over)}, over that at {_setting(asked.over, asked.of)}"
+            told = f"largest difference of O between flash and baseline {settings}: {_bounds(asked)}"
     return told
 
 
-def _bounds(asked: Interval | Deviates) -> str:
+def _setting(one: EmulatedSetting, other: EmulatedSetting) -> str:
+    """Return what a setting has that the other has not."""
+    tiles = (one.rows, one.keys) != (other.rows, other.keys)
+    parts = [
+        one.precision.upper() if one.precision != other.precision else "",
+        f"T {one.length:,}" if one.length != other.length else "",
+        f"B_r × B_c {one.rows} × {one.keys}" if tiles else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _bounds(asked: Interval | Deviates | Differs) -> str:
     bounds = {"above": asked.above, "below": asked.below}
     return " and ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
 
@@ -82,7 +108,7 @@ def _form(asked: Criterion | None) -> str | None:
     match asked:
         case Interval(quantity=quantity):
             return QUANTITIES[quantity].form
-        case Deviates():
+        case Deviates() | Differs():
             return ".2f"
     return None
 
