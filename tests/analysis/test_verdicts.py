@@ -1,11 +1,13 @@
 """Verdicts on counts and intervals that are known by hand."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
+from flashpoint.analysis import isolated
 from flashpoint.analysis.claims import Claim
 from flashpoint.analysis.quantities import QUANTITIES
 from flashpoint.analysis.ratios import OnsetRatio
@@ -36,7 +38,7 @@ def recorded(folder: Path, *onsets: int | None, steps: int = 1000, **rest: objec
 
 
 def claim(**criterion: object) -> Claim:
-    runs = None if criterion["kind"] == "deviates" else ("some",)
+    runs = None if criterion["kind"] in ("deviates", "differs") else ("some",)
     return Claim(id="one", source="ours", claim="One.", scale="tiny", runs=runs, criterion=criterion)  # type: ignore[arg-type]
 
 
@@ -174,6 +176,19 @@ def test_ratios_of_weights_are_paired_by_seed(tmp_path: Path) -> None:
     assert (finding.n, finding.value) == (2, pytest.approx(12**0.5))
     assert finding.high == pytest.approx(12**0.5 * (4 / 3) ** (12.706 / 2), rel=1e-3)
     assert finding.verdict is Verdict.REPLICATES
+
+
+def test_weights_grow_by_a_power_of_the_steps(tmp_path: Path) -> None:
+    for seed, exponent in enumerate((1.0, 2.0)):
+        manifest = {"twin": {"run": "twin", "differs_in": "flash"}}
+        at = [{"step": step - 1, "weights_wasserstein/all": step**exponent} for step in (10, 20, 40)]
+        others = {"weights_largest/all": 1.0, "weights_spread/all": 1.0}
+        metrics = [{**one, **others} for one in at]
+        write_run(tmp_path / str(seed), BF16, seed=seed, manifest=manifest, metrics=metrics)
+    finding = judge(claim(kind="interval", quantity="weights_growth", above=0), select_runs([str(tmp_path)]))
+    assert (finding.n, finding.value) == (2, pytest.approx(1.5))
+    assert finding.high == pytest.approx(1.5 + 12.706 * 0.5, rel=1e-3)
+    assert finding.verdict is Verdict.UNDECIDED
 
 
 def test_differences_of_several_attentions_or_from_several_twins_are_not_pooled(tmp_path: Path) -> None:
@@ -347,6 +362,27 @@ def test_a_deviation_over_baseline_is_that_of_the_command() -> None:
     finding = judge(asked, [])
     assert f"{finding.value:.2f} ({finding.low:.2f} to {finding.high:.2f})" == row[3].strip()
     assert (finding.n, finding.verdict) == (8, Verdict.FAILS)
+
+
+def test_rows_without_a_tie_count_by_their_share(tmp_path: Path) -> None:
+    asked = claim(kind="interval", quantity="untied_out_error_bias", above=0)
+    shares, biases = (0.1, 0.3), (1.0, -0.5)
+    runs = grown(tmp_path / "untied", tied_rows=shares, untied_out_error_bias=biases)
+    # The first head's eight observations before step 2,000 have shares of 9, as every probe there.
+    expected = (6 * 0.9 * 1.0 - 2 * 0.7 * 0.5 - 8 * 8 * 9) / (6 * 0.9 + 2 * 0.7 - 8 * 8)
+    assert judge(asked, runs).value == pytest.approx(expected)
+
+
+def test_a_difference_over_that_of_another_setting_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("--precision", "bf16", "--accumulate", "within", "--length", "64", "--no-causal", "--seeds", "1")
+    shown = ("--of", "O", "--device", "cpu", "--block", "8x8,64x64", "--format", "json")
+    rows = json.loads(call("deviation", *arguments, *shown).stdout)["tables"][0]["rows"]
+    small, large = (row["largest"] for row in rows if row["difference"] == "flash − baseline")
+    monkeypatch.setattr(isolated, "SEEDS", 1)
+    settings = {"of": {"length": 64, "rows": 8, "keys": 8}, "over": {"length": 64}}
+    asked = claim(kind="differs", sums="within", causal=False, **settings, above=1)
+    assert small != large
+    assert judge(asked, []).value == pytest.approx(small / large, rel=1e-5)
 
 
 def test_a_claim_without_runs_is_not_tested() -> None:

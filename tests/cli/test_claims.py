@@ -97,12 +97,17 @@ def test_programs_read_the_table(folder: Path) -> None:
         ),
         (
             {"criterion": {"kind": "deviates", "above": 1, "below": 2}},
-            "holds: runs: a criterion of kind deviates needs ",
+            "holds: runs: a criterion that is computed needs ",
         ),
         ({"criterion": {"kind": "deviates", "above": 2, "below": 1}}, "holds: criterion.above: 2.0 is not less than "),
         (
             {"runs": None, "criterion": {"kind": "deviates", "above": 1, "below": 2, "sums": "fp8"}},
             "holds: criterion.sums: fp8; give one of fp32, within",
+        ),
+        ({"runs": None, "criterion": {"kind": "differs", "of": {}}}, "holds: criterion.over: missing; add it"),
+        (
+            {"runs": None, "criterion": {"kind": "differs", "of": {"length": 0}, "over": {}}},
+            "holds: criterion.of.length: 0; ",
         ),
         ({"runs": ["nowhere:*"]}, "holds: runs: nowhere:*: no experiment nowhere in runs/reference"),
         ({"runs": ["stable", "exploded"]}, "holds: runs: 2 attentions: flash_fp32; flash_bf16; name runs of one of"),
