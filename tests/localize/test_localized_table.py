@@ -16,7 +16,7 @@ one: flash_bf16, seed 16, exploded at 8,625; 211 branches, 9 of them trained now
 | layers | layer 2 alone: grows | 1.02 ± 0.13 of its own growth, 1 of 1 starts |
 | layers | layers 2, 3 together: sufficient | 1.10 ± 0.12 of the growth, 2 of 2 starts |
 | layers | layers 2, 3: necessary: the others do not grow | -0.00 ± 0.01 of the growth, 0 of 2 starts |
-| heads | head 2 of layer 3 alone: undecided | 0.93 ± 0.98 of its own growth, 2 of 2 starts, one with 80% of the weight |
+| heads | head 2 of layer 3 alone: undecided | 0.9 ± 0.98 of its own growth, 2 of 2 starts, one with 80% of the weight |
 | heads | heads 1, 3 of layer 2 and head 2 of layer 3 together: sufficient | 1.02 ± 0.06 of the growth, 2 of 2 starts |
 | choice | Ō is not rounded: undecided whether it stops the growth | 0.74 ± 0.33 of the growth, 1 of 2 starts |
 | onset | heads 1, 3 of layer 2 and head 2 of layer 3 alone: explodes at 8,587 | from step 8,100 to 8,975 |
@@ -43,7 +43,7 @@ def test_each_answer_has_its_row(tmp_path: Path) -> None:
         "layers named": "L2,3",
         "these layers alone": "1.10 ± 0.12",
         "without these layers": "-0.00 ± 0.01",
-        "L3H2 alone, of its own": "0.93 ± 0.98 ?, one weighs",
+        "L3H2 alone, of its own": "0.9 ± 0.98 ?, one weighs",
         "heads named": "L2H1,3 L3H2",
         "these heads alone": "1.02 ± 0.06",
         "Ō is not rounded": "0.74 ± 0.33 ?",
