@@ -43,6 +43,7 @@ class Choices:
     shift: str
     shift_offset: float
     beta: float
+    gamma: float
     tie_tolerance: float
     max_shift: float
     denominator_floor: float

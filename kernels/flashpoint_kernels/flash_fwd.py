@@ -30,7 +30,10 @@ def block_shift(b_max, b_second, C: tl.constexpr):
     if C.shift == "dynamic_max":
         tied = (b_second >= b_max - C.tie_tolerance) & (b_max > float("-inf"))
         b_shift = tl.where(tied & (b_max > 0), C.beta * b_max, b_max)
-        b_shift = tl.where(tied & (b_max < 0), 0.0, b_shift)
+        b_below = 0.0
+        if C.gamma != 0:
+            b_below = C.gamma * b_max
+        b_shift = tl.where(tied & (b_max < 0), b_below, b_shift)
         b_shift = tl.minimum(b_shift, b_max + C.max_shift)
     return b_shift
 

@@ -11,7 +11,8 @@ from tests.fuzz.judge import Command, Kind
 _SCRIPT = Path(__file__).with_name("train.py")
 _GROUPS = ("attn", "model", "data", "tracking", "experiment", "hydra/launcher", "hydra/sweeper", "hydra/job_logging")
 _OF_ATTENTION = (
-    "scores", "scores.mode", "scores.bits", "out.bits", "name", "kernel", "shift", "beta", "max_shift", "tie_tolerance",
+    "scores", "scores.mode", "scores.bits", "out.bits", "name", "kernel", "shift", "beta", "max_shift",
+    "tie_tolerance", "gamma",
     "block_k", "layers", "heads", "elsewhere", "delta", "delta_error", "delta_error.kind", "delta_error.size",
     "delta_error.layers", "delta_error.trajectory", "delta_error.interval", "denominator_floor", "normalizer",
 )  # fmt: skip

@@ -45,6 +45,7 @@ VARIANTS = {
     "small_blocks": AttentionVariant(
         scores=NEAREST, out_unnormalized=NEAREST, out_unnormalized_when="per_block", block_k=16, delta="out_fp32"
     ),
+    "dynamic_gamma": AttentionVariant(scores=NEAREST, shift="dynamic_max", gamma=0.75, tie_tolerance=1e-3, block_k=16),
     "dynamic_untiled": AttentionVariant(scores=NEAREST, shift="dynamic_max", beta=2.0, block_k=None),
     "released_64": dataclasses.replace(FROM_FILES["released_fixed"], block_k=64, delta="out_fp32"),
     "all_stochastic": in_format(STOCHASTIC),
@@ -147,6 +148,7 @@ def test_what_is_exactly_decidable_is_identical(name: str) -> None:
     generator = torch.Generator().manual_seed(1)
     q, k = (torch.randint(-2, 3, (1, 2, 90, 16), generator=generator).bfloat16().to(DEVICE) for _ in range(2))
     q[:, :, :, 2:] = 0  # few distinct scores, so many ties
+    q[:, 1], k[:, 1] = q[:, 1].abs(), -k[:, 1].abs() - 1  # below 0
     variant = dataclasses.replace(VARIANTS[name], center_keys=False)
     seed_and_step = torch.tensor([5, 6], device=DEVICE)
     shift, ones = launch.row_statistics(q, k, q, variant, layer=2, seed_and_step=seed_and_step)

@@ -33,6 +33,7 @@ NEUTRAL = [
     {"shift": "offset", "shift_offset": 2.5},
     {"shift": "dynamic_max", "beta": 7.0},
     {"shift": "dynamic_max", "beta": 2.0, "tie_tolerance": 1e-3},
+    {"shift": "dynamic_max", "gamma": 0.75},
     {"out_unnormalized_when": "per_block"},
 ]
 

@@ -104,7 +104,7 @@ def test_a_selection_travels_whole() -> None:
     assert AttentionVariant.from_dict(variant.to_dict()) == variant
 
 
-BOUNDED = ("beta", "tie_tolerance", "max_shift", "shift_offset", "denominator_floor")
+BOUNDED = ("beta", "gamma", "tie_tolerance", "max_shift", "shift_offset", "denominator_floor")
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,8 @@ BOUNDED = ("beta", "tie_tolerance", "max_shift", "shift_offset", "denominator_fl
         ({"delta": "none"}, "attn.delta=none"),
         ({"block_k": 0}, "attn.block_k=0"),
         ({"beta": 0.5}, "attn.beta=0.5"),
+        ({"gamma": 1.0}, "attn.gamma=1.0"),
+        ({"gamma": 0.5, "masked_blocks": "count"}, "attn.gamma: a counted"),
         ({"tie_tolerance": -1.0}, "attn.tie_tolerance=-1.0"),
         *(({name: value}, f"attn.{name}={value}") for name in BOUNDED for value in (math.nan, math.inf)),
         ({"max_shift": -1.0}, "attn.max_shift=-1.0"),

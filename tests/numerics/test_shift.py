@@ -35,6 +35,17 @@ def test_the_papers_rule(scores: list[float], shift: float) -> None:
     assert block_shift(torch.tensor([scores]), PAPER).tolist() == [shift]
 
 
+def test_repeated_negative_maxima_take_a_share_of_themselves() -> None:
+    """Appendix C: close to 1 it leaves exp((1 − γ)·r_m), which rounds to 1 where it exceeds 1 − 2⁻⁹."""
+    share = AttentionVariant(shift="dynamic_max", gamma=0.75, max_shift=None)
+    rows = torch.tensor([[-4.0, -4.0, -5.0], [2.0, 2.0, 1.0], [-4.0, -4.5, -5.0]])
+    assert block_shift(rows, share).tolist() == [-3.0, 14.0, -4.0]
+    near = AttentionVariant(shift="dynamic_max", gamma=1 - 2**-12, max_shift=None)
+    largest = exponential(rows[:1, :1], block_shift(rows[:1], near)[:, None], fused=False)
+    assert largest.item() == pytest.approx(math.exp(-(2**-10)), rel=1e-6)
+    assert largest.bfloat16().item() == 1
+
+
 def test_the_tolerance_of_the_released_code_widens_a_tie() -> None:
     released = AttentionVariant(shift="dynamic_max", beta=2.0, tie_tolerance=1e-3, max_shift=None)
     assert block_shift(torch.tensor([[2.0, 1.9995, 0.0]]), released).tolist() == [4.0]

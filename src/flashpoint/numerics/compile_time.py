@@ -52,6 +52,7 @@ def compile_time_choices(
         shift=variant.shift,
         shift_offset=variant.shift_offset / unit,
         beta=variant.beta,
+        gamma=variant.gamma,
         tie_tolerance=variant.tie_tolerance / unit,
         max_shift=_NO_GUARD if variant.max_shift is None else variant.max_shift / unit,
         denominator_floor=variant.denominator_floor,

@@ -37,10 +37,16 @@ def _selection(layers: tuple[int, ...] | None, heads: Heads | None, kernel: str,
         raise ValueError(f"attn.elsewhere={elsewhere.name}: that variant selects layers itself")
 
 
-def _shift(beta: float, tie_tolerance: float, max_shift: float | None, shift_offset: float) -> None:
+def _shift(
+    beta: float, gamma: float, tie_tolerance: float, max_shift: float | None, shift_offset: float, masked_blocks: str
+) -> None:
     # Written so that NaN is refused, too.
     if not 1 <= beta < math.inf:
         raise ValueError(f"attn.beta={beta}: give a finite number; below 1 the shift falls under the row maximum")
+    if not 0 <= gamma < 1:
+        raise ValueError(f"attn.gamma={gamma}: give 0 or more, and less than 1, which would leave the row maximum")
+    if gamma and masked_blocks == "count":
+        raise ValueError("attn.gamma: a counted masked block has no finite maximum; set attn.masked_blocks=skip")
     if not 0 <= tie_tolerance < math.inf:
         raise ValueError(f"attn.tie_tolerance={tie_tolerance}: give a finite number, 0 or more")
     if max_shift is not None and not 0 <= max_shift < math.inf:

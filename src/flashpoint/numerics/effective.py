@@ -47,7 +47,7 @@ def _silent(variant: AttentionVariant) -> set[str]:
     if variant.shift != "offset":
         silent.add("shift_offset")
     if variant.shift != "dynamic_max":
-        silent |= {"beta", "tie_tolerance", "max_shift"}
+        silent |= {"beta", "gamma", "tie_tolerance", "max_shift"}
     if not variant.exact_row_sum:
         silent.add("exact_row_sum_passes")
     elif variant.exact_row_sum_passes == 2:

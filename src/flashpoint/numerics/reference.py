@@ -172,7 +172,7 @@ def block_shift(scores: Tensor, variant: AttentionVariant) -> Tensor:
     maxima = (scores >= row_max.unsqueeze(-1) - variant.tie_tolerance).sum(-1)
     tied = (maxima > 1) & row_max.isfinite()
     shift = torch.where(tied & (row_max > 0), variant.beta * row_max, row_max)
-    shift = torch.where(tied & (row_max < 0), 0.0, shift)
+    shift = torch.where(tied & (row_max < 0), variant.gamma * row_max if variant.gamma else 0.0, shift)
     return shift if variant.max_shift is None else torch.minimum(shift, row_max + variant.max_shift)
 
 

@@ -88,6 +88,8 @@ class AttentionVariant:
     """Nats added to the row maximum by ``shift=offset``; non-zero leaves no P̄ exactly 1."""
     beta: float = 7.0
     """β of Algorithm 1: tied rows with r_m > 0 take m = β·r_m."""
+    gamma: float = 0.0
+    """γ of Appendix C: tied rows with r_m < 0 take m = γ·r_m. Algorithm 1 has 0."""
     tie_tolerance: float = 0.0
     """Scores ≥ r_m − tie_tolerance count as maxima; the released code has 1e-3."""
     max_shift: float | None = 60.0
