@@ -1,6 +1,4 @@
-"""The paper's example of the biased sum, to the bit (arXiv 2510.04212, Section 3.3)."""
-
-from fractions import Fraction
+"""The paper's example of the biased sum, to the bit (arXiv 2510.04212, §3.3.2)."""
 
 import numpy as np
 import torch
@@ -12,7 +10,8 @@ from flashpoint.numerics.variant import AttentionVariant
 from tests.numerics.oracle import NOTHING_ROUNDED, noise_key
 
 FIRST, SECOND = -2.40625, -2.296875  # both exact in BF16
-RESIDUAL = -0.00087
+EXACT = -4.703990459442139  # the paper's sum in FP32, with what other tokens add
+RESIDUAL = EXACT - (FIRST + SECOND)
 
 
 def pattern(value: float) -> int:
@@ -28,13 +27,12 @@ def test_the_two_values_are_bf16_and_their_sum_is_not() -> None:
 
 
 def test_a_residual_of_the_same_sign_rounds_the_sum_away_from_zero() -> None:
-    exact = Fraction(FIRST) + Fraction(SECOND) + Fraction(str(RESIDUAL))
-    assert float(exact) == -4.703995
-    total = torch.tensor([FIRST + SECOND + RESIDUAL])
-    rounded = round_mantissa(total, NEAREST).item()
-    assert pattern(rounded) == 0xC0970000
+    assert pattern(EXACT) == 0b1_10000001_0010110_1_000011100010111  # sign, exponent, BF16's fraction, what it lacks
+    assert round(RESIDUAL, 5) == -0.00087
+    rounded = round_mantissa(torch.tensor([EXACT]), NEAREST).item()
+    assert pattern(rounded) == 0b1_10000001_0010111_0_000000000000000
     assert rounded == -4.71875
-    assert round(rounded - float(exact), 5) == -0.01476  # the paper's error, to its five digits
+    assert rounded - float(np.float32(EXACT)) == -0.014759540557861328
 
 
 def test_without_the_residual_the_tie_goes_to_even() -> None:
