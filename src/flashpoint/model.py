@@ -1,4 +1,5 @@
-"""GPT-2 (Radford et al. 2019) as in Qiu & Yao: pre-LayerNorm, GELU, learned positions, tied embeddings, no biases.
+"""GPT-2 (Radford et al. 2019) as in the code of Qiu & Yao, which is nanoGPT's: pre-LayerNorm, GELU, learned positions,
+tied embeddings, no biases.
 
 Shapes: B sequences, T tokens, C = d_model, H heads of d = C / H features, V tokens in the vocabulary.
 """
