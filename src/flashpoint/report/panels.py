@@ -98,7 +98,7 @@ PANELS = (
         "The error of O is its own minus that of an output in FP32. Above: from −1 to 1; above 0 the two mostly agree, "
         "which makes the error of δ positive. Middle: 0 is an error without bias, 1 an error of one sign. "
         "Below: from ½, as many of either sign, to 1, all of one sign.",
-        "The paper: the product of P̄ and V is rounded with a bias, and dO has the sign of that error.",
+        "The paper: the product of P̄ and V is rounded with a bias, and in some features dO has the sign of that error.",
         partial(figures.draw_metrics, titles=_SIGNS),
     ),
     Panel(
@@ -115,7 +115,7 @@ PANELS = (
         "The error is δ minus the δ with which each row of the score gradient dS sums to zero, as it does in exact "
         "arithmetic. Its unit is |dO||O|, the product of two norms. Drawn is the mean over a layer's heads, "
         "summed over the observed steps. Red is the layer of the largest W_Q.",
-        "The paper computes its exact δ from the rounded P̄ instead.",
+        "The paper takes δ of an output in FP32 as exact instead.",
         figures.draw_bias,
     ),
     Panel(
@@ -124,7 +124,7 @@ PANELS = (
         "An error of a token's δ changes the gradient of W_Q along one direction, (PK)[T]ᵀX[T]: the mean key that "
         "the token attends to, times the token's input. Cosine 1: all directions are one. Cosine 0: they have nothing "
         "in common.",
-        "The paper: it is nearly the same rank-1 matrix for all tokens and steps.",
+        "The paper: these matrices of rank one are much alike over tokens and steps.",
         partial(figures.draw_metrics, titles=_SIMILARITY),
     ),
     Panel(
