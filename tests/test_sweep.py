@@ -110,6 +110,15 @@ def starts(run: Path) -> list[dict[str, dict[str, str]]]:
     return [json.loads(line) for line in (run / "config.json").read_text().splitlines()]
 
 
+def at_work(sweep: Path) -> str | None:
+    """What another launcher is told while one, or a run that outlived it, is at work."""
+    try:
+        with Sweep(sweep).claimed([]):
+            return None
+    except UserError as error:
+        return str(error)
+
+
 def interrupted(sweep: Path) -> dict[str, str | None]:
     return {path.parent.name: json.loads(path.read_text())["interrupted"] for path in sweep.glob("*/outcome.json")}
 
@@ -161,10 +170,37 @@ def test_runs_end_cleanly_with_their_launcher(stand_in: Path, tmp_path: Path, nu
     assert interrupted(stand_in) == {"seed-0": "SIGTERM", "seed-1": "SIGTERM"}
 
     (tmp_path / "hold").unlink()
+    eventually(lambda: at_work(stand_in) is None)
     launch([[f"seed={seed}"] for seed in range(3)])
     assert interrupted(stand_in) == {"seed-0": None, "seed-1": None, "seed-2": None}
     assert [set(start["given"]) for start in starts(stand_in / "seed-0")][1:] == [{"resume"}]
     assert len(starts(stand_in / "seed-2")) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_second_launcher_of_a_sweep_is_refused_until_the_last_run_of_the_first_has_ended(
+    stand_in: Path, tmp_path: Path, killed: bool
+) -> None:
+    """Two at once trained every run twice, the second as NAME-2, or took a run from under the other."""
+    (tmp_path / "hold").touch()
+    (tmp_path / "stand_in.py").write_text(TRAIN.replace("signal.SIGTERM, lambda", "signal.SIGUSR1, lambda"))
+    (tmp_path / "deaf.py").write_text("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + LAUNCHER)
+    process = warm.Process([sys.executable, "deaf.py"], cwd=tmp_path, env=environment())
+    try:
+        wait_until(lambda: len(list(stand_in.glob("*/config.json"))) == 2, process)
+        if killed:
+            process.send_signal(signal.SIGKILL)
+            process.communicate(timeout=120)
+        told = at_work(stand_in) or ""
+        assert told.startswith(f"{stand_in}: another launcher, or a run of one that was killed, is at work")
+        (tmp_path / "hold").unlink()
+        eventually(lambda: at_work(stand_in) is None)
+    finally:
+        process.send_signal(signal.SIGKILL)
+    assert sorted(path.name for path in stand_in.glob("[!.]*")) == [
+        f"seed-{seed}" for seed in range(2 if killed else 3)
+    ]
 
 
 def test_every_run_ends_completed_or_failed(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,7 +234,8 @@ def test_runs_killed_as_they_began_keep_their_names(stand_in: Path) -> None:
 def test_a_sweep_goes_on_only_with_the_settings_that_it_began_with(
     stand_in: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Sweep(stand_in).claim(["train.steps=-4"])  # of which every run was refused
+    with Sweep(stand_in).claimed(["train.steps=-4"]):  # of which every run was refused
+        pass
     launch([["seed=0", "train.steps=4"], ["seed=1", "train.steps=4"]])
     launch([[f"seed={seed}", "train.steps=4"] for seed in range(3)])  # more runs of the same
     assert capsys.readouterr().out.count("done before: runs/s/seed-") == 2

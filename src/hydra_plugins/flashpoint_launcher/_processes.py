@@ -35,11 +35,14 @@ class Ending:
 class Process:
     """A run's process, which ends with this one.
 
+    Args:
+        lock: of the sweep; the process keeps it open.
+
     Raises:
         OSError: it cannot be started.
     """
 
-    def __init__(self, job: Job, slot: Slot, sweep: Sweep) -> None:
+    def __init__(self, job: Job, slot: Slot, sweep: Sweep, lock: int) -> None:
         self.slot, self._job, self._sweep = slot, job, sweep
         sweep.run(job).discard()  # of one that was killed as it began
         self._log = sweep.log(job).open("a+b")
@@ -52,6 +55,7 @@ class Process:
             stdout=self._log,
             stderr=self._log,
             process_group=0,  # or a terminal's Ctrl-C would reach it beside the launcher's stop: two end it at once
+            pass_fds=[lock],
         )
 
     def stop(self) -> None:
@@ -87,9 +91,14 @@ def _next(waiting: Sequence[Job], free: Sequence[Slot]) -> tuple[Job, Slot] | No
     return next(((job, slot) for job in waiting for slot in free if slot.takes(job)), None)
 
 
-def run_all(jobs: Sequence[Job], slots: Sequence[Slot], sweep: Sweep, stop: StopRequests) -> Iterator[Ending]:
+def run_all(
+    jobs: Sequence[Job], slots: Sequence[Slot], sweep: Sweep, lock: int, stop: StopRequests
+) -> Iterator[Ending]:
     """How each run ended, as they do. After a stop request none is begun, and those under way end cleanly; so they
     do when the caller fails.
+
+    Args:
+        lock: of the sweep.
     """
     waiting, free = list(jobs), list(slots)
     running: list[Process] = []
@@ -100,7 +109,7 @@ def run_all(jobs: Sequence[Job], slots: Sequence[Slot], sweep: Sweep, stop: Stop
                 job, slot = found
                 waiting.remove(job)
                 try:
-                    running.append(Process(job, slot, sweep))
+                    running.append(Process(job, slot, sweep, lock))
                     free.remove(slot)
                 except OSError as error:
                     yield Ending(job, str(error), failed=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,24 +93,55 @@ class Sweep:
     config_dirs: tuple[str, ...] = ()
     """The user's own folders of YAML files, in which a new run looks too."""
 
-    def claim(self, shared: Sequence[str]) -> None:
-        """Make the folder, or see that it is of a sweep with the same settings.
+    @contextlib.contextmanager
+    def claimed(self, shared: Sequence[str]) -> Iterator[int]:
+        """Be the only launcher of the sweep, in the block. Its folder is made, or seen to be of the same settings.
+
+        Yields the lock. Runs have it too: it is taken until the last of them has ended, also where their launcher was
+        killed.
 
         Raises:
-            UserError: the settings are others, or the folder cannot be written.
+            UserError: another launcher is at work, the settings are others, or the folder cannot be written.
         """
+        self._make()
+        with (self._logs / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(
+                    f"{self.folder}: another launcher, or a run of one that was killed, is at work on this sweep; wait "
+                    "until it ends, or choose another hydra.launcher.sweep"
+                ) from error
+            except OSError as error:
+                raise UserError(f"{file.name}: {error.strerror}; choose a runs_dir that has locks") from error
+            self._settle(shared)
+            yield file.fileno()
+
+    def _make(self) -> None:
+        """Make the folder and that of the logs; refuse a folder of something else."""
         check_place(str(self.folder.parent), "runs_dir")
-        settings = sorted(o for o in shared if _key(o) not in ("runs_dir", "run_name"))
-        file = self.folder / ".sweep.json"
-        if self.folder.exists() and not file.exists() and any(path != self._logs for path in self.folder.iterdir()):
+        if (
+            self.folder.exists()
+            and not self._file.exists()
+            and any(path != self._logs for path in self.folder.iterdir())
+        ):
             raise UserError(f"hydra.launcher.sweep={self.folder.name}: {self.folder} is no sweep; choose another name")
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
-            if not any(self.folder.glob("*/config.json")):  # where all were refused, the settings are to be corrected
-                write_json(file, {"shared": settings})
         except OSError as error:
-            raise UserError(f"{self.folder}: {error.strerror}; free space or choose another runs_dir") from error
-        before = read_json(file, _SweepFile, "delete it, and the sweep takes the settings of this command")["shared"]
+            raise self._unwritable(error) from error
+
+    def _settle(self, shared: Sequence[str]) -> None:
+        """Keep the settings that all runs share, or see that they are those of the runs that are there."""
+        settings = sorted(o for o in shared if _key(o) not in ("runs_dir", "run_name"))
+        if not any(self.folder.glob("*/config.json")):  # where all were refused, the settings are to be corrected
+            try:
+                write_json(self._file, {"shared": settings})
+            except OSError as error:
+                raise self._unwritable(error) from error
+        before = read_json(self._file, _SweepFile, "delete it, and the sweep takes the settings of this command")[
+            "shared"
+        ]
         if before != settings:
             then, now = (
                 " ".join(sorted(set(one) - set(other))) for one, other in ((before, settings), (settings, before))
@@ -149,6 +182,13 @@ class Sweep:
             f"runs_dir={_quoted(self.folder)}",
             f"run_name={_quoted(job.name)}",
         ]
+
+    def _unwritable(self, error: OSError) -> UserError:
+        return UserError(f"{self.folder}: {error.strerror}; free space or choose another runs_dir")
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / ".sweep.json"
 
     @property
     def _logs(self) -> Path:

@@ -76,15 +76,18 @@ class GpusLauncher(Launcher):
         gpus = [self._hardware.of(overrides)["gpu"] for overrides in job_overrides]
         jobs, sweep = named(job_overrides, gpus), Sweep(self._runs_dir / self._name, self._config_dirs)
         slots = slots_for(jobs, self._runs_per_gpu)
-        sweep.claim(shared_by(job_overrides))
-        done = [job for job in jobs if sweep.is_done(job)]
-        missing = [job for job in jobs if job not in done]
-        failed, refused = list[str](), False
-        with progress_bar(len(jobs), "run", self._name) as bar, StopRequests() as stop:
+        with (
+            sweep.claimed(shared_by(job_overrides)) as lock,
+            progress_bar(len(jobs), "run", self._name) as bar,
+            StopRequests() as stop,
+        ):
+            done = [job for job in jobs if sweep.is_done(job)]
+            missing = [job for job in jobs if job not in done]
+            failed, refused = list[str](), False
             for job in done:
                 bar.write(f"done before: {sweep.run(job).path}", file=sys.stdout)
             bar.update(len(done))
-            for ending in run_all(missing, slots, sweep, stop):
+            for ending in run_all(missing, slots, sweep, lock, stop):
                 if not ending.failed:
                     bar.write(ending.line, file=sys.stdout)
                 elif stop.received:
