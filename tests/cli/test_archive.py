@@ -61,5 +61,8 @@ def _write_run_with_chain(folder: Path, losses: Sequence[float]) -> None:
 
 
 def test_a_run_without_an_experiment_is_told_what_is_missing(tmp_path: Path) -> None:
-    write_run(tmp_path / "runs/one", {"name": "flash_bf16"})
+    for name in ("one", "two"):
+        _write_run_with_chain(tmp_path / "runs" / name, [2.0] * 5)
     assert refusal(call("archive", "one", cwd=tmp_path)).startswith("error: one: only one word; ")
+    for last in ("two", "runs/two"):  # which made an experiment of that name
+        assert refusal(call("archive", "one", last, cwd=tmp_path)).startswith(f"error: {last}: a run; ")

@@ -4,12 +4,15 @@ import csv
 import json
 import math
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
 
 from flashpoint.errors import UserError
 from flashpoint.replay import resumed_values
+from flashpoint.runs import archive as module
 from flashpoint.runs.archive import archive, remove
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import MetricsFile
@@ -148,6 +151,24 @@ def test_what_a_crash_left_of_a_run_counts_for_nothing(tmp_path: Path) -> None:
     assert [run.name for run in select_runs(["small:*"], tmp_path)] == ["seed-0"]
     archive(runs[1:], "small", root)
     assert bytes_of(root) == whole
+
+
+def test_runs_that_are_added_at_the_same_time_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that wrote last dropped what the other had added, and both said that theirs was."""
+    one, other = (write_kept_run(tmp_path / name) for name in ("one", "other"))
+    root, thinned = tmp_path / "reference", module._thinned
+    beside = Thread(target=lambda: archive([other], "small", root))
+
+    def slowly(*given: Any) -> Any:
+        if given[1] is one:
+            beside.start()
+            beside.join(0.5)
+        return thinned(*given)
+
+    monkeypatch.setattr(module, "_thinned", slowly)
+    archive([one], "small", root)
+    beside.join()
+    assert [run.name for run in select_runs(["small:*"], tmp_path)] == ["one", "other"]
 
 
 def test_a_run_kept_in_a_folder_is_not_resumed(tmp_path: Path) -> None:

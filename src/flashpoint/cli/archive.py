@@ -10,6 +10,7 @@ from flashpoint.cli.selection import tell
 from flashpoint.errors import UserError
 from flashpoint.runs.archive import archive
 from flashpoint.runs.arrow import HEAD_DIGITS, RUN_DIGITS
+from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
 from flashpoint.runs.tables import EVIDENCE
@@ -21,6 +22,14 @@ def _unreadable(run: Run) -> UserError | None:
     except UserError as error:
         return error
     return None
+
+
+def _is_run(word: str) -> bool:
+    try:
+        RunFolder.open(word)
+    except UserError:
+        return False
+    return True
 
 
 @click.command("archive")
@@ -47,6 +56,8 @@ def command(words: tuple[str, ...], every: int, only: tuple[str, ...], spacing: 
     *named, experiment = words
     if not named:
         raise UserError(f"{experiment}: only one word; give one run or more, and then the name of the experiment")
+    if _is_run(experiment):
+        raise UserError(f"{experiment}: a run; behind the runs give the name of the experiment")
     runs = select_runs(named)
     damaged = [error for run in runs if (error := _unreadable(run))]
     if damaged:  # evidence takes all runs or none

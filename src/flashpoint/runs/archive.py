@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
+from flashpoint.files import whole
 from flashpoint.runs.arrow import (
     HEAD_DIGITS,
     chain_schema,
@@ -62,9 +65,9 @@ def archive(
         raise UserError(f"every {every}, spacing {spacing}, digits {digits}: give 1 or more")
     if not experiment.replace("-", "").replace("_", "").isalnum():
         raise UserError(f"{experiment!r}: no name of an experiment; give letters, digits, hyphens")
-    evidence = Evidence(root)
-    _refuse_known(runs, experiment, evidence)
-    _add(evidence, experiment, [(run, _thinned(_kept(run), run, every, only, spacing, digits)) for run in runs])
+    with _alone(root) as evidence:
+        _refuse_known(runs, experiment, evidence)
+        _add(evidence, experiment, [(run, _thinned(_kept(run), run, every, only, spacing, digits)) for run in runs])
 
 
 def remove(runs: Sequence[Run], root: Path) -> None:
@@ -77,7 +80,9 @@ def remove(runs: Sequence[Run], root: Path) -> None:
         if run.experiment is None:
             raise UserError(f"{run.where}: in a folder of its own, not in the tables; delete the folder")
     for experiment in sorted({str(run.experiment) for run in runs}):
-        _rewrite(Evidence(root), experiment, [], {}, {}, [run.name for run in runs if run.experiment == experiment])
+        names = [run.name for run in runs if run.experiment == experiment]
+        with _alone(root) as evidence:
+            _rewrite(evidence, experiment, [], {}, {}, names)
 
 
 def index_of(evidence: Evidence) -> str:
@@ -95,6 +100,14 @@ def index_of(evidence: Evidence) -> str:
             ]
         )
     return text.getvalue()
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[Evidence]:
+    """Be the only process that changes the tables; what others have added before is read now."""
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / ".lock"):
+        yield Evidence(root)
 
 
 def _refuse_known(runs: Sequence[Run], experiment: str, evidence: Evidence) -> None:
@@ -192,7 +205,9 @@ def _rewrite(
     everything = sorted([*left, *rows], key=lambda row: (row["experiment"], row["name"]))
     table = pa.Table.from_pylist(everything, schema=_runs_schema())
     write_parquet(evidence.runs_path, table.schema, [table], dictionary=["experiment"])
-    evidence.index_path.write_text(index_of(Evidence(evidence.root)))
+    index = index_of(Evidence(evidence.root))
+    with whole(evidence.index_path) as partial:
+        partial.write_text(index)
 
 
 def _write(path: Path, tables: Mapping[str, Any], schema: Any) -> None:
