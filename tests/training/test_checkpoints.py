@@ -8,6 +8,7 @@ import torch
 
 from flashpoint.config import CheckpointsConfig, Config, DetectorConfig
 from flashpoint.errors import UserError
+from flashpoint.runs.chain import ChainWriter
 from flashpoint.runs.folder import RunFolder
 from flashpoint.training.checkpoints import CheckpointWriter, retained, verified
 from flashpoint.training.detector import ExplosionDetector
@@ -16,19 +17,22 @@ from flashpoint.training.start import starting_point
 TENSORS = {"a": torch.arange(1000, dtype=torch.float32), "b": torch.tensor(3.0)}
 
 
-def state(step: int) -> dict[str, Any]:
+def state(step: int, chain: str = "c") -> dict[str, Any]:
     """The loop's, before the detector has a mean loss, of a process without probes."""
     detector = ExplosionDetector(DetectorConfig()).state()
-    return {"step": step, "loss": 2.5, "chain": "c", "detector": detector, "probes": {}}
+    return {"step": step, "loss": 2.5, "chain": chain, "detector": detector, "probes": {}}
 
 
-def record(folder: Path, steps: range) -> list[str]:
-    """Save at every tenth step; the lines told."""
+def record(folder: Path, steps: range, chain: Path | None = None) -> list[str]:
+    """Save at every tenth step, of a digest chain if one is to be written; the lines told."""
     lines: list[str] = []
     recorder = CheckpointWriter(folder, CheckpointsConfig(interval=10), 4004, lines.append)
+    writer = ChainWriter(chain) if chain else None
     for step in steps:
+        if writer:
+            writer.append(2.5, 1.0 / step)
         if recorder.due(step):
-            recorder.save(TENSORS, state(step))
+            recorder.save(TENSORS, state(step, writer.digest) if writer else state(step))
     recorder.wait()
     return lines
 
@@ -96,7 +100,7 @@ def test_a_branch_starts_at_the_step_it_names_or_says_which_there_are(
 ) -> None:
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
-    record(run.checkpoints, range(1, 31))
+    record(run.checkpoints, range(1, 31), run.chain)
     (run.checkpoints / "step-000000030.safetensors").write_bytes(b"damaged")
     assert starting_point(Config(replay="run", from_step=0), None, run).step == 0
     assert starting_point(Config(replay="run", from_step=20), None, run).step == 20
@@ -105,6 +109,21 @@ def test_a_branch_starts_at_the_step_it_names_or_says_which_there_are(
         starting_point(Config(replay="run", from_step=5), None, run)
     with pytest.raises(UserError, match="has no checkpoint; replay it from the start"):
         starting_point(Config(replay="run", from_step=5), None, RunFolder(tmp_path / "another"))
+
+
+def test_a_branch_does_not_start_from_the_checkpoint_of_another_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It trained on, from weights that its original never had."""
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    record(run.checkpoints, range(1, 21), run.chain)
+    record(run.checkpoints, range(20, 21))
+    assert starting_point(Config(replay="run", from_step=20), None, run).step == 10
+    assert "step-000000020.safetensors: not of this run's digest chain" in capsys.readouterr().err
+    run.chain.unlink()
+    with pytest.raises(UserError, match=r"run/chain\.bin: No such file"):  # before the branch has a folder
+        starting_point(Config(replay="run", from_step=20), None, run)
 
 
 def test_a_full_disk_is_one_line_and_no_rest_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,9 +40,9 @@ def starting_point(config: Config, resumed: RunFolder | None, original: RunFolde
     ``from_step`` of the run to branch from; or step 0.
 
     Raises:
-        UserError: the run to branch from has no checkpoint that early, or not any more; the resumed run has no digest
-            chain; or ``train.steps`` is less than the steps done there. A chain that is damaged costs the checkpoints
-            from there on.
+        UserError: the run to branch from has no checkpoint that early, or not any more; the run that the checkpoint is
+            of has no digest chain; or ``train.steps`` is less than the steps done there. A chain that is damaged costs
+            the checkpoints from there on.
     """
     start, source = Start(), resumed or original
     if resumed:
@@ -55,10 +56,11 @@ def starting_point(config: Config, resumed: RunFolder | None, original: RunFolde
     return start
 
 
-def _newest(resumed: RunFolder) -> Start | None:
-    for checkpoint in verified(resumed.checkpoints, notify):
+def _newest(run: RunFolder, up_to: int | None = None) -> Start | None:
+    """Return the newest state up to a step that the run itself was in, as its digest chain says."""
+    for checkpoint in verified(run.checkpoints, notify, up_to):
         tensors, state = checkpoint.load()
-        digests = Chain.read(resumed.chain, until_broken=True).digests
+        digests = Chain.read(run.chain, until_broken=True).digests
         if len(digests) >= checkpoint.step and digests[checkpoint.step - 1].hex() == state["chain"]:
             return Start(checkpoint.step, tensors, state)
         notify(f"{checkpoint.path}: not of this run's digest chain; using the checkpoint before it")
@@ -73,8 +75,8 @@ def _beginning(resumed: RunFolder, runs_dir: str) -> Start:
     if not step:
         return Start()
     original = RunFolder.open(parent["run"], runs_dir)
-    if checkpoint := _at(step, original):
-        return Start(step, *checkpoint.load(), original.chain)
+    if (start := _newest(original, step)) and start.step == step:
+        return dataclasses.replace(start, chain=original.chain)
     raise UserError(
         f"{resumed.path}: branched off at step {step:,}, of which {original.path} no longer has a whole checkpoint; "
         f"restore it, or branch off elsewhere with replay={original.path} from_step=STEP"
@@ -99,10 +101,10 @@ def _at(step: int, run: RunFolder) -> Checkpoint | None:
 def _branching_point(original: RunFolder, from_step: int) -> Start:
     if from_step == 0:
         return Start()
-    for checkpoint in verified(original.checkpoints, notify, up_to=from_step):
-        if checkpoint.step < from_step:
-            notify(f"from_step={from_step}: starting from the checkpoint before it, {checkpoint.step}")
-        return Start(checkpoint.step, *checkpoint.load(), original.chain)
+    if start := _newest(original, from_step):
+        if start.step < from_step:
+            notify(f"from_step={from_step}: starting from the checkpoint before it, {start.step}")
+        return dataclasses.replace(start, chain=original.chain)
     later = [step for step in by_step(original.checkpoints, ".json") if step > from_step]
     if not later:
         raise UserError(f"from_step={from_step}: {original.path} has no checkpoint; replay it from the start")
