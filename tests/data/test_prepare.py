@@ -36,6 +36,24 @@ def test_tokens_decode_to_the_documents_in_order(jsonl: Path, tmp_path: Path) ->
     assert len(dataset.val) == round(0.1 * len(tokens))
 
 
+def test_text_that_changes_while_it_is_prepared_is_refused(
+    jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens were a mixture that no text gives again, under the name of the old one."""
+    settings, join = config(jsonl, tmp_path / "data"), preparation._join
+
+    def grown(*given: Any) -> Any:
+        with (jsonl / "0.jsonl").open("a") as file:
+            file.write('{"text": "more"}\n')
+        return join(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "_join", grown)
+        assert_refused(settings, f"data.path={jsonl}: changed while it was prepared; run again")
+    assert [path.suffix for path in (tmp_path / "data").iterdir()] == [".lock"]
+    assert prepare(settings).sidecar["documents"] == 301
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_preparing_again_gives_the_same_bytes_with_any_number_of_workers(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -155,6 +156,9 @@ def _prepare(config: DataConfig, request: dict[str, Any], final: Path) -> None:
         "files": files,
         "request": request,
     }
+    if _request(config) != request:
+        shutil.rmtree(partial)  # it holds some of the old text and some of the new
+        raise UserError(f"data.path={config.path}: changed while it was prepared; run again when it no longer changes")
     write_json(partial / SIDECAR, sidecar)
     kept = {SIDECAR, *(f"{split}.bin" for split in SPLITS), *([TRAINED_TOKENIZER] if tokenizer_file else [])}
     for leftover in partial.iterdir():
