@@ -1,5 +1,8 @@
 """What a replay and a resumed run take from the command line, and what they keep."""
 
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,9 @@ from flashpoint.errors import UserError
 from flashpoint.files import write_json
 from flashpoint.replay import replayed_values, resumed_values
 from flashpoint.runs.folder import RunFolder
+from tests import warm
 from tests.composed import CONFIGS, composed_values
+from tests.conftest import environment, train_command
 
 RECORDED = ("checkpoints.budget_gib=24", "train.lr=0.5", "tracking=disabled", "tracking.tags=[a]", "tracking.project=p")
 
@@ -73,3 +78,27 @@ def test_a_mapping_contradicts_a_replay_like_its_keys(run: RunFolder, recorded: 
         replayed(run, "train={batch_size: 8}")
     with pytest.raises(UserError, match=r"train\.lr contradicts resume="):
         resumed(run, "train={steps: 30, lr: 1}")
+
+
+@pytest.mark.slow
+def test_a_run_is_repeated_and_goes_on_without_its_text(tmp_path: Path, text_file: Path) -> None:
+    """Its tokens are prepared: text that had been touched was prepared again, and without it both were refused."""
+
+    def train(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = train_command(*arguments, tiny=arguments[0].startswith("run_name="), text_file=text)
+        return warm.run(command, cwd=tmp_path, env=environment(), timeout=120)
+
+    text = Path(shutil.copy(text_file, tmp_path / "words.txt"))
+    train("run_name=original").check_returncode()
+    whole = train("replay=original", "train.steps=16").stdout.split()[4]
+    text.write_text("another " * 9)
+    assert train("replay=original", "run_name=changed").returncode == 0
+    text.unlink()
+    told = train("replay=original", "run_name=gone").stderr
+    assert "equal to runs/original, bit for bit" in told
+    assert "tokenising" not in told
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert "give a file or folder that can be read" in train("resume=original", "train.steps=16").stderr
+    assert train("resume=original", "train.steps=16", "data.root=moved").stdout.split()[4] == whole
+    contradicts = train("replay=original", "data.root=moved", "data.vocab_size=9").stderr
+    assert contradicts.startswith("error: data.vocab_size contradicts replay=original")

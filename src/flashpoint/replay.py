@@ -20,7 +20,7 @@ _FIXED = {
     **{key.name: mark.reason for key in keys() for mark in key.marks if isinstance(mark, FromTape)},
 }
 _NOT_INHERITED = ("replay", "resume", "from_step", "allow_world_size_change", "runs_dir", "run_name")
-_OF_A_RESUMPTION = ("resume", "runs_dir", "allow_world_size_change", "train.steps", "probes.strict")
+_OF_A_RESUMPTION = ("resume", "runs_dir", "data.root", "allow_world_size_change", "train.steps", "probes.strict")
 
 
 def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
     keys = _named(overrides)
     for key in keys:
         for fixed, reason in _FIXED.items():
-            if key == fixed or key.startswith(f"{fixed}."):
+            if key == fixed or (key.startswith(f"{fixed}.") and key != "data.root"):  # where, and not what
                 raise UserError(f"{key} contradicts replay={composed['replay']}: {reason}; drop one of the two")
     values["train"]["steps"] = _recorded_steps(original)
     for name in _NOT_INHERITED:

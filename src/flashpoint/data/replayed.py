@@ -1,16 +1,18 @@
-"""The batch order of a replay, and whether a tape may be replayed here."""
+"""The tokens and the batch order of a replay, and whether a tape may be replayed here."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.data.batches import BatchOrder
 from flashpoint.data.tape import Tape, TapeHeader
-from flashpoint.data.tokens import TokenDataset
+from flashpoint.data.tokens import TokenDataset, open_tokens
 from flashpoint.errors import UserError
 
 
@@ -23,6 +25,18 @@ class ReplayedOrder:
 
     def windows(self, step: int) -> NDArray[np.uint32]:
         return self.tape.records[step] if step < self.tape.steps else self.beyond.windows(step)
+
+
+def recorded_tokens(places: Iterable[Path], taped: TapeHeader) -> TokenDataset | None:
+    """Return the tokens of a tape from the first of these folders that has them; None where none does.
+
+    The text that they were prepared from may be another one by now, or gone.
+
+    Raises:
+        UserError: a folder is damaged.
+    """
+    found = (open_tokens(place) for place in places if place.is_dir())
+    return next((tokens for tokens in found if tokens.fingerprint == taped.data_fingerprint), None)
 
 
 def check_replay(taped: TapeHeader, here: TapeHeader, tokens: TokenDataset) -> None:
@@ -40,6 +54,6 @@ def check_replay(taped: TapeHeader, here: TapeHeader, tokens: TokenDataset) -> N
         recorded, current = getattr(taped, item.name), getattr(here, item.name)
         if recorded != current:
             raise UserError(
-                f"{item.name} differs from the tape's: {current} here, {recorded} on the tape; "
-                "replay with the versions that recorded it (manifest.json)"
+                f"{item.name} differs from the tape's: {current} here, {recorded} on the tape; restore the tape if it "
+                "is another run's, or replay with the versions that recorded it (manifest.json)"
             )

@@ -77,7 +77,8 @@ def _check_new_run(runs_dir: str, name: str) -> None:
 
 
 def _check_text(config: Config) -> None:
-    if config.data.source == "text":
+    """Refuse text that cannot be read. A run that is repeated or goes on needs none: its tokens are prepared."""
+    if config.data.source == "text" and config.replay is None and config.resume is None:
         from flashpoint.data.corpus import source_identity
 
         source_identity(config.data)

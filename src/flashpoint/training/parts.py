@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from flashpoint.config import Config, DataConfig
 from flashpoint.data.batches import BatchOrder
 from flashpoint.data.prepare import is_prepared, prepare, prepare_available
-from flashpoint.data.replayed import ReplayedOrder, check_replay
+from flashpoint.data.replayed import ReplayedOrder, check_replay, recorded_tokens
 from flashpoint.data.tape import Tape, TapeHeader
 from flashpoint.data.tokens import TokenDataset
 from flashpoint.data.workers import in_background
@@ -65,7 +66,9 @@ def build(plan: Plan) -> Parts:
             GPU.
     """
     config, ranks = plan.config, plan.ranks
-    with surely_interrupted(), _preparing(plan) as preparing:  # a compiler's callbacks can drop Ctrl-C, too
+    recorded = _recorded_tokens(plan)
+    prepared = contextlib.nullcontext(lambda: config.data) if recorded else _preparing(plan)
+    with surely_interrupted(), prepared as preparing:  # a compiler's callbacks can drop Ctrl-C, too
         model = GPT(config.model, config.attn, config.seed)
         if config.checkpoints.interval:
             needed = Quantities.of(config, plan.device.type, ranks.world)
@@ -77,7 +80,7 @@ def build(plan: Plan) -> Parts:
             step.warm_up()
         compile_seconds = time.perf_counter() - started
         config = dataclasses.replace(config, data=preparing())
-    tokens = prepare(config.data)
+    tokens = recorded or prepare(config.data)
     _check_vocabulary(config, tokens)
     order = BatchOrder(len(tokens.train), config.model.context, _batch_shape(config, ranks.world), _order_seed(config))
     _check_validation(config, tokens)
@@ -101,6 +104,16 @@ def build(plan: Plan) -> Parts:
         start=starting_point(config, plan.resumed, plan.original),
         compile_seconds=compile_seconds,
     )
+
+
+def _recorded_tokens(plan: Plan) -> TokenDataset | None:
+    """Return the tokens of the run that goes on or is repeated, if they lie in this run's folder of data or where that
+    run had them."""
+    source = plan.resumed or plan.original
+    if source is None or plan.tape is None or (path := source.read_manifest()["data"].get("path")) is None:
+        return None
+    places = dict.fromkeys((Path(plan.config.data.root, Path(path).name), Path(path)))
+    return recorded_tokens(places, plan.tape.header)
 
 
 @contextlib.contextmanager
