@@ -224,6 +224,21 @@ def test_a_disk_that_is_full_at_once_leaves_no_folder(runs: Runs, monkeypatch: p
     assert runs.train("run_name=early").run == str(runs.folder / "early")
 
 
+def test_a_folder_that_is_moved_under_its_run_is_told_and_the_run_goes_on(runs: Runs) -> None:
+    """The message was to start the run again, beside its checkpoints."""
+    settings = ("train.log_interval=1", "checkpoints.interval=4")
+    whole = runs.train(*settings)
+
+    class Moving(Listener):
+        def logged(self, step: int, metrics: Metrics) -> None:
+            if step == 9 and "loss" in metrics:
+                (runs.folder / "moved").rename(runs.folder / "away")
+
+    with pytest.raises(UserError, match=r"moved: moved or deleted while .*; resume=FOLDER goes on with it where"):
+        runs.train("run_name=moved", *settings, listeners=[Moving()])
+    assert runs.train(f"resume={runs.folder / 'away'}", *settings).digest == whole.digest
+
+
 @pytest.mark.parametrize("lost", [0, 3])
 def test_metrics_that_were_lost_are_told(runs: Runs, capsys: pytest.CaptureFixture[str], lost: int) -> None:
     """A run went on without a word after its metrics were damaged."""

@@ -102,6 +102,9 @@ def execute(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) -
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"flashpoint train resume={folder.path} goes on with it") from None
     except OSError as error:
+        if not folder.path.is_dir():
+            how = "resume=FOLDER goes on with it where it is now"
+            raise UserError(f"{folder.path}: moved or deleted while the run wrote it; {how}") from error
         told = f"{folder.path}: {error.strerror or error}"
         if not folder.config.is_file():
             with contextlib.suppress(OSError):
