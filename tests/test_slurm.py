@@ -30,6 +30,10 @@ while [ "${1#-}" != "$1" ]; do
 done
 exec "$@"
 """
+# A job that is put back into the queue begins anew, under its number.
+SCONTROL = """#!/bin/sh
+SLURM_ARRAY_TASK_ID=${2#*_} sh "$CLUSTER/job.sh" >/dev/null 2>&1 &
+"""
 SACCT = """#!/bin/sh
 printf 'JobID|State|NodeList\\n7_0|RUNNING|here\\n7_1|RUNNING|here\\n'
 """
@@ -40,16 +44,16 @@ def cluster(tmp_path: Path) -> Path:
     """The folder of the commands."""
     folder = tmp_path / "cluster"
     folder.mkdir()
-    for name, script in {"sbatch": SBATCH, "srun": SRUN, "sacct": SACCT}.items():
+    for name, script in {"sbatch": SBATCH, "srun": SRUN, "sacct": SACCT, "scontrol": SCONTROL}.items():
         command = folder / name
         command.write_text(script)
         command.chmod(command.stat().st_mode | stat.S_IXUSR)
     return folder
 
 
-def submit(train: Command, cluster: Path, *choices: str) -> "subprocess.CompletedProcess[str]":
+def submit(train: Command, cluster: Path, *choices: str, steps: int = 3) -> "subprocess.CompletedProcess[str]":
     return train(
-        "hydra/launcher=slurm", "hydra.launcher.partition=long", *choices, "train.steps=3", "-m",
+        "hydra/launcher=slurm", "hydra.launcher.partition=long", *choices, f"train.steps={steps}", "-m",
         env={**environment(), "PATH": f"{cluster}:{os.environ['PATH']}", "CLUSTER": str(cluster)},
     )  # fmt: skip
 
@@ -88,3 +92,26 @@ def test_a_failed_job_is_told_in_one_line(train: Command, cluster: Path) -> None
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1] == "error: attn.layers=[9]: the model has layers 1 to 2"
     assert "Traceback" not in result.stderr
+
+
+def test_a_job_that_is_put_back_into_the_queue_goes_on_with_its_run(
+    train: Command, tmp_path: Path, cluster: Path
+) -> None:
+    """It began another run at step 0, and the one that it had begun stayed without an end."""
+    preempt = """[ "$SLURM_ARRAY_TASK_ID$(ls "$CLUSTER/preempted")" = 0 ] && (
+    until [ -e runs/*_flash_bf16_7_0/checkpoints/step-000000010.json ]; do sleep 0.05; done
+    touch "$CLUSTER/preempted"
+    kill -USR2 $$
+) &
+exec"""
+    (cluster / "srun").write_text(SRUN.replace("exec", preempt))
+    choices = ("attn=flash_bf16,flash_fp32", "checkpoints.interval=5")
+    result = submit(train, cluster, *choices, steps=600)
+    assert result.returncode == 0, result.stderr
+    assert (cluster / "preempted").exists()
+    outcomes = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("runs/*/outcome.json")}
+    assert len(outcomes) == len(list(tmp_path.glob("runs/*/config.json"))) == 2
+    (name,) = (name for name in outcomes if "_flash_bf16_7_0" in name)
+    assert json.loads((tmp_path / "runs" / name / "manifest.json").read_text())["resumed"]
+    undisturbed = train("attn=flash_bf16", "train.steps=600", "run_name=undisturbed", "checkpoints.interval=5")
+    assert f"digest={outcomes[name]['digest']} " in undisturbed.stdout

@@ -302,6 +302,7 @@ def test_runs_wait_for_the_gpu_that_they_are_to_have(stand_in: Path, monkeypatch
 
 
 def test_a_sweep_over_hardware_is_an_array_for_each(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHPOINT_SWEEP", "sweep_then")
     submitted: list[dict[str, Any]] = []
 
     class Executor:

@@ -173,14 +173,14 @@ class Sweep:
         """
         run = self.run(job)
         if run.config.is_file():
-            return [f"resume={_quoted(run.path)}"]
-        settings = {"tracking.group": _quoted(self.folder.name), **settings}
+            return [f"resume={quoted(run.path)}"]
+        settings = {"tracking.group": quoted(self.folder.name), **settings}
         return [
             *(f"--config-dir={folder}" for folder in self.config_dirs),
             *(o for o in job.overrides if _key(o) not in ("runs_dir", "run_name")),
             *(f"{key}={value}" for key, value in settings.items() if job.get(key) is None),
-            f"runs_dir={_quoted(self.folder)}",
-            f"run_name={_quoted(job.name)}",
+            f"runs_dir={quoted(self.folder)}",
+            f"run_name={quoted(job.name)}",
         ]
 
     def _unwritable(self, error: OSError) -> UserError:
@@ -204,6 +204,6 @@ def _name(overrides: Sequence[str]) -> str:
     return "".join(c if (c.isascii() and c.isalnum()) or c in "._+-" else "-" for c in name).lstrip(".-") or "run"
 
 
-def _quoted(value: object) -> str:
+def quoted(value: object) -> str:
     """Quote a value so that Hydra takes it literally."""
     return "'" + str(value).replace("'", r"\'") + "'"

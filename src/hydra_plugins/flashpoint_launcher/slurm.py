@@ -4,18 +4,22 @@ No postponed annotations here, as in ``gpus.py``.
 """
 
 import copy
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 
 from flashpoint.errors import UserError, notify
+from flashpoint.runs.folder import RunFolder
 
 from ._hardware import Hardware
+from ._sweep import Job, named, quoted
 
 if find_spec("hydra_plugins.hydra_submitit_launcher"):  # else Hydra would tell of it in every sweep
     from hydra_plugins.hydra_submitit_launcher import submitit_launcher
@@ -39,13 +43,18 @@ if find_spec("hydra_plugins.hydra_submitit_launcher"):  # else Hydra would tell 
         def __init__(self, *, dry_run: bool = False, **params: Any) -> None:
             super().__init__(**params)
             self._dry_run = dry_run
+            self._names: dict[tuple[str, ...], str] = {}
 
         def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
             """Submit all and wait for them; or, in a dry run, print the script of each array.
 
             Raises:
+                UserError: two runs are the same.
                 Exception: what the first failed job raised.
             """
+            began = os.environ["FLASHPOINT_SWEEP"].removeprefix("sweep_")
+            jobs = named(job_overrides, [None] * len(job_overrides))
+            self._names = {job.overrides: f"{began}_{job.name}" for job in jobs}
             hardware = Hardware(self.hydra_context, self.config)
             arrays: dict[tuple[tuple[str, Any], ...], list[int]] = {}
             for number, overrides in enumerate(job_overrides):
@@ -75,6 +84,20 @@ if find_spec("hydra_plugins.hydra_submitit_launcher"):  # else Hydra would tell 
             if errors:
                 raise errors[0]
             return [returns[number] for number in range(len(job_overrides))]
+
+        def __call__(self, sweep_overrides: Sequence[str], *given: Any) -> JobReturn:
+            """Run a job. One that SLURM has put back into its queue, and begins anew, goes on with its run."""
+            from submitit import JobEnvironment
+
+            overrides, job = list(sweep_overrides), Job("", tuple(sweep_overrides))
+            if job.get("run_name") is None:
+                name = f"{self._names[job.overrides]}_{JobEnvironment().job_id}"  # which it keeps in the queue
+                run = RunFolder(Path(self.config.runs_dir, name))
+                run.discard()  # of a job that was killed as it began
+                begun = run.config.is_file()
+                overrides = [f"resume={quoted(run.path)}"] if begun else [*overrides, f"run_name={quoted(name)}"]
+            result: JobReturn = super().__call__(overrides, *given)
+            return result
 
         def _asking(self, hardware: tuple[tuple[str, Any], ...]) -> "SlurmLauncher":
             """Return a launcher whose jobs ask for this hardware."""
