@@ -62,9 +62,11 @@ class Job:
     def done(self) -> int:
         """Return how many of the commands have ended well, as they stand now."""
         try:
-            ended = json.loads(self._progress.read_text())["ended well"]
+            ended = list(json.loads(self._progress.read_text())["ended well"])
         except FileNotFoundError:
             return 0
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self._progress}: damaged; delete it, and {self.name} begins anew") from error
         both = zip(self.commands, ended, strict=False)
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
 
@@ -261,6 +263,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=Path, default=LIST, metavar="FILE", help="another list")
     with command_errors():
         arguments = parser.parse_args()
+        if not arguments.minutes > 0:
+            raise UserError(f"--minutes {arguments.minutes:g}: give more than 0")
         jobs = read(arguments.jobs)
         if unknown := set(arguments.names) - {job.name for job in jobs}:
             raise UserError(f"{', '.join(sorted(unknown))}: no such job; --list prints those of {arguments.jobs}")

@@ -82,6 +82,15 @@ def test_a_command_that_has_changed_is_run_again_and_so_are_those_after_it() -> 
     assert printed("one") == ["a", "b", "c", "b"]
 
 
+def test_a_damaged_record_of_what_has_ended_is_told_in_one_line() -> None:
+    one = job("one", "true")
+    for damaged in ("garbled", "{}", '{"ended well": 1}'):
+        Path("runs/.pending").mkdir(parents=True, exist_ok=True)
+        Path("runs/.pending/one.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"one\.json: damaged; delete it, and one begins anew$"):
+            one.done()
+
+
 def test_what_a_command_leaves_behind_leaves_the_gpu() -> None:
     assert pending.run([job("one", "sleep 600 & echo $!")], gpus=1, seconds=60) == []
     stat = Path(f"/proc/{printed('one')[0]}/stat")
@@ -176,6 +185,8 @@ def endless() -> subprocess.Popen[str]:
         ),
         ("[{name: a, shows: x, gpus: 99, minutes: 1, commands: [x]}]", [], "99 GPUs"),
         ("[{name: a, shows: x, gpus: 0, minutes: 1, commands: [x]}]", ["b"], "b: no such job"),
+        ("[]", ["--minutes", "nan"], "--minutes nan: give more than 0"),
+        ("[]", ["--minutes", "-1"], "--minutes -1: give more than 0"),
     ],
 )
 def test_bad_input_is_told_and_nothing_is_begun(
