@@ -11,7 +11,7 @@ import pytest
 
 from flashpoint.config import DataConfig
 from flashpoint.data import corpus
-from flashpoint.data.corpus import Shard, source_shards
+from flashpoint.data.corpus import Shard, TextShard, source_shards
 from flashpoint.data.prepare import prepare
 from flashpoint.data.tokenizer import load_bpe
 from flashpoint.errors import UserError
@@ -86,6 +86,13 @@ def test_parquet_and_plain_text_hold_the_same_documents(tmp_path: Path) -> None:
     plain = prepare(config(tmp_path / "folder", tmp_path / "data"))
     assert parquet.fingerprint == plain.fingerprint
     assert_refused(config(tmp_path / "a.parquet", tmp_path / "data"), "body", "data.text_field")
+
+
+def test_records_may_begin_with_a_mark_of_their_encoding(tmp_path: Path) -> None:
+    """The first line was refused as no JSON object with a field that it has."""
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"text": "one"}\r\n{"text": "two"}\r\n')
+    assert list(TextShard(file, "text", None).documents()) == ["one", "two"]
 
 
 def test_max_bytes_is_the_size_of_the_text_over_all_files(tmp_path: Path) -> None:

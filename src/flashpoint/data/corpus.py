@@ -144,7 +144,7 @@ class TextShard:
 
     def _record_text(self, line: bytes, number: int) -> str:
         try:
-            text = json.loads(line.decode())[self.field]
+            text = json.loads(line.decode("utf-8-sig"))[self.field]  # Windows marks the first line's beginning
             if isinstance(text, str):
                 text.encode()  # JSON can spell half of a surrogate pair, which is no character
         except (UnicodeDecodeError, UnicodeEncodeError) as error:
