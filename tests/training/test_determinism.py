@@ -11,7 +11,12 @@ import flashpoint
 import flashpoint_kernels
 from flashpoint.config import Config
 from flashpoint.training import determinism
-from flashpoint.training.determinism import describe_environment, environment_difference, source_digest
+from flashpoint.training.determinism import (
+    describe_environment,
+    environment_difference,
+    source_difference,
+    source_digest,
+)
 
 
 def test_the_source_is_all_python_files_and_their_places(tmp_path: Path) -> None:
@@ -78,3 +83,17 @@ def test_a_run_recorded_before_the_production_kernel_was_is_compared_in_the_rest
     assert environment_difference(old, {**old, "sdpa": "math"}) is None
     line = environment_difference(old, {**old, "torch": "2.12.0", "sdpa": "math"})
     assert line == "not the tape's environment (torch 2.11.0 → 2.12.0): same batches and initial weights, other bits"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "told"),
+    [
+        ({"source": "a" * 64, "commit": "1" * 40}, "111111111111, here 222222222222"),
+        ({"source": "a" * 64, "commit": None}, "aaaaaaaaaaaa, here 222222222222"),
+        ({"source": "b" * 64, "commit": "1" * 40}, None),  # another commit of the same code
+        ({}, None),
+    ],
+)
+def test_a_run_that_goes_on_with_other_code_is_told(recorded: dict[str, str], told: str | None) -> None:
+    line = source_difference(recorded, {"source": "b" * 64, "commit": "2" * 40})
+    assert line == told or (told and line and line.startswith(f"begun with other source code ({told}): its digest"))

@@ -86,6 +86,17 @@ def environment_difference(recorded: dict[str, Any], here: dict[str, Any]) -> st
     return f"not the tape's environment ({changes}): same batches and initial weights, other bits"
 
 
+def source_difference(recorded: dict[str, Any], here: dict[str, Any]) -> str | None:
+    """Return one line where a run goes on with other code than it began with, or None; older runs do not tell it."""
+    if recorded.get("source") in (None, here["source"]):
+        return None
+    begun, now = (str(one.get("commit") or one["source"])[:12] for one in (recorded, here))
+    return (
+        f"begun with other source code ({begun}, here {now}): its digest may not be that of an undisturbed run; "
+        "the manifest's resumed has both"
+    )
+
+
 def source_digest(*packages: Path) -> str:
     """Return SHA-256 of the Python files of packages, and of their places: which code made a run whose tree has no
     Git."""

@@ -14,7 +14,12 @@ from flashpoint.errors import UserError, notify
 from flashpoint.hardware import cores, refuse_without_gpu
 from flashpoint.runs.folder import RunFolder
 from flashpoint.training.chip import refuse_chip_without_kernels
-from flashpoint.training.determinism import describe_environment, environment_difference, fix_numerics
+from flashpoint.training.determinism import (
+    describe_environment,
+    environment_difference,
+    fix_numerics,
+    source_difference,
+)
 from flashpoint.training.parallel import Ranks
 
 
@@ -61,6 +66,8 @@ def settle(config: Config, existing: RunFolder | None, ranks: Ranks, device: tor
     source = resumed or original
     if source and (difference := environment_difference(source.read_manifest()["environment"], environment)):
         notify(difference)
+    if resumed and (difference := source_difference(resumed.read_manifest()["environment"], environment)):
+        notify(f"{resumed.path}: {difference}")
     return Plan(
         config=config, device=device, ranks=ranks, resumed=resumed, original=original, tape=tape,
         environment=environment,
