@@ -113,7 +113,7 @@ def starts(run: Path) -> list[dict[str, dict[str, str]]]:
 def at_work(sweep: Path) -> str | None:
     """What another launcher is told while one, or a run that outlived it, is at work."""
     try:
-        with Sweep(sweep).claimed([]):
+        with Sweep(sweep).claimed([], []):
             return None
     except UserError as error:
         return str(error)
@@ -234,7 +234,7 @@ def test_runs_killed_as_they_began_keep_their_names(stand_in: Path) -> None:
 def test_a_sweep_goes_on_only_with_the_settings_that_it_began_with(
     stand_in: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Sweep(stand_in).claimed(["train.steps=-4"]):  # of which every run was refused
+    with Sweep(stand_in).claimed(["train.steps=-4"], []):  # of which every run was refused
         pass
     launch([["seed=0", "train.steps=4"], ["seed=1", "train.steps=4"]])
     launch([[f"seed={seed}", "train.steps=4"] for seed in range(3)])  # more runs of the same
@@ -243,6 +243,17 @@ def test_a_sweep_goes_on_only_with_the_settings_that_it_began_with(
     with pytest.raises(UserError, match=r"runs/s: .*then: train\.steps=4; now: train\.steps=8"):
         launch([["seed=0", "train.steps=8"], ["seed=3", "train.steps=8"]])
     assert sorted(interrupted(stand_in)) == ["seed-0", "seed-1", "seed-2"]
+
+
+@pytest.mark.slow
+def test_a_run_of_other_settings_under_the_same_name_is_not_taken_for_this_one(stand_in: Path) -> None:
+    """Of a text in a/b the run of a text a-b was "done before"."""
+    launch([["data.path=a-b"], ["data.path=c"]])
+    with pytest.raises(UserError, match=r"data\.path-a-b: begun with other settings \(then: .*=a-b; now: .*=a/b\); "):
+        launch([["data.path=a/b"], ["data.path=c"]])
+    launch([["data.path=c"], ["data.path=d"]])
+    launch([["data.path=d"], ["data.path=a-b"]])
+    assert [len(starts(run)) for run in stand_in.glob("data*")] == [1, 1, 1]
 
 
 @pytest.mark.slow

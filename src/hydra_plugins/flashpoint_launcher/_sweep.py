@@ -8,6 +8,9 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from pydantic import Field
 
 from flashpoint.errors import UserError
 from flashpoint.files import write_json
@@ -83,6 +86,8 @@ class _SweepFile(Kind):
 
     shared: list[str]
     """The settings that all runs of the sweep have."""
+    runs: dict[str, list[str]] = Field(default_factory=dict)
+    """Those of each run besides, by its name; sweeps of earlier versions lack them."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +99,11 @@ class Sweep:
     """The user's own folders of YAML files, in which a new run looks too."""
 
     @contextlib.contextmanager
-    def claimed(self, shared: Sequence[str]) -> Iterator[int]:
+    def claimed(self, shared: Sequence[str], jobs: Sequence[Job]) -> Iterator[int]:
         """Be the only launcher of the sweep, in the block. Its folder is made, or seen to be of the same settings.
+
+        Args:
+            shared: the settings that all of the jobs have.
 
         Yields the lock. Runs have it too: it is taken until the last of them has ended, also where their launcher was
         killed.
@@ -114,7 +122,7 @@ class Sweep:
                 ) from error
             except OSError as error:
                 raise UserError(f"{file.name}: {error.strerror}; choose a runs_dir that has locks") from error
-            self._settle(shared)
+            self._settle(shared, jobs)
             yield file.fileno()
 
     def _make(self) -> None:
@@ -131,25 +139,31 @@ class Sweep:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def _settle(self, shared: Sequence[str]) -> None:
-        """Keep the settings that all runs share, or see that they are those of the runs that are there."""
+    def _settle(self, shared: Sequence[str], jobs: Sequence[Job]) -> None:
+        """Keep the settings of the runs, or see that those that are there were made with them."""
         settings = sorted(o for o in shared if _key(o) not in ("runs_dir", "run_name"))
-        if not any(self.folder.glob("*/config.json")):  # where all were refused, the settings are to be corrected
-            try:
-                write_json(self._file, {"shared": settings})
-            except OSError as error:
-                raise self._unwritable(error) from error
-        before = read_json(self._file, _SweepFile, "delete it, and the sweep takes the settings of this command")[
-            "shared"
-        ]
-        if before != settings:
-            then, now = (
-                " ".join(sorted(set(one) - set(other))) for one, other in ((before, settings), (settings, before))
-            )
-            raise UserError(
-                f"{self.folder}: begun with other settings (then: {then or 'none'}; now: {now or 'none'}); "
-                "give all runs the same, or choose another hydra.launcher.sweep"
-            )
+        own = {job.name: sorted(set(job.overrides) - set(shared)) for job in jobs}
+        remedy = "delete it, and the sweep takes the settings of this command"
+        begun = any(self.folder.glob("*/config.json"))  # where all were refused, the settings are to be corrected
+        before = read_json(self._file, _SweepFile, remedy) if begun else dict[str, Any]()
+        runs = before.get("runs", {})
+        if (then := before.get("shared", settings)) != settings:
+            raise self._another(self.folder, then, settings)
+        for name, overrides in own.items():  # a name lacks some characters of the settings that it is made of
+            if runs.get(name, overrides) != overrides and (self.folder / name).exists():
+                raise self._another(self.folder / name, runs[name], overrides)
+        try:
+            write_json(self._file, {"shared": settings, "runs": {**runs, **own}})
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    @staticmethod
+    def _another(folder: Path, before: Sequence[str], settings: Sequence[str]) -> UserError:
+        then, now = (" ".join(sorted(set(one) - set(other))) for one, other in ((before, settings), (settings, before)))
+        return UserError(
+            f"{folder}: begun with other settings (then: {then or 'none'}; now: {now or 'none'}); "
+            "give all runs the same, or choose another hydra.launcher.sweep"
+        )
 
     def log(self, job: Job) -> Path:
         """Return what the run's process printed, of all attempts."""

@@ -77,7 +77,7 @@ class GpusLauncher(Launcher):
         jobs, sweep = named(job_overrides, gpus), Sweep(self._runs_dir / self._name, self._config_dirs)
         slots = slots_for(jobs, self._runs_per_gpu)
         with (
-            sweep.claimed(shared_by(job_overrides)) as lock,
+            sweep.claimed(shared_by(job_overrides), jobs) as lock,
             progress_bar(len(jobs), "run", self._name) as bar,
             StopRequests() as stop,
         ):
