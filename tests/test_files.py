@@ -86,7 +86,8 @@ def test_a_record_for_which_there_is_no_room_leaves_the_chain_as_it_was(tmp_path
 @pytest.mark.usefixtures("small_files")
 def test_json_for_which_there_is_no_room_leaves_what_was_there(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"a": 1})
-    with pytest.raises(OSError, match="File too large"):
+    with pytest.raises(OSError, match="File too large") as raised:
         write_json(tmp_path / "a.json", {"a": "long" * 2000})
+    assert raised.value.filename == str(tmp_path / "a.json")  # which the system does not say of a file that is open
     assert (tmp_path / "a.json").read_text() == '{\n  "a": 1\n}\n'
     assert [one.name for one in tmp_path.iterdir()] == ["a.json"]

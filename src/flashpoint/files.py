@@ -28,7 +28,7 @@ def whole(path: Path, *, durable: bool = True) -> Iterator[Path]:
         durable: have it on the disk first, so that a power loss, too, leaves one of the two.
 
     Raises:
-        OSError: it cannot be written, also by safetensors, which has an error of its own for that.
+        OSError: it cannot be written, with its name; also by safetensors, which has an error of its own for that.
     """
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # what a kill left
@@ -45,6 +45,8 @@ def whole(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
         if isinstance(error, SafetensorError):
             raise _as_of_the_system(error, path) from error
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # of a full disk
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         raise
 
 
