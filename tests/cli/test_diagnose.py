@@ -174,8 +174,8 @@ def test_a_first_row_that_turns_is_no_other_attention(tmp_path: Path, what: str,
 
 @pytest.mark.parametrize("name", ["mine:attend", "sdpa"])
 def test_a_sink_that_depends_on_the_query_is_hedged_as_another_attention(tmp_path: Path, name: str) -> None:
-    """It makes rows short by other shares than a sink with one score, and δ has a bias by them: the advice was to
-    exchange the attention for one with the same rounding."""
+    """It makes rows short by other shares than a sink with one score, by which dQ looks as if δ had a bias: the advice
+    was to exchange the attention for one with the same rounding."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(16, 4, 48, 16, generator=generator).bfloat16() for _ in range(3))
     tensors = [q, k, v, v.clone()]  # dO is along O
@@ -190,7 +190,7 @@ def test_a_sink_that_depends_on_the_query_is_hedged_as_another_attention(tmp_pat
     call = AttentionCall(*tensors, None, None, None, None, True, 0.25, 1, 0, name)
     dataclasses.replace(call, **vars(results_of(attend, call))).write(tmp_path / "layer-01.safetensors")
     (findings, *_) = diagnose(str(tmp_path))["tables"]
-    assert {"dead_rows", "delta_bias"} <= {row["finding"] for row in findings["rows"]}
+    assert {row["finding"] for row in findings["rows"]} == {"dead_rows"}
     assert findings["note"].startswith("Most heads of mine:attend") == (name == "mine:attend")
 
 
@@ -241,8 +241,8 @@ def only(call: AttentionCall, sequences: int) -> AttentionCall:
 
 
 def test_too_few_sequences_to_judge_delta_by_are_told(tmp_path: Path) -> None:
-    """A bias of a hundredth is sure from 3 sequences on. Sequences without loss do not count."""
-    fault = Fault("delta_bias", head=1, size=1e-2)
+    """A bias is sure from 3 sequences on. Sequences without loss do not count."""
+    fault = Fault("delta_bias", head=1, size=2e-3)
     masked = captured(fault)
     for of in (masked.grad_out, masked.grad_q, masked.grad_k, masked.grad_v):
         assert of is not None

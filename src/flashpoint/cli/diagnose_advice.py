@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from flashpoint.diagnosis.verdict import Diagnosis
 
-_BY_DESIGN = frozenset(("out_rows", "coarse_rounding", "dropped_tile", "stale_maximum", "dead_rows"))
+_BY_DESIGN = frozenset(("out_rows", "other_scores", "coarse_rounding", "dropped_tile", "stale_maximum", "dead_rows"))
 """What is found of a function that does without a fault something else than softmax(QKᵀ·scale)V."""
 _TURNED = 0.02
 """A first row of O that turns by more is no matter of scores: it has one key. BF16's rounding turns it by 0.002."""
@@ -18,6 +18,11 @@ _ALONE = {
     "nonfinite": (
         "Where q, k or v hold NaN or infinity, every attention returns them: the fault lies before it. Elsewhere "
         "--attention flash_fp32 tells whether another kernel returns NaN or infinity on the same inputs, too."
+    ),
+    "other_scores": (
+        "Another scale inside, a temperature or a soft cap is no fault where it is meant. There δ can be judged by "
+        "--attention alone, which asks the attention for row sums of dS. Where none is meant, --attention flash_fp32 "
+        "tells what an attention without a fault returns."
     ),
     "gradients_off": (
         "O is right, and gradients are not: the fault is in the backward pass. --attention flash_fp32 tells what one "

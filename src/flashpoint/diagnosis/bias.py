@@ -16,11 +16,8 @@ from torch import Tensor
 from flashpoint.diagnosis.delta_sample import PARTS, SOURCES, DeltaSample
 from flashpoint.diagnosis.measures import Measures, of_errors
 from flashpoint.diagnosis.repeats import averaged
+from flashpoint.diagnosis.sure import FEW, standard_errors
 
-CHANCE = 0.001
-"""How likely a diagnosis of one layer without a fault may call some head's δ biased, or one that does not follow."""
-FEW = 3
-"""Different sequences without which nothing is said of δ."""
 _MOST = 10**15
 """Sequences: no training has so many."""
 IGNITED = {1e-6: "2 of 4", 3e-6: "3 of 4", 1e-5: "4 of 4"}
@@ -106,6 +103,11 @@ class DeltaBias:
         return self.source != "delta"
 
     @property
+    def of_grad_q(self) -> bool:
+        """Whether the errors are read from dQ, in which other faults look like one of δ."""
+        return self.source == "grad_delta"
+
+    @property
     def repeats(self) -> bool:
         """Whether a sequence came more than once."""
         return bool((self.observed > self.counts).any())
@@ -148,14 +150,6 @@ class DeltaBias:
         """The heads [H] whose bias is sure and as large as the smallest that ignited a run."""
         size = self.mean.abs()
         return (self.counts >= FEW) & (size > self.smallest) & (size >= min(IGNITED))
-
-
-def standard_errors(sequences: int, heads: int) -> float:
-    """Return how many standard errors from a value a mean over sequences surely differs from it: Student's t,
-    Bonferroni over heads. Of one sequence it is as of two."""
-    from scipy import stats  # a second, which a loop that is only watched does not wait for
-
-    return float(stats.t.isf(CHANCE / heads / 2, max(sequences - 1, 1)))
 
 
 def _standard_error(sums: Tensor, bounds: Tensor, counts: Tensor) -> Tensor:

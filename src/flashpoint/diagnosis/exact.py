@@ -17,7 +17,7 @@ class Exact:
     """Forward and backward pass of one sequence, float64; keys and values as each query's head has them.
 
     Attributes:
-        q, k, grad_out: [H, T, d].
+        q, k, v, grad_out: [H, T, d].
         scale: α.
         scores, probs: S (−∞ where a query does not see the key), nats, and P [H, T, T]; beside a sink its rows sum to
             less than 1.
@@ -29,6 +29,7 @@ class Exact:
 
     q: Tensor
     k: Tensor
+    v: Tensor
     grad_out: Tensor
     scale: float
     scores: Tensor
@@ -85,6 +86,7 @@ def exact(call: AttentionCall, sequence: int) -> Exact:
     return Exact(
         q=q,
         k=k,
+        v=v,
         grad_out=grad_out,
         scale=call.scale,
         scores=scores,

@@ -54,8 +54,12 @@ def fp32_error(of: Measures) -> Tensor:
     return torch.expm1(2.5 * of["score_spacing"].amax(0))
 
 
+def as_rounded(of: Measures) -> Tensor:
+    """Return the heads [H] whose O errs by no more than twice what rounding S, P̄ and Ō makes."""
+    return of["out_error"].square().mean(0) < 4 * of["out_error_coarse"].square().mean(0)
+
+
 def explained(of: Measures) -> Tensor:
     """Return the heads [H] whose errors follow from rounded scores, or from rows that are switched off."""
     coarse = of["out_error"].square().mean(0) > 2 * of["out_error_expected"].square().mean(0)
-    as_rounded = of["out_error"].square().mean(0) < 4 * of["out_error_coarse"].square().mean(0)
-    return (coarse & as_rounded) | (of["dead_rows"].mean(0) > DEAD_ROWS)
+    return (coarse & as_rounded(of)) | (of["dead_rows"].mean(0) > DEAD_ROWS)

@@ -18,6 +18,8 @@ _WEIGHT_OFF = 0.01
 (:func:`fp32_error`)."""
 _GRADIENT_OFF = 0.02
 """Relative error of dK and dV: BF16's roundings account for 0.005, FP32's of S and L for the rest."""
+_BEYOND_ROUNDING = 10.0
+"""Times the error of δ that roundings make; that of P̄, O, dP, dS and dQ to BF16 makes up to 3."""
 _GRADIENTS = {"dQ": "grad_q_error", "dK": "grad_k_error", "dV": "grad_v_error"}
 
 
@@ -109,7 +111,7 @@ def _as_fp16_overflows(call: AttentionCall, rows: Tensor, heads: Tensor) -> bool
     return some_hold
 
 
-def wrong_weights(of: Measures, probed: Probed | None, finding: Make) -> Finding | None:
+def wrong_weights(call: AttentionCall, of: Measures, probed: Probed | None, finding: Make) -> Finding | None:
     if probed is None:
         return None
     whole = ~explained(of)
@@ -121,6 +123,7 @@ def wrong_weights(of: Measures, probed: Probed | None, finding: Make) -> Finding
         )
         got, meant = float(of["weight_found"][n, head]), float(of["weight_exact"][n, head])
         text = f"queries {queries} give keys {keys} a weight of {got:.3f} in place of {meant:.3f}"
+        text += ": the causal mask hides these keys" if call.is_causal and meant == 0 else ""
         return finding("dropped_tile" if got < 0.2 * meant else "stale_maximum", heads, text)
     if (heads := masses.amax(0) > _WEIGHT_OFF + fp32_error(of)).any():
         n, head = _largest(masses * heads)
@@ -129,7 +132,8 @@ def wrong_weights(of: Measures, probed: Probed | None, finding: Make) -> Finding
             "logsumexp_block",
             heads,
             f"Σⱼ Pᵢⱼ of queries {queries} is off by {float(of['mass_error'][n, head]):.3f} in the backward pass, and "
-            "weights of the forward pass are right: L is off",
+            "weights of the forward pass are right: L is off, or the backward pass has "
+            "another mask, or dV alone is wrong",
         )
     return None
 
@@ -164,7 +168,9 @@ def _underflows(of: Measures) -> Tensor:
     return lost & accounted
 
 
-def wrong_rows(of: Measures, finding: Make) -> Finding | None:
+def wrong_rows(of: Measures, other_scores: Tensor, finding: Make) -> Finding | None:
+    """The heads whose O is off in some rows, or else whose gradients are; not those [H] whose O is as of other scores,
+    which account for their gradients."""
     together, lost = over_sequences(of), _underflows(of)
     for name, kind, error in (
         ("out", "out_rows", "out_error"),
@@ -174,22 +180,41 @@ def wrong_rows(of: Measures, finding: Make) -> Finding | None:
             # A few rows that almost cancel are far off for no fault; a head that is off as a whole is none of these.
             heads &= (of[error].nan_to_num(0.0).amax(0) > _GRADIENT_OFF + fp32_error(of)) & ~explained(of)
             if name != "out":
-                heads &= ~lost
+                heads &= ~lost & ~other_scores
             if heads.any():
                 first = int(of[f"{name}_rows_off_first"][:, heads].clamp_min(0).amin()) + 1
                 last = int(of[f"{name}_rows_off_last"][:, heads].amax()) + 1
                 size = float(together[error][heads].mean())
                 what = "O" if name == "out" else "dQ"
                 return finding(kind, heads, f"{what} is off by {size:.1%}, in rows {first:,} to {last:,}")
-    for name in ("grad_k_unexplained", "grad_v_error"):
+    for name, what in (("grad_q_unexplained", "dQ"), ("grad_k_unexplained", "dK"), ("grad_v_error", "dV")):
         if name not in of:
             continue
-        heads = (together[name] > _GRADIENT_OFF + fp32_error(of)) & ~explained(of) & ~lost
+        heads = (together[name] > _GRADIENT_OFF + fp32_error(of)) & ~explained(of) & ~lost & ~other_scores
         if heads.any():
-            what = {"grad_k_unexplained": "dK", "grad_v_error": "dV"}[name]
             size = float(together[name][heads].mean())
             return finding("gradients_off", heads, f"{what} is off by {size:.1%}; BF16 accounts for 0.5 %")
     return None
+
+
+def wrong_delta(of: Measures, heads: Tensor, finding: Make) -> Finding | None:
+    """Which of some heads [H] have errors of δ far beyond its rounding, so that dQ is off; their mean may be 0."""
+    if "grad_delta_noise" not in of:
+        return None
+    noise, of_out, of_grad_q = (
+        of[name].square().nanmean(0).sqrt() for name in ("grad_delta_noise", "delta_noise", "grad_delta_rounding")
+    )
+    off = over_sequences(of)["grad_q_error"]
+    heads = heads & (noise > _BEYOND_ROUNDING * (of_out.square() + of_grad_q.square()).sqrt())
+    heads &= (off > _GRADIENT_OFF + fp32_error(of)) & ~explained(of) & ~_underflows(of)
+    if not heads.any():
+        return None
+    errs, normal = (float(x[heads].max()) for x in (noise, of_out))
+    text = (
+        f"dQ is off by {float(off[heads].mean()):.1%}, along PK, as by a wrong δ: its error is {errs:.1e} of |dO||O| "
+        f"in the root mean square, where the rounding of O makes {normal:.1e}"
+    )
+    return finding("gradients_off", heads, text)
 
 
 def _largest(of: Tensor) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_measures import delta_error_of, delta_follows, noise_of_grad_q
 from flashpoint.diagnosis.exact import Exact
+from flashpoint.diagnosis.factors import factor_of_grad_q, factors_of_scores
 from flashpoint.diagnosis.measures import Measures, Results, finite_part, relative
 from flashpoint.diagnosis.rounded_out import out_of, out_of_rounded_probs, out_of_rounded_scores
 from flashpoint.numerics.variant import AttentionVariant
@@ -21,6 +22,8 @@ DEAD = 0.5
 """A row is switched off where |O| is below this share of FP64's."""
 NO_ROW = 2**-23
 """A row has no O to be switched off where FP64's |O| is not above this share of the head's root mean square."""
+BF16 = 2**-9
+"""The largest relative error of a number rounded to BF16."""
 FP16_STEP = 2**-24
 """How far FP16's numbers lie apart below its smallest normal number, 2^-14."""
 FP16_MAX = 65_504.0
@@ -51,6 +54,9 @@ def of_results(
     the rounding, 0 where it does not. A row weighs by the inverse square of what roundings add to its ε. It counts if
     its |dO||O| is not 0, and if its PK is not 0, without which dQ does not show ε. The slope is NaN where the rows do
     not tell it. ``delta_rounding``: what the rounding of O adds in these rows, as ``delta_noise``.
+    ``grad_delta_rounding``: what roundings of dS and dQ to BF16 add to ``grad_delta_noise`` at most.
+    ``score_factor``, ``grad_q_factor``: of :func:`.factors_of_scores` and :func:`.factor_of_grad_q`;
+    ``score_factor_coarse``: of the O of ``out_error_coarse``.
     """
     measured: Measures = {}
     heads, length, _ = true.out.shape
@@ -65,13 +71,15 @@ def of_results(
         if name == "out":
             measured["nonfinite_out"] = here.double().sum(-1)
             measured |= of_out(found, true, call.grad_out[n].double())
-            measured |= _expected(call, n, true, returned.dtype, declared)
+            expected, coarse = _references(call, n, returned.dtype, declared)
+            measured |= _expected(expected, coarse, true)
+            measured["score_factor"], measured["score_factor_coarse"] = factors_of_scores((found, coarse), true)
             continue
         wanted = _of_keys(getattr(true, name), call) if of_keys else true.grad_q
         size = _size(name, wanted, call, true)
         errors = {"error": (found - wanted).norm(dim=(-2, -1))}
         if name == "grad_q":
-            measured |= of_grad_q(found, true, call.scale)
+            measured |= {**of_grad_q(found, true, call.scale), "grad_q_factor": factor_of_grad_q(found, true)}
             errors["unexplained"] = _unexplained_grad_q(found, true, call.scale)
         if name == "grad_k" and delta_error is not None:
             of_delta = -call.scale * (true.probs.mT @ (delta_error[..., None] * call.q[n].double()))
@@ -79,8 +87,10 @@ def of_results(
         measured |= {f"{name}_{what}": (error / size).repeat_interleave(repeats, 0) for what, error in errors.items()}
     if call.q.dtype == call.grad_out.dtype == torch.float16:
         measured |= of_fp16(call, true, n)
-    if results.out is not None and delta_error is not None:
+    if delta_error is not None:
         noise = noise_of_grad_q(true, call.scale)
+        measured["grad_delta_rounding"] = _rounding_of_grad_q(noise, true)
+    if results.out is not None and delta_error is not None:
         measured |= delta_follows(call, results.out[n].double(), delta_error, noise, true, n)
     return {**measured, "nonfinite": nonfinite.double().sum(-1)}
 
@@ -141,12 +151,16 @@ def of_fp16(call: AttentionCall, true: Exact, n: int) -> Measures:
     return {**errors, "grad_out_size": (true.grad_out_norm.square().sum(-1) / rows).sqrt()}
 
 
-def _expected(
-    call: AttentionCall, n: int, true: Exact, dtype: torch.dtype, declared: AttentionVariant | None
-) -> Measures:
-    """Return the errors of FlashAttention-2 by this package's reference, which rounds O to the same dtype."""
+def _references(
+    call: AttentionCall, n: int, dtype: torch.dtype, declared: AttentionVariant | None
+) -> tuple[Tensor, Tensor]:
+    """Return O [H, T, d] of FlashAttention-2, rounded to a dtype, and of what rounds more; by the reference."""
     coarse = out_of(declared, call, n) if declared else out_of_rounded_scores(call, n)
-    expected, coarse = (out.to(dtype).double() for out in (out_of_rounded_probs(call, n), coarse))
+    return out_of_rounded_probs(call, n).to(dtype).double(), coarse.to(dtype).double()
+
+
+def _expected(expected: Tensor, coarse: Tensor, true: Exact) -> Measures:
+    """Return the errors of the O that :func:`_references` returns."""
     size = true.out.norm(dim=(-2, -1)).clamp_min(1e-300)
     return {
         "length_error_expected": _length_error(expected, true),
@@ -165,6 +179,12 @@ def _unexplained_grad_q(found: Tensor, true: Exact, scale: float) -> Tensor:
     """Return the length [H] of dQ's error without the part along PK, which an error of δ makes."""
     of_delta = -scale * delta_error_of(found, true, scale)[..., None] * true.attended_keys
     return (found - true.grad_q - of_delta).norm(dim=(-2, -1))
+
+
+def _rounding_of_grad_q(noise: Tensor, true: Exact) -> Tensor:
+    """Return what roundings to BF16 add to the error of δ [H] that dQ tells of; ``noise`` [H, T] is of those by 1."""
+    added = BF16 * noise.where(noise.isfinite(), 0.0)
+    return (added.square().sum(-1) / true.bound.square().sum(-1).clamp_min(1e-300)).sqrt()
 
 
 def _dead(found: Tensor, true: Tensor) -> Tensor:

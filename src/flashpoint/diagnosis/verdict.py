@@ -7,21 +7,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashpoint.diagnosis.bias import FEW, DeltaBias, ignited, standard_errors
+from flashpoint.diagnosis.bias import DeltaBias, ignited
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import DeltaSample
-from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, explained, fp32_error, maker
-from flashpoint.diagnosis.gross import differing_rows, fp16_underflow, nonfinite, wrong_rows, wrong_weights
+from flashpoint.diagnosis.factors import Factors, factor_findings, factors_of
+from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, as_rounded, explained, fp32_error, maker
+from flashpoint.diagnosis.gross import differing_rows, fp16_underflow, nonfinite, wrong_delta, wrong_rows, wrong_weights
 from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Measures, Results
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
-from flashpoint.diagnosis.repeats import averaged, identities_of
+from flashpoint.diagnosis.repeats import identities_of
+from flashpoint.diagnosis.result_measures import BF16, ROW_OFF
 from flashpoint.diagnosis.sink import sink_finding, with_sink
+from flashpoint.diagnosis.sure import mean_and_margin
 from flashpoint.numerics.variant import AttentionVariant
 
 _LENGTH_OFF = 5e-4
 """Of the length error's root mean square beyond what is expected; a BF16 ℓ adds 1e-3 or more."""
 _FOLLOWS = 0.5
+_ROUNDED = 1.5
+"""Times the squared error of O that the rounding of P̄ and O makes. Beyond, the error of O is not of their rounding
+alone, and that δ does not follow it says nothing."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ def diagnose(
 
 def delta_finding(layer: int, bias: DeltaBias | None) -> Finding | None:
     """Return the finding that δ of a layer is biased, by its errors alone."""
-    return _biased(bias, None, maker(layer))
+    return None if bias is None or not bias.judges else _biased(bias, bias.igniting, None, maker(layer))
 
 
 def _findings(
@@ -96,9 +102,14 @@ def _findings(
     if (heads := differing.any(-1).any(0)).any():
         rows = int(differing.sum())
         return [finding("random_row", heads, f"a second call on the same inputs returns {rows:,} rows that differ")]
-    for named in (wrong_weights(of, probed, finding), wrong_rows(of, finding), fp16_underflow(of, finding)):
-        if named:
-            return [named]
+    factors = factors_of(of, identities_of(call))
+    gross = (
+        wrong_weights(call, of, probed, finding),
+        wrong_rows(of, factors.of_scores, finding),
+        fp16_underflow(of, finding),
+    )
+    if named := next((one for one in gross if one), None):
+        return [named]
     length, expected = (of[name].square().mean(0) for name in ("length_error", "length_error_expected"))
     coarser = of["out_error"].square().mean(0) - of["out_error_expected"].square().mean(0)
     # A rounded ℓ makes rows of O longer or shorter; what else is rounded turns them, too.
@@ -106,14 +117,17 @@ def _findings(
     dead = of["dead_rows"].mean(0) > DEAD_ROWS
     told_apart = ~dead & (fp32_error(of) < FP32_COARSE)  # beyond, P̄ of the largest score is not 1
     heads &= told_apart & ~explained(of) if declares else told_apart
-    following = _following(call, of)
-    found = [_biased(bias, following, finding)]
-    rough = ~heads & told_apart & (coarser > 3 * of["out_error_expected"].square().mean(0))
+    following = _following(call, of, factors)
+    biased = torch.zeros_like(heads)
+    if bias is not None and bias.judges:
+        # Where O as a whole is off, so are P and dQ, by more than an error of δ.
+        told_by_grad_q = ~factors.either & (of["out_error"].square().mean(0).sqrt() < ROW_OFF)
+        biased = bias.igniting & told_by_grad_q if bias.of_grad_q else bias.igniting
+    found = [None if bias is None else _biased(bias, biased, following, finding)]
+    found += [wrong_delta(of, ~biased & ~factors.either, finding), *factor_findings(factors, of, finding)]
+    rough = ~heads & ~factors.of_scores & told_apart & (coarser > 3 * of["out_error_expected"].square().mean(0))
     if not declares and rough.any():
-        errs, normal = (float(of[name][:, rough].mean()) for name in ("out_error", "out_error_expected"))
-        coarse = "S, P̄ or Ō is rounded to fewer bits" if call.q.dtype == torch.float32 else "S or Ō is rounded"
-        text = f"O is off by {errs:.1e}, where the rounding of P̄ and O makes {normal:.1e}: {coarse}"
-        found.append(finding("coarse_rounding", rough, text))
+        found.append(_coarse_rounding(call, of, rough, finding))
     if heads.any():
         errs, normal = (float(x[heads].mean().sqrt()) for x in (length, expected))
         text = f"the length of O's rows errs by {errs:.1e}, where an ℓ that is not rounded makes {normal:.1e}"
@@ -138,21 +152,23 @@ class _Following:
     rounding: Tensor
 
 
-def _following(call: AttentionCall, of: Measures) -> _Following | None:
+def _following(call: AttentionCall, of: Measures, factors: Factors) -> _Following | None:
     if "delta_follows_out" not in of:
         return None
-    slopes = averaged(of["delta_follows_out"], identities_of(call))
-    mean = slopes.nanmean(0)
-    counts = (~slopes.isnan()).sum(0)
-    variance = (slopes - mean).square().nansum(0) / (counts - 1).clamp_min(1)
-    sure = torch.tensor([standard_errors(count, len(counts)) for count in counts.tolist()]) * (variance / counts).sqrt()
+    mean, margin = mean_and_margin(of["delta_follows_out"], identities_of(call))
     rounding = of["delta_rounding"].square().mean(0).sqrt()
-    told = (counts >= FEW) & (rounding > fp32_error(of))
-    return _Following(mean, told & (mean - sure > _FOLLOWS), told & (mean + sure < _FOLLOWS), rounding)
+    told = (rounding > fp32_error(of)) & ~factors.either
+    expected = of["out_error_expected"].square().mean(0)
+    if call.q.dtype in (torch.float32, torch.float64):  # whose O may be held in BF16 all the same
+        expected = expected.clamp_min(BF16**2)
+    only_rounded = of["out_error"].square().mean(0) < _ROUNDED * expected
+    surely, surely_not = mean - margin > _FOLLOWS, mean + margin < _FOLLOWS
+    return _Following(mean, told & surely, told & surely_not & only_rounded, rounding)
 
 
-def _biased(bias: DeltaBias | None, following: _Following | None, finding: Make) -> Finding | None:
-    if bias is None or not bias.judges or not (heads := bias.igniting).any():
+def _biased(bias: DeltaBias, heads: Tensor, following: _Following | None, finding: Make) -> Finding | None:
+    """Say that δ is biased in some heads [H]; None where there are none."""
+    if not heads.any():
         return None
     worst = int((bias.mean.abs() * heads).argmax())
     size, sure, nats = (float(x[worst]) for x in (bias.mean, bias.mean / bias.error, bias.nats))
@@ -180,6 +196,17 @@ def _rounded_head(following: _Following | None, finding: Make) -> Finding | None
     named = "head" if others.sum() == 1 else "heads"
     text = f"δ follows the rounding of O with slope {ours:.2f}; in {named} {which} the slope is {theirs:.2f}"
     return finding("rounded_head", following.surely, text)
+
+
+def _coarse_rounding(call: AttentionCall, of: Measures, heads: Tensor, finding: Make) -> Finding:
+    errs, normal, coarse = (
+        float(of[name][:, heads].mean()) for name in ("out_error", "out_error_expected", "out_error_coarse")
+    )
+    told = "S, P̄ or Ō is rounded to fewer bits" if call.q.dtype == torch.float32 else "S or Ō is rounded"
+    if not as_rounded(of)[heads].all():
+        told = f"S or Ō is rounded more than once, which makes {coarse:.1e}, or the scores are others"
+    text = f"O is off by {errs:.1e}, where the rounding of P̄ and O makes {normal:.1e}: {told}"
+    return finding("coarse_rounding", heads, text)
 
 
 def _dead(of: Measures, finding: Make) -> Finding | None:

@@ -1,0 +1,111 @@
+"""Factors that an attention has beside what it was told: on the scores inside, and on dQ.
+
+Both look like an error of δ that has a mean. A softmax of S·(1 + η), as with another scale or a soft cap, moves O along
+the covariance of S and V under P. A factor of dQ, as of a backward pass whose P or α is off, moves dQ along itself; so
+it is looked for across PK, where an error of δ moves nothing.
+
+Shapes: N sequences, H heads, T tokens, d features per head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashpoint.diagnosis.exact import Exact
+from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, explained, fp32_error
+from flashpoint.diagnosis.measures import Measures
+from flashpoint.diagnosis.sure import surely_off
+
+_SCORES_OFF = 5e-4
+"""A factor of the scores that is told, beside 1. Roundings to BF16, of S too, make some 1e-4 without a sign."""
+_GRAD_Q_OFF = 2e-3
+"""The same of dQ: roundings of dS and dQ make some 1e-4."""
+_OF_ROUNDING = 4.0
+"""Times the factor that rounded scores make, by this package's reference: where all are large, they make all alike."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Heads [H] in which a factor surely is not 1, and what it is there, beside 1.
+
+    Attributes:
+        scores, grad_q: float64, 0 in the other heads.
+        rounded: bool, where the rounding of scores makes a factor like that of the scores.
+    """
+
+    scores: Tensor
+    rounded: Tensor
+    grad_q: Tensor
+
+    @property
+    def of_scores(self) -> Tensor:
+        """Heads whose scores have a factor that their rounding does not make."""
+        return (self.scores != 0) & ~self.rounded
+
+    @property
+    def either(self) -> Tensor:
+        """Heads in which an error of dQ along PK does not tell of δ."""
+        return (self.scores != 0) | (self.grad_q != 0)
+
+
+def factors_of_scores(outs: Sequence[Tensor], true: Exact) -> list[Tensor]:
+    """Return η of the scores [H] in each O [H, T, d] of some, by least squares; NaN where no row tells, as where each
+    query sees one key."""
+    weighted = true.probs * true.scores.masked_fill(~true.scores.isfinite(), 0.0)
+    moved = weighted @ true.v - weighted.sum(-1, keepdim=True) * true.out
+    return [_slope(found - true.out, moved, true.out) for found in outs]
+
+
+def factor_of_grad_q(found: Tensor, true: Exact) -> Tensor:
+    """Return the factor of dQ [H, T, d], beside 1, by least squares across PK."""
+    size = true.attended_keys.norm(dim=-1, keepdim=True)
+    unit = true.attended_keys / size.clamp_min(1e-300)
+    error, across = (x - (x * unit).sum(-1, keepdim=True) * unit for x in (found - true.grad_q, true.grad_q))
+    return _slope(error, across, true.grad_q)
+
+
+def factors_of(of: Measures, identities: Sequence[str]) -> Factors:
+    """Return the factors of a call's heads that are sure over its sequences."""
+    told_apart = fp32_error(of) < FP32_COARSE
+    none = torch.zeros_like(fp32_error(of))
+    by_rounding = of["score_factor_coarse"].nanmean(0).abs().nan_to_num(0.0)
+    scores = surely_off(of["score_factor"], identities, _SCORES_OFF)
+    shows = told_apart & (of["dead_rows"].mean(0) <= DEAD_ROWS)
+    grad_q = none
+    if "grad_q_factor" in of:
+        least = _GRAD_Q_OFF + 2 * of["grad_q_fp16"].nanmean(0).nan_to_num(0.0) if "grad_q_fp16" in of else _GRAD_Q_OFF
+        grad_q = surely_off(of["grad_q_factor"], identities, least).where(told_apart & ~explained(of), none)
+    return Factors(scores.where(shows, none), scores.abs() < _OF_ROUNDING * by_rounding, grad_q)
+
+
+def factor_findings(factors: Factors, of: Measures, finding: Make) -> list[Finding]:
+    """Say which heads have a factor: of the scores, or else of dQ alone."""
+    found = []
+    if (heads := factors.of_scores).any():
+        told = _told(1 + factors.scores[heads], ".4f")
+        errs, normal = (float(of[name][:, heads].mean()) for name in ("out_error", "out_error_expected"))
+        text = (
+            f"O is as of scores times {told}: another scale is inside, or a soft cap; O is off by {errs:.1e}, where "
+            f"the rounding of P̄ and O makes {normal:.1e}; dQ tells nothing of δ there"
+        )
+        found.append(finding("other_scores", heads, text))
+    if (heads := (factors.grad_q != 0) & (factors.scores == 0)).any():
+        told = _told(1 + factors.grad_q[heads], ".3f")
+        text = f"dQ is {told} times what it should be, and O is right; dQ tells nothing of δ there"
+        found.append(finding("gradients_off", heads, text))
+    return found
+
+
+def _told(factors: Tensor, form: str) -> str:
+    return " to ".join(dict.fromkeys(format(float(one), form) for one in (factors.min(), factors.max())))
+
+
+def _slope(error: Tensor, moved: Tensor, whole: Tensor) -> Tensor:
+    """Return the slope [H] of an error on what a factor moves [H, T, d]."""
+    size = moved.square().sum((-2, -1))
+    tells = size > 1e-12 * whole.square().sum((-2, -1))  # FP64 leaves 1e-30 of what cancels
+    return ((error * moved).sum((-2, -1)) / size.clamp_min(1e-300)).where(tells, torch.nan)

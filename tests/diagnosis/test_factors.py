@@ -1,0 +1,161 @@
+"""A factor of the scores inside an attention, or of dQ, is named, and is not taken for an error of δ."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashpoint.cli.diagnose_advice import advice, suspects
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.factors import factor_of_grad_q, factors_of_scores
+from flashpoint.diagnosis.probe import Function
+from flashpoint.diagnosis.verdict import diagnose
+from flashpoint.drop_in import attention
+from tests.diagnosis.calls import CLEAN, HEADS, by_position, call_of, inputs
+
+ETA = torch.tensor([0.0, 0.0, 0.02, 0.0])
+"""Of the scores, by head."""
+
+
+def along_out(seed: int, factor: float = 1.0, offset: float = 0.0) -> list[Tensor]:
+    """q, k, v, and a dO that goes with O, as where the loss makes O shorter: δ has a mean, and so has whatever error
+    is a share of it."""
+    q, k, v, grad_out = inputs(seed, factor, offset=offset, sequences=8)
+    out = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True)
+    return [q, k, v, (0.5 * grad_out.float() + 2 * out).bfloat16()]
+
+
+def scaled(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+    """PyTorch's attention, with another scale in the third head."""
+    return by_position(CLEAN["sdpa"])(q * (1 + ETA)[:, None, None].float(), k.float(), v.float(), is_causal, scale).to(
+        q.dtype
+    )
+
+
+def capped(q: Tensor, k: Tensor, v: Tensor, _causal: bool, scale: float) -> Tensor:
+    """A soft cap of 30, as of Gemma."""
+    scores = 30 * torch.tanh(q.float() @ k.float().mT * scale / 30)
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return (scores.masked_fill(later, -torch.inf).softmax(-1) @ v.float()).to(q.dtype)
+
+
+def test_the_factors_are_what_was_planted() -> None:
+    """In FP64; an error of δ, which moves dQ along PK alone, changes nothing."""
+    q, k, v, grad_out = (x.double() for x in along_out(1))
+    call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.2, 1, 0, "f")
+    true, other = exact(call, 0), exact(dataclasses.replace(call, scale=0.2 * (1 + 1e-6)), 0)
+    (found,) = factors_of_scores([other.out], true)
+    torch.testing.assert_close(found, torch.full((HEADS,), 1e-6, dtype=torch.float64), rtol=1e-4, atol=0)
+    of_delta = true.bound[..., None] * true.attended_keys
+    found = factor_of_grad_q(1.01 * true.grad_q - 3 * of_delta, true)
+    torch.testing.assert_close(found, torch.full((HEADS,), 0.01, dtype=torch.float64), rtol=1e-9, atol=0)
+
+
+def test_where_each_query_sees_one_key_no_factor_of_the_scores_shows() -> None:
+    q, k, v, grad_out = (x[:, :, :1].double() for x in inputs(1))
+    true = exact(AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.2, 1, 0, "f"), 0)
+    assert factors_of_scores([1.1 * true.out], true)[0].isnan().all()
+
+
+@pytest.mark.parametrize(("factor", "offset"), [(1.0, 0.0), (2.0, 4.0)])
+@pytest.mark.parametrize(("function", "heads", "told"), [(scaled, (3,), 1.02), (capped, (1, 2, 3, 4), 0.996)])
+def test_another_scale_and_a_soft_cap_are_no_bias_of_delta_and_no_rounding(
+    function: Function, heads: tuple[int, ...], told: float, factor: float, offset: float
+) -> None:
+    """A bias of δ was found, S was said to be rounded, and the heads without the other scale were rounded heads."""
+    if function is capped and offset:
+        pytest.skip("scores so large make it far more than a factor: rows of O are off")
+    (found,) = diagnose(call_of(function, along_out(5, factor, offset))).findings
+    assert (found.kind, found.heads) == ("other_scores", heads)
+    factors = [float(one) for one in re.findall(r"\d\.\d{4}", found.text)]
+    assert factors == pytest.approx([told] * len(factors), rel=2e-3)
+
+
+def test_a_soft_cap_in_all_heads_of_a_users_function_sends_nobody_to_another_attention() -> None:
+    diagnosis = diagnose(dataclasses.replace(call_of(capped, along_out(5)), attention="own:capped"))
+    told = advice({one.kind for one in diagnosis.findings}, suspects([diagnosis], None))
+    assert "flash_unrounded_out" not in told
+
+
+@pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.parametrize(("factor", "offset"), [(1.0, 0.0), (2.0, 4.0), (8.0, 0.0)])
+def test_attentions_without_a_factor_have_none(name: str, factor: float, offset: float) -> None:
+    assert diagnose(call_of(by_position(CLEAN[name]), along_out(6, factor, offset))).findings == ()
+
+
+@pytest.mark.parametrize("name", ["sdpa", "flash_bf16", "flash_exact_rowsum"])
+def test_scores_that_are_rounded_until_they_are_alike_have_no_other_factor(name: str) -> None:
+    """At 1,000 nats BF16's numbers lie 4 apart: O is nearly that of scores times 0. δ of exact row sums has no bias."""
+    q, k, v, grad_out = along_out(7)
+    q[..., 0], k[..., 0] = 80.0, 80.0
+    function = by_position(lambda *qkv, **options: attention(*qkv, variant=name, **options))
+    kinds = {one.kind for one in diagnose(call_of(function, [q, k, v, grad_out])).findings}
+    assert "other_scores" not in kinds
+    assert name != "flash_exact_rowsum" or "delta_bias" not in kinds
+
+
+def with_grad_q(call: AttentionCall, changed: Tensor, head: int) -> AttentionCall:
+    """The call with another dQ in a head, rounded as dQ is."""
+    assert call.grad_q is not None
+    grad_q = call.grad_q.clone()
+    grad_q[:, head] = changed[:, head].to(grad_q.dtype)
+    return dataclasses.replace(call, grad_q=grad_q)
+
+
+@pytest.mark.parametrize("size", [0.99, 1.01, 1.05])
+@pytest.mark.parametrize(("factor", "offset"), [(1.0, 0.0), (2.0, 4.0)])
+def test_a_factor_of_grad_q_is_no_bias_of_delta(size: float, factor: float, offset: float) -> None:
+    call = call_of(by_position(CLEAN["sdpa"]), along_out(5, factor, offset))
+    true = torch.stack([exact(call, n).grad_q for n in range(len(call.q))])
+    (found,) = diagnose(with_grad_q(call, size * true, 2)).findings
+    assert (found.kind, found.heads) == ("gradients_off", (3,))
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_a_wrong_delta_without_a_mean_is_no_bias_but_a_wrong_gradient(mean: bool) -> None:
+    """δ of the row before. dQ was off by 90 %, and nothing was found, as an error along PK had to have a mean."""
+    call = call_of(by_position(CLEAN["sdpa"]), along_out(5) if mean else inputs(5, sequences=8))
+    assert call.grad_k is not None
+    grad_q, grad_k = [], []
+    for n in range(len(call.q)):
+        true = exact(call, n)
+        delta = (true.grad_out * true.out).sum(-1)
+        error = (delta.roll(1, -1) - delta)[..., None]
+        grad_q.append(true.grad_q - call.scale * error * true.attended_keys)
+        grad_k.append(true.grad_k - call.scale * true.probs.mT @ (error * true.q))
+    call.grad_k[:, 2] = torch.stack(grad_k)[:, 2].bfloat16()
+    (found,) = diagnose(with_grad_q(call, torch.stack(grad_q), 2)).findings
+    assert (found.kind, found.heads) == ("gradients_off", (3,))
+    assert "as by a wrong δ" in found.text
+
+
+def test_a_grad_q_that_is_a_little_off_in_all_rows_is_named() -> None:
+    """By 5 % in each row, of no direction: none is off by a tenth."""
+    call = call_of(by_position(CLEAN["sdpa"]), along_out(5))
+    assert call.grad_q is not None
+    noise = torch.randn(call.grad_q.shape, generator=torch.Generator().manual_seed(0))
+    size = call.grad_q.float().norm(dim=-1, keepdim=True) / call.grad_q.shape[-1] ** 0.5
+    (found,) = diagnose(with_grad_q(call, call.grad_q + 0.05 * size * noise, 2)).findings
+    assert (found.kind, found.heads) == ("gradients_off", (3,))
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_rounded_scores_in_one_head_make_no_rounded_heads_of_the_others(factor: float) -> None:
+    """In that head O errs by more than its rounding, which δ does not follow for this reason alone."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, _causal: bool, scale: float) -> Tensor:
+        scores = q.float() @ k.float().mT * scale
+        scores[:, 2] = scores[:, 2] + (scores[:, 2].bfloat16().float() - scores[:, 2]).detach()
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return (scores.masked_fill(later, -torch.inf).softmax(-1) @ v.float()).to(q.dtype)
+
+    tensors = inputs(5, factor, sequences=8)
+    sdpa, coarse = call_of(by_position(CLEAN["sdpa"]), tensors), call_of(function, tensors)
+    both = {name: getattr(sdpa, name).clone() for name in ("out", "grad_q", "grad_k", "grad_v")}
+    for name, own in both.items():
+        own[:, 2] = getattr(coarse, name)[:, 2]
+    kinds = {one.kind for one in diagnose(dataclasses.replace(sdpa, **both)).findings}
+    assert kinds <= {"coarse_rounding"}
