@@ -254,6 +254,30 @@ def test_a_small_growth_counts_only_if_the_same_head_grows_from_another_start() 
     assert fit([starts[0], starts[2]]) == []
 
 
+def test_of_two_starts_a_growth_of_thousandths_is_none() -> None:
+    """It is clear of chance, and repeats: roundings of δ move W_Q of a run that stays stable. ln 1.02 = 0.0198."""
+
+    def alone(growth: float, step: int) -> Start:
+        grown = np.zeros((4, 4))
+        grown[0, 1] = growth
+        return start(step, grown, chance=1e-4)
+
+    for growth, counts in ((0.001, False), (0.0197, False), (0.0199, True)):
+        assert bool(fit([alone(growth, 0), alone(growth, 300)])) == counts
+    assert fit([alone(0.0199, 0), alone(0.01, 300)]) == []
+
+
+def test_a_growth_beyond_chance_that_is_too_small_is_not_said_to_be_chance(tmp_path: Path) -> None:
+    subject = Chaotic({0: (0.15,), 1000: ()})
+    with (
+        pytest.raises(NoGrowthError) as refused,
+        Branches(subject, RunFolder(tmp_path), 200, None) as branches,
+    ):
+        find_starts(branches, 2)
+    assert "it has to grow by ×1.25, or the same head has to grow from two checkpoints" in str(refused.value)
+    assert "beyond chance" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("growths", "chosen", "refused"),
     [

@@ -30,6 +30,9 @@ LEAST_GROWTH = 1.25
 """A start counts by itself only if W_Q of a head grows by this factor beyond the twin's. Below, the same head has to
 grow clear of chance from another start. The twins share whatever has no cause in the attention; a growth beyond theirs
 that is repeated on other batches is due to the attention, directly or through the loss."""
+LEAST_REPEATED = 1.02
+"""So much the head has to grow from both starts. Roundings of δ move W_Q of a run that stays stable, too, by some
+thousandths, and where chance is small that is clear of it."""
 FEW_HEADS = 8
 """Of fewer heads in all a largest one tells too little of chance: there each start needs :data:`LEAST_GROWTH`. By
 chance, as above, of eight starts two agree about one of 8 heads in 0.5 % of runs at most, of 4 heads in 2 %, and about
@@ -93,13 +96,18 @@ class Start:
 
 
 def fit(starts: Sequence[Start]) -> list[Start]:
-    """Return the starts that count: something grows clear of chance, by :data:`LEAST_GROWTH` or from two starts."""
+    """Return the starts that count: something grows clear of chance, by :data:`LEAST_GROWTH` or from two starts by
+    :data:`LEAST_REPEATED`."""
+
+    def repeats(one: Start, other: Start) -> bool:
+        both = np.minimum(one.growth, other.growth) >= np.log(LEAST_REPEATED)
+        return bool((one.growing & other.growing & both).any())
 
     def confirmed(start: Start) -> bool:
         if (start.growth[start.growing] >= np.log(LEAST_GROWTH)).any():
             return True
         others = [other for other in starts if other is not start and other.growth.size >= FEW_HEADS]
-        return any((start.growing & other.growing).any() for other in others)
+        return any(repeats(start, other) for other in others)
 
     return [start for start in starts if start.growing.any() and confirmed(start)]
 
@@ -163,11 +171,17 @@ def _refused(branches: Branches[A], tried: Sequence[Start]) -> UserError:
             "which chance is measured, has exploded; give fewer --steps"
         )
     best = max(measured, key=lambda start: float(start.growth.max()))
-    return NoGrowthError(
+    seen = (
         f"{told}: from step {best.step:,} on W_Q outgrows its twin's by ×{np.exp(best.growth.max()):.2f} in "
-        f"{branches.steps:,} steps, where chance makes ×{np.exp(best.chance):.2f}, and no growth beyond chance is "
-        f"found from {len(tried) - 1} other checkpoints either: too little to tell branches apart; give more --steps, "
-        "or flashpoint diagnose: this attention's fault, if it has one, does not drive W_Q"
+        f"{branches.steps:,} steps, where chance makes ×{np.exp(best.chance):.2f}"
+    )
+    if best.growing.any() and best.growth.max() >= np.log(LEAST_REPEATED):
+        several = "" if best.growth.size < FEW_HEADS else ", or the same head has to grow from two checkpoints"
+        return NoGrowthError(f"{seen}; it has to grow by ×{LEAST_GROWTH}{several}: give more --steps")
+    return NoGrowthError(
+        f"{seen}, and no growth beyond chance is found from {len(tried) - 1} other checkpoints either: too little to "
+        "tell branches apart; give more --steps, or flashpoint diagnose: this attention's fault, if it has one, does "
+        "not drive W_Q"
     )
 
 
