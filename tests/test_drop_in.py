@@ -188,6 +188,8 @@ TWO_LAYERS = AttentionVariant(
         ({"layer": 3, "variant": TWO_LAYERS}, r"layer=3: variant=two has errors of δ for layers 1 to 2"),
         ({"scale": math.nan}, r"scale=nan: give a finite number, or None for 1/√d"),
         ({"scale": math.inf}, r"scale=inf: give a finite number"),
+        ({"scale": torch.tensor(0.2, requires_grad=True)}, r"scale: no gradient goes to it; multiply query"),
+        ({"scale": torch.tensor([0.1, 0.2])}, r"scale: no gradient goes to it; multiply query"),
         ({"seed_and_step": torch.zeros(2)}, r"seed_and_step \[2\] float32: give \[2\] int64"),
         ({"seed_and_step": torch.zeros(3, dtype=torch.int64)}, r"seed_and_step \[3\] int64: give \[2\] int64"),
     ],

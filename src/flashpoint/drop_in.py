@@ -213,6 +213,8 @@ def _check_choices(variant: AttentionVariant, layer: int, scale: float | None) -
         if trajectory is not None and layer > len(trajectory):
             told = f"variant={variant.name} has errors of δ for layers 1 to {len(trajectory)}"
             raise ValueError(f"layer={int(layer)}: {told}")  # int: a number that torch.compile traces has no text
+    if isinstance(scale, Tensor) and (scale.requires_grad or scale.dim()):
+        raise ValueError("scale: no gradient goes to it; multiply query by a learned scale, and pass scale=1.0")
     if scale is not None and not -math.inf < scale < math.inf:
         raise ValueError(f"scale={scale}: give a finite number, or None for 1/√d")
 
