@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from click.testing import CliRunner
-from torch import nn
+from torch import Tensor, nn
 
 from flashpoint.capture.watched import Watch
 from flashpoint.cli.main import main
-from tests.capture.loops import loop, plain
+from tests.capture.loops import Pair, loop, plain
 
 BAD = 5
 """The step whose weights are NaN."""
@@ -81,3 +82,27 @@ def test_a_capture_of_the_nan_itself_or_of_a_run_without_one_tells_nothing_more(
     changed = {**json.loads((run / "outcome.json").read_text()), "outcome": "stable", "onset_step": None}
     (run / "outcome.json").write_text(json.dumps(changed))
     assert "After these tensors" not in told(str(run), "--step", "2")
+
+
+class Dropping(Pair):
+    """Two blocks, of which the first drops weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.first.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=True)
+        left: Tensor = self.second(x + attended.transpose(1, 2).flatten(2))
+        return left
+
+
+def captured(model: nn.Module, number: int, watched: Watch) -> None:
+    if number == 0:
+        watched.capture(sequences=0)
+    plain(model, number, watched)
+
+
+@pytest.mark.parametrize("left_out", [True, False])
+def test_a_layer_that_was_left_out_is_told_for_layers_are_counted_without_it(tmp_path: Path, left_out: bool) -> None:
+    """The second layer is told as layer 1, and a line of the loop alone had said so."""
+    loop(tmp_path, Dropping() if left_out else Pair(), captured, steps=2)
+    said = "Layers are counted as they were recorded. Not recorded: scaled_dot_product_attention: dropout"
+    assert (said in told(str(tmp_path / "own"))) == left_out

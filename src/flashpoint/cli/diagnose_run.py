@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def told_of_run(path: Path, capture: int | None, step: int) -> tuple[list[Table], str]:
-    """Return what W_Q did before the run's onset, and what came after the tensors; both are empty where there is
-    nothing to tell, or no run.
+    """Return what W_Q did before the run's onset, and which attentions were not recorded and what came after the
+    tensors; both are empty where there is nothing to tell, or no run.
 
     Args:
         path: of the run, of one of its captures, or of a file in that.
@@ -37,8 +37,9 @@ def told_of_run(path: Path, capture: int | None, step: int) -> tuple[list[Table]
     except UserError as error:  # of a file that the diagnosis does not need
         notify(str(error))
         return [], ""
+    not_recorded = _not_recorded(run)
     if onset is None or step >= onset:
-        return grown, ""
+        return grown, not_recorded
     told = "" if grown else f"After these tensors, which are of step {step:,}, the loss {failed} at step {onset:,}. "
     captures = captured_steps(folder.path)
     own = next((at for at, one in captures.items() if one.resolve() == of_tensors), math.inf)
@@ -46,7 +47,15 @@ def told_of_run(path: Path, capture: int | None, step: int) -> tuple[list[Table]
         run_path = folder.path.resolve()
         near = run_path.relative_to(Path.cwd()) if run_path.is_relative_to(Path.cwd()) else run_path
         told += f"The next capture: flashpoint diagnose {near} --step {later[0]}."
-    return grown, told.rstrip()
+    return grown, f"{not_recorded} {told}".strip()
+
+
+def _not_recorded(run: Run) -> str:
+    """Return that layers are counted without the attentions that watching left out: their numbers can be others."""
+    left_out = run.manifest.get("not_recorded", [])
+    if not left_out:
+        return ""
+    return f"Layers are counted as they were recorded. Not recorded: {'; '.join(left_out)}."
 
 
 def _failed(run: Run) -> tuple[int | None, str]:
