@@ -65,6 +65,14 @@ def asked_but_not_set(checkpoint: str, attention: Any, steps: int, watch: Any) -
     nanogpt.step(checkpoint, ignored, steps, watch)
 
 
+def with_new_weights(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
+    def watching(model: Any) -> Any:
+        torch.nn.init.normal_(model.lm_head.weight)
+        return watch(model)
+
+    nanogpt.step(checkpoint, attention, steps, watching)
+
+
 def with_options(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
     nanogpt.step(checkpoint, attention, steps, lambda model: watch(model, name="mine", interval=3, functions=["a:b"]))
 
@@ -121,6 +129,7 @@ def test_the_head_with_the_error_is_named_and_the_report_tells_it(failing: Path,
         ("other_batches", "step 10 trains on another batch"),
         ("too_few", "trained 9 steps"),
         ("unwatched", "did not watch"),
+        ("with_new_weights", "with the run's attention step 10 has loss "),
         ("nothing", "has no nothing; it has "),
         ("failing_step", "RuntimeError in a branch from step 10: no such layer"),
         (

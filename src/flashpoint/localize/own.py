@@ -1,16 +1,8 @@
 """Branches of somebody's own training loop: a function of the user's trains them, with attentions that it is handed.
 
 The function is ``step(checkpoint, attention, steps, watch)``. It loads the checkpoint, gives each layer its attention,
-and trains so many steps on the batches that followed the checkpoint, in a loop that ``watch`` watches::
-
-    def step(checkpoint, attention, steps, watch):
-        model, optimizer, batches = load(checkpoint)
-        for number, block in enumerate(model.blocks, 1):
-            block.attend = attention(number)
-        with watch(model) as watched:
-            for batch in itertools.islice(batches, steps):
-                …
-                watched.step(loss, batch)
+and trains so many steps on the batches that followed the checkpoint, in a loop that ``watch`` watches. One stands in
+docs/own_run.md.
 """
 
 from __future__ import annotations
@@ -198,7 +190,21 @@ class OwnLoop:
                     f"--function {self.function}: {type(error).__name__} in a branch from step {start:,}: {said}; "
                     f"{log.name} tells where"
                 ) from error
-        return self._end(RunFolder(folder), handed.layers, start, steps)
+        trained = self._end(RunFolder(folder), handed.layers, start, steps)
+        if attention == self.whole:
+            self._check_first_loss(Run.of_folder(RunFolder(folder)), start)
+        return trained
+
+    def _check_first_loss(self, branch: Run, start: int) -> None:
+        """Raise UserError where a branch with the run's own attention does not begin with the run's loss."""
+        steps, losses = self.run.columns["loss"]
+        found, run = float(branch.columns["loss"][1][0]), float(losses[steps == start].sum())
+        margin = max(self.run.config["detector"]["margin"], 0.1 * abs(run))  # a sum over tokens has more noise
+        if start in steps and abs(found - run) > margin:
+            raise UserError(
+                f"--function {self.function}: with the run's attention step {start:,} has loss {found:.2f}, and the "
+                f"run had {run:.2f}; load the weights before that step, and call the attention as the run does"
+            )
 
     def _end(self, folder: RunFolder, layers: set[int], start: int, steps: int) -> Trained:
         """Check what the function has done, with the attentions of some layers, and return it."""
