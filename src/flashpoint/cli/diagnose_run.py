@@ -33,11 +33,10 @@ def told_of_run(path: Path, capture: int | None, step: int) -> tuple[list[Table]
         return [], ""
     try:
         run = Run.of_folder(folder)
-        grown, (onset, failed) = _growth(run), _failed(run)
+        grown, (onset, failed), not_recorded = _growth(run), _failed(run), _not_recorded(run)
     except UserError as error:  # of a file that the diagnosis does not need
         notify(str(error))
         return [], ""
-    not_recorded = _not_recorded(run)
     if onset is None or step >= onset:
         return grown, not_recorded
     told = "" if grown else f"After these tensors, which are of step {step:,}, the loss {failed} at step {onset:,}. "
