@@ -11,6 +11,7 @@ from flashpoint.cli.diagnose_advice import advice, suspects
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.factors import factor_of_grad_q, factors_of_scores
+from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.probe import Function
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.drop_in import attention
@@ -74,6 +75,18 @@ def test_another_scale_and_a_soft_cap_are_no_bias_of_delta_and_no_rounding(
     assert factors == pytest.approx([told] * len(factors), rel=2e-3)
 
 
+def test_where_the_attention_is_asked_row_sums_tell_a_bias_of_delta_beside_another_scale() -> None:
+    biased = by_position(faulty_attention(Fault("delta_bias", head=2, size=1e-2)))
+
+    def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+        return biased((q.float() * (1 + ETA)[:, None, None]), k.float(), v.float(), is_causal, scale).to(q.dtype)
+
+    call = call_of(function, along_out(5))
+    assert {one.kind for one in diagnose(call).findings} == {"other_scores"}
+    found = {one.kind: one.heads for one in diagnose(call, function).findings}
+    assert found == {"delta_bias": (3,), "other_scores": (3,)}
+
+
 def test_a_soft_cap_in_all_heads_of_a_users_function_sends_nobody_to_another_attention() -> None:
     diagnosis = diagnose(dataclasses.replace(call_of(capped, along_out(5)), attention="own:capped"))
     told = advice({one.kind for one in diagnosis.findings}, suspects([diagnosis], None))
@@ -90,7 +103,8 @@ def test_attentions_without_a_factor_have_none(name: str, factor: float, offset:
 def test_scores_that_are_rounded_until_they_are_alike_have_no_other_factor(name: str) -> None:
     """At 1,000 nats BF16's numbers lie 4 apart: O is nearly that of scores times 0. δ of exact row sums has no bias."""
     q, k, v, grad_out = along_out(7)
-    q[..., 0], k[..., 0] = 80.0, 80.0
+    q[..., 0] += 60
+    k[..., 0] += 100
     function = by_position(lambda *qkv, **options: attention(*qkv, variant=name, **options))
     kinds = {one.kind for one in diagnose(call_of(function, [q, k, v, grad_out])).findings}
     assert "other_scores" not in kinds
