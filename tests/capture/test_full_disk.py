@@ -73,7 +73,7 @@ def test_a_batch_that_cannot_be_kept_does_not_cost_the_capture(
     monkeypatch.setattr("torch.save", full)
     loop(tmp_path, step=step)
     told = capsys.readouterr().err
-    assert "keeping the batch failed (OSError: [Errno 28] No space left on device)" in told
+    assert "keeping the batch failed (OSError: [Errno 28] No space left on device" in told
     assert "δ of 2 layers was measured on 6 sequences" in told
     names = sorted(path.name for path in (tmp_path / "own/captures/step-0000001").iterdir())
     assert names == ["delta.jsonl", "layer-01.safetensors", "layer-02.safetensors"]
