@@ -25,8 +25,9 @@ def main(name: str) -> None:
     for step in range(2):
         runner.before_step(step, torch.arange(36).view(4, 9), torch.tensor([0, step]))
         assert "tied_rows" in runner.after_step(step, last=False)
-        state = {"step": step, "loss": 1.0, "chain": "", "detector": detector, "probes": runner.state()}
-        runner.load_state(parsed(json.dumps(state), State, "state")["probes"])
+        tensors, plain = runner.state()
+        state = {"step": step, "loss": 1.0, "chain": "", "detector": detector, "probes": plain}
+        runner.load_state(tensors, parsed(json.dumps(state), State, "state")["probes"])
     assert all(map(torch.equal, weights, model.parameters()))
     for failed in runner.failed:
         assert failed.error.isprintable()

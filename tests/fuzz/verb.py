@@ -14,7 +14,7 @@ def execute(plan: Any, parts: Any, folder: Any, _listeners: Any) -> Outcome:
     if parts.start.state:
         parts.step.load_state(parts.start.tensors)
         ExplosionDetector(plan.config.detector).load_state(parts.start.state["detector"])
-        parts.probes.load_state(parts.start.state["probes"])
+        parts.probes.load_state(parts.start.tensors, parts.start.state["probes"])
     return Outcome("stable", 0, None, None, 0.0, None, None, "", "", "", "", 0, None, 0.0, str(folder.path))
 
 
