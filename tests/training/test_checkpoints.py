@@ -95,12 +95,18 @@ def test_a_checkpoint_past_the_step_that_is_wanted_is_not_read(tmp_path: Path) -
     assert lines == []
 
 
+def original(folder: Path, steps: range) -> RunFolder:
+    """A run to branch from, with its chain."""
+    run = RunFolder(folder / "run")
+    run.path.mkdir()
+    record(run.checkpoints, steps, run.chain)
+    return run
+
+
 def test_a_branch_starts_at_the_step_it_names_or_says_which_there_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = RunFolder(tmp_path / "run")
-    run.path.mkdir()
-    record(run.checkpoints, range(1, 31), run.chain)
+    run = original(tmp_path, range(1, 31))
     (run.checkpoints / "step-000000030.safetensors").write_bytes(b"damaged")
     assert starting_point(Config(replay="run", from_step=0), None, run).step == 0
     assert starting_point(Config(replay="run", from_step=20), None, run).step == 20
@@ -115,9 +121,7 @@ def test_a_branch_does_not_start_from_the_checkpoint_of_another_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It trained on, from weights that its original never had."""
-    run = RunFolder(tmp_path / "run")
-    run.path.mkdir()
-    record(run.checkpoints, range(1, 21), run.chain)
+    run = original(tmp_path, range(1, 21))
     record(run.checkpoints, range(20, 21))
     assert starting_point(Config(replay="run", from_step=20), None, run).step == 10
     assert "step-000000020.safetensors: not of this run's digest chain" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
+from flashpoint.deviation.defaults import LENGTH, TILE
 from flashpoint.errors import UserError
 from flashpoint.field_types import CHECKED, Count
 
@@ -81,12 +82,7 @@ COMPARED = ("validation_loss", "weights_distance")
 def _check_bounds(above: float | None, below: float | None) -> None:
     if above is None and below is None:
         raise ValueError("above: missing; give above, below or both")
-    if above is not None and below is not None:
-        _check_order(above, below)
-
-
-def _check_order(above: float, below: float) -> None:
-    if above >= below:
+    if above is not None and below is not None and above >= below:
         raise ValueError(f"above: {above} is not less than below: {below}; raise below")
 
 
@@ -136,7 +132,7 @@ class Deviates:
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _check_order(self.above, self.below)
+        _check_bounds(self.above, self.below)
         return self
 
 
@@ -145,9 +141,9 @@ class EmulatedSetting:
     """Where flash and baseline attention are compared: heads of 64 features, tiles of ``rows`` queries × ``keys``."""
 
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
-    length: Count = 256
-    rows: Count = 64
-    keys: Count = 64
+    length: Count = LENGTH
+    rows: Count = TILE
+    keys: Count = TILE
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)

@@ -166,7 +166,7 @@ def _unjudged(biases: Mapping[int, DeltaBias], more: str) -> str:
         more: how a user gets more sequences, with ``{}`` for their number; empty where there is no way.
     """
     from flashpoint.capture.delta_collection import SEQUENCES
-    from flashpoint.diagnosis.sure import FEW
+    from flashpoint.diagnosis.significance import FEW
 
     parts = []
     if without := {layer: bias for layer, bias in biases.items() if not bias.judges}:
@@ -202,7 +202,7 @@ def _unseen(biases: Mapping[int, DeltaBias], more: str) -> str:
         more: how a user gets more sequences, with ``{}`` for their number; empty where there is no way.
     """
     from flashpoint.diagnosis.bias import IGNITED
-    from flashpoint.diagnosis.sure import FEW
+    from flashpoint.diagnosis.significance import FEW
 
     # Of a layer with NaN or infinity there is a finding; how many sequences would show a bias there, nobody knows.
     ignites = min(IGNITED)

@@ -2,3 +2,5 @@
 
 LENGTH, HEAD_SIZE, SEEDS = 256, 64, 8
 """Tokens, features of a head, and independent inputs of one head."""
+TILE = 64
+"""Queries, and keys, of a tile of flash."""

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from flashpoint.deviation.arithmetic import arithmetic
+from flashpoint.deviation.defaults import TILE
 from flashpoint.deviation.emulated import Block, Inputs
 from flashpoint.deviation.engines import engines_named
 from flashpoint.deviation.formats import Format
@@ -19,7 +20,7 @@ from flashpoint.deviation.pairs import GOLDEN, Pair, pairs
 from flashpoint.deviation.statistics import Deviation, Unit, deviation, largest_and_rms
 from flashpoint.errors import UserError
 
-DEFAULT_BLOCK = Block(64, 64)
+DEFAULT_BLOCK = Block(TILE, TILE)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from flashpoint.diagnosis.delta_sample import PARTS, SOURCES, DeltaSample
 from flashpoint.diagnosis.measures import Measures, of_errors
 from flashpoint.diagnosis.repeats import averaged
-from flashpoint.diagnosis.sure import FEW, standard_errors
+from flashpoint.diagnosis.significance import FEW, standard_errors
 
 _MOST = 10**15
 """Sequences: no training has so many."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from flashpoint.diagnosis.exact import Exact
 from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, explained, fp32_error
 from flashpoint.diagnosis.measures import Measures
-from flashpoint.diagnosis.sure import surely_off
+from flashpoint.diagnosis.significance import surely_off
 
 _SCORES_OFF = 5e-4
 """A factor of the scores that is told, beside 1. Roundings to BF16, of S too, make some 1e-4 without a sign."""

@@ -18,8 +18,8 @@ from flashpoint.diagnosis.measures import Measures, Results
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
 from flashpoint.diagnosis.repeats import identities_of
 from flashpoint.diagnosis.result_measures import BF16, ROW_OFF
+from flashpoint.diagnosis.significance import mean_and_margin
 from flashpoint.diagnosis.sink import sink_finding, with_sink
-from flashpoint.diagnosis.sure import mean_and_margin
 from flashpoint.numerics.variant import AttentionVariant
 
 _LENGTH_OFF = 5e-4

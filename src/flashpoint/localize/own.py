@@ -197,10 +197,12 @@ class OwnLoop:
 
     def _check_first_loss(self, branch: Run, start: int) -> None:
         """Raise UserError where a branch with the run's own attention does not begin with the run's loss."""
-        steps, losses = self.run.columns["loss"]
-        found, run = float(branch.columns["loss"][1][0]), float(losses[steps == start].sum())
+        losses = dict(zip(*self.run.columns["loss"], strict=True))
+        if (run := losses.get(start)) is None:
+            return
+        found = float(branch.columns["loss"][1][0])
         margin = max(self.run.config["detector"]["margin"], 0.1 * abs(run))  # a sum over tokens has more noise
-        if start in steps and abs(found - run) > margin:
+        if abs(found - run) > margin:
             raise UserError(
                 f"--function {self.function}: with the run's attention step {start:,} has loss {found:.2f}, and the "
                 f"run had {run:.2f}; load the weights before that step, and call the attention as the run does"
