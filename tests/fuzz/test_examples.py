@@ -7,7 +7,7 @@ import pytest
 
 from flashpoint.config import BUILT_IN_PROBES
 from flashpoint.hardware import cores
-from flashpoint.probes.attention import BUILT_IN
+from flashpoint.probes.built_in import BUILT_IN
 from tests.fuzz.judge import laid_out, run
 
 ABOUT_SIZE = "the run needs at least "

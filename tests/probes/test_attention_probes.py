@@ -17,6 +17,7 @@ from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.precision import Precision
 from flashpoint.probes import attention as probes
+from flashpoint.probes import out_error
 from flashpoint.probes.instrumented import InstrumentedPass
 from flashpoint.probes.observation import Observation
 
@@ -152,7 +153,7 @@ def test_the_observed_gradient_of_q_is_the_attentions_own(captured: Observation)
 
 
 def test_ties_of_even_attention() -> None:
-    found = values(probes.Ties(), observation())  # row t has t + 1 equal scores
+    found = values(out_error.Ties(), observation())  # row t has t + 1 equal scores
     assert found["tied_rows"] == 3 / 4
     assert found["tie_multiplicity"] == (2 + 3 + 4) / 3
     assert found["ties_on_first_keys"] == 1.0
@@ -166,7 +167,7 @@ def test_ties_are_placed_where_they_are() -> None:
     q[0, 0, 0] = q[0, 0, 1] = 0
     out = torch.zeros(1, 1, 8, D)
     seen = observation(q=q, k=k, v=out, out=out, grad_out=out)
-    found = values(probes.Ties(), seen)
+    found = values(out_error.Ties(), seen)
     # Row 1 ties its two keys of score 0, rows 6 and 7 the keys 1 and 6: six ones, four of them on the first four keys.
     assert found["tied_rows"] == 3 / 8
     assert found["tie_multiplicity"] == 2
@@ -182,20 +183,33 @@ def test_the_rounding_of_out_points_away_from_zero_or_towards_it_by_row() -> Non
     error[0, 0, 1, 0] = 0.25  # away from 0
     error[0, 0, 2, 1] = -0.25  # away from 0
     error[0, 0, 3, 1] = 0.125  # towards 0
-    found = values(probes.Ties(), observation(v=v, out=exact + error))
+    found = values(out_error.Ties(), observation(v=v, out=exact + error))
     assert found["tied_out_error_bias"] == pytest.approx((0.25 + 0.25 - 0.125) / 0.625)
     assert found["untied_out_error_bias"] == -1
-    assert values(probes.Ties(), observation(v=v, out=exact))["tied_out_error_bias"] == 0
+    assert values(out_error.Ties(), observation(v=v, out=exact))["tied_out_error_bias"] == 0
+
+
+def test_the_rounding_in_the_most_one_sided_feature_of_tied_rows() -> None:
+    v = torch.ones(1, 1, T, D)
+    v[0, 0, 0] = -1.0
+    v[..., 3] = -2.0  # the only feature of one sign
+    exact = v.cumsum(2) / torch.arange(1, T + 1)[:, None]
+    error = torch.full((1, 1, T, D), 0.25)  # towards 0 where O is negative
+    error[0, 0, 0, 3] = 1.0  # in the row without a tie
+    error[0, 0, 2, 3] = -0.75  # away from 0
+    found = values(out_error.Ties(), observation(v=v, out=exact + error))
+    assert found["one_sided_tied_out_error_bias"] == pytest.approx((0.75 - 0.25 - 0.25) / 1.25, rel=1e-5)
 
 
 def test_a_maximum_that_a_later_block_tops_is_no_tie() -> None:
     q, k, v = torch.zeros(1, 1, 8, D), torch.zeros(1, 1, 8, D), torch.zeros(1, 1, 8, D)
     q[..., 0], k[0, 0, :, 0] = 4.0, 4.0 * torch.arange(8.0)  # in every row the last key has the largest score
     seen = observation(q=q, k=k, v=v, out=v, grad_out=v, variant=dataclasses.replace(BF16, block_k=2))
-    assert values(probes.Ties(), seen)["tied_rows"] == 0
+    assert values(out_error.Ties(), seen)["tied_rows"] == 0
     k[0, 0, 1:7, 0] = k[0, 0, 1, 0]  # keys 1 to 6 alike, over four blocks: rows 2 to 6 tie, and row 7 has one maximum
     assert (
-        values(probes.Ties(), observation(q=q, k=k, v=v, out=v, grad_out=v, variant=seen.variant))["tied_rows"] == 5 / 8
+        values(out_error.Ties(), observation(q=q, k=k, v=v, out=v, grad_out=v, variant=seen.variant))["tied_rows"]
+        == 5 / 8
     )
 
 
@@ -218,10 +232,28 @@ def test_one_signed_values_and_errors() -> None:
     error = torch.full((1, 1, T, D), 0.25)
     error[0, 0, ::2] = -0.25  # no bias
     error[..., 5] = 0.25  # but here
-    found = values(probes.OutBias(), observation(v=v, out=exact + error))
+    found = values(out_error.OutBias(), observation(v=v, out=exact + error))
     assert found["v_sign_max"] == 3 / 4
     assert found["out_error_bias_max"] == pytest.approx(1, rel=1e-5)
     assert found["out_error_bias_mean"] == pytest.approx(1 / D, rel=1e-4)
+
+
+def test_the_first_half_of_the_rows_chooses_the_feature_whose_signs_are_counted() -> None:
+    v = torch.ones(1, 1, T, D)
+    v[0, 0, 0] = -1.0
+    exact = v.cumsum(2) / torch.arange(1, T + 1)[:, None]
+    error = torch.full((1, 1, T, D), 0.25)
+    grad_out = torch.full((1, 1, T, D), -1.0)  # of the other sign, but
+    grad_out[0, 0, 0, 5] = grad_out[0, 0, 2, 5] = 1.0  # in one row of each half
+    grad_out[0, 0, :2, 7] = 1.0  # in both rows of the first half: this feature is chosen
+    grad_out[0, 0, 2, 7] = 0.0  # no sign; the last row differs
+    error[0, 0, 2:, 7] = -0.25  # so that both are negative there
+    found = values(out_error.OutBias(), observation(v=v, out=exact + error, grad_out=grad_out))
+    assert found["feature_sign_agreement"] == 1.0
+    assert found["feature_v_error_sign_agreement"] == 1 / 4  # one of four keys has a negative value
+    grad_out[0, 0, 2, 7] = 1.0
+    found = values(out_error.OutBias(), observation(v=v, out=exact + error, grad_out=grad_out))
+    assert found["feature_sign_agreement"] == 1 / 2
 
 
 def test_shares_along_the_mean_key_and_the_first() -> None:

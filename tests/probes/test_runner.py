@@ -9,7 +9,7 @@ import torch
 from flashpoint.config import Config, ModelConfig, ProbesConfig, TrainConfig
 from flashpoint.errors import UserError
 from flashpoint.model import GPT
-from flashpoint.probes.attention import BUILT_IN
+from flashpoint.probes.built_in import BUILT_IN
 from flashpoint.probes.runner import ProbeRunner, load_probe
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import read_metrics

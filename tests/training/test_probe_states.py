@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from flashpoint.files import file_sha256, write_json
-from flashpoint.probes.attention import BUILT_IN
+from flashpoint.probes.built_in import BUILT_IN
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import read_metrics
 from flashpoint.training.needs import Quantities

@@ -15,9 +15,6 @@ from torch import Tensor
 from flashpoint.config import SIMILARITY_TOKENS
 from flashpoint.probes.observation import Observation
 
-SINK_POSITIONS = 4
-"""Keys that count as the first positions, where attention sinks are."""
-
 
 class Probe:
     """Measures one thing. A run makes one object of each probe."""
@@ -49,14 +46,14 @@ class DeltaError(Probe):
 
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
         mass, products = seen.probs.sum(-1), (seen.probs * seen.grad_probs).sum(-1)
-        error = _by_row(seen.delta - seen.delta_fp32).double()
-        row_error = _by_row(seen.delta - products / mass).double()
-        bound = _by_row(seen.grad_out.norm(dim=-1) * seen.out.float().norm(dim=-1)).double()
+        error = by_row(seen.delta - seen.delta_fp32).double()
+        row_error = by_row(seen.delta - products / mass).double()
+        bound = by_row(seen.grad_out.norm(dim=-1) * seen.out.float().norm(dim=-1)).double()
         total = error.sum(-1)
         self._cumulative = self._cumulative.to(total) + total
-        row_sums = _by_row(products - seen.delta * mass)
-        agreement = _by_row((seen.grad_out.sign() * (seen.out.float() - seen.out_fp32).sign()).sum(-1))
-        compared = _by_row(((seen.grad_out != 0) & (seen.out != seen.out_fp32)).sum(-1))
+        row_sums = by_row(products - seen.delta * mass)
+        agreement = by_row((seen.grad_out.sign() * (seen.out.float() - seen.out_fp32).sign()).sum(-1))
+        compared = by_row(((seen.grad_out != 0) & (seen.out != seen.out_fp32)).sum(-1))
         return {
             "delta_error_sum": total,
             "delta_error_cumulative": self._cumulative,
@@ -65,7 +62,7 @@ class DeltaError(Probe):
             "delta_error_variance": error.var(-1),
             **_relative("delta_error", error, bound),
             **_relative("row_sum", row_error, bound),
-            "delta_abs_mean": _by_row(seen.delta_fp32).abs().mean(-1),
+            "delta_abs_mean": by_row(seen.delta_fp32).abs().mean(-1),
             "row_sum_mean": row_sums.mean(-1),
             "row_sum_abs_mean": row_sums.abs().mean(-1),
             "grad_out_error_sign_agreement": agreement.sum(-1) / compared.sum(-1).clamp_min(1),
@@ -86,31 +83,6 @@ def _relative(name: str, error: Tensor, bound: Tensor) -> dict[str, Tensor]:
     }
 
 
-class Ties(Probe):
-    """Rows in which several P̄ are exactly 1 as operands, the paper's trigger, where those keys are, and whether the
-    rounding of O points away from 0 in these rows and in the others (§3.3.2).
-
-    Under the row's final maximum: a P̄ that was 1 until a later block of keys brought a larger score is none.
-    """
-
-    def measure(self, seen: Observation) -> Mapping[str, Tensor]:
-        ones = _by_row(seen.ones)
-        tied = ones >= 2
-        rows = tied.sum(-1).clamp_min(1)
-        # Where they are: of these keys, those whose score is the row's largest.
-        maxima = (seen.scores == seen.scores.amax(-1, keepdim=True)) & (seen.ones >= 2)[..., None]
-        by_position = maxima.sum((1, 3)).double()  # [L, H, T]
-        error = _by_row(seen.out.float() - seen.out_fp32).double()
-        outward, size = (error * _by_row(seen.out_fp32).sign()).sum(-1), error.abs().sum(-1)
-        return {
-            "tied_rows": tied.double().mean(-1),
-            "tie_multiplicity": (ones * tied).sum(-1) / rows,
-            "ties_on_first_keys": by_position[..., :SINK_POSITIONS].sum(-1) / by_position.sum(-1).clamp_min(1),
-            "tied_out_error_bias": (outward * tied).sum(-1) / (size * tied).sum(-1).clamp_min(1e-300),
-            "untied_out_error_bias": (outward * ~tied).sum(-1) / (size * ~tied).sum(-1).clamp_min(1e-300),
-        }
-
-
 class Scores(Probe):
     """Size of the scores and entropy of the attention."""
 
@@ -124,7 +96,7 @@ class Scores(Probe):
         return {
             "score_max": size.amax((1, 3, 4)),
             "score_mean": size.sum((1, 3, 4), dtype=torch.float64) / count,
-            "entropy": _by_row(entropy).mean(-1),
+            "entropy": by_row(entropy).mean(-1),
         }
 
 
@@ -137,15 +109,15 @@ class Rows(Probe):
     """
 
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
-        mass = _by_row(seen.probs.sum(-1)).double()
+        mass = by_row(seen.probs.sum(-1)).double()
         short = seen.out.float().norm(dim=-1) < 0.5 * seen.out_exact.norm(dim=-1)
         grad_scores = seen.probs * (seen.grad_probs - seen.delta[..., None])
         silent = (grad_scores == 0).all(-1)[..., 1:]
         return {
             "row_mass_mean": mass.mean(-1),
             "half_mass_rows": (mass < 0.5).double().mean(-1),
-            "half_norm_rows": _by_row(short).double().mean(-1),
-            "zero_grad_rows": _by_row(silent).double().mean(-1),
+            "half_norm_rows": by_row(short).double().mean(-1),
+            "zero_grad_rows": by_row(silent).double().mean(-1),
         }
 
 
@@ -167,27 +139,13 @@ class Deviation(Probe):
 
 def _deviation(name: str, found: Tensor, exact: Tensor) -> dict[str, Tensor]:
     """Return the differences of [L, N, H, T, d], by layer and head."""
-    difference, size = (_by_row(x).double().flatten(2) for x in (found - exact, exact))
+    difference, size = (by_row(x).double().flatten(2) for x in (found - exact, exact))
     unit = size.square().mean(-1).sqrt().clamp_min(1e-300)
     return {
         f"{name}_deviation_max": difference.abs().amax(-1),
         f"{name}_deviation_rms": difference.square().mean(-1).sqrt() / unit,
         f"{name}_deviation_mean": difference.mean(-1) / unit,
     }
-
-
-class OutBias(Probe):
-    """Signs of V, and the bias of O_lp − O_hp, by feature; of a head the most one-sided feature is told."""
-
-    def measure(self, seen: Observation) -> Mapping[str, Tensor]:
-        positive = (seen.v > 0).double().mean((1, 3))  # [L, H, d]
-        error = (seen.out.float() - seen.out_fp32).double()
-        bias = error.mean((1, 3)).abs() / error.abs().mean((1, 3)).clamp_min(1e-300)
-        return {
-            "v_sign_max": torch.maximum(positive, 1 - positive).amax(-1),
-            "out_error_bias_max": bias.amax(-1),
-            "out_error_bias_mean": bias.mean(-1),
-        }
 
 
 class NullDirection(Probe):
@@ -221,7 +179,7 @@ class Similarity(Probe):
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
         rows = seen.q.shape[1] * seen.q.shape[3]
         chosen = torch.linspace(0, rows - 1, min(SIMILARITY_TOKENS, rows), device=seen.x.device).long()
-        u = _unit(_by_row(seen.attended_keys)[:, :, chosen])  # [L, H, S, d]
+        u = _unit(by_row(seen.attended_keys)[:, :, chosen])  # [L, H, S, d]
         x = _unit(seen.x.flatten(1, 2)[:, None, chosen])  # [L, 1, S, C]
         of_keys, of_inputs = u @ u.mT, x @ x.mT
         metrics = {
@@ -243,18 +201,6 @@ class Similarity(Probe):
         self._before = state["attended_keys"], state["inputs"]
 
 
-BUILT_IN: dict[str, type[Probe]] = {
-    "delta_error": DeltaError,
-    "ties": Ties,
-    "scores": Scores,
-    "rows": Rows,
-    "deviation": Deviation,
-    "out_bias": OutBias,
-    "null_direction": NullDirection,
-    "similarity": Similarity,
-}
-
-
 def weight_gradient_error(seen: Observation) -> Tensor:
     """Return dW_Q,hp − dW_Q,lp [L, H, d, C] = α Σ_T (δ_lp − δ_hp)[T] · (PK)[T]ᵀX[T] (Qiu & Yao)."""
     weighted = (seen.delta - seen.delta_fp32)[..., None] * seen.attended_keys
@@ -273,7 +219,7 @@ def _share(matrix: Tensor, along: Tensor) -> Tensor:
     return part / matrix.float().square().sum((-2, -1)).clamp_min(1e-30)
 
 
-def _by_row(x: Tensor) -> Tensor:
+def by_row(x: Tensor) -> Tensor:
     """Return values [L, N, H, T, …] as [L, H, N·T, …]."""
     return x.transpose(1, 2).flatten(2, 3)
 

@@ -17,7 +17,8 @@ from flashpoint.cuda_graph import Graphed
 from flashpoint.errors import one_line
 from flashpoint.model import GPT
 from flashpoint.probes import own
-from flashpoint.probes.attention import BUILT_IN, Probe
+from flashpoint.probes.attention import Probe
+from flashpoint.probes.built_in import BUILT_IN
 from flashpoint.probes.instrumented import InstrumentedPass
 from flashpoint.probes.observation import Observation
 from flashpoint.probes.sentinel import LOOKBACK, Sentinel
