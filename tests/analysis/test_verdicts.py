@@ -346,6 +346,14 @@ def test_ties_on_sinks_count_each_tied_maximum_once(tmp_path: Path) -> None:
     assert judge(asked, without).verdict is Verdict.NOT_TESTED
 
 
+def test_the_bias_in_the_most_one_sided_feature_counts_each_tied_row_of_the_growth_once(tmp_path: Path) -> None:
+    asked = claim(kind="interval", quantity="one_sided_tied_out_error_bias", above=0)
+    probes = {"tied_rows": (0.1, 0.3), "one_sided_tied_out_error_bias": (1.0, -0.5)}
+    assert judge(asked, grown(tmp_path / "tied", **probes)).value == pytest.approx((0.1 - 0.15) / 0.4)
+    without = grown(tmp_path / "none", **dict.fromkeys(probes, (0.0, 0.0)))
+    assert judge(asked, without).verdict is Verdict.NOT_TESTED
+
+
 def test_the_bias_of_rounding_counts_each_tied_row_of_every_head_once(tmp_path: Path) -> None:
     asked = claim(kind="interval", quantity="tied_out_error_bias", above=0)
     probes = {"tied_rows": (0.1, 0.3), "tied_out_error_bias": (1.0, -0.5)}

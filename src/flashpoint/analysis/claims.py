@@ -67,12 +67,15 @@ QuantityName = Literal[
     "validation_loss",
     "weights_distance",
     "sign_agreement",
+    "feature_sign_agreement",
+    "feature_v_sign",
     "effective_rank",
     "token_similarity",
     "step_similarity",
     "ties_on_sinks",
     "tied_out_error_bias",
     "untied_out_error_bias",
+    "one_sided_tied_out_error_bias",
     "weights_growth",
 ]
 COMPARED = ("validation_loss", "weights_distance")

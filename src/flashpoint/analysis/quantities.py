@@ -160,15 +160,26 @@ def _effective_rank(runs: Sequence[Run], _against: Sequence[Run], _asked: Interv
 
 
 def _ties_on_sinks(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
-    """Return, for each run, the share of tied maxima that lie on the first four keys, over all ties of the growth.
+    """Return, for each run, the share of tied maxima that lie on the first four keys, over all ties of the growth."""
+    return _over_ties(runs, "ties_on_first_keys", "tied_rows", "tie_multiplicity")
+
+
+def _one_sided_bias(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
+    """Return, for each run, the bias of O's rounding away from 0 in the most one-sided feature of V, over all tied rows
+    of the growth."""
+    return _over_ties(runs, "one_sided_tied_out_error_bias", "tied_rows")
+
+
+def _over_ties(runs: Sequence[Run], metric: str, *counts: str) -> NDArray[np.float64]:
+    """Return, for each run, the mean of a probe of ties over the growth, each step by the product of its counts.
 
     A run without a tie is left out."""
-    shares = []
+    means = []
     for run in runs:
-        tied = _growing(run, "tied_rows") * _growing(run, "tie_multiplicity")
-        if tied.sum():
-            shares.append((_growing(run, "ties_on_first_keys") * tied).sum() / tied.sum())
-    return np.array(shares)
+        ties = np.prod([_growing(run, count) for count in counts], axis=0)
+        if ties.sum():
+            means.append((_growing(run, metric) * ties).sum() / ties.sum())
+    return np.array(means)
 
 
 def _out_error_bias(tied: bool) -> Callable[..., NDArray[np.float64]]:
@@ -206,6 +217,16 @@ QUANTITIES: Mapping[QuantityName, Quantity] = {
     "validation_loss": Quantity("difference of validation loss in nats", "+.3f", _loss_differences, paired=True),
     "weights_distance": Quantity("ratio of the W₁ of weights", ".2f", _weights_ratios, ratio=True, paired=True),
     "sign_agreement": Quantity("share of elements where dO and the error of O have one sign", ".4f", _of_one_sign),
+    "feature_sign_agreement": Quantity(
+        "share of rows where dO and the error of O have one sign, in the feature that agrees most often in other rows",
+        ".4f",
+        _of_hottest_head("feature_sign_agreement"),
+    ),
+    "feature_v_sign": Quantity(
+        "share of keys whose V has the sign of the mean error of O, in that feature",
+        ".3f",
+        _of_hottest_head("feature_v_error_sign_agreement"),
+    ),
     "effective_rank": Quantity("effective rank of the error of dW_Q", ".2f", _effective_rank),
     "token_similarity": Quantity(
         "cosine of (PK)[T]ᵀX[T] between tokens of a step", ".2f", _of_hottest_head("token_similarity")
@@ -221,6 +242,11 @@ QUANTITIES: Mapping[QuantityName, Quantity] = {
         "Σ (O_lp − O_hp)·sign O_hp / Σ |O_lp − O_hp| in rows without a tie, mean by rows",
         "+.3f",
         _out_error_bias(False),
+    ),
+    "one_sided_tied_out_error_bias": Quantity(
+        "Σ (O_lp − O_hp)·sign O_hp / Σ |O_lp − O_hp| in tied rows, in the feature whose V is most of one sign",
+        "+.3f",
+        _one_sided_bias,
     ),
     "weights_growth": Quantity("p of W₁ of weights ∝ step^p", ".2f", _weights_growth),
 }
