@@ -111,6 +111,17 @@ def test_a_run_counts_once_and_with_its_own_attention(tmp_path: Path) -> None:
         exploded([*runs, *select_runs([str(tmp_path / "other")])])
 
 
+def test_each_run_can_have_heads_of_its_own(tmp_path: Path) -> None:
+    for seed, heads in enumerate(([1], [2], [1, 2])):
+        chosen = {"name": "flash_fp32_out", "layers": [1], "heads": heads, "elsewhere": BF16}
+        write_run(tmp_path / str(seed), chosen, seed=seed, steps=900, onset=None)
+    runs = select_runs([str(tmp_path / "*")])
+    assert judge(claim(kind="holds", steps=800), runs).n == 3
+    write_run(tmp_path / "other", {**chosen, "layers": [2]}, seed=9)
+    with pytest.raises(UserError, match="4 attentions: "):
+        exploded(select_runs([str(tmp_path / "*")]))
+
+
 def test_the_layer_of_an_explosion_counts_once_and_with_its_own_attention(tmp_path: Path) -> None:
     metrics = [{"step": 600, "w_q_spectral_norm": [[1.0], [2.0]]}]
     runs = recorded(tmp_path / "one", 500, 500, metrics=metrics)

@@ -14,7 +14,7 @@ from flashpoint.analysis.bias_law import by_weights
 from flashpoint.analysis.claims import Interval, QuantityName
 from flashpoint.analysis.drawn_targets import by_digest
 from flashpoint.analysis.paired import losses_at
-from flashpoint.analysis.survival import grouped
+from flashpoint.analysis.survival import choices_of, grouped
 from flashpoint.analysis.weights import Apart, apart, by_difference
 from flashpoint.errors import UserError
 from flashpoint.runs.run import Run
@@ -253,8 +253,19 @@ QUANTITIES: Mapping[QuantityName, Quantity] = {
 """Quantities by name."""
 
 
+def _apart_from_heads(run: Run) -> tuple[str, str]:
+    if run.watched:
+        return run.title, ""
+    named, _, _ = run.attention.name.partition(" ")  # what follows tells its choices, the heads too
+    return named, str({**choices_of(run), "heads": None})
+
+
 def of_one_attention(runs: Sequence[Run]) -> None:
-    """Refuse runs of several attentions. Raises UserError naming them."""
+    """Refuse runs of several attentions, but let each run choose the heads that its attention computes.
+
+    Raises:
+        UserError: naming the attentions.
+    """
     labels = list(dict.fromkeys(label for _, label in grouped(runs)))
-    if len(labels) > 1:
+    if len(set(map(_apart_from_heads, runs))) > 1:
         raise UserError(f"{len(labels)} attentions: {'; '.join(labels)}; name runs of one of them")
