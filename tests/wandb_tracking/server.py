@@ -14,7 +14,7 @@ ENTITY = "someone"
 
 
 class WandbServer:
-    """Serves from a thread, while it is open as a context manager, and takes one run.
+    """Serves from a thread, while it is open as a context manager, and takes one run, which may be resumed.
 
     Args:
         dies_after_start: answers nothing from the moment that a run has been made.
@@ -24,6 +24,8 @@ class WandbServer:
     def __init__(self, *, dies_after_start: bool = False, dies_at: str | None = None) -> None:
         self.run: dict[str, Any] = {}
         """Newest value of every field that the client set."""
+        self.ids: set[str] = set()
+        """Of all runs that clients began or resumed; this server keeps them as one."""
         self.history: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
         self.exit_code: int | None = None
@@ -77,6 +79,7 @@ class WandbServer:
             "Viewer": lambda _: {"viewer": {"id": "v", "entity": ENTITY, "username": ENTITY}},
             "ServerFeaturesQuery": lambda _: {"serverInfo": {"features": []}},
             "OrganizationCoreWeaveOrganizationID": lambda _: {"entity": None},
+            "RunResumeStatus": lambda given: {"model": {"bucket": self._known(given["name"])}},
             "UpsertBucket": self._upsert_run,
             "CreateRunFiles": lambda given: {
                 "createRunFiles": {"runID": "r", "uploadHeaders": [], "files": [*map(self._slot, given["files"])]}
@@ -106,8 +109,19 @@ class WandbServer:
     def _slot(self, name: str) -> dict[str, Any]:
         return {"id": "f", "name": name, "uploadUrl": f"{self.url}/upload/{name}", "uploadHeaders": []}
 
+    def _known(self, name: str) -> object:
+        """What a client that resumes the run goes on from; None if there is no such run."""
+        if name not in self.ids:
+            return None
+        return {
+            "id": "r", "name": name, "config": self.run["config"], "wandbConfig": '{"t": 1}', "tags": [],
+            "summaryMetrics": json.dumps(self.summary), "historyTail": json.dumps([json.dumps(self.history[-1])]),
+            "eventsTail": "[]", "historyLineCount": len(self.history), "eventsLineCount": 0, "logLineCount": 0,
+        }  # fmt: skip
+
     def _upsert_run(self, given: dict[str, Any]) -> object:
-        inserted = not self.run
+        inserted = given["name"] not in self.ids
+        self.ids.add(given["name"])
         self.run |= {name: value for name, value in given.items() if value is not None}
         project = {"id": "p", "name": given["project"], "entity": {"id": "e", "name": ENTITY}}
         bucket = {"id": "r", "name": given["name"], "displayName": self.run.get("displayName"), "project": project}

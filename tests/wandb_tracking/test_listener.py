@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imsave
 
-from flashpoint.config import Config
+from flashpoint.config import Config, TrainConfig
 from flashpoint.files import write_json
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
@@ -54,6 +54,17 @@ def track(run: RunFolder, mode: str, finish_seconds: float = 60.0, **ended: Any)
     listener.ended(run, dataclasses.replace(outcome(run), **ended))
 
 
+def track_steps(run: RunFolder, mode: str, steps: range) -> None:
+    """Begin at the first of the steps, as a new run or a resumed one; log and end."""
+    write_json(run.manifest, dict(MANIFEST))
+    write_json(run.config, Config(train=TrainConfig(steps=steps.stop)).to_dict())
+    listener = WandbListener(TrackingConfig(wandb=mode), 60.0)  # type: ignore[arg-type]
+    listener.begun(run, steps.start)
+    for step in steps:
+        listener.logged(step, {"loss": float(step)})
+    listener.ended(run, dataclasses.replace(outcome(run), step=steps.stop))
+
+
 def login(monkeypatch: pytest.MonkeyPatch, server: WandbServer) -> None:
     for name, value in {"BASE_URL": server.url, "API_KEY": KEY, "ERROR_REPORTING": "false"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
@@ -62,6 +73,10 @@ def login(monkeypatch: pytest.MonkeyPatch, server: WandbServer) -> None:
 def offline_lines(run: RunFolder) -> list[dict[str, Any]]:
     """The one offline run in the folder, as W&B's own command reads it."""
     (folder,) = (run.path / "wandb").glob("offline-run-*")
+    return lines_of(folder)
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(folder)]
     shown = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
     assert shown.returncode == 0, shown.stderr
@@ -142,6 +157,62 @@ def test_wandb_sync_brings_what_a_dying_network_kept_back(
         command = [sys.executable, "-m", "wandb", "sync", "--include-online", str(kept)]
         subprocess.run(command, check=True, capture_output=True, timeout=60, cwd=run.path)
     assert [row["loss"] for row in server.history if "loss" in row] == [-1, -2, -3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("modes", [("online", "online"), ("offline", "offline"), ("online", "offline")])
+def test_a_resumed_run_goes_on_as_the_same_run_with_or_without_a_login(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, modes: tuple[str, str]
+) -> None:
+    """From a checkpoint before the last step that was logged."""
+    with WandbServer() as server:
+        login(monkeypatch, server)
+        for mode, steps in zip(modes, (range(4), range(2, 6)), strict=True):
+            track_steps(run, mode, steps)
+        if "offline" in modes:
+            command = [sys.executable, "-m", "wandb", "sync", "--yes"]
+            subprocess.run(command, check=True, capture_output=True, timeout=60, cwd=run.path)
+    assert len(server.ids) == 1
+    rows = [row for row in server.history if "loss" in row]
+    assert [(row["step"], row["loss"]) for row in rows] == [(step, step) for step in (0, 1, 2, 3, 2, 3, 4, 5)]
+    assert [row["_step"] for row in server.history] == list(range(len(server.history)))  # W&B refuses others
+    assert json.loads(server.run["config"])["train"]["value"]["steps"] == 6
+    assert server.summary["step"] == 6
+    assert server.refused == []
+
+
+@pytest.mark.slow
+def test_a_part_on_the_disk_takes_no_place_of_what_went_on_online(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with WandbServer() as server:
+        login(monkeypatch, server)
+        track_steps(run, "offline", range(2))
+        track_steps(run, "online", range(2, 4))
+        command = [sys.executable, "-m", "wandb", "sync", "--yes"]
+        subprocess.run(command, check=True, capture_output=True, timeout=60, cwd=run.path)
+    assert len(server.ids) == 1
+    assert sorted(row["loss"] for row in server.history if "loss" in row) == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_resume_is_the_same_run_and_a_replay_or_a_branch_another(train: Command, tmp_path: Path) -> None:
+    for arguments in (
+        ["run_name=one", "train.steps=2", "checkpoints.interval=2", "tracking=offline"],
+        ["resume=one", "train.steps=4"],
+        ["replay=one", "run_name=again"],
+        ["replay=one", "from_step=2", "run_name=branch"],
+    ):
+        result = train(*arguments, tiny="run_name=one" in arguments)
+        assert result.returncode == 0, result.stderr
+    ids = {
+        name: [next(line["run"]["run_id"] for line in lines_of(folder) if line["type"] == "run") for folder in folders]
+        for name in ("one", "again", "branch")
+        if (folders := sorted((tmp_path / f"runs/{name}/wandb").glob("offline-run-*")))
+    }
+    first, resumed = ids["one"]
+    assert first == resumed
+    assert len({first, *ids["again"], *ids["branch"]}) == 3
 
 
 def assert_arrived(server: WandbServer) -> None:

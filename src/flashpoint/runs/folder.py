@@ -106,6 +106,11 @@ class RunFolder:
         return self.path / "outcome.json"
 
     @property
+    def wandb_id(self) -> Path:
+        """The run's id at Weights & Biases, by which a resumed run goes on there; text."""
+        return self.path / "wandb_id"
+
+    @property
     def figure(self) -> Path:
         """Loss, gradient norm and W_Q norms over steps, PNG."""
         return self.path / "curves.png"

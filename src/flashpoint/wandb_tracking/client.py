@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from flashpoint.files import whole
 from flashpoint.wandb_tracking.media import HeadMedia
 
 FINISH_SECONDS = 120.0
@@ -80,7 +81,7 @@ def has_login() -> bool:
 
 
 def _begin(settings: dict[str, Any]) -> Any:
-    """Start W&B's run; return None if WANDB_MODE switches W&B off."""
+    """Start W&B's run, or go on with the one that this run is there; return None if WANDB_MODE switches W&B off."""
     wanted = settings.pop("mode")
     mode = chosen_mode(wanted, os.environ, has_login)
     if mode == "disabled":
@@ -89,15 +90,19 @@ def _begin(settings: dict[str, Any]) -> Any:
         print("W&B: no login is stored; logging offline (wandb login, then wandb sync)", flush=True)
     import wandb
 
-    seconds = settings.pop("finish_seconds")
+    seconds, id_file = settings.pop("finish_seconds"), Path(settings.pop("id_file"))
     run = wandb.init(
         mode=mode,  # type: ignore[arg-type]
+        id=id_file.read_text().strip() if id_file.exists() else None,
+        resume="allow",  # of a new run, too: wandb sync would put the part on the disk in place of what is there
         **settings,
         settings=wandb.Settings(
             silent=True, console="off", init_timeout=_INIT_SECONDS, finish_timeout=seconds, finish_timeout_raises=True
         ),
     )
-    run.define_metric("step")
+    with whole(id_file) as partial:
+        partial.write_text(run.id)
+    run.define_metric("step")  # a resumed run repeats steps since its checkpoint; W&B's own steps may only rise
     run.define_metric("*", step_metric="step")
     return run
 

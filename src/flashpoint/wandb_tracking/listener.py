@@ -54,6 +54,7 @@ class WandbListener:
             "tags": (*self._config.tags, hardware),  # by which runs of several machines are told apart
             "name": folder.path.name,
             "dir": str(folder.path),
+            "id_file": str(folder.wandb_id),
             "config": folder.read_config(),
             "finish_seconds": self._finish_seconds,
         }
