@@ -107,6 +107,10 @@ def test_fp64_deviates_by_its_own_rounding_only_and_has_no_ratio() -> None:
     assert max(row["largest"] for row in found[0]["rows"]) < 1e-13
     assert [row["largest"] for row in found[0]["rows"][12:]] == [0.0] * 6
     assert {row["RMS ratio"] for row in found[1]["rows"]} == {None}
+    turned = json.loads(
+        call("deviation", "baseline", "flash", *SMALL, "--precision", "fp64", "--format", "json").stdout
+    )
+    assert {row["RMS ratio"] for row in turned["tables"][1]["rows"]} == {None}
 
 
 def test_blocks_follow_from_sram_as_in_flashattention() -> None:
@@ -129,7 +133,20 @@ def test_a_ratio_sets_the_distances_from_golden_against_each_other() -> None:
     one = call("deviation", *SMALL, "--seeds", "1", "--of", "O", "--format", "json")
     table, ratios = json.loads(one.stdout)["tables"]
     assert table["rows"][0]["95 % interval"] is None
-    assert isinstance(ratios["rows"][0]["RMS ratio"], float)
+    flash, baseline = (row["RMS"] for row in table["rows"][1:])
+    assert ratios["rows"][0]["RMS ratio"] == {"mean": pytest.approx(flash / baseline), "low": None, "high": None}
+
+
+def test_a_ratio_and_its_interval_turn_over_with_the_engines() -> None:
+    """So does a geometric mean, and the mean of the ratios themselves does not."""
+    (one,), (turned,) = (
+        json.loads(call("deviation", *engines, *SMALL, "--of", "O", "--format", "json").stdout)["tables"][1]["rows"]
+        for engines in (("flash", "baseline"), ("baseline", "flash"))
+    )
+    for which in ("largest ratio", "RMS ratio"):
+        assert one[which]["mean"] == pytest.approx(1 / turned[which]["mean"])
+        assert one[which]["low"] == pytest.approx(1 / turned[which]["high"])
+        assert one[which]["high"] == pytest.approx(1 / turned[which]["low"])
 
 
 def test_the_last_engine_may_be_the_one_with_tiles() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.cli.cells import interval, mean, mean_and_interval, number
-from flashpoint.cli.table import Table, cell_text
+from flashpoint.cli.cells import interval, mean, number, ratio
+from flashpoint.cli.table import Cell, Table, cell_text
 from flashpoint.deviation.emulated import Block
 from flashpoint.deviation.pairs import GOLDEN
 from flashpoint.deviation.statistics import QUANTILES
@@ -35,7 +35,7 @@ def tables(found: Sequence[Measured]) -> list[Table]:
         return told
     if ratios := _ratios(found, reference):
         names = (f"distance from golden over that of {reference}", *_WHERE, "n", "largest ratio", "RMS ratio")
-        note = "Ratios: the mean over n inputs, with its 95 % interval."
+        note = "Ratios: the geometric mean over n inputs, with its 95 % interval."
         told.append(_table((*names, _RESCALINGS), ratios, note, ()))
     return told
 
@@ -94,7 +94,6 @@ def _ratios(found: Sequence[Measured], reference: str) -> list[list[Any]]:
     return rows
 
 
-def _ratio(values: NDArray[np.float64]) -> Any:
-    if not np.isfinite(values).all():  # nothing to divide by, as in FP64
-        return None
-    return mean_and_interval(values, ".2f") if len(values) > 1 else mean(values, ".2f")
+def _ratio(values: NDArray[np.float64]) -> Cell | None:
+    positive = np.isfinite(values) & (values > 0)  # not where one of the two equals golden, as in FP64
+    return ratio(values, ".2f") if positive.all() else None
