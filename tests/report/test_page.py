@@ -160,6 +160,29 @@ def test_the_bias_of_a_layer_is_the_sum_over_steps_of_the_mean_over_its_heads(tm
         np.testing.assert_allclose(curve.get_ydata(), list(accumulate(by_step)))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("others", [0.0, 1e-9])
+def test_a_layer_of_a_far_larger_bias_leaves_the_others_their_room(tmp_path: Path, others: float) -> None:
+    biases = {"one": [1.0, 1e-3, -1e-4, 2e-4, "nan"], "other": [others] * 5}
+    runs = []
+    for name, of_layers in biases.items():
+        metrics = [{"step": step, "row_sum_relative_bias": [[bias] for bias in of_layers]} for step in (19, 39)]
+        runs.append(open_run(write_run(tmp_path / name, {"name": "flash_bf16"}, onset=30, metrics=metrics)))
+    figure = draw_bias(runs)
+    assert figure is not None
+    panel = figure.axes[0]
+    low, high = panel.get_window_extent().intervaly
+    ends = [panel.transData.transform((39, 2 * bias))[1] for bias in (0, 1.0, 1e-3, -1e-4, 2e-4)]
+    assert low < min(ends) < max(ends) < high
+    assert min(np.diff(sorted(ends))) > 0.02 * (high - low)
+
+
+def test_biases_of_one_size_have_a_linear_axis(tmp_path: Path) -> None:
+    figure = draw_bias([record(tmp_path, "flash_bf16")])
+    assert figure is not None
+    assert figure.axes[0].get_yscale() == "linear"
+
+
 @pytest.mark.parametrize("broken", ["nan", "inf"])
 def test_the_colours_of_the_heat_map_end_at_the_largest_norm_that_is_a_number(tmp_path: Path, broken: str) -> None:
     metrics = [{"step": step, "w_q_spectral_norm": [[1.0, norm]]} for step, norm in ((49, 20.0), (99, broken))]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -12,6 +14,21 @@ if TYPE_CHECKING:
 
 def set_log_scale(panel: Axes) -> None:
     """Logarithmic, unless no line in it has a positive value: such an axis cannot be drawn."""
-    values = [np.asarray(line.get_ydata(orig=False)) for line in panel.lines if line.get_transform() == panel.transData]
-    if any((np.isfinite(of_line) & (of_line > 0)).any() for of_line in values):
+    if any((of_line > 0).any() for of_line in _curves(panel)):
         panel.set_yscale("log")
+
+
+def set_symlog_scale(panels: Sequence[Axes]) -> None:
+    """Linear up to the median of the curves' largest sizes and logarithmic beyond, if one is over ten times the median:
+    it leaves the others their room. Curves that are 0 do not count; the panels share their axis."""
+    sizes = [np.abs(of_line).max(initial=0) for panel in panels for of_line in _curves(panel)]
+    sizes = [size for size in sizes if size]
+    if sizes and max(sizes) > 10 * np.median(sizes):
+        panels[0].set_yscale("symlog", linthresh=np.median(sizes))
+
+
+def _curves(panel: Axes) -> list[NDArray[np.float64]]:
+    """Return the finite values of each curve; the line of an onset is none."""
+    lines = [line for line in panel.lines if line.get_transform() == panel.transData]
+    values = [np.asarray(line.get_ydata(orig=False), np.float64) for line in lines]
+    return [of_line[np.isfinite(of_line)] for of_line in values]

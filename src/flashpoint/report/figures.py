@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.report.axes import set_log_scale
+from flashpoint.report.axes import set_log_scale, set_symlog_scale
 from flashpoint.report.colours import colour
 from flashpoint.runs.metrics import Series
 from flashpoint.runs.run import Run
@@ -78,7 +78,10 @@ def draw_bias(runs: Sequence[Run]) -> Figure | None:
     """Draw the bias of δ against the exact row sum by layer, in the unit |dO|·|O| of injected errors, summed over the
     steps."""
     axis = "cumulative bias of δ, in |dO||O|"
-    return _by_layer(runs, "row_sum_relative_bias", axis, lambda biases: biases.mean(1).cumsum(1))
+    figure = _by_layer(runs, "row_sum_relative_bias", axis, lambda biases: biases.mean(1).cumsum(1))
+    if figure:
+        set_symlog_scale(figure.axes)
+    return figure
 
 
 def draw_heads(runs: Sequence[Run]) -> Figure | None:

@@ -114,7 +114,8 @@ PANELS = (
         "In which layer is δ biased, if the rounding of P̄ counts, too?",
         "The error is δ minus the δ with which each row of the score gradient dS sums to zero, as it does in exact "
         "arithmetic. Its unit is |dO||O|, the product of two norms. Drawn is the mean over a layer's heads, "
-        "summed over the observed steps. Red is the layer of the largest W_Q.",
+        "summed over the observed steps. If one curve goes over ten times as far as the median one, the axis is "
+        "logarithmic beyond the latter. Red is the layer of the largest W_Q.",
         "The paper takes δ of an output in FP32 as exact instead.",
         figures.draw_bias,
     ),
