@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
 import sysconfig
@@ -15,13 +14,13 @@ from typing import Any, Protocol
 
 from flashpoint.config import DataConfig
 from flashpoint.data.packages import fetched, packages_digest
-from flashpoint.errors import UserError
+from flashpoint.data.text_files import text_identity, text_shards
+from flashpoint.errors import UserError, one_line
 
 SHARD_BYTES = 4_000_000
 _CODE_SUFFIXES = frozenset((".py", ".pyi", ".pyx", ".pxd", ".txt", ".md", ".rst", ".c", ".cc", ".cpp", ".h", ".hpp"))
 _LARGEST_CODE_FILE = 1_000_000  # beyond it files are tables and generated code
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
-_TEXT_SUFFIXES = frozenset((".txt", ".jsonl", ".parquet"))
 _OPENWEBTEXT = "Skylion007/openwebtext"
 OPENWEBTEXT_SHARD = 20_000
 
@@ -49,11 +48,7 @@ def source_identity(config: DataConfig) -> dict[str, Any]:
     if config.source == "python_corpus":
         identity["python"] = f"{sys.version_info.major}.{sys.version_info.minor}"
     if config.source == "text":
-        try:
-            files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in _text_files(config)]
-        except OSError as error:
-            raise _unreadable(error) from error
-        identity |= {"files": files, "text_field": config.text_field}
+        identity |= text_identity(config)
     return identity
 
 
@@ -71,7 +66,7 @@ def source_shards(config: DataConfig) -> list[Shard]:
         case "openwebtext":
             return list(_openwebtext(config.max_bytes))
         case "text":
-            return list(_text_shards(_text_files(config), config))
+            return list(text_shards(config))
 
 
 @dataclass(frozen=True)
@@ -102,78 +97,6 @@ class OpenWebTextShard:
     def documents(self) -> Iterator[str]:
         for row in load_openwebtext().select(range(self.start, self.stop)):
             yield row["text"]
-
-
-@dataclass(frozen=True)
-class TextShard:
-    """One of the user's files, at most ``max_bytes`` of its text."""
-
-    path: Path
-    field: str
-    max_bytes: int | None
-
-    def documents(self) -> Iterator[str]:
-        """Yield each document. Raises ``UserError`` with the file, and the line, that cannot be read."""
-        left = self.max_bytes if self.max_bytes is not None else sys.maxsize
-        try:
-            for document in self._all_documents():
-                encoded = document.encode()
-                text = encoded[:left].decode(errors="ignore")
-                left -= len(encoded)
-                if text:
-                    yield text
-                if left <= 0:
-                    return
-        except OSError as error:
-            raise UserError(f"{self.path}: {error.strerror or _brief(error)}; make it readable or move it") from error
-
-    def _all_documents(self) -> Iterator[str]:
-        match self.path.suffix:
-            case ".txt":
-                try:
-                    yield self.path.read_text(encoding="utf-8")
-                except UnicodeDecodeError as error:
-                    raise UserError(f"{self.path}: no UTF-8 at byte {error.start:,}; convert the file") from error
-            case ".jsonl":
-                with self.path.open("rb") as file:
-                    for number, line in enumerate(file, 1):
-                        if line.strip():
-                            yield self._record_text(line, number)
-            case _:
-                yield from self._parquet()
-
-    def _record_text(self, line: bytes, number: int) -> str:
-        try:
-            text = json.loads(line.decode("utf-8-sig"))[self.field]  # Windows marks the first line's beginning
-            if isinstance(text, str):
-                text.encode()  # JSON can spell half of a surrogate pair, which is no character
-        except (UnicodeDecodeError, UnicodeEncodeError) as error:
-            raise UserError(f"{self.path}:{number}: no UTF-8 text ({error.reason}); mend the line") from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UserError(
-                f"{self.path}:{number}: no JSON object with a field {self.field!r}; "
-                "mend the line or set data.text_field"
-            ) from error
-        if not isinstance(text, str):
-            raise UserError(f"{self.path}:{number}: {self.field!r} holds no text; set data.text_field")
-        return text
-
-    def _parquet(self) -> Iterator[str]:
-        import pyarrow
-        import pyarrow.parquet
-
-        try:
-            table = pyarrow.parquet.ParquetFile(self.path)
-            if self.field not in table.schema_arrow.names:
-                columns = ", ".join(table.schema_arrow.names)
-                raise UserError(f"{self.path}: no column {self.field!r} among {columns}; set data.text_field")
-            for batch in table.iter_batches(columns=[self.field]):
-                for text in batch.column(0).to_pylist():
-                    if text is not None and not isinstance(text, str):
-                        raise UserError(f"{self.path}: column {self.field!r} holds no text; set data.text_field")
-                    yield text or ""
-        except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
-            raise UserError(f"{self.path}: no parquet file or a damaged one ({_brief(error)}); restore it") from error
 
 
 def _python_roots() -> list[Path]:
@@ -240,7 +163,7 @@ def load_openwebtext() -> Any:
             return load_dataset(_OPENWEBTEXT, split="train", revision="refs/convert/parquet")
     except Exception as error:  # datasets raises its own, requests' and fsspec's
         raise UserError(
-            f"data=openwebtext: cannot load {_OPENWEBTEXT} ({type(error).__name__}: {_brief(error)}); connect to the "
+            f"data=openwebtext: cannot load {_OPENWEBTEXT} ({type(error).__name__}: {one_line(error)}); connect to the "
             "network, or take data=packages, data=python_corpus or data=text data.path=…"
         ) from error
 
@@ -258,43 +181,3 @@ def _documents_within(dataset: Any, max_bytes: int) -> int:
         if max_bytes <= 0:
             return index + 1
     return len(dataset)
-
-
-def _text_shards(files: list[Path], config: DataConfig) -> Iterator[TextShard]:
-    left = config.max_bytes
-    for path in files:
-        yield TextShard(path, config.text_field, left)
-        if left is not None:
-            left -= sum(len(text.encode()) for text in TextShard(path, config.text_field, left).documents())
-            if left <= 0:
-                return
-
-
-def _text_files(config: DataConfig) -> list[Path]:
-    root = Path(config.path or "").absolute()
-    if root.is_file() and root.suffix not in _TEXT_SUFFIXES:
-        raise UserError(f"data.path={config.path}: {root.suffix or 'no'} suffix; give .txt, .jsonl or .parquet")
-    files = [root] if root.is_file() else sorted(_files_below(root))
-    if not files:
-        raise UserError(f"data.path={config.path}: no .txt, .jsonl or .parquet file in it; give a folder of them")
-    for path in files:
-        if not path.is_file():
-            raise UserError(f"{path}: no file, or a link to none; mend or delete it")
-    return files
-
-
-def _files_below(root: Path) -> Iterator[Path]:
-    def refuse(error: OSError) -> None:
-        raise _unreadable(error) from error
-
-    for folder, _, names in os.walk(root, onerror=refuse):
-        yield from (Path(folder) / name for name in names if Path(name).suffix in _TEXT_SUFFIXES)
-
-
-def _unreadable(error: OSError) -> UserError:
-    return UserError(f"data.path={error.filename}: {error.strerror}; give a file or folder that can be read")
-
-
-def _brief(error: BaseException) -> str:
-    """Return an error's message as one short line."""
-    return " ".join(str(error).split())[:200]
