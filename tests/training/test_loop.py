@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from flashpoint.config import Config
@@ -209,6 +210,22 @@ def test_a_branch_that_turns_nan_at_once_says_where(runs: Runs) -> None:
     (branch / "outcome.json").unlink()
     shutil.rmtree(runs.folder / "original")
     assert runs.train(f"resume={branch}", *settings).nonfinite is None
+
+
+def test_memory_too_small_to_look_at_a_nan_does_not_cost_the_verdict(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ended without one, and so it did each time that it was resumed."""
+
+    def too_much(*_: object) -> str:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    known = runs.train("run_name=known", *TURNS_NAN)
+    monkeypatch.setattr(loop, "locate", too_much)
+    unknown = runs.train("run_name=unknown", *TURNS_NAN)
+    assert unknown.nonfinite is None
+    assert (unknown.outcome, unknown.step, unknown.digest) == (known.outcome, known.step, known.digest)
+    assert RunFolder(runs.folder / "unknown").read_outcome()["outcome"] == "nonfinite"
 
 
 def test_a_disk_that_is_full_at_once_leaves_no_folder(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,10 +63,8 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
             ranks.wait()  # until all have read what the first will now write to
             folder = _folder(plan, existing, held)
             outcome = execute(plan, parts, folder, Listeners(listeners if ranks.first else ()))
-    except (MemoryError, RuntimeError) as error:  # what PyTorch raises where an allocation fails
-        # of a GPU whose memory others fill, the first allocation fails with an error of another class
-        full = ("can't allocate memory", "CUDA error: out of memory")
-        if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in full)):
+    except (MemoryError, RuntimeError) as error:
+        if not _is_of_full_memory(error):
             raise
         raise UserError(
             f"the memory of device {device.type} is full; lower train.micro_batch_size, model.context or the model"
@@ -76,6 +74,12 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
     if plan.original and plan.original.chain.is_file() and ranks.first:
         compare_with_original(plan.original, folder, parts.start.step)
     return outcome
+
+
+def _is_of_full_memory(error: Exception) -> bool:
+    """Whether an allocation failed. A CPU's, and the first of a GPU that others fill, have no class of their own."""
+    words = ("can't allocate memory", "CUDA error: out of memory")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(told in str(error) for told in words)
 
 
 def _folder(plan: Plan, existing: RunFolder | None, held: contextlib.ExitStack) -> RunFolder:
@@ -178,10 +182,15 @@ def _why(stop: StopRequests, trainer: Trainer) -> str:
 
 def _place(trainer: Trainer, folder: RunFolder, outcome: Outcome) -> str | None:
     """Say, and return, where the first NaN or infinity came from."""
-    where = trainer.what_was_not_finite(
-        lambda step: checkpoints_before(folder, step, trainer.config.runs_dir),
-        from_initial_weights=_begun_at(folder) == 0,
-    )
+    try:
+        where = trainer.what_was_not_finite(
+            lambda step: checkpoints_before(folder, step, trainer.config.runs_dir),
+            from_initial_weights=_begun_at(folder) == 0,
+        )
+    except (MemoryError, RuntimeError) as error:
+        if not _is_of_full_memory(error):
+            raise
+        where = None  # uncompiled, the step takes more memory than it did; the verdict is not to be lost for it
     notify(f"step {outcome.onset_step:,}: {where or 'not finite; the step could not be repeated to see where'}")
     return where
 
