@@ -18,12 +18,13 @@ from torch import Tensor
 
 from flashpoint.config import Config
 from flashpoint.errors import UserError
-from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.folder import RunFolder, by_step
 from flashpoint.runs.outcome import Outcome
 from flashpoint.training import loop, manifest, plan
 from flashpoint.training.checkpoints import Checkpoint
 from flashpoint.training.listeners import Listener, Metrics
 from flashpoint.training.run import run
+from flashpoint.training.snapshots import snapshot_steps
 from flashpoint.training.step import OptimizerStep
 from tests.composed import composed
 from tests.conftest import TINY
@@ -181,6 +182,21 @@ def test_a_resumed_run_that_is_stopped_keeps_its_last_validation(runs: Runs) -> 
     assert (first.step, again.step, again.interrupted) == (7, 9, "SIGTERM")
     assert (first.val_loss, first.val_step) == (again.val_loss, again.val_step)
     assert again.val_step == 6
+
+
+def test_a_resumed_run_drops_what_it_has_of_later_steps(runs: Runs) -> None:
+    """A run that was measured against it took weights of steps that it had not done again; a damaged checkpoint stayed
+    in the place of whole ones.
+    """
+    settings = ("train.log_interval=1", "checkpoints.interval=6", "checkpoints.weights_interval=2")
+    stopped = runs.folder / "stopped"
+    runs.train("run_name=stopped", *settings)
+    (stopped / "outcome.json").unlink()
+    (stopped / "checkpoints/step-000000012.safetensors").write_bytes(b"damaged")
+    again = runs.train(f"resume={stopped}", *settings, listeners=[Stops(at=7)])
+    assert again.step == 9
+    assert snapshot_steps(stopped / "weights") == [2, 4, 6, 8]
+    assert list(by_step(stopped / "checkpoints", ".json")) == [6, 9]
 
 
 @pytest.mark.parametrize(("at", "overrides"), [(11, (*DIVERGES, "detector.tail_steps=7")), (3, TURNS_NAN)])

@@ -13,7 +13,7 @@ from flashpoint.data.tape import Tape, TapeHeader, TapeWriter
 from flashpoint.errors import notify
 from flashpoint.files import whole, write_json
 from flashpoint.runs.chain import ChainWriter
-from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.folder import RunFolder, by_step
 from flashpoint.runs.metrics import MetricsFile
 from flashpoint.runs.outcome import Outcome
 from flashpoint.training.checkpoints import CheckpointWriter
@@ -54,6 +54,10 @@ class RunWriter:
         goes_on = first_step > 0 and folder.chain.exists()
         self.chain = ChainWriter(folder.chain, steps=first_step if goes_on else None)
         self._metrics = MetricsFile(folder.metrics, first_step)
+        for states, suffix in ((folder.checkpoints, ".json"), (folder.weights, ".safetensors")):
+            for step, path in by_step(states, suffix).items():
+                if step > first_step:  # a checkpoint without its sidecar does not count
+                    path.unlink()
         self._checkpoints = None
         if config.checkpoints.interval and state_bytes is not None:
             self._checkpoints = CheckpointWriter(folder.checkpoints, config.checkpoints, state_bytes, notify)
