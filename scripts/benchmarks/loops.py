@@ -27,7 +27,7 @@ Step = Callable[[], None]
 def random_batches(config: Config, device: torch.device) -> Iterator[Tensor]:
     """Return batches without end, each [micro-batches, sequences, T + 1] int64 in host memory; always the same ones."""
     train, model = config.train, config.model
-    shape = (_BATCHES, train.micro_batches, train.micro_batch_size or train.batch_size, model.context + 1)
+    shape = (_BATCHES, train.micro_batches, train.sequences, model.context + 1)
     tokens = torch.randint(model.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     if device.type == "cuda":
         tokens = tokens.pin_memory()

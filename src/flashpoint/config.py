@@ -151,9 +151,14 @@ class TrainConfig:
     """Launch a step as one CUDA graph; null does so on CUDA. Changes no bit."""
 
     @property
+    def sequences(self) -> int:
+        """Sequences per forward pass of a process."""
+        return self.micro_batch_size or self.batch_size
+
+    @property
     def micro_batches(self) -> int:
-        """Forward passes per optimiser step."""
-        return self.batch_size // (self.micro_batch_size or self.batch_size)
+        """Forward passes per optimiser step, over all processes."""
+        return self.batch_size // self.sequences
 
     def compiles(self, device: str) -> bool:
         """Whether the model is compiled on ``cpu`` or ``cuda``."""
@@ -161,7 +166,7 @@ class TrainConfig:
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.batch_size % (self.micro_batch_size or self.batch_size):
+        if self.batch_size % self.sequences:
             raise ValueError(
                 f"train.batch_size={self.batch_size} is no multiple of "
                 f"train.micro_batch_size={self.micro_batch_size}: change one of them"

@@ -86,7 +86,7 @@ def batches_of_run(
     def batches() -> Iterator[list[AttentionCall]]:
         for start in range(0, len(windows), at_once):
             batch = gather_windows(parts.tokens.train, windows[start : start + at_once], length).to(device)
-            micro = batch.split(config.train.micro_batch_size or batch_size)
+            micro = batch.split(config.train.sequences)
             found = [_calls(parts.step, config, some, parts.start.step) for some in micro]
             yield [joined(layer) for layer in zip(*found, strict=True)]
 

@@ -82,7 +82,8 @@ def build(plan: Plan) -> Parts:
         config = dataclasses.replace(config, data=preparing())
     tokens = recorded or prepare(config.data)
     _check_vocabulary(config, tokens)
-    order = BatchOrder(len(tokens.train), config.model.context, _batch_shape(config, ranks.world), _order_seed(config))
+    shape = config.train.micro_batches // ranks.world, ranks.world, config.train.sequences
+    order = BatchOrder(len(tokens.train), config.model.context, shape, _order_seed(config))
     _check_validation(config, tokens)
     header = _tape_header(config, tokens, order, model)
     tape = plan.tape
@@ -161,12 +162,6 @@ def _check_validation(config: Config, tokens: TokenDataset) -> None:
             f"data.val_fraction={config.data.val_fraction}: {len(tokens.val):,} validation tokens hold no sequence of "
             f"model.context={config.model.context}; raise data.val_fraction, or take more data or a shorter context"
         )
-
-
-def _batch_shape(config: Config, world: int) -> tuple[int, int, int]:
-    """Return the shape of a batch: micro-batches, processes, sequences of each."""
-    sequences = config.train.micro_batch_size or config.train.batch_size
-    return config.train.micro_batches // world, world, sequences
 
 
 def _order_seed(config: Config) -> int:

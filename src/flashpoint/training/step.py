@@ -46,8 +46,7 @@ class OptimizerStep:
         self._loss_of: nn.Module = torch.compile(model, fullgraph=True) if self._compiled else model  # type: ignore[assignment]
         self._learning_rate = torch.zeros((), device=device)
         self._optimizer = build_optimizer(model, train, self._learning_rate)
-        sequences = train.micro_batch_size or train.batch_size
-        shape = (train.micro_batches // ranks.world, sequences, config.model.context + 1)
+        shape = (train.micro_batches // ranks.world, train.sequences, config.model.context + 1)
         self._batch = torch.zeros(shape, dtype=torch.int64, device=device)
         noise_seed = (config.seed + ranks.rank * 0x9E3779B9) % 2**32  # other sequences, other noise
         self.seed_and_step = torch.tensor([noise_seed, 0], device=device)

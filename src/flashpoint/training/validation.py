@@ -22,7 +22,7 @@ def validation_loss(
     Args:
         seed_and_step: [2] int64, key of stochastic rounding; its count stays as it is.
     """
-    context, batch = config.model.context, config.train.micro_batch_size or 1
+    context, batch = config.model.context, config.train.sequences
     count = min(config.train.eval_sequences, (len(tokens.val) - 1) // context)
     assert count >= 1, "refused before the run"
     total = 0.0
