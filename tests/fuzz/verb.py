@@ -9,11 +9,11 @@ from flashpoint.training import run
 from flashpoint.training.detector import ExplosionDetector
 
 
-def execute(plan: Any, parts: Any, folder: Any, _listeners: Any) -> Outcome:
+def execute(parts: Any, folder: Any, _listeners: Any) -> Outcome:
     """In place of the training: what a checkpoint holds is taken over, and nothing is written."""
     if parts.start.state:
-        parts.step.load_state(parts.start.tensors)
-        ExplosionDetector(plan.config.detector).load_state(parts.start.state["detector"])
+        parts.optimizer_step.load_state(parts.start.tensors)
+        ExplosionDetector(parts.plan.config.detector).load_state(parts.start.state["detector"])
         parts.probes.load_state(parts.start.tensors, parts.start.state["probes"])
     return Outcome("stable", 0, None, None, 0.0, None, None, "", "", "", "", 0, None, 0.0, str(folder.path))
 

@@ -76,7 +76,7 @@ def batches_of_run(
     plan = settle(config, None, Ranks(), device)
     parts = build(plan)
     if parts.start.step:
-        parts.step.load_state(parts.start.take_tensors())
+        parts.optimizer_step.load_state(parts.start.take_tensors())
     length, batch_size = config.model.context, config.train.batch_size
     at_once = -(-TOKENS_AT_ONCE // length)
     wanted = sequences or at_once
@@ -87,7 +87,7 @@ def batches_of_run(
         for start in range(0, len(windows), at_once):
             batch = gather_windows(parts.tokens.train, windows[start : start + at_once], length).to(device)
             micro = batch.split(config.train.sequences)
-            found = [_calls(parts.step, config, some, parts.start.step) for some in micro]
+            found = [_calls(parts.optimizer_step, config, some, parts.start.step) for some in micro]
             yield [joined(layer) for layer in zip(*found, strict=True)]
 
     return batches(), config.attn

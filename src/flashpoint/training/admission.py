@@ -14,7 +14,7 @@ from flashpoint.config import Config
 from flashpoint.errors import UserError, notify
 from flashpoint.hardware import cores, cuda_devices, gpu_memory, memory, refuse_without_gpu
 from flashpoint.names import check_name
-from flashpoint.training.needs import Parts, Quantities, capacity, total
+from flashpoint.training.needs import Quantities, Sizes, capacity, total
 
 _THREADS_PER_CORE = 4
 _LOWERED: dict[str, tuple[str, float | None]] = {
@@ -125,16 +125,16 @@ def _check_sizes(config: Config) -> None:
 
 
 def _compare(
-    needed: Quantities, parts_of: Callable[[Quantities], Parts], has: int, of_what: str, otherwise: str = _SMALLER
+    needed: Quantities, sizes_of: Callable[[Quantities], Sizes], has: int, of_what: str, otherwise: str = _SMALLER
 ) -> None:
     """Refuse what is too large, with its largest part and the key to lower, or what to do where one is too few."""
-    parts = parts_of(needed)
-    if total(parts) <= has:
+    sizes = sizes_of(needed)
+    if total(sizes) <= has:
         return
-    largest = max(parts, key=lambda name: parts[name])
-    remedy = _remedy(needed, lambda changed: total(parts_of(changed)) <= has)
+    largest = max(sizes, key=lambda name: sizes[name])
+    remedy = _remedy(needed, lambda changed: total(sizes_of(changed)) <= has)
     raise UserError(
-        f"the run needs at least {_size(total(parts))} of {of_what} has {_size(has)}; {_size(parts[largest])} are for "
+        f"the run needs at least {_size(total(sizes))} of {of_what} has {_size(has)}; {_size(sizes[largest])} are for "
         f"{largest}: {remedy or otherwise}"
     )
 

@@ -5,26 +5,22 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashpoint.config import Config
-from flashpoint.data.batches import Order, gather_windows
-from flashpoint.data.tokens import TokenDataset
+from flashpoint.data.batches import gather_windows
 from flashpoint.errors import notify
-from flashpoint.probes.runner import Failed, ProbeRunner
+from flashpoint.probes.runner import Failed
 from flashpoint.progress import progress_bar
 from flashpoint.training.checkpoints import Checkpoint
 from flashpoint.training.detector import ExplosionDetector
 from flashpoint.training.nonfinite import locate
 from flashpoint.training.optimizer import learning_rate
-from flashpoint.training.parallel import Ranks
-from flashpoint.training.snapshots import Twin
-from flashpoint.training.step import OptimizerStep
+from flashpoint.training.parts import Parts
+from flashpoint.training.start import Start
 from flashpoint.training.validation import validation_loss
 from flashpoint.training.writer import RunWriter
 
@@ -52,44 +48,35 @@ class Trainer:
     """One run's model, optimiser and files.
 
     Args:
-        step: one optimiser step of the model, which is on ``device``.
         files: take tape, chain, metrics and checkpoints.
-        probes: run beside the training, or None.
-        twin: the run to measure the weights against, or None.
-        ranks: this process among those that share each batch.
         stop_requested: asked once a step; a True ends the run cleanly after that step.
 
     Attributes:
+        detector: has the verdict.
         failed_probe: the probe whose failure ends a run with ``probes.strict``.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        step: OptimizerStep,
-        tokens: TokenDataset,
-        order: Order,
-        files: RunWriter,
-        probes: ProbeRunner | None,
-        twin: Twin | None,
-        device: torch.device,
-        ranks: Ranks,
-        *,
-        stop_requested: Callable[[], bool],
-    ) -> None:
-        self.config, self.model, self.tokens, self.order = config, step.model, tokens, order
-        self.device, self._ranks, self._stop_requested = device, ranks, stop_requested
-        self._files, self._probes, self._twin = files, probes, twin
-        self._first_step, self._last_loss, self._own = 0, math.nan, False
+    def __init__(self, parts: Parts, files: RunWriter, *, stop_requested: Callable[[], bool]) -> None:
+        plan, self._optimizer_step = parts.plan, parts.optimizer_step
+        self.model, self._tokens, self._order = parts.optimizer_step.model, parts.tokens, parts.order
+        self._config, self._device, self._ranks = plan.config, plan.device, plan.ranks
+        self._files, self._probes, self._twin = files, parts.probes, parts.twin
+        self._stop_requested = stop_requested
+        self._first_step, self._last_loss = parts.start.step, math.nan
         self._val_loss: float | None = None
         self._val_step: int | None = None
-        self.detector = ExplosionDetector(config.detector)
+        self.detector = ExplosionDetector(plan.config.detector)
         self.failed_probe: Failed | None = None
-        self._optimizer_step = step
         # Losses and gradient norms wait on the device, so that a step never waits for the host.
-        self._pending = torch.zeros(config.train.log_interval, len(self._optimizer_step.result), device=device)
+        self._pending = torch.zeros(
+            plan.config.train.log_interval, len(parts.optimizer_step.result), device=plan.device
+        )
         self._pending_steps: list[int] = []
         self._pending_checksums: dict[int, Tensor] = {}
+        self._ended = False
+        """Whether the checkpoint to start from is of the run's last step."""
+        if parts.start.state:
+            self._take_over(parts.start)
 
     def run(self) -> LoopResult:
         """Train until ``train.steps``, the detector's last step, or a request to stop.
@@ -97,24 +84,23 @@ class Trainer:
         Raises:
             OSError: a file could not be written.
         """
-        train = self.config.train
+        train = self._config.train
         self._forget_earlier_runs()
         interrupted, step = False, self._first_step - 1
         with progress_bar(train.steps, "step", done=self._first_step) as bar:
             started, logged = time.perf_counter(), self._first_step
-            ended = self._ended_before()
-            for step in range(self._first_step, self._first_step if ended else train.steps):
+            for step in range(self._first_step, self._first_step if self._ended else train.steps):
                 self._step(step)
                 last = step + 1 == train.steps
                 due = (step + 1) % train.log_interval == 0
                 if self._ranks.world == 1 or due:  # several processes must stop at the same step
                     stop = self._stop_requested() or self.failed_probe is not None
-                    interrupted = self._ranks.any(stop, self.device)
+                    interrupted = self._ranks.any(stop, self._device)
                 if due or last or interrupted:
                     if self._pending_steps:
                         self._read_pending()
                     now, steps = time.perf_counter(), step + 1 - logged
-                    rate = steps * train.batch_size * self.config.model.context / (now - started)
+                    rate = steps * train.batch_size * self._config.model.context / (now - started)
                     started, logged = now, step + 1
                     self._files.log(step, {"tokens_per_second": rate, **self._memory()})
                     bar.set_postfix_str(self._status(rate), refresh=False)
@@ -134,29 +120,10 @@ class Trainer:
                     self._checkpoint(step + 1)
                 if last or interrupted:
                     break
-        if ended and self._val_step != step + 1:  # its checkpoint is of a step that was not to be the last
+        if self._ended and self._val_step != step + 1:  # its checkpoint is of a step that was not to be the last
             self._log_validation(step)
         self._files.wait()
         return LoopResult(step + 1, self._last_loss, self._val_loss, self._val_step, interrupted and not last)
-
-    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, own: bool) -> None:
-        """Go on from a checkpoint, the run's own or of the run that it branches off; before :meth:`run`."""
-        self._optimizer_step.load_state(tensors)
-        self.detector.load_state(state["detector"])
-        if self._probes:
-            self._probes.load_state(tensors, state["probes"])
-            self._note_failed_probes(state["step"])
-        self._first_step, self._last_loss, self._own = state["step"], state["loss"], own
-        if own:  # a branch has not logged what the run before it validated
-            self._val_loss, self._val_step = state.get("val_loss"), state.get("val_step")
-        if self.detector.onset_step is not None:
-            self._files.keep_before(self.detector.onset_step)
-
-    def _ended_before(self) -> bool:
-        """Whether the checkpoint that was loaded is of the run's last step."""
-        done, last = self._first_step, self.detector.last_step
-        stopped = self._own and last is not None and done > last and done % self.config.train.log_interval == 0
-        return done == self.config.train.steps or stopped
 
     def what_was_not_finite(
         self, checkpoints_up_to: Callable[[int], Iterator[Checkpoint]], *, from_initial_weights: bool
@@ -178,25 +145,41 @@ class Trainer:
         if before:
             self._optimizer_step.load_state(before.load()[0])
         elif from_initial_weights:
-            self._optimizer_step.restart(self.config.seed)
+            self._optimizer_step.restart(self._config.seed)
         else:
             return None
         for step in range(before.step if before else 0, onset):
             if self._stop_requested():
                 return None
-            self._optimizer_step(self._batch(step), learning_rate(step, self.config.train))
+            self._optimizer_step(self._batch(step), learning_rate(step, self._config.train))
         return locate(
             self.model,
-            self._batch(onset).to(self.device),
+            self._batch(onset).to(self._device),
             self._optimizer_step.seed_and_step,
-            self.config.train.precision,
+            self._config.train.precision,
         )
+
+    def _take_over(self, start: Start) -> None:
+        """Go on from a checkpoint, the run's own or of the run that it branches off."""
+        tensors, state, train = start.take_tensors(), start.state, self._config.train
+        self._optimizer_step.load_state(tensors)
+        self.detector.load_state(state["detector"])
+        if self._probes:
+            self._probes.load_state(tensors, state["probes"])
+            self._note_failed_probes(start.step)
+        self._last_loss, last = state["loss"], self.detector.last_step
+        self._ended = start.step == train.steps
+        if start.chain is None:  # a branch has not logged what the run before it validated, nor ended with it
+            self._val_loss, self._val_step = state.get("val_loss"), state.get("val_step")
+            self._ended |= last is not None and start.step > last and start.step % train.log_interval == 0
+        if self.detector.onset_step is not None:
+            self._files.keep_before(self.detector.onset_step)
 
     def _batch(self, step: int) -> Tensor:
         """Return this process's windows of a step, [micro-batches, sequences, T + 1] int64, in host memory."""
-        windows = self.order.windows(step)[:, self._ranks.rank]
-        batch = gather_windows(self.tokens.train, windows, self.config.model.context)
-        return batch.pin_memory() if self.device.type == "cuda" else batch
+        windows = self._order.windows(step)[:, self._ranks.rank]
+        batch = gather_windows(self._tokens.train, windows, self._config.model.context)
+        return batch.pin_memory() if self._device.type == "cuda" else batch
 
     def _look_at_weights(self, steps: int) -> None:
         """Keep the weights, and measure how far they are from the twin's, where either is due."""
@@ -227,7 +210,7 @@ class Trainer:
         assert self._probes is not None
         for failed in self._probes.failed:
             self._files.note_probe_off(failed.probe, step, failed.error)
-            if self.config.probes.strict:
+            if self._config.probes.strict:
                 self.failed_probe = failed
             else:
                 notify(f"step {step:,}: {failed.error}; probes.attention={failed.probe} is off, the run goes on")
@@ -235,20 +218,20 @@ class Trainer:
 
     def _log_validation(self, step: int) -> None:
         self._val_loss = validation_loss(
-            self.model, self.tokens, self.config, self.device, self._optimizer_step.seed_and_step
+            self.model, self._tokens, self._config, self._device, self._optimizer_step.seed_and_step
         )
         self._val_step = step + 1
         self._files.log(step, {"val_loss": self._val_loss})
 
     def _step(self, step: int) -> None:
-        self._files.tape.append(self.order.windows(step))
+        self._files.tape.append(self._order.windows(step))
         batch = self._batch(step)
         if self._probes:
             self._probes.before_step(step, batch, self._optimizer_step.seed_and_step)
-        self._optimizer_step(batch, learning_rate(step, self.config.train))
+        self._optimizer_step(batch, learning_rate(step, self._config.train))
         self._pending[len(self._pending_steps)] = self._optimizer_step.result
         self._pending_steps.append(step)
-        interval = self.config.train.checksum_interval
+        interval = self._config.train.checksum_interval
         if interval and (step + 1) % interval == 0:
             self._pending_checksums[step] = self._optimizer_step.checksum()
 
@@ -262,7 +245,7 @@ class Trainer:
             self.detector.update(step, loss, grad_norm)
             if stable and self.detector.onset_step is not None:
                 self._files.keep_before(self.detector.onset_step)
-            clip = self.config.train.grad_clip
+            clip = self._config.train.grad_clip
             self._files.log(
                 step,
                 {
@@ -270,7 +253,7 @@ class Trainer:
                     "grad_norm": grad_norm,
                     "update_norm": update_norm,
                     "clip_factor": min(1.0, clip / (grad_norm + 1e-6)) if clip else 1.0,
-                    "lr": learning_rate(step, self.config.train),
+                    "lr": learning_rate(step, self._config.train),
                 },
             )
         self._last_loss = values[len(self._pending_steps) - 1][0]
@@ -283,12 +266,12 @@ class Trainer:
 
     def _forget_earlier_runs(self) -> None:
         """Give back what runs before this one in the process held, which would count as this one's memory."""
-        if self.device.type == "cuda":
+        if self._device.type == "cuda":
             gc.collect()  # a trainer is part of a cycle
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self.device)
+            torch.cuda.reset_peak_memory_stats(self._device)
 
     def _memory(self) -> dict[str, float]:
-        if self.device.type != "cuda":
+        if self._device.type != "cuda":
             return {}
-        return {"memory_gib": torch.cuda.max_memory_reserved(self.device) / 2**30}
+        return {"memory_gib": torch.cuda.max_memory_reserved(self._device) / 2**30}

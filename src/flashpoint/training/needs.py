@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from flashpoint.config import SIMILARITY_TOKENS, CheckpointsConfig, Config
 from flashpoint.errors import UserError
 
-Parts = Mapping[str, int]
+Sizes = Mapping[str, int]
 """Bytes by what they are for."""
 _FLOAT, _HALF, _INT64 = 4, 2, 8
 _STATE = 3 * _FLOAT  # of a parameter: the weight and AdamW's two moments
@@ -106,7 +106,7 @@ class Quantities:
         """In whole GiB, that :func:`capacity` takes."""
         return math.ceil(LEAST_CHECKPOINTS * self.checkpoint_bytes / 2**30)
 
-    def memory(self, device: str) -> Parts:
+    def memory(self, device: str) -> Sizes:
         """Return what is in the memory of the device at the moment at which most is: in a backward pass, in an update
         of the weights, or in an observation."""
         n = self.micro_batch_size * self.context
@@ -128,7 +128,7 @@ class Quantities:
         moments = (always | moment for moment in (backward, update, observation))
         return max(moments, key=total)
 
-    def host_memory(self) -> Parts:
+    def host_memory(self) -> Sizes:
         """Return what is in the memory of the machine while another device computes."""
         kept = _STATE * self.parameters if self.interval else _FLOAT * self.parameters
         return {
@@ -137,7 +137,7 @@ class Quantities:
             "the batch": _INT64 * self.batch_size // self.world * (self.context + 1),
         }
 
-    def disk(self) -> Parts:
+    def disk(self) -> Sizes:
         """Return what the run's files take when it has done all its steps."""
         snapshots = self.steps // self.weights_interval if self.weights_interval else 0
         found = {
@@ -152,8 +152,8 @@ class Quantities:
         return found
 
 
-def total(parts: Parts) -> int:
-    return sum(parts.values())
+def total(sizes: Sizes) -> int:
+    return sum(sizes.values())
 
 
 def capacity(config: CheckpointsConfig, state_bytes: int) -> int:

@@ -15,7 +15,7 @@ from flashpoint.config import Config, DataConfig
 from flashpoint.data.batches import BatchOrder
 from flashpoint.data.prepare import is_prepared, prepare, prepare_available
 from flashpoint.data.replayed import ReplayedOrder, check_replay, recorded_tokens
-from flashpoint.data.tape import Tape, TapeHeader
+from flashpoint.data.tape import TapeHeader
 from flashpoint.data.tokens import TokenDataset
 from flashpoint.data.workers import in_background
 from flashpoint.errors import UserError, notify
@@ -36,22 +36,21 @@ class Parts:
     """Everything that a run needs before it has a folder.
 
     Attributes:
-        config: the plan's, with the source of the text that could be had.
-        step: trains the model, which is on the plan's device.
+        plan: as settled, but with the source of the text that could be had, and the tape dealt to as many processes as
+            here.
+        optimizer_step: trains the model, which is on the plan's device.
         order: which windows a step trains on.
         header: of the tape that this run writes.
-        tape: the plan's, dealt to as many processes as here.
         probes: None in all processes but the first.
         twin: the run to measure the weights against; None without one, and in all processes but the first.
         compile_seconds: that compilation took.
     """
 
-    config: Config
+    plan: Plan
     tokens: TokenDataset
-    step: OptimizerStep
+    optimizer_step: OptimizerStep
     order: BatchOrder | ReplayedOrder
     header: TapeHeader
-    tape: Tape | None
     probes: ProbeRunner | None
     twin: Twin | None
     start: Start
@@ -74,10 +73,10 @@ def build(plan: Plan) -> Parts:
             needed = Quantities.of(config, plan.device.type, ranks.world)
             capacity(config.checkpoints, needed.state_bytes)  # refused before there is a folder
         model.to(plan.device)  # where it may not fit
-        step = OptimizerStep(model, config, plan.device, ranks)
+        optimizer_step = OptimizerStep(model, config, plan.device, ranks)
         started = time.perf_counter()
         with told_if_too_large(config.attn, plan.device):
-            step.warm_up()
+            optimizer_step.warm_up()
         compile_seconds = time.perf_counter() - started
         config = dataclasses.replace(config, data=preparing())
     tokens = recorded or prepare(config.data)
@@ -94,12 +93,11 @@ def build(plan: Plan) -> Parts:
     probes = ProbeRunner(config.probes, model, config.train, plan.device, notify) if ranks.first else None
     trained_on = ReplayedOrder(tape, order) if tape else order
     return Parts(
-        config=config,
+        plan=dataclasses.replace(plan, config=config, tape=tape),
         tokens=tokens,
-        step=step,
+        optimizer_step=optimizer_step,
         order=trained_on,
         header=header,
-        tape=tape,
         probes=probes,
         twin=Twin(config, header, trained_on) if config.probes.weights_against and ranks.first else None,
         start=starting_point(config, plan.resumed, plan.original),

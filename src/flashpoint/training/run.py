@@ -58,11 +58,11 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
             plan = settle(config, existing, ranks, device)
             tell_what_kind_of_run(plan.config, device)
             parts = build(plan)
-            tell_of_a_small_corpus(parts.config, len(parts.tokens.train))
+            tell_of_a_small_corpus(parts.plan.config, len(parts.tokens.train))
             tell_of_a_long_compilation(parts.compile_seconds)
             ranks.wait()  # until all have read what the first will now write to
             folder = _folder(plan, existing, held)
-            outcome = execute(plan, parts, folder, Listeners(listeners if ranks.first else ()))
+            outcome = execute(parts, folder, Listeners(listeners if ranks.first else ()))
     except (MemoryError, RuntimeError) as error:
         if not _is_of_full_memory(error):
             raise
@@ -93,7 +93,7 @@ def _folder(plan: Plan, existing: RunFolder | None, held: contextlib.ExitStack) 
     return folder
 
 
-def execute(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) -> Outcome:
+def execute(parts: Parts, folder: RunFolder, listeners: Listeners) -> Outcome:
     """Write who the run is, train, and write its verdict.
 
     Raises:
@@ -101,8 +101,8 @@ def execute(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) -
         KeyboardInterrupt: with how the run goes on.
     """
     try:
-        _describe(plan, parts, folder)
-        return _train(plan, parts, folder, listeners)
+        _describe(parts, folder)
+        return _train(parts, folder, listeners)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"flashpoint train resume={folder.path} goes on with it") from None
     except OSError as error:
@@ -119,52 +119,38 @@ def execute(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) -
         ) from error
 
 
-def _describe(plan: Plan, parts: Parts, folder: RunFolder) -> None:
+def _describe(parts: Parts, folder: RunFolder) -> None:
     """Write configuration and manifest, and for a branch the digest chain up to its first step."""
-    start, ranks = parts.start, plan.ranks
-    if plan.resumed and ranks.first:
-        note_resumption(folder, parts.config, start.step, ranks.world, plan.environment)
+    start, plan = parts.start, parts.plan
+    if plan.resumed and plan.ranks.first:
+        note_resumption(folder, plan.config, start.step, plan.ranks.world, plan.environment)
         tell_of_missing_metrics(folder, _begun_at(folder), start.step)
     else:
         parent = {"run": str(plan.original.path), "from_step": start.step} if plan.original else None
         weights = parts.header.initial_weights
-        describe_run(
-            folder, parts.config, parts.tokens, parts.step.model, weights, plan.environment, parent, parts.twin
-        )
+        model = parts.optimizer_step.model
+        describe_run(folder, plan.config, parts.tokens, model, weights, plan.environment, parent, parts.twin)
     if start.chain:
         shutil.copyfile(start.chain, folder.chain)
 
 
-def _train(plan: Plan, parts: Parts, folder: RunFolder, listeners: Listeners) -> Outcome:
+def _train(parts: Parts, folder: RunFolder, listeners: Listeners) -> Outcome:
     """Run the loop; write the verdict once all files are closed."""
-    stop = StopRequests("ending after this step; once more to quit at once")
-    needed = Quantities.of(parts.config, plan.device.type, plan.ranks.world)
+    plan, stop = parts.plan, StopRequests("ending after this step; once more to quit at once")
+    needed = Quantities.of(plan.config, plan.device.type, plan.ranks.world)
     size = needed.state_bytes if plan.ranks.first else None
     with (
         listeners.told(folder, parts.start.step),
-        RunWriter(parts.config, folder, parts.header, parts.tape, parts.start.step, size, listeners) as files,
+        RunWriter(plan.config, folder, parts.header, plan.tape, parts.start.step, size, listeners) as files,
     ):
-        trainer = Trainer(
-            parts.config,
-            parts.step,
-            parts.tokens,
-            parts.order,
-            files,
-            parts.probes,
-            parts.twin,
-            plan.device,
-            plan.ranks,
-            stop_requested=lambda: bool(stop.received),
-        )
-        if parts.start.state:
-            trainer.load(parts.start.take_tensors(), parts.start.state, own=parts.start.chain is None)
+        trainer = Trainer(parts, files, stop_requested=lambda: bool(stop.received))
         started = time.perf_counter()
         with stop:
             result = trainer.run()
             interrupted = _why(stop, trainer) if result.interrupted else None
             outcome = _outcome(trainer, result, files, interrupted, time.perf_counter() - started, folder)
             if outcome.outcome == "nonfinite" and not interrupted and plan.ranks.first:
-                outcome = dataclasses.replace(outcome, nonfinite=_place(trainer, folder, outcome))
+                outcome = dataclasses.replace(outcome, nonfinite=_place(trainer, folder, outcome, plan.config.runs_dir))
             files.close(outcome)
             listeners.ended(folder, outcome)
     if trainer.failed_probe:
@@ -180,11 +166,11 @@ def _why(stop: StopRequests, trainer: Trainer) -> str:
     return STRICT_PROBES if trainer.failed_probe else signal.SIGTERM.name  # that another process of the run got
 
 
-def _place(trainer: Trainer, folder: RunFolder, outcome: Outcome) -> str | None:
+def _place(trainer: Trainer, folder: RunFolder, outcome: Outcome, runs_dir: str) -> str | None:
     """Say, and return, where the first NaN or infinity came from."""
     try:
         where = trainer.what_was_not_finite(
-            lambda step: checkpoints_before(folder, step, trainer.config.runs_dir),
+            lambda step: checkpoints_before(folder, step, runs_dir),
             from_initial_weights=_begun_at(folder) == 0,
         )
     except (MemoryError, RuntimeError) as error:
