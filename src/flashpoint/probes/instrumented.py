@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -15,6 +17,29 @@ from flashpoint.model import GPT, Block
 from flashpoint.precision import Precision, autocast, loss_scale
 from flashpoint.probes.observation import Observation, analysed
 from flashpoint.probes.targets import draw, with_unrounded_out
+
+
+@contextlib.contextmanager
+def recorded(model: GPT) -> Iterator[tuple[list[Tensor], list[Tensor], list[Tensor]]]:
+    """Yield lists that a forward pass in the block fills, by layer: what the attention's first projection takes
+    [B, T, C], what it returns, q, k and v [B, T, 3C], and what the second one takes, O [B, T, C]."""
+    inputs: list[Tensor] = []
+    packed: list[Tensor] = []
+    outs: list[Tensor] = []
+
+    def keep_projected(_module: Any, arguments: tuple[Tensor, ...], result: Tensor) -> None:
+        inputs.append(arguments[0])
+        packed.append(result)
+
+    def keep_out(_module: Any, arguments: tuple[Tensor, ...]) -> None:
+        outs.append(arguments[0])
+
+    with contextlib.ExitStack() as hooks:
+        for block in model.blocks:
+            attention = cast(Block, block).attention
+            hooks.callback(attention.qkv.register_forward_hook(keep_projected).remove)
+            hooks.callback(attention.projection.register_forward_pre_hook(keep_out).remove)
+        yield inputs, packed, outs
 
 
 class InstrumentedPass:
@@ -64,27 +89,9 @@ class InstrumentedPass:
         return dataclasses.replace(seen, update=self._w_q() - seen.w_q)
 
     def _run(self) -> Observation:
-        inputs: list[Tensor] = []
-        packed: list[Tensor] = []
-        outs: list[Tensor] = []
-
         targets = self._targets()
-
-        def keep_projected(_module: Any, arguments: tuple[Tensor, ...], result: Tensor) -> None:
-            inputs.append(arguments[0])
-            packed.append(result)
-
-        def keep_out(_module: Any, arguments: tuple[Tensor, ...]) -> None:
-            outs.append(arguments[0])
-
-        handles = [attention.qkv.register_forward_hook(keep_projected) for attention in self._attentions]
-        handles += [attention.projection.register_forward_pre_hook(keep_out) for attention in self._attentions]
-        try:
-            with torch.enable_grad(), self._autocast():
-                loss = self._model(self._sequences[:, :-1], targets, self._seed_and_step)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with recorded(self._model) as (inputs, packed, outs), torch.enable_grad(), self._autocast():
+            loss = self._model(self._sequences[:, :-1], targets, self._seed_and_step)
         scale = loss_scale(self._precision)
         grads = torch.autograd.grad(loss * (self._share * scale), [*outs, *packed])
         grad_outs, grad_packed = grads[: len(outs)], grads[len(outs) :]

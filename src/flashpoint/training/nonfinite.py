@@ -12,6 +12,7 @@ from flashpoint.model import GPT, Block, CausalSelfAttention
 from flashpoint.numerics.dispatch import flash_fwd, row_statistics, whole_scores
 from flashpoint.numerics.variant import kernel_in
 from flashpoint.precision import Precision, autocast, loss_scale
+from flashpoint.probes.instrumented import recorded
 
 
 def locate(model: GPT, batch: Tensor, seed_and_step: Tensor, precision: Precision = "bf16") -> str:
@@ -37,23 +38,8 @@ def locate(model: GPT, batch: Tensor, seed_and_step: Tensor, precision: Precisio
 
 def _forward(model: GPT, sequences: Tensor, seed_and_step: Tensor, precision: Precision) -> str | None:
     attentions = [cast(Block, block).attention for block in model.blocks]
-    packed: list[Tensor] = []
-    outs: list[Tensor] = []
-
-    def keep_projected(_module: Any, _arguments: Any, result: Tensor) -> None:
-        packed.append(result)
-
-    def keep_out(_module: Any, arguments: tuple[Tensor, ...]) -> None:
-        outs.append(arguments[0])
-
-    handles = [attention.qkv.register_forward_hook(keep_projected) for attention in attentions]
-    handles += [attention.projection.register_forward_pre_hook(keep_out) for attention in attentions]
-    try:
-        with torch.enable_grad(), autocast(sequences.device, precision):
-            loss = model(sequences[:, :-1], sequences[:, 1:], seed_and_step)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with recorded(model) as (_, packed, outs), torch.enable_grad(), autocast(sequences.device, precision):
+        loss = model(sequences[:, :-1], sequences[:, 1:], seed_and_step)
     for attention, projected, out in zip(attentions, packed, outs, strict=True):
         if not projected.isfinite().all():
             return f"q, k or v of layer {attention.layer} is not finite: the projection's result"
