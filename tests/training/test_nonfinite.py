@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.config import ModelConfig
+from flashpoint.config import Config, DataConfig, ModelConfig, TrainConfig
 from flashpoint.model import GPT
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.training.nonfinite import locate
+from flashpoint.training.parallel import Ranks
+from flashpoint.training.step import OptimizerStep
 from tests.conftest import Command
 from tests.records import call
 from tests.verdicts import outcome_of
@@ -53,6 +55,25 @@ def test_finite_steps_and_other_causes_are_told_apart() -> None:
     with torch.no_grad():
         model.final_norm.weight[0] = torch.inf
     assert locate(model, batch(), torch.tensor([0, 0])).startswith("the loss")
+
+
+def test_gradients_are_those_of_a_step_of_several_micro_batches() -> None:
+    """They were as large as without, and FP16 overflowed where the step had not."""
+    config = Config(
+        model=ModelConfig(n_layer=3, n_head=2, d_model=32, context=16, vocab_size=257),
+        data=DataConfig(vocab_size=257),
+        attn=AttentionVariant(kernel="sdpa"),
+        train=TrainConfig(batch_size=24, micro_batch_size=3, precision="fp16"),
+    )
+    model = GPT(config.model, config.attn, seed=1)
+    with torch.no_grad():
+        model.final_norm.weight *= 224
+    assert locate(model, batch(1), torch.tensor([0, 0]), "fp16").startswith("dO of layer 2")
+    said = locate(model, batch(8), torch.tensor([0, 0]), "fp16")
+    step = OptimizerStep(model, config, torch.device("cpu"), Ranks())
+    step(batch(8), learning_rate=0.0)
+    assert step.result.isfinite().all()
+    assert said.startswith("no value")
 
 
 def turned_nan(train: Command, folder: Path, *, interval: int) -> str:

@@ -27,8 +27,9 @@ def locate(model: GPT, batch: Tensor, seed_and_step: Tensor, precision: Precisio
     Returns:
         One sentence. Layers, heads and rows (query positions) count from 1, sequences within the micro-batch from 1.
     """
+    scale = loss_scale(precision) / len(batch)
     for number, sequences in enumerate(batch):
-        found = _forward(model, sequences, seed_and_step, precision)
+        found = _look_through(model, sequences, seed_and_step, precision, scale)
         seed_and_step[1] += 1
         if found is not None:
             where = f" of micro-batch {number + 1}" if len(batch) > 1 else ""
@@ -36,7 +37,10 @@ def locate(model: GPT, batch: Tensor, seed_and_step: Tensor, precision: Precisio
     return "no value of the repeated step is NaN or infinite in the attention or in the loss"
 
 
-def _forward(model: GPT, sequences: Tensor, seed_and_step: Tensor, precision: Precision) -> str | None:
+def _look_through(
+    model: GPT, sequences: Tensor, seed_and_step: Tensor, precision: Precision, scale: float
+) -> str | None:
+    """Return what is not finite in one micro-batch, whose gradients are those of the loss times ``scale``."""
     attentions = [cast(Block, block).attention for block in model.blocks]
     with recorded(model) as (_, packed, outs), torch.enable_grad(), autocast(sequences.device, precision):
         loss = model(sequences[:, :-1], sequences[:, 1:], seed_and_step)
@@ -47,7 +51,7 @@ def _forward(model: GPT, sequences: Tensor, seed_and_step: Tensor, precision: Pr
             return _of_row(attention, projected, out, seed_and_step)
     if not loss.isfinite():
         return "the loss is not finite: every attention's output is"
-    grads = torch.autograd.grad(loss * loss_scale(precision), [*outs, *packed])
+    grads = torch.autograd.grad(loss * scale, [*outs, *packed])
     grad_outs, grad_packed = grads[: len(outs)], grads[len(outs) :]
     for attention, grad_out, grad in reversed(list(zip(attentions, grad_outs, grad_packed, strict=True))):
         if not grad_out.isfinite().all():
