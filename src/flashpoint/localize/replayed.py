@@ -93,7 +93,7 @@ class ReplayedRun:
             signal.raise_signal(signal.Signals[outcome.interrupted])
             raise KeyboardInterrupt  # where the signal is ignored
         branch = RunFolder(Path(outcome.run))
-        if (began := (branch.read_manifest().get("parent") or {}).get("from_step", 0)) != start:
+        if (began := branch.first_step) != start:
             raise UserError(
                 f"{self.folder.checkpoints}: the checkpoint of step {start:,} is damaged, and a branch began at "
                 f"{began:,}; delete that checkpoint"

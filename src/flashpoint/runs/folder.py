@@ -24,6 +24,11 @@ _READER_SECONDS = 0.2
 """For which a run's lock is waited for: a reader that looks whether the run is under way holds it for a moment."""
 
 
+def of_step(folder: Path, step: int, suffix: str) -> Path:
+    """Return where a folder holds what is of a step (:func:`by_step`)."""
+    return folder / f"step-{step:09}{suffix}"
+
+
 def by_step(folder: Path, suffix: str = "") -> dict[int, Path]:
     """Return what a folder holds under names of steps, ``step-NUMBER`` and the suffix, in the order of the steps."""
     places = {path.name.removeprefix("step-").removesuffix(suffix): path for path in folder.glob(f"step-*{suffix}")}
@@ -134,6 +139,17 @@ class RunFolder:
     def read_manifest(self) -> dict[str, Any]:
         """Return what :attr:`manifest` holds (:class:`flashpoint.runs.manifest.Manifest`)."""
         return read_json(self.manifest, Manifest)
+
+    @property
+    def origin(self) -> tuple[str, int] | None:
+        """The run that this one replays, and the step of it at which this one began; None of one that replays none."""
+        parent = self.read_manifest().get("parent")
+        return (parent["run"], parent["from_step"] or 0) if parent else None
+
+    @property
+    def first_step(self) -> int:
+        """Of a branch the step at which it branched off, otherwise 0."""
+        return (self.origin or ("", 0))[1]
 
     def read_outcome(self) -> dict[str, Any]:
         """Return what :attr:`outcome` holds (:class:`flashpoint.runs.outcome.Outcome`)."""

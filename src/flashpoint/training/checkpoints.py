@@ -24,7 +24,7 @@ from flashpoint.config import CheckpointsConfig
 from flashpoint.errors import UserError
 from flashpoint.files import file_sha256, whole, write_json
 from flashpoint.probes.sentinel import SentinelState
-from flashpoint.runs.folder import by_step
+from flashpoint.runs.folder import by_step, of_step
 from flashpoint.runs.outcome import Verdict
 from flashpoint.schema import Kind, Number, Step, parsed, read_json
 from flashpoint.training.needs import capacity
@@ -102,7 +102,7 @@ def verified(folder: Path, notify: Callable[[str], None], up_to: int | None = No
             with safe_open(path, "pt") as file:
                 step = parsed((file.metadata() or {}).get("state", ""), State, "its state", "")["step"]
             intact = path.stat().st_size == expected["size"] and file_sha256(path) == expected["sha256"]
-            if intact and sidecar == _sidecar_path(folder, step):
+            if intact and sidecar == of_step(folder, step, ".json"):
                 yield Checkpoint(path, step)
                 continue
         except UserError as error:
@@ -175,7 +175,7 @@ class CheckpointWriter:
 
     def _write(self, copies: dict[str, Tensor], copied: torch.cuda.Event | None, state: dict[str, Any]) -> None:
         step = state["step"]
-        path = _sidecar_path(self._folder, step).with_suffix(".safetensors")
+        path = of_step(self._folder, step, ".safetensors")
         try:
             self._make_room(step)
             with whole(path) as partial:
@@ -190,8 +190,7 @@ class CheckpointWriter:
         """Delete before writing, so that the budget holds all the time; what a kill left unfinished goes, too."""
         steps = self._steps()
         kept = set(steps) & retained([*steps, step], self._config.interval, self._capacity, self._pinned)
-        sidecars = {_sidecar_path(self._folder, old) for old in kept}
-        kept_files = sidecars | {sidecar.with_suffix(".safetensors") for sidecar in sidecars}
+        kept_files = {of_step(self._folder, old, suffix) for old in kept for suffix in (".json", ".safetensors")}
         for pattern in ("step-*.json", "step-*.safetensors", ".step-*.partial"):  # a sidecar before its checkpoint
             for path in self._folder.glob(pattern):
                 if path not in kept_files:
@@ -201,10 +200,6 @@ class CheckpointWriter:
         """Return the steps of the checkpoints that have their sidecars."""
         sidecars = by_step(self._folder, ".json").items()
         return [step for step, path in sidecars if path.with_suffix(".safetensors").exists()]
-
-
-def _sidecar_path(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:09}.json"
 
 
 def _to_host(tensors: dict[str, Tensor], ready: torch.cuda.Event | None) -> dict[str, Tensor]:

@@ -124,7 +124,7 @@ def _describe(parts: Parts, folder: RunFolder) -> None:
     start, plan = parts.start, parts.plan
     if plan.resumed and plan.ranks.first:
         note_resumption(folder, plan.config, start.step, plan.ranks.world, plan.environment)
-        tell_of_missing_metrics(folder, _begun_at(folder), start.step)
+        tell_of_missing_metrics(folder, folder.first_step, start.step)
     else:
         parent = {"run": str(plan.original.path), "from_step": start.step} if plan.original else None
         weights = parts.header.initial_weights
@@ -171,7 +171,7 @@ def _place(trainer: Trainer, folder: RunFolder, outcome: Outcome, runs_dir: str)
     try:
         where = trainer.what_was_not_finite(
             lambda step: checkpoints_before(folder, step, runs_dir),
-            from_initial_weights=_begun_at(folder) == 0,
+            from_initial_weights=folder.first_step == 0,
         )
     except (MemoryError, RuntimeError) as error:
         if not _is_of_full_memory(error):
@@ -179,12 +179,6 @@ def _place(trainer: Trainer, folder: RunFolder, outcome: Outcome, runs_dir: str)
         where = None  # uncompiled, the step takes more memory than it did; the verdict is not to be lost for it
     notify(f"step {outcome.onset_step:,}: {where or 'not finite; the step could not be repeated to see where'}")
     return where
-
-
-def _begun_at(folder: RunFolder) -> int:
-    """Return the run's first step, of a branch that at which it branched off."""
-    parent = folder.read_manifest().get("parent") or {}
-    return parent.get("from_step") or 0
 
 
 def compare_with_original(original: RunFolder, folder: RunFolder, since: int) -> None:

@@ -25,7 +25,7 @@ from flashpoint.field_types import EXPERIMENT
 from flashpoint.files import whole
 from flashpoint.numerics.effective import effective_choices
 from flashpoint.runs.configuration import attention_of
-from flashpoint.runs.folder import RunFolder, by_step
+from flashpoint.runs.folder import RunFolder, by_step, of_step
 from flashpoint.runs.metrics import ALL_TENSORS
 
 _OF_ONE_THING = {
@@ -44,7 +44,7 @@ def write_snapshot(folder: Path, step: int, weights: Mapping[str, Tensor]) -> No
         OSError: the file cannot be written.
     """
     folder.mkdir(exist_ok=True)
-    with whole(_path(folder, step)) as partial:
+    with whole(of_step(folder, step, ".safetensors")) as partial:
         save_file({name: tensor.detach().cpu() for name, tensor in weights.items()}, partial)
 
 
@@ -60,9 +60,11 @@ def read_snapshot(folder: Path, step: int) -> dict[str, Tensor]:
         UserError: the file is missing or damaged.
     """
     try:
-        return load_file(_path(folder, step))
+        return load_file(of_step(folder, step, ".safetensors"))
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{_path(folder, step)}: {error}; restore the file, or drop probes.weights_against") from error
+        raise UserError(
+            f"{of_step(folder, step, '.safetensors')}: {error}; restore the file, or drop probes.weights_against"
+        ) from error
 
 
 def distances(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, float]:
@@ -150,7 +152,3 @@ def _require_same_batches(told: str, folder: RunFolder, header: TapeHeader, orde
     for step in range(min(tape.steps, 3)):
         if not np.array_equal(tape.records[step], order.windows(step)):
             raise UserError(f"{told}: its tape has other batches from step {step} on; take a run with the same batches")
-
-
-def _path(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:09}.safetensors"

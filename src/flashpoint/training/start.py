@@ -69,12 +69,11 @@ def _newest(run: RunFolder, up_to: int | None = None) -> Start | None:
 
 def _beginning(resumed: RunFolder, runs_dir: str) -> Start:
     """Return where the run itself began: step 0, or the checkpoint that it branched off."""
-    parent = resumed.read_manifest().get("parent") or {}
-    step = parent.get("from_step") or 0
+    name, step = resumed.origin or ("", 0)
     notify(f"{resumed.path}: no checkpoint to go on from; starting over at step {step:,}")
     if not step:
         return Start()
-    original = RunFolder.open(parent["run"], runs_dir)
+    original = RunFolder.open(name, runs_dir)
     if (start := _newest(original, step)) and start.step == step:
         return dataclasses.replace(start, chain=original.chain)
     raise UserError(
@@ -86,16 +85,12 @@ def _beginning(resumed: RunFolder, runs_dir: str) -> Start:
 def checkpoints_before(run: RunFolder, step: int, runs_dir: str) -> Iterator[Checkpoint]:
     """Return the run's whole checkpoints up to a step, newest first, and of a branch the one that it began with."""
     yield from verified(run.checkpoints, notify, up_to=step)
-    parent = run.read_manifest().get("parent") or {}
-    if parent.get("from_step"):
+    name, first_step = run.origin or ("", 0)
+    if first_step:
         with contextlib.suppress(UserError):  # the run that it branched off need not be there any more
-            if checkpoint := _at(parent["from_step"], RunFolder.open(parent["run"], runs_dir)):
-                yield checkpoint
-
-
-def _at(step: int, run: RunFolder) -> Checkpoint | None:
-    newest = next(verified(run.checkpoints, notify, up_to=step), None)
-    return newest if newest and newest.step == step else None
+            newest = next(verified(RunFolder.open(name, runs_dir).checkpoints, notify, up_to=first_step), None)
+            if newest and newest.step == first_step:
+                yield newest
 
 
 def _branching_point(original: RunFolder, from_step: int) -> Start:
