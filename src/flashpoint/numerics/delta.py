@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from flashpoint.numerics.choices import DeltaError
-from flashpoint.numerics.key_blocks import Inputs, KeyBlock
+from flashpoint.numerics.key_blocks import Inputs
 from flashpoint.numerics.residual import two_parts
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant
@@ -53,7 +52,9 @@ def out_of_delta(variant: AttentionVariant, out: Tensor, out_for_delta: Tensor) 
 def row_sums(inputs: Inputs, grad_out: Tensor, logsumexp: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return Σ_j P_ij(dP_ij − δ_i), without δ if there is none, and Σ_j P_ij, [B, H, T] each."""
     total, mass = torch.zeros_like(logsumexp), torch.zeros_like(logsumexp)
-    for block, p, grad_p in _probs_and_grads(inputs, grad_out, logsumexp):
+    for block in (block for rows in inputs.row_chunks() for block in inputs.key_blocks(rows)):
+        _, p = inputs.probs(block, logsumexp)
+        grad_p = inputs.grad_probs(block, grad_out)
         grad_s = p * (grad_p if delta is None else grad_p - delta[..., block.rows, None])
         total[..., block.rows] += grad_s.sum(-1)
         mass[..., block.rows] += p.sum(-1)
@@ -80,11 +81,3 @@ def _with_error(inputs: Inputs, delta: Tensor, grad_out: Tensor, out: Tensor) ->
         return delta, delta
     erring = delta + delta_error(grad_out, out, error, inputs.noise)
     return erring if error.into != "grad_k" else delta, erring if error.into != "grad_q" else delta
-
-
-def _probs_and_grads(inputs: Inputs, grad_out: Tensor, logsumexp: Tensor) -> Iterator[tuple[KeyBlock, Tensor, Tensor]]:
-    """Return P and dP of every block, FP32."""
-    for rows in inputs.row_chunks():
-        for block in inputs.key_blocks(rows):
-            _, p = inputs.probs(block, logsumexp)
-            yield block, p, inputs.grad_probs(block, grad_out)

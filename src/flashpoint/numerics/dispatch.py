@@ -84,20 +84,18 @@ def row_statistics(
         return statistics
     shift = q.new_empty(q.shape[:-1], dtype=torch.float32)
     ones = torch.empty_like(shift, dtype=torch.int32)
-    for of_heads, heads in variant.groups(layer, q.shape[1]):
-        noise, chosen = noise_key(q, seed_and_step, layer, heads), index_of(heads, q)
-        shift[:, chosen], ones[:, chosen] = reference.row_statistics(
-            q[:, chosen], k[:, chosen], v[:, chosen], of_heads, noise
-        )
+    for group, heads in variant.groups(layer, q.shape[1]):
+        noise, at = noise_key(q, seed_and_step, layer, heads), index_of(heads, q)
+        shift[:, at], ones[:, at] = reference.row_statistics(q[:, at], k[:, at], v[:, at], group, noise)
     return shift, ones
 
 
 def whole_scores(q: Tensor, k: Tensor, variant: AttentionVariant, *, layer: int, seed_and_step: Tensor) -> Tensor:
     """Return S [B, H, T, T] float32 as rounded, −∞ above the diagonal. It takes T² of memory: for a few sequences."""
     scores = q.new_empty((*q.shape[:-1], q.shape[-2]), dtype=torch.float32)
-    for of_heads, heads in variant.groups(layer, q.shape[1]):
-        noise, chosen = noise_key(q, seed_and_step, layer, heads), index_of(heads, q)
-        scores[:, chosen] = reference.whole_scores(q[:, chosen], k[:, chosen], of_heads, noise)
+    for group, heads in variant.groups(layer, q.shape[1]):
+        noise, at = noise_key(q, seed_and_step, layer, heads), index_of(heads, q)
+        scores[:, at] = reference.whole_scores(q[:, at], k[:, at], group, noise)
     return scores
 
 
@@ -106,10 +104,10 @@ def delta_error(
 ) -> Tensor:
     """Return the error [B, H, T] float32 that the variant injects into the δ of dQ; dO and O are [B, H, T, d]."""
     error = grad_out.new_zeros(grad_out.shape[:-1], dtype=torch.float32)
-    for of_heads, heads in variant.groups(layer, grad_out.shape[1]):
-        if of_heads.delta_error.into != "grad_k":
-            noise, chosen = noise_key(grad_out, seed_and_step, layer, heads), index_of(heads, grad_out)
-            error[:, chosen] = delta.delta_error(grad_out[:, chosen], out[:, chosen], of_heads.delta_error, noise)
+    for group, heads in variant.groups(layer, grad_out.shape[1]):
+        if group.delta_error.into != "grad_k":
+            noise, at = noise_key(grad_out, seed_and_step, layer, heads), index_of(heads, grad_out)
+            error[:, at] = delta.delta_error(grad_out[:, at], out[:, at], group.delta_error, noise)
     return error
 
 

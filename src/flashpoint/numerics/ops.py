@@ -36,12 +36,12 @@ def flash_fwd_op(
             )
             return results
         saved = _saved_like(q, choices, layer)
-        for of_heads, heads in choices.groups(layer, q.shape[1]):
-            noise, chosen = noise_key(q, seed_and_step, layer, heads), index_of(heads, q)
-            parts = reference.flash_fwd(q[:, chosen], k[:, chosen], v[:, chosen], of_heads, noise, causal, scale)
+        for group, heads in choices.groups(layer, q.shape[1]):
+            noise, at = noise_key(q, seed_and_step, layer, heads), index_of(heads, q)
+            parts = reference.flash_fwd(q[:, at], k[:, at], v[:, at], group, noise, causal, scale)
             for whole, part in zip(saved, parts, strict=True):
                 if part.numel():
-                    whole[:, chosen] = part.to(whole.dtype)
+                    whole[:, at] = part.to(whole.dtype)
         return saved
 
 
@@ -71,14 +71,12 @@ def flash_bwd_op(
             )
             return results
         grads = by_token(q, q.dtype), by_token(k, k.dtype), by_token(v, v.dtype)
-        for of_heads, heads in choices.groups(layer, q.shape[1]):
-            noise, chosen = noise_key(q, seed_and_step, layer, heads), index_of(heads, q)
-            g, q_, k_, v_, o, lse, o_delta, keys = (
-                x[:, chosen] if x.numel() else x for x in (grad_out, q, k, v, *saved)
-            )
-            parts = reference.flash_bwd(g, q_, k_, v_, o, lse, o_delta, keys, of_heads, noise, causal, scale)
+        for group, heads in choices.groups(layer, q.shape[1]):
+            noise, at = noise_key(q, seed_and_step, layer, heads), index_of(heads, q)
+            g, q_, k_, v_, o, lse, o_delta, keys = (x[:, at] if x.numel() else x for x in (grad_out, q, k, v, *saved))
+            parts = reference.flash_bwd(g, q_, k_, v_, o, lse, o_delta, keys, group, noise, causal, scale)
             for whole, part in zip(grads, parts, strict=True):
-                whole[:, chosen] = part
+                whole[:, at] = part
         return grads
 
 
@@ -130,7 +128,7 @@ def kernels_for(q: Tensor, variant: AttentionVariant, layer: int) -> ModuleType 
     if q.is_cuda:
         from flashpoint.numerics import launch  # a CPU need not wait for Triton
 
-        if all(launch.kernels_support(q, chosen) for chosen, _ in variant.groups(layer, q.shape[1])):
+        if all(launch.kernels_support(q, group) for group, _ in variant.groups(layer, q.shape[1])):
             return launch
     return None
 
@@ -154,14 +152,14 @@ def _on_device(heads: tuple[int, ...], device: torch.device) -> Tensor:
 def _saved_like(q: Tensor, variant: AttentionVariant, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the uninitialised results of the forward pass: O, L, what δ takes beside O or nothing, and centred keys or
     nothing."""
-    variants = [chosen for chosen, _ in variant.groups(layer, q.shape[1])]
-    out = by_token(q, torch.float32 if any(chosen.returns_fp32 for chosen in variants) else q.dtype)
-    saves_another, saved = any(chosen.saves_out_for_delta for chosen in variants), dtype_of_saved(variants)
+    groups = [group for group, _ in variant.groups(layer, q.shape[1])]
+    out = by_token(q, torch.float32 if any(group.returns_fp32 for group in groups) else q.dtype)
+    saves_another, saved = any(group.saves_out_for_delta for group in groups), dtype_of_saved(groups)
     return (
         out,
         q.new_empty(q.shape[:-1], dtype=torch.float32),
         by_token(q, saved) if saves_another else q.new_empty(0, dtype=saved),
-        by_token(q, q.dtype) if any(chosen.center_keys for chosen in variants) else q.new_empty(0),
+        by_token(q, q.dtype) if any(group.center_keys for group in groups) else q.new_empty(0),
     )
 
 
