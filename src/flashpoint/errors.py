@@ -96,8 +96,9 @@ def is_first_process() -> bool:
 def notify(line: str) -> None:
     """Print one line on stderr, from the first of several processes only. Stdout is kept for the outcome.
 
-    A run outlives its terminal: where nobody can read the line any more, it is not printed.
+    A run outlives its terminal: where nobody can read the line any more, it is not printed. Nor is it where a signal's
+    handler tells it while another line is being printed, which Python refuses.
     """
     if is_first_process():
-        with suppress(OSError):
+        with suppress(OSError, RuntimeError):
             print(line, file=sys.stderr, flush=True)

@@ -4,7 +4,11 @@ import errno
 import gc
 import io
 import os
+import select
 import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -94,6 +98,33 @@ def test_without_an_answer_all_are_noted_but_those_that_were_ignored(unheeded: l
     signal.raise_signal(signal.SIGINT)
     assert stop.received == [signal.SIGINT, signal.SIGTERM]
     assert unheeded == [signal.SIGINT]
+
+
+@pytest.mark.usefixtures("unheeded")
+def test_a_signal_while_a_line_waits_to_be_read_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Telling of it in the midst of that line raised an error, which ended the run without a checkpoint."""
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def read_late() -> None:
+        while select.select([], [writing], [], 0)[1]:  # not full yet
+            time.sleep(0.01)
+        while not stop.received:
+            signal.pthread_kill(main, signal.SIGTERM)
+            time.sleep(0.05)
+        while os.read(reading, 1 << 16):
+            pass
+
+    reading, writing = os.pipe()
+    reader = threading.Thread(target=read_late)
+    with open(writing, "w") as stderr, StopRequests("ending") as stop:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        reader.start()
+        stderr.write("progress" * (1 << 16))
+        stderr.flush()
+    reader.join()
+    os.close(reading)
+    assert stop.received == [signal.SIGTERM]
 
 
 def test_a_closed_terminal_does_not_end_a_run_that_tells_something(monkeypatch: pytest.MonkeyPatch) -> None:
