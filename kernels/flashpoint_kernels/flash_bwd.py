@@ -1,6 +1,6 @@
 """Backward pass: δ with dQ (one program per block of queries), then dK and dV (one per block of keys). No atomics.
 
-Comments count lines of FlashAttention-2 (arXiv 2307.08691), Algorithm 2.
+Comments give the lines of FlashAttention-2 (arXiv 2307.08691), Algorithm 2.
 """
 
 import triton
@@ -115,7 +115,7 @@ def flash_bwd_dq_rows(
     noise_ptr, sizes_ptr, i_q, i_bh, H, T, T_ROWS, PLANE, layer,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Return δ and dQ [BQ, D] of one block of queries; ``centered_desc`` has dQ's keys where C.center_grad_q.
+    """Store δ and dQ [BQ, D] of one block of queries; ``centered_desc`` has dQ's keys where C.center_grad_q.
 
     For the other kernel, ``rows_ptr``, two planes [B·H, T_ROWS] of PLANE elements, takes L (+∞ past the end, so that P
     is 0 there) and dK's δ; ``drift_ptr`` [B·H, blocks, D] takes Σᵢ (Σⱼ dSᵢⱼ) qᵢ, which centring takes off dK.
@@ -200,7 +200,7 @@ def flash_bwd_dkdv_keys(
     i_k, i_bh, H, T, T_ROWS, PLANE, DRIFTS, layer,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Return dK and dV [BK, D] of one block of keys, over all queries that see it. Tiles are [BK, BQ]: keys by
+    """Store dK and dV [BK, D] of one block of keys, over all queries that see it. Tiles are [BK, BQ]: keys by
     queries."""
     PROBS: tl.constexpr = C.probs_backward
     GRAD_PROBS: tl.constexpr = C.grad_probs

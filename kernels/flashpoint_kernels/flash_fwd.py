@@ -1,6 +1,6 @@
 """Forward pass: O, L and, where a variant asks, another O for δ. One program per head and block of queries.
 
-Comments count lines of FlashAttention-2 (arXiv 2307.08691), Algorithm 1.
+Comments give the lines of FlashAttention-2 (arXiv 2307.08691), Algorithm 1.
 """
 
 import triton
