@@ -9,8 +9,9 @@ import torch
 from flashpoint.config import Config, ModelConfig, ProbesConfig, TrainConfig
 from flashpoint.errors import UserError
 from flashpoint.model import GPT
+from flashpoint.probes import own
 from flashpoint.probes.built_in import BUILT_IN
-from flashpoint.probes.runner import ProbeRunner, load_probe
+from flashpoint.probes.runner import ProbeRunner
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import read_metrics
 from tests.conftest import Command
@@ -66,7 +67,7 @@ def test_a_probe_that_is_not_there_says_what_is_wrong(
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as raised:
-        load_probe(name)
+        own.load(name)
     assert told in str(raised.value)
 
 

@@ -17,7 +17,6 @@ from flashpoint.cuda_graph import Graphed
 from flashpoint.errors import one_line
 from flashpoint.model import GPT
 from flashpoint.probes import own
-from flashpoint.probes.attention import Probe
 from flashpoint.probes.built_in import BUILT_IN
 from flashpoint.probes.instrumented import InstrumentedPass
 from flashpoint.probes.observation import Observation
@@ -61,7 +60,8 @@ class ProbeRunner:
     ) -> None:
         self._config, self._notify = config, notify
         self._model, self._train, self._device = model, train, device
-        self._probes = {name: load_probe(name) for name in config.attention}
+        self._built_in = {name: BUILT_IN[name]() for name in config.attention if name in BUILT_IN}
+        self._own = {name: own.load(name) for name in config.attention if name not in BUILT_IN}
         self._weight_norms = Graphed(lambda: weight_norms(model), device.type == "cuda")
         self._pass: InstrumentedPass | None = None
         self._seen: Observation | None = None
@@ -70,7 +70,7 @@ class ProbeRunner:
 
     def before_step(self, step: int, batch: Tensor, seed_and_step: Tensor) -> None:
         """Observe the attention, if it is due, on the first sequences of the batch [..., sequences, T + 1]."""
-        if self._probes and _is_due(step, self._config.attention_interval):
+        if (self._built_in or self._own) and _is_due(step, self._config.attention_interval):
             sequences = batch.flatten(0, -2)[: self._config.sequences]
             self._pass = self._pass or InstrumentedPass(
                 self._model,
@@ -90,9 +90,9 @@ class ProbeRunner:
             measured |= self._weight_norms()
         if self._pass and self._seen:
             seen, self._seen = self._pass.with_update(self._seen), None
-            for name in [name for name in self._probes if name in BUILT_IN]:
-                measured |= self._probes[name].measure(seen)
-            for name, probe in self._own():
+            for probe in self._built_in.values():
+                measured |= probe.measure(seen)
+            for name, probe in tuple(self._own.items()):
                 with self._off_if_it_fails(name):
                     measured |= own.measured(name, probe, seen, measured)
         if not measured:
@@ -110,12 +110,12 @@ class ProbeRunner:
         """Return what a resumed run needs to go on: tensors by name, not copied, and plain values."""
         tensors: dict[str, Tensor] = {}
         plain: dict[str, dict[str, Any]] = {}
-        for name in [name for name in self._probes if name in BUILT_IN]:
-            state = self._probes[name].state()
+        for name, probe in self._built_in.items():
+            state = probe.state()
             held = {key: value for key, value in state.items() if isinstance(value, Tensor)}
             tensors |= {_prefix(name) + key: value for key, value in held.items()}
             plain[name] = {key: value for key, value in state.items() if key not in held}
-        for name, probe in self._own():
+        for name, probe in tuple(self._own.items()):
             with self._off_if_it_fails(name):
                 plain[name] = own.state_of(name, probe)
         kept = {name: state for name, state in plain.items() if state}
@@ -125,42 +125,30 @@ class ProbeRunner:
         """Inverse of :meth:`state`. States of probes that this run does not have are ignored, and a probe without one,
         as of an earlier version, begins anew."""
         self.sentinel.load_state(state["sentinel"])
-        for name, probe in tuple(self._probes.items()):
+        for name, probe in (self._built_in | self._own).items():
             prefix = _prefix(name)
             held = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
             kept = {**state["attention"].get(name, {}), **held}
             if not kept:
                 continue
-            if name in BUILT_IN:
+            if name in self._built_in:
                 probe.load_state(kept)
             else:
                 with self._off_if_it_fails(name):
                     own.take_state(name, probe, kept)
-
-    def _own(self) -> list[tuple[str, Probe]]:
-        return [(name, probe) for name, probe in self._probes.items() if name not in BUILT_IN]
 
     @contextmanager
     def _off_if_it_fails(self, name: str) -> Iterator[None]:
         try:
             yield
         except UserCodeError as error:
-            del self._probes[name]
+            del self._own[name]
             self.failed.append(Failed(name, one_line(error)))
 
 
 def _prefix(name: str) -> str:
     """Return what the names of a probe's tensors begin with."""
     return f"probes/{name}/"
-
-
-def load_probe(name: str) -> Probe:
-    """Return a built-in probe, or ``FILE.py:CLASS``; the configuration has no other.
-
-    Raises:
-        UserError: the class is not there, or is no probe.
-    """
-    return BUILT_IN[name]() if name in BUILT_IN else own.load(name)
 
 
 def _is_due(step: int, interval: int) -> bool:

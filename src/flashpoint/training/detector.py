@@ -17,6 +17,8 @@ class ExplosionDetector:
     ``hold_steps`` steps; the onset is the first of them. Nonfinite: a loss or gradient norm is no finite number.
 
     Attributes:
+        steps_above: steps in a row, up to the last one, for which the mean loss has been out of bounds; 0 while it is
+            not.
         verdict: ``stable`` until decided; the first decision stands.
         onset_step: None while stable.
         last_step: the step after which the run is to stop, None while stable: ``tail_steps`` after the
@@ -27,22 +29,17 @@ class ExplosionDetector:
         self._config = config
         self._losses: deque[float] = deque(maxlen=config.window)
         self._minimum = math.inf
-        self._above = 0
+        self.steps_above = 0
         self.verdict: Verdict = "stable"
         self.onset_step: int | None = None
         self.last_step: int | None = None
-
-    @property
-    def steps_above(self) -> int:
-        """Steps in a row, up to the last one, for which the mean loss has been out of bounds; 0 while it is not."""
-        return self._above
 
     def state(self) -> dict[str, Any]:
         """Return the plain values that :meth:`load_state` takes back."""
         return {
             "losses": list(self._losses),
             "minimum": self._minimum,
-            "above": self._above,
+            "above": self.steps_above,
             "verdict": self.verdict,
             "onset_step": self.onset_step,
             "last_step": self.last_step,
@@ -54,7 +51,7 @@ class ExplosionDetector:
         Steps out of bounds that are ``hold_steps`` or more by now are an explosion if the next one is, too.
         """
         self._losses.extend(state["losses"])
-        self._minimum, self._above = state["minimum"], state["above"]
+        self._minimum, self.steps_above = state["minimum"], state["above"]
         self.verdict, self.onset_step, self.last_step = state["verdict"], state["onset_step"], state["last_step"]
 
     def update(self, step: int, loss: float, grad_norm: float) -> None:
@@ -69,8 +66,8 @@ class ExplosionDetector:
             return
         mean = math.fsum(self._losses) / self._config.window
         self._minimum = min(self._minimum, mean)
-        self._above = self._above + 1 if mean > self._minimum + self._config.margin else 0
-        if self._above >= self._config.hold_steps:  # above it, where the run branches off one that held longer
+        self.steps_above = self.steps_above + 1 if mean > self._minimum + self._config.margin else 0
+        if self.steps_above >= self._config.hold_steps:  # above it, where the run branches off one that held longer
             self.verdict = "exploded"
-            self.onset_step = step - self._above + 1
+            self.onset_step = step - self.steps_above + 1
             self.last_step = step + self._config.tail_steps

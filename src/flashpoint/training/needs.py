@@ -56,7 +56,7 @@ class Quantities:
 
     @classmethod
     def of(cls, config: Config, device: str, world: int = 1) -> Quantities:
-        """Return those of a run.
+        """Return the quantities of a run.
 
         Args:
             device: ``cpu`` or ``cuda``.
@@ -82,13 +82,13 @@ class Quantities:
 
     @property
     def state_bytes(self) -> int:
-        """Of the tensors of a checkpoint."""
+        """Bytes of the tensors of a checkpoint."""
         tensors = 3 + 6 * self.n_layer
         return _STATE * self.parameters + _FLOAT * tensors + 2 * _INT64 + self._remembered_bytes
 
     @property
     def _remembered_bytes(self) -> int:
-        """Of (PK)[T] of all heads and X[T], each as wide as the model, of the tokens of an observation."""
+        """Bytes of (PK)[T] of all heads and X[T], each as wide as the model, of the tokens of an observation."""
         tokens = min(SIMILARITY_TOKENS, self._observed * self.context) if self.remembers else 0
         return 2 * _FLOAT * self.n_layer * self.d_model * tokens
 
@@ -103,7 +103,7 @@ class Quantities:
 
     @property
     def least_budget_gib(self) -> int:
-        """In whole GiB, that :func:`capacity` takes."""
+        """The least ``checkpoints.budget_gib``, in whole GiB, that :func:`capacity` takes."""
         return math.ceil(LEAST_CHECKPOINTS * self.checkpoint_bytes / 2**30)
 
     def memory(self, device: str) -> Sizes:
