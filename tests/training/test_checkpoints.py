@@ -10,6 +10,7 @@ from flashpoint.config import CheckpointsConfig, Config, DetectorConfig
 from flashpoint.errors import UserError
 from flashpoint.runs.chain import ChainWriter
 from flashpoint.runs.folder import RunFolder
+from flashpoint.training import checkpoints
 from flashpoint.training.checkpoints import CheckpointWriter, retained, verified
 from flashpoint.training.detector import ExplosionDetector
 from flashpoint.training.start import starting_point
@@ -140,6 +141,25 @@ def test_a_full_disk_is_one_line_and_no_rest_stays(tmp_path: Path, monkeypatch: 
     assert "checkpoint not written" in line
     assert "No space left" in line
     assert list((tmp_path / "c").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a copy", "what the disk takes"])
+def test_memory_that_does_not_suffice_costs_the_checkpoint_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The first copy of the weights ended the run, some hundred steps after its beginning."""
+
+    def too_much(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("out of memory.\nOf 80 GiB")
+
+    owner, function = (torch.Tensor, "clone") if name == "a copy" else (checkpoints, "_to_host")
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, function, too_much)
+        (line,) = record(tmp_path / "c", range(1, 11))
+    assert "step-000000010.safetensors: checkpoint not written (out of memory. Of 80 GiB)" in line
+    assert list((tmp_path / "c").iterdir()) == []
+    assert record(tmp_path / "c", range(1, 11)) == []
+    assert steps_of(tmp_path / "c") == [10]
 
 
 def test_the_budget_holds_and_recent_steps_are_dense(tmp_path: Path) -> None:

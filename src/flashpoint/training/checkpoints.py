@@ -6,6 +6,7 @@ its size and SHA-256. The sidecar is written last, atomically: without a matchin
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -21,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flashpoint.config import CheckpointsConfig
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, one_line
 from flashpoint.files import file_sha256, whole, write_json
 from flashpoint.probes.sentinel import SentinelState
 from flashpoint.runs.folder import by_step, of_step
@@ -161,12 +162,13 @@ class CheckpointWriter:
     def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Copy the tensors and write them in the background; ``state["step"]`` is the number of steps done."""
         self.wait()
-        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        copied = torch.cuda.Event() if any(tensor.is_cuda for tensor in copies.values()) else None
-        if copied:
-            copied.record()
-        self._writer = threading.Thread(target=self._write, args=(copies, copied, dict(state)))
-        self._writer.start()
+        with self._unwritten_is_told(state["step"]):
+            copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+            copied = torch.cuda.Event() if any(tensor.is_cuda for tensor in copies.values()) else None
+            if copied:
+                copied.record()
+            self._writer = threading.Thread(target=self._write, args=(copies, copied, dict(state)))
+            self._writer.start()
 
     def wait(self) -> None:
         """Wait until the checkpoint under way is on the disk."""
@@ -176,15 +178,21 @@ class CheckpointWriter:
     def _write(self, copies: dict[str, Tensor], copied: torch.cuda.Event | None, state: dict[str, Any]) -> None:
         step = state["step"]
         path = of_step(self._folder, step, ".safetensors")
-        try:
+        with self._unwritten_is_told(step):
             self._make_room(step)
             with whole(path) as partial:
                 save_file(_to_host(copies, copied), partial, metadata={"state": json.dumps(state)})
                 sidecar = {"step": step, "size": partial.stat().st_size, "sha256": file_sha256(partial)}
             write_json(path.with_suffix(".json"), sidecar)
             _sync_folder(self._folder)
-        except OSError as error:
-            self._notify(f"{path}: checkpoint not written ({error}); the run goes on without it")
+
+    @contextlib.contextmanager
+    def _unwritten_is_told(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, MemoryError, RuntimeError) as error:  # the last one of PyTorch, where an allocation fails
+            path = of_step(self._folder, step, ".safetensors")
+            self._notify(f"{path}: checkpoint not written ({one_line(error)}); the run goes on without it")
 
     def _make_room(self, step: int) -> None:
         """Delete before writing, so that the budget holds all the time; what a kill left unfinished goes, too."""
