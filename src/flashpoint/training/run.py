@@ -24,7 +24,6 @@ from flashpoint.training.interrupt import StopRequests
 from flashpoint.training.listeners import Listener, Listeners
 from flashpoint.training.loop import LoopResult, Trainer
 from flashpoint.training.manifest import describe_run, note_resumption
-from flashpoint.training.needs import Quantities
 from flashpoint.training.notices import (
     tell_of_a_long_compilation,
     tell_of_a_small_corpus,
@@ -137,12 +136,7 @@ def _describe(parts: Parts, folder: RunFolder) -> None:
 def _train(parts: Parts, folder: RunFolder, listeners: Listeners) -> Outcome:
     """Run the loop; write the verdict once all files are closed."""
     plan, stop = parts.plan, StopRequests("ending after this step; once more to quit at once")
-    needed = Quantities.of(plan.config, plan.device.type, plan.ranks.world)
-    size = needed.state_bytes if plan.ranks.first else None
-    with (
-        listeners.told(folder, parts.start.step),
-        RunWriter(plan.config, folder, parts.header, plan.tape, parts.start.step, size, listeners) as files,
-    ):
+    with listeners.told(folder, parts.start.step), RunWriter(parts, folder, listeners) as files:
         trainer = Trainer(parts, files, stop_requested=lambda: bool(stop.received))
         started = time.perf_counter()
         with stop:

@@ -8,7 +8,6 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from flashpoint.config import Config
 from flashpoint.data.tape import Tape, TapeHeader, TapeWriter
 from flashpoint.errors import notify
 from flashpoint.files import whole, write_json
@@ -19,18 +18,19 @@ from flashpoint.runs.outcome import Outcome
 from flashpoint.training.checkpoints import CheckpointWriter
 from flashpoint.training.listeners import Listeners, Metrics
 from flashpoint.training.manifest import note_probe_off
+from flashpoint.training.needs import Quantities
+from flashpoint.training.parts import Parts
 from flashpoint.training.snapshots import write_snapshot
 
 
 class RunWriter:
     """The open files of one run. A context, at whose end they are closed whatever has happened.
 
+    What the folder holds of steps after the one at which the run begins is dropped.
+
     Args:
-        folder: where they are; a process that is not the first has one of its own that nobody reads.
-        header: of the tape to write.
-        tape: the original's batches, of a run that repeats one or goes on, dealt to as many processes as here.
-        first_step: where the run begins; what the folder holds of later steps is dropped.
-        state_bytes: size of a checkpoint; None writes none.
+        folder: where they are; a process that is not the first has one of its own that nobody reads, and keeps neither
+            checkpoints nor weights.
         listeners: hear of the metrics too.
 
     Raises:
@@ -38,19 +38,12 @@ class RunWriter:
         OSError: a file cannot be written, here and from every method.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        folder: RunFolder,
-        header: TapeHeader,
-        tape: Tape | None,
-        first_step: int,
-        state_bytes: int | None,
-        listeners: Listeners,
-    ) -> None:
+    def __init__(self, parts: Parts, folder: RunFolder, listeners: Listeners) -> None:
+        plan, first_step = parts.plan, parts.start.step
+        kept = plan.config.checkpoints
         self._folder, self._listeners = folder, listeners
-        self._weights_interval = config.checkpoints.weights_interval if state_bytes is not None else 0
-        self.tape = _tape_writer(folder, header, tape, first_step)
+        self._weights_interval = kept.weights_interval if plan.ranks.first else 0
+        self.tape = _tape_writer(folder, parts.header, plan.tape, first_step)
         goes_on = first_step > 0 and folder.chain.exists()
         self.chain = ChainWriter(folder.chain, steps=first_step if goes_on else None)
         self._metrics = MetricsFile(folder.metrics, first_step)
@@ -59,8 +52,9 @@ class RunWriter:
                 if step > first_step:  # a checkpoint without its sidecar does not count
                     path.unlink()
         self._checkpoints = None
-        if config.checkpoints.interval and state_bytes is not None:
-            self._checkpoints = CheckpointWriter(folder.checkpoints, config.checkpoints, state_bytes, notify)
+        if kept.interval and plan.ranks.first:
+            needed = Quantities.of(plan.config, plan.device.type, plan.ranks.world)
+            self._checkpoints = CheckpointWriter(folder.checkpoints, kept, needed.state_bytes, notify)
 
     def __enter__(self) -> Self:
         return self
