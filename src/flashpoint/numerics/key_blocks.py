@@ -45,7 +45,7 @@ class KeyBlock:
     number: int
 
     def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return those of its queries [R, 1] and of its keys [1, C], int64."""
+        """Return the positions of its queries [R, 1] and of its keys [1, C], int64."""
         rows = torch.arange(self.rows.start, self.rows.stop, device=device)
         keys = torch.arange(self.keys.start, self.keys.stop, device=device)
         return rows[:, None], keys[None, :]
@@ -53,7 +53,7 @@ class KeyBlock:
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, k, v in FP32, K centred where the variant says so, and the pieces that both passes share."""
+    """q, k, v [B, H, T, d] in FP32, and what both passes share; K comes centred where the variant centres it."""
 
     q: Tensor
     k: Tensor
