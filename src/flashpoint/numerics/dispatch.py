@@ -29,13 +29,6 @@ def attention(
     """
     if kernel_in(variant, layer) == "sdpa":
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return flash_attention(q, k, v, variant, layer=layer, seed_and_step=seed_and_step)
-
-
-def flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, *, layer: int, seed_and_step: Tensor
-) -> Tensor:
-    """Compute :func:`attention` by this package's own kernels or reference; gradients flow."""
     return flash_fwd(q, k, v, variant, layer=layer, seed_and_step=seed_and_step)[0]
 
 
@@ -50,7 +43,9 @@ def flash_fwd(
     causal: bool = True,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the forward pass and what the backward pass needs; arguments as for :func:`attention`, and
+    """Compute the forward pass and what the backward pass needs, by this package's kernels or reference.
+
+    Arguments as for :func:`attention`, and
 
     Args:
         causal: whether a query sees no later key; otherwise it sees all.
