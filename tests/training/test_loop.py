@@ -162,6 +162,20 @@ def test_killed_after_its_last_checkpoint_a_run_ends_as_it_would_have(
     assert metrics_of(runs.folder / "killed") == metrics
 
 
+def test_a_run_whose_tape_is_damaged_goes_on_from_where_it_is_whole(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was refused, and had lost its verdict by then."""
+    settings = ("train.decay_steps=18", "checkpoints.interval=6")
+    whole = runs.train("run_name=whole", "train.steps=18", *settings)
+    runs.train("run_name=longer", *settings)
+    tape = runs.folder / "longer/tape.bin"
+    tape.write_bytes(tape.read_bytes()[:-1])
+    longer = runs.train(f"resume={runs.folder / 'longer'}", "train.steps=18", *settings)
+    assert f"{tape}: damaged after 11 steps; using a checkpoint before" in capsys.readouterr().err
+    assert (longer.digest, longer.tape_digest) == (whole.digest, whole.tape_digest)
+
+
 class Stops(Silent):
     """A signal arrives as something of a step is logged; the run ends after the next one."""
 

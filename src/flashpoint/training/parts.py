@@ -100,7 +100,7 @@ def build(plan: Plan) -> Parts:
         header=header,
         probes=probes,
         twin=Twin(config, header, trained_on) if config.probes.weights_against and ranks.first else None,
-        start=starting_point(config, plan.resumed, plan.original),
+        start=starting_point(config, plan.resumed, plan.original, plan.tape.steps if plan.tape else None),
         compile_seconds=compile_seconds,
     )
 

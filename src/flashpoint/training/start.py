@@ -35,18 +35,25 @@ class Start:
         return taken
 
 
-def starting_point(config: Config, resumed: RunFolder | None, original: RunFolder | None) -> Start:
+def starting_point(
+    config: Config, resumed: RunFolder | None, original: RunFolder | None, taped: int | None = None
+) -> Start:
     """Return the newest whole checkpoint of the run to resume, or else where that began; the one at or before
     ``from_step`` of the run to branch from; or step 0.
 
+    Args:
+        taped: whole steps of the tape of the run to resume; None is enough.
+
     Raises:
         UserError: the run to branch from has no checkpoint that early, or not any more; the run that the checkpoint is
-            of has no digest chain; or ``train.steps`` is less than the steps done there. A chain that is damaged costs
-            the checkpoints from there on.
+            of has no digest chain; or ``train.steps`` is less than the steps done there. A chain or a tape that is
+            damaged costs the checkpoints from there on.
     """
     start, source = Start(), resumed or original
     if resumed:
-        start = _newest(resumed) or _beginning(resumed, config.runs_dir)
+        if taped is not None and max(by_step(resumed.checkpoints, ".json"), default=0) > taped:
+            notify(f"{resumed.tape}: damaged after {taped:,} steps; using a checkpoint before")
+        start = _newest(resumed, taped) or _beginning(resumed, config.runs_dir)
     elif original and config.from_step is not None:
         start = _branching_point(original, config.from_step)
     if source and start.step > config.train.steps:
@@ -56,7 +63,7 @@ def starting_point(config: Config, resumed: RunFolder | None, original: RunFolde
     return start
 
 
-def _newest(run: RunFolder, up_to: int | None = None) -> Start | None:
+def _newest(run: RunFolder, up_to: int | None) -> Start | None:
     """Return the newest state up to a step that the run itself was in, as its digest chain says."""
     for checkpoint in verified(run.checkpoints, notify, up_to):
         tensors, state = checkpoint.load()
