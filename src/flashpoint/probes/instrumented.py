@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
@@ -119,7 +118,7 @@ class InstrumentedPass:
             logits = self._predicts.logits(self._sequences[:, :-1], self._seed_and_step)
         return draw(logits, self._seed_and_step)
 
-    def _autocast(self) -> AbstractContextManager[object]:
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
         return autocast(self._sequences.device, self._precision)
 
     def _by_head(self, x: Tensor) -> Tensor:
