@@ -104,5 +104,30 @@ def captured(model: nn.Module, number: int, watched: Watch) -> None:
 def test_a_layer_that_was_left_out_is_told_for_layers_are_counted_without_it(tmp_path: Path, left_out: bool) -> None:
     """The second layer is told as layer 1, and a line of the loop alone had said so."""
     loop(tmp_path, Dropping() if left_out else Pair(), captured, steps=2)
-    said = "Layers are counted as they were recorded. Not recorded: scaled_dot_product_attention: dropout"
+    said = "Other attentions were not recorded, and are not judged: scaled_dot_product_attention: dropout"
     assert (said in told(str(tmp_path / "own"))) == left_out
+
+
+class Scaled(Pair):
+    """Two blocks, of which some are called with a scale of 1."""
+
+    def __init__(self, layers: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, block in enumerate((self.first, self.second), 1):
+            q, k, v = block.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+            scale = 1.0 if layer in self.layers else None
+            x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2).flatten(2)
+        return x
+
+
+@pytest.mark.parametrize(("layers", "said"), [((), ""), ((2,), "1 in layer 2"), ((1, 2), "1 in all layers")])
+def test_a_scale_that_a_layer_was_called_with_is_told(tmp_path: Path, layers: tuple[int, ...], said: str) -> None:
+    loop(tmp_path, Scaled(layers), captured, steps=2)
+    output = CliRunner().invoke(main, ["diagnose", str(tmp_path / "own")]).output
+    assert "sdpa, as recorded" in output
+    assert [line.split("; scale ")[1] for line in output.splitlines() if "; scale " in line] == (
+        [f"{said}, 1/√d is 0.354"] if said else []
+    )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,13 +63,25 @@ class NamedFunction:
         if layout not in ("", "bthd") or not (module and name):
             raise UserError(f"functions={word}: give MODULE:NAME, or MODULE:NAME@bthd for [B, T, H, d]")
         try:
-            owner = importlib.import_module(module)
+            owner = _module(module)
         except (ImportError, TypeError) as error:  # the latter of a relative name
             raise UserError(f"functions={word}: {error}; give MODULE:NAME of an installed module") from error
         found = getattr(owner, name, None)
         if not callable(found) or isinstance(found, type):
             raise UserError(f"functions={word}: {module} has no function {name}")
         return cls(path, owner, name, bool(layout))
+
+
+def _module(name: str) -> ModuleType:
+    """Return a module. Of the script that runs it is the one that runs: importing it again would train a second time,
+    and make functions that nobody calls."""
+    main = sys.modules["__main__"]
+    script = getattr(main, "__file__", None)
+    if script and name not in sys.modules and not name.startswith("."):
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None and os.path.realpath(spec.origin) == os.path.realpath(script):
+            return main
+    return importlib.import_module(name)
 
 
 def places_of(function: Callable[..., Any]) -> list[tuple[Any, str]]:

@@ -42,7 +42,7 @@ class Interceptor:
         self._sequences, self._layers = sequences, layers
         self._inside = False
         self.calls: list[InterceptedCall] = []
-        self._missed: set[tuple[int, str]] = set()  # with the forward pass
+        self._missed: dict[tuple[int, str], list[int]] = {}  # by forward pass and reason, the numbers of the calls
         self.failed: set[str] = set()
         self.incomplete: set[str] = set()
         self.at_gradient: Callable[[InterceptedCall], object] = lambda _call: self.stop()
@@ -125,15 +125,18 @@ class Interceptor:
 
     def miss(self, reason: str) -> None:
         """Note why a call of the current forward pass is not kept."""
-        self._missed.add((self._forward, reason))
+        earlier = sum(call.forward == self._forward for call in self.calls)
+        earlier += sum(len(numbers) for (of, _), numbers in self._missed.items() if of == self._forward)
+        self._missed.setdefault((self._forward, reason), []).append(1 + earlier)
 
     @property
-    def missed(self) -> set[str]:
-        """Why calls were not kept: those of the forward pass that is trained, or where none is of all."""
+    def missed(self) -> dict[str, list[int]]:
+        """Why calls were not kept, and their numbers in the forward pass, from 1: those of the pass that is trained, or
+        where none is of all. Where the beginning of that pass was not seen, there are no numbers."""
         trained = self._trained_pass
-        reasons = {reason for of, reason in self._missed if trained in (None, of)}
-        # A pass whose beginning was not seen, as where a loop calls a model's parts, has an evaluation's calls, too.
-        return reasons - {WITHOUT_GRADIENTS} if trained == 0 else reasons
+        reasons = {reason: numbers for (of, reason), numbers in self._missed.items() if trained in (None, of)}
+        # Such a pass, as where a loop calls a model's parts, has an evaluation's calls, too.
+        return {reason: [] for reason in reasons if reason != WITHOUT_GRADIENTS} if trained == 0 else reasons
 
     def keep(
         self,
@@ -206,7 +209,7 @@ class Interceptor:
                 return
             if call.has_derivative:  # what comes now is of the graph of the gradients, too
                 call.is_differentiated_twice = True
-                self._missed.add((call.forward, TWICE))
+                self._missed.setdefault((call.forward, TWICE), [])
             call.has_derivative = gradient.requires_grad
             for of, one in gradients.items():
                 one.begin()

@@ -52,7 +52,8 @@ def _keep(
     told = told_causal(given, perhaps_masked=bool(masks))
     is_causal = masking_of(ordered, told, scale, perhaps_masked=bool(masks))
     if is_causal is None:
-        perhaps = ", ".join(("@bthd", *(masks or ["a mask"]), "a scale"))
-        interceptor.miss(f"{named.word}: O is not softmax(QKᵀ·scale)V, causal or not: {perhaps}?")
+        mask = f"a mask by {', '.join(masks)}" if masks else "a mask"
+        perhaps = f"tensors that need @bthd, {mask}, a scale inside, or a fault"
+        interceptor.miss(f"{named.word}: O is not softmax(QKᵀ·scale)V, causal or not: {perhaps}")
     else:
         interceptor.keep(named.word, tensors, is_causal, scale, by_token=tuple(tensors) if named.by_token else ())

@@ -19,6 +19,9 @@ from flashpoint.capture.projections import Found, ModuleOutputs, Projection, by_
 from flashpoint.capture.sharding import is_sharded
 from flashpoint.diagnosis.call import AttentionCall
 
+_TOLD = 4
+"""Numbers of calls that a line names."""
+
 
 class Observer:
     """Observes one step's forward and backward pass at a time: begun before the step, finished after it.
@@ -133,13 +136,16 @@ class Observer:
         found = [call.with_gradients(layer, step) for layer, call in enumerate(trained, 1)]
         calls = [call for call in found if call is not None]
         lacking = {"no gradient came to them before watched.step"} if interceptor.is_incomplete else set()
-        reasons = sorted(interceptor.failed | interceptor.missed | lacking)
+        missed = interceptor.missed
+        reasons = sorted(interceptor.failed | missed.keys() | lacking)
         if not calls:
             called = any(not call.is_differentiated_twice for call in interceptor.calls)
             reasons = self._why_none(reasons, called and not interceptor.failed, interceptor.in_other_thread)
             lacks = "" if self.projections else f". Until a step shows one, {_unlogged(())}"
             self._guard.tell(f"no attention was recorded: {'; '.join(reasons)}{lacks}")
         elif reasons:
+            of = len(trained) + sum(map(len, missed.values()))
+            reasons = [f"{reason}{_at_calls(missed.get(reason, []), of)}" for reason in reasons]
             told = "; ".join(reasons)
             self._guard.tell(f"some attentions are not recorded ({told}); layers are counted without them")
         incomplete = sorted(interceptor.incomplete)
@@ -193,6 +199,12 @@ class Observer:
         if self._functions:
             unknown += "; a function is seen where it is called by its name in a module, not by an attribute or a list"
         return reasons or [unknown]
+
+
+def _at_calls(numbers: Sequence[int], of: int) -> str:
+    """Return which calls of a forward pass these are; empty without any."""
+    told = [str(number) for number in numbers[:_TOLD]] + ["…"] * (len(numbers) > _TOLD)
+    return f", in call{'s' * (len(numbers) > 1)} {', '.join(told)} of {of}" if numbers else ""
 
 
 def _unlogged(metrics: Collection[str]) -> str:

@@ -54,7 +54,8 @@ def _not_recorded(run: Run) -> str:
     left_out = run.manifest.get("not_recorded", [])
     if not left_out:
         return ""
-    return f"Layers are counted as they were recorded. Not recorded: {'; '.join(left_out)}."
+    told = f"Other attentions were not recorded, and are not judged: {'; '.join(left_out)}."
+    return f"{told} Layers are counted without them."
 
 
 def _failed(run: Run) -> tuple[int | None, str]:
