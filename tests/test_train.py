@@ -259,6 +259,7 @@ def copy_run(source: Path, target: Path) -> None:
         (["replay=missing"], ["missing", "runs/NAME"]),
         (["train.device=cuda"], ["train.device=cuda", "cpu"]),
         (["attn="], ["attn=: no such option", "flash_bf16"]),
+        (["attn=own"], ["attn=own: no such option", "FOLDER/attn/own.yaml, with --config-dir FOLDER"]),
         (["seed=1,2"], ["seed=1,2: several values are a sweep", "flashpoint train -m 'seed=1,2'"]),
         (["seed=range(2)"], ["seed=range(2): several values are a sweep", "flashpoint train -m 'seed=range(2)'"]),
         (["probes.attention=ties"], ["probes.attention=ties: give a list, probes.attention=[ties]"]),

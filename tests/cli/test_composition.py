@@ -15,6 +15,7 @@ from flashpoint.cli.train import main
 from flashpoint.errors import UserError
 from tests.composed import CONFIGS
 from tests.conftest import Command
+from tests.verdicts import assert_one_line
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "\n".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
@@ -52,6 +53,25 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     for name in ("mine.yaml", "loop.yaml"):
         with pytest.raises(UserError, match=rf"{name}: .+; make it a readable file or remove it"):
             check_yaml(tmp_path / name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("prob: {mode: stochastic}", ["attn.prob: no such key", "did you mean attn.probs?"]),
+        ("probs: {mod: stochastic}", ["attn.probs.mod: no such key"]),
+        ("probs: stochastic", ["stochastic stands where", "{mode: stochastic}"]),
+        ("delta_error: 3", ["3 stands where a group of keys"]),
+        ("layers: {a: 3}", ["correct the file"]),
+    ],
+)
+def test_an_attention_with_a_wrong_key_is_one_line_that_names_its_file(
+    train: Command, tmp_path: Path, text: str, told: list[str]
+) -> None:
+    (folder := tmp_path / "mine/attn").mkdir(parents=True)
+    (folder / "own.yaml").write_text(f"name: own\n{text}\n")
+    assert_one_line(train("--config-dir", "mine", "attn=own", tiny=False), "attn/own: ", *told)
 
 
 def test_the_project_has_no_such_file(tmp_path: Path) -> None:

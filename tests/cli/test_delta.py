@@ -49,6 +49,9 @@ def test_the_bias_of_delta_is_in_units_of_its_own_error(two_heads: str) -> None:
     assert values("delta", two_heads)[1]["bias"] == pytest.approx(
         {"mean": 1 / 9, "half": 2.306 * (10 / 9) ** 0.5 / 3}, rel=1e-4
     )
+    left_out = "The last 1,000 steps before an onset do not count"
+    assert left_out in call("delta", two_heads).stdout
+    assert left_out not in call("delta", two_heads, "--until", "500").stdout
     assert rows(call("delta", two_heads, "--of", "row_sum")) == [
         "| `run` | L1H1 | +4.0e+00 ± 0.0e+00 | 5.0e+00 |",
         "| `run` | L1H2 | +2.2e-01 ± 1.6e+00 | 5.0e+00 |",

@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 import subprocess
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from flashpoint.report.figures import draw_bias, draw_heads, draw_heat_map, draw_metrics
+from flashpoint.report.figures import draw_bias, draw_heads, draw_heat_map, draw_losses, draw_metrics
 from flashpoint.report.page import page, write_report
 from flashpoint.report.panels import PANELS
 from flashpoint.runs.folder import RunFolder
@@ -118,6 +119,57 @@ def test_runs_of_different_lengths_have_the_same_batches(tmp_path: Path, change:
         write_run(tmp_path / name, {"name": "flash_bf16"}, steps=steps, **changed)
         set_outcome(tmp_path / name, tape_digest=f"of {name}")
     assert f"2 runs with {told}." in page([open_run(str(tmp_path / name)) for name in ("short", "long")])
+
+
+def test_a_branch_is_told_with_the_step_at_which_it_begins(tmp_path: Path) -> None:
+    parents = {"replay": 0, "branch": 1100, "original": None}
+    runs = []
+    for name, step in parents.items():
+        parent = None if step is None else {"run": "runs/original", "from_step": step}
+        runs.append(open_run(write_run(tmp_path / name, {"name": name}, manifest={"parent": parent})))
+    html = page(runs)
+    assert html.count("is a branch") == 1
+    assert "branch is a branch: it begins at step 1,100 of original." in html
+
+
+def test_the_runs_of_a_figure_have_the_same_steps_below_one_another(tmp_path: Path) -> None:
+    whole, late = (record(tmp_path, name).folder for name in ("whole", "late"))
+    lines = late.metrics.read_text().splitlines(keepends=True)
+    late.metrics.write_text("".join(lines[len(lines) // 2 :]))
+    runs = [Run.of_folder(folder) for folder in (whole, late)]
+    for draw in (draw_heads, draw_bias, draw_heat_map, partial(draw_metrics, titles={"tied_rows": "ties"})):
+        figure = draw(runs)
+        assert figure is not None
+        first, second = figure.axes[:2]
+        assert first.get_xlim() == second.get_xlim()
+
+
+def test_the_loss_is_drawn_as_the_detector_averages_it(tmp_path: Path) -> None:
+    losses = [(step * 7) % 11 / 10 for step in range(400)]
+    metrics = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
+    for window in (50, 100):
+        path = write_run(tmp_path / str(window), {"name": "a"}, detector={"window": window}, metrics=metrics)
+        figure = draw_losses([open_run(path)])
+        assert figure is not None
+        steps, drawn = figure.axes[0].get_lines()[0].get_data()
+        assert list(steps) == list(range(window - 1, 400))
+        np.testing.assert_allclose(drawn, [sum(losses[at + 1 - window : at + 1]) / window for at in steps])
+
+
+def test_what_is_of_no_row_is_not_drawn(tmp_path: Path) -> None:
+    shares, of_them = [0.0, 0.5, 0.0, 0.25], [0.0, 2.0, 0.0, 3.0]
+    metrics = [
+        {"step": step, "w_q_spectral_norm": [[1.0]], "tied_rows": [[share]], "tie_multiplicity": [[count]]}
+        for step, (share, count) in enumerate(zip(shares, of_them, strict=True))
+    ]
+    run = open_run(write_run(tmp_path / "run", {"name": "a"}, metrics=metrics))
+    (ties,) = [panel for panel in PANELS if panel.key == "ties"]
+    figure = ties.draw([run])
+    assert figure is not None
+    (first,), (second,) = (axes.get_lines() for axes in figure.axes)
+    np.testing.assert_array_equal(first.get_ydata(), shares)
+    np.testing.assert_array_equal(second.get_ydata(), [math.nan, 2.0, math.nan, 3.0])
+    assert second.get_marker() == "."  # a line alone would not show them
 
 
 def test_of_several_runs_of_an_attention_those_that_exploded_are_counted(tmp_path: Path) -> None:

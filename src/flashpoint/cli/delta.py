@@ -37,7 +37,8 @@ class Options:
 def _by_head(runs: Sequence[Run], options: Options) -> list[Table]:
     from flashpoint.analysis.bias_breakdown import by_head
 
-    return [tables.heads(answered(runs, lambda run: by_head(run, options.error, options.layers, options.window)))]
+    found = answered(runs, lambda run: by_head(run, options.error, options.layers, options.window))
+    return [tables.heads(found, options.window.until)]
 
 
 def _by_layer(runs: Sequence[Run], options: Options) -> list[Table]:

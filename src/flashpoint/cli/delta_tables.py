@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.analysis.bias import BEFORE_ONSET
 from flashpoint.analysis.bias_breakdown import AttentionErrors, HeadError, LayerErrors
 from flashpoint.analysis.bias_law import Point
 from flashpoint.analysis.drawn_targets import MEASURES, Group
@@ -27,8 +28,8 @@ from flashpoint.cli.table import Cell, Table
 from flashpoint.runs.run import Run
 
 
-def heads(found: Sequence[tuple[Run, Sequence[HeadError]]]) -> Table:
-    """Return a row for each head of each run."""
+def heads(found: Sequence[tuple[Run, Sequence[HeadError]]], until: int | None) -> Table:
+    """Return a row for each head of each run. ``until`` is as in ``Window``."""
     summed, related = (
         any(getattr(one, name) is not None for _, errors in found for one in errors) for name in ("summed", "biases")
     )
@@ -44,10 +45,12 @@ def heads(found: Sequence[tuple[Run, Sequence[HeadError]]]) -> Table:
             if related:
                 row += [None if one.biases is None else plus_minus(one.biases, "+.1e"), number(one.noise, ".1e")]
             rows.append(row)
-    note = (
-        "z: Σ in its own standard errors, were the errors of all tokens independent with mean zero." if summed else ""
-    )
-    return Table(columns, rows, note)
+    notes = []
+    if summed:
+        notes.append("z: Σ in its own standard errors, were the errors of all tokens independent with mean zero.")
+    if until is None and any(run.onset is not None for run, _ in found):
+        notes.append(f"The last {BEFORE_ONSET:,} steps before an onset do not count; --until STEP counts others.")
+    return Table(columns, rows, " ".join(notes))
 
 
 def _summed(one: HeadError) -> list[Cell | None]:

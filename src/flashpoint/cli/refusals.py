@@ -27,13 +27,31 @@ def refusal(error: Exception) -> UserError:
     text = printable(told) if (told := _with_remedy(error)) else one_line(error)
     if folder := re.search(r"path=(\S+) is not available", text):
         return UserError(f"hydra.searchpath: {folder[1]} is no folder; correct it")
-    if of_key := re.match(r"(?:In '(\S+)': \w+ raised while composing config: )?(.*?) full_key: (?!\w+=)(\S*)", text):
-        file, reason, key = of_key.groups()
-        remedy = "; begin the file with # @package _global_" if file and key == "experiment" else ""
-        return UserError(": ".join(filter(None, (file, key, f"{reason}{remedy}"))))
+    if of_file := _of_a_file(text):
+        return UserError(of_file)
     if isinstance(error, HydraException | OmegaConfBaseException | UserWarning | yaml.YAMLError):
         return UserError(text)
     return UserError(f"{type(error).__name__}: {text}; HYDRA_FULL_ERROR=1 shows where")
+
+
+def _of_a_file(text: str) -> str | None:
+    """Return what is wrong with a key of a YAML file or of the command line; None of another error."""
+    composing = r"In '(\S+)': \w+ raised while composing config: "
+    if group := re.match(rf"{composing}.* \w+ is not a subclass of (\w+)\. value: (.*?) full_key: ", text):
+        file, kind, value = group.groups()
+        keys = "{mode: stochastic} or {mode: nearest, bits: 7}" if kind == "Rounding" else "a group of keys"
+        return f"{file}: {value} stands where {keys} should; correct the file"
+    if of_key := re.match(rf"(?:{composing})?(.*?) full_key: (?!\w+=)(\S*)", text):
+        file, reason, key = of_key.groups()
+        if file and key == "experiment":
+            reason = "no such key; begin the file with # @package _global_"
+        elif re.match(r"Key '\S+' not in ", reason):
+            known = (name for name in key_names() if not key.startswith(f"{name}."))
+            reason = f"no such key; {nearest(key, known)}flashpoint train --help lists them"
+        return ": ".join(filter(None, (file, key, reason)))
+    if of_file := re.match(rf"{composing}(.*?) full_key: ", text):
+        return f"{of_file[1]}: {of_file[2]}; correct the file"
+    return None
 
 
 def _with_remedy(error: Exception) -> str | None:
@@ -43,7 +61,8 @@ def _with_remedy(error: Exception) -> str | None:
         r"Could not find '((?:hydra/)?[^/']+)/([^']*)'.*?Available options in '[^']+':\n(.*?)\n\S", text, re.S
     ):
         group, option, options = missing.groups()
-        return f"{group}={option}: no such option; choose one of {', '.join(options.split())}"
+        own = f"; a file of your own is FOLDER/{group}/{option}.yaml, with --config-dir FOLDER" if option else ""
+        return f"{group}={option}: no such option; choose one of {', '.join(options.split())}{own}"
     if unknown := re.match(r"Could not override '([^']+)'", text):
         there = f"{nearest(unknown[1], key_names())}flashpoint train --help lists them"
         if unknown[1].startswith("hydra.launcher."):

@@ -138,7 +138,8 @@ def warnings(runs: Sequence[Run]) -> Table:
     ]
     told = foretold(found)
     leads = told.leads
-    lead = f", {min(leads):,} to {max(leads):,} steps before (median {np.median(leads):,.0f})" if leads else ""
+    several = f" to {max(leads):,} steps before (median {np.median(leads):,.0f})" if len(leads) > 1 else " steps before"
+    lead = f", {min(leads):,}{several}" if leads else ""
     note = (
         f"foretold {_of(len(leads), told.exploded, 'explosions')}{lead}; "
         f"warned of {_of(told.false_alarms, told.held, 'runs without an explosion')}"

@@ -106,7 +106,7 @@ def draw_heat_map(runs: Sequence[Run]) -> Figure | None:
     measured = [(run, series) for run in runs if (series := run.by_head("w_q_spectral_norm"))]
     if not measured:
         return None
-    figure, axes = _panels(1, len(measured))
+    figure, axes = _panels(1, len(measured), sharex=True)
     largest = max(float(norms[np.isfinite(norms)].max(initial=1.0)) for _, (_, norms) in measured)
     for panel, (run, (steps, norms)) in zip(axes[0], measured, strict=True):
         rows = norms.reshape(-1, norms.shape[-1])
@@ -124,24 +124,36 @@ def draw_heat_map(runs: Sequence[Run]) -> Figure | None:
     return figure
 
 
-def draw_metrics(runs: Sequence[Run], titles: dict[str, str]) -> Figure | None:
+def draw_metrics(runs: Sequence[Run], titles: dict[str, str], share: str | None = None) -> Figure | None:
     """Draw the hottest layer's heads: a row of panels for each metric that a run has measured, with its title, and a
-    column for each run."""
+    column for each run.
+
+    ``share`` is one of the metrics, the share of rows that the others are of: where it is 0 these have no value.
+    """
     measured = [run for run in runs if any(run.by_head(name) for name in titles)]
     if not measured:
         return None
     titles = {name: title for name, title in titles.items() if any(run.by_head(name) for run in measured)}
-    figure, axes = _panels(len(titles), len(measured), sharex="col", sharey="row")
+    figure, axes = _panels(len(titles), len(measured), sharex=True, sharey="row")
     for column, run in enumerate(measured):
         for row, (name, title) in enumerate(titles.items()):
             panel = axes[row, column]
             if series := run.by_head(name):
-                _draw_heads(panel, series, runs[0])
+                shares = run.by_head(share) if share and name != share else None
+                _draw_heads(panel, _where_some(shares, series), runs[0])
                 if row == 0:
                     panel.legend(frameon=False, fontsize=7)
             _mark_onset(panel, run, "black")
             panel.set_title(f"{_heading(run, runs)}\n{title}" if row == 0 else title, fontsize=8)
     return _finished(figure, axes)
+
+
+def _where_some(shares: Series | None, series: Series) -> Series:
+    """Return the series without the values that are of no row."""
+    steps, values = series
+    if shares is None or not np.array_equal(shares[0], steps):
+        return series
+    return steps, np.where(shares[1] > 0, values, np.nan)
 
 
 def _panels(rows: int, columns: int, **options: Any) -> tuple[Figure, np.ndarray]:
@@ -176,7 +188,7 @@ def _side_by_side(
     measured = [(run, series) for run in runs if (series := run.by_head(name))]
     if not measured:
         return None
-    figure, axes = _panels(1, len(measured), sharey=True)
+    figure, axes = _panels(1, len(measured), sharex=True, sharey=True)
     for panel, (run, series) in zip(axes[0], measured, strict=True):
         draw(panel, run, series)
         panel.set_title(_heading(run, runs), fontsize=9)
@@ -220,7 +232,8 @@ def _draw_heads(panel: Axes, series: Series, first: Run) -> None:
         else:
             look = {"color": "0.8", "label": "_" if others else f"layer {layer}, other heads"}
             others = True
-        panel.plot(steps, of_head, linewidth=1.2, **look)
+        alone = "." if np.isnan(of_head).any() else None  # a value between two that are missing has no line
+        panel.plot(steps, of_head, linewidth=1.2, marker=alone, **look)
 
 
 def _colours_of_heads(run: Run, n_head: int) -> dict[int, str]:

@@ -126,7 +126,7 @@ def _page(
 <th>largest W_Q norm, at the onset or the end</th>
 <th>seed</th><th>model</th><th>hardware and versions</th><th>digest</th></tr></thead>
 <tbody>{"".join(_row(run) for run in runs)}</tbody></table></div>
-<p>{_compared(runs)} {_criterion(runs)} Layers and heads count from 1.
+<p>{_compared(runs)} {_branches(runs)}{_criterion(runs)} Layers and heads count from 1.
 Figures of single heads show layer {runs[0].hottest_layer}: there W_Q of the first run is largest.{_coarse(runs)}</p>
 <nav>{links}</nav>
 {localized.sections(runs)}{"".join(_section(panel, image, with_files=with_files) for panel, image in images.items())}
@@ -159,6 +159,16 @@ def _compared(runs: Sequence[Run]) -> str:
         f"{len(runs)} runs with {weights} initial weights and {apart}batches{elsewhere}. "
         "Each is one run (n = 1), and one run is no rate."
     )
+
+
+def _branches(runs: Sequence[Run]) -> str:
+    """Say which runs began with the weights of another one."""
+    told = (
+        f"{escape(run.name)} is a branch: it begins at step {run.origin[1]:,} of {escape(Path(run.origin[0]).name)}. "
+        for run in runs
+        if run.origin and run.origin[1]
+    )
+    return "".join(told)
 
 
 def _shared(runs: Sequence[Run], of: Callable[[Run], object]) -> str:

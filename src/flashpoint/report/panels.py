@@ -89,7 +89,7 @@ PANELS = (
         "A row holds the scores of one query. P̄ is exp(score − shift), where the shift is mostly the row's largest "
         "score. So P̄ is 1 where a key has the largest score, and for other keys only if they tie with it.",
         "The paper: equal row maxima make several P̄ of a row exactly 1.",
-        partial(figures.draw_metrics, titles=_TIES),
+        partial(figures.draw_metrics, titles=_TIES, share="tied_rows"),
     ),
     Panel(
         "signs",

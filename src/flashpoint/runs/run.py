@@ -17,12 +17,10 @@ from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import Columns, Series, read_metrics
 from flashpoint.runs.outcome import Ending, ending
 
-_SMOOTHING_STEPS = 100
-
 
 @dataclass(frozen=True)
 class Smoothed:
-    """A moving average and the steps that it is over: 100, or a tenth of a short run."""
+    """A moving average and the steps that it is over: the detector's, or a quarter of a short run."""
 
     series: Series
     steps: int
@@ -239,7 +237,7 @@ class Run:
             return None
         at, values = self.columns[name]
         spacing = max(1, int(np.median(np.diff(at)))) if len(at) > 1 else 1  # a thinned run has not every step
-        window = max(1, min(_SMOOTHING_STEPS // spacing, len(values) // 10))
+        window = max(1, min(self.config["detector"]["window"] // spacing, len(values) // 4))
         averages = np.convolve(values, np.ones(window) / window, mode="valid")
         return Smoothed((at[window - 1 :], averages), window * spacing)
 
