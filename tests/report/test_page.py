@@ -177,7 +177,29 @@ def test_of_several_runs_of_an_attention_those_that_exploded_are_counted(tmp_pat
         open_run(write_run(tmp_path / f"{name}{seed}", {"name": name}, seed=seed, onset=onset))
         for seed, (name, onset) in enumerate([("sdpa", 300), ("sdpa", None), ("sdpa", 7), ("standard", None)])
     ]
-    assert "<h1>sdpa: 2 of 3 runs exploded<br>standard: stable to 1,000</h1>" in page(runs)
+    share = "95 % interval 9 to 99 %"  # Clopper & Pearson: 2 of 3
+    assert f"<h1>sdpa: 2 of 3 runs exploded ({share})<br>standard: stable to 1,000</h1>" in page(runs)
+
+
+@pytest.mark.parametrize(
+    "second", [{"seed": 1}, {"seed": 2, "manifest": {"parent": {"run": "runs/first", "from_step": 5}}}]
+)
+def test_runs_that_are_not_independent_have_no_interval(tmp_path: Path, second: dict[str, Any]) -> None:
+    write_run(tmp_path / "first", {"name": "sdpa"}, seed=1, onset=9)
+    write_run(tmp_path / "second", {"name": "sdpa"}, **second)
+    assert "<h1>sdpa: 1 of 2 runs exploded</h1>" in page(
+        [open_run(str(tmp_path / name)) for name in ("first", "second")]
+    )
+
+
+def test_a_long_legend_is_not_cut_off(tmp_path: Path) -> None:
+    long = "flash_bf16_of_some_forty_letters_on_one_line"
+    figure = draw_losses([record(tmp_path, f"seed-{seed}", attention=long) for seed in range(5)])
+    assert figure is not None
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert figure.bbox.x0 <= legend.get_window_extent().x0
+    assert legend.get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_a_format_coarser_than_bf16_is_told(tmp_path: Path) -> None:

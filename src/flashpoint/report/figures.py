@@ -26,6 +26,8 @@ _MARKERS = "os^Dv*PX"
 """Of the runs, in their order."""
 _NAMED_IN_PANEL = 4
 """Runs whose names have room beside their curves."""
+_IN_HALF_A_LINE = 45
+"""Letters for which half the width of a figure has room."""
 _NAMED_HEADS, _LARGEST_HEADS = 8, 4
 """Heads of a layer that have a colour each; of a layer with more, those whose W_Q is largest."""
 
@@ -53,7 +55,9 @@ def draw_losses(runs: Sequence[Run]) -> Figure | None:
     set_log_scale(axes[1, 0])
     handles, labels = axes[0, 0].get_legend_handles_labels()
     if len(runs) > _NAMED_IN_PANEL:
-        figure.legend(handles, labels, frameon=False, fontsize=8, ncols=2, loc="outside lower center")
+        longest = max(len(line) for label in labels for line in label.splitlines())
+        columns = 2 if longest <= _IN_HALF_A_LINE else 1  # a legend that is too wide is cut off
+        figure.legend(handles, labels, frameon=False, fontsize=8, ncols=columns, loc="outside lower center")
     elif handles:
         axes[0, 0].legend(frameon=False, fontsize=8)
     return _finished(figure, axes)

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from flashpoint.analysis.intervals import clopper_pearson
 from flashpoint.numerics.variant import ROUNDING_POINTS
 from flashpoint.report import localized
 from flashpoint.report.panels import PANELS, Panel
@@ -137,13 +138,19 @@ arXiv 2510.04212.</footer></body></html>
 
 def _answers(runs: Sequence[Run]) -> list[str]:
     """Return what became of each attention: the verdict of its one run, or how many of its runs exploded."""
-    answers = []
-    for title in dict.fromkeys(run.title for run in runs):
-        members = [run for run in runs if run.title == title]
-        exploded = sum(run.ended and run.failed_at is not None for run in members)
-        told = members[0].verdict if len(members) == 1 else f"{exploded} of {len(members)} runs exploded"
-        answers.append(f"{title}: {told}")
-    return answers
+    members = {title: [run for run in runs if run.title == title] for title in dict.fromkeys(run.title for run in runs)}
+    return [f"{title}: {of[0].verdict if len(of) == 1 else _exploded(of)}" for title, of in members.items()]
+
+
+def _exploded(runs: Sequence[Run]) -> str:
+    """Return how many exploded, and where they are independent of one another the interval of the share."""
+    exploded = sum(run.ended and run.failed_at is not None for run in runs)
+    told = f"{exploded} of {len(runs)} runs exploded"
+    seeds = {run.config.get("seed") for run in runs if run.ended and not (run.origin and run.origin[1])}
+    if len(seeds) < len(runs):
+        return told
+    low, high = clopper_pearson(exploded, len(runs))
+    return f"{told} (95 % interval {100 * low:.0f} to {100 * high:.0f} %)"
 
 
 def _compared(runs: Sequence[Run]) -> str:
@@ -155,10 +162,9 @@ def _compared(runs: Sequence[Run]) -> str:
     apart = "" if weights == batches else f"{batches} "
     places = len({run.manifest["hardware"] for run in runs})
     elsewhere = f", on {places} kinds of hardware, on which sums have other last bits" if places > 1 else ""
-    return (
-        f"{len(runs)} runs with {weights} initial weights and {apart}batches{elsewhere}. "
-        "Each is one run (n = 1), and one run is no rate."
-    )
+    told = f"{len(runs)} runs with {weights} initial weights and {apart}batches{elsewhere}."
+    one_each = len({run.title for run in runs}) == len(runs)
+    return f"{told} Each is one run (n = 1), and one run is no rate." if one_each else told
 
 
 def _branches(runs: Sequence[Run]) -> str:
