@@ -32,6 +32,7 @@ NOT_RUN = {
     "pip install": "what an installation needs differs",
     "source ": "nothing to run",
     "launcher=slurm": "needs Slurm",
+    "localize": "needs an explosion",
     "openwebtext": "needs a network",
     "experiment=gpt2_124m": "needs an hour",
     "tokenizer=gpt2": "needs a network once",
