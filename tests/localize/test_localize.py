@@ -135,6 +135,8 @@ def test_an_error_in_one_layer_is_localised_and_what_was_trained_is_kept(
     command = ["localize", "runs/failing", "--steps", "20", "--starts", "2", "--format", "json"]
     first = CliRunner().invoke(main, [*command, "--minutes", "0"])
     assert first.exit_code == 0, first.output
+    assert re.findall(r"^time: over; .*", first.stderr, re.M)
+    assert "()" not in first.stderr  # of an answer without evidence
     assert "over" in json.loads(first.stdout)["tables"][0]["rows"][-1]["verdict"]
     rows = json.loads(CliRunner().invoke(main, command).stdout)["tables"][0]["rows"]
     verdicts = {row["verdict"] for row in rows}

@@ -88,7 +88,8 @@ def command(
     with Branches(subject, folder, steps, minutes, gpus, per_gpu) as branches:
         for stand in answers(branches, starts):
             for answer in [one for one in stand if one not in seen]:
-                print(f"{answer.question}: {answer.verdict} ({answer.evidence})", file=sys.stderr, flush=True)
+                evidence = f" ({answer.evidence})" if answer.evidence else ""
+                print(f"{answer.question}: {answer.verdict}{evidence}", file=sys.stderr, flush=True)
                 seen.add(answer)
     rows = [[answer.question, answer.verdict, answer.evidence] for answer in stand]
     run, trained = subject.run, f"{branches.trained} of them trained now in {(time.monotonic() - started) / 60:.1f} min"
