@@ -170,7 +170,7 @@ def judge(claim: Claim, runs: Sequence[Run], against: Sequence[Run] = ()) -> Fin
         case Deviates() as asked:
             from flashpoint.analysis.isolated import distances_over_baseline  # which imports PyTorch
 
-            finding = _averaged(distances_over_baseline(asked), asked)
+            finding = _averaged(distances_over_baseline(asked), asked, ratio=True)
         case Differs() as asked:
             from flashpoint.analysis.isolated import differences_over_others
 
