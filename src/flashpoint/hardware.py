@@ -152,6 +152,14 @@ def memory() -> int:
     return min(has, *limits) if limits else has
 
 
+def is_of_full_memory(error: Exception) -> bool:
+    """Whether an allocation failed. A CPU's, and the first of a GPU that others fill, have no class of their own."""
+    import torch
+
+    words = ("can't allocate memory", "CUDA error: out of memory")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(told in str(error) for told in words)
+
+
 def cores() -> int:
     """Count the CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))

@@ -266,6 +266,6 @@ def of_one_attention(runs: Sequence[Run]) -> None:
     Raises:
         UserError: naming the attentions.
     """
-    labels = list(dict.fromkeys(label for _, label in grouped(runs)))
     if len(set(map(_apart_from_heads, runs))) > 1:
+        labels = list(dict.fromkeys(label for _, label in grouped(runs)))
         raise UserError(f"{len(labels)} attentions: {'; '.join(labels)}; name runs of one of them")

@@ -52,8 +52,8 @@ class DeltaError(Probe):
         total = error.sum(-1)
         self._cumulative = self._cumulative.to(total) + total
         row_sums = by_row(products - seen.delta * mass)
-        agreement = by_row((seen.grad_out.sign() * (seen.out.float() - seen.out_fp32).sign()).sum(-1))
-        compared = by_row(((seen.grad_out != 0) & (seen.out != seen.out_fp32)).sum(-1))
+        agreement = by_row((seen.grad_out.sign() * seen.out_error.sign()).sum(-1))
+        compared = by_row(((seen.grad_out != 0) & (seen.out_error != 0)).sum(-1))
         return {
             "delta_error_sum": total,
             "delta_error_cumulative": self._cumulative,

@@ -62,6 +62,11 @@ class Observation:
         return torch.stack([results[2] for results in self._forward])
 
     @cached_property
+    def out_error(self) -> Tensor:
+        """O_lp − O_hp [L, N, H, T, d]: what rounding after P̄ has made of O."""
+        return self.out.float() - self.out_fp32
+
+    @cached_property
     def out_exact(self) -> Tensor:
         """O [L, N, H, T, d] of attention in FP32 throughout, on the same Q, K and V."""
         return self._exact[0]

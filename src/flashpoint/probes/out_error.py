@@ -29,7 +29,7 @@ class Ties(Probe):
         # Where they are: of these keys, those whose score is the row's largest.
         maxima = (seen.scores == seen.scores.amax(-1, keepdim=True)) & (seen.ones >= 2)[..., None]
         by_position = maxima.sum((1, 3)).double()  # [L, H, T]
-        error = by_row(seen.out.float() - seen.out_fp32).double()
+        error = by_row(seen.out_error).double()
         outward, size = error * by_row(seen.out_fp32).sign(), error.abs()
         one_sided = _one_sided(seen.v).argmax(-1)[..., None, None].expand(*tied.shape, 1)
         return {
@@ -50,7 +50,7 @@ class OutBias(Probe):
     """
 
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
-        error = by_row(seen.out.float() - seen.out_fp32).double()  # [L, H, N·T, d]
+        error = by_row(seen.out_error).double()  # [L, H, N·T, d]
         bias = error.mean(2).abs() / error.abs().mean(2).clamp_min(1e-300)
         half = error.shape[2] // 2
         products = error.sign() * by_row(seen.grad_out).sign()

@@ -16,7 +16,7 @@ from flashpoint.errors import UserError
 from flashpoint.runs.configuration import CONFIG, WatchedConfig, known_settings, with_all_sections
 from flashpoint.runs.lines import as_kept, packed
 from flashpoint.runs.localized import KeptBranch, Localized
-from flashpoint.runs.manifest import Manifest
+from flashpoint.runs.manifest import Manifest, origin_of
 from flashpoint.runs.outcome import OUTCOME
 from flashpoint.schema import parsed, read_json
 
@@ -143,8 +143,7 @@ class RunFolder:
     @property
     def origin(self) -> tuple[str, int] | None:
         """The run that this one replays, and the step of it at which this one began; None of one that replays none."""
-        parent = self.read_manifest().get("parent")
-        return (parent["run"], parent["from_step"] or 0) if parent else None
+        return origin_of(self.read_manifest())
 
     @property
     def first_step(self) -> int:

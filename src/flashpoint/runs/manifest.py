@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -66,3 +67,9 @@ class Manifest(Kind):
     """Probes of the user's own that failed."""
     watched: bool = False
     """Whether :func:`flashpoint.watch` recorded somebody's own training."""
+
+
+def origin_of(manifest: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Return the run that one replays, and the step of it at which this one began; None of one that replays none."""
+    parent = manifest.get("parent")
+    return (parent["run"], parent["from_step"] or 0) if parent else None

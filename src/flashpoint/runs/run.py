@@ -14,6 +14,7 @@ from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.chain import Chain
 from flashpoint.runs.configuration import attention_of
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.manifest import origin_of
 from flashpoint.runs.metrics import Columns, Series, read_metrics
 from flashpoint.runs.outcome import Ending, ending
 
@@ -183,8 +184,7 @@ class Run:
     @property
     def origin(self) -> tuple[str, int] | None:
         """The run that this one replays, and the step of it at which this one began; None of one that replays none."""
-        parent = self.manifest.get("parent")
-        return (parent["run"], parent["from_step"]) if parent else None
+        return origin_of(self.manifest)
 
     @property
     def logged_steps(self) -> int:

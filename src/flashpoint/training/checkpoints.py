@@ -24,6 +24,7 @@ from torch import Tensor
 from flashpoint.config import CheckpointsConfig
 from flashpoint.errors import UserError, one_line
 from flashpoint.files import file_sha256, whole, write_json
+from flashpoint.hardware import is_of_full_memory
 from flashpoint.probes.sentinel import SentinelState
 from flashpoint.runs.folder import by_step, of_step
 from flashpoint.runs.outcome import Verdict
@@ -190,7 +191,9 @@ class CheckpointWriter:
     def _unwritten_is_told(self, step: int) -> Iterator[None]:
         try:
             yield
-        except (OSError, MemoryError, RuntimeError) as error:  # the last one of PyTorch, where an allocation fails
+        except (OSError, MemoryError, RuntimeError) as error:
+            if not (isinstance(error, OSError) or is_of_full_memory(error)):
+                raise
             path = of_step(self._folder, step, ".safetensors")
             self._notify(f"{path}: checkpoint not written ({one_line(error)}); the run goes on without it")
 

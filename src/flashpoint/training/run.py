@@ -12,10 +12,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from flashpoint.config import Config
 from flashpoint.errors import UserError, notify, remedy
+from flashpoint.hardware import is_of_full_memory
 from flashpoint.runs.chain import Chain, first_difference
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import STRICT_PROBES, Outcome
@@ -63,7 +62,7 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
             folder = _folder(plan, existing, held)
             outcome = execute(parts, folder, Listeners(listeners if ranks.first else ()))
     except (MemoryError, RuntimeError) as error:
-        if not _is_of_full_memory(error):
+        if not is_of_full_memory(error):
             raise
         raise UserError(
             f"the memory of device {device.type} is full; lower train.micro_batch_size, model.context or the model"
@@ -73,12 +72,6 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
     if plan.original and plan.original.chain.is_file() and ranks.first:
         compare_with_original(plan.original, folder, parts.start.step)
     return outcome
-
-
-def _is_of_full_memory(error: Exception) -> bool:
-    """Whether an allocation failed. A CPU's, and the first of a GPU that others fill, have no class of their own."""
-    words = ("can't allocate memory", "CUDA error: out of memory")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(told in str(error) for told in words)
 
 
 def _folder(plan: Plan, existing: RunFolder | None, held: contextlib.ExitStack) -> RunFolder:
@@ -168,7 +161,7 @@ def _place(trainer: Trainer, folder: RunFolder, outcome: Outcome, runs_dir: str)
             from_initial_weights=folder.first_step == 0,
         )
     except (MemoryError, RuntimeError) as error:
-        if not _is_of_full_memory(error):
+        if not is_of_full_memory(error):
             raise
         where = None  # uncompiled, the step takes more memory than it did; the verdict is not to be lost for it
     notify(f"step {outcome.onset_step:,}: {where or 'not finite; the step could not be repeated to see where'}")
