@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -47,10 +47,11 @@ def flattened(tensors: Iterable[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def take_from(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+def take_from(flat: Tensor, tensors: list[Tensor]) -> None:
     """Give the tensors their elements of what :func:`flattened` returned."""
-    for tensor, elements in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(elements.view_as(tensor))
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    # One launch: small models have their tensors copied sooner than as many launches take.
+    torch._foreach_copy_(tensors, [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
 
 
 def join(device: torch.device) -> tuple[Ranks, torch.device]:

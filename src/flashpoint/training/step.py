@@ -185,7 +185,8 @@ class OptimizerStep:
     def _update(self) -> None:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._train.grad_clip or math.inf)
         weights = [parameter.detach() for parameter in self.model.parameters()]
-        before = [weight.clone() for weight in weights]
+        before = [torch.empty_like(weight) for weight in weights]
+        torch._foreach_copy_(before, weights)  # one launch, where a small model's clones take as many as it has tensors
         self._optimizer.step()
         update = nn.utils.get_total_norm(torch._foreach_sub(weights, before))
         self.result.copy_(torch.stack([self._total, norm, update]))
