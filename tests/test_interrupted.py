@@ -16,6 +16,7 @@ import torch
 from flashpoint.build_config import build_config
 from flashpoint.errors import UserError
 from flashpoint.model import GPT
+from flashpoint.probes.instrumented import InstrumentedPass
 from flashpoint.report.ending import EndOfRunDrawing
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
@@ -168,6 +169,23 @@ def test_a_model_that_does_not_fit_leaves_no_run(recorded: Path, monkeypatch: py
     with pytest.raises(UserError, match="the memory of device cpu is full"):
         run(build_config({**values, "runs_dir": "unmade"}, CONFIGS / "attn"))
     assert not (recorded / "unmade").exists()
+
+
+def test_where_the_probes_do_not_fit_their_own_keys_are_named(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It named keys of the training, which may well fit."""
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    values = json.loads((recorded / "runs/original/config.json").read_text())
+    values["probes"] |= {"attention_interval": 1, "sequences": 2}
+    monkeypatch.chdir(recorded)
+    monkeypatch.setattr(plan, "fix_numerics", lambda *_: None)  # which outlasts the test
+    monkeypatch.setattr(InstrumentedPass, "_run", full)
+    with pytest.raises(UserError, match=r"lower probes\.sequences=2, or give probes\.attention_interval=0"):
+        run(build_config({**values, "runs_dir": str(tmp_path)}, CONFIGS / "attn"))
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from flashpoint.config import ProbesConfig, TrainConfig
 from flashpoint.cuda_graph import Graphed
-from flashpoint.errors import one_line
+from flashpoint.errors import UserError, one_line
+from flashpoint.hardware import is_of_full_memory
 from flashpoint.model import GPT
 from flashpoint.probes import own
 from flashpoint.probes.built_in import BUILT_IN
@@ -69,29 +70,39 @@ class ProbeRunner:
         self.failed: list[Failed] = []
 
     def before_step(self, step: int, batch: Tensor, seed_and_step: Tensor) -> None:
-        """Observe the attention, if it is due, on the first sequences of the batch [..., sequences, T + 1]."""
+        """Observe the attention, if it is due, on the first sequences of the batch [..., sequences, T + 1].
+
+        Raises:
+            UserError: memory is full.
+        """
         if (self._built_in or self._own) and _is_due(step, self._config.attention_interval):
             sequences = batch.flatten(0, -2)[: self._config.sequences]
-            self._pass = self._pass or InstrumentedPass(
-                self._model,
-                sequences,
-                self._train.batch_size,
-                self._device,
-                self._config.targets,
-                self._train.precision,
-            )
-            self._seen = self._pass(sequences, seed_and_step)
+            with self._told_if_memory_is_full():
+                self._pass = self._pass or InstrumentedPass(
+                    self._model,
+                    sequences,
+                    self._train.batch_size,
+                    self._device,
+                    self._config.targets,
+                    self._train.precision,
+                )
+                self._seen = self._pass(sequences, seed_and_step)
 
     @torch.no_grad()
     def after_step(self, step: int, *, last: bool) -> dict[str, NDArray[np.float64]]:
-        """Return the metrics due at this step by name, each [L, H]."""
+        """Return the metrics due at this step by name, each [L, H].
+
+        Raises:
+            UserError: memory is full.
+        """
         measured: dict[str, Tensor] = {}
         if self._config.weights_interval and (last or _is_due(step, self._config.weights_interval)):
             measured |= self._weight_norms()
         if self._pass and self._seen:
             seen, self._seen = self._pass.with_update(self._seen), None
-            for probe in self._built_in.values():
-                measured |= probe.measure(seen)
+            with self._told_if_memory_is_full():
+                for probe in self._built_in.values():
+                    measured |= probe.measure(seen)
             for name, probe in tuple(self._own.items()):
                 with self._off_if_it_fails(name):
                     measured |= own.measured(name, probe, seen, measured)
@@ -136,6 +147,21 @@ class ProbeRunner:
             else:
                 with self._off_if_it_fails(name):
                     own.take_state(name, probe, kept)
+
+    @contextmanager
+    def _told_if_memory_is_full(self) -> Iterator[None]:
+        """Without probes the training may fit, so its own keys are not the ones to lower."""
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if not is_of_full_memory(error):
+                raise
+            count = self._config.sequences
+            raise UserError(
+                f"the memory of device {self._device.type} is full where attention is observed; "
+                + (f"lower probes.sequences={count}, or " if count > 1 else "")
+                + "give probes.attention_interval=0, which observes none"
+            ) from error
 
     @contextmanager
     def _off_if_it_fails(self, name: str) -> Iterator[None]:
