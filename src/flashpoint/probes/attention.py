@@ -87,12 +87,11 @@ class Scores(Probe):
     """Size of the scores and entropy of the attention."""
 
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
-        masked = seen.scores.isinf()
-        scores = seen.scores.masked_fill(masked, 0.0)
-        size = scores.abs()
-        count = size.shape[1] * size.shape[-1] * (size.shape[-1] + 1) / 2  # of keys that their queries see
+        scores = seen.scores.masked_fill(seen.scores.isinf(), 0.0)
+        count = scores.shape[1] * scores.shape[-1] * (scores.shape[-1] + 1) / 2  # of keys that their queries see
         # −Σ P ln P with ln P = S − L; P is 0 where it is masked
-        entropy = -(seen.probs * (scores - seen.logsumexp[..., None])).sum(-1)
+        entropy = -(scores - seen.logsumexp[..., None]).mul_(seen.probs).sum(-1)
+        size = scores.abs_()
         return {
             "score_max": size.amax((1, 3, 4)),
             "score_mean": size.sum((1, 3, 4), dtype=torch.float64) / count,
@@ -111,7 +110,7 @@ class Rows(Probe):
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
         mass = by_row(seen.probs.sum(-1)).double()
         short = seen.out.float().norm(dim=-1) < 0.5 * seen.out_exact.norm(dim=-1)
-        grad_scores = seen.probs * (seen.grad_probs - seen.delta[..., None])
+        grad_scores = (seen.grad_probs - seen.delta[..., None]).mul_(seen.probs)
         silent = (grad_scores == 0).all(-1)[..., 1:]
         return {
             "row_mass_mean": mass.mean(-1),

@@ -1,6 +1,7 @@
 """What the attention computed on a few sequences, all layers side by side: the material of the probes.
 
-Shapes: L layers, N sequences, H heads, T tokens, C = d_model, d features per head. What is derived is FP32.
+Shapes: L layers, N sequences, H heads, T tokens, C = d_model, d features per head. What is derived is FP32. Tensors of
+T² take nearly all of a probe's memory: they are made in place where they can be.
 """
 
 from __future__ import annotations
@@ -94,14 +95,15 @@ class Observation:
     @cached_property
     def scores(self) -> Tensor:
         """S [L, N, H, T, T] as rounded, −∞ above the diagonal."""
-        return self._by_layer(
-            lambda layer, q, k, v: whole_scores(q, k, self.variant, layer=layer, seed_and_step=self.seed_and_step)
-        )
+        scores = self.q.new_empty((*self.q.shape[:-1], self.q.shape[-2]), dtype=torch.float32)
+        for layer, (of_layer, q, k) in enumerate(zip(scores, self.q, self.k, strict=True), 1):
+            of_layer.copy_(whole_scores(q, k, self.variant, layer=layer, seed_and_step=self.seed_and_step))
+        return scores
 
     @cached_property
     def probs(self) -> Tensor:
         """P [L, N, H, T, T]."""
-        return (self.scores - self.logsumexp[..., None]).exp()
+        return (self.scores - self.logsumexp[..., None]).exp_()
 
     @cached_property
     def grad_probs(self) -> Tensor:
