@@ -1,4 +1,4 @@
-"""Every variant has a colour of its own, and colour-blind readers tell the README's apart."""
+"""Every variant has a colour of its own. Colour-blind readers tell the README's apart, and the layers of a model."""
 
 from itertools import combinations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from flashpoint.report.colours import colour
+from flashpoint.report.colours import HOTTEST_LAYER, colour, layer_look
 from tests.conftest import REPOSITORY
 
 README_VARIANTS = ("flash_bf16", "flash_fp32", "sdpa", "flash_unrounded_out", "flash_exact_rowsum", "flash_fixed")
@@ -21,9 +21,9 @@ _XYZ = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9
 _WHITE = [0.9505, 1.0, 1.089]
 
 
-def lab(name: str, sight: str) -> np.ndarray:
+def lab(tone: str, sight: str) -> np.ndarray:
     """CIELAB of a colour as an eye sees it."""
-    srgb = np.array(to_rgb(colour(name)))
+    srgb = np.array(to_rgb(tone))
     linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
     x, y, z = np.cbrt(np.array(_XYZ) @ np.clip(np.array(SIGHT[sight]) @ linear, 0.01, 1) / _WHITE)
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
@@ -39,6 +39,19 @@ def test_colours_differ_and_a_users_own_variant_is_black() -> None:
 def test_the_readmes_variants_are_told_apart(sight: str) -> None:
     """2.3 is a just noticeable difference of two areas side by side; thin lines need several of them."""
     apart = {
-        (a, b): np.linalg.norm(lab(a, sight) - lab(b, sight)) for a, b in combinations([*README_VARIANTS, "mine"], 2)
+        (a, b): np.linalg.norm(lab(colour(a), sight) - lab(colour(b), sight))
+        for a, b in combinations([*README_VARIANTS, "mine"], 2)
     }
     assert min(apart.values()) > 10, min(apart, key=apart.__getitem__)
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_the_layers_of_gpt2_124m_are_told_apart_and_the_hottest_from_all(sight: str) -> None:
+    looks = [layer_look(layer, 12, hottest=False) for layer in range(1, 13)]
+    seen = [lab(look["color"], sight) for look in looks]
+    for (a, one), (b, other) in combinations(enumerate(looks), 2):
+        if one["linestyle"] == other["linestyle"]:
+            assert np.linalg.norm(seen[a] - seen[b]) > 10, (a + 1, b + 1)
+    assert (np.diff([lightness for lightness, _, _ in seen]) > 0).all()  # their order can be read, in print, too
+    assert min(np.linalg.norm(lab(HOTTEST_LAYER, sight) - one) for one in seen) > 40
+    assert min(np.linalg.norm(lab("#ffffff", sight) - one) for one in seen) > 20

@@ -219,8 +219,8 @@ def test_of_many_heads_those_with_the_largest_weights_are_named(tmp_path: Path) 
     assert len(set(named.values())) == 4
     legend = panel.get_legend()
     assert legend is not None
-    assert "layer 1, other heads" in [text.get_text() for text in legend.get_texts()]
     assert len(legend.get_texts()) == 5
+    assert legend.get_texts()[-1].get_text() == "layer 1, other heads"
 
 
 def test_the_bias_of_a_layer_is_the_sum_over_steps_of_the_mean_over_its_heads(tmp_path: Path) -> None:
@@ -249,6 +249,21 @@ def test_a_layer_of_a_far_larger_bias_leaves_the_others_their_room(tmp_path: Pat
     ends = [panel.transData.transform((39, 2 * bias))[1] for bias in (0, 1.0, 1e-3, -1e-4, 2e-4)]
     assert low < min(ends) < max(ends) < high
     assert min(np.diff(sorted(ends))) > 0.02 * (high - low)
+
+
+def test_a_curve_that_ends_before_its_run_says_where_and_has_a_cross_there(tmp_path: Path) -> None:
+    """A head with a row whose P are all 0 has no δ to compare with, and then the mean of its layer has none either."""
+    biases = {19: [[1.0, 3.0], [1.0, 1.0], ["nan", 1.0]], 39: [[1.0, 1.0], [2.0, 4.0], ["nan", 1.0]]}
+    biases[59] = [[2.0, 2.0], [1.0, "nan"], ["nan", 1.0]]
+    metrics = [{"step": step, "row_sum_relative_bias": of_step} for step, of_step in biases.items()]
+    figure = draw_bias([open_run(write_run(tmp_path / "run", {"name": "released_fixed"}, metrics=metrics))])
+    assert figure is not None
+    whole, short, none = figure.axes[0].get_lines()
+    np.testing.assert_array_equal(whole.get_ydata(), [2.0, 3.0, 5.0])
+    np.testing.assert_array_equal(short.get_ydata(), [1.0, 4.0, math.nan])
+    assert [line.get_label() for line in (whole, short, none)] == ["layer 1", "layer 2, to 39", "layer 3, no value"]
+    assert (short.get_marker(), short.get_markevery()) == ("x", [1])
+    assert whole.get_marker() == none.get_marker() == "None"
 
 
 def test_biases_of_one_size_have_a_linear_axis(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
-"""One colour for each attention, the same in every figure."""
+"""One colour for each attention, the same in every figure, and one look for each layer of a model."""
 
 from __future__ import annotations
+
+from typing import Any
 
 _VARIANTS = {
     "flash_bf16": "#d55e00",
@@ -44,3 +46,20 @@ _ENGINES = {
 def colour(name: str) -> str:
     """A variant's or engine's as ``#rrggbb``; black for one that is neither PyTorch's nor in ``configs/attn/``."""
     return (_VARIANTS | _ENGINES).get(name, "#000000")
+
+
+HOTTEST_LAYER = "#d62728"
+"""Of the layer with the largest W_Q: red, which no other layer's blue or green is for colour-blind readers either."""
+_LAYER_DASHES = ("-", (0, (4, 1.5)), (0, (1, 0.8)))
+"""Neighbours have colours too much alike for thin lines, so they differ in these."""
+
+
+def layer_look(layer: int, n_layer: int, *, hottest: bool) -> dict[str, Any]:
+    """Return how the curve of a layer, from 1, is drawn: from dark blue, the first, to light green, the last."""
+    if hottest:
+        return {"color": HOTTEST_LAYER, "linewidth": 2.5, "zorder": 3}
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    tone = to_hex(colormaps["YlGnBu"](1 - 0.65 * (layer - 1) / max(1, n_layer - 1)))  # lighter ones are lost on white
+    return {"color": tone, "linewidth": 1.2, "linestyle": _LAYER_DASHES[(layer - 1) % len(_LAYER_DASHES)]}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flashpoint.files import whole
 from flashpoint.report.axes import set_log_scale
+from flashpoint.report.colours import layer_look
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
 
@@ -67,10 +68,8 @@ def _draw_norms(panel: Axes, run: Run) -> None:
     if series := run.by_head("w_q_spectral_norm"):
         steps, norms = series
         for layer, largest in enumerate(norms.max(1), 1):
-            hot = layer == run.hottest_layer
-            emphasis: dict[str, Any] = {"color": "C3", "linewidth": 2, "zorder": 3} if hot else {}
-            shade = str(0.25 + 0.5 * (layer - 1) / max(1, len(norms) - 1))
-            panel.plot(steps, largest, **{"color": shade, "linewidth": 1, "label": f"layer {layer}", **emphasis})
+            look = layer_look(layer, len(norms), hottest=layer == run.hottest_layer)
+            panel.plot(steps, largest, label=f"layer {layer}", **look)
         panel.legend(frameon=False, ncols=4)
     panel.set_ylabel("W_Q spectral norm\n(largest head)")
 

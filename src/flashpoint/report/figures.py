@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.report.axes import set_log_scale, set_symlog_scale
-from flashpoint.report.colours import colour
+from flashpoint.report.colours import colour, layer_look
 from flashpoint.runs.metrics import Series
 from flashpoint.runs.run import Run
 
@@ -216,12 +216,24 @@ def _by_layer(
     def draw(panel: Axes, run: Run, series: Series) -> None:
         steps, values = series
         for layer, of_layer in enumerate(of_layers(values), 1):
-            hot = layer == run.hottest_layer
-            shade = "#d62728" if hot else str(0.2 + 0.6 * layer / (len(values) + 1))
-            panel.plot(steps, of_layer, color=shade, linewidth=2 if hot else 1, label=f"layer {layer}", zorder=2 + hot)
+            look = layer_look(layer, len(values), hottest=layer == run.hottest_layer)
+            panel.plot(steps, of_layer, **_named_to_its_end(f"layer {layer}", (steps, of_layer)), **look)
         panel.legend(frameon=False, fontsize=7, ncols=2)
 
     return _side_by_side(runs, name, axis, draw, log=log)
+
+
+def _named_to_its_end(name: str, series: Series) -> dict[str, Any]:
+    """Return the label of a curve, and where it ends before its run the last step, with a cross there."""
+    steps, values = series
+    known = np.flatnonzero(np.isfinite(values))
+    if not len(known):
+        return {"label": f"{name}, no value"}
+    last = int(known[-1])
+    if last == len(values) - 1:
+        return {"label": name}
+    cross = {"marker": "x", "markevery": [last], "markersize": 7, "markeredgewidth": 2}
+    return {"label": f"{name}, to {steps[last]:,}", **cross}
 
 
 def _draw_heads(panel: Axes, series: Series, first: Run) -> None:
@@ -230,7 +242,8 @@ def _draw_heads(panel: Axes, series: Series, first: Run) -> None:
     layer = first.hottest_layer
     of_layer = values[layer - 1] if layer <= len(values) else values[:0, 0]
     colours, others = _colours_of_heads(first, len(of_layer)), False
-    for head, of_head in enumerate(of_layer, 1):
+    for head in sorted(range(1, len(of_layer) + 1), key=lambda head: head not in colours):  # the others' name is last
+        of_head = of_layer[head - 1]
         if head in colours:
             look: dict[str, Any] = {"color": colours[head], "label": f"layer {layer}, head {head}", "zorder": 2.5}
         else:

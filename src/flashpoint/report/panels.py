@@ -35,7 +35,7 @@ class Panel:
 _TIES = {
     "tied_rows": "share of rows with two or more P̄ = 1",
     "tie_multiplicity": "how many P̄ = 1 such a row has",
-    "ties_on_first_keys": "share of them on the first four keys",
+    "ties_on_first_keys": "share of these P̄ = 1 on the first four keys",
 }
 _SIGNS = {
     "grad_out_error_sign_agreement": "dO and error of O: mean product of signs",
@@ -65,7 +65,8 @@ PANELS = (
         "layers",
         "Which layer's W_Q takes off?",
         "W_Q makes the queries. Drawn is its spectral norm, the largest singular value, of each layer's largest head, "
-        "on a logarithmic axis. Red is the layer with the largest at the onset, or at the end of a run without one.",
+        "on a logarithmic axis. Red is the layer with the largest at the onset, or at the end of a run without one. "
+        "The others go from dark blue, the first, to light green, the last.",
         "In the paper it is the second layer.",
         figures.draw_layers,
     ),
@@ -87,7 +88,8 @@ PANELS = (
         "ties",
         "How often is P̄ exactly 1 more than once in a row?",
         "A row holds the scores of one query. P̄ is exp(score − shift), where the shift is mostly the row's largest "
-        "score. So P̄ is 1 where a key has the largest score, and for other keys only if they tie with it.",
+        "score. So P̄ is 1 where a key has the largest score, and for other keys only if they tie with it. "
+        "At a step at which no row has two, the middle and lower panels have no value.",
         "The paper: equal row maxima make several P̄ of a row exactly 1.",
         partial(figures.draw_metrics, titles=_TIES, share="tied_rows"),
     ),
@@ -115,7 +117,9 @@ PANELS = (
         "The error is δ minus the δ with which each row of the score gradient dS sums to zero, as it does in exact "
         "arithmetic. Its unit is |dO||O|, the product of two norms. Drawn is the mean over a layer's heads, "
         "summed over the observed steps. If one curve goes over ten times as far as the median one, the axis is "
-        "logarithmic beyond the latter. Red is the layer of the largest W_Q.",
+        "logarithmic beyond the latter. Red is the layer of the largest W_Q; the others go from dark blue, the first, "
+        "to light green, the last. A curve ends early, with a cross, where one of the layer's heads has no such δ: all "
+        "probabilities P of a row are 0 there, so that its dS sums to zero with any δ, or δ is no longer a number.",
         "The paper takes δ of an output in FP32 as exact instead.",
         figures.draw_bias,
     ),
