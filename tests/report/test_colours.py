@@ -55,3 +55,10 @@ def test_the_layers_of_gpt2_124m_are_told_apart_and_the_hottest_from_all(sight: 
     assert (np.diff([lightness for lightness, _, _ in seen]) > 0).all()  # their order can be read, in print, too
     assert min(np.linalg.norm(lab(HOTTEST_LAYER, sight) - one) for one in seen) > 40
     assert min(np.linalg.norm(lab("#ffffff", sight) - one) for one in seen) > 20
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_baseline_attention_is_told_from_what_stands_beside_it(sight: str) -> None:
+    baseline = lab(colour("baseline"), sight)
+    apart = {name: np.linalg.norm(baseline - lab(colour(name), sight)) for name in [*README_VARIANTS, "flash", "mine"]}
+    assert min(apart.values()) > 20, min(apart, key=apart.__getitem__)

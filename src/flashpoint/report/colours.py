@@ -34,7 +34,7 @@ _VARIANTS = {
 
 _ENGINES = {
     "flash": "#393b79",
-    "baseline": "#e7ba52",
+    "baseline": "#b114ff",
     "sdpa:math": "#843c39",
     "sdpa:flash": "#8ca252",
     "sdpa:efficient": "#a55194",
