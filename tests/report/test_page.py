@@ -266,6 +266,24 @@ def test_a_curve_that_ends_before_its_run_says_where_and_has_a_cross_there(tmp_p
     assert whole.get_marker() == none.get_marker() == "None"
 
 
+def test_the_names_of_twelve_layers_lie_on_no_curve_and_in_the_figure(tmp_path: Path) -> None:
+    metrics = [{"step": step, "row_sum_relative_bias": [["nan" if step > 2000 else 1.0]] * 12} for step in (1999, 2999)]
+    figure = draw_bias(
+        [open_run(write_run(tmp_path / str(run), {"name": f"of {run}"}, metrics=metrics)) for run in range(4)]
+    )
+    assert figure is not None
+    figure.draw_without_rendering()
+    for panel in figure.axes:
+        legend = panel.get_legend()
+        assert legend is not None
+        assert len(legend.get_texts()) == 12
+        names, below = legend.get_window_extent(), panel.xaxis.label.get_window_extent()
+        assert names.y1 <= below.y0
+        assert figure.bbox.y0 <= names.y0
+        assert figure.bbox.x0 <= names.x0
+        assert names.x1 <= figure.bbox.x1
+
+
 def test_biases_of_one_size_have_a_linear_axis(tmp_path: Path) -> None:
     figure = draw_bias([record(tmp_path, "flash_bf16")])
     assert figure is not None

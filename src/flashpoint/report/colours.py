@@ -55,11 +55,12 @@ _LAYER_DASHES = ("-", (0, (4, 1.5)), (0, (1, 0.8)))
 
 
 def layer_look(layer: int, n_layer: int, *, hottest: bool) -> dict[str, Any]:
-    """Return how the curve of a layer, from 1, is drawn: from dark blue, the first, to light green, the last."""
+    """Return how the curve of a layer, from 1, is drawn: from dark blue, the first, to light green, the last of six or
+    more."""
     if hottest:
         return {"color": HOTTEST_LAYER, "linewidth": 2.5, "zorder": 3}
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    tone = to_hex(colormaps["YlGnBu"](1 - 0.65 * (layer - 1) / max(1, n_layer - 1)))  # lighter ones are lost on white
+    tone = to_hex(colormaps["YlGnBu"](1 - 0.65 * (layer - 1) / max(5, n_layer - 1)))  # lighter ones are lost on white
     return {"color": tone, "linewidth": 1.2, "linestyle": _LAYER_DASHES[(layer - 1) % len(_LAYER_DASHES)]}

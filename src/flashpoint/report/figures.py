@@ -218,7 +218,8 @@ def _by_layer(
         for layer, of_layer in enumerate(of_layers(values), 1):
             look = layer_look(layer, len(values), hottest=layer == run.hottest_layer)
             panel.plot(steps, of_layer, **_named_to_its_end(f"layer {layer}", (steps, of_layer)), **look)
-        panel.legend(frameon=False, fontsize=7, ncols=2)
+        # below the panel: twelve names in it would lie on curves
+        panel.legend(frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.16))
 
     return _side_by_side(runs, name, axis, draw, log=log)
 

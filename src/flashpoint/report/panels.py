@@ -66,7 +66,7 @@ PANELS = (
         "Which layer's W_Q takes off?",
         "W_Q makes the queries. Drawn is its spectral norm, the largest singular value, of each layer's largest head, "
         "on a logarithmic axis. Red is the layer with the largest at the onset, or at the end of a run without one. "
-        "The others go from dark blue, the first, to light green, the last.",
+        "The others go from dark, the first, to light, the last.",
         "In the paper it is the second layer.",
         figures.draw_layers,
     ),
@@ -117,8 +117,8 @@ PANELS = (
         "The error is δ minus the δ with which each row of the score gradient dS sums to zero, as it does in exact "
         "arithmetic. Its unit is |dO||O|, the product of two norms. Drawn is the mean over a layer's heads, "
         "summed over the observed steps. If one curve goes over ten times as far as the median one, the axis is "
-        "logarithmic beyond the latter. Red is the layer of the largest W_Q; the others go from dark blue, the first, "
-        "to light green, the last. A curve ends early, with a cross, where one of the layer's heads has no such δ: all "
+        "logarithmic beyond the latter. Red is the layer of the largest W_Q; the others go from dark, the first, to "
+        "light, the last. A curve ends early, with a cross, where one of the layer's heads has no such δ: all "
         "probabilities P of a row are 0 there, so that its dS sums to zero with any δ, or δ is no longer a number.",
         "The paper takes δ of an output in FP32 as exact instead.",
         figures.draw_bias,
