@@ -164,6 +164,20 @@ def test_a_measure_that_ranks_as_the_onset_does_has_a_correlation_of_one(tmp_pat
     assert "no seed has 5 attentions" in refusal(call("survival", *runs[:3], "--measures"))
 
 
+@pytest.mark.slow
+def test_a_seed_on_two_texts_or_in_two_settings_is_not_one_ranking(tmp_path: Path) -> None:
+    """Within each the finer format explodes first; over all, the onsets of one setting lie beyond those of another."""
+    others = [{}, {"train": {"lr": 0.25}}, {"manifest": {"data": {"fingerprint": "another"}}}]
+    runs = []
+    for place, other in enumerate(others):
+        for number, bits in enumerate((3, 4, 5, 6, 7)):
+            attn = {"name": "flash_bf16", "out_unnormalized": {"mode": "nearest", "bits": bits}}
+            onset = 3000 - 100 * number + 1000 * place
+            runs.append(write_run(tmp_path / f"{place}-{number}", attn, steps=9000, onset=onset, **other))
+    found = {row.split(" | ")[0].strip("| "): row for row in rows(call("survival", *runs, "--measures"))}
+    assert "| 3 | 5 (5 to 5) | +1.00 |" in found["O on random inputs, RMS error"]
+
+
 def test_shorter_runs_lend_the_distances_of_their_weights(tmp_path: Path) -> None:
     """Onsets rank 1, 2, 3, 4.5, 4.5: two runs hold. Distances rank 5, 4, 3, 2, 1 with seed 1, so that
     ρ = -9.5 / √(9.5 * 10), and 5, 4, 1, 3, 2 with seed 2, so that ρ = -6.5 / √(9.5 * 10)."""

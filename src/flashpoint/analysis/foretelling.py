@@ -1,4 +1,7 @@
-"""Which measure of an attention foretells how soon it explodes: rank correlations with the onset, seed by seed."""
+"""Which measure of an attention foretells how soon it explodes: rank correlations with the onset, seed by seed.
+
+Runs of one seed on another text, or in another setting, are a seed of their own.
+"""
 
 from __future__ import annotations
 
@@ -41,20 +44,20 @@ def foretellings(runs: Sequence[Run]) -> list[Foretelling]:
     Raises:
         UserError: no seed has enough attentions with any measure.
     """
-    values: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    values: dict[str, dict[object, list[tuple[float, float]]]] = {}
     for members in grouped(runs).values():
         isolated = dict(_isolated(members[0].attention))
         experiments: dict[object, list[Run]] = {}
         for run in members:
             experiments.setdefault(pairing(run), []).append(run)
-        for same in experiments.values():
+        for experiment, same in experiments.items():
             longest = max(same, key=lambda run: run.outcome["step"])
             onset = float("inf") if longest.failed_at is None else float(longest.failed_at)
             measured = dict(isolated)
             for run in same:
                 measured.update([*_in_training(run), *_weights(run)])
             for measure, value in measured.items():
-                values.setdefault(measure, {}).setdefault(longest.config["seed"], []).append((value, onset))
+                values.setdefault(measure, {}).setdefault(experiment, []).append((value, onset))
     found = [_foretelling(measure, of_seeds) for measure, of_seeds in values.items()]
     found = [one for one in found if len(one.correlations)]
     if not found:
@@ -62,7 +65,7 @@ def foretellings(runs: Sequence[Run]) -> list[Foretelling]:
     return found
 
 
-def _foretelling(measure: str, of_seeds: dict[int, list[tuple[float, float]]]) -> Foretelling:
+def _foretelling(measure: str, of_seeds: dict[object, list[tuple[float, float]]]) -> Foretelling:
     from scipy.stats import spearmanr
 
     correlations, counts = [], []
