@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -36,3 +37,16 @@ def loss_scale(precision: Precision) -> float:
     FP16's smallest positive number is 6e-8, and gradients of the logits are smaller. A power of two rounds nothing.
     """
     return 2.0**12 if precision == "fp16" else 1.0
+
+
+@contextmanager
+def exact_fp32_products() -> Iterator[None]:
+    """Take products of FP32 matrices in FP32, also beside a training in TF32, whose switch is the whole process's."""
+    import torch
+
+    of_training = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(of_training)

@@ -134,6 +134,39 @@ def test_a_probe_that_fails_is_off_and_told_with_its_users_line(
     assert failed.error.startswith(f"{tmp_path}/own.py:{told}" if told[0].isdigit() else f"{tmp_path}/own.py: {told}")
 
 
+SWITCH = """
+import torch
+from flashpoint.probes.attention import Probe
+
+class Switch(Probe):
+    def measure(self, seen):
+        return {"is_fp32": torch.full((2, 2), torch.get_float32_matmul_precision() == "highest"), "a": %s}
+"""
+
+
+@pytest.mark.parametrize("measures", ["seen.w_q[..., 0, 0]", "1 / 0"])
+@pytest.mark.parametrize("of_training", ["high", "highest"])
+def test_a_probe_takes_products_in_fp32_and_leaves_the_switch_as_the_training_has_it(
+    tmp_path: Path, of_training: str, measures: str
+) -> None:
+    (tmp_path / "own.py").write_text(SWITCH % measures)
+    name = f"{tmp_path}/own.py:Switch"
+    probes = ProbesConfig(attention=("deviation", name), attention_interval=1, weights_interval=1)
+    model = GPT(ModelConfig(n_layer=2, n_head=2, d_model=32, context=8, vocab_size=300), Config().attn, 0)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(of_training)
+        runner = ProbeRunner(probes, model, TrainConfig(batch_size=4), torch.device("cpu"), print)
+        runner.before_step(0, torch.arange(36).view(4, 9), torch.tensor([0, 0]))
+        assert torch.get_float32_matmul_precision() == of_training
+        metrics = runner.after_step(0, last=False)
+        assert torch.get_float32_matmul_precision() == of_training
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert bool(runner.failed) == (measures == "1 / 0")
+    assert runner.failed or metrics["is_fp32"].all()
+
+
 @pytest.mark.slow
 def test_a_failing_probe_costs_the_probe_or_with_strict_a_stop_from_which_the_run_goes_on(
     train: Command, tmp_path: Path

@@ -17,6 +17,7 @@ from flashpoint.cuda_graph import Graphed
 from flashpoint.errors import UserError, one_line
 from flashpoint.hardware import is_of_full_memory
 from flashpoint.model import GPT
+from flashpoint.precision import exact_fp32_products
 from flashpoint.probes import own
 from flashpoint.probes.built_in import BUILT_IN
 from flashpoint.probes.instrumented import InstrumentedPass
@@ -89,6 +90,7 @@ class ProbeRunner:
                 self._seen = self._pass(sequences, seed_and_step)
 
     @torch.no_grad()
+    @exact_fp32_products()  # of what the training computed in its own precision
     def after_step(self, step: int, *, last: bool) -> dict[str, NDArray[np.float64]]:
         """Return the metrics due at this step by name, each [L, H].
 

@@ -38,7 +38,7 @@ def fix_numerics(threads: int, deterministic: bool, precision: Precision) -> Non
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.use_deterministic_algorithms(deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    # TF32 would cut the FP32 operands of the reference attention, too.
+    # For the whole process: whoever takes FP32 products beside a training in TF32 turns it off for them.
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
 
 
