@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -55,6 +56,18 @@ def _as_of_the_system(error: Exception, path: Path) -> OSError:
     if number := re.search(r"os error (\d+)", str(error)):
         return OSError(int(number[1]), os.strerror(int(number[1])), str(path))
     return OSError(f"{path}: {error}")
+
+
+def is_locked(path: Path) -> bool | None:
+    """Return whether a process holds the lock of a file; None where there is no file or it cannot be asked."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: readers do not see each other
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
 
 
 def append_whole(file: RawIOBase, data: bytes) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flashpoint.cli.watch import followed
-from flashpoint.runs.folder import RunFolder
+from flashpoint.cli.watch import Followed
+from flashpoint.runs.folder import RunFolder, sweep_lock
 from tests import warm
 from tests.conftest import environment, train_command, wait_until
 from tests.records import call, write_run
@@ -113,14 +113,14 @@ def test_runs_of_sweeps_in_a_folder_are_of_the_folder(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write_run(sweep / name, {"name": "flash_bf16"})
     (sweep / "two/outcome.json").unlink()
-    assert [run.where for run in followed(str(tmp_path))] == [str(sweep / "two")]  # with no run beside it
+    assert [run.where for run in Followed(str(tmp_path)).now()] == [str(sweep / "two")]  # with no run beside it
     write_run(tmp_path / "beside", {"name": "flash_bf16"})
     write_run(tmp_path / "beside/kept", {"name": "flash_bf16"})  # within a run, and no run of a sweep
     (tmp_path / "beside/kept/outcome.json").unlink()
     write_run(tmp_path / "reference/kept", {"name": "flash_bf16"})
-    assert [run.where for run in followed(str(tmp_path))] == [str(sweep / "two")]
+    assert [run.where for run in Followed(str(tmp_path)).now()] == [str(sweep / "two")]
     (sweep / "two").rename(tmp_path / "two")
-    assert [run.where for run in followed(str(tmp_path))] == [str(tmp_path / "two")]
+    assert [run.where for run in Followed(str(tmp_path)).now()] == [str(tmp_path / "two")]
 
 
 @pytest.mark.slow
@@ -140,6 +140,46 @@ def test_runs_of_a_folder_are_followed_until_the_last_has_ended_or_was_killed(tr
         f"first: stopped at {len(losses_of(tmp_path / 'first')):,}",
         f"second: not ended, and no process trains it any more; resume={tmp_path}/second goes on with it",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--html", "page.html"]])
+def test_runs_that_begin_later_are_followed_while_others_are_under_way_or_their_sweep_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    """It showed the runs that were under way when it began, and no other."""
+    sweep, lock = tmp_path / "sweep", sweep_lock(tmp_path / "sweep")
+
+    def begin(name: str, *, ended: bool = False) -> None:
+        write_run(sweep / name, {"name": "flash_bf16"}, metrics=[{"step": 0, "loss": 2.0}])
+        if not ended:
+            (sweep / name / "outcome.json").rename(sweep / name / "verdict")
+
+    def end(name: str) -> None:
+        (sweep / name / "verdict").rename(sweep / name / "outcome.json")
+
+    begin("before", ended=True)
+    begin("goes-on", ended=True)
+    begin("first")
+    lock.parent.mkdir()
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        happens = [
+            lambda: (begin("beside"), (sweep / "unwritten").mkdir(), (sweep / "unwritten/config.json").touch()),
+            lambda: (end("first"), end("beside")),  # nothing is under way but the sweep
+            lambda: (begin("next"), (sweep / "goes-on/outcome.json").rename(sweep / "goes-on/verdict")),
+            lambda: (held.close(), end("goes-on")),
+            lambda: end("next"),
+        ]
+        monkeypatch.setattr("time.sleep", lambda _: happens.pop(0)())
+        result = call("watch", sweep, *options, cwd=tmp_path)
+    assert (result.returncode, result.stderr, happens) == (0, "", [])
+    names = ("first", "beside", "goes-on", "next")
+    assert result.stdout.splitlines()[-4:] == [f"{name}: stable to 1,000" for name in names]
+    assert "before" not in result.stdout
+    if options:
+        page = (tmp_path / "page.html").read_text()
+        assert all(name in page for name in names)
 
 
 @pytest.mark.slow
@@ -174,4 +214,7 @@ def test_a_killed_run_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(Waited):
         watch()
     outcome.write_text(verdict)
-    assert watch() == "run: stable to 1,000"
+    (tmp_path / ".logs").mkdir()
+    with sweep_lock(tmp_path).open("w") as of_its_sweep:
+        fcntl.flock(of_its_sweep, fcntl.LOCK_EX)
+        assert watch() == "run: stable to 1,000"

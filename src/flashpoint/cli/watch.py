@@ -11,7 +11,8 @@ import click
 from flashpoint.analysis.progress import cut_short, unended
 from flashpoint.cli.selection import answered
 from flashpoint.errors import UserError
-from flashpoint.files import whole
+from flashpoint.files import is_locked, whole
+from flashpoint.runs.folder import sweep_lock
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
 from flashpoint.runs.tables import EVIDENCE
@@ -32,35 +33,73 @@ _TERMINAL_SECONDS, _PAGE_SECONDS = 2.0, 15.0
 def command(word: str, html: Path | None, once: bool) -> None:
     """Follow a run, or all runs of a folder that have no verdict yet, until the last has ended or was killed.
 
-    The runs of a sweep in the folder count as the folder's.
+    Runs that begin later are shown too, as long as others are under way, or hydra/launcher=gpus has more to begin. The
+    runs of a sweep in the folder count as the folder's.
 
     Shown are loss, gradient norm, the heads with the largest W_Q, warnings, the rate and the time left. Everything is
     read from the runs' own files, so another terminal or another machine that sees them will do. Ctrl-C ends the view,
     not the runs.
     """
-    runs = [run for run, _ in answered(followed(word), lambda run: (run.config, run.manifest))]
+    followed = Followed(word)
     if html:
-        _keep_page(runs, html, once)
+        _keep_page(followed, html, once)
     else:
-        _keep_frame(runs, once)
-    for run in runs:
-        run = Run.of_folder(run.folder) if run.folder else run  # noqa: PLW2901 - as it is now
+        _keep_frame(followed, once)
+    for run in followed.now():
         click.echo(f"{run.name}: {_how_it_went(run)}")
 
 
-def followed(word: str) -> list[Run]:
-    """Return the one run that the word names, or those of several runs that are under way.
+class Followed:
+    """The one run that a word names, or those of several runs that are under way, and those that begin later.
 
     Raises:
         UserError: the word names no run, or several of which none is under way.
     """
+
+    def __init__(self, word: str) -> None:
+        self._word = word
+        named = _named(word)
+        self._alone = len(named) == 1 and named[0].name == Path(word).resolve().name
+        going = [run for run in named if unended(run)]
+        if len(named) > 1 and not going:
+            raise UserError(f"{word}: none of its {len(named)} runs is under way; name one run to see how it went")
+        shown = named if len(named) == 1 else going
+        self._runs = [run for run, _ in answered(shown, _identity)]
+        self._ended_before = {run.where for run in named} - {run.where for run in going}
+
+    def now(self) -> list[Run]:
+        """Return the runs as their files are now: a ``Run`` reads each file once."""
+        begun = [] if self._alone else list(filter(self._has_begun, _named(self._word)))
+        self._runs = [Run.of_folder(run.folder) for run in [*self._runs, *begun] if run.folder]
+        return self._runs
+
+    def goes_on(self, runs: Sequence[Run]) -> bool:
+        """Return whether there is more to come of any of the runs, or of a sweep that they are of."""
+        if any(unended(run) and not cut_short(run) for run in runs):
+            return True
+        sweeps = set() if self._alone else {run.folder.path.parent for run in runs if run.folder}
+        return any(is_locked(sweep_lock(folder)) for folder in sweeps)
+
+    def _has_begun(self, run: Run) -> bool:
+        """Whether a run has begun, or goes on, since the last look, and has written what it is."""
+        if run.where in {one.where for one in self._runs} or (run.where in self._ended_before and not unended(run)):
+            return False
+        try:
+            _identity(run)
+        except (UserError, OSError):  # it writes its configuration first; what is damaged was told
+            return False
+        return True
+
+
+def _named(word: str) -> list[Run]:
+    """Return the runs that a word names, with those of the sweeps in its folder."""
     folder = Path(word)
     sweeps = _sweeps_in(folder)
-    named = select_runs([*([word] if not sweeps or any(folder.glob("*/config.json")) else []), *sweeps])
-    going = [run for run in named if unended(run)]
-    if len(named) > 1 and not going:
-        raise UserError(f"{word}: none of its {len(named)} runs is under way; name one run to see how it went")
-    return named if len(named) == 1 else going
+    return select_runs([*([word] if not sweeps or any(folder.glob("*/config.json")) else []), *sweeps])
+
+
+def _identity(run: Run) -> object:
+    return run.config, run.manifest
 
 
 def _sweeps_in(folder: Path) -> list[str]:
@@ -75,17 +114,7 @@ def _how_it_went(run: Run) -> str:
     return run.verdict
 
 
-def _go_on(runs: Sequence[Run]) -> bool:
-    """Return whether there is more to come of any of the runs."""
-    return any(unended(run) and not cut_short(run) for run in runs)
-
-
-def _present(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs as their files are now: a ``Run`` reads each file once."""
-    return [Run.of_folder(run.folder) for run in runs if run.folder]
-
-
-def _keep_frame(runs: Sequence[Run], once: bool) -> None:
+def _keep_frame(followed: Followed, once: bool) -> None:
     from rich.console import Console
     from rich.live import Live
 
@@ -93,28 +122,28 @@ def _keep_frame(runs: Sequence[Run], once: bool) -> None:
 
     console = Console()
     if once:
-        console.print(frame(_present(runs), console.width, console.height))
+        console.print(frame(followed.now(), console.width, console.height))
         return
     with Live(console=console, auto_refresh=False, screen=console.is_terminal, transient=True) as live:
         while True:
-            began, now = time.monotonic(), _present(runs)
-            ended = not _go_on(now)
+            began, now = time.monotonic(), followed.now()
+            ended = not followed.goes_on(now)
             live.update(frame(now, console.width, console.height), refresh=True)
             if ended:
                 break
             # A long run takes a while to read: most of the time is to be left for it.
             time.sleep(max(_TERMINAL_SECONDS, 3 * (time.monotonic() - began)))
     # The screen with the last frame is gone; a file has had none so far.
-    console.print(frame(_present(runs), console.width, console.height))
+    console.print(frame(followed.now(), console.width, console.height))
 
 
-def _keep_page(runs: Sequence[Run], html: Path, once: bool) -> None:
+def _keep_page(followed: Followed, html: Path, once: bool) -> None:
     from flashpoint.report.page import page
 
     told = False
     while True:
-        began, now = time.monotonic(), _present(runs)
-        goes_on = not once and _go_on(now)
+        began, now = time.monotonic(), followed.now()
+        goes_on = not once and followed.goes_on(now)
         try:
             with whole(html, durable=False) as partial:
                 partial.write_text(page(now, reload_seconds=_PAGE_SECONDS if goes_on else None), encoding="utf-8")

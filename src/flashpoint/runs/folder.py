@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from flashpoint.errors import UserError
+from flashpoint.files import is_locked
 from flashpoint.runs.configuration import CONFIG, WatchedConfig, known_settings, with_all_sections
 from flashpoint.runs.lines import as_kept, packed
 from flashpoint.runs.localized import KeptBranch, Localized
@@ -22,6 +22,12 @@ from flashpoint.schema import parsed, read_json
 
 _READER_SECONDS = 0.2
 """For which a run's lock is waited for: a reader that looks whether the run is under way holds it for a moment."""
+
+
+def sweep_lock(folder: Path) -> Path:
+    """Return the file that a sweep's launcher, and its runs, hold locked until the last has ended; of the sweeps of
+    ``hydra/launcher=gpus`` alone."""
+    return folder / ".logs" / ".lock"
 
 
 def of_step(folder: Path, step: int, suffix: str) -> Path:
@@ -237,25 +243,13 @@ class RunFolder:
     def under_way(self) -> bool:
         """Whether a process trains the run now. Of somebody's own loop, and where no locks are seen, it is not known:
         False."""
-        return self._held is True
+        return is_locked(self._lock) is True
 
     @property
     def let_go(self) -> bool:
         """Whether a process has trained the run and none is seen that does. Of somebody's own loop it is not known:
         False. Some file systems show a lock to the machine alone that holds it."""
-        return self._held is False
-
-    @property
-    def _held(self) -> bool | None:
-        """Whether a process holds the lock; None where there is none or it cannot be asked."""
-        try:
-            with self._lock.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: readers do not see each other
-        except BlockingIOError:
-            return True
-        except OSError:
-            return None
-        return False
+        return is_locked(self._lock) is False
 
     @property
     def _lock(self) -> Path:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from flashpoint.errors import UserError
 from flashpoint.files import write_json
-from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.folder import RunFolder, sweep_lock
 from flashpoint.schema import Kind, read_json
 from flashpoint.training.admission import check_place
 
@@ -112,7 +112,7 @@ class Sweep:
             UserError: another launcher is at work, the settings are others, or the folder cannot be written.
         """
         self._make()
-        with (self._logs / ".lock").open("w") as file:
+        with sweep_lock(self.folder).open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -206,7 +206,7 @@ class Sweep:
 
     @property
     def _logs(self) -> Path:
-        return self.folder / ".logs"
+        return sweep_lock(self.folder).parent
 
 
 def _key(override: str) -> str:
