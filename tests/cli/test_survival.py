@@ -211,6 +211,17 @@ def test_a_control_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert call("survival", *runs, "--control", "flash_bf").stderr == meant
 
 
+def test_people_see_no_column_of_p_without_a_p_in_it_and_programs_always_do(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(seed), {"name": "flash_bf16"}, seed=seed, onset=500 + seed) for seed in range(3)]
+    runs += [write_run(tmp_path / f"s{seed}", {"name": "sdpa"}, seed=seed) for seed in range(3)]
+    alone, against = call("survival", *runs), call("survival", *runs, "--control", "sdpa")
+    assert "log-rank" not in alone.stdout
+    assert rows(alone)[0] == "| `flash_bf16` | 3 of 3 | 29 to 100 % | 501 | none |"
+    assert rows(against)[0] == "| `flash_bf16` | 3 of 3 | 29 to 100 % | 501 | none | 0.025 |"  # χ² = 5, as by hand
+    assert rows(call("survival", *runs, "--columns", "attention,log-rank")) == ["| `flash_bf16` |  |", "| `sdpa` |  |"]
+    assert [row["log-rank p against flash_fp32"] for row in values("survival", *runs)] == [None, None]
+
+
 def test_a_row_without_a_p_says_why(tmp_path: Path) -> None:
     def record(name: str, attention: str, seed: int, steps: int, onset: int | None = None, lr: float = 0.5) -> str:
         return write_run(tmp_path / name, {"name": attention}, seed=seed, steps=steps, onset=onset, train={"lr": lr})

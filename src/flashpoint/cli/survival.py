@@ -57,15 +57,17 @@ def by_attention(
     groups: Sequence[Lifetimes], control: str, severities: Mapping[tuple[str, str], Severity] | None = None
 ) -> Table:
     """Return a row for each attention; within a setting, those that exploded most, and soonest, come first.
-    Severities are by setting and label."""
+    Severities are by setting and label. Where no row has a p, its column is one of the further."""
     settings = any(group.setting for group in groups)
     columns = ["attention", "exploded", "95 % interval", "median onset", "longest stable"]
     columns.append(_of_logrank(control))
     if severities is not None:
         columns += ["rise of the loss", "largest W_Q at the end"]
-    rows = []
+    rows, tested = [], False
     for group in sorted(groups, key=_rank):
         against = control_of(group, groups, control)
+        p = logrank_p(group, against) if against and against is not group else None
+        tested |= p is not None
         severe = severities[group.setting, group.label] if severities is not None else None
         rows.append(
             [
@@ -75,11 +77,12 @@ def by_attention(
                 share_interval(len(group.onsets), group.count),
                 step(group.median_onset, NOT_REACHED),
                 _longest(group),
-                number(logrank_p(group, against) if against and against is not group else None, ".2g"),
+                number(p, ".2g"),
                 *([median_and_range(severe.rises, "+.2f"), median_and_range(severe.norms, ".0f")] if severe else []),
             ]
         )
-    return Table([*(["setting"] if settings else []), *columns], rows)
+    further = () if tested else (_of_logrank(control),)
+    return Table([*(["setting"] if settings else []), *columns], rows, further=further)
 
 
 def why_no_p(groups: Sequence[Lifetimes], control: str) -> list[str]:
@@ -207,7 +210,7 @@ def command(
 
     Exploded of n with its 95 % interval (Clopper–Pearson), and how many of them by a NaN or an infinity; Kaplan–Meier
     median of the onset, the longest stable run, and the p of a log-rank test against the control. Why a row has no p
-    is told on stderr.
+    is told on stderr; where none has, there is no column.
 
     --severity: how far the validation loss of the runs that exploded ended above its value before the onset, and the
     largest spectral norm of W_Q over all heads at the end of each run; median, least and most.

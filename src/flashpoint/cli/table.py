@@ -113,14 +113,16 @@ def _only(table: Table, places: Iterable[int]) -> Table:
 
 
 def _brief(table: Table) -> Table:
-    """Return the table without its further columns, and with a line that names them."""
+    """Return the table without its further columns, and with a line that names those that have values."""
     if not table.further:
         return table
     places = [at for at, column in enumerate(table.columns) if column not in table.further]
-    left_out = ", ".join(column for column in table.columns if column in table.further)
-    return replace(
-        _only(table, places), note=f"{table.note}\n\nNot shown: {left_out}; --columns {ALL} shows them.".strip()
-    )
+    brief = _only(table, places)
+    further = [at for at in range(len(table.columns)) if at not in places]
+    filled = [table.columns[at] for at in further if any(cell_text(row[at]) for row in table.rows)]
+    if not filled:
+        return brief
+    return replace(brief, note=f"{table.note}\n\nNot shown: {', '.join(filled)}; --columns {ALL} shows them.".strip())
 
 
 def _markdown(table: Table) -> str:
