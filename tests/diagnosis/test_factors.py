@@ -10,7 +10,7 @@ from torch import Tensor
 from flashpoint.cli.diagnose_advice import advice, suspects
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
-from flashpoint.diagnosis.factors import factor_of_grad_q, factors_of_scores
+from flashpoint.diagnosis.factors import factor_of_grad_q, factors_of_scores, fitted_factor
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.probe import Function
 from flashpoint.diagnosis.verdict import diagnose
@@ -55,6 +55,18 @@ def test_the_factors_are_what_was_planted() -> None:
     torch.testing.assert_close(found, torch.full((HEADS,), 0.01, dtype=torch.float64), rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize("sink", [None, torch.tensor([-1.0, 0.0, 1.0, 2.0], dtype=torch.float64)])
+@pytest.mark.parametrize("factor", [0.2, 1.3, 3.0])
+def test_a_factor_far_from_one_is_what_was_planted(factor: float, sink: Tensor | None) -> None:
+    """In FP64. A sink's score has no factor."""
+    q, k, v, grad_out = (x.double() for x in along_out(1))
+    call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.2, 1, 0, "f", sink=sink)
+    true, other = exact(call, 0), exact(dataclasses.replace(call, scale=0.2 * factor), 0)
+    found, left = fitted_factor(other.out, true, *factors_of_scores([other.out], true))
+    torch.testing.assert_close(found, torch.full((HEADS,), factor - 1, dtype=torch.float64), rtol=1e-5, atol=0)
+    assert (left < 1e-4).all()
+
+
 def test_where_each_query_sees_one_key_no_factor_of_the_scores_shows() -> None:
     q, k, v, grad_out = (x[:, :, :1].double() for x in inputs(1))
     true = exact(AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.2, 1, 0, "f"), 0)
@@ -77,6 +89,38 @@ def test_another_scale_and_a_soft_cap_are_no_bias_of_delta_and_no_rounding(
     assert (found.kind, found.heads) == ("other_scores", heads)
     factors = [float(one) for one in re.findall(r"\d\.\d{4}", found.text)]
     assert factors == pytest.approx([told] * len(factors), rel=2e-3)
+
+
+@pytest.mark.parametrize("heads", [(3,), (1, 2, 3, 4)])
+@pytest.mark.parametrize("factor", [0.7, 1.05, 1.3, 2.0])
+def test_a_scale_that_moves_o_far_is_no_wrong_rows(factor: float, heads: tuple[int, ...]) -> None:
+    """From a factor of 1.05 on `out_rows` was found, and where the attention was asked a `stale_maximum`."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+        by_head = torch.tensor([factor if head in heads else 1.0 for head in range(1, HEADS + 1)])
+        q = q.float() * by_head[:, None, None]
+        return by_position(CLEAN["sdpa"])(q, k.float(), v.float(), is_causal, scale).to(v.dtype)
+
+    call = call_of(function, along_out(5))
+    for asked in (None, function):
+        (found,) = diagnose(call, asked).findings
+        assert (found.kind, found.heads) == ("other_scores", heads)
+        factors = [float(one) for one in re.findall(r"\d\.\d{4}", found.text)]
+        assert factors == pytest.approx([factor] * len(factors), rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["dropped_tile", "stale_maximum"])
+def test_what_a_factor_does_not_account_for_is_told_beside_another_scale(kind: str) -> None:
+    broken = by_position(faulty_attention(Fault(kind, head=2)))
+
+    def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+        return broken(1.3 * q.float(), k.float(), v.float(), is_causal, scale).to(q.dtype)
+
+    call = call_of(function, along_out(5))
+    (found,) = diagnose(call).findings
+    assert (found.kind, found.heads) == ("out_rows", (3,))
+    (found,) = diagnose(call, function).findings
+    assert (found.kind, found.heads) == (kind, (3,))
 
 
 def test_where_the_attention_is_asked_row_sums_tell_a_bias_of_delta_beside_another_scale() -> None:

@@ -26,6 +26,10 @@ _GRAD_Q_OFF = 2e-3
 """The same of dQ: roundings of dS and dQ make some 1e-4."""
 _OF_ROUNDING = 4.0
 """Times the factor that rounded scores make, by this package's reference: where all are large, they make all alike."""
+_LEFT = 0.25
+"""Of the error of O. A factor that leaves less accounts for it, however far it moves O."""
+_STEPS = 8
+"""Of Gauss and Newton: O is not linear in a factor far from 1."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,13 @@ class Factors:
 
     Attributes:
         scores, grad_q: float64, 0 in the other heads.
+        account: bool, where that of the scores accounts for the whole error of O, which is no small one.
         rounded: bool, where the rounding of scores makes a factor like that of the scores.
     """
 
     scores: Tensor
     rounded: Tensor
+    account: Tensor
     grad_q: Tensor
 
     @property
@@ -55,9 +61,21 @@ class Factors:
 def factors_of_scores(outs: Sequence[Tensor], true: Exact) -> list[Tensor]:
     """Return η of the scores [H] in each O [H, T, d] of some, by least squares; NaN where no row tells, as where each
     query sees one key."""
-    weighted = true.probs * true.scores.masked_fill(~true.scores.isfinite(), 0.0)
-    moved = weighted @ true.v - weighted.sum(-1, keepdim=True) * true.out
+    moved = _moved(true.probs, _finite(true.scores), true, true.out)
     return [_slope(found - true.out, moved, true.out) for found in outs]
+
+
+def fitted_factor(found: Tensor, true: Exact, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Return η of the scores [H] in an O [H, T, d] that may be far from 0, and the share of O's error that it leaves;
+    ``start`` where it leaves more than :data:`_LEFT`, which is no such O."""
+    scores, factor = _finite(true.scores), start.nan_to_num(0.0)
+    for _ in range(_STEPS):
+        probs = _with_factor(true, scores, factor)
+        out = probs @ true.v
+        factor = factor + _slope(found - out, _moved(probs, scores, true, out), true.out).nan_to_num(0.0)
+    rest = (found - _with_factor(true, scores, factor) @ true.v).norm(dim=(-2, -1))
+    left = rest / (found - true.out).norm(dim=(-2, -1)).clamp_min(1e-300)
+    return torch.where(left < _LEFT, factor, start), left.nan_to_num(1.0)
 
 
 def factor_of_grad_q(found: Tensor, true: Exact) -> Tensor:
@@ -79,7 +97,9 @@ def factors_of(of: Measures, identities: Sequence[str]) -> Factors:
     if "grad_q_factor" in of:
         least = _GRAD_Q_OFF + 2 * of["grad_q_fp16"].nanmean(0).nan_to_num(0.0) if "grad_q_fp16" in of else _GRAD_Q_OFF
         grad_q = surely_off(of["grad_q_factor"], identities, least).where(told_apart & ~explained(of), none)
-    return Factors(scores.where(shows, none), scores.abs() < _OF_ROUNDING * by_rounding, grad_q)
+    scores, rounded = scores.where(shows, none), scores.abs() < _OF_ROUNDING * by_rounding
+    account = (scores != 0) & ~rounded & (of["score_factor_left"].amax(0) < _LEFT)
+    return Factors(scores, rounded, account, grad_q)
 
 
 def factor_findings(factors: Factors, of: Measures, finding: Make) -> list[Finding]:
@@ -102,6 +122,25 @@ def factor_findings(factors: Factors, of: Measures, finding: Make) -> list[Findi
 
 def _told(factors: Tensor, form: str) -> str:
     return " to ".join(dict.fromkeys(format(float(one), form) for one in (factors.min(), factors.max())))
+
+
+def _finite(scores: Tensor) -> Tensor:
+    return scores.masked_fill(~scores.isfinite(), 0.0)
+
+
+def _moved(probs: Tensor, scores: Tensor, true: Exact, out: Tensor) -> Tensor:
+    """Return the derivative of O [H, T, d] by a factor of the scores, where P and O are these."""
+    weighted = probs * scores
+    return weighted @ true.v - weighted.sum(-1, keepdim=True) * out
+
+
+def _with_factor(true: Exact, scores: Tensor, factor: Tensor) -> Tensor:
+    """Return P [H, T, T] of scores times 1 + η, η [H]; the score of a sink is as it was."""
+    added = factor[:, None, None] * scores
+    largest = added.amax(-1, keepdim=True).clamp_min(0.0)
+    weights = true.probs * (added - largest).exp()
+    of_sink = (1 - true.mass).clamp_min(0.0)[..., None] * (-largest).exp()
+    return weights / (weights.sum(-1, keepdim=True) + of_sink)
 
 
 def _slope(error: Tensor, moved: Tensor, whole: Tensor) -> Tensor:

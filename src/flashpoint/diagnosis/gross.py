@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.factors import Factors
 from flashpoint.diagnosis.finding import Finding, Make, explained, fp32_error
 from flashpoint.diagnosis.measures import Measures, Results, over_sequences
 from flashpoint.diagnosis.probe import Function, Probed, results_of
@@ -111,10 +112,13 @@ def _as_fp16_overflows(call: AttentionCall, rows: Tensor, heads: Tensor) -> bool
     return some_hold
 
 
-def wrong_weights(call: AttentionCall, of: Measures, probed: Probed | None, finding: Make) -> Finding | None:
+def wrong_weights(
+    call: AttentionCall, of: Measures, probed: Probed | None, factors: Factors, finding: Make
+) -> Finding | None:
+    """The heads whose weights or masses are off; not those in which a factor of the scores accounts for O."""
     if probed is None:
         return None
-    whole = ~explained(of)
+    whole = ~explained(of) & ~factors.account
     weights, masses = (of[name] * whole for name in ("weight_error", "mass_error"))
     if (heads := weights.amax(0) > _WEIGHT_OFF + fp32_error(of)).any():
         n, head = _largest(weights * heads)
@@ -168,9 +172,9 @@ def _underflows(of: Measures) -> Tensor:
     return lost & accounted
 
 
-def wrong_rows(of: Measures, other_scores: Tensor, finding: Make) -> Finding | None:
-    """The heads whose O is off in some rows, or else whose gradients are; not those [H] whose O is as of other scores,
-    which account for their gradients."""
+def wrong_rows(of: Measures, factors: Factors, finding: Make) -> Finding | None:
+    """The heads whose O is off in some rows, or else whose gradients are; not those in which a factor of the scores
+    accounts for either."""
     together, lost = over_sequences(of), _underflows(of)
     for name, kind, error in (
         ("out", "out_rows", "out_error"),
@@ -179,8 +183,7 @@ def wrong_rows(of: Measures, other_scores: Tensor, finding: Make) -> Finding | N
         if f"{name}_rows_off" in of and (heads := of[f"{name}_rows_off"].sum(0) > 0).any():
             # A few rows that almost cancel are far off for no fault; a head that is off as a whole is none of these.
             heads &= (of[error].nan_to_num(0.0).amax(0) > _GRADIENT_OFF + fp32_error(of)) & ~explained(of)
-            if name != "out":
-                heads &= ~lost & ~other_scores
+            heads &= ~factors.account if name == "out" else ~lost & ~factors.of_scores
             if heads.any():
                 first = int(of[f"{name}_rows_off_first"][:, heads].clamp_min(0).amin()) + 1
                 last = int(of[f"{name}_rows_off_last"][:, heads].amax()) + 1
@@ -190,7 +193,7 @@ def wrong_rows(of: Measures, other_scores: Tensor, finding: Make) -> Finding | N
     for name, what in (("grad_q_unexplained", "dQ"), ("grad_k_unexplained", "dK"), ("grad_v_error", "dV")):
         if name not in of:
             continue
-        heads = (together[name] > _GRADIENT_OFF + fp32_error(of)) & ~explained(of) & ~lost & ~other_scores
+        heads = (together[name] > _GRADIENT_OFF + fp32_error(of)) & ~explained(of) & ~lost & ~factors.of_scores
         if heads.any():
             size = float(together[name][heads].mean())
             return finding("gradients_off", heads, f"{what} is off by {size:.1%}; BF16 accounts for 0.5 %")

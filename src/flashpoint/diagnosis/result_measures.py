@@ -11,11 +11,13 @@ from torch import Tensor
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_measures import delta_error_of, delta_follows, noise_of_grad_q
 from flashpoint.diagnosis.exact import Exact
-from flashpoint.diagnosis.factors import factor_of_grad_q, factors_of_scores
+from flashpoint.diagnosis.factors import factor_of_grad_q, factors_of_scores, fitted_factor
 from flashpoint.diagnosis.measures import Measures, Results, finite_part, relative
 from flashpoint.diagnosis.rounded_out import out_of, out_of_rounded_probs, out_of_rounded_scores
 from flashpoint.numerics.variant import AttentionVariant
 
+OUT_OFF = 0.01
+"""Relative error of O beyond which a factor of the scores may be far from 1; rounding P̄ and O to BF16 makes 0.003."""
 ROW_OFF = 0.1
 """A row is off where its O or dQ is farther than this share of its length from FP64's; BF16's rounding is 0.004."""
 DEAD = 0.5
@@ -56,7 +58,8 @@ def of_results(
     not tell it. ``delta_rounding``: what the rounding of O adds in these rows, as ``delta_noise``.
     ``grad_delta_rounding``: what roundings of dS and dQ to BF16 add to ``grad_delta_noise`` at most.
     ``score_factor``, ``grad_q_factor``: of :func:`.factors_of_scores` and :func:`.factor_of_grad_q`;
-    ``score_factor_coarse``: of the O of ``out_error_coarse``.
+    ``score_factor_coarse``: of the O of ``out_error_coarse``. Where an O is off by more than :data:`OUT_OFF`,
+    ``score_factor`` and ``score_factor_left`` are of :func:`.fitted_factor`; elsewhere the latter is 1.
     """
     measured: Measures = {}
     heads, length, _ = true.out.shape
@@ -74,6 +77,10 @@ def of_results(
             expected, coarse = _references(call, n, returned.dtype, declared)
             measured |= _expected(expected, coarse, true)
             measured["score_factor"], measured["score_factor_coarse"] = factors_of_scores((found, coarse), true)
+            measured["score_factor_left"] = torch.ones_like(measured["out_error"])
+            if (measured["out_error"] > OUT_OFF).any():
+                fitted = fitted_factor(found, true, measured["score_factor"])
+                measured["score_factor"], measured["score_factor_left"] = fitted
             continue
         wanted = _of_keys(getattr(true, name), call) if of_keys else true.grad_q
         size = _size(name, wanted, call, true)

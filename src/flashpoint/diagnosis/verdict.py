@@ -104,8 +104,8 @@ def _findings(
         return [finding("random_row", heads, f"a second call on the same inputs returns {rows:,} rows that differ")]
     factors = factors_of(of, identities_of(call))
     gross = (
-        wrong_weights(call, of, probed, finding),
-        wrong_rows(of, factors.of_scores, finding),
+        wrong_weights(call, of, probed, factors, finding),
+        wrong_rows(of, factors, finding),
         fp16_underflow(of, finding),
     )
     if named := next((one for one in gross if one), None):
@@ -116,7 +116,7 @@ def _findings(
     heads = (length - expected > _LENGTH_OFF**2) & (length > 4 * expected) & (length - expected > 0.5 * coarser)
     dead = of["dead_rows"].mean(0) > DEAD_ROWS
     told_apart = ~dead & (fp32_error(of) < FP32_COARSE)  # beyond, P̄ of the largest score is not 1
-    heads &= told_apart & ~explained(of) if declares else told_apart
+    heads &= (told_apart & ~explained(of) if declares else told_apart) & ~factors.account
     following = _following(call, of, factors)
     biased = torch.zeros_like(heads)
     if bias is not None and bias.judges:
