@@ -116,7 +116,7 @@ def _findings(
     heads = (length - expected > _LENGTH_OFF**2) & (length > 4 * expected) & (length - expected > 0.5 * coarser)
     dead = of["dead_rows"].mean(0) > DEAD_ROWS
     told_apart = ~dead & (fp32_error(of) < FP32_COARSE)  # beyond, P̄ of the largest score is not 1
-    heads &= (told_apart & ~explained(of) if declares else told_apart) & ~factors.account
+    heads &= told_apart & ~explained(of) if declares else told_apart
     following = _following(call, of, factors)
     biased = torch.zeros_like(heads)
     if bias is not None and bias.judges:
