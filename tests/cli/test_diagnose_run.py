@@ -108,26 +108,38 @@ def test_a_layer_that_was_left_out_is_told_for_layers_are_counted_without_it(tmp
     assert (said in told(str(tmp_path / "own"))) == left_out
 
 
-class Scaled(Pair):
-    """Two blocks, of which some are called with a scale of 1."""
+class Called(Pair):
+    """Two blocks, of which each is called with some arguments of its own."""
 
-    def __init__(self, layers: tuple[int, ...]) -> None:
+    def __init__(self, *own: dict[str, Any]) -> None:
         super().__init__()
-        self.layers = layers
+        self.own = own
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer, block in enumerate((self.first, self.second), 1):
+        for block, own in zip((self.first, self.second), self.own, strict=True):
             q, k, v = block.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
-            scale = 1.0 if layer in self.layers else None
-            x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2).flatten(2)
+            x = x + F.scaled_dot_product_attention(q, k, v, **{"is_causal": True, **own}).transpose(1, 2).flatten(2)
         return x
 
 
-@pytest.mark.parametrize(("layers", "said"), [((), ""), ((2,), "1 in layer 2"), ((1, 2), "1 in all layers")])
-def test_a_scale_that_a_layer_was_called_with_is_told(tmp_path: Path, layers: tuple[int, ...], said: str) -> None:
-    loop(tmp_path, Scaled(layers), captured, steps=2)
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (({}, {}), ""),
+        (({}, {"scale": 1.0}), "; scale 1, where 1/√d is 0.354, in layer 2"),
+        (({"scale": 1.0}, {"scale": 1.0}), "; scale 1, where 1/√d is 0.354, in every layer"),
+        (({}, {"is_causal": False}), "; without a causal mask in layer 2"),
+        (
+            ({"is_causal": False}, {"is_causal": False, "scale": 1.0}),
+            "; without a causal mask in every layer; scale 1, where 1/√d is 0.354, in layer 2",
+        ),
+    ],
+)
+def test_a_scale_and_a_mask_that_a_layer_was_called_with_are_told(
+    tmp_path: Path, own: tuple[dict[str, Any], ...], said: str
+) -> None:
+    """A layer without a mask sees the tokens that it is to predict: a loss that falls too well, and no finding."""
+    loop(tmp_path, Called(*own), captured, steps=2)
     output = CliRunner().invoke(main, ["diagnose", str(tmp_path / "own")]).output
-    assert "sdpa, as recorded" in output
-    assert [line.split("; scale ")[1] for line in output.splitlines() if "; scale " in line] == (
-        [f"{said}, 1/√d is 0.354"] if said else []
-    )
+    (line,) = [line for line in output.splitlines() if line.startswith("sdpa, as recorded")]
+    assert line.split(", d 8")[1] == said

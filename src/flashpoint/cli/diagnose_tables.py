@@ -41,23 +41,26 @@ def heading(diagnoses: Sequence[Diagnosis], attention: str | None, weights: str)
     how = "called anew" if diagnoses[0].probed else "as recorded"
     told = (
         f"{name}, {how}: {weights}, {_count(len(diagnoses), 'layer')} of {_count(heads, 'head')}, "
-        f"{_count(sequences, 'sequence')} of {length:,} tokens, d {size}{_other_scales(diagnoses)}"
+        f"{_count(sequences, 'sequence')} of {length:,} tokens, d {size}{_otherwise_called(diagnoses)}"
     )
     bias = diagnoses[0].bias
     return told if bias is None or str(bias) == _count(sequences, "sequence") else f"{told}; bias of δ: {bias}"
 
 
-def _other_scales(diagnoses: Sequence[Diagnosis]) -> str:
-    """Return which layers were called with another scale than 1/√d: no finding judges what a call was told."""
+def _otherwise_called(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return which layers were called with another scale than 1/√d, or without a causal mask: no finding judges what a
+    call was told."""
     usual = diagnoses[0].call.q.shape[-1] ** -0.5
     layers: dict[str, list[str]] = {}
     for call in (diagnosis.call for diagnosis in diagnoses):
         if not math.isclose(call.scale, usual, rel_tol=1e-3):
-            layers.setdefault(f"{call.scale:.3g}", []).append(str(call.layer))
+            layers.setdefault(f"scale {call.scale:.3g}, where 1/√d is {usual:.3g},", []).append(str(call.layer))
+        if not call.is_causal:
+            layers.setdefault("without a causal mask", []).append(str(call.layer))
     where = {
-        scale: "all layers" if len(of) == len(diagnoses) else f"layer {', '.join(of)}" for scale, of in layers.items()
+        what: "every layer" if len(of) == len(diagnoses) else f"layer {', '.join(of)}" for what, of in layers.items()
     }
-    return "".join(f"; scale {scale} in {of}, 1/√d is {usual:.3g}" for scale, of in where.items())
+    return "".join(f"; {what} in {of}" for what, of in where.items())
 
 
 def _count(number: int, noun: str) -> str:
