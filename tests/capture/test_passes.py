@@ -107,6 +107,28 @@ def test_what_an_evaluation_has_is_not_told_of_the_training(tmp_path: Path, caps
     assert capsys.readouterr().err == ""
 
 
+def test_an_evaluation_is_no_reason_why_the_training_is_not_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever trains with dropout, and evaluates in the step that is observed, has no checkpoints to look for."""
+
+    class Dropping(Pair):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.first.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=0.1 if self.training else 0.0, is_causal=True)
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        model.eval()
+        with torch.no_grad():
+            model(torch.randn(2, 12, 32))
+        model.train()
+        plain(model, number, watched)
+
+    run = loop(tmp_path, Dropping(), step)
+    assert ["dropout" in reason for reason in run.manifest["not_recorded"]] == [True]
+    assert "use_reentrant" not in capsys.readouterr().err
+
+
 class Failing(torch.autograd.Function):
     """Nothing forwards; backwards what ``error`` says."""
 

@@ -47,6 +47,7 @@ class Interceptor:
         self.incomplete: set[str] = set()
         self.at_gradient: Callable[[InterceptedCall], object] = lambda _call: self.stop()
         self._forward = self._since = 0
+        self._evaluations: set[int] = set()  # forward passes that began without gradients
         self._depth: int | None = None
         self._taking = self._keeping = True
         self._thread, self.in_other_thread = threading.current_thread(), False
@@ -87,6 +88,8 @@ class Interceptor:
             self.remove_hooks()
             self._taking = True
         self._forward += 1
+        if not torch.is_grad_enabled():
+            self._evaluations.add(self._forward)
         self.in_other_thread |= threading.current_thread() is not self._thread
         return self._forward if self._taking and torch.is_grad_enabled() else None
 
@@ -132,9 +135,10 @@ class Interceptor:
     @property
     def missed(self) -> dict[str, list[int]]:
         """Why calls were not kept, and their numbers in the forward pass, from 1: those of the pass that is trained, or
-        where none is of all. Where the beginning of that pass was not seen, there are no numbers."""
-        trained = self._trained_pass
-        reasons = {reason: numbers for (of, reason), numbers in self._missed.items() if trained in (None, of)}
+        where none is of all but evaluations. Where the beginning of that pass was not seen, there are no numbers."""
+        trained, passes = self._trained_pass, {of for of, _ in self._missed}
+        asked = (passes - self._evaluations or passes) if trained is None else {trained}
+        reasons = {reason: numbers for (of, reason), numbers in self._missed.items() if of in asked}
         # Such a pass, as where a loop calls a model's parts, has an evaluation's calls, too.
         return {reason: [] for reason in reasons if reason != WITHOUT_GRADIENTS} if trained == 0 else reasons
 
