@@ -89,26 +89,14 @@ class ProbeRunner:
                 )
                 self._seen = self._pass(sequences, seed_and_step)
 
-    @torch.no_grad()
-    @exact_fp32_products()  # of what the training computed in its own precision
     def after_step(self, step: int, *, last: bool) -> dict[str, NDArray[np.float64]]:
         """Return the metrics due at this step by name, each [L, H].
 
         Raises:
             UserError: memory is full.
         """
-        measured: dict[str, Tensor] = {}
-        if self._config.weights_interval and (last or _is_due(step, self._config.weights_interval)):
-            measured |= self._weight_norms()
-        if self._pass and self._seen:
-            seen, self._seen = self._pass.with_update(self._seen), None
-            with self._told_if_memory_is_full():
-                for probe in self._built_in.values():
-                    measured |= probe.measure(seen)
-            for name, probe in tuple(self._own.items()):
-                with self._off_if_it_fails(name):
-                    measured |= own.measured(name, probe, seen, measured)
-        if not measured:
+        weights = self._config.weights_interval > 0 and (last or _is_due(step, self._config.weights_interval))
+        if not (weights or self._seen) or not (measured := self._measured(weights)):
             return {}
         stacked = torch.stack([by_head.double() for by_head in measured.values()])
         values = dict(zip(measured, stacked.cpu().numpy(), strict=True))  # one copy from the device
@@ -149,6 +137,21 @@ class ProbeRunner:
             else:
                 with self._off_if_it_fails(name):
                     own.take_state(name, probe, kept)
+
+    @torch.no_grad()
+    @exact_fp32_products()  # of what the training computed in its own precision
+    def _measured(self, weights: bool) -> dict[str, Tensor]:
+        """Return the metrics by name, each [L, H]: of the weights if they are due, and of what was observed."""
+        measured: dict[str, Tensor] = {**self._weight_norms()} if weights else {}
+        if self._pass and self._seen:
+            seen, self._seen = self._pass.with_update(self._seen), None
+            with self._told_if_memory_is_full():
+                for probe in self._built_in.values():
+                    measured |= probe.measure(seen)
+            for name, probe in tuple(self._own.items()):
+                with self._off_if_it_fails(name):
+                    measured |= own.measured(name, probe, seen, measured)
+        return measured
 
     @contextmanager
     def _told_if_memory_is_full(self) -> Iterator[None]:

@@ -50,7 +50,7 @@ def flattened(tensors: Iterable[Tensor]) -> Tensor:
 def take_from(flat: Tensor, tensors: list[Tensor]) -> None:
     """Give the tensors their elements of what :func:`flattened` returned."""
     parts = flat.split([tensor.numel() for tensor in tensors])
-    # One launch: small models have their tensors copied sooner than as many launches take.
+    # One launch for all: in a small model a launch takes longer than the copy of a tensor.
     torch._foreach_copy_(tensors, [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
 
 
