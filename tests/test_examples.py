@@ -1,6 +1,7 @@
 """The experiment that explodes a GPT-2 of Transformers on a GPU, in small."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,14 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from flashpoint.capture.watch import watch
 from flashpoint.cli.main import main
 from flashpoint.localize.own import Mixture, OwnLoop
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.select import open_run
+from tests.conftest import REPOSITORY
 
+OWN_RUN = REPOSITORY / "docs/own_run.md"
 SMALL = {"layers": "2", "heads": "2", "width": "32", "context": "16", "batch": "4", "vocabulary": "300", "steps": "8",
          "keep": "3", "observe": "4", "warmup": "2", "runs": "runs"}  # fmt: skip
 
@@ -46,3 +50,28 @@ def test_the_experiment_of_the_gpu_runs_in_small(
     norms = [float(torch.linalg.matrix_norm(part.double(), 2)) for part in weights.split(16, 1)]
     assert trained.norms[0] == pytest.approx(norms, rel=1e-3)
     assert trained.outcome == "stable"
+
+
+@pytest.mark.slow
+def test_a_bias_planted_as_the_documents_say_is_found_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from examples import nanogpt
+
+    monkeypatch.chdir(tmp_path)
+    ((head, *body),) = re.findall(
+        r"^(from dataclasses import replace\n.*?)^(biased = .*?)^```", OWN_RUN.read_text(), re.M | re.S
+    )
+    known: dict[str, Any] = {}
+    exec(head + "\n".join(body).replace("out =", "attend = lambda q, k, v, is_causal:"), known)
+    loop = nanogpt.Loop({**nanogpt.SETTINGS, "context": "64"}, torch.nn.functional.scaled_dot_product_attention)
+    loop.model.h[1].attn.attend = known["attend"]
+    with watch(loop.model, name="planted") as watched:
+        watched.capture(sequences=64)
+        for _ in range(6):
+            loop.step(watched)
+    told = json.loads(flashpoint("diagnose", "runs/planted", "--format", "json").output)
+    (found,) = told["tables"][0]["rows"]
+    assert (found["layer"], found["heads"], found["finding"]) == (2, "1, 2, 3, 4", "delta_bias")
+    sizes = {(row["layer"], row["head"]): row["δ bias"] for row in told["tables"][1]["rows"]}
+    assert [sizes[2, head] for head in range(1, 5)] == pytest.approx([known["biased"].delta_error.size] * 4, rel=0.3)

@@ -113,12 +113,13 @@ def tables(diagnoses: Sequence[Diagnosis], more: str, attention: str | None, lat
     measured = [[diagnosis.call.layer, *row] for diagnosis in diagnoses for row in _measures(diagnosis)]
     biases = {diagnosis.call.layer: diagnosis.bias for diagnosis in diagnoses if diagnosis.bias is not None}
     coarse, unjudged, unseen = _coarse(diagnoses), _unjudged(biases, more), _unseen(biases, more)
-    note = " ".join(part for part in (later, coarse, unjudged, unseen) if part)
+    covered = _covered(diagnoses)
+    note = " ".join(part for part in (later, coarse, unjudged, covered, unseen) if part)
     beyond = " beyond what FP32 itself may do" if coarse else ""
     nothing = f"Nothing found{beyond}{', and δ was not judged' if unjudged else ''}."
     measures = Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note)
     suspected = suspects(diagnoses, attention)
-    return _told(findings, measures, nothing, bool(unjudged or unseen), suspected)
+    return _told(findings, measures, nothing, bool(unjudged or covered or unseen), suspected)
 
 
 def _told(findings: Sequence[Finding], measures: Table, nothing: str, to_be_sure: bool, suspected: str) -> list[Table]:
@@ -172,6 +173,18 @@ def _coarse(diagnoses: Sequence[Diagnosis]) -> str:
         return ""
     told = "; ".join(coarse)
     return f"At such scores FP32 itself may change weights, in {told}: smaller errors cannot be told from it there."
+
+
+def _covered(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return in which heads δ is not judged because their scores are rounded."""
+    heads = {one.call.layer: (one.covered.nonzero().flatten() + 1).tolist() for one in diagnoses}
+    told = [f"layer {layer}: {', '.join(map(str, some))}" for layer, some in heads.items() if some]
+    if not told:
+        return ""
+    return (
+        "Rounded scores move dQ as an error of δ does. Therefore δ was not judged in these heads of "
+        f"{'; '.join(told)}. --attention judges it, which asks the attention for row sums of dS."
+    )
 
 
 def _unjudged(biases: Mapping[int, DeltaBias], more: str) -> str:

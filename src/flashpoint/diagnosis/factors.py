@@ -53,6 +53,11 @@ class Factors:
         return (self.scores != 0) & ~self.rounded
 
     @property
+    def of_rounding(self) -> Tensor:
+        """Heads whose scores have a factor that their rounding makes, too; no finding names it."""
+        return (self.scores != 0) & self.rounded
+
+    @property
     def either(self) -> Tensor:
         """Heads in which an error of dQ along PK does not tell of δ."""
         return (self.scores != 0) | (self.grad_q != 0)

@@ -51,6 +51,12 @@ class Diagnosis:
         """The relative error [H] of weights that FP32's rounding of scores accounts for."""
         return fp32_error(self.measures)
 
+    @property
+    def covered(self) -> Tensor:
+        """The heads [H], bool, whose δ dQ does not tell of: their scores are rounded so that dQ moves as by δ."""
+        factors = factors_of(self.measures, identities_of(self.call))
+        return factors.of_rounding & (self.bias is not None and self.bias.of_grad_q)
+
 
 def diagnose(
     call: AttentionCall,
