@@ -38,9 +38,9 @@ def scaled(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Te
     )
 
 
-def capped(q: Tensor, k: Tensor, v: Tensor, _causal: bool, scale: float) -> Tensor:
-    """A soft cap of 30, as of Gemma."""
-    scores = 30 * torch.tanh(q.float() @ k.float().mT * scale / 30)
+def capped(q: Tensor, k: Tensor, v: Tensor, _causal: bool, scale: float, cap: float = 30.0) -> Tensor:
+    """A soft cap, as of Gemma."""
+    scores = cap * torch.tanh(q.float() @ k.float().mT * scale / cap)
     later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
     return (scores.masked_fill(later, -torch.inf).softmax(-1) @ v.float()).to(q.dtype)
 
@@ -135,6 +135,20 @@ def test_where_the_attention_is_asked_row_sums_tell_a_bias_of_delta_beside_anoth
     assert {one.kind for one in diagnose(call).findings} == {"other_scores"}
     found = {one.kind: one.heads for one in diagnose(call, function).findings}
     assert found == {"delta_bias": (3,), "other_scores": (3,)}
+
+
+@pytest.mark.parametrize("cap", [10, 30, 50])
+@pytest.mark.parametrize("factor", [0.5, 1.0])
+def test_where_the_attention_is_asked_row_sums_with_a_soft_cap_are_no_bias_of_delta(cap: float, factor: float) -> None:
+    """A shift of all scores changes what it returns: dS is right, and has no row sum of 0. `delta_bias` was found."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+        return capped(q, k, v, is_causal, scale, cap)
+
+    call = call_of(function, along_out(5, factor))
+    kinds = {one.kind for one in diagnose(call, function).findings}
+    assert kinds & {"other_scores", "out_rows"}
+    assert "delta_bias" not in kinds
 
 
 def test_a_soft_cap_in_all_heads_of_a_users_function_sends_nobody_to_another_attention() -> None:

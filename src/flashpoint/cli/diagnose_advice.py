@@ -20,9 +20,9 @@ _ALONE = {
         "--attention flash_fp32 tells whether another kernel returns NaN or infinity on the same inputs, too."
     ),
     "other_scores": (
-        "Another scale inside, a temperature or a soft cap is no fault where it is meant. There δ can be judged by "
-        "--attention alone, which asks the attention for row sums of dS. Where none is meant, --attention flash_fp32 "
-        "tells what an attention without a fault returns."
+        "Another scale inside, a temperature or a soft cap is no fault where it is meant. With another scale or a "
+        "temperature δ can be judged by --attention alone, which asks the attention for row sums of dS; with a soft "
+        "cap by nothing. Where none is meant, --attention flash_fp32 tells what an attention without a fault returns."
     ),
     "gradients_off": (
         "O is right, and gradients are not: the fault is in the backward pass. --attention flash_fp32 tells what one "

@@ -76,6 +76,7 @@ def _split(
             probed,
             out=probed.out[:, queries],
             row_sums=probed.row_sums[:, queries],
+            responses=probed.responses[:, queries],
             weights=probed.weights[:, queries],
             masses=probed.masses[:, keys],
         )

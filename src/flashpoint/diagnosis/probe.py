@@ -7,10 +7,14 @@ therefore read out what no attention returns, and change nothing else:
 - V has a feature for each block of keys, 1 on its keys: O there is the weight Σⱼ Pᵢⱼ that a query gives the block.
 - dO has a feature for each block of queries, 1 on its queries: dV there sums to Σᵢⱼ Pᵢⱼ over the block, as the backward
   pass has P; with an L that is off the sum is off.
+
+K's feature that is 1 serves twice: with a number in that feature of Q all scores of a row grow alike, which changes no
+softmax. Where O changes, as with a soft cap, a correct dS has row sums that are not 0.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +31,10 @@ Function = Callable[[Tensor, Tensor, Tensor, bool, float], Tensor]
 """q [N, H, T, d], k and v [N, H_kv, T, d], whether it is causal, and α, to O [N, H, T, d]."""
 _SIZES = (16, 32, 64, 128, 256)
 """Features per head that attentions take."""
+_SHIFT = 4.0
+"""Nats, by which all scores of a row are raised and lowered."""
+_SINK = 1e-9
+"""Of Σⱼ Pᵢⱼ, that is missing with a sink. FP64 leaves 1e-15."""
 _BLOCKS = 15
 """Blocks of queries and of keys at most."""
 
@@ -38,6 +46,7 @@ class Probed:
     Attributes:
         out: O [N, H, T, d].
         row_sums: Σⱼ dSᵢⱼ / α [N, H, T] float64, α left out.
+        responses: dOᵢ·∂Oᵢ/∂c [N, H, T] float64, with c nats added to all scores of row i: what Σⱼ dSᵢⱼ / α has to be.
         weights: [N, H, T, blocks], what each query gives each block of keys.
         masses: [N, H, blocks], the mean Σⱼ Pᵢⱼ of each block of queries in the backward pass; 1 in exact arithmetic
             without a sink.
@@ -46,6 +55,7 @@ class Probed:
 
     out: Tensor
     row_sums: Tensor
+    responses: Tensor
     weights: Tensor
     masses: Tensor
     block: int
@@ -78,6 +88,7 @@ def probe(function: Function, call: AttentionCall) -> Probed | None:
         )
         try:
             found = results_of(function, widened)
+            raised, lowered = (_shifted(function, widened, d, nats) for nats in (_SHIFT, -_SHIFT))
         except (RuntimeError, ValueError, UserCodeError):  # heads so wide are not for every attention
             return None
         assert found.out is not None
@@ -88,6 +99,7 @@ def probe(function: Function, call: AttentionCall) -> Probed | None:
         return Probed(
             out=found.out[..., :d],
             row_sums=found.grad_q[..., d].double() / call.scale,
+            responses=(call.grad_out.double() * (raised - lowered)[..., :d]).sum(-1) / (2 * _SHIFT),
             weights=found.out[..., d + 1 : d + 1 + count].double(),
             masses=masses / (in_block * call.groups),
             block=block,
@@ -95,10 +107,20 @@ def probe(function: Function, call: AttentionCall) -> Probed | None:
     return None
 
 
+@torch.no_grad()
+def _shifted(function: Function, call: AttentionCall, feature: int, nats: float) -> Tensor:
+    """Return O float64 with so much added to all scores; K's feature is 1, and Q's 0."""
+    q = call.q.clone()
+    q[..., feature] = nats / call.scale
+    return function(q, call.k, call.v, call.is_causal, call.scale).double()
+
+
 def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) -> Measures:
     """Return what the features of a sequence say, [H] each.
 
     ``row_sum_bias``, ``…_noise``, ``…_sum`` and ``…_bound``: of :func:`delta_error_of_row_sums`, as those of ``delta``.
+    ``shift_bias``: the ``row_sum_bias`` that is right, as O goes with a shift of all scores; NaN with a sink, which
+    makes another one.
     ``weight_error``: the largest mean |error| of the weight that a block of queries gives a block of keys, and
     ``weight_error_queries`` and ``…_keys``, which; ``weight_found`` and ``weight_exact`` are the two weights.
     ``mass_error``: the largest error of Σⱼ Pᵢⱼ over blocks of queries, and ``mass_error_block``, which.
@@ -114,8 +136,10 @@ def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) ->
     largest, place = by_blocks[0].flatten(1).max(-1)
     masses = probed.masses[n].repeat_interleave(call.groups, 0)
     mass_error = (masses - (of_block.mT @ true.mass[..., None])[..., 0] / sizes[:, 0]).abs()
+    response = relative("shift", -probed.responses[n], true.bound)
     return {
         **relative("row_sum", error, true.bound),
+        "shift_bias": response["shift_bias"].where((true.mass > 1 - _SINK).all(-1), math.nan),
         "weight_error": largest,
         "weight_error_queries": (place // count).double(),
         "weight_error_keys": (place % count).double(),

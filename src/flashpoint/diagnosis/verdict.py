@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,13 +19,15 @@ from flashpoint.diagnosis.measures import Measures, Results
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
 from flashpoint.diagnosis.repeats import identities_of
 from flashpoint.diagnosis.result_measures import BF16, ROW_OFF
-from flashpoint.diagnosis.significance import mean_and_margin
+from flashpoint.diagnosis.significance import mean_and_margin, surely_off
 from flashpoint.diagnosis.sink import sink_finding, with_sink
 from flashpoint.numerics.variant import AttentionVariant
 
 _LENGTH_OFF = 5e-4
 """Of the length error's root mean square beyond what is expected; a BF16 ℓ adds 1e-3 or more."""
 _FOLLOWS = 0.5
+_RIGHT = 0.25
+"""Of the mean of row sums. What O makes right of a bias of δ is 0."""
 _ROUNDED = 1.5
 """Times the squared error of O that the rounding of P̄ and O makes. Beyond, the error of O is not of their rounding
 alone, and that δ does not follow it says nothing."""
@@ -129,7 +132,9 @@ def _findings(
         # Where O as a whole is off, so are P and dQ, by more than an error of δ.
         told_by_grad_q = ~factors.either & (of["out_error"].square().mean(0).sqrt() < ROW_OFF)
         biased = bias.igniting & told_by_grad_q if bias.of_grad_q else bias.igniting
-    found = [None if bias is None else _biased(bias, biased, following, finding)]
+    responds = _responds(of, bias, biased, identities_of(call))
+    biased &= ~responds
+    found = [None if bias is None else _biased(bias, biased, following, finding), _not_of_softmax(responds, finding)]
     found += [wrong_delta(of, ~biased & ~factors.either, finding), *factor_findings(factors, of, finding)]
     rough = ~heads & ~factors.of_scores & told_apart & (coarser > 3 * of["out_error_expected"].square().mean(0))
     if not declares and rough.any():
@@ -190,6 +195,26 @@ def _biased(bias: DeltaBias, heads: Tensor, following: _Following | None, findin
         f"and by {nats:+.1e} nats over them; its noise is {float(bias.noise[worst]):.1e}; {source}{ignited(size)}"
     )
     return finding("delta_bias", heads, text)
+
+
+def _responds(of: Measures, bias: DeltaBias | None, biased: Tensor, identities: Sequence[str]) -> Tensor:
+    """Return the biased heads [H] whose row sums of dS have a mean that O itself makes right, at least in part. One of
+    them has to be sure: what is inside an attention is so in all heads."""
+    if bias is None or "shift_bias" not in of:
+        return torch.zeros_like(biased)
+    least = _RIGHT * bias.mean.abs()
+    responds = biased & (mean_and_margin(of["shift_bias"], identities)[0].abs() >= least)
+    return responds & (biased & (surely_off(of["shift_bias"], identities, least) != 0)).any()
+
+
+def _not_of_softmax(heads: Tensor, finding: Make) -> Finding | None:
+    if not heads.any():
+        return None
+    text = (
+        "O changes where all scores of a row grow alike, which a softmax does not notice: a soft cap is inside, or "
+        "something else that is not linear; row sums of dS tell nothing of δ there"
+    )
+    return finding("other_scores", heads, text)
 
 
 def _rounded_head(following: _Following | None, finding: Make) -> Finding | None:
