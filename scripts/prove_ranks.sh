@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What two GPUs have to show: the same bits twice, how far one GPU with accumulation is from them, how fast they are
-# beside one GPU at 7 M and 124 M parameters, and that the end of one process ends the other, whose run goes on.
+# beside one GPU at 7 M and 124 M parameters, and that the end of one process ends the other, whose run goes on. Twice
+# the tokens/s of one GPU with half the batch is what two could reach if nothing were exchanged.
 # Usage: scripts/prove_ranks.sh [PYTHON]; leaves run folders in runs/prove-ranks/, in the place of those of an earlier
 # call, and prints the comparisons last.
 set -euo pipefail
@@ -21,7 +22,9 @@ first=${CUDA_VISIBLE_DEVICES%%,*}
 "${two[@]}" replay=ranks run_name=ranks-again
 CUDA_VISIBLE_DEVICES=$first "${one[@]}" "${small[@]}" run_name=one
 CUDA_VISIBLE_DEVICES=$first "${one[@]}" "${small[@]}" train.micro_batch_size=4 run_name=accumulated
+CUDA_VISIBLE_DEVICES=$first "${one[@]}" "${small[@]}" train.batch_size=4 run_name=half
 CUDA_VISIBLE_DEVICES=$first "${one[@]}" "${large[@]}" run_name=large-one
+CUDA_VISIBLE_DEVICES=$first "${one[@]}" "${large[@]}" train.batch_size=32 run_name=large-half
 "${two[@]}" "${large[@]}" run_name=large-ranks
 
 "${two[@]}" attn=flash_bf16 checkpoints.interval=200 run_name=killed 2>$runs/killed.txt &
@@ -42,4 +45,4 @@ for pair in "$runs/ranks $runs/ranks-again" "$runs/ranks $runs/accumulated"; do
   echo "$pair: $("$python" -m flashpoint compare $pair || true)"
 done
 "$python" -m flashpoint runs $runs/{ranks,ranks-again,accumulated,large-one,large-ranks,killed}
-"$python" -m flashpoint runs $runs/{one,ranks,large-one,large-ranks} --show rates
+"$python" -m flashpoint runs $runs/{one,half,ranks,large-one,large-half,large-ranks} --show rates
