@@ -34,7 +34,7 @@ def decimals(kind: str, digits: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["any size", "one size", "ends of a decade", "special"])
-@pytest.mark.parametrize(("digits", "kept_bits"), [(6, 21), (4, 15)])
+@pytest.mark.parametrize(("digits", "kept_bits"), [(6, 21), (4, 15), (3, 11)])
 def test_few_digits_survive_in_few_bits(digits: int, kept_bits: int, kind: str) -> None:
     values = decimals(kind, digits)
     stored = to_few_bits(values, digits)
@@ -44,7 +44,7 @@ def test_few_digits_survive_in_few_bits(digits: int, kept_bits: int, kind: str) 
     np.testing.assert_array_equal(np.signbit(read), np.signbit(values))
 
 
-@pytest.mark.parametrize("digits", [4, 6])
+@pytest.mark.parametrize("digits", [3, 4, 6])
 def test_rounding_to_few_digits_is_that_of_python(digits: int) -> None:
     values = np.random.default_rng(1).standard_normal(20_000) * 10.0 ** np.arange(20_000).clip(0, 20)
     assert to_few_digits(values, digits).tolist() == [float(f"{value:.{digits}g}") for value in values]
@@ -54,9 +54,10 @@ def test_a_value_with_more_digits_is_kept_with_all() -> None:
     few: Columns = {"loss": (np.array([0, 5]), np.array([0.123456, 1e-9]))}
     more: Columns = {**few, "lr": (np.array([0]), np.array([1 / 3]))}
     coarse: Columns = {**few, "norm": (np.array([5]), np.array([[[1.234]]]))}
+    coarser: Columns = {**few, "norm": (np.array([5]), np.array([[[9.99]]]))}
     fine: Columns = {**few, "norm": (np.array([5]), np.array([[[1.23456]]]))}
-    assert [digits_of(columns) for columns in (few, coarse, fine, more)] == [4, 4, 6, 17]
-    for columns in (few, coarse, fine, more):
+    assert [digits_of(columns) for columns in (few, coarser, coarse, fine, more)] == [3, 3, 4, 6, 17]
+    for columns in (few, coarser, coarse, fine, more):
         table = metrics_table("run", columns, digits_of(columns))
         assert {name: values.tolist() for name, (_, values) in metrics_of(table, digits_of(columns)).items()} == {
             name: values.tolist() for name, (_, values) in columns.items()

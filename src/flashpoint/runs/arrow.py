@@ -1,8 +1,8 @@
 """Metrics and digest chains as rows of Arrow tables, and Parquet files whose bytes follow from their rows.
 
-Evidence has few significant decimal digits: six of a run's metrics, four of metrics of heads. Such a value is stored
-with the fewest significant bits that tell decimals of so many digits apart: 21 (2²⁰ > 10⁶) and 15 (2¹⁴ > 10⁴). The rest
-of its bits are 0 and cost nothing once compressed. Reading gives back the decimal.
+Evidence has few significant decimal digits: six of a run's metrics, three or four of metrics of heads. Such a value is
+stored with the fewest significant bits that tell decimals of so many digits apart: 21 (2²⁰ > 10⁶), 15 (2¹⁴ > 10⁴) and
+11 (2¹⁰ > 10³). The rest of its bits are 0 and cost nothing once compressed. Reading gives back the decimal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEAD_DIGITS = 4
 """Significant decimal digits of metrics of heads, by default: most are sampled from a few sequences."""
 EXACT_DIGITS = 17
 """Significant decimal digits that tell any two float64 apart."""
-_BITS = {HEAD_DIGITS: 15, RUN_DIGITS: 21}
+_BITS = {3: 11, HEAD_DIGITS: 15, RUN_DIGITS: 21}
 """Significant bits by decimal digits; the first of a mantissa is implied."""
 _POWERS = np.array([float(10**power) for power in range(23)])  # each without a rounding error
 _RUNS_A_GROUP = 16
@@ -34,8 +34,8 @@ _COMPRESSION, _LEVEL = "brotli", 11
 
 
 def to_few_bits(values: NDArray[np.float64], digits: int) -> NDArray[np.float64]:
-    """Return the values rounded to nearest at the significant bits from which :func:`to_few_digits` has their first 4
-    or 6 digits."""
+    """Return the values rounded to nearest at the significant bits from which :func:`to_few_digits` has their first 3,
+    4 or 6 digits."""
     dropped = 53 - _BITS[digits]
     half, kept = np.uint64(1 << (dropped - 1)), np.uint64(2**64 - (1 << dropped))
     bits = np.ascontiguousarray(values).view(np.uint64)
@@ -59,7 +59,7 @@ def to_few_digits(values: NDArray[np.float64], digits: int) -> NDArray[np.float6
 
 
 def digits_of(columns: Columns) -> int:
-    """Return the fewest of 4, 6 and 17 significant digits that say every value of heads exactly, and six or 17 every
+    """Return the fewest of 3, 4, 6 and 17 significant digits that say every value of heads exactly, and six or 17 every
     value of the run."""
     return next((few for few in sorted(_BITS) if _said_in(columns, few)), EXACT_DIGITS)
 
@@ -86,7 +86,7 @@ def metrics_table(run: str, columns: Columns, digits: int) -> Any:
     """Return the rows of a run: its name, a step at which something was measured, and each metric or null.
 
     Args:
-        digits: 4, 6 or 17 significant decimal digits of metrics of heads; a run's metrics have six or 17.
+        digits: 3, 4, 6 or 17 significant decimal digits of metrics of heads; a run's metrics have six or 17.
     """
     import pyarrow as pa
 
