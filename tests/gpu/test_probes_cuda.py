@@ -34,6 +34,8 @@ def test_the_products_of_probes_are_fp32_beside_a_training_in_tf32(text_file: Pa
         command = train_command(*options, probes, f"run_name={name}", tiny=True, text_file=text_file)
         subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=300)
         digests.append(json.loads((tmp_path / f"runs/{name}/outcome.json").read_text())["digest"])
+        named = json.loads((tmp_path / f"runs/{name}/manifest.json").read_text())["environment"]["sdpa"]
+        assert "Flash" not in named  # that takes 16 bits
     without, observed, in_fp32 = digests
     assert without == observed != in_fp32
     assert (read_metrics(tmp_path / "runs/tf32_1/metrics.jsonl")["product_error"][1] == 0).all()

@@ -1,5 +1,6 @@
 """Which code made a run, and on what."""
 
+import dataclasses
 import hashlib
 import subprocess
 from pathlib import Path
@@ -9,7 +10,9 @@ import torch
 
 import flashpoint
 import flashpoint_kernels
-from flashpoint.config import Config
+from flashpoint.config import Config, TrainConfig
+from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.precision import Precision
 from flashpoint.training import determinism
 from flashpoint.training.determinism import (
     describe_environment,
@@ -60,6 +63,20 @@ def test_a_commit_is_of_a_repository_that_tracks_the_source(tmp_path: Path, monk
     assert commit() == git("rev-parse", "HEAD")
     (package / "__init__.py").write_text("changed")
     assert commit() == f"{git('rev-parse', 'HEAD')}+changes"
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32), ("tf32", torch.float32)],
+)
+def test_a_manifest_names_pytorchs_kernel_of_the_precision(
+    precision: Precision, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU FP32 has another one than BF16, whose name FP32 runs had."""
+    monkeypatch.setattr(determinism, "sdpa_operation", lambda q: str(q.dtype))
+    attention = AttentionVariant(name="sdpa", kernel="sdpa")
+    config = dataclasses.replace(Config(), attn=attention, train=TrainConfig(precision=precision))
+    assert describe_environment(torch.device("cpu"), config)["sdpa"] == str(dtype)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ import torch
 
 import flashpoint
 import flashpoint_kernels
-from flashpoint.config import Config, ModelConfig
+from flashpoint.config import Config
 from flashpoint.hardware import chip_of
 from flashpoint.numerics.dispatch import sdpa_operation
-from flashpoint.precision import Precision
+from flashpoint.precision import Precision, linear_dtype
 from flashpoint_kernels.tile_sizes import tile_sizes_of
 
 _PACKAGES = [Path(str(package.__file__)).parent for package in (flashpoint, flashpoint_kernels)]
@@ -55,7 +55,7 @@ def describe_environment(device: torch.device, config: Config) -> dict[str, Any]
         "cuda": torch.version.cuda if on_gpu else None,
         "triton": version("triton") if on_gpu else None,
         "tiles": tile_sizes_of(chip_of(device), config.model.head_size) if on_gpu else None,
-        "sdpa": _sdpa(device, config.model) if config.attn.kernel == "sdpa" else None,
+        "sdpa": _sdpa(device, config) if config.attn.kernel == "sdpa" else None,
         "numpy": np.__version__,
         "platform": platform.platform(),
         "hardware": hardware_name(device),
@@ -109,9 +109,9 @@ def source_digest(*packages: Path) -> str:
     return digest.hexdigest()
 
 
-def _sdpa(device: torch.device, model: ModelConfig) -> str:
-    shape = (1, model.n_head, model.context, model.head_size)
-    return sdpa_operation(torch.empty(shape, dtype=torch.bfloat16, device=device))  # what autocast makes of q
+def _sdpa(device: torch.device, config: Config) -> str:
+    shape = (1, config.model.n_head, config.model.context, config.model.head_size)
+    return sdpa_operation(torch.empty(shape, dtype=linear_dtype(config.train.precision), device=device))
 
 
 def _cpu_name() -> str:
