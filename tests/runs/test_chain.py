@@ -100,6 +100,16 @@ def test_how_far_losses_are_apart(tmp_path: Path) -> None:
     assert loss_differences(one, nan) == LossDifferences(float("inf"), 1, float("inf"), 1)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_losses_of_equal_bits_are_not_apart_and_an_infinity_is_from_all_others(tmp_path: Path, value: float) -> None:
+    for name, losses in (("one", (3.0, value)), ("same", (2.5, value)), ("other", (3.0, 2.0))):
+        write(tmp_path / name, [(loss, 0.5, 0) for loss in losses])
+    one, same, other = (Chain.read(tmp_path / name) for name in ("one", "same", "other"))
+    assert loss_differences(one, same) == LossDifferences(0.5, 0, 0.0, 1)
+    assert loss_differences(one, other) == LossDifferences(float("inf"), 1, float("inf"), 1)
+
+
 def long_chain(path: Path, steps: int, changed_at: int | None = None, checksums: bool = True) -> Chain:
     """A chain with a checksum at each hundredth step; the loss of one step can be another."""
     losses = [5 - step / 1000 + (step == changed_at) for step in range(steps)]

@@ -237,10 +237,16 @@ class LossDifferences:
 
 
 def loss_differences(one: Chain, other: Chain) -> LossDifferences:
-    """Return how far losses are apart at the steps of which both have a record; there is one at least."""
+    """Return how far losses are apart at the steps of which both have a record; there is one at least.
+
+    Equal bits are not apart, those of NaN and of an infinity included.
+    """
     one, other = _recorded_by_both(one, other)
     a, b = (chain.records["loss"].view("<f4").astype(np.float64) for chain in (one, other))
-    apart = np.where(a == b, 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf))
+    with np.errstate(invalid="ignore"):  # ∞ − ∞, whose bits are equal
+        apart = np.abs(a - b)
+    apart[np.isnan(apart)] = np.inf
+    apart[one.records["loss"] == other.records["loss"]] = 0.0
     place = int(apart.argmax())
     return LossDifferences(float(apart[place]), int(one.at[place]), float(apart[-1]), int(one.at[-1]))
 
