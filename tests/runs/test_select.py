@@ -65,6 +65,8 @@ def test_a_folder_goes_before_the_evidence(here: Path) -> None:
             "nowhere: no run there (no config.json); give a run's folder, e.g. runs/NAME, or EXPERIMENT:PATTERN",
         ),
         ("no*", "no*: no run there"),
+        ("", "'': no name; give a run's folder, e.g. runs/NAME, or EXPERIMENT:PATTERN"),
+        ("{one,}", "'': no name"),
         ("elsewhere/notes.txt", "elsewhere/notes.txt: no run there"),
         ("ignit:*", "ignit:*: no experiment ignit in runs/reference; did you mean ignite? it has ignite, laptop"),
         ("laptop:fp*", "laptop:fp*: no run of laptop is named fp*; it has bf16-0"),

@@ -46,6 +46,8 @@ def select_runs(words: Sequence[str], runs_dir: str | Path = "runs", evidence: E
 
 
 def _named(word: str, runs_dir: Path, evidence: Evidence) -> list[Run]:
+    if not word:  # of a shell's variable that is not set; as a path it is the present folder
+        raise UserError(f"'': no name; give a run's folder, e.g. {runs_dir}/NAME, or EXPERIMENT:PATTERN")
     for path in (Path(word), runs_dir / word):
         if runs := _at(path):
             return runs
