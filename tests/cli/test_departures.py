@@ -86,3 +86,11 @@ def test_a_twin_that_was_not_measured_after_its_warm_up_is_one_line(tmp_path: Pa
         write_run(tmp_path / name, {"name": name}, onset=onset, train={"warmup_steps": 20}, metrics=metrics)
     told = refusal(call("series", tmp_path, "--departures", "rises"))
     assert told == f"error: {tmp_path}/flash_fp32: rises was not measured after the warm-up; give a longer run"
+
+
+def test_a_twin_without_a_range_is_one_line(tmp_path: Path) -> None:
+    """No value lies within a range up to NaN: the run would have left it at its first step after the warm-up."""
+    runs = [record(tmp_path, 1, None, {"ties": [[*FLAT[:-1], math.nan], FLAT]})]
+    runs.append(record(tmp_path, 1, 85, {"ties": [FLAT, FLAT]}))
+    told = refusal(call("series", *runs, "--departures", "ties"))
+    assert f"{runs[0]}: ties is NaN in 1 of 8 observations after the warm-up" in told

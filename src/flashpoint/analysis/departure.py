@@ -55,7 +55,7 @@ def departure(metric: str, pairs: Sequence[tuple[Run, Run]], hottest_head: bool 
             that exploded, and the same one of the twin.
 
     Raises:
-        UserError: a run has not measured it, a twin not after its warm-up.
+        UserError: a run has not measured it, a twin not after its warm-up, or as NaN there.
     """
     leads = []
     for run, twin in pairs:
@@ -63,6 +63,9 @@ def departure(metric: str, pairs: Sequence[tuple[Run, Run]], hottest_head: bool 
         (steps, values), (_, usual) = _after_warmup(metric, run, head), _after_warmup(metric, twin, head)
         if not len(usual):
             raise UserError(f"{twin.where}: {metric} was not measured after the warm-up; give a longer run")
+        if unknown := int(np.isnan(usual).sum()):
+            told = f"{metric} is NaN in {unknown} of {len(usual)} observations after the warm-up"
+            raise UserError(f"{twin.where}: {told}, so that it has no range to leave; give another metric or twin")
         # A value that is no number is outside, too.
         first = min(_for_good(~(values <= usual.max())), _for_good(~(values >= usual.min())))
         if first < len(steps):
