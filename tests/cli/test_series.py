@@ -30,6 +30,12 @@ def test_a_row_is_a_step_at_which_all_were_measured(run: str) -> None:
     assert rows(call("series", run, "norm", "--head", "1/2"))[0] == "| 1 | 1.235e+04 |"
 
 
+def test_a_thinned_run_has_as_many_rows_as_a_whole_one(tmp_path: Path) -> None:
+    metrics = [{"step": step, "loss": 1.0} for step in [*range(0, 99, 3), 99]]
+    run = write_run(tmp_path / "run", {"name": "flash_bf16"}, metrics=metrics)
+    assert rows(call("series", run, "loss", "--every", "50", "--columns", "step")) == ["| 48 |", "| 99 |"]
+
+
 def test_heads_stand_side_by_side(run: str) -> None:
     result = call("series", run, "loss", "1/1/ties", "1/2/ties", "--format", "csv")
     assert result.stdout.splitlines()[:2] == ["step,loss,1/1/ties,1/2/ties", "1,9.0,1.0,1.5"]

@@ -39,12 +39,14 @@ def metric_series(run: Run, name: str, head: Head | None = None) -> Series:
 
 
 def together(series: Sequence[Series], every: int = 1) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the steps [n] and values [metrics, n] at every ``every``-th step that all have, and at the last."""
+    """Return the steps [n] and values [metrics, n] at the last step of each ``every`` that all have.
+
+    Of a run that has every step these are the ``every``-th ones, and the last; one that is thinned may lack them.
+    """
     common = series[0][0]
     for steps, _ in series[1:]:
         common = np.intersect1d(common, steps)
-    last = common[-1] if len(common) else -1
-    chosen = common[((common + 1) % every == 0) | (common == last)]
+    chosen = common[np.diff(common // every, append=-1) != 0]
     return chosen, np.array([values[np.searchsorted(steps, chosen)] for steps, values in series])
 
 

@@ -21,7 +21,7 @@ from flashpoint.runs.select import open_run
 def over_steps(
     run: Run, names: Sequence[str], head: Head | None, every: int, since: int = 0, until: int | None = None
 ) -> Table:
-    """Return a row for every ``every``-th step that has all metrics, and the last, of the steps ``since`` to before
+    """Return a row for the last of each ``every`` steps that has all metrics, of the steps ``since`` to before
     ``until``.
 
     Raises:
@@ -70,7 +70,7 @@ def _head(_context: click.Context, _option: click.Parameter, value: str | None) 
 @click.command("series")
 @click.argument("words", nargs=-1, required=True, metavar="RUN NAME... | RUN...")
 @click.option("--head", callback=_head, metavar="LAYER/HEAD", help="Of metrics of heads; from 1.")
-@click.option("--every", type=click.IntRange(1), default=1, metavar="N", help="Steps between rows. Default: all.")
+@click.option("--every", type=click.IntRange(1), default=1, metavar="N", help="Of N steps the last has a row. Default: 1.")
 @click.option("--since", type=int, default=0, metavar="STEP", help="First step that has a row.  [default: 0]")
 @click.option("--until", type=int, metavar="STEP", help="First step that has none any more.  [default: the end]")
 @click.option("--departures", "metrics", multiple=True, metavar="NAME", help="A metric of heads; repeatable.")
