@@ -355,6 +355,8 @@ def test_ties_on_sinks_count_each_tied_maximum_once(tmp_path: Path) -> None:
     assert judge(asked, grown(tmp_path / "tied", **probes)).value == pytest.approx((0.2 + 0.3) / 1.4)
     without = grown(tmp_path / "none", **dict.fromkeys(probes, (0.0, 0.0)))
     assert judge(asked, without).verdict is Verdict.NOT_TESTED
+    both = judge(asked, [*grown(tmp_path / "again", **probes), *without])
+    assert (both.n, both.left_out) == (1, 1)
 
 
 def test_the_bias_in_the_most_one_sided_feature_counts_each_tied_row_of_the_growth_once(tmp_path: Path) -> None:

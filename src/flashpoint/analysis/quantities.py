@@ -37,8 +37,8 @@ class Quantity:
     """Its values [n], from runs, the runs to compare with, and the criterion."""
     ratio: bool = False
     """Whether the values are ratios, of which the mean is a geometric one."""
-    paired: bool = False
-    """Whether there is a value for each run with a partner."""
+    by_seed: bool = False
+    """Whether runs of one seed have one value together; else a run without a value is left out."""
 
 
 def _bias_over_variance(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
@@ -209,13 +209,15 @@ def _weights_growth(runs: Sequence[Run], _against: Sequence[Run], _asked: Interv
 
 QUANTITIES: Mapping[QuantityName, Quantity] = {
     "bias_over_variance": Quantity("bias / variance of the hottest layer", ".2f", _bias_over_variance),
-    "bias_exponent": Quantity("p of bias ∝ (noise²)^p", ".2f", _bias_exponents),
+    "bias_exponent": Quantity("p of bias ∝ (noise²)^p", ".2f", _bias_exponents, by_seed=True),
     "bias_unrounded_targets": Quantity(
-        "bias / variance, targets of the unrounded model", ".2f", _bias_with_targets("unrounded")
+        "bias / variance, targets of the unrounded model", ".2f", _bias_with_targets("unrounded"), by_seed=True
     ),
-    "bias_model_targets": Quantity("bias / variance, targets of the rounded model", ".2f", _bias_with_targets("model")),
-    "validation_loss": Quantity("difference of validation loss in nats", "+.3f", _loss_differences, paired=True),
-    "weights_distance": Quantity("ratio of the W₁ of weights", ".2f", _weights_ratios, ratio=True, paired=True),
+    "bias_model_targets": Quantity(
+        "bias / variance, targets of the rounded model", ".2f", _bias_with_targets("model"), by_seed=True
+    ),
+    "validation_loss": Quantity("difference of validation loss in nats", "+.3f", _loss_differences),
+    "weights_distance": Quantity("ratio of the W₁ of weights", ".2f", _weights_ratios, ratio=True),
     "sign_agreement": Quantity("share of elements where dO and the error of O have one sign", ".4f", _of_one_sign),
     "feature_sign_agreement": Quantity(
         "share of rows where dO and the error of O have one sign, in the feature that agrees most often in other rows",

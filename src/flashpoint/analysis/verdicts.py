@@ -47,7 +47,7 @@ class Finding:
     high: float | None = None
     """Upper end of the 95 % interval; None for the mean of one value."""
     left_out: int = 0
-    """Runs that could not say: too short, tied with their pair, or without an explosion."""
+    """Runs that could not say: too short, tied with their pair, without an explosion, or without a value."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def judge(claim: Claim, runs: Sequence[Run], against: Sequence[Run] = ()) -> Fin
         case Interval() as asked:
             quantity = QUANTITIES[asked.quantity]
             values = quantity.values(runs, against, asked)
-            left_out = len(runs) - len(values) if quantity.paired else 0
+            left_out = 0 if quantity.by_seed else len(runs) - len(values)
             finding = _averaged(values, asked, quantity.ratio, left_out)
         case Deviates() as asked:
             from flashpoint.analysis.isolated import distances_over_baseline  # which imports PyTorch
