@@ -104,9 +104,12 @@ def test_the_time_left_is_by_the_mean_rate_if_the_loop_tells_its_steps(
     config = json.loads(folder.config.read_text())
     config["train"] = {"warmup_steps": 0} | ({} if steps is None else {"steps": steps})
     folder.config.write_text(json.dumps(config))
-    for file, time in ((folder.manifest, 1_000), (folder.metrics, 1_010)):  # 2 s a step
-        os.utime(file, (time, time))
+    manifest = {**json.loads(folder.manifest.read_text()), "started": "1970-01-01T00:16:40Z"}  # second 1,000
+    folder.manifest.write_text(json.dumps(manifest))  # now, as when a step could not be recorded
+    os.utime(folder.metrics, (1_010, 1_010))  # 2 s a step
     assert progress_of(Run.of_folder(folder)).seconds_left == left
     assert shown in call("watch", older, "--once").stdout
     os.utime(folder.metrics, (900, 900))  # as a copy may have it
+    assert progress_of(Run.of_folder(folder)).seconds_left is None
+    folder.manifest.write_text(json.dumps({**manifest, "started": "1970-13-01T"}))
     assert progress_of(Run.of_folder(folder)).seconds_left is None

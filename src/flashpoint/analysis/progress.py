@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from dataclasses import dataclass
 
@@ -70,8 +71,12 @@ def _seconds_a_step(run: Run, done: int, rate: float | None) -> float | None:
     if run.watched:
         if run.folder is None or not done:
             return None
-        seconds = run.folder.metrics.stat().st_mtime - run.folder.manifest.stat().st_mtime
-        return seconds / done if seconds > 0 else None  # a copy's files can have any times
+        try:  # not the time of a file: manifest and configuration are written again when more is known
+            began = datetime.datetime.fromisoformat(run.manifest["started"]).timestamp()
+        except ValueError:
+            return None
+        seconds = run.folder.metrics.stat().st_mtime - began
+        return seconds / done if seconds > 0 else None  # a copy's file can have any time
     tokens: int = run.config["train"]["batch_size"] * run.config["model"]["context"]
     return tokens / rate if rate else None
 
