@@ -165,6 +165,18 @@ def test_a_measure_that_ranks_as_the_onset_does_has_a_correlation_of_one(tmp_pat
 
 
 @pytest.mark.slow
+def test_a_measure_that_is_nan_ranks_nowhere(tmp_path: Path) -> None:
+    runs = []
+    for bits, noise in enumerate((9.0, 8.0, 7.0, 6.0, 5.0, "nan"), 2):
+        metrics = [{"step": 1000, "row_sum_relative_noise": [[noise]], "row_sum_relative_bias": [[0.5]]}]
+        attn = {"name": "flash_bf16", "out_unnormalized": {"mode": "nearest", "bits": bits}}
+        runs.append(write_run(tmp_path / str(bits), attn, steps=9000, onset=2000 + 100 * bits, metrics=metrics))
+    found = {row.split(" | ")[0].strip("| "): row for row in rows(call("survival", *runs, "--measures"))}
+    assert "| 1 | 5 | -1.00 |" in found["δ in training, noise"]
+    assert "| 1 | 6 | -1.00 |" in found["O on random inputs, RMS error"]
+
+
+@pytest.mark.slow
 def test_a_seed_on_two_texts_or_in_two_settings_is_not_one_ranking(tmp_path: Path) -> None:
     """Within each the finer format explodes first; over all, the onsets of one setting lie beyond those of another."""
     others = [{}, {"train": {"lr": 0.25}}, {"manifest": {"data": {"fingerprint": "another"}}}]

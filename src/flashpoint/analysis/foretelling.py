@@ -37,7 +37,7 @@ class Foretelling:
 
 
 def foretellings(runs: Sequence[Run]) -> list[Foretelling]:
-    """Correlate measures with the onset. A run without an onset ranks behind all onsets.
+    """Correlate measures with the onset. A run without an onset ranks behind all onsets. NaN measures nothing.
 
     Runs of one experiment are taken together: the longest has the onset, and each adds what it has measured.
 
@@ -57,7 +57,8 @@ def foretellings(runs: Sequence[Run]) -> list[Foretelling]:
             for run in same:
                 measured.update([*_in_training(run), *_weights(run)])
             for measure, value in measured.items():
-                values.setdefault(measure, {}).setdefault(experiment, []).append((value, onset))
+                if not np.isnan(value):
+                    values.setdefault(measure, {}).setdefault(experiment, []).append((value, onset))
     found = [_foretelling(measure, of_seeds) for measure, of_seeds in values.items()]
     found = [one for one in found if len(one.correlations)]
     if not found:
