@@ -295,8 +295,9 @@ def test_a_run_that_has_not_ended_is_told_and_the_others_are_counted(tmp_path: P
         (["--by", "train.lr", "--control", "flash_fp32"], "--control and --by: give one of them"),
         (["--severity", "--by", "train.lr"], "--severity: takes no --by, no --paired and no"),
         (["--paired", "one", "--out", "x.png"], "--paired: draws nothing, drop --out"),
+        (["--out", "curves.foo"], "curves.foo: give a name that ends in one of .png, .pdf, .svg"),
     ],
 )
-def test_options_that_do_not_go_together_are_one_line(tmp_path: Path, options: list[str], told: str) -> None:
+def test_options_that_cannot_be_taken_are_one_line(tmp_path: Path, options: list[str], told: str) -> None:
     run = write_run(tmp_path / "one", {"name": "flash_bf16"})
     assert told in refusal(call("survival", run, *options, cwd=tmp_path))

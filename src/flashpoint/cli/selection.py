@@ -29,6 +29,8 @@ CONTROL = "flash_fp32"
 """The attention that others are compared with where nobody names one."""
 
 _TOLD = 5
+_FIGURES = (".png", ".pdf", ".svg")
+"""How the names of figures end."""
 
 runs_argument = click.argument("words", nargs=-1, required=True, metavar="RUN...")
 
@@ -60,7 +62,14 @@ def _keep_columns(context: click.Context, _: click.Parameter, names: str | None)
 def figure_option(what: str) -> Callable[[Any], Any]:
     """``--out FILE.png``, into which ``what`` is drawn."""
     kind = click.Path(dir_okay=False, path_type=Path)
-    return click.option("--out", type=kind, metavar="FILE.png", help=f"Draw {what} into this file.")
+    told = f"Draw {what} into this file."
+    return click.option("--out", type=kind, callback=_drawable, metavar="FILE.png", help=told)
+
+
+def _drawable(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
+    if path and path.suffix.lower() not in _FIGURES:
+        raise click.BadParameter(f"{path}: give a name that ends in one of {', '.join(_FIGURES)}")
+    return path
 
 
 def figures_option(what: str) -> Callable[[Any], Any]:
