@@ -75,6 +75,8 @@ def test_a_run_that_has_written_nothing_yet_is_shown(tmp_path: Path) -> None:
     assert run.folder
     run.folder.metrics.write_text("")
     assert "0 of 1,000" in _shown([Run.of_folder(run.folder)])
+    run.folder.metrics.unlink()  # begun after the configuration
+    assert "0 of 1,000" in _shown([Run.of_folder(run.folder)])
 
 
 @pytest.mark.slow

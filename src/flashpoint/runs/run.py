@@ -83,6 +83,8 @@ class InFolder:
         return self.folder.read_outcome()
 
     def metrics(self) -> Columns:
+        if not self.ended and not self.folder.metrics.exists():
+            return {}  # a run writes who it is, and tells its listeners, before it begins the file
         return read_metrics(self.folder.metrics)
 
     def chain(self) -> Chain:
