@@ -142,6 +142,11 @@ def test_how_bad_it_was_stands_beside_the_verdict(tmp_path: Path) -> None:
     exploded, stable = rows(call("survival", *runs, "--severity"))
     assert exploded.endswith("| +1.25 (-0.50 to +3.00) | 35 (30 to 40) |")
     assert stable.endswith("|  | 5 |")
+    (tmp_path / "2/metrics.jsonl").write_text("damaged\n")
+    result = call("survival", *runs, "--severity")
+    assert result.returncode == 2
+    assert f"{runs[1]}/metrics.jsonl:1: damaged line" in result.stderr
+    assert "3 of 3" in result.stdout
 
 
 @pytest.mark.slow

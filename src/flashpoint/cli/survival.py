@@ -231,7 +231,7 @@ def command(
     _refuse_together(control=control, by=key, paired=paired, measures=measures)
     if severe and (key or paired or measures):
         raise click.UsageError("--severity: takes no --by, no --paired and no --measures")
-    runs = ended(words)
+    runs = ended(words, metrics=severe)
     if measures:
         if out:
             raise click.UsageError("--measures: draws nothing, drop --out")
