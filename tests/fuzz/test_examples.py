@@ -19,6 +19,7 @@ EXAMPLES: dict[str, str] = {
     "attn=../attn/sdpa": "attn=../attn/sdpa: give the name of one option",
     "hydra/launcher=null": "hydra/launcher=null: give the name of one option",
     "~train": "~train: nothing of the configuration can be left out",
+    "=3": "=3: no key; give KEY=VALUE",
     "--nothing": "unrecognized arguments: --nothing",
     "--resolve": "ValueError: The --resolve flag can only be used",
     "hydra.searchpath=[nowhere]": "hydra.searchpath: nowhere is no folder",

@@ -111,6 +111,8 @@ def _refuse_flag(message: str) -> NoReturn:
 def _check(override: Override) -> None:
     """Refuse what Hydra ends in a traceback or takes without a word."""
     key = override.key_or_group
+    if not key:
+        raise UserError(f"{override.input_line}: no key; give KEY=VALUE")
     if override.is_delete():
         raise UserError(f"~{key}: nothing of the configuration can be left out; set it to another value")
     if key in _FOLDERS and not override.is_sweep_override() and not str(override.value()).strip():
