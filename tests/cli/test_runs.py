@@ -68,6 +68,15 @@ def test_hardware_has_a_column_where_it_differs(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("question", ["outcomes", "rates", "hottest", "recovery", "warnings", "overhead"])
+def test_runs_of_one_name_are_called_by_where_they_are(tmp_path: Path, question: str) -> None:
+    at = {"w_q_spectral_norm": norms(1.0), "val_loss": 2.0, "tokens_per_second": 1.0}
+    of = {"onset": 900, "val_loss": 2.0, "metrics": [{"step": 0, **at}]}
+    runs = [write_run(tmp_path / name, ATTN, **of) for name in ("one/same", "two/same", "two/other")]
+    called = [row["run"] for row in values("runs", *runs, "--show", question)]
+    assert called == [runs[0], runs[1], "other"]
+
+
 def test_a_bad_run_is_told_and_the_others_are_shown(tmp_path: Path) -> None:
     good, damaged = (write_run(tmp_path / name, ATTN) for name in ("good", "damaged"))
     (tmp_path / "damaged/manifest.json").write_text("{")

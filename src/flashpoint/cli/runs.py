@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import click
@@ -32,14 +33,16 @@ def outcomes(runs: Sequence[Run]) -> Table:
     known = [run for run, _ in answered(runs, lambda run: (run.title, run.config, run.manifest))]
     differing = {name: of for name, of in told.items() if len({str(of(run)) for run in known}) > 1}
 
+    names = _names(known)
+
     def row(run: Run) -> list[object]:
         where = [of(run) for of in differing.values()]
         if not run.ended:
-            return [code(run.name), *where, run.verdict, _logged(run), None, None, None]
+            return [names[run.where], *where, run.verdict, _logged(run), None, None, None]
         outcome = run.outcome
         onset = step(outcome["onset_step"], "none")
         return [
-            code(run.name), *where, run.ending, outcome["step"], onset, code(outcome["digest"]),
+            names[run.where], *where, run.ending, outcome["step"], onset, code(outcome["digest"]),
             outcome.get("nonfinite"),
         ]  # fmt: skip
 
@@ -48,6 +51,12 @@ def outcomes(runs: Sequence[Run]) -> Table:
     if not any(cells[-1] for cells in rows):
         columns, rows = columns[:-1], [cells[:-1] for cells in rows]
     return Table(columns, rows)
+
+
+def _names(runs: Sequence[Run]) -> dict[str, Cell]:
+    """Return what rows call each run, by where it is: its name, or that place if another has the name, too."""
+    times = Counter(run.name for run in runs)
+    return {run.where: code(run.name if times[run.name] == 1 else run.where) for run in runs}
 
 
 def _logged(run: Run) -> int | None:
@@ -61,12 +70,12 @@ def _logged(run: Run) -> int | None:
 def rates(runs: Sequence[Run]) -> Table:
     """Return the tokens per second: median and quartiles without the first fifth of the readings."""
     columns = ["run", "attention", "model", "tokens/s", "quartiles", "readings", "hardware", "torch", "seed", "day"]
-    rows = []
+    rows, names = [], _names(runs)
     for run, found in answered(runs, throughput):
         model, manifest = run.config.get("model"), run.manifest
         rows.append(
             [
-                code(run.name),
+                names[run.where],
                 code(run.title),
                 f"{model['n_layer']} × {model['d_model']}, T {model['context']}" if model else None,
                 number(found.median, ",.0f"),
@@ -85,7 +94,7 @@ def hottest(runs: Sequence[Run]) -> Table:
     """Return the spectral norm of W_Q at the end, of each head."""
     found = answered(runs, lambda run: run.measured_by_head("w_q_spectral_norm")[1][..., -1])
     count = max(len(norms) for _, norms in found)
-    rows = []
+    rows, names = [], _names(runs)
     for run, norms in found:
         layers = [
             Cell(
@@ -94,17 +103,17 @@ def hottest(runs: Sequence[Run]) -> Table:
             )
             for heads in norms
         ]
-        rows.append([code(run.name), run.verdict, *layers, *[None] * (count - len(layers))])
+        rows.append([names[run.where], run.verdict, *layers, *[None] * (count - len(layers))])
     columns = ["run", "verdict", *(f"layer {layer + 1}" for layer in range(count))]
     return Table(columns, rows, "Spectral norm of W_Q of each head at the end of the run.")
 
 
 def recoveries(runs: Sequence[Run]) -> Table:
     """Return the validation losses before the onset and at the end, of the runs that exploded."""
-    found = answered([run for run in runs if run.onset is not None], recovery)
+    found, names = answered([run for run in runs if run.onset is not None], recovery), _names(runs)
     rows = [
         [
-            code(run.name),
+            names[run.where],
             run.onset,
             run.outcome["step"],
             number(one.before, ".2f"),
@@ -124,10 +133,10 @@ def recoveries(runs: Sequence[Run]) -> Table:
 
 def warnings(runs: Sequence[Run]) -> Table:
     """Return what the early warning says, and how many explosions it foretold."""
-    found = answered(runs, warning_of)
+    found, names = answered(runs, warning_of), _names(runs)
     rows = [
         [
-            code(run.name),
+            names[run.where],
             run.verdict,
             step(warning.step if warning else None, "none"),
             f"L{warning.layer}H{warning.head}" if warning else None,
@@ -155,11 +164,11 @@ def _of(count: int, of: int, what: str) -> str:
 def overhead(runs: Sequence[Run]) -> Table:
     """Return the mean time of a step of each run against the first run's."""
     base, *others = runs
-    fastest = step_milliseconds(base)
-    rows: list[list[object]] = [[code(base.name), number(fastest, ".3f"), None]]
+    fastest, names = step_milliseconds(base), _names(runs)
+    rows: list[list[object]] = [[names[base.where], number(fastest, ".3f"), None]]
     for run, milliseconds in answered(others, step_milliseconds):
         more = 100 * (milliseconds / fastest - 1)
-        rows.append([code(run.name), number(milliseconds, ".3f"), Cell(more, f"{more:+.1f} %")])
+        rows.append([names[run.where], number(milliseconds, ".3f"), Cell(more, f"{more:+.1f} %")])
     return Table(("run", "ms a step", "against the first run"), rows, "Means over the second half of each run's steps.")
 
 
