@@ -114,7 +114,7 @@ def test_what_cannot_be_kept_is_told_and_nothing_is_written(tmp_path: Path) -> N
         assert bytes_of(root) == before
         return str(told.value)
 
-    assert refused(run, good) == f"{good.where}: small:good is kept already; rename the run, or remove that"
+    assert refused(run, good) == f"{good.where}: small:good is kept already; rename the run, or --remove that"
     assert refused(run, run) == f"{run.where}: a second run named run; rename one of them"
     (kept,) = select_runs(["small:*"], tmp_path)
     assert refused(kept, experiment="more") == "small:good: is in the evidence tables already; give a run's folder"

@@ -45,5 +45,6 @@ def step_milliseconds(run: Run) -> float:
 def _tokens_per_second(run: Run) -> NDArray[np.float64]:
     """Return the readings of a run, [n]."""
     if "tokens_per_second" not in run.columns:
-        raise UserError(f"{run.where}: no reading of tokens_per_second; give a run of more steps")
+        why = "give a run of more steps" if run.folder else "this evidence keeps none"
+        raise UserError(f"{run.where}: no reading of tokens_per_second; {why}")
     return run.columns["tokens_per_second"][1]

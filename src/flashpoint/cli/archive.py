@@ -1,4 +1,4 @@
-"""``flashpoint archive``: add runs to the evidence tables."""
+"""``flashpoint archive``: add runs to the evidence tables, and take them out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from flashpoint.cli.selection import tell
 from flashpoint.errors import UserError
-from flashpoint.runs.archive import archive
+from flashpoint.runs.archive import archive, remove
 from flashpoint.runs.arrow import HEAD_DIGITS, RUN_DIGITS
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
@@ -33,7 +33,8 @@ def _is_run(word: str) -> bool:
 
 
 @click.command("archive")
-@click.argument("words", nargs=-1, required=True, metavar="RUN... EXPERIMENT")
+@click.argument("words", nargs=-1, required=True, metavar="RUN... EXPERIMENT | --remove RUN...")
+@click.option("--remove", "removes", is_flag=True, help="Take these runs out of the evidence; nothing else keeps them.")
 @click.option(
     "--every", type=click.IntRange(1), default=10, show_default=True, help="Of per-step values keep one in N."
 )
@@ -46,13 +47,21 @@ def _is_run(word: str) -> bool:
     show_default=True,
     help=f"Significant digits of values by head; values of the run have {RUN_DIGITS} at least.",
 )
-def command(words: tuple[str, ...], every: int, only: tuple[str, ...], spacing: int, digits: int) -> None:
+def command(
+    words: tuple[str, ...], removes: bool, every: int, only: tuple[str, ...], spacing: int, digits: int
+) -> None:
     """Add runs that have ended to the evidence in runs/reference, as EXPERIMENT.
 
     Configuration, manifest and outcome are kept whole, of the digest chain the first hundred steps, each hundredth and
     the last. Of what is measured at each step, as the loss is, every N-th value stays; what is measured at intervals
     stays whole, or --spacing STEPS apart.
     """
+    root = Path("runs") / EVIDENCE
+    if removes:
+        runs = select_runs(words)
+        remove(runs, root)
+        click.echo(f"{root}: {len(runs)} removed")
+        return
     *named, experiment = words
     if not named:
         raise UserError(f"{experiment}: only one word; give one run or more, and then the name of the experiment")
@@ -64,6 +73,5 @@ def command(words: tuple[str, ...], every: int, only: tuple[str, ...], spacing: 
         *others, last = damaged
         tell(others)
         raise last
-    root = Path("runs") / EVIDENCE
     archive(runs, experiment, root, every=every, only=only or None, spacing=spacing, digits=digits)
     click.echo(f"{root}: {len(runs)} added, '{experiment}:*' names the runs of {experiment}")

@@ -115,7 +115,7 @@ def _refuse_known(runs: Sequence[Run], experiment: str, evidence: Evidence) -> N
     times = Counter(run.name for run in runs)
     for run in runs:
         if run.name in known:
-            raise UserError(f"{run.where}: {experiment}:{run.name} is kept already; rename the run, or remove that")
+            raise UserError(f"{run.where}: {experiment}:{run.name} is kept already; rename the run, or --remove that")
         if times[run.name] > 1:
             raise UserError(f"{run.where}: a second run named {run.name}; rename one of them")
 
