@@ -33,8 +33,8 @@ _TERMINAL_SECONDS, _PAGE_SECONDS = 2.0, 15.0
 def command(word: str, html: Path | None, once: bool) -> None:
     """Follow a run, or all runs of a folder that have no verdict yet, until the last has ended or was killed.
 
-    Runs that begin later are shown too, as long as others are under way, or hydra/launcher=gpus has more to begin. The
-    runs of a sweep in the folder count as the folder's.
+    Runs that begin later are shown too, as long as others are under way, or their sweep has more to begin (but for
+    hydra/launcher=slurm). The runs of a sweep in the folder count as the folder's.
 
     Shown are loss, gradient norm, the heads with the largest W_Q, warnings, the rate and the time left. Everything is
     read from the runs' own files, so another terminal or another machine that sees them will do. Ctrl-C ends the view,

@@ -25,8 +25,8 @@ _READER_SECONDS = 0.2
 
 
 def sweep_lock(folder: Path) -> Path:
-    """Return the file that a sweep's launcher, and its runs, hold locked until the last has ended; of the sweeps of
-    ``hydra/launcher=gpus`` alone."""
+    """Return the file that the launcher of a sweep into this folder holds locked until the last run has ended, and with
+    ``hydra/launcher=gpus`` the runs, too. Jobs of ``hydra/launcher=slurm`` hold none."""
     return folder / ".logs" / ".lock"
 
 
