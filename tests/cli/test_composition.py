@@ -74,6 +74,27 @@ def test_an_attention_with_a_wrong_key_is_one_line_that_names_its_file(
     assert_one_line(train("--config-dir", "mine", "attn=own", tiny=False), "attn/own: ", *told)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["train={steps: 3, stepz: 1}"], "train.stepz: no such key; did you mean train.steps?"),
+        (["attn.out={mod: x}"], "attn.out.mod: no such key; flashpoint"),  # not: did you mean attn.out?
+        (["seed=null"], "seed=null: it cannot be null; give a value"),
+        (["-m", "seed=0,1", "hydra.sweeper.max_batch_size=1"], "hydra.sweeper.max_batch_size: the launchers take all"),
+    ],
+)
+def test_an_override_that_no_run_can_take_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["flashpoint"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(SystemExit) as end:
+        main(["experiment=laptop", "train.device=warp", *arguments])
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {told}")
+
+
 def test_the_project_has_no_such_file(tmp_path: Path) -> None:
     for path in CONFIGS.rglob("*.yaml"):
         check_yaml(path)

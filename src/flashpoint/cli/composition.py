@@ -115,6 +115,8 @@ def _check(override: Override) -> None:
         raise UserError(f"{override.input_line}: no key; give KEY=VALUE")
     if override.is_delete():
         raise UserError(f"~{key}: nothing of the configuration can be left out; set it to another value")
+    if key == "hydra.sweeper.max_batch_size":
+        raise UserError(f"{key}: the launchers take all runs of a sweep at once; leave it out")
     if key in _FOLDERS and not override.is_sweep_override() and not str(override.value()).strip():
         raise UserError(f"{key}=: no folder; name one")
     if (key not in GROUPS and not key.startswith("hydra/")) or override.is_sweep_override():

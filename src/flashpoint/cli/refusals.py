@@ -46,12 +46,16 @@ def _of_a_file(text: str) -> str | None:
         if file and key == "experiment":
             reason = "no such key; begin the file with # @package _global_"
         elif re.match(r"Key '\S+' not in ", reason):
-            known = (name for name in key_names() if not key.startswith(f"{name}."))
-            reason = f"no such key; {nearest(key, known)}flashpoint train --help lists them"
+            reason = f"no such key; {_nearest(key)}flashpoint train --help lists them"
         return ": ".join(filter(None, (file, key, reason)))
     if of_file := re.match(rf"{composing}(.*?) full_key: ", text):
         return f"{of_file[1]}: {of_file[2]}; correct the file"
     return None
+
+
+def _nearest(key: str) -> str:
+    """Return which key may have been meant; not the one that this one would be inside of."""
+    return nearest(key, (name for name in key_names() if not key.startswith(f"{name}.")))
 
 
 def _with_remedy(error: Exception) -> str | None:
@@ -64,10 +68,12 @@ def _with_remedy(error: Exception) -> str | None:
         own = f"; a file of your own is FOLDER/{group}/{option}.yaml, with --config-dir FOLDER" if option else ""
         return f"{group}={option}: no such option; choose one of {', '.join(options.split())}{own}"
     if unknown := re.match(r"Could not override '([^']+)'", text):
-        there = f"{nearest(unknown[1], key_names())}flashpoint train --help lists them"
-        if unknown[1].startswith("hydra.launcher."):
+        inside = getattr(error.__cause__, "full_key", None) or ""  # of a key in the braces of a value
+        key = inside if inside.startswith(unknown[1]) else unknown[1]
+        there = f"{_nearest(key)}flashpoint train --help lists them"
+        if key.startswith("hydra.launcher."):
             there = "hydra/launcher=gpus has sweep and runs_per_gpu"
-        return f"{unknown[1]}: no such key; {there}"
+        return f"{key}: no such key; {there}"
     if merging := re.match(r"Error merging override (\S+)", text):
         reason = str(error.__cause__).splitlines()[0]
         if "is not a ListConfig" in reason:
@@ -76,6 +82,8 @@ def _with_remedy(error: Exception) -> str | None:
             reason = "give " + merging[1].replace("=", ".mode=", 1)
         elif "is not a subclass of" in reason:
             reason = "a group of keys, each to be set by itself; flashpoint train --help lists them"
+        elif "is not Optional" in reason:
+            reason = "it cannot be null; give a value, or leave the key out for its default"
         elif wanted := next((told for kind, told in _WANTED.items() if kind in reason), None):
             reason = f"give {wanted}"
         return f"{merging[1]}: {reason}"
