@@ -227,6 +227,8 @@ def assert_arrived(server: WandbServer) -> None:
 
 
 BROKEN = {
+    "killed": "import os\nos.kill(os.getpid(), 9)",
+    "exit": "raise SystemExit(3)",
     "import": "raise ImportError('no such library')",
     "init": "class Settings:\n  def __init__(self, **_): self.base_url = ''\ndef init(**_): raise RuntimeError('gone')",
 }

@@ -95,7 +95,8 @@ class WandbListener:
         assert self._process is not None
         self._messages.put(None)
         try:
-            self._process.wait(self._finish_seconds + GRACE_SECONDS)
+            if status := self._process.wait(self._finish_seconds + GRACE_SECONDS):  # killed: it could not tell
+                notify(f"W&B is off for this run (its process ended with {status}); the run's files have everything")
         except subprocess.TimeoutExpired:
             limit = self._finish_seconds + GRACE_SECONDS
             notify(f"W&B: the upload did not end in {limit:.0f} s; wandb sync uploads the rest later")
@@ -110,7 +111,7 @@ class WandbListener:
                 pickle.dump(message, process.stdin)
                 process.stdin.flush()
             process.stdin.close()
-        except OSError:  # the client has ended, and told why
+        except OSError:  # the client has ended
             pass
 
 
