@@ -70,6 +70,11 @@ def test_one_run_is_drawn_and_several_stand_in_a_table(tmp_path: Path) -> None:
     assert "warning at step" in both
 
 
+def test_brackets_in_a_name_are_no_markup(tmp_path: Path) -> None:
+    shown = _shown([_under_way(tmp_path / name, 100) for name in ("one[red]", "two")])
+    assert "one[red]" in shown.split("training loss")[0]
+
+
 def test_a_run_that_has_written_nothing_yet_is_shown(tmp_path: Path) -> None:
     run = _under_way(tmp_path / "new", 300)
     assert run.folder

@@ -78,6 +78,7 @@ def test_it_needs_no_other_file_and_shows_every_figure(report: Path) -> None:
     assert re.findall(r'(?:src|href)="(?!data:image/png;base64,|#)', html) == []
     assert not re.search(r"https?://|@import|<script", html)
     assert html.count("<img ") == len(PANELS)
+    assert html.count("2 panels: scroll sideways") == len(PANELS) - 1  # the losses are in one panel
     for panel in PANELS:
         image = matplotlib.image.imread(report.parent / f"figures/{panel.key}.png")[..., :3]
         assert (np.ptp(image, axis=-1) > 0.3).mean() > 1e-3, f"{panel.key} is blank"
@@ -190,6 +191,30 @@ def test_runs_that_are_not_independent_have_no_interval(tmp_path: Path, second: 
     assert "<h1>sdpa: 1 of 2 runs exploded</h1>" in page(
         [open_run(str(tmp_path / name)) for name in ("first", "second")]
     )
+
+
+def test_runs_that_were_stopped_have_no_interval(tmp_path: Path) -> None:
+    """They are no sample of how many runs explode: where they were to go on nobody knows."""
+    for seed in range(3):
+        write_run(tmp_path / f"{seed}", {"name": "sdpa"}, seed=seed)
+    set_outcome(tmp_path / "0", interrupted="SIGTERM")
+    (tmp_path / "2/outcome.json").unlink()
+    html = page([open_run(str(tmp_path / f"{seed}")) for seed in range(3)])
+    assert "<h1>sdpa: 0 of 3 runs exploded, 2 have not run to the end</h1>" in html
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["_mine", "a$^$", "$x$ and $y"])
+def test_a_name_is_drawn_as_it_stands(tmp_path: Path, name: str) -> None:
+    """Matplotlib takes dollars for formulas, and an underscore for a curve without a name."""
+    figure = draw_losses([record(tmp_path, "run", attention=name)])
+    assert figure is not None
+    figure.draw_without_rendering()
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    (text,) = legend.get_texts()
+    drawn, is_formula = text._preprocess_math(text.get_text())  # type: ignore[attr-defined]
+    assert (drawn.strip().startswith(name), is_formula) == (True, False)
 
 
 def test_a_long_legend_is_not_cut_off(tmp_path: Path) -> None:
@@ -312,6 +337,7 @@ def test_a_run_without_probes_names_what_is_missing(tmp_path: Path) -> None:
     html = write_report([record(tmp_path, "plain", probes=False, attention="<mine>")], tmp_path / "out").read_text()
     assert html.count("<img ") == 1
     assert "Not measured by these runs: Which layer&#x27;s W_Q takes off?" in html
+    assert "W_Q of the first run is largest" not in html
     assert "<mine>" not in html
     assert "&lt;mine&gt;" in html
 

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+def literal(name: str) -> str:
+    """Return text that Matplotlib draws as it stands: formulas are between dollars, and a legend leaves out what begins
+    with an underscore."""
+    return f"{' ' if name.startswith('_') else ''}{name}".replace("$", r"\$")
+
+
 def set_log_scale(panel: Axes) -> None:
     """Logarithmic, unless no line in it has a positive value: such an axis cannot be drawn."""
     if any((of_line > 0).any() for of_line in _curves(panel)):

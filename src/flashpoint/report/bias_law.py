@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flashpoint.analysis.bias_law import Point
-from flashpoint.report.axes import set_log_scale
+from flashpoint.report.axes import literal, set_log_scale
 from flashpoint.report.colours import colour
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def draw_law(groups: dict[str, list[Point]]) -> Figure:
             panel.plot(ends, factor * ends, color="0.7", linewidth=1, zorder=0)
             panel.plot([], [], marker, color="0.4", label=f"{weights}: {factor:.1f} × noise²")
     for variant in dict.fromkeys(point.run.variant for points in groups.values() for point in points):
-        panel.plot([], [], "s", color=colour(variant), label=variant)
+        panel.plot([], [], "s", color=colour(variant), label=literal(variant))
     panel.set_xscale("log")
     set_log_scale(panel)
     panel.set_xlabel("noise² of δ, in units of (|dO||O|)²")

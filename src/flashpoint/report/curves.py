@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashpoint.files import whole
-from flashpoint.report.axes import set_log_scale
+from flashpoint.report.axes import literal, set_log_scale
 from flashpoint.report.colours import layer_look
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
@@ -77,7 +77,7 @@ def _draw_norms(panel: Axes, run: Run) -> None:
 def _title(run: Run) -> str:
     model = run.config["model"]
     return (
-        f"{run.title}: {run.verdict}\n"
+        f"{literal(run.title)}: {run.verdict}\n"
         f"{model['n_layer']} layers × {model['d_model']}, {model['n_head']} heads, T {model['context']}, "
         f"seed {run.config['seed']}, {run.manifest['hardware']}"
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.report.axes import set_log_scale, set_symlog_scale
+from flashpoint.report.axes import literal, set_log_scale, set_symlog_scale
 from flashpoint.report.colours import colour, layer_look
 from flashpoint.runs.metrics import Series
 from flashpoint.runs.run import Run
@@ -35,7 +35,7 @@ _NAMED_HEADS, _LARGEST_HEADS = 8, 4
 def _heading(run: Run, runs: Sequence[Run]) -> str:
     """Return the attention, with the run's name where another run has the same one."""
     alone = [other.title for other in runs].count(run.title) == 1
-    return textwrap.fill(run.title if alone else run.label, 60)  # a longer line leaves the panels no room
+    return textwrap.fill(literal(run.title if alone else run.label), 60)  # a longer line leaves the panels no room
 
 
 def draw_losses(runs: Sequence[Run]) -> Figure | None:

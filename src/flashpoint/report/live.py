@@ -54,7 +54,7 @@ def _table(runs: Sequence[Run]) -> Table:
         progress = progress_of(run)
         rate = "" if progress.tokens_per_second is None else f"{progress.tokens_per_second:,.0f}"
         left = "" if progress.seconds_left is None else str(datetime.timedelta(seconds=round(progress.seconds_left)))
-        names = (run.name, run.title) if named else ()
+        names = (Text(run.name), Text(run.title)) if named else ()
         table.add_row(*names, _steps(progress), _last(run, "loss"), _hottest(run), rate, left, _state(run, progress))
     return table
 

@@ -35,7 +35,7 @@ figure { margin: 0; break-inside: avoid; }
 img { max-width: max(100%, calc(var(--columns) * 18rem)); height: auto; }
 p, figcaption, nav { max-width: 45rem; } figcaption, footer { font-size: .9rem; color: #444; }
 @media screen and (max-width: 45rem) { img { max-width: none; width: calc(var(--columns) * 100%); } }
-@media print { img { max-width: 100%; } }
+@media print { img { max-width: 100%; } .wide { display: none; } }
 @media print { body { max-width: none; font-size: 11px; } h2 { break-after: avoid; } .scroll { overflow: visible; } }
 """
 """Light in dark mode, too, as the figures are. On a phone a figure's first column fills the screen, and the next ones
@@ -101,13 +101,15 @@ def _image(figure: Figure) -> Image:
 
 
 def _section(panel: Panel, image: Image, *, with_files: bool) -> str:
+    wide = f' <span class="wide">{image.columns} panels: scroll sideways for those on the right.</span>'
+    more = wide if image.columns > 1 else ""
     file = f" File: figures/{panel.key}.png." if with_files else ""
     source = base64.b64encode(image.png).decode()
     return (
         f'<section id="{panel.key}"><h2>{escape(panel.question)}</h2><figure>'
         f'<div class="scroll"><img style="--columns: {image.columns}" alt="{escape(panel.question)}" '
         f'src="data:image/png;base64,{source}"></div>'
-        f"<figcaption>{escape(panel.caption)} <em>{escape(panel.paper)}</em>{file}</figcaption>"
+        f"<figcaption>{escape(panel.caption)} <em>{escape(panel.paper)}</em>{file}{more}</figcaption>"
         "</figure></section>"
     )
 
@@ -128,7 +130,7 @@ def _page(
 <th>seed</th><th>model</th><th>hardware and versions</th><th>digest</th></tr></thead>
 <tbody>{"".join(_row(run) for run in runs)}</tbody></table></div>
 <p>{_compared(runs)} {_branches(runs)}{_criterion(runs)} Layers and heads count from 1.
-Figures of single heads show layer {runs[0].hottest_layer}: there W_Q of the first run is largest.{_coarse(runs)}</p>
+Figures of single heads show layer {runs[0].hottest_layer}{_why_that_layer(runs[0])}.{_coarse(runs)}</p>
 <nav>{links}</nav>
 {localized.sections(runs)}{"".join(_section(panel, image, with_files=with_files) for panel, image in images.items())}
 {unmeasured}<footer>Written by <code>flashpoint report</code> from the runs' own files. The paper is Qiu &amp; Yao,
@@ -143,10 +145,13 @@ def _answers(runs: Sequence[Run]) -> list[str]:
 
 
 def _exploded(runs: Sequence[Run]) -> str:
-    """Return how many exploded, and where they are independent of one another the interval of the share."""
+    """Return how many exploded; where all ran to their end and are independent of one another, with the interval of the
+    share."""
     exploded = sum(run.ended and run.failed_at is not None for run in runs)
     told = f"{exploded} of {len(runs)} runs exploded"
-    seeds = {run.config.get("seed") for run in runs if run.ended and not (run.origin and run.origin[1])}
+    if unfinished := sum(not run.ended or run.ending == "stopped" for run in runs):
+        return f"{told}, {unfinished} have not run to the end"
+    seeds = {run.config.get("seed") for run in runs if not (run.origin and run.origin[1])}
     if len(seeds) < len(runs):
         return told
     low, high = clopper_pearson(exploded, len(runs))
@@ -201,6 +206,10 @@ def _criterion(runs: Sequence[Run]) -> str:
         f"A run has exploded when the mean loss of the last {window} steps stands {margin:g} nats above its lowest "
         f"value for {hold} steps. The dashed line is the first of these, the onset."
     )
+
+
+def _why_that_layer(run: Run) -> str:
+    return ": there W_Q of the first run is largest" if run.w_q_norms else "; W_Q of the first run was not measured"
 
 
 def _coarse(runs: Sequence[Run]) -> str:

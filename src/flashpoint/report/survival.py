@@ -11,7 +11,7 @@ import numpy as np
 
 from flashpoint.analysis.response import Dose, is_quantity
 from flashpoint.analysis.survival import Lifetimes
-from flashpoint.report.axes import set_log_scale
+from flashpoint.report.axes import literal, set_log_scale
 from flashpoint.report.colours import colour
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
 
 def _wrapped(label: str, width: int) -> str:
     """Break a label between its settings, so that the legend stays within the figure."""
-    return textwrap.fill(label, width, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(literal(label), width, break_long_words=False, break_on_hyphens=False)
 
 
 def _longest(runs: Lifetimes) -> float:
