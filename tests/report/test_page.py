@@ -362,6 +362,13 @@ def test_the_verb_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) 
     assert refusal(call("report", "nowhere", cwd=tmp_path)).startswith("error: nowhere: no run there")
 
 
+def test_a_report_leaves_no_figure_of_an_earlier_one(tmp_path: Path) -> None:
+    """The page names a file beside each figure, and W&B takes all that are there."""
+    for name, probes in (("measured", True), ("plain", False)):
+        write_report([record(tmp_path, name, probes=probes)], tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out/figures").iterdir()] == ["loss.png"]
+
+
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of a run under way, as ``flashpoint watch --html`` keeps it."""

@@ -66,8 +66,12 @@ def write_report(runs: Sequence[Run], folder: Path) -> Path:
     """
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     images = _images(runs)
-    for panel, image in images.items():
-        (folder / "figures" / f"{panel.key}.png").write_bytes(image.png)
+    for panel in PANELS:
+        file = folder / "figures" / f"{panel.key}.png"
+        if panel in images:
+            file.write_bytes(images[panel].png)
+        else:
+            file.unlink(missing_ok=True)  # of an earlier report, of other runs
     written = folder / "report.html"
     written.write_text(_page(runs, images, with_files=True), encoding="utf-8")
     return written
