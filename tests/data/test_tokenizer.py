@@ -3,12 +3,17 @@
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import regex
+import tokenizers
+from tiktoken_ext.openai_public import r50k_pat_str
 
 from flashpoint.data import prepare as preparation
-from flashpoint.data.tokenizer import gpt2_tokenizer, load_bpe, train_bpe
+from flashpoint.data import tokenizer as module
+from flashpoint.data.tokenizer import Tokenizer, gpt2_tokenizer, load_bpe, train_bpe
 from flashpoint.errors import UserError
 from tests.conftest import environment
 from tests.data.texts import DOCUMENTS
@@ -45,6 +50,66 @@ def test_byte_level_bpe_round_trips_any_text(tmp_path: Path) -> None:
         assert ids[-1] == tokenizer.end_of_text == 299
         assert (ids[:-1] < 299).all()
         assert tokenizer.decode(ids.tolist()) == text
+
+
+def _nasty_texts() -> list[str]:
+    """Texts whose words, line ends and spaces meet in every way."""
+    generator = random.Random(1)
+    parts = [
+        "a",
+        "don't",
+        "'s",
+        "7",
+        "é",
+        "漢字",
+        "!?",
+        "\x1c",
+        "\u0085",
+        "\u00a0",
+        " ",
+        "  ",
+        "\n",
+        "\r\n",
+        "\t",
+        "<|endoftext|>",
+    ]
+    return ["".join(generator.choices(parts, k=generator.randrange(40))) for _ in range(500)]
+
+
+def test_a_document_in_pieces_has_the_tokens_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the library, which is given whole documents."""
+    texts = _nasty_texts()
+    train_bpe(texts, 400, tmp_path / "whole.json")
+    bpe, tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "whole.json")), load_bpe(tmp_path / "whole.json")
+    for characters in (1, 2, 5):
+        monkeypatch.setattr(module, "_PIECE_CHARACTERS", characters)
+        train_bpe(texts, 400, tmp_path / "pieces.json")
+        assert (tmp_path / "pieces.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
+        for text, ids in zip(texts, tokenizer.encode_documents(texts), strict=True):
+            assert ids.tolist() == [*bpe.encode(text).ids, tokenizer.end_of_text]
+
+
+def test_pieces_have_the_words_of_gpt2s_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: tiktoken's pattern, on whole documents."""
+    monkeypatch.setattr(module, "_PIECE_CHARACTERS", 1)
+    for text in _nasty_texts():
+        pieces = [piece for piece, _ in module._pieces(text)]
+        assert [word for piece in pieces for word in regex.findall(r50k_pat_str, piece)] == regex.findall(
+            r50k_pat_str, text
+        )
+
+
+def test_the_library_never_gets_a_large_document_whole() -> None:
+    given: list[int] = []
+
+    def encode(batch: Sequence[str]) -> list[list[int]]:
+        given.append(sum(map(len, batch)))
+        return [[0] * len(piece) for piece in batch]
+
+    document = "one line of a file\n" * 1_000_000
+    (ids,) = Tokenizer(2, 1, encode, lambda _: "").encode_documents([document])
+    assert len(ids) == len(document) + 1
+    assert max(given) < len(document) / 4
 
 
 def test_a_small_corpus_gives_a_small_vocabulary(tmp_path: Path) -> None:

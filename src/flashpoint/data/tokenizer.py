@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,10 @@ from numpy.typing import NDArray
 from flashpoint.errors import UserError
 
 TRAINING_CHARACTERS = 32_000_000
+_PIECE_CHARACTERS = 1 << 16
+_PIECES = 64
+"""That are encoded together: a library takes more than a hundred bytes of memory for a character."""
+_BEFORE_A_WORD = re.compile(r"[ \n](?=\S)")
 
 
 @dataclass(frozen=True)
@@ -26,17 +32,14 @@ class Tokenizer:
 
     def encode_documents(self, documents: Iterable[str]) -> Iterator[NDArray[np.uint16]]:
         """Return the token ids [n] of each document, its end-of-text token last."""
-        batch: list[str] = []
-        for document in documents:
-            batch.append(document)
-            if len(batch) == 64:
-                yield from self._encode(batch)
-                batch = []
-        yield from self._encode(batch)
-
-    def _encode(self, batch: list[str]) -> Iterator[NDArray[np.uint16]]:
-        for ids in self.encode_batch(batch):
-            yield np.array([*ids, self.end_of_text], np.uint16)
+        tokens: list[NDArray[np.uint16]] = []
+        pieces = (piece for document in documents for piece in _pieces(document))
+        while batch := list(itertools.islice(pieces, _PIECES)):
+            for ids, (_, last) in zip(self.encode_batch([piece for piece, _ in batch]), batch, strict=True):
+                tokens.append(np.array([*ids, self.end_of_text] if last else ids, np.uint16))
+                if last:
+                    yield np.concatenate(tokens)
+                    tokens.clear()
 
 
 def gpt2_tokenizer() -> Tokenizer:
@@ -81,7 +84,8 @@ def train_bpe(documents: Iterable[str], vocab_size: int, path: Path) -> None:
     bpe.decoder = ByteLevelDecoder()
     # End-of-text is the last id and no special token of the library, whose encoder would look for it in text.
     trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=ByteLevel.alphabet(), show_progress=False)
-    bpe.train_from_iterator(_first_characters(documents, TRAINING_CHARACTERS), trainer)
+    first = _first_characters(documents, TRAINING_CHARACTERS)
+    bpe.train_from_iterator((piece for document in first for piece, _ in _pieces(document)), trainer)
     with path.open("w", encoding="utf-8") as file:  # the library's own save hides why it failed
         file.write(bpe.to_str(pretty=True))
         file.flush()
@@ -108,3 +112,16 @@ def _first_characters(documents: Iterable[str], limit: int) -> Iterator[str]:
         limit -= len(document)
         if limit <= 0:
             return
+
+
+def _pieces(document: str) -> Iterator[tuple[str, bool]]:
+    """Yield a document in pieces whose tokens, end to end, are those of the whole; and of each whether it is the last.
+
+    Both tokenisers take text apart into words first, and no token is of two of them. A word begins at the space or the
+    line end before it.
+    """
+    start = 0
+    while cut := _BEFORE_A_WORD.search(document, start + _PIECE_CHARACTERS):
+        yield document[start : cut.start()], False
+        start = cut.start()
+    yield document[start:], True
