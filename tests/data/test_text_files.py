@@ -49,6 +49,12 @@ def test_a_link_to_nothing_is_refused_and_a_folder_with_a_suffix_is_entered(tmp_
     assert_refused(config(tmp_path / "text", tmp_path / "data"), "gone.txt", "mend or delete")
 
 
+@pytest.mark.parametrize(("name", "content"), [("a.txt", b"word"), ("a.jsonl", b'{"text": "word"}')])
+def test_the_mark_at_the_beginning_of_a_windows_file_is_no_text(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content)
+    assert list(TextShard(tmp_path / name, "text", None).documents()) == ["word"]
+
+
 def test_a_file_that_vanishes_is_not_blamed_on_the_data_root(tmp_path: Path) -> None:
     shard = TextShard(tmp_path / "gone.txt", "text", None)
     with pytest.raises(UserError, match=r"gone\.txt: No such file.*make it readable"):

@@ -68,10 +68,11 @@ class TextShard:
             raise UserError(f"{self.path}: {error.strerror or one_line(error)}; make it readable or move it") from error
 
     def _all_documents(self) -> Iterator[str]:
+        # utf-8-sig: Windows marks a file's beginning.
         match self.path.suffix:
             case ".txt":
                 try:
-                    yield self.path.read_text(encoding="utf-8")
+                    yield self.path.read_text(encoding="utf-8-sig")
                 except UnicodeDecodeError as error:
                     raise UserError(f"{self.path}: no UTF-8 at byte {error.start:,}; convert the file") from error
             case ".jsonl":
@@ -84,7 +85,7 @@ class TextShard:
 
     def _record_text(self, line: bytes, number: int) -> str:
         try:
-            text = json.loads(line.decode("utf-8-sig"))[self.field]  # Windows marks the first line's beginning
+            text = json.loads(line.decode("utf-8-sig"))[self.field]
             if isinstance(text, str):
                 text.encode()  # JSON can spell half of a surrogate pair, which is no character
         except (UnicodeDecodeError, UnicodeEncodeError) as error:
