@@ -87,3 +87,14 @@ def test_a_run_that_is_refused_for_its_size_fits_with_the_value_that_is_told(
     if name == "batch_size":
         lowered["micro_batch_size"] = 1
     admission.admit(dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **lowered)}))
+
+
+def test_a_branch_needs_disk_for_what_it_writes_itself() -> None:
+    """It was refused for the snapshots and checkpoints of the steps before it, too."""
+    every = ("experiment=laptop", "checkpoints.interval=10", "checkpoints.weights_interval=5", "train.steps=1005")
+    branch = dataclasses.replace(composed(*every), replay="original", from_step=998)
+    needed = Quantities.of(branch, "cpu")
+    assert needed.disk()["snapshots of the weights"] == 2 * 4 * needed.parameters  # after 1,000 and 1,005 steps
+    assert needed.disk()["checkpoints"] == needed.checkpoint_bytes  # after 1,000 steps
+    whole = Quantities.of(composed(*every), "cpu")
+    assert needed.disk()["the tape"] == whole.disk()["the tape"]  # that of the steps before is copied

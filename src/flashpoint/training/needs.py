@@ -38,6 +38,8 @@ class Quantities:
     context: int
     vocab_size: int
     steps: int
+    first_step: int
+    """0 but for a branch."""
     batch_size: int
     micro_batch_size: int
     log_interval: int
@@ -66,7 +68,8 @@ class Quantities:
         observed = {*probes.attention} if probes.attention_interval else set()
         return cls(
             n_layer=model.n_layer, n_head=model.n_head, d_model=model.d_model, context=model.context,
-            vocab_size=model.vocab_size, steps=train.steps, batch_size=train.batch_size,
+            vocab_size=model.vocab_size, steps=train.steps,
+            first_step=min(config.from_step or 0, train.steps), batch_size=train.batch_size,
             micro_batch_size=train.micro_batch_size or max(1, train.batch_size // world),
             log_interval=train.log_interval,
             sequences=probes.sequences if _OF_ALL_SCORES & observed else 0, remembers="similarity" in observed,
@@ -139,17 +142,20 @@ class Quantities:
 
     def disk(self) -> Sizes:
         """Return what the run's files take when it has done all its steps."""
-        snapshots = self.steps // self.weights_interval if self.weights_interval else 0
         found = {
             "the tape": self.steps * (_FLOAT * self.batch_size + _TAPE_DIGEST),
             "the digest chain": _CHAIN_RECORD * self.steps,
-            "metrics": _METRICS_LINE * self.steps,
-            "snapshots of the weights": snapshots * _FLOAT * self.parameters,
+            "metrics": _METRICS_LINE * (self.steps - self.first_step),
+            "snapshots of the weights": self._times(self.weights_interval) * _FLOAT * self.parameters,
         }
         if self.interval:
-            states = (self.steps // self.interval + 1) * self.checkpoint_bytes
+            states = self._times(self.interval) * self.checkpoint_bytes
             found["checkpoints"] = min(states, math.floor(self.budget_gib * 2**30))
         return found
+
+    def _times(self, interval: int) -> int:
+        """How often what is written every so many steps is written; 0 is never."""
+        return self.steps // interval - self.first_step // interval if interval else 0
 
 
 def total(sizes: Sizes) -> int:
