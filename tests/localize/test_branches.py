@@ -102,6 +102,20 @@ def test_the_answers_are_those_of_the_run(tmp_path: Path) -> None:
     assert len((tmp_path / "localize.jsonl").read_text().splitlines()) == len(log)
 
 
+class Lost(FakeSubject):
+    """Lost from its first step on."""
+
+    def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
+        trained = super().train(attention, start, steps, folder)
+        return Trained("exploded", 1010, trained.norms) if start + steps > 1000 else trained
+
+
+def test_a_run_that_is_lost_from_its_beginning_has_no_step_from_which_the_twin_holds(tmp_path: Path) -> None:
+    with Branches(Lost(), RunFolder(tmp_path), 200, None) as branches:
+        *_, stand = answers(branches, 2)
+    assert [one.verdict for one in stand if one.question == "no return"] == ["the twin holds from no checkpoint"]
+
+
 def test_of_branches_that_an_earlier_version_kept_only_the_second_twins_are_missing(tmp_path: Path) -> None:
     asked(tmp_path)
     log = tmp_path / "localize.jsonl"

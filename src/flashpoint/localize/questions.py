@@ -174,7 +174,7 @@ def _point_of_no_return(branches: Branches[A], failed_at: int) -> tuple[int | No
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if saved(middle) else (low, middle)
-    until = f"the twin holds from step {checkpoints[low]:,}" if low >= 0 else "the twin holds from no checkpoint"
-    lost = f", and no longer from {checkpoints[high]:,}" if high < len(checkpoints) else ", the last checkpoint"
     last = checkpoints[low] if low >= 0 else None
-    return last, Answer("no return", until + lost, f"to step {horizon:,}; one branch a checkpoint")
+    lost = f"and no longer from {checkpoints[high]:,}" if high < len(checkpoints) else "the last checkpoint"
+    verdict = "the twin holds from no checkpoint" if last is None else f"the twin holds from step {last:,}, {lost}"
+    return last, Answer("no return", verdict, f"to step {horizon:,}; one branch a checkpoint")
