@@ -302,6 +302,23 @@ def test_metrics_that_were_lost_are_told(runs: Runs, capsys: pytest.CaptureFixtu
     assert (told in capsys.readouterr().err) == bool(lost)
 
 
+def test_a_replay_is_not_equal_to_a_run_whose_chain_was_cut(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    original = runs.folder / "original"
+    runs.train("run_name=original")
+    os.truncate(original / "chain.bin", 8 + 24 * 7)
+    runs.train(f"replay={original}", "run_name=replayed")
+    told = capsys.readouterr().err
+    assert f"{original}: its chain ends at step 7, the run at 12; restore chain.bin" in told
+    assert "bit for bit" not in told
+
+
+def test_a_step_whose_gradient_is_nan_has_no_clip_factor(runs: Runs) -> None:
+    runs.train("run_name=nan", "train.lr=1e30", "train.warmup_steps=0")
+    steps = [line for line in metrics_of(runs.folder / "nan") if "grad_norm" in line]
+    assert [line["clip_factor"] == "nan" for line in steps] == [line["grad_norm"] == "nan" for line in steps]
+    assert steps[-1]["grad_norm"] == "nan"
+
+
 def test_fewer_steps_than_are_done_are_refused(runs: Runs) -> None:
     run = runs.folder / "original"
     runs.train("run_name=original", "checkpoints.interval=6")

@@ -9,7 +9,7 @@ from flashpoint.cli.cells import number
 from flashpoint.cli.selection import format_option
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError
-from flashpoint.runs.chain import Chain, Difference, first_difference, loss_differences, steps_of_both
+from flashpoint.runs.chain import Difference, first_difference, loss_differences, steps_of_both
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 
@@ -25,7 +25,7 @@ def command(run: str, other: str, form: str) -> int:
     The exit status is 0 if they are equal over the steps that both have, 1 if not, 2 on bad input.
     """
     compared = [open_run(word) for word in (run, other)]
-    one, two = map(_whole_chain, compared)
+    one, two = (run.whole_chain for run in compared)
     shared = steps_of_both(one, two)
     names = ("runs", "steps of both", "equal before", "first difference", "in", "values")
     columns = (*names, "largest difference of losses", "at step")
@@ -55,16 +55,6 @@ def command(run: str, other: str, form: str) -> int:
     else:
         show(Table(columns, [row], note), form)
     return 1 if difference else 0
-
-
-def _whole_chain(run: Run) -> Chain:
-    """Return the chain of a run; refuse that of one that has ended, if it lacks steps."""
-    if run.ended and run.chain.steps < run.outcome["step"]:
-        raise UserError(
-            f"{run.where}: its chain ends at step {run.chain.steps:,}, the run at {run.outcome['step']:,}; restore "
-            "chain.bin"
-        )
-    return run.chain
 
 
 def _places(one: Run, other: Run) -> str:

@@ -152,6 +152,16 @@ class Run:
         return self.stored.chain()
 
     @property
+    def whole_chain(self) -> Chain:
+        """:attr:`chain`; refused of a run that has ended, if it lacks steps."""
+        if self.ended and self.chain.steps < self.outcome["step"]:
+            raise UserError(
+                f"{self.where}: its chain ends at step {self.chain.steps:,}, the run at {self.outcome['step']:,}; "
+                "restore chain.bin"
+            )
+        return self.chain
+
+    @property
     def watched(self) -> bool:
         """Whether it is of somebody's own loop, of which :attr:`config` has only what is known."""
         return bool(self.manifest.get("watched"))

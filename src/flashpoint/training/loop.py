@@ -252,7 +252,7 @@ class Trainer:
                     "loss": loss,
                     "grad_norm": grad_norm,
                     "update_norm": update_norm,
-                    "clip_factor": min(1.0, clip / (grad_norm + 1e-6)) if clip else 1.0,
+                    "clip_factor": min(clip / (grad_norm + 1e-6), 1.0) if clip else 1.0,  # NaN of NaN
                     "lr": learning_rate(step, self._config.train),
                 },
             )

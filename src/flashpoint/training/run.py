@@ -18,6 +18,7 @@ from flashpoint.hardware import is_of_full_memory
 from flashpoint.runs.chain import Chain, first_difference
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import STRICT_PROBES, Outcome
+from flashpoint.runs.run import Run
 from flashpoint.training.digests import run_digest, weights_digest
 from flashpoint.training.interrupt import StopRequests
 from flashpoint.training.listeners import Listener, Listeners
@@ -171,7 +172,7 @@ def _place(trainer: Trainer, folder: RunFolder, outcome: Outcome, runs_dir: str)
 def compare_with_original(original: RunFolder, folder: RunFolder, since: int) -> None:
     """Say in one line whether the replay computed the original's bits, or from which step on it did not."""
     try:
-        one, other = Chain.read(original.chain), Chain.read(folder.chain)
+        one, other = Run.of_folder(original).whole_chain, Chain.read(folder.chain)
     except UserError as error:  # this run is done and whole
         notify(str(error))
         return
