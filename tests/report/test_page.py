@@ -78,7 +78,7 @@ def test_it_needs_no_other_file_and_shows_every_figure(report: Path) -> None:
     assert re.findall(r'(?:src|href)="(?!data:image/png;base64,|#)', html) == []
     assert not re.search(r"https?://|@import|<script", html)
     assert html.count("<img ") == len(PANELS)
-    assert html.count("2 panels: scroll sideways") == len(PANELS) - 1  # the losses are in one panel
+    assert html.count("2 panels side by side") == len(PANELS) - 1  # the losses are in one panel
     for panel in PANELS:
         image = matplotlib.image.imread(report.parent / f"figures/{panel.key}.png")[..., :3]
         assert (np.ptp(image, axis=-1) > 0.3).mean() > 1e-3, f"{panel.key} is blank"

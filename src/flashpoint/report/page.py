@@ -105,7 +105,7 @@ def _image(figure: Figure) -> Image:
 
 
 def _section(panel: Panel, image: Image, *, with_files: bool) -> str:
-    wide = f' <span class="wide">{image.columns} panels: scroll sideways for those on the right.</span>'
+    wide = f' <span class="wide">{image.columns} panels side by side; where they do not fit, scroll.</span>'
     more = wide if image.columns > 1 else ""
     file = f" File: figures/{panel.key}.png." if with_files else ""
     source = base64.b64encode(image.png).decode()
