@@ -100,9 +100,9 @@ def test_a_damaged_run_does_not_keep_its_capture_from_being_diagnosed(tmp_path: 
     assert diagnose(str(folder))["tables"][-1]["note"].startswith("Nothing found.")
 
 
-def captured(fault: Fault, seed: int = 0) -> AttentionCall:
+def captured(fault: Fault, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> AttentionCall:
     generator = torch.Generator().manual_seed(seed)
-    q, k, v, grad_out = (torch.randn(4, 2, 64, 16, generator=generator).bfloat16() for _ in range(4))
+    q, k, v, grad_out = (torch.randn(4, 2, 64, 16, generator=generator).to(dtype) for _ in range(4))
     call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.25, 3, 9 + seed, "mine")
     function = faulty_attention(fault)
     found = results_of(lambda q, k, v, causal, scale: function(q, k, v, causal, scale), call)
@@ -111,6 +111,12 @@ def captured(fault: Fault, seed: int = 0) -> AttentionCall:
 
 def capture(path: Path, fault: Fault) -> None:
     captured(fault).write(path)
+
+
+@pytest.mark.parametrize(("dtype", "told"), [(torch.float16, True), (torch.bfloat16, False)])
+def test_of_fp16_tensors_it_says_that_a_grad_scaler_scales_nats(tmp_path: Path, dtype: torch.dtype, told: bool) -> None:
+    captured(Fault("delta_bias", size=1e-3), dtype=dtype).write(tmp_path / "layer-03.safetensors")
+    assert ("GradScaler" in diagnose(str(tmp_path))["tables"][-1]["note"]) == told
 
 
 def test_a_wrong_backward_pass_in_all_heads_is_not_taken_for_a_design(tmp_path: Path) -> None:

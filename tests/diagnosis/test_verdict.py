@@ -295,6 +295,18 @@ def test_rounded_scores_are_told_from_a_rounded_denominator() -> None:
             assert [one.kind for one in found] == ["coarse_rounding"]
 
 
+def test_a_rounding_of_the_divided_probabilities_is_named_beside_that_of_the_denominator() -> None:
+    """As in a softmax in FP32 that is cast to BF16: rows of P no longer sum to 1, and O does not tell why."""
+
+    def eager(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+        scores = (q.double() @ k.double().mT * scale).masked_fill(torch.ones(LENGTH, LENGTH).triu(1) > 0, -torch.inf)
+        return (scores.softmax(-1).bfloat16().double() @ v.double()).bfloat16()
+
+    (found,) = diagnose(call_of(eager, inputs(1, 4.0))).findings
+    assert (found.kind, found.heads) == ("rounded_denominator", (1, 2, 3, 4))
+    assert "or P after its division" in found.text
+
+
 @pytest.mark.parametrize(("variant", "rounded"), [("flash_unrounded_out", "P̄"), ("flash_exact_rowsum", "S, P̄ or Ō")])
 def test_of_fp32_tensors_a_rounding_of_the_probabilities_counts(variant: str, rounded: str) -> None:
     """The drop-in rounds to BF16 whatever it is given."""

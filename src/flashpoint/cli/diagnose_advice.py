@@ -24,6 +24,10 @@ _ALONE = {
         "temperature δ can be judged by --attention alone, which asks the attention for row sums of dS; with a soft "
         "cap by nothing. Where none is meant, --attention flash_fp32 tells what an attention without a fault returns."
     ),
+    "rounded_denominator": (
+        "Attention that is computed line by line usually rounds P after its division by ℓ, which is no fault. A "
+        "rounded ℓ is one: --attention flash_fp32 tells what an attention without a fault returns."
+    ),
     "gradients_off": (
         "O is right, and gradients are not: the fault is in the backward pass. --attention flash_fp32 tells what one "
         "without a fault returns."

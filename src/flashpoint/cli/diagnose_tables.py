@@ -114,7 +114,7 @@ def tables(diagnoses: Sequence[Diagnosis], more: str, attention: str | None, lat
     biases = {diagnosis.call.layer: diagnosis.bias for diagnosis in diagnoses if diagnosis.bias is not None}
     coarse, unjudged, unseen = _coarse(diagnoses), _unjudged(biases, more), _unseen(biases, more)
     covered = _covered(diagnoses)
-    note = " ".join(part for part in (later, coarse, unjudged, covered, unseen) if part)
+    note = " ".join(part for part in (later, coarse, unjudged, covered, unseen, _scaled(diagnoses)) if part)
     beyond = " beyond what FP32 itself may do" if coarse else ""
     nothing = f"Nothing found{beyond}{', and δ was not judged' if unjudged else ''}."
     measures = Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note)
@@ -173,6 +173,15 @@ def _coarse(diagnoses: Sequence[Diagnosis]) -> str:
         return ""
     told = "; ".join(coarse)
     return f"At such scores FP32 itself may change weights, in {told}: smaller errors cannot be told from it there."
+
+
+def _scaled(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return what a GradScaler has done to nats: they are of the loss as backward was called on it."""
+    import torch
+
+    if not any(one.bias is not None and one.call.q.dtype == torch.float16 for one in diagnoses):
+        return ""
+    return "The tensors are FP16: if a GradScaler scaled the loss, errors of δ in nats are as many times too large."
 
 
 def _covered(diagnoses: Sequence[Diagnosis]) -> str:

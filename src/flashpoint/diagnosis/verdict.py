@@ -121,7 +121,8 @@ def _findings(
         return [named]
     length, expected = (of[name].square().mean(0) for name in ("length_error", "length_error_expected"))
     coarser = of["out_error"].square().mean(0) - of["out_error_expected"].square().mean(0)
-    # A rounded ℓ makes rows of O longer or shorter; what else is rounded turns them, too.
+    # A rounded ℓ makes rows of O longer or shorter, as rounding P after its division by ℓ does, by which a row of P
+    # no longer sums to 1; what else is rounded turns them, too.
     heads = (length - expected > _LENGTH_OFF**2) & (length > 4 * expected) & (length - expected > 0.5 * coarser)
     dead = of["dead_rows"].mean(0) > DEAD_ROWS
     told_apart = ~dead & (fp32_error(of) < FP32_COARSE)  # beyond, P̄ of the largest score is not 1
@@ -141,7 +142,8 @@ def _findings(
         found.append(_coarse_rounding(call, of, rough, finding))
     if heads.any():
         errs, normal = (float(x[heads].mean().sqrt()) for x in (length, expected))
-        text = f"the length of O's rows errs by {errs:.1e}, where an ℓ that is not rounded makes {normal:.1e}"
+        told = "ℓ is rounded, or P after its division by ℓ"
+        text = f"the length of O's rows errs by {errs:.1e}, where the rounding of P̄ and O makes {normal:.1e}: {told}"
         found.append(finding("rounded_denominator", heads, text))
     found += [None if heads.any() else _rounded_head(following, finding), _dead(of, finding)]
     return [one for one in found if one is not None]
