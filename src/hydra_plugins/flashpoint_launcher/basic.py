@@ -49,19 +49,20 @@ class BasicLauncher(basic_launcher.BasicLauncher):
             KeyboardInterrupt: Ctrl-C before a run began to train, or at once after another one.
         """
         assert self.config is not None
+        every_own = own_of(job_overrides)  # which refuses some sweeps: they leave nothing behind
         with _lock_file(Path(self.config.runs_dir)) as lock, _stop_requests() as request:
-            return self._launch(job_overrides, initial_job_idx, lock, request)
+            return self._launch(job_overrides, every_own, initial_job_idx, lock, request)
 
     def _launch(
         self,
         job_overrides: Sequence[Sequence[str]],
+        every_own: Sequence[Sequence[str]],
         initial_job_idx: int,
         lock: IO[str] | None,
         request: Callable[[], signal.Signals | None],
     ) -> Sequence[JobReturn]:
         returns: list[JobReturn] = []
         errors: list[Exception] = []
-        every_own = own_of(job_overrides)
         for number, own in enumerate(every_own):
             if lock:
                 with contextlib.suppress(OSError):  # another sweep into the folder has it, maybe not for long
