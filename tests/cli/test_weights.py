@@ -9,9 +9,9 @@ from scipy.stats import ttest_1samp
 from tests.records import call, rows, values, write_run
 
 
-def record(folder: Path, differs_in: str, seed: int, distance: float, spread: float = 1.0) -> str:
+def record(folder: Path, differs_in: str, seed: int, distance: float, spread: float = 1.0, text: str = "a") -> str:
     at = {"weights_largest/all": 1.0, "weights_wasserstein/all": distance, "weights_spread/all": spread}
-    manifest = {"twin": {"run": "twin", "differs_in": differs_in}}
+    manifest = {"twin": {"run": "twin", "differs_in": differs_in}, "data": {"fingerprint": text}}
     return write_run(
         folder / f"{differs_in}-{seed}", {"name": "sdpa"}, seed=seed, manifest=manifest, metrics=[{"step": 99, **at}]
     )
@@ -28,6 +28,16 @@ def test_ratios_of_fewer_seeds_than_the_row_has_say_how_many(tmp_path: Path) -> 
     told = values("weights", *runs, "--control", "precision")[0]["W₁ over that of precision"]
     assert told == {"mean": pytest.approx(4), "low": pytest.approx(low), "high": pytest.approx(high), "n": 2}
     assert "n = " not in call("weights", *runs[:2], *runs[3:], "--control", "precision").stdout
+
+
+def test_a_ratio_is_of_runs_of_one_text(tmp_path: Path) -> None:
+    """Of seeds 1 and 2 the control has another text, of seed 3 the same: ratio 6 over 2."""
+    runs = [record(tmp_path, "order", seed, 6.0) for seed in (1, 2, 3)]
+    runs += [record(tmp_path, "precision", seed, 2.0, text=text) for seed, text in ((1, "b"), (2, "b"), (3, "a"))]
+    told = values("weights", *runs, "--control", "precision")[0]["W₁ over that of precision"]
+    assert told == {"mean": pytest.approx(3), "low": None, "high": None, "n": 1}
+    assert "corpus a, b" in call("weights", *runs).stderr
+    assert "corpus" not in call("weights", *runs[:3]).stderr
 
 
 def test_both_distances_are_shown_and_the_rest_on_request(tmp_path: Path) -> None:

@@ -92,13 +92,13 @@ def _loss_differences(runs: Sequence[Run], against: Sequence[Run], asked: Interv
 
 
 def _weights_ratios(runs: Sequence[Run], against: Sequence[Run], asked: Interval) -> NDArray[np.float64]:
-    """Return, for each seed of both, W₁ of the weights from their twin's over that of the run to compare with.
+    """Return, for each seed and corpus of both, W₁ of the weights from their twin's over that of the other run.
 
     A pair of which one has the weights of its twin is left out: it has no ratio."""
     assert asked.step is not None  # the criterion's own check
-    others = {one.seed: one.at(asked.step).wasserstein for one in _of_one_difference(against)}
-    own = {one.seed: one.at(asked.step).wasserstein for one in _of_one_difference(runs)}
-    return np.array([value / others[seed] for seed, value in own.items() if value and others.get(seed)])
+    others = {one.pairing: one.at(asked.step).wasserstein for one in _of_one_difference(against)}
+    own = {one.pairing: one.at(asked.step).wasserstein for one in _of_one_difference(runs)}
+    return np.array([value / others[key] for key, value in own.items() if value and others.get(key)])
 
 
 def _of_one_difference(runs: Sequence[Run]) -> list[Apart]:

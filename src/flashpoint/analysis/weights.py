@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.analysis.survival import seed_and_corpus
 from flashpoint.errors import UserError
 from flashpoint.runs.metrics import ALL_TENSORS
 from flashpoint.runs.run import Run
@@ -21,6 +22,8 @@ class Apart:
     """The run."""
     differs_in: str
     seed: int
+    corpus: str | None
+    """Fingerprint of the data."""
     steps: NDArray[np.int64]
     """Steps done, [n]."""
     largest: NDArray[np.float64]
@@ -29,6 +32,11 @@ class Apart:
     """1-Wasserstein distance of the two distributions of values, [n]."""
     spread: NDArray[np.float64]
     """Standard deviation of the twin's values, [n]."""
+
+    @property
+    def pairing(self) -> tuple[int, str | None]:
+        """What a run shares with the one whose distance its own is divided by: seed and corpus."""
+        return self.seed, self.corpus
 
     @property
     def growth(self) -> float | None:
@@ -73,7 +81,8 @@ def apart(run: Run, tensor: str = ALL_TENSORS) -> Apart:
         raise UserError(f"{run.where}: no weights of {tensor} were measured, or kept; it has {known}")
     steps, largest = run.columns[f"weights_largest/{tensor}"]
     wasserstein, spread = (run.columns[f"weights_{name}/{tensor}"][1] for name in ("wasserstein", "spread"))
-    return Apart(run.where, twin["differs_in"], run.config["seed"], steps + 1, largest, wasserstein, spread)
+    seed, (_, corpus) = run.config["seed"], seed_and_corpus(run)
+    return Apart(run.where, twin["differs_in"], seed, corpus, steps + 1, largest, wasserstein, spread)
 
 
 def tensors(run: Run) -> list[str]:

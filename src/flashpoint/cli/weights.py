@@ -10,7 +10,7 @@ import click
 from flashpoint.analysis.provenance import provenance
 from flashpoint.analysis.weights import Apart, Distance, apart, by_difference, last_common_step, tensors
 from flashpoint.cli.cells import plus_minus, ratio
-from flashpoint.cli.selection import answered, ended, figures_option, format_option, runs_argument
+from flashpoint.cli.selection import answered, ended, figures_option, format_option, runs_argument, tell_of_texts
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError, notify
 from flashpoint.runs.metrics import ALL_TENSORS
@@ -40,8 +40,8 @@ def by_kind(groups: Mapping[str, Sequence[Apart]], step: int, controls: Sequence
             plus_minus(growth, ".2f") if growth else None,
         ]
         for control in controls:
-            others = {one.seed: one.at(step).wasserstein for one in groups[control]}
-            pairs = [(one.at(step).wasserstein, others[one.seed]) for one in members if one.seed in others]
+            others = {one.pairing: one.at(step).wasserstein for one in groups[control]}
+            pairs = [(one.at(step).wasserstein, others[one.pairing]) for one in members if one.pairing in others]
             ratios = [own / other for own, other in pairs if own and other]  # equal weights have no ratio
             row.append(_over_control(ratios, len(members)) if ratios and kind != control else None)
         rows.append(row)
@@ -98,7 +98,7 @@ def by_tensor(runs: Sequence[Run], step: int) -> Table:
 @click.option("--tensor", metavar="NAME", help=f"A tensor of the model.  [default: {ALL_TENSORS} of them]")
 @click.option(
     "--control", "controls", multiple=True, metavar="DIFFERENCE",
-    help="With --by kind: what the others' W₁ is divided by, by seed; repeatable.",
+    help="With --by kind: what the others' W₁ is divided by, by seed and data; repeatable.",
 )  # fmt: skip
 @figures_option("both distances over steps")
 @format_option
@@ -140,6 +140,7 @@ def command(
     else:
         table = by_kind(groups, at or last_common_step(found), controls)
     show(table, form, provenance(runs))
+    tell_of_texts([runs], "distance")
     if folder:
         from flashpoint.report.weights import write_figures
 
