@@ -44,6 +44,13 @@ def test_elements_that_are_not_finite_are_counted_apart() -> None:
     assert nothing.not_finite == 2
 
 
+def test_what_equals_a_golden_value_of_zero_deviates_by_nothing() -> None:
+    difference = torch.tensor([[0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    told = deviation(difference, torch.zeros_like(difference), BF16, "relative")
+    assert (told.largest, told.rms, told.not_finite) == (0, 0, 1)
+    assert told.signed_means.tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("kind", DRAWN)
 def test_a_seed_has_its_own_inputs_whatever_the_others(kind: str) -> None:
     few, many = drawn(kind, 2, 9, 4), drawn(kind, 3, 9, 4)

@@ -32,7 +32,8 @@ class Deviation:
     signed_means: NDArray[np.float64]
     """Mean of the difference, one number for each input."""
     not_finite: int
-    """Elements that are NaN or infinite in one of the two."""
+    """Elements that are NaN or infinite in one of the two, or that differ from
+    a golden value that is 0 throughout, to which nothing is relative."""
 
 
 def deviation(difference: Tensor, golden: Tensor, precision: Format, unit: Unit) -> Deviation:
@@ -45,7 +46,10 @@ def deviation(difference: Tensor, golden: Tensor, precision: Format, unit: Unit)
             at each golden element, or at that root mean square if the element is smaller: an element near 0 has an
             ulp that says nothing about the sum it came from.
     """
-    per_input = (difference / _scale(golden, precision, unit)).flatten(1).cpu().numpy()
+    in_unit = torch.where(
+        difference == 0, 0.0, difference / _scale(golden, precision, unit)
+    )  # nothing over 0 is nothing
+    per_input = in_unit.flatten(1).cpu().numpy()
     finite = np.isfinite(per_input)
     values = per_input[finite]
     sizes = np.abs(values)
