@@ -181,6 +181,24 @@ def test_a_bias_is_over_the_variance_that_drawn_targets_have(tmp_path: Path) -> 
     assert refused == f"error: {other}: a second run with targets=model of digest a"
 
 
+def test_targets_and_weights_refuse_or_part_what_has_no_common_measure(tmp_path: Path) -> None:
+    """An error of zero is over no variance. Runs of one name in two experiments have weights of their own."""
+
+    def record(folder: str, error: float, text: str = "a") -> str:
+        names = ("sum", "variance", "relative_bias", "relative_noise")
+        metrics = [{"step": 0, "w_q_spectral_norm": [[1.0]], **{f"delta_error_{name}": [[error]] for name in names}}]
+        manifest = {"data": {"fingerprint": text}}
+        return write_run(tmp_path / folder / "run", {"name": "flash_bf16"}, metrics=metrics, manifest=manifest)
+
+    one, other, exact = record("one", 1.0), record("other", 2.0, "b"), record("exact", 0.0)
+    refused = refusal(call("delta", exact, "--by", "targets"))
+    assert refused == f"error: {exact}: layer 1: δ takes no part of the error of O there; leave the run out"
+    by_weights = rows(call("delta", one, other, "--by", "weights"))
+    assert [row.split(" | ")[1:4:2] for row in by_weights] == [["1", "1.0"], ["1", "0.5"]]
+    for kind, told in (("attention", True), ("layer", True), ("time", True), ("weights", False), ("head", False)):
+        assert ("corpus a, b" in call("delta", one, other, "--by", kind).stderr) is told
+
+
 def test_pooled_biases_have_an_interval_over_runs(tmp_path: Path) -> None:
     """Three runs whose biases, means over two layers and two steps, are 1, 2 and 3; the noise is 2 in all."""
     runs = []

@@ -53,9 +53,10 @@ class Point:
 
 
 def by_weights(runs: Sequence[Run], window: Window) -> dict[str, list[Point]]:
-    """Group points by the run and step that their runs branched off; a run that is no branch has a group of its own."""
+    """Group points by the run and step that their runs branched off; a run that is no branch has a group of its own, as
+    its name tells only in its experiment."""
     groups: dict[str, list[Point]] = {}
     for run in runs:
-        name = f"step {run.origin[1]:,} of {Path(run.origin[0]).name}" if run.origin else run.name
+        name = f"step {run.origin[1]:,} of {Path(run.origin[0]).name}" if run.origin else run.where
         groups.setdefault(name, []).append(Point.of(run, window))
     return groups

@@ -69,7 +69,11 @@ class Group:
 
 
 def by_digest(runs: Sequence[Run]) -> list[Group]:
-    """Group runs by digest. Raises UserError if two of a group share targets, or one has not measured the error."""
+    """Group runs by digest.
+
+    Raises:
+        UserError: two of a group share targets; or one has not measured the error, or has none in a layer.
+    """
     groups: dict[str, Group] = {}
     for run in runs:
         digest = run.outcome["digest"]
@@ -77,5 +81,8 @@ def by_digest(runs: Sequence[Run]) -> list[Group]:
         targets = run.config["probes"].get("targets", "data")  # the only ones before there was a choice
         if targets in group.by_targets:
             raise UserError(f"{run.where}: a second run with targets={targets} of digest {digest}")
-        group.by_targets[targets] = Sums.of(run, Window())
+        sums = group.by_targets[targets] = Sums.of(run, Window())
+        if exact := [layer + 1 for layer in range(len(sums.by_step)) if not sums.variance_in_nats(layer + 1)]:
+            told = f"layer {exact[0]}: δ takes no part of the error of O there"
+            raise UserError(f"{run.where}: {told}; leave the run out")
     return list(groups.values())

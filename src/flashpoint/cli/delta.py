@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from flashpoint.analysis.bias import Window
 from flashpoint.analysis.provenance import provenance
 from flashpoint.cli import delta_tables as tables
-from flashpoint.cli.selection import answered, ended, figure_option, format_option, runs_argument
+from flashpoint.cli.selection import answered, ended, figure_option, format_option, runs_argument, tell_of_texts
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError
 from flashpoint.runs.run import Run
@@ -126,6 +126,8 @@ KINDS: dict[str, tuple[Callable[[Sequence[Run], Options], list[Table]], tuple[st
     "time": (_by_time, ("of", "every", "variant")),
 }
 """What has a row each: how its tables are made, and the options that it takes."""
+POOLED = ("layer", "attention", "time")
+"""Kinds of which a table has means over runs."""
 
 
 def _layers(_context: click.Context, _option: click.Parameter, value: str | None) -> list[int] | None:
@@ -238,3 +240,5 @@ def command(
         Window(since or 0, until, last), error or "delta_error", layers, metric, verdicts, out, every or 500, variant
     )
     show(make(runs, options), form, provenance(runs))
+    if kind in POOLED:
+        tell_of_texts([runs], "error of δ")
