@@ -32,8 +32,8 @@ class Deviation:
     signed_means: NDArray[np.float64]
     """Mean of the difference, one number for each input."""
     not_finite: int
-    """Elements that are NaN or infinite in one of the two, or that differ from
-    a golden value that is 0 throughout, to which nothing is relative."""
+    """Elements that are NaN or infinite in one of the two, or that differ from a golden value that is 0 throughout, to
+    which nothing is relative."""
 
 
 def deviation(difference: Tensor, golden: Tensor, precision: Format, unit: Unit) -> Deviation:
@@ -46,9 +46,7 @@ def deviation(difference: Tensor, golden: Tensor, precision: Format, unit: Unit)
             at each golden element, or at that root mean square if the element is smaller: an element near 0 has an
             ulp that says nothing about the sum it came from.
     """
-    in_unit = torch.where(
-        difference == 0, 0.0, difference / _scale(golden, precision, unit)
-    )  # nothing over 0 is nothing
+    in_unit = (difference / _scale(golden, precision, unit)).where(difference != 0, 0.0)  # nothing over 0 is nothing
     per_input = in_unit.flatten(1).cpu().numpy()
     finite = np.isfinite(per_input)
     values = per_input[finite]
