@@ -175,7 +175,7 @@ def test_scores_that_are_rounded_until_they_are_alike_have_no_other_factor(name:
     assert name != "flash_exact_rowsum" or "delta_bias" not in kinds
 
 
-def test_heads_whose_rounded_scores_cover_a_bias_of_delta_are_told() -> None:
+def test_heads_whose_rounded_scores_hide_a_bias_of_delta_are_told() -> None:
     """In the third head half of the scores are 1.0044, which BF16 rounds to 1.0078. It was left out without a word."""
     q, k, v, grad_out = along_out(5)
     q[:, 2], k[:, 2] = 0, 0
@@ -186,10 +186,10 @@ def test_heads_whose_rounded_scores_cover_a_bias_of_delta_are_told() -> None:
     function = by_position(lambda *qkv, **options: attention(*qkv, variant=variant, **options))
     call = call_of(function, [q, k, v, grad_out], scale=1.0)
     recorded, asked = diagnose(call), diagnose(call, function)
-    assert recorded.covered.tolist() == [False, False, True, False]
+    assert recorded.hidden.tolist() == [False, False, True, False]
     assert [one.heads for one in recorded.findings if one.kind == "delta_bias"] == [(1, 2, 4)]
     assert "layer 2: 3." in tables([recorded], "", None)[-1].note
-    assert not asked.covered.any()
+    assert not asked.hidden.any()
     assert [one.heads for one in asked.findings if one.kind == "delta_bias"] == [(1, 2, 3, 4)]
     assert "layer 2: 3." not in tables([asked], "", None)[-1].note
 

@@ -78,7 +78,11 @@ def layers(found: Sequence[LayerErrors]) -> list[Table]:
         cells[one.hottest] = _bold(cells[one.hottest])
         cells += [None] * (count - len(cells))
         rows.append([code(one.run.name), one.run.verdict, *cells, *_hottest(one)])
-    by_run = Table(("run", "verdict", *names, *_OF_HOTTEST), rows, "Layers: z; the columns after them: of the hottest.")
+    by_run = Table(
+        ("run", "verdict", *names, *_OF_HOTTEST),
+        rows,
+        "Layers: z; the columns after them: of the hottest. z takes the tokens of a run as independent, ± its steps.",
+    )
     if len(found) < 2:
         return [by_run]
     measured = _measured([one.z for one in found], count)

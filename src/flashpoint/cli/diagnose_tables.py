@@ -113,13 +113,13 @@ def tables(diagnoses: Sequence[Diagnosis], more: str, attention: str | None, lat
     measured = [[diagnosis.call.layer, *row] for diagnosis in diagnoses for row in _measures(diagnosis)]
     biases = {diagnosis.call.layer: diagnosis.bias for diagnosis in diagnoses if diagnosis.bias is not None}
     coarse, unjudged, unseen = _coarse(diagnoses), _unjudged(biases, more), _unseen(biases, more)
-    covered = _covered(diagnoses)
-    note = " ".join(part for part in (later, coarse, unjudged, covered, unseen, _scaled(diagnoses)) if part)
+    hidden = _hidden(diagnoses)
+    note = " ".join(part for part in (later, coarse, unjudged, hidden, unseen, _scaled(diagnoses)) if part)
     beyond = " beyond what FP32 itself may do" if coarse else ""
     nothing = f"Nothing found{beyond}{', and δ was not judged' if unjudged else ''}."
     measures = Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note)
     suspected = suspects(diagnoses, attention)
-    return _told(findings, measures, nothing, bool(unjudged or covered or unseen), suspected)
+    return _told(findings, measures, nothing, bool(unjudged or hidden or unseen), suspected)
 
 
 def _told(findings: Sequence[Finding], measures: Table, nothing: str, to_be_sure: bool, suspected: str) -> list[Table]:
@@ -184,9 +184,9 @@ def _scaled(diagnoses: Sequence[Diagnosis]) -> str:
     return "The tensors are FP16: if a GradScaler scaled the loss, errors of δ in nats are as many times too large."
 
 
-def _covered(diagnoses: Sequence[Diagnosis]) -> str:
+def _hidden(diagnoses: Sequence[Diagnosis]) -> str:
     """Return in which heads δ is not judged because their scores are rounded."""
-    heads = {one.call.layer: (one.covered.nonzero().flatten() + 1).tolist() for one in diagnoses}
+    heads = {one.call.layer: (one.hidden.nonzero().flatten() + 1).tolist() for one in diagnoses}
     told = [f"layer {layer}: {', '.join(map(str, some))}" for layer, some in heads.items() if some]
     if not told:
         return ""

@@ -119,8 +119,8 @@ def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) ->
     """Return what the features of a sequence say, [H] each.
 
     ``row_sum_bias``, ``…_noise``, ``…_sum`` and ``…_bound``: of :func:`delta_error_of_row_sums`, as those of ``delta``.
-    ``shift_bias``: the ``row_sum_bias`` that is right, as O goes with a shift of all scores; NaN with a sink, which
-    makes another one.
+    ``shift_bias``: the ``row_sum_bias`` that the response of O to a shift of all scores accounts for; NaN with a sink,
+    beside which a right one is not 0.
     ``weight_error``: the largest mean |error| of the weight that a block of queries gives a block of keys, and
     ``weight_error_queries`` and ``…_keys``, which; ``weight_found`` and ``weight_exact`` are the two weights.
     ``mass_error``: the largest error of Σⱼ Pᵢⱼ over blocks of queries, and ``mass_error_block``, which.

@@ -19,15 +19,15 @@ from flashpoint.diagnosis.measures import Measures, Results
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
 from flashpoint.diagnosis.repeats import identities_of
 from flashpoint.diagnosis.result_measures import BF16, ROW_OFF
-from flashpoint.diagnosis.significance import mean_and_margin, surely_off
+from flashpoint.diagnosis.significance import mean_and_margin
 from flashpoint.diagnosis.sink import sink_finding, with_sink
 from flashpoint.numerics.variant import AttentionVariant
 
 _LENGTH_OFF = 5e-4
 """Of the length error's root mean square beyond what is expected; a BF16 ℓ adds 1e-3 or more."""
 _FOLLOWS = 0.5
-_RIGHT = 0.25
-"""Of the mean of row sums. What O makes right of a bias of δ is 0."""
+_EXPLAINED = 0.25
+"""Of the mean of row sums, that the response of O to a shift of all scores accounts for. Of a bias of δ it is 0."""
 _ROUNDED = 1.5
 """Times the squared error of O that the rounding of P̄ and O makes. Beyond, the error of O is not of their rounding
 alone, and that δ does not follow it says nothing."""
@@ -41,24 +41,20 @@ class Diagnosis:
         measures: by name, [N, H].
         bias: of δ, in the call's sequences and in further ones; None where nothing tells of δ's error.
         probed: whether the attention was asked with features of its own.
+        hidden: the heads [H], bool, whose δ is not judged: rounded scores move dQ as an error of δ does.
     """
 
     call: AttentionCall
     measures: Measures
     bias: DeltaBias | None
     probed: bool
+    hidden: Tensor
     findings: tuple[Finding, ...]
 
     @property
     def fp32_error(self) -> Tensor:
         """The relative error [H] of weights that FP32's rounding of scores accounts for."""
         return fp32_error(self.measures)
-
-    @property
-    def covered(self) -> Tensor:
-        """The heads [H], bool, whose δ dQ does not tell of: their scores are rounded so that dQ moves as by δ."""
-        factors = factors_of(self.measures, identities_of(self.call))
-        return factors.of_rounding & (self.bias is not None and self.bias.of_grad_q)
 
 
 def diagnose(
@@ -86,11 +82,16 @@ def diagnose(
     differing = differing_rows(function, call, results)
     call = with_sink(call, results.out)
     measures = measured(call, results, probed, declared)
-    bias = DeltaBias.of(measures, identities_of(call), call.step, sample)
-    one = nonfinite(call, results.out, measures, maker(call.layer))
-    findings = [one] if one else _findings(call, measures, bias, probed, differing, declared is not None)
-    told = sink_finding(call, maker(call.layer))
-    return Diagnosis(call, measures, bias, probed is not None, (*([told] if told else []), *findings))
+    identities = identities_of(call)
+    bias = DeltaBias.of(measures, identities, call.step, sample)
+    factors = factors_of(measures, identities)
+    hidden = factors.of_rounding & (bias is not None and bias.of_grad_q)
+    if one := nonfinite(call, results.out, measures, maker(call.layer)):
+        findings = [one]
+    else:
+        findings = _findings(call, measures, bias, probed, factors, identities, differing, declared is not None)
+    sink = sink_finding(call, maker(call.layer))
+    return Diagnosis(call, measures, bias, probed is not None, hidden, (*([sink] if sink else []), *findings))
 
 
 def delta_finding(layer: int, bias: DeltaBias | None) -> Finding | None:
@@ -103,6 +104,8 @@ def _findings(
     of: Measures,
     bias: DeltaBias | None,
     probed: Probed | None,
+    factors: Factors,
+    identities: Sequence[str],
     differing: Tensor,
     declares: bool,
 ) -> list[Finding]:
@@ -111,7 +114,6 @@ def _findings(
     if (heads := differing.any(-1).any(0)).any():
         rows = int(differing.sum())
         return [finding("random_row", heads, f"a second call on the same inputs returns {rows:,} rows that differ")]
-    factors = factors_of(of, identities_of(call))
     gross = (
         wrong_weights(call, of, probed, factors, finding),
         wrong_rows(of, factors, finding),
@@ -127,13 +129,13 @@ def _findings(
     dead = of["dead_rows"].mean(0) > DEAD_ROWS
     told_apart = ~dead & (fp32_error(of) < FP32_COARSE)  # beyond, P̄ of the largest score is not 1
     heads &= told_apart & ~explained(of) if declares else told_apart
-    following = _following(call, of, factors)
+    following = _following(call, of, factors, identities)
     biased = torch.zeros_like(heads)
     if bias is not None and bias.judges:
         # Where O as a whole is off, so are P and dQ, by more than an error of δ.
         told_by_grad_q = ~factors.either & (of["out_error"].square().mean(0).sqrt() < ROW_OFF)
         biased = bias.igniting & told_by_grad_q if bias.of_grad_q else bias.igniting
-    responds = _responds(of, bias, biased, identities_of(call))
+    responds = _responds(of, bias, biased, identities)
     biased &= ~responds
     found = [None if bias is None else _biased(bias, biased, following, finding), _not_of_softmax(responds, finding)]
     found += [wrong_delta(of, ~biased & ~factors.either, finding), *factor_findings(factors, of, finding)]
@@ -165,10 +167,10 @@ class _Following:
     rounding: Tensor
 
 
-def _following(call: AttentionCall, of: Measures, factors: Factors) -> _Following | None:
+def _following(call: AttentionCall, of: Measures, factors: Factors, identities: Sequence[str]) -> _Following | None:
     if "delta_follows_out" not in of:
         return None
-    mean, margin = mean_and_margin(of["delta_follows_out"], identities_of(call))
+    mean, margin = mean_and_margin(of["delta_follows_out"], identities)
     rounding = of["delta_rounding"].square().mean(0).sqrt()
     told = (rounding > fp32_error(of)) & ~factors.either
     expected = of["out_error_expected"].square().mean(0)
@@ -200,13 +202,13 @@ def _biased(bias: DeltaBias, heads: Tensor, following: _Following | None, findin
 
 
 def _responds(of: Measures, bias: DeltaBias | None, biased: Tensor, identities: Sequence[str]) -> Tensor:
-    """Return the biased heads [H] whose row sums of dS have a mean that O itself makes right, at least in part. One of
-    them has to be sure: what is inside an attention is so in all heads."""
+    """Return the biased heads [H] whose row sums of dS have a mean that the response of O accounts for, at least in
+    part. One of them has to be sure: what is inside an attention is so in all heads."""
     if bias is None or "shift_bias" not in of:
         return torch.zeros_like(biased)
-    least = _RIGHT * bias.mean.abs()
-    responds = biased & (mean_and_margin(of["shift_bias"], identities)[0].abs() >= least)
-    return responds & (biased & (surely_off(of["shift_bias"], identities, least) != 0)).any()
+    mean, margin = mean_and_margin(of["shift_bias"], identities)
+    responds = biased & (mean.abs() >= _EXPLAINED * bias.mean.abs())
+    return responds & (responds & (mean.abs() > margin)).any()
 
 
 def _not_of_softmax(heads: Tensor, finding: Make) -> Finding | None:

@@ -10,9 +10,12 @@ from typing import Any, Self
 
 from flashpoint.errors import notify
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a process to end."""
+
 
 class StopRequests:
-    """Notes SIGINT, SIGTERM and SIGHUP, which would end the process. One that is ignored, as after nohup, stays so.
+    """Notes :data:`STOPS`, which would end the process. One that is ignored, as after nohup, stays so.
 
     Args:
         answer: told at the first one, after which the next ends the process at once. Without it all are noted.
@@ -24,7 +27,7 @@ class StopRequests:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in STOPS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._note)
         return self

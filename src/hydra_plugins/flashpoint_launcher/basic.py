@@ -20,11 +20,11 @@ from hydra.core.utils import JobReturn, JobStatus
 
 from flashpoint.errors import UserError, notify, one_line
 from flashpoint.runs.folder import sweep_lock
+from flashpoint.training.interrupt import STOPS
 
 from ._sweep import own_of
 
 _TOLD = 8  # names of runs in one line
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
@@ -124,7 +124,7 @@ def _stop_requests() -> Iterator[Callable[[], signal.Signals | None]]:
             numbers = os.read(read, 4096)
         except BlockingIOError:
             return None
-        return next((number for number in _STOPS if number in numbers), None)
+        return next((number for number in STOPS if number in numbers), None)
 
     try:
         yield request
