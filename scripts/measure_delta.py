@@ -37,7 +37,7 @@ from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
 
-SPLIT = ("flash_delta_split", "flash_fp32_delta_split")
+SPLIT = ("flash_delta_split", "flash_fixed")
 """Attentions whose residual has the bits that the command line names."""
 SEQUENCES, LENGTH, SIZE = 16, 256, 64
 """Of the drawn inputs."""

@@ -121,7 +121,7 @@ def _until_onset(run: Run) -> tuple[int | None, dict[int, str]]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_runs_whose_weights_were_measured_are_the_first_steps_of_those_with_an_onset(seed: int) -> None:
-    runs = select_runs([f"weights-packages:flash*_seed-{seed}"], REPOSITORY / "runs")
+    runs = select_runs([f"weights-packages:*flash*_seed-{seed}"], REPOSITORY / "runs")
     assert len(runs) == 7
     for run in runs:
         longer = kept(f"laptop-packages:{run.name}").chain
@@ -131,7 +131,10 @@ def test_the_runs_whose_weights_were_measured_are_the_first_steps_of_those_with_
 
 @pytest.mark.parametrize(
     "name",
-    [*(f"flash_bf16_seed-{seed}" for seed in (0, 3, 6, 7)), *(f"flash_fixed_seed-{seed}" for seed in (0, 4, 5, 6, 7))],
+    [
+        *(f"flash_bf16_seed-{seed}" for seed in (0, 3, 6, 7)),
+        *(f"exact_row_sum-flash_fixed_paper_seed-{seed}" for seed in (0, 4, 5, 6, 7)),
+    ],
 )
 def test_runs_of_two_days_have_the_same_bits(name: str) -> None:
     one, other = (kept(f"{experiment}:{name}").chain for experiment in ("packages-h200", "horizon-h200"))

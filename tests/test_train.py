@@ -78,7 +78,7 @@ def test_replay_with_another_attention_keeps_the_tape_and_changes_the_losses(rec
     assert losses_of(original)[0] == pytest.approx(losses_of(fixed)[0], abs=1e-2)
     assert losses_of(original) != losses_of(fixed)
     attn = json.loads((fixed / "config.json").read_text())["attn"]
-    assert attn["shift"] == "dynamic_max"
+    assert attn["out_residual_bits"] == 6
     assert attn["out_unnormalized"]["bits"] == 1  # the laptop's Ō belongs to the experiment, not to the attention
 
 
@@ -292,9 +292,9 @@ def test_a_run_name_that_exists_is_refused(recorded: Path, train: Command) -> No
 
 @pytest.mark.slow
 def test_the_name_that_a_run_gets_is_a_value_as_it_stands(recorded: Path, train: Command) -> None:
-    choices = ("attn=flash_fixed", "attn.beta=2", "attn.layers=[1]", "attn.elsewhere=flash_fp32")
+    choices = ("attn=flash_fixed_paper", "attn.beta=2", "attn.layers=[1]", "attn.elsewhere=flash_fp32")
     first = outcome_of(train(*choices, "train.steps=2", cwd=recorded))
-    assert first[6].endswith("_flash_fixed-beta-2.0-layers-1-elsewhere-flash_fp32_seed0")
+    assert first[6].endswith("_flash_fixed_paper-beta-2.0-layers-1-elsewhere-flash_fp32_seed0")
     assert outcome_of(train(f"replay={first[6]}", cwd=recorded, tiny=False))[5] == first[5]
 
 

@@ -212,8 +212,8 @@ def test_differences_of_several_attentions_or_from_several_twins_are_not_pooled(
 
     against = of("against", "flash_fp32", 1)
     losses = claim(kind="interval", quantity="validation_loss", step=1000, against=["them"], below=0)
-    with pytest.raises(UserError, match="2 attentions: flash_bf16; flash_fixed"):
-        judge(losses, [*of("one", "flash_bf16", 1), *of("two", "flash_fixed", 1)], against)
+    with pytest.raises(UserError, match="2 attentions: flash_bf16; flash_exact_rowsum"):
+        judge(losses, [*of("one", "flash_bf16", 1), *of("two", "flash_exact_rowsum", 1)], against)
     weights = claim(kind="interval", quantity="weights_distance", step=100, against=["them"], below=1)
     runs = of("one-more", "flash_bf16", 1)
     with pytest.raises(UserError, match="2 differences from the twin: precision; order"):

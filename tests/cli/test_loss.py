@@ -27,21 +27,21 @@ def record(
 
 def test_differences_are_of_the_same_seed_and_data(tmp_path: Path) -> None:
     runs = [record(tmp_path, "flash_fp32", seed, {100: 9.0, 200: float(seed)}) for seed in (1, 2, 3)]
-    runs += [record(tmp_path, "flash_fixed", seed, {100: 0.0, 200: 1.1 * seed}) for seed in (1, 2, 3)]
+    runs += [record(tmp_path, "flash_exact_rowsum", seed, {100: 0.0, 200: 1.1 * seed}) for seed in (1, 2, 3)]
     runs += [
-        record(tmp_path, "flash_fixed", 4, {100: 0.0, 200: 4.4}),
+        record(tmp_path, "flash_exact_rowsum", 4, {100: 0.0, 200: 4.4}),
         record(tmp_path, "sdpa", 1, {200: 7.0}, data="b"),
     ]
     # Differences 0.1, 0.2, 0.3: t(0.975, 2) = 4.303 times 0.1 / √3 is 0.248. The spread is that of 1.1, 2.2, 3.3, 4.4.
     assert rows(call("loss", *runs)) == [
         "| `flash_fp32` | 3 | 0 | 2.0000 | 1.0000 |  |  |  |",
-        "| `flash_fixed` | 4 | 0 | 2.7500 | 1.4201 | 3 | +0.2000 | -0.0484 to +0.4484 |",
+        "| `flash_exact_rowsum` | 4 | 0 | 2.7500 | 1.4201 | 3 | +0.2000 | -0.0484 to +0.4484 |",
         "| `sdpa` | 1 | 0 | 7.0000 |  |  |  |  |",
     ]
     fixed = values("loss", *runs)[1]
     assert fixed["minus flash_fp32"] == pytest.approx(0.2)
     assert fixed["95 % interval"] == pytest.approx({"low": 0.2 - 0.24841, "high": 0.2 + 0.24841}, abs=1e-5)
-    assert rows(call("loss", *runs[:-1], "--at", "100"))[1].startswith("| `flash_fixed` | 4 | 0 | 0.0000 |")
+    assert rows(call("loss", *runs[:-1], "--at", "100"))[1].startswith("| `flash_exact_rowsum` | 4 | 0 | 0.0000 |")
 
 
 def test_a_run_that_had_exploded_is_counted_and_has_no_loss(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_run_that_had_exploded_is_counted_and_has_no_loss(tmp_path: Path) -> N
 
 def test_a_control_that_had_exploded_is_told(tmp_path: Path) -> None:
     runs = [record(tmp_path, "flash_bf16", 1, {100: 3.0, 150: 8.0}, onset=120)]
-    runs += [record(tmp_path, "flash_fixed", 1, {100: 2.0, 200: 1.0})]
+    runs += [record(tmp_path, "flash_exact_rowsum", 1, {100: 2.0, 200: 1.0})]
     assert call("loss", *runs, "--control", "flash_bf16").stderr == (
         "all runs of flash_bf16 had exploded before step 200; give an earlier step with --at, or choose another "
         "--control\n"
@@ -63,7 +63,7 @@ def test_a_control_that_had_exploded_is_told(tmp_path: Path) -> None:
 
 
 def test_attentions_without_the_control_are_told_to_name_another_one(tmp_path: Path) -> None:
-    runs = [record(tmp_path, name, 1, {200: 1.0}) for name in ("flash_bf16", "flash_fixed")]
+    runs = [record(tmp_path, name, 1, {200: 1.0}) for name in ("flash_bf16", "flash_exact_rowsum")]
     assert "no flash_fp32 of the same seed" in call("loss", *runs).stderr
     assert not call("loss", *runs, "--control", "flash_bf16").stderr
     assert not call("loss", runs[0]).stderr
@@ -79,10 +79,10 @@ def test_means_over_several_texts_are_told(tmp_path: Path) -> None:
     """One attention on an easy text beside another on a hard one: 1.0 and 3.0, though both have the same loss on one
     text."""
     easy, hard = record(tmp_path, "flash_fp32", 1, {200: 1.0}, data="a" * 8), {"losses": {200: 3.0}, "data": "b" * 8}
-    runs = [easy, record(tmp_path, "flash_fixed", 1, **hard)]
+    runs = [easy, record(tmp_path, "flash_exact_rowsum", 1, **hard)]
     told = "rows are counted or compared over 2 texts (corpus aaaaaaaa, bbbbbbbb), and the loss depends on the text; "
     assert call("loss", *runs).stderr.startswith(told)
-    same = [record(tmp_path, name, 2, **hard) for name in ("flash_fp32", "flash_fixed")]
+    same = [record(tmp_path, name, 2, **hard) for name in ("flash_fp32", "flash_exact_rowsum")]
     assert call("loss", *same).stderr == ""
 
 

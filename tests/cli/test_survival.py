@@ -19,7 +19,7 @@ def test_runs_are_grouped_and_says_where_they_were_made(tmp_path: Path) -> None:
         )
 
     control, bf16 = {"name": "flash_fp32", "beta": 7}, {"name": "flash_bf16", "beta": 7}
-    fixed = {"name": "flash_fixed", "shift": "dynamic_max"}
+    fixed = {"name": "flash_fixed_paper", "shift": "dynamic_max"}
     runs = [record(f"c{i}", control, 2000, None) for i in range(3)]
     runs += [record(f"b{i}", bf16, 900, 500 + 100 * i) for i in range(3)]
     # A younger record of the same choices has more fields.
@@ -34,10 +34,10 @@ def test_runs_are_grouped_and_says_where_they_were_made(tmp_path: Path) -> None:
     assert result.stdout.splitlines()[0] == "a GPU, torch 2.99; corpus unknown; seeds 0 to 12; 2026-11-21"
     found = rows(result)
     assert found[0].startswith("| `flash_fp32 injected delta_error.kind=bias` | 1 of 1 | 3 to 100 % | 300 |")
-    assert found[1].startswith("| `flash_fixed beta=7` | 1 of 1 | 3 to 100 % | 700 | none |")
+    assert found[1].startswith("| `flash_fixed_paper beta=7` | 1 of 1 | 3 to 100 % | 700 | none |")
     assert found[2].startswith("| `flash_bf16` | 5 of 6, 1 by NaN | 36 to 100 % | 575 | 1,000 | 0.0")
     assert found[3] == "| `flash_fp32` | 0 of 3 | 0 to 71 % | not reached | 2,000 |  |"
-    assert found[4].startswith("| `flash_fixed beta=2` | 0 of 1 |")
+    assert found[4].startswith("| `flash_fixed_paper beta=2` | 0 of 1 |")
     assert found[5].startswith("| `flash_fp32 injected delta_error.kind=noise` | 0 of 1 |")
 
     runs += [record("c9", control, 2000, None, lr=0.1), record("b9", bf16, 900, 400, lr=0.1)]
@@ -245,7 +245,7 @@ def test_a_row_without_a_p_says_why(tmp_path: Path) -> None:
 
     control = [record(f"c{seed}", "flash_fp32", seed, 900, 800) for seed in range(3)]
     bf16 = [record(f"b{seed}", "flash_bf16", seed, 600, 500) for seed in range(3)]
-    few = [record(f"f{seed}", "flash_fixed", seed, 900) for seed in range(2)]
+    few = [record(f"f{seed}", "flash_fixed_paper", seed, 900) for seed in range(2)]
     short = [record(f"s{seed}", "sdpa", seed, 300) for seed in range(3)]
     elsewhere = [record(f"e{seed}", "sdpa", seed, 900, 400, lr=0.1) for seed in range(3)]
 

@@ -13,7 +13,7 @@ from tests.conftest import REPOSITORY
 COMPILE = str(REPOSITORY / "scripts/compile_kernels.py")
 
 
-VARIANTS = ("flash_bf16", "standard", "flash_exact_rowsum", "flash_exact_rowsum_one_pass", "flash_fp32_delta_split")
+VARIANTS = ("flash_bf16", "standard", "flash_exact_rowsum", "flash_exact_rowsum_one_pass", "flash_fixed")
 
 
 @pytest.fixture(scope="module")

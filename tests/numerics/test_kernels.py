@@ -46,6 +46,7 @@ VARIANTS = {
         scores=NEAREST, out_unnormalized=NEAREST, out_unnormalized_when="per_block", block_k=16, delta="out_fp32"
     ),
     "dynamic_gamma": AttentionVariant(scores=NEAREST, shift="dynamic_max", gamma=0.75, tie_tolerance=1e-3, block_k=16),
+    "dynamic_exact": dataclasses.replace(FROM_FILES["flash_fixed_paper"], exact_row_sum=True),
     "dynamic_untiled": AttentionVariant(scores=NEAREST, shift="dynamic_max", beta=2.0, block_k=None),
     "released_64": dataclasses.replace(FROM_FILES["released_fixed"], block_k=64, delta="out_fp32"),
     "all_stochastic": in_format(STOCHASTIC),
@@ -59,7 +60,7 @@ VARIANTS = {
     "coarse_stochastic": in_format(Rounding("stochastic", 5)),
     "fine_stochastic": in_format(Rounding("stochastic", 8)),
 }  # fmt: skip
-THREE_TILES = ("flash_bf16", "flash_fixed", "flash_delta_pdp", "flash_stochastic", "flash_untiled", "released_fixed")
+THREE_TILES = ("flash_bf16", "dynamic_exact", "flash_delta_pdp", "flash_stochastic", "flash_untiled", "released_fixed")
 SHAPES = [
     *(pytest.param(name, 65, 32, marks=[] if name in FROM_FILES else [pytest.mark.slow]) for name in VARIANTS),
     # Three tiles of keys; each takes the interpreter seconds, and what differs in them is running maximum and products.

@@ -37,12 +37,12 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> None:
 def test_bias_and_noise_against_fp64(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(monkeypatch, written(tmp_path), "--attn", "flash_fp32", "flash_fp32_delta_split", "--bits", "1", "4")
+    run(monkeypatch, written(tmp_path), "--attn", "flash_fp32", "flash_fixed", "--bits", "1", "4")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()[4:]]
     assert [row[1] for row in rows] == [
         "`flash_fp32`",
-        "`flash_fp32_delta_split 1 bit`",
-        "`flash_fp32_delta_split 4 bits`",
+        "`flash_fixed 1 bit`",
+        "`flash_fixed 4 bits`",
     ]
     assert {row[0] for row in rows} == {f"{tmp_path.name} L3"}
     tensors = [x.bfloat16() for x in normal(40, 16)]

@@ -31,7 +31,7 @@ def test_a_file_holds_the_variant_of_its_name(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "choices", "told"),
     [
-        ("flash_fixed", {"beta": 2.0}, "flash_fixed beta=2.0"),
+        ("flash_fixed_paper", {"beta": 2.0}, "flash_fixed_paper beta=2.0"),
         ("flash_fp32", {"out": {"mode": "none"}, "block_k": 32}, "flash_fp32 out=none block_k=32"),
         (
             "flash_fp32_out",

@@ -153,7 +153,7 @@ def test_what_two_parts_leave_of_the_error_goes_against_the_error(mantissa: int,
         assert left.square().mean() / error.square().mean() == pytest.approx(4.0**-bits, rel=0.03)
 
 
-@pytest.mark.parametrize("name", ["flash_delta_split", "flash_fp32_delta_split"])
+@pytest.mark.parametrize("name", ["flash_delta_split", "flash_fixed"])
 def test_delta_of_two_parts_is_within_their_last_place_of_the_unrounded_o(name: str) -> None:
     """Through dQ along the feature of K that is 1 and that Q does not see: α·Σⱼ dSᵢⱼ = α·rowsum(dO∘(O* − O of δ))."""
     q, k, v, grad_out = (x.float().cpu() for x in inputs(65, 32))

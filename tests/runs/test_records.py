@@ -15,6 +15,7 @@ from flashpoint.errors import UserError
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import read_metrics
 from flashpoint.runs.run import Run
+from flashpoint.runs.select import open_run
 from flashpoint.runs.tables import Evidence
 from tests.conftest import Command
 from tests.records import call, refusal, write_run
@@ -35,6 +36,23 @@ def change(path: Path, key: str, value: object) -> None:
     else:
         inside[last] = value
     path.write_text(json.dumps(whole))
+
+
+@pytest.mark.parametrize(
+    ("stored", "today"),
+    [
+        ({"name": "flash_fixed", "exact_row_sum": True, "delta": "out"}, "flash_fixed_paper exact_row_sum=True"),
+        ({"name": "flash_fixed beta=2.0", "exact_row_sum": True}, "flash_fixed_paper exact_row_sum=True beta=2.0"),
+        ({"name": "flash_fixed", "exact_row_sum": False, "delta": "out"}, "flash_fixed_paper"),
+        ({"name": "flash_fp32_delta_split out_residual_bits=3"}, "flash_fixed out_residual_bits=3"),
+        ({"name": "flash_fixed", "delta": "out_fp32", "out_residual_bits": 6}, "flash_fixed"),
+        ({"name": "flash_fixed delta=p_dp out_residual_bits=None", "delta": "p_dp"}, None),
+        ({"name": "flash_fixed_paper", "exact_row_sum": True}, None),
+    ],
+)
+def test_an_attention_that_was_called_otherwise_has_todays_name(tmp_path: Path, stored: dict, today: str) -> None:
+    write_run(tmp_path / "r", stored)
+    assert open_run(str(tmp_path / "r")).attention.name == (today or stored["name"])
 
 
 @pytest.mark.parametrize(

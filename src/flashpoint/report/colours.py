@@ -17,7 +17,6 @@ _VARIANTS = {
     "flash_delta_fp32": "#1f4e79",
     "flash_delta_pdp": "#44aa99",
     "flash_delta_split": "#6a51a3",
-    "flash_fp32_delta_split": "#9e9ac8",
     "flash_fp32_out": "#ddcc77",
     "flash_centered": "#117733",
     "flash_centered_grad": "#aa4499",

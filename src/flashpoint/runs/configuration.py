@@ -29,9 +29,27 @@ _ALWAYS = {
 """Keys that the first version had. Every run has them; a key that is younger than a run has its default there."""
 
 
+def as_of_today(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored configuration with all sections and with today's name of its attention."""
+    return {**with_all_sections(config), "attn": _named_as_today(config["attn"])}
+
+
 def with_all_sections(config: dict[str, Any]) -> dict[str, Any]:
     """Return a stored configuration in which sections that are younger than the run are empty."""
     return {"probes": {}, "checkpoints": {}, **config}
+
+
+def _named_as_today(attn: dict[str, Any]) -> dict[str, Any]:
+    """``flash_fixed`` was Algorithm 1, then Algorithm 1 with exact row sums, before it became a δ of two parts.
+
+    Of today's, only one whose name tells ``delta=`` has a δ without parts.
+    """
+    name, space, differing = attn["name"].partition(" ")
+    if name == "flash_fp32_delta_split":
+        name = "flash_fixed"
+    elif name == "flash_fixed" and attn.get("delta") != "out_fp32" and "delta=" not in differing:
+        name = "flash_fixed_paper" + (" exact_row_sum=True" if attn.get("exact_row_sum") else "")
+    return {**attn, "name": f"{name}{space}{differing}"}
 
 
 def attention_of(config: Mapping[str, Any]) -> AttentionVariant:

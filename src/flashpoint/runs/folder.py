@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from flashpoint.errors import UserError
 from flashpoint.files import is_locked
-from flashpoint.runs.configuration import CONFIG, WatchedConfig, known_settings, with_all_sections
+from flashpoint.runs.configuration import CONFIG, WatchedConfig, as_of_today, known_settings
 from flashpoint.runs.lines import as_kept, packed
 from flashpoint.runs.localized import KeptBranch, Localized
 from flashpoint.runs.manifest import Manifest, origin_of
@@ -140,7 +140,7 @@ class RunFolder:
         """
         if self.watched:
             return known_settings(read_json(self.config, WatchedConfig), str(self.path))
-        return with_all_sections(read_json(self.config, CONFIG))
+        return as_of_today(read_json(self.config, CONFIG))
 
     def read_manifest(self) -> dict[str, Any]:
         """Return what :attr:`manifest` holds (:class:`flashpoint.runs.manifest.Manifest`)."""

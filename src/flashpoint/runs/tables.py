@@ -21,7 +21,7 @@ from pydantic import Field
 from flashpoint.errors import UserError
 from flashpoint.runs.arrow import chain_of, metrics_of, wrong_chain_column, wrong_metrics_column
 from flashpoint.runs.chain import Chain
-from flashpoint.runs.configuration import CONFIG, with_all_sections
+from flashpoint.runs.configuration import CONFIG, as_of_today
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import Manifest
 from flashpoint.runs.metrics import Columns
@@ -134,7 +134,7 @@ class InTables:
         return True
 
     def config(self) -> dict[str, Any]:
-        return with_all_sections(self._json("config", CONFIG))
+        return as_of_today(self._json("config", CONFIG))
 
     def manifest(self) -> dict[str, Any]:
         return self._json("manifest", Manifest)
