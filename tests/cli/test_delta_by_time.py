@@ -13,11 +13,11 @@ from tests.verdicts import outcome_of
 STEPS = range(0, 1000, 100)
 
 
-def of_time(folder: Path, name: str, *, seed: int, onset: int | None, first: float) -> str:
+def of_time(folder: Path, name: str, *, seed: int, onset: int | None, first: float, until: int = 1000) -> str:
     """Two layers of two heads; layer 1 has ``first`` until step 499 and twice that from then on, layer 2 minus it."""
     metrics = [
         {"step": step, "delta_error_relative_bias": [[0.5 * bias, 1.5 * bias], [-bias, -bias]]}
-        for step in STEPS
+        for step in STEPS[: until // 100]
         for bias in [first * (2 if step >= 500 else 1)]
     ]
     return write_run(folder / name, {"name": "flash_bf16"}, seed=seed, onset=onset, metrics=metrics)
@@ -39,6 +39,12 @@ def test_a_mean_is_of_the_runs_without_an_onset(runs: list[str]) -> None:
 def test_it_ends_where_most_runs_have_their_onset(runs: list[str]) -> None:
     counts = [line.split(" | ")[1] for line in rows(call("delta", *runs, "--by", "time", "--every", "100"))]
     assert counts == ["3"] * 5 + ["2"] * 2  # from 450 and 700 on two and one of three are left
+
+
+def test_a_run_that_was_trained_for_a_shorter_time_has_no_onset(runs: list[str], tmp_path: Path) -> None:
+    shorter = [of_time(tmp_path, f"s{seed}", seed=seed, onset=None, first=1.0, until=300) for seed in (4, 5, 6)]
+    counts = [line.split(" | ")[1] for line in rows(call("delta", *runs, *shorter, "--by", "time", "--every", "100"))]
+    assert counts == ["6"] * 3 + ["3"] * 2 + ["2"] * 2
 
 
 def test_the_variant_injects_what_was_measured(runs: list[str], tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class Window:
         """Return which of a run's observed steps [n] lie in the window, as booleans.
 
         Raises:
-            UserError: none.
+            UserError: none lies in it.
         """
         until = self.until
         if until is None:

@@ -15,7 +15,7 @@ from flashpoint.runs.run import Run
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The runs that have no onset yet, as long as they are at least half of all runs."""
+    """The runs that have no onset yet, as long as they are no fewer than those that have one."""
 
     interval: int
     """Steps."""
@@ -54,16 +54,15 @@ def trajectory(runs: Sequence[Run], error: str, interval: int) -> Trajectory:
     layers = {len(of_run) for of_run in of_runs}
     if len(layers) > 1:
         raise UserError(f"runs of {' and '.join(map(str, sorted(layers)))} layers: name runs of one model")
+    with_onset = [of_run for run, of_run in zip(runs, of_runs, strict=True) if run.onset is not None]
     values: list[NDArray[np.float64]] = []
     for number in range(max(of_run.shape[1] for of_run in of_runs)):
         present = [of_run[:, number] for of_run in of_runs if number < of_run.shape[1]]
-        if 2 * len(present) < len(runs):
+        if len(present) < sum(number >= of_run.shape[1] for of_run in with_onset):
             break
         values.append(np.array(present))
     if not values:
-        raise UserError(
-            "fewer than half of the runs are without an onset in the first interval: give a smaller --every"
-        )
+        raise UserError("most runs have their onset in the first interval: give a smaller --every")
     return Trajectory(interval, values)
 
 

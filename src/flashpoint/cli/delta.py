@@ -211,8 +211,8 @@ def command(
     mean.
 
     --by time: the bias of each layer in units of |dO|·|O|, a mean over heads, observed steps and the runs that have no
-    onset yet; as long as these are at least half of the runs. --variant FILE.yaml writes exact row sums with these
-    biases injected: attn.delta_error.trajectory.
+    onset yet, as long as they are no fewer than those that have one. --variant FILE.yaml writes exact row sums with
+    these biases injected: attn.delta_error.trajectory.
 
     All intervals are 95 %.
     """
