@@ -13,8 +13,9 @@ from typing import Any
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 
-from flashpoint.report.figures import draw_bias, draw_heads, draw_heat_map, draw_losses, draw_metrics
+from flashpoint.report.figures import ABREAST, draw_bias, draw_heads, draw_heat_map, draw_losses, draw_metrics
 from flashpoint.report.page import page, write_report
 from flashpoint.report.panels import PANELS
 from flashpoint.runs.folder import RunFolder
@@ -143,6 +144,35 @@ def test_the_runs_of_a_figure_have_the_same_steps_below_one_another(tmp_path: Pa
         assert figure is not None
         first, second = figure.axes[:2]
         assert first.get_xlim() == second.get_xlim()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_runs_that_have_no_room_side_by_side_go_on_below(tmp_path: Path, rows: int) -> None:
+    runs = [record(tmp_path, f"run-{number}", onset=number or None) for number in range(ABREAST + 2)]
+    titles = {"tied_rows": "ties", "tie_multiplicity": "how many"}
+    figure = draw_heads(runs) if rows == 1 else draw_metrics(runs, titles)
+    assert figure is not None
+    figure.canvas.draw()
+    places = [panel.get_window_extent() for panel in figure.axes]
+    assert len({round(place.x0) for place in places}) == ABREAST
+    assert len({round(place.y0) for place in places}) == 2 * rows
+    assert all(place.height > 1.2 * figure.dpi for place in places)
+    onsets = [panel.get_lines()[-1].get_xdata()[0] for panel in _from_above(figure.axes)[:: rows * ABREAST]]
+    assert onsets[1] == ABREAST
+    assert len({panel.get_ylim() for panel in figure.axes}) == 1  # both metrics have the same values
+
+
+def _from_above(panels: list[Axes]) -> list[Axes]:
+    """Row by row, each from the left."""
+    return sorted(panels, key=lambda panel: (-round(panel.get_window_extent().y0), panel.get_window_extent().x0))
+
+
+def test_the_names_of_a_sweep_leave_its_curves_their_room(tmp_path: Path) -> None:
+    figure = draw_losses([record(tmp_path, f"run-{number}", attention="flash_bf16") for number in range(16)])
+    assert figure is not None
+    figure.canvas.draw()
+    for panel in figure.axes:
+        assert panel.get_window_extent().height > 2 * figure.dpi
 
 
 def test_the_loss_is_drawn_as_the_detector_averages_it(tmp_path: Path) -> None:

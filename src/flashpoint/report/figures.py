@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,10 +25,14 @@ if TYPE_CHECKING:
 
 _MARKERS = "os^Dv*PX"
 """Of the runs, in their order."""
+ABREAST = 4
+"""Runs whose panels have room side by side; the others' go on below."""
 _NAMED_IN_PANEL = 4
 """Runs whose names have room beside their curves."""
 _IN_HALF_A_LINE = 45
 """Letters for which half the width of a figure has room."""
+_LINE = 0.2
+"""Inches that a line of a legend takes."""
 _NAMED_HEADS, _LARGEST_HEADS = 8, 4
 """Heads of a layer that have a colour each; of a layer with more, those whose W_Q is largest."""
 
@@ -55,9 +60,10 @@ def draw_losses(runs: Sequence[Run]) -> Figure | None:
     set_log_scale(axes[1, 0])
     handles, labels = axes[0, 0].get_legend_handles_labels()
     if len(runs) > _NAMED_IN_PANEL:
-        longest = max(len(line) for label in labels for line in label.splitlines())
-        columns = 2 if longest <= _IN_HALF_A_LINE else 1  # a legend that is too wide is cut off
+        lines = [line for label in labels for line in label.splitlines()]
+        columns = 2 if max(map(len, lines)) <= _IN_HALF_A_LINE else 1  # a legend that is too wide is cut off
         figure.legend(handles, labels, frameon=False, fontsize=8, ncols=columns, loc="outside lower center")
+        figure.set_figheight(figure.get_figheight() + _LINE * math.ceil(len(lines) / columns))
     elif handles:
         axes[0, 0].legend(frameon=False, fontsize=8)
     return _finished(figure, axes)
@@ -110,7 +116,7 @@ def draw_heat_map(runs: Sequence[Run]) -> Figure | None:
     measured = [(run, series) for run in runs if (series := run.by_head("w_q_spectral_norm"))]
     if not measured:
         return None
-    figure, axes = _panels(1, len(measured), sharex=True)
+    figure, axes = _panels_of_runs(1, len(measured), sharey=False)
     largest = max(float(norms[np.isfinite(norms)].max(initial=1.0)) for _, (_, norms) in measured)
     for panel, (run, (steps, norms)) in zip(axes[0], measured, strict=True):
         rows = norms.reshape(-1, norms.shape[-1])
@@ -138,7 +144,7 @@ def draw_metrics(runs: Sequence[Run], titles: dict[str, str], share: str | None 
     if not measured:
         return None
     titles = {name: title for name, title in titles.items() if any(run.by_head(name) for run in measured)}
-    figure, axes = _panels(len(titles), len(measured), sharex=True, sharey="row")
+    figure, axes = _panels_of_runs(len(titles), len(measured))
     for column, run in enumerate(measured):
         for row, (name, title) in enumerate(titles.items()):
             panel = axes[row, column]
@@ -160,11 +166,34 @@ def _where_some(shares: Series | None, series: Series) -> Series:
     return steps, np.where(shares[1] > 0, values, np.nan)
 
 
-def _panels(rows: int, columns: int, **options: Any) -> tuple[Figure, np.ndarray]:
+def _panels(rows: int, columns: int, height: float = 2.7, **options: Any) -> tuple[Figure, np.ndarray]:
+    """Return panels [rows, columns] of that height in inches."""
     from matplotlib.figure import Figure  # matplotlib takes half a second to import
 
-    figure = Figure(figsize=(max(7.0, 4.2 * columns), max(4.0, 2.7 * rows)), dpi=110, layout="constrained")
+    figure = Figure(figsize=(max(7.0, 4.2 * columns), max(4.0, height * rows)), dpi=110, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def _panels_of_runs(rows: int, count: int, *, sharey: bool = True) -> tuple[Figure, np.ndarray]:
+    """Return panels [rows, count], a column for each run, :data:`ABREAST` of them side by side and the next ones below.
+
+    All have the same steps, and those of a row the same values with ``sharey``, of which the first at the left tells
+    the numbers.
+    """
+    columns = min(count, ABREAST)
+    # a row that is alone has its axis named beside it, which takes more room
+    figure, axes = _panels(rows * math.ceil(count / columns), columns, height=3.4 if rows == 1 else 2.7)
+    panels = axes.reshape(-1, rows, columns).swapaxes(0, 1).reshape(rows, -1)
+    for panel in panels[:, count:].flat:
+        panel.remove()
+    panels = panels[:, :count]
+    for (row, number), panel in np.ndenumerate(panels):
+        if panel is not panels[0, 0]:
+            panel.sharex(panels[0, 0])
+        if sharey and number:
+            panel.sharey(panels[row, 0])
+        panel.tick_params(labelbottom=row == rows - 1, labelleft=not sharey or number % columns == 0)
+    return figure, panels
 
 
 def _finished(figure: Figure, axes: np.ndarray) -> Figure:
@@ -192,14 +221,15 @@ def _side_by_side(
     measured = [(run, series) for run in runs if (series := run.by_head(name))]
     if not measured:
         return None
-    figure, axes = _panels(1, len(measured), sharex=True, sharey=True)
+    figure, axes = _panels_of_runs(1, len(measured))
     for panel, (run, series) in zip(axes[0], measured, strict=True):
         draw(panel, run, series)
         panel.set_title(_heading(run, runs), fontsize=9)
         _mark_onset(panel, run, "black")
         if log:
             set_log_scale(panel)
-    axes[0, 0].set_ylabel(axis)
+    for panel in axes[0, ::ABREAST]:
+        panel.set_ylabel(axis)
     return _finished(figure, axes)
 
 
@@ -219,7 +249,9 @@ def _by_layer(
             look = layer_look(layer, len(values), hottest=layer == run.hottest_layer)
             panel.plot(steps, of_layer, **_named_to_its_end(f"layer {layer}", (steps, of_layer)), **look)
         # below the panel: twelve names in it would lie on curves
-        panel.legend(frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+        panel.legend(
+            frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0), borderaxespad=5.0
+        )
 
     return _side_by_side(runs, name, axis, draw, log=log)
 
