@@ -213,13 +213,18 @@ def test_an_explosion_is_a_result(train: Command, tmp_path: Path) -> None:
     """A learning rate of 3 diverges at once; the detector's verdict must come with status 0."""
     result = train(
         "train.lr=3", "train.steps=200", "train.grad_clip=0", "detector.window=3", "detector.hold_steps=3",
-        "detector.tail_steps=6", "detector.margin=0.5", "run_name=boom",
+        "detector.tail_steps=6", "detector.margin=0.5", "checkpoints.interval=1", "run_name=boom",
     )  # fmt: skip
     match = outcome_of(result)
     assert match[1] in ("exploded", "nonfinite")
     assert int(match[3]) <= int(match[2]) < 200
     outcome = json.loads((tmp_path / "runs/boom/outcome.json").read_text())
     assert outcome["onset_step"] == int(match[3])
+    if match[1] == "exploded":
+        for from_step, told in ((int(match[3]), 0), (int(match[2]) - 1, 1)):
+            branch = train("replay=boom", f"from_step={from_step}", tiny=False)
+            assert outcome_of(branch).groups()[:3] == match.groups()[:3]
+            assert branch.stderr.count(f"exploded before, at {match[3]}") == told
 
 
 def copy_run(source: Path, target: Path) -> None:

@@ -106,6 +106,11 @@ def _branching_point(original: RunFolder, from_step: int) -> Start:
     if start := _newest(original, from_step):
         if start.step < from_step:
             notify(f"from_step={from_step}: starting from the checkpoint before it, {start.step}")
+        if (onset := start.state["detector"]["onset_step"]) is not None:
+            notify(
+                f"from_step={from_step}: {original.path} has exploded before, at {onset:,}, and its branch keeps that "
+                "verdict; begin earlier to see whether an attention holds"
+            )
         return dataclasses.replace(start, chain=original.chain)
     later = [step for step in by_step(original.checkpoints, ".json") if step > from_step]
     if not later:
