@@ -167,6 +167,14 @@ def _from_above(panels: list[Axes]) -> list[Axes]:
     return sorted(panels, key=lambda panel: (-round(panel.get_window_extent().y0), panel.get_window_extent().x0))
 
 
+def test_a_sweep_that_was_kept_without_its_losses_is_drawn(tmp_path: Path) -> None:
+    metrics = [{"step": step, "grad_norm": 1.0 + step} for step in range(3)]
+    runs = [open_run(write_run(tmp_path / str(seed), {"name": "a"}, seed=seed, metrics=metrics)) for seed in range(5)]
+    figure = draw_losses(runs)
+    assert figure is not None
+    assert [len(panel.get_lines()) for panel in figure.axes] == [0, 5]
+
+
 def test_the_names_of_a_sweep_leave_its_curves_their_room(tmp_path: Path) -> None:
     figure = draw_losses([record(tmp_path, f"run-{number}", attention="flash_bf16") for number in range(16)])
     assert figure is not None

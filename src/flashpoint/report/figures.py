@@ -59,7 +59,7 @@ def draw_losses(runs: Sequence[Run]) -> Figure | None:
     axes[1, 0].set_ylabel("gradient norm")
     set_log_scale(axes[1, 0])
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    if len(runs) > _NAMED_IN_PANEL:
+    if handles and len(runs) > _NAMED_IN_PANEL:
         lines = [line for label in labels for line in label.splitlines()]
         columns = 2 if max(map(len, lines)) <= _IN_HALF_A_LINE else 1  # a legend that is too wide is cut off
         figure.legend(handles, labels, frameon=False, fontsize=8, ncols=columns, loc="outside lower center")
