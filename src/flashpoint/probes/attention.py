@@ -57,8 +57,6 @@ class DeltaError(Probe):
         return {
             "delta_error_sum": total,
             "delta_error_cumulative": self._cumulative,
-            "delta_error_abs_sum": error.abs().sum(-1),
-            "delta_error_mean": error.mean(-1),
             "delta_error_variance": error.var(-1),
             **_relative("delta_error", error, bound),
             **_relative("row_sum", row_error, bound),
