@@ -135,9 +135,12 @@ def test_the_layer_of_an_explosion_counts_once_and_with_its_own_attention(tmp_pa
 
 def test_pairs_that_cannot_say_are_left_out() -> None:
     ratios = [OnsetRatio(0.5, True), OnsetRatio(1.5, True), OnsetRatio(2.0, False)]
+    earlier_than_one_that_held = OnsetRatio(0.9, True, control_exploded=False)
     cannot = [OnsetRatio(1.0, True), OnsetRatio(0.9, False), OnsetRatio(1.0, False)]
-    assert compared([*ratios, *cannot], "later") == Tally(2, 3, left_out=3)
-    assert compared([*ratios, *cannot], "earlier") == Tally(1, 3, left_out=3)
+    of_pairs_that_held = [OnsetRatio(None, False, False), OnsetRatio(1.5, True, False), OnsetRatio(1.0, True, False)]
+    pairs = [*ratios, *cannot, earlier_than_one_that_held, *of_pairs_that_held]
+    assert compared(pairs, "later") == Tally(2, 4, left_out=6)
+    assert compared(pairs, "earlier") == Tally(2, 4, left_out=6)
 
 
 def test_onsets_are_paired_by_seed(tmp_path: Path) -> None:

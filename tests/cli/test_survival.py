@@ -104,22 +104,45 @@ def test_onsets_are_compared_seed_by_seed(tmp_path: Path) -> None:
     printed = call("survival", *runs, "--paired", controls[0], "--paired", controls[1])
     assert "onset over that of the paired run of the same seed" in printed.stdout
     assert rows(printed) == [
-        "| `flash_bf16` | 1.50 | >2.50 |",
-        "| `flash_bf16 train.lr=0.5` |  | 0.62 |",
+        "| `flash_bf16` | 1.50 | >2.50 | 2 of 2 | 16 to 100 % |",  # 0.025^½
+        "| `flash_bf16 train.lr=0.5` |  | 0.62 | 0 of 1 | 0 to 98 % |",
+        "| `flash_bf16` | 1 of 1 | 1 of 2 | 2 of 3 |",
     ]
     alone = refusal(call("survival", runs[0], "--paired", controls[1]))
     assert alone == f"error: {runs[0]}: no control of seed 1; add one, or leave the run out"
-    stable = refusal(call("survival", runs[0], "--paired", runs[1]))
-    assert stable == f"error: {runs[1]}: stable to 2,000, no onset to compare with; leave it out"
     at_once = write_run(tmp_path / "at-once", {"name": "flash_bf16"}, steps=1, onset=0, outcome="nonfinite")
     failed = refusal(call("survival", runs[0], "--paired", at_once))
     assert failed == f"error: {at_once}: nonfinite at 0, no time to compare with; leave it out"
-    second = record("second-control-1", 1, 500, 300)
-    twice = refusal(call("survival", runs[0], "--paired", controls[0], "--paired", second))
-    assert twice == f"error: {second}: a second control of seed 1; name one of each"
     again = record("again-1", 1, 800, 700, lr=1.0)
     twice = refusal(call("survival", runs[0], again, "--paired", controls[0]))
     assert twice == f"error: {again}: a second run of seed 1 in its row; leave one of them out"
+
+
+def test_onsets_are_compared_within_a_setting_where_a_seed_has_several_controls(tmp_path: Path) -> None:
+    def record(attention: str, lr: float, seed: int, onset: int | None, text: str = "a") -> str:
+        return write_run(
+            tmp_path / f"{attention}-{lr}-{seed}-{text}", {"name": attention}, seed=seed, steps=1000, onset=onset,
+            train={"lr": lr}, manifest={"data": {"fingerprint": text}},
+        )  # fmt: skip
+
+    onsets = {(1.0, 1): (400, 500), (1.0, 2): (800, None), (2.0, 1): (None, 250), (2.0, 2): (None, None)}
+    paired = []
+    for (lr, seed), (control, _) in onsets.items():
+        paired += ["--paired", record("flash_bf16", lr, seed, control)]
+    runs = [record("flash_fp32", lr, seed, onset) for (lr, seed), (_, onset) in onsets.items()]
+    assert rows(call("survival", *runs, *paired)) == [
+        "| `flash_fp32` | 1.25 | >1.25 | 2 of 2 | 16 to 100 % |",
+        "| `flash_fp32 train.lr=2.0` | <0.25 | both hold | 0 of 1 | 0 to 98 % |",
+        "| `flash_fp32` | 1 of 2 | 1 of 1 | 2 of 3 |",
+    ]
+    of_another_text = record("flash_fp32", 1.0, 1, 300, "b")
+    assert refusal(call("survival", of_another_text, *paired)) == (
+        f"error: {of_another_text}: no control of seed 1 with its settings and text, and one seed has "
+        "several controls; add one, or leave the run out"
+    )
+    second = record("flash_fp16", 1.0, 1, 300)
+    told = refusal(call("survival", runs[0], *paired, "--paired", second))
+    assert told == f"error: {second}: a second control of seed 1 in its setting; name one of each"
 
 
 def test_how_bad_it_was_stands_beside_the_verdict(tmp_path: Path) -> None:

@@ -5,49 +5,67 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flashpoint.analysis.survival import grouped
+from flashpoint.analysis.survival import grouped, pairing
 from flashpoint.errors import UserError
 from flashpoint.runs.run import Run
 
 
 @dataclass(frozen=True)
 class OnsetRatio:
-    """One run against the control of its seed."""
+    """One run against its control."""
 
-    ratio: float
-    """How many times the control's onset the run's is, or its length, if it held."""
+    ratio: float | None
+    """How many times the control's onset the run's is; of the one that held, its length. None where both held."""
     exploded: bool
+    control_exploded: bool = True
+
+    @property
+    def later(self) -> bool | None:
+        """Whether the run explodes after its control, or not. None where the two cannot say: both held, both exploded
+        at one step, or the one that held is the shorter one."""
+        if self.ratio is None or self.ratio == 1:
+            return None
+        if self.ratio > 1:
+            return True if self.control_exploded else None
+        return False if self.exploded else None
 
 
-def onset_ratios(runs: Sequence[Run], controls: Sequence[Run]) -> dict[str, dict[int, OnsetRatio]]:
-    """Return the ratios by seed, of each attention and setting.
+def onset_ratios(runs: Sequence[Run], controls: Sequence[Run]) -> dict[tuple[str, str], dict[int, OnsetRatio]]:
+    """Return the ratios by seed, of each setting and attention.
+
+    A run's control has its seed, and where a seed has several controls, its data and settings, too.
 
     Raises:
-        UserError: a control did not explode or failed at its first step, a run's seed has none, or two of a group, or
-            two controls, have one seed.
+        UserError: a control failed at its first step, a run has no control or several, or two of a group have one seed.
     """
-    onsets: dict[int, int] = {}
     for control in controls:
-        if control.failed_at is None:
-            raise UserError(f"{control.where}: {control.verdict}, no onset to compare with; leave it out")
-        if (seed := control.config["seed"]) in onsets:
-            raise UserError(f"{control.where}: a second control of seed {seed}; name one of each")
-        if not control.failed_at:
+        if control.failed_at == 0:
             raise UserError(f"{control.where}: {control.verdict}, no time to compare with; leave it out")
-        onsets[seed] = control.failed_at
-    return {
-        f"{label} {setting}".strip(): _by_seed(members, onsets) for (setting, label), members in grouped(runs).items()
-    }
+    one_a_seed = len({control.config["seed"] for control in controls}) == len(controls)
+    return {group: _by_seed(members, controls, one_a_seed) for group, members in grouped(runs).items()}
 
 
-def _by_seed(runs: Sequence[Run], onsets: dict[int, int]) -> dict[int, OnsetRatio]:
+def _by_seed(runs: Sequence[Run], controls: Sequence[Run], one_a_seed: bool) -> dict[int, OnsetRatio]:
     ratios: dict[int, OnsetRatio] = {}
     for run in runs:
         seed = run.config["seed"]
         if seed in ratios:
             raise UserError(f"{run.where}: a second run of seed {seed} in its row; leave one of them out")
-        if seed not in onsets:
-            raise UserError(f"{run.where}: no control of seed {seed}; add one, or leave the run out")
-        steps = run.outcome["step"] if run.failed_at is None else run.failed_at
-        ratios[seed] = OnsetRatio(steps / onsets[seed], run.failed_at is not None)
+        found = [one for one in controls if one.config["seed"] == seed and (one_a_seed or pairing(one) == pairing(run))]
+        if not found:
+            which = "" if one_a_seed else " with its settings and text, and one seed has several controls"
+            raise UserError(f"{run.where}: no control of seed {seed}{which}; add one, or leave the run out")
+        if len(found) > 1:
+            raise UserError(f"{found[1].where}: a second control of seed {seed} in its setting; name one of each")
+        ratios[seed] = _ratio(run, found[0])
     return ratios
+
+
+def _ratio(run: Run, control: Run) -> OnsetRatio:
+    exploded, control_exploded = run.failed_at is not None, control.failed_at is not None
+    ratio = _lasted(run) / _lasted(control) if exploded or control_exploded else None
+    return OnsetRatio(ratio, exploded, control_exploded)
+
+
+def _lasted(run: Run) -> int:
+    return int(run.outcome["step"] if run.failed_at is None else run.failed_at)

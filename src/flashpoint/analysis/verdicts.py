@@ -116,13 +116,12 @@ def held(runs: Sequence[Run], steps: int) -> Tally:
 def compared(ratios: Sequence[OnsetRatio], kind: Literal["earlier", "later"]) -> Tally:
     """Count the runs whose onset is earlier, or later, than their pair's.
 
-    A run that held beyond its pair's onset is later. A tie, and a run that ended before its pair's onset without an
-    explosion, are left out.
+    A run that held beyond its pair's onset is later, one whose pair held beyond its own is earlier. Pairs that cannot
+    say are left out (:attr:`.OnsetRatio.later`).
     """
-    later = sum(one.ratio > 1 for one in ratios)
-    earlier = sum(one.ratio < 1 and one.exploded for one in ratios)
-    of = later + earlier
-    return Tally(later if kind == "later" else earlier, of, len(ratios) - of)
+    found = [one.later for one in ratios]
+    of = len(found) - found.count(None)
+    return Tally(found.count(kind == "later"), of, len(found) - of)
 
 
 def in_layer(runs: Sequence[Run], layer: int) -> Tally:
@@ -207,5 +206,6 @@ def _averaged(
 def _ratios(runs: Sequence[Run], against: Sequence[Run]) -> list[OnsetRatio]:
     groups = onset_ratios(runs, against)
     if len(groups) > 1:
-        raise UserError(f"{len(groups)} attentions or settings: {'; '.join(groups)}; name runs of one of them")
+        told = "; ".join(f"{label} {setting}".strip() for setting, label in groups)
+        raise UserError(f"{len(groups)} attentions or settings: {told}; name runs of one of them")
     return [ratio for by_seed in groups.values() for ratio in by_seed.values()]

@@ -23,6 +23,7 @@ from flashpoint.analysis.survival import (
     side_by_side,
     usual_settings,
 )
+from flashpoint.analysis.verdicts import Tally, compared
 from flashpoint.cli.cells import (
     code,
     interval,
@@ -158,14 +159,36 @@ def by_setting(found: dict[str, list[Dose]], key: str) -> list[Table]:
     return [doses_table, law_table] if laws else [doses_table]
 
 
-def by_seed(groups: dict[str, dict[int, OnsetRatio]]) -> Table:
-    """Return a row for each attention and setting, a column for each seed."""
+def by_seed(groups: Mapping[tuple[str, str], Mapping[int, OnsetRatio]]) -> list[Table]:
+    """Return a row for each attention and setting: the ratio of each seed, and how many of them are later.
+
+    Then, of attentions in several settings, how many are later of each seed. Pairs of one seed are not independent:
+    all together have no interval.
+    """
     seeds = sorted({seed for ratios in groups.values() for seed in ratios})
-    rows = [
-        [code(label), *(_ratio(ratios[seed]) if seed in ratios else None for seed in seeds)]
-        for label, ratios in groups.items()
-    ]
-    return Table(("experiment", *(f"seed {seed}" for seed in seeds)), rows)
+    rows: list[list[object]] = []
+    of_label: dict[str, list[Mapping[int, OnsetRatio]]] = {}
+    for (setting, label), ratios in groups.items():
+        cells = [_ratio(ratios[seed]) if seed in ratios else None for seed in seeds]
+        later = compared(list(ratios.values()), "later")
+        interval = share_interval(later.count, later.of) if later.of else None
+        rows.append([code(f"{label} {setting}".strip()), *cells, _later(later), interval])
+        of_label.setdefault(label, []).append(ratios)
+    several = {label: settings for label, settings in of_label.items() if len(settings) > 1}
+    counts = [[code(label), *_later_by_seed(settings, seeds)] for label, settings in several.items()]
+    names = [f"seed {seed}" for seed in seeds]
+    ratios_table = Table(("experiment", *names, "later", "95 % interval"), rows)
+    counts_table = Table(("attention, later", *names, "all"), counts)
+    return [ratios_table, counts_table] if counts else [ratios_table]
+
+
+def _later_by_seed(settings: Sequence[Mapping[int, OnsetRatio]], seeds: Sequence[int]) -> list[Cell | None]:
+    pairs = [[ratios[seed] for ratios in settings if seed in ratios] for seed in seeds]
+    return [_later(compared(own, "later")) for own in [*pairs, [one for own in pairs for one in own]]]
+
+
+def _later(tally: Tally) -> Cell | None:
+    return share(tally.count, tally.of) if tally.of else None
 
 
 def by_measure(found: Sequence[Foretelling]) -> Table:
@@ -184,14 +207,18 @@ def by_measure(found: Sequence[Foretelling]) -> Table:
 
 
 def _ratio(one: OnsetRatio) -> Cell:
-    return Cell({"ratio": one.ratio, "exploded": one.exploded}, f"{'' if one.exploded else '>'}{one.ratio:.2f}")
+    value = {"ratio": one.ratio, "exploded": one.exploded, "control_exploded": one.control_exploded}
+    if one.ratio is None:
+        return Cell(value, "both hold")
+    sign = ">" if not one.exploded else "" if one.control_exploded else "<"
+    return Cell(value, f"{sign}{one.ratio:.2f}")
 
 
 @click.command("survival")
 @runs_argument
 @control_option("test against")
 @click.option("--by", "key", metavar="KEY", help="A number of the configuration, e.g. train.lr, or hardware.")
-@click.option("--paired", multiple=True, metavar="RUN", help="Runs to compare with, one a seed; repeatable.")
+@click.option("--paired", multiple=True, metavar="RUN", help="Runs to compare with; repeatable.")
 @click.option("--severity", "severe", is_flag=True, help="Rise of the loss and growth of W_Q beside the verdict.")
 @click.option("--measures", is_flag=True, help="Which measure of an attention goes with its onset.")
 @figure_option("the survival curves, or with --by the median onsets,")
@@ -219,8 +246,10 @@ def command(
     exploded at every value, the exponent p of onset ∝ value^p follows: its mean over seeds, with its 95 % interval.
     --by hardware: a row for each device, with the p of a log-rank test against the first one of the same attention.
 
-    --paired RUN: a run's onset over the onset of the run of the same seed among RUN, a column for each seed. A run that
-    did not explode has ">" and its length.
+    --paired RUN: a run's onset over the onset of the run of the same seed among RUN, a column for each seed. Where RUN
+    are several of one seed, a run is paired with that of its own data and settings. A run that did not explode counts
+    with its length: ">" where its pair exploded, "<" where the pair is the one that held. Later: of the pairs that can
+    say, those whose run explodes after its pair, or not.
 
     --measures: Spearman's rank correlation over attentions between the onset and a measure, a mean over seeds. A run
     that did not explode ranks behind all onsets. On random inputs: the error of O and dQ of one pass in BF16 from FP64.
@@ -242,7 +271,7 @@ def command(
             raise click.UsageError("--paired: draws nothing, drop --out")
         controls = ended(paired)
         meaning = (
-            "onset over that of the paired run of the same seed; > before the length of a run that did not explode"
+            "onset over that of its pair, of the same seed; > where the run did not explode, < where the pair did not"
         )
         show(by_seed(onset_ratios(runs, controls)), form, f"{provenance([*runs, *controls])}\n{meaning}")
     elif key:
