@@ -166,25 +166,24 @@ def by_seed(groups: Mapping[tuple[str, str], Mapping[int, OnsetRatio]]) -> list[
     all together have no interval.
     """
     seeds = sorted({seed for ratios in groups.values() for seed in ratios})
-    rows: list[list[object]] = []
-    of_label: dict[str, list[Mapping[int, OnsetRatio]]] = {}
+    of_label: dict[str, dict[str, Mapping[int, OnsetRatio]]] = {}
     for (setting, label), ratios in groups.items():
-        cells = [_ratio(ratios[seed]) if seed in ratios else None for seed in seeds]
-        later = compared(list(ratios.values()), "later")
-        interval = share_interval(later.count, later.of) if later.of else None
-        rows.append([code(f"{label} {setting}".strip()), *cells, _later(later), interval])
-        of_label.setdefault(label, []).append(ratios)
-    several = {label: settings for label, settings in of_label.items() if len(settings) > 1}
-    counts = [[code(label), *_later_by_seed(settings, seeds)] for label, settings in several.items()]
+        of_label.setdefault(label, {})[setting] = ratios
+    rows: list[list[object]] = []
+    counts: list[list[object]] = []
+    for label, settings in of_label.items():
+        for setting, ratios in settings.items():
+            later = compared(list(ratios.values()), "later")
+            cells = [_ratio(ratios[seed]) if seed in ratios else None for seed in seeds]
+            interval = share_interval(later.count, later.of) if later.of else None
+            rows.append([code(f"{label} {setting}".strip()), *cells, _later(later), interval])
+        if len(settings) > 1:
+            pairs = [[ratios[seed] for ratios in settings.values() if seed in ratios] for seed in seeds]
+            of_all = [one for own in pairs for one in own]
+            counts.append([code(label), *(_later(compared(own, "later")) for own in [*pairs, of_all])])
     names = [f"seed {seed}" for seed in seeds]
     ratios_table = Table(("experiment", *names, "later", "95 % interval"), rows)
-    counts_table = Table(("attention, later", *names, "all"), counts)
-    return [ratios_table, counts_table] if counts else [ratios_table]
-
-
-def _later_by_seed(settings: Sequence[Mapping[int, OnsetRatio]], seeds: Sequence[int]) -> list[Cell | None]:
-    pairs = [[ratios[seed] for ratios in settings if seed in ratios] for seed in seeds]
-    return [_later(compared(own, "later")) for own in [*pairs, [one for own in pairs for one in own]]]
+    return [ratios_table, Table(("attention, later", *names, "all"), counts)] if counts else [ratios_table]
 
 
 def _later(tally: Tally) -> Cell | None:
