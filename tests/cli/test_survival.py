@@ -297,10 +297,13 @@ def test_rows_over_several_texts_are_told(tmp_path: Path) -> None:
     )
     assert call("survival", one, other, "--control", "flash_bf16").stderr == told
     assert call("survival", one, other, "--by", "train.lr").stderr == told
+    assert call("survival", one, "--paired", other).stderr == told
+    assert call("survival", one, "--paired", one).stderr == ""
     assert call("survival", one, "--control", "flash_bf16").stderr == ""
     tokenised_otherwise = record("third", "c" * 16, 200)
     assert call("survival", one, tokenised_otherwise, "--control", "flash_bf16").stderr == ""
     assert call("survival", one, tokenised_otherwise, "--by", "model.vocab_size").stderr == ""
+    assert call("survival", one, "--paired", tokenised_otherwise).stderr == ""
 
 
 def test_a_run_that_has_not_ended_is_told_and_the_others_are_counted(tmp_path: Path) -> None:

@@ -31,7 +31,13 @@ class OnsetRatio:
 
 
 def onset_ratios(runs: Sequence[Run], controls: Sequence[Run]) -> dict[tuple[str, str], dict[int, OnsetRatio]]:
-    """Return the ratios by seed, of each setting and attention.
+    """Return the ratios of :func:`pairs`."""
+    found = pairs(runs, controls)
+    return {group: {seed: _ratio(*pair) for seed, pair in members.items()} for group, members in found.items()}
+
+
+def pairs(runs: Sequence[Run], controls: Sequence[Run]) -> dict[tuple[str, str], dict[int, tuple[Run, Run]]]:
+    """Return each run and its control by seed, of each setting and attention.
 
     A run's control has its seed, and where a seed has several controls, its data and settings, too.
 
@@ -45,11 +51,11 @@ def onset_ratios(runs: Sequence[Run], controls: Sequence[Run]) -> dict[tuple[str
     return {group: _by_seed(members, controls, one_a_seed) for group, members in grouped(runs).items()}
 
 
-def _by_seed(runs: Sequence[Run], controls: Sequence[Run], one_a_seed: bool) -> dict[int, OnsetRatio]:
-    ratios: dict[int, OnsetRatio] = {}
+def _by_seed(runs: Sequence[Run], controls: Sequence[Run], one_a_seed: bool) -> dict[int, tuple[Run, Run]]:
+    by_seed: dict[int, tuple[Run, Run]] = {}
     for run in runs:
         seed = run.config["seed"]
-        if seed in ratios:
+        if seed in by_seed:
             raise UserError(f"{run.where}: a second run of seed {seed} in its row; leave one of them out")
         found = [one for one in controls if one.config["seed"] == seed and (one_a_seed or pairing(one) == pairing(run))]
         if not found:
@@ -57,8 +63,8 @@ def _by_seed(runs: Sequence[Run], controls: Sequence[Run], one_a_seed: bool) -> 
             raise UserError(f"{run.where}: no control of seed {seed}{which}; add one, or leave the run out")
         if len(found) > 1:
             raise UserError(f"{found[1].where}: a second control of seed {seed} in its setting; name one of each")
-        ratios[seed] = _ratio(run, found[0])
-    return ratios
+        by_seed[seed] = run, found[0]
+    return by_seed
 
 
 def _ratio(run: Run, control: Run) -> OnsetRatio:

@@ -10,7 +10,7 @@ import click
 
 from flashpoint.analysis.foretelling import Foretelling, foretellings
 from flashpoint.analysis.provenance import provenance
-from flashpoint.analysis.ratios import OnsetRatio, onset_ratios
+from flashpoint.analysis.ratios import OnsetRatio, onset_ratios, pairs
 from flashpoint.analysis.response import HARDWARE, Dose, exponents, responses
 from flashpoint.analysis.severity import Severity, severity
 from flashpoint.analysis.survival import (
@@ -20,6 +20,7 @@ from flashpoint.analysis.survival import (
     control_of,
     grouped,
     logrank_p,
+    settings_of,
     side_by_side,
     usual_settings,
 )
@@ -178,9 +179,9 @@ def by_seed(groups: Mapping[tuple[str, str], Mapping[int, OnsetRatio]]) -> list[
             interval = share_interval(later.count, later.of) if later.of else None
             rows.append([code(f"{label} {setting}".strip()), *cells, _later(later), interval])
         if len(settings) > 1:
-            pairs = [[ratios[seed] for ratios in settings.values() if seed in ratios] for seed in seeds]
-            of_all = [one for own in pairs for one in own]
-            counts.append([code(label), *(_later(compared(own, "later")) for own in [*pairs, of_all])])
+            of_seeds = [[ratios[seed] for ratios in settings.values() if seed in ratios] for seed in seeds]
+            of_all = [one for own in of_seeds for one in own]
+            counts.append([code(label), *(_later(compared(own, "later")) for own in [*of_seeds, of_all])])
     names = [f"seed {seed}" for seed in seeds]
     ratios_table = Table(("experiment", *names, "later", "95 % interval"), rows)
     return [ratios_table, Table(("attention, later", *names, "all"), counts)] if counts else [ratios_table]
@@ -273,6 +274,8 @@ def command(
             "onset over that of its pair, of the same seed; > where the run did not explode, < where the pair did not"
         )
         show(by_seed(onset_ratios(runs, controls)), form, f"{provenance([*runs, *controls])}\n{meaning}")
+        each = [pair for members in pairs(runs, controls).values() for pair in members.values()]
+        tell_of_texts([pair for pair in each if _tokenised_alike(*pair)], "onset")
     elif key:
         found = responses(runs, key)
         show(by_setting(found, key), form, provenance(runs))
@@ -284,6 +287,10 @@ def command(
             draw_responses(found, key).savefig(out)
     else:
         _against_control(runs, control, severe, out, form)
+
+
+def _tokenised_alike(run: Run, control: Run) -> bool:
+    return all(settings_of(run).get(name) == settings_of(control).get(name) for name in OF_THE_TEXT)
 
 
 def _against_control(runs: Sequence[Run], asked: str | None, severe: bool, out: Path | None, form: str) -> None:
