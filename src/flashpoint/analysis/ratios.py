@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flashpoint.analysis.survival import grouped, pairing
+from flashpoint.analysis.survival import grouped, pairing, refuse_branch
 from flashpoint.errors import UserError
 from flashpoint.runs.run import Run
 
@@ -42,8 +42,11 @@ def pairs(runs: Sequence[Run], controls: Sequence[Run]) -> dict[tuple[str, str],
     A run's control has its seed, and where a seed has several controls, its data and settings, too.
 
     Raises:
-        UserError: a control failed at its first step, a run has no control or several, or two of a group have one seed.
+        UserError: a run or control is a branch, a control failed at its first step, a run has no control or several, or
+            two of a group have one seed.
     """
+    for run in (*runs, *controls):
+        refuse_branch(run)
     for control in controls:
         if control.failed_at == 0:
             raise UserError(f"{control.where}: {control.verdict}, no time to compare with; leave it out")

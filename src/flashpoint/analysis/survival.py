@@ -200,8 +200,7 @@ def lifetimes(label: str, setting: str, runs: Sequence[Run]) -> Lifetimes:
     """
     seen: dict[object, Run] = {}
     for run in runs:
-        if run.origin and run.origin[1]:
-            raise UserError(f"{run.where}: a branch could not explode before it began; leave it out")
+        refuse_branch(run)
         if (same := seen.setdefault(pairing(run), run)) is not run:
             seed = run.config.get("seed")  # a watched loop may not have told it
             told = f"{run.where} and {same.where} are one experiment" + ("" if seed is None else f" with seed {seed}")
@@ -215,6 +214,12 @@ def lifetimes(label: str, setting: str, runs: Sequence[Run]) -> Lifetimes:
     onsets, censored = np.array(sorted(failed), np.int64), np.array(sorted(held), np.int64)
     nonfinite = sum(run.outcome["outcome"] == "nonfinite" for run in runs)
     return Lifetimes(label, runs[0].variant, onsets, censored, setting, nonfinite)
+
+
+def refuse_branch(run: Run) -> None:
+    """Raises UserError: the run did not start at step 0."""
+    if run.origin and run.origin[1]:
+        raise UserError(f"{run.where}: a branch could not explode before it began; leave it out")
 
 
 def differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[str]:
