@@ -28,6 +28,8 @@ def test_an_archived_run_is_named_by_its_experiment(tmp_path: Path) -> None:
         call("runs", "trial:one", "--show", "rates", cwd=tmp_path)
     )
     assert "delete the folder" in refusal(call("archive", "--remove", "one", cwd=tmp_path))
+    taken_with_options = call("archive", "--remove", "trial:one", "--only", "loss", "--every", "10", cwd=tmp_path)
+    assert "--remove: takes no --every and no --only;" in refusal(taken_with_options)
     assert call("archive", "--remove", "trial:one", cwd=tmp_path).returncode == 0
     assert "trial" in refusal(call("runs", "trial:one", cwd=tmp_path))
     assert call("archive", "one", "trial", cwd=tmp_path).returncode == 0

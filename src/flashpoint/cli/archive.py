@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from flashpoint.cli.options import refuse_given
 from flashpoint.cli.selection import tell
 from flashpoint.errors import UserError
 from flashpoint.runs.archive import archive, remove
@@ -47,8 +48,15 @@ def _is_run(word: str) -> bool:
     show_default=True,
     help=f"Significant digits of values by head; values of the run have {RUN_DIGITS} at least.",
 )
+@click.pass_context
 def command(
-    words: tuple[str, ...], removes: bool, every: int, only: tuple[str, ...], spacing: int, digits: int
+    context: click.Context,
+    words: tuple[str, ...],
+    removes: bool,
+    every: int,
+    only: tuple[str, ...],
+    spacing: int,
+    digits: int,
 ) -> None:
     """Add runs that have ended to the evidence in runs/reference, as EXPERIMENT.
 
@@ -58,6 +66,7 @@ def command(
     """
     root = Path("runs") / EVIDENCE
     if removes:
+        refuse_given(context, "--remove", ("every", "only", "spacing", "digits"))
         runs = select_runs(words)
         remove(runs, root)
         click.echo(f"{root}: {len(runs)} removed")

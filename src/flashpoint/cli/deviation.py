@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
-from click.core import ParameterSource
 
+from flashpoint.cli.options import refuse_given
 from flashpoint.cli.selection import device_named, figures_option, format_option
 from flashpoint.cli.words import count, each, format_of, tile, unit
 from flashpoint.deviation.defaults import HEAD_SIZE, LENGTH, SEEDS
@@ -179,7 +179,7 @@ def command(
     device = _device(where, preset)
     parts: list[tuple[str, Sweep, Iterable[Given]]]
     if preset:
-        _refuse(context, f"--preset {preset}", set(context.params) - _WITH_PRESET)
+        refuse_given(context, f"--preset {preset}", set(context.params) - _WITH_PRESET)
         parts = [(part.name, part.sweep, part.given()) for part in PRESETS[preset]]
         told = "standard normal inputs; causal"
     else:
@@ -212,15 +212,6 @@ def command(
         notify(f"figures: {', '.join(map(str, write_figures(found, heading, folder)))}")
 
 
-def _refuse(context: click.Context, told: str, names: Iterable[str]) -> None:
-    """Raise a usage error that tells which of these options were given."""
-    words = {one.name: one.opts[0] for one in context.command.params if isinstance(one, click.Option)}
-    given = [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    if given:
-        ordered = ["ENGINE"] * ("words" in given) + [word for name, word in words.items() if name in given]
-        raise click.UsageError(f"{told}: takes no {' and no '.join(ordered)}")
-
-
 def _check_emulated(
     engines: Sequence[str], blocks: list[Block] | None, srams: list[int] | None, sums: list[str] | None
 ) -> None:
@@ -249,14 +240,14 @@ def _given(
     from flashpoint.deviation.sweep import drawn_inputs
 
     if kind in DRAWN:
-        _refuse(context, f"--inputs {kind}", _OF_CAPTURED)
+        refuse_given(context, f"--inputs {kind}", _OF_CAPTURED)
         inputs, masked = seeds or SEEDS, causal is not False
         told = f"{kind} inputs, seeds 0 to {inputs - 1}; {'causal' if masked else 'not causal'}"
         return drawn_inputs(kind, lengths or [LENGTH], head_sizes or [HEAD_SIZE], inputs, causal=masked), told
     from flashpoint.cli.deviation_inputs import captured_inputs, captured_path
 
     path = captured_path(kind)
-    _refuse(context, f"--inputs {kind}", _OF_DRAWN)
+    refuse_given(context, f"--inputs {kind}", _OF_DRAWN)
     found = captured_inputs(path, steps or (), layers, sequences, causal, device)
     sequences, heads, length, _ = found[0].inputs.q.shape
     masks = "causal" if all(one.causal for one in found) else "not causal"
