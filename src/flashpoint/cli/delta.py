@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from flashpoint.analysis.bias import Window
 from flashpoint.analysis.provenance import provenance
 from flashpoint.cli import delta_tables as tables
+from flashpoint.cli.options import refuse_given
 from flashpoint.cli.selection import answered, ended, figure_option, format_option, runs_argument, tell_of_texts
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError
@@ -118,14 +119,14 @@ def _by_targets(runs: Sequence[Run], _options: Options) -> list[Table]:
 
 WINDOW = ("since", "until", "last")
 KINDS: dict[str, tuple[Callable[[Sequence[Run], Options], list[Table]], tuple[str, ...]]] = {
-    "head": (_by_head, (*WINDOW, "of", "layers")),
+    "head": (_by_head, (*WINDOW, "error", "layers")),
     "layer": (_by_layer, (*WINDOW, "metric", "verdicts")),
-    "attention": (_by_attention, (*WINDOW, "of", "layers", "metric")),
+    "attention": (_by_attention, (*WINDOW, "error", "layers", "metric")),
     "weights": (_by_weights, (*WINDOW, "out")),
     "targets": (_by_targets, ()),
-    "time": (_by_time, ("of", "every", "variant")),
+    "time": (_by_time, ("error", "every", "variant")),
 }
-"""What has a row each: how its tables are made, and the options that it takes."""
+"""What has a row each: how its tables are made, and the parameters of :func:`command` that it takes."""
 POOLED = ("layer", "attention", "time")
 """Kinds of which a table has means over runs."""
 
@@ -170,7 +171,9 @@ def _layers(_context: click.Context, _option: click.Parameter, value: str | None
     help="With --by time: write an attention variant that injects these biases.",
 )
 @format_option
+@click.pass_context
 def command(
+    context: click.Context,
     words: tuple[str, ...],
     kind: str,
     error: str | None,
@@ -216,21 +219,8 @@ def command(
 
     All intervals are 95 %.
     """
-    given = {
-        "since": since,
-        "until": until,
-        "last": last,
-        "of": error,
-        "layers": layers,
-        "metric": metric,
-        "verdicts": verdicts,
-        "out": out,
-        "every": every,
-        "variant": variant,
-    }
     make, taken = KINDS[kind]
-    if unused := [f"--{name}" for name, value in given.items() if value is not None and name not in taken]:
-        raise click.UsageError(f"--by {kind}: takes no {' and no '.join(unused)}")
+    refuse_given(context, f"--by {kind}", {name for _, names in KINDS.values() for name in names if name not in taken})
     if verdicts and not metric:
         raise click.UsageError("--verdicts: needs --metric")
     if kind == "attention" and metric and (error or layers):

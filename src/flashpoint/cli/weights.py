@@ -10,6 +10,7 @@ import click
 from flashpoint.analysis.provenance import provenance
 from flashpoint.analysis.weights import Apart, Distance, apart, by_difference, last_common_step, tensors
 from flashpoint.cli.cells import plus_minus, ratio
+from flashpoint.cli.options import refuse_given
 from flashpoint.cli.selection import answered, ended, figures_option, format_option, runs_argument, tell_of_texts
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError, notify
@@ -19,7 +20,7 @@ from flashpoint.runs.run import Run
 _FORM = ".2e"
 _FURTHER = ("over the spread", "W₁ over the spread", "p of W₁ ∝ step^p")
 """Columns of a table by kind that few ask for."""
-_TAKEN = {"kind": ("at", "tensor", "control"), "step": ("tensor",), "tensor": ("at",)}
+_TAKEN = {"kind": ("at", "tensor", "controls"), "step": ("tensor",), "tensor": ("at",)}
 
 
 def by_kind(groups: Mapping[str, Sequence[Apart]], step: int, controls: Sequence[str]) -> Table:
@@ -102,7 +103,9 @@ def by_tensor(runs: Sequence[Run], step: int) -> Table:
 )  # fmt: skip
 @figures_option("both distances over steps")
 @format_option
+@click.pass_context
 def command(
+    context: click.Context,
     words: tuple[str, ...],
     rows: str,
     at: int | None,
@@ -123,9 +126,7 @@ def command(
 
     --control DIFFERENCE: the table's name of a difference, e.g. "initial weights".
     """
-    given = {"at": at, "tensor": tensor, "control": controls or None}
-    if unused := [f"--{name}" for name, value in given.items() if value is not None and name not in _TAKEN[rows]]:
-        raise click.UsageError(f"--by {rows}: takes no {' and no '.join(unused)}")
+    refuse_given(context, f"--by {rows}", {"at", "tensor", "controls"}.difference(_TAKEN[rows]))
     runs = ended(words)
     answers = answered(runs, lambda run: apart(run, tensor or ALL_TENSORS))
     runs, found = [run for run, _ in answers], [one for _, one in answers]
