@@ -134,9 +134,9 @@ def test_the_layer_of_an_explosion_counts_once_and_with_its_own_attention(tmp_pa
 
 
 def test_pairs_that_cannot_say_are_left_out() -> None:
-    ratios = [OnsetRatio(0.5, True), OnsetRatio(1.5, True), OnsetRatio(2.0, False)]
+    ratios = [OnsetRatio(0.5, True, True), OnsetRatio(1.5, True, True), OnsetRatio(2.0, False, True)]
     earlier_than_one_that_held = OnsetRatio(0.9, True, control_exploded=False)
-    cannot = [OnsetRatio(1.0, True), OnsetRatio(0.9, False), OnsetRatio(1.0, False)]
+    cannot = [OnsetRatio(1.0, True, True), OnsetRatio(0.9, False, True), OnsetRatio(1.0, False, True)]
     of_pairs_that_held = [OnsetRatio(None, False, False), OnsetRatio(1.5, True, False), OnsetRatio(1.0, True, False)]
     pairs = [*ratios, *cannot, earlier_than_one_that_held, *of_pairs_that_held]
     assert compared(pairs, "later") == Tally(2, 4, left_out=6)

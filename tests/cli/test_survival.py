@@ -114,6 +114,8 @@ def test_onsets_are_compared_seed_by_seed(tmp_path: Path) -> None:
     at_once = write_run(tmp_path / "at-once", {"name": "flash_bf16"}, steps=1, onset=0, outcome="nonfinite")
     failed = refusal(call("survival", runs[0], "--paired", at_once))
     assert failed == f"error: {at_once}: nonfinite at 0, no time to compare with; leave it out"
+    never = write_run(tmp_path / "never", {"name": "flash_bf16"}, steps=0)
+    assert "no time to compare with" in refusal(call("survival", runs[0], "--paired", never))
     again = record("again-1", 1, 800, 700, lr=1.0)
     twice = refusal(call("survival", runs[0], again, "--paired", controls[0]))
     assert twice == f"error: {again}: a second run of seed 1 in its row; leave one of them out"
@@ -301,6 +303,13 @@ def test_rows_over_several_texts_are_told(tmp_path: Path) -> None:
     assert call("survival", one, other, "--by", "train.lr").stderr == told
     assert call("survival", one, "--paired", other).stderr == told
     assert call("survival", one, "--paired", one).stderr == ""
+    pairs_of_texts = [
+        write_run(tmp_path / f"{seed}-{name}", {"name": name}, seed=seed, onset=onset, manifest=manifest)
+        for seed, manifest in ((5, {"data": {"fingerprint": "a" * 16}}), (6, {"data": {"fingerprint": "b" * 16}}))
+        for name, onset in (("flash_fp32", 60), ("flash_bf16", 50))
+    ]
+    runs, controls = pairs_of_texts[::2], pairs_of_texts[1::2]
+    assert call("survival", *runs, "--paired", controls[0], "--paired", controls[1]).stderr == told
     assert call("survival", one, "--control", "flash_bf16").stderr == ""
     tokenised_otherwise = record("third", "c" * 16, 200)
     assert call("survival", one, tokenised_otherwise, "--control", "flash_bf16").stderr == ""

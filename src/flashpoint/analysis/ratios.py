@@ -17,12 +17,13 @@ class OnsetRatio:
     ratio: float | None
     """How many times the control's onset the run's is; of the one that held, its length. None where both held."""
     exploded: bool
-    control_exploded: bool = True
+    control_exploded: bool
 
     @property
     def later(self) -> bool | None:
-        """Whether the run explodes after its control, or not. None where the two cannot say: both held, both exploded
-        at one step, or the one that held is the shorter one."""
+        """True where the run explodes after its control, or holds beyond the control's onset; False the other way
+        round. None where the two cannot say: both held, both exploded at one step, or the one that held is the shorter
+        one."""
         if self.ratio is None or self.ratio == 1:
             return None
         if self.ratio > 1:
@@ -30,25 +31,28 @@ class OnsetRatio:
         return False if self.exploded else None
 
 
-def onset_ratios(runs: Sequence[Run], controls: Sequence[Run]) -> dict[tuple[str, str], dict[int, OnsetRatio]]:
-    """Return the ratios of :func:`pairs`."""
-    found = pairs(runs, controls)
+Pairs = dict[tuple[str, str], dict[int, tuple[Run, Run]]]
+"""Each run and its control by seed, of each setting and attention."""
+
+
+def onset_ratios(found: Pairs) -> dict[tuple[str, str], dict[int, OnsetRatio]]:
+    """Return the ratio of each pair."""
     return {group: {seed: _ratio(*pair) for seed, pair in members.items()} for group, members in found.items()}
 
 
-def pairs(runs: Sequence[Run], controls: Sequence[Run]) -> dict[tuple[str, str], dict[int, tuple[Run, Run]]]:
-    """Return each run and its control by seed, of each setting and attention.
+def pairs(runs: Sequence[Run], controls: Sequence[Run]) -> Pairs:
+    """Find the control of each run.
 
-    A run's control has its seed, and where a seed has several controls, its data and settings, too.
+    It has the run's seed, and where any seed has several controls, the run's data and settings, too.
 
     Raises:
-        UserError: a run or control is a branch, a control failed at its first step, a run has no control or several, or
-            two of a group have one seed.
+        UserError: a run or control is a branch, a control lasted for no step, a run has no control or several, or two
+            of a group have one seed.
     """
     for run in (*runs, *controls):
         refuse_branch(run)
     for control in controls:
-        if control.failed_at == 0:
+        if not _lasted(control):
             raise UserError(f"{control.where}: {control.verdict}, no time to compare with; leave it out")
     one_a_seed = len({control.config["seed"] for control in controls}) == len(controls)
     return {group: _by_seed(members, controls, one_a_seed) for group, members in grouped(runs).items()}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from flashpoint.analysis.claims import Claim, Deviates, Differs, Explodes, Holds, Interval, Layer, Onset
 from flashpoint.analysis.intervals import clopper_pearson, mean_interval, ratio_interval
 from flashpoint.analysis.quantities import QUANTITIES, of_one_attention
-from flashpoint.analysis.ratios import OnsetRatio, onset_ratios
+from flashpoint.analysis.ratios import OnsetRatio, onset_ratios, pairs
 from flashpoint.analysis.survival import lifetimes
 from flashpoint.errors import UserError
 from flashpoint.runs.run import Run
@@ -204,7 +204,7 @@ def _averaged(
 
 
 def _ratios(runs: Sequence[Run], against: Sequence[Run]) -> list[OnsetRatio]:
-    groups = onset_ratios(runs, against)
+    groups = onset_ratios(pairs(runs, against))
     if len(groups) > 1:
         told = "; ".join(f"{label} {setting}".strip() for setting, label in groups)
         raise UserError(f"{len(groups)} attentions or settings: {told}; name runs of one of them")

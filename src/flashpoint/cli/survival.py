@@ -64,10 +64,11 @@ def command(
     exploded at every value, the exponent p of onset ∝ value^p follows: its mean over seeds, with its 95 % interval.
     --by hardware: a row for each device, with the p of a log-rank test against the first one of the same attention.
 
-    --paired RUN: a run's onset over the onset of the run of the same seed among RUN, a column for each seed. Where RUN
-    are several of one seed, a run is paired with that of its own data and settings. A run that did not explode counts
-    with its length: ">" where its pair exploded, "<" where the pair is the one that held. Later: of the pairs that can
-    say, those whose run explodes after its pair, or not.
+    --paired RUN: a run's onset over the onset of the run of the same seed among RUN, a column for each seed. Where any
+    seed has several RUN, a run is paired with that of its own data and settings. A run that did not explode counts with
+    its length: ">" where its pair exploded, "<" where the pair is the one that held. Later: of the pairs that can say,
+    those whose run explodes after its pair, or holds beyond the pair's onset. Of an attention in several settings a
+    second table counts them by seed.
 
     --measures: Spearman's rank correlation over attentions between the onset and a measure, a mean over seeds. A run
     that did not explode ranks behind all onsets. On random inputs: the error of O and dQ of one pass in BF16 from FP64.
@@ -91,9 +92,10 @@ def command(
         meaning = (
             "onset over that of its pair, of the same seed; > where the run did not explode, < where the pair did not"
         )
-        show(by_seed(onset_ratios(runs, controls)), form, f"{provenance([*runs, *controls])}\n{meaning}")
-        each = [pair for members in pairs(runs, controls).values() for pair in members.values()]
-        tell_of_texts([pair for pair in each if _tokenised_alike(*pair)], "onset")
+        found_pairs = pairs(runs, controls)
+        show(by_seed(onset_ratios(found_pairs)), form, f"{provenance([*runs, *controls])}\n{meaning}")
+        rows = [members.values() for members in found_pairs.values()]
+        tell_of_texts([[one for pair in row if _tokenised_alike(*pair) for one in pair] for row in rows], "onset")
     elif key:
         found = responses(runs, key)
         show(by_setting(found, key), form, provenance(runs))

@@ -80,6 +80,7 @@ def why_no_p(groups: Sequence[Lifetimes], control: str) -> list[str]:
 
 
 def of_logrank(control: str) -> str:
+    """Return the name of the column of p."""
     return f"log-rank p against {control}"
 
 
