@@ -1,9 +1,9 @@
 """Run every command of README.md and docs/guide.md in an empty folder: ``python scripts/run_documents.py``.
 
 README's commands run as written. The guide's do, but for their length: trainings end after ``--steps``, sweeps take
-``--seeds`` seeds, and ``--jobs`` readers share the page's sections. Capitals such as RUN stand for what earlier
-commands made. Fenced blocks of Python and YAML become the files that their first line names. The table says what every
-command ended with; the exit status is 1 if one failed.
+``--seeds`` seeds, and ``--jobs`` readers share the page's sections. Capitals stand for what earlier commands made: RUN
+for the first run of a section, or else of the page. Fenced blocks of Python and YAML become the files that their first
+line names. The table says what every command ended with; the exit status is 1 if one failed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from flashpoint.cli.table import Table, show
 
@@ -82,6 +83,7 @@ class Reader:
     def __init__(self, folder: Path, steps: int, seeds: int) -> None:
         self._folder, self._steps, self._seeds = folder, steps, seeds
         self._runs: list[str] = []
+        self._runs_before_section = 0
         self._page: list[str] = []
         programs = folder / ".programs"
         programs.mkdir(parents=True, exist_ok=True)
@@ -111,9 +113,12 @@ class Reader:
         commands = list(_commands(page, self._folder))
         self._runs, self._page = [], [command for _, command in commands]
         whole = page.name == "README.md"
+        last = -1
         for section, command in commands:
             if section % jobs != job:
                 continue
+            if section != last:
+                last, self._runs_before_section = section, len(self._runs)
             after_installation = command.split("&&")[-1].strip()
             reason = next((reason for part, reason in NOT_RUN.items() if part in after_installation), None)
             if "torchrun" in command and torch.cuda.device_count() == 1:
@@ -149,12 +154,16 @@ class Reader:
             return command.replace("RUN", self._interrupted())
         if "FOLDER" in command or "FILE_OR" in command:
             self._write_texts()
+        if "FILE.safetensors" in command:
+            tensors = {name: torch.randn(2, 2, 64, 32) for name in ("q", "k", "v", "grad_out")}
+            save_file(tensors, self._folder / "FILE.safetensors")
         # What a section needs of one that another reader has is made by the page's own command.
         if "RUN" in command and not self._runs:
             self._type(next(one for one in self._page if one.startswith("flashpoint train ")), whole=False)
         if "runs/SWEEP" in command and not (self._folder / "runs/sweep").exists():
             self._type(next(one for one in self._page if "sweep=SWEEP" in one), whole=False)
-        run, other = (self._runs[0], self._runs[-1]) if self._runs else ("", "")
+        of_section = self._runs[self._runs_before_section :]
+        run, other = ([*of_section, *self._runs][0], self._runs[-1]) if self._runs else ("", "")
         steps = [int(path.stem.split("-")[-1]) for path in (self._folder / run / "checkpoints").glob("*") if run]
         words = {"FILE_OR_FOLDER": "texts", "FOLDER": "texts", "RUN": run, "OTHER": other, "SWEEP": "sweep",
                  "STEP": str(min(steps, default=0)), "EXPERIMENT": "mine", " …": ""}  # fmt: skip
