@@ -145,7 +145,7 @@ def test_onsets_are_compared_within_a_setting_where_a_seed_has_several_controls(
     )
     second = record("flash_fp16", 1.0, 1, 300)
     told = refusal(call("survival", runs[0], *paired, "--paired", second))
-    assert told == f"error: {second}: a second control of seed 1 in its setting; name one of each"
+    assert told == f"error: {second}: a second control of seed 1 in its setting; name one"
 
 
 def test_how_bad_it_was_stands_beside_the_verdict(tmp_path: Path) -> None:

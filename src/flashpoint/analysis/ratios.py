@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flashpoint.analysis.survival import grouped, pairing, refuse_branch
@@ -46,32 +46,36 @@ def pairs(runs: Sequence[Run], controls: Sequence[Run]) -> Pairs:
     It has the run's seed, and where any seed has several controls, the run's data and settings, too.
 
     Raises:
-        UserError: a run or control is a branch, a control lasted for no step, a run has no control or several, or two
-            of a group have one seed.
+        UserError: a run or control is a branch, a control lasted for no step, two controls have one seed and setting,
+            two runs of a group one seed, or a run has no control.
     """
     for run in (*runs, *controls):
         refuse_branch(run)
     for control in controls:
         if not _lasted(control):
             raise UserError(f"{control.where}: {control.verdict}, no time to compare with; leave it out")
-    one_a_seed = len({control.config["seed"] for control in controls}) == len(controls)
-    return {group: _by_seed(members, controls, one_a_seed) for group, members in grouped(runs).items()}
+    one_a_seed = len({_seed(control) for control in controls}) == len(controls)
+    which = "" if one_a_seed else " with its settings and text, and one seed has several controls"
+    key: Callable[[Run], object] = _seed if one_a_seed else pairing
+    by_key: dict[object, Run] = {}
+    for control in controls:
+        if by_key.setdefault(key(control), control) is not control:
+            raise UserError(f"{control.where}: a second control of seed {_seed(control)} in its setting; name one")
+    found: Pairs = {}
+    for group, members in grouped(runs).items():
+        by_seed = found.setdefault(group, {})
+        for run in members:
+            seed = _seed(run)
+            if seed in by_seed:
+                raise UserError(f"{run.where}: a second run of seed {seed} in its row; leave one of them out")
+            if key(run) not in by_key:
+                raise UserError(f"{run.where}: no control of seed {seed}{which}; add one, or leave the run out")
+            by_seed[seed] = run, by_key[key(run)]
+    return found
 
 
-def _by_seed(runs: Sequence[Run], controls: Sequence[Run], one_a_seed: bool) -> dict[int, tuple[Run, Run]]:
-    by_seed: dict[int, tuple[Run, Run]] = {}
-    for run in runs:
-        seed = run.config["seed"]
-        if seed in by_seed:
-            raise UserError(f"{run.where}: a second run of seed {seed} in its row; leave one of them out")
-        found = [one for one in controls if one.config["seed"] == seed and (one_a_seed or pairing(one) == pairing(run))]
-        if not found:
-            which = "" if one_a_seed else " with its settings and text, and one seed has several controls"
-            raise UserError(f"{run.where}: no control of seed {seed}{which}; add one, or leave the run out")
-        if len(found) > 1:
-            raise UserError(f"{found[1].where}: a second control of seed {seed} in its setting; name one of each")
-        by_seed[seed] = run, found[0]
-    return by_seed
+def _seed(run: Run) -> int:
+    return int(run.config["seed"])
 
 
 def _ratio(run: Run, control: Run) -> OnsetRatio:

@@ -40,9 +40,10 @@ def with_all_sections(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named_as_today(attn: dict[str, Any]) -> dict[str, Any]:
-    """``flash_fixed`` was Algorithm 1, then Algorithm 1 with exact row sums, before it became a δ of two parts.
+    """Return a stored attention with today's name.
 
-    Of today's, only one whose name tells ``delta=`` has a δ without parts.
+    ``flash_fixed`` was Algorithm 1, then Algorithm 1 with exact row sums, before it became a δ of O in two parts. What
+    is called so today has that δ, or its name tells another one, as ``flash_fixed delta=p_dp`` does.
     """
     name, space, differing = attn["name"].partition(" ")
     if name == "flash_fp32_delta_split":
