@@ -53,8 +53,6 @@ class Choices:
     delta: str
     out_mantissa: int
     """Mantissa bits of O and what is saved that it lacks; 0 where the O of δ is saved whole."""
-    out_residual_largest: int
-    """Of what O lacks, in units, with either sign."""
     delta_error: str
     """``none`` also in layers that take none."""
     delta_error_size: float

@@ -233,7 +233,7 @@ def store_rows(
         if REDRAWS:
             b_other = round_point(b_other, OUT_FOR_DELTA, noise_ptr, layer, 0, i_bh, rows, features)
         if C.out_mantissa > 0:
-            b_other = residual(b_other, b_out, C.out_mantissa, C.out_residual_largest)
+            b_other = residual(b_other, b_out, C.out_mantissa)
         tl.store(o_delta_ptr, b_other.to(o_delta_ptr.dtype.element_ty), mask=rows < T)
     o_lse = i_bh.to(tl.int64) * T + o_rows
     tl.store(lse_ptr + o_lse, b_m * C.unit + tl.log(b_l), mask=o_rows < T)  # line 13

@@ -67,30 +67,36 @@ def variant_of(out_unnormalized: Rounding, out: Rounding, bits: int, **fields: A
 
 
 @triton.jit
-def split_kernel(
-    unrounded_ptr, out_ptr, units_ptr, sum_ptr, N: tl.constexpr, MANTISSA: tl.constexpr, LARGEST: tl.constexpr
-):  # fmt: skip
+def split_kernel(unrounded_ptr, out_ptr, units_ptr, sum_ptr, N: tl.constexpr, MANTISSA: tl.constexpr):
     places = tl.arange(0, N)
     b_out = tl.load(out_ptr + places)
-    units = kernels_residual(tl.load(unrounded_ptr + places), b_out, MANTISSA, LARGEST)
+    units = kernels_residual(tl.load(unrounded_ptr + places), b_out, MANTISSA)
+    units = units.to(units_ptr.dtype.element_ty)
     tl.store(units_ptr + places, units)
     tl.store(sum_ptr + places, kernels_two_parts(b_out, units, MANTISSA))
 
 
+@pytest.mark.parametrize("beside_fp32", [False, True])
 @pytest.mark.parametrize(("mantissa", "bits"), [(7, 1), (7, 6), (7, 8), (1, 8)])
-def test_kernels_split_alike_to_the_bit_at_every_exponent(mantissa: int, bits: int) -> None:
+def test_kernels_split_alike_to_the_bit_at_every_exponent(mantissa: int, bits: int, beside_fp32: bool) -> None:
+    """But for the residual of an O that is not finite; the sum is that O all the same.
+
+    Beside heads that save an FP32 O the residual is saved in FP32, too.
+    """
     out = Rounding("nearest", mantissa)
     form, unrounded = ResidualFormat.of(UNROUNDED, out, bits), torch.full((4096,), math.nan)
     numbers = every_exponent()
     unrounded[: len(numbers)] = numbers
     unrounded[-2:] = torch.tensor([math.inf, -math.inf])
     rounded = round_mantissa(unrounded, out)
-    on_device = [x.to(DEVICE) for x in (unrounded, rounded, torch.empty(4096), torch.empty(4096))]
-    split_kernel[(1,)](*on_device, N=4096, MANTISSA=form.mantissa, LARGEST=form.largest)
-    units = residual(unrounded, rounded, form)
-    assert torch.equal(on_device[2].cpu(), units)
+    variants = [variant_of(UNROUNDED, out, bits), *([FROM_FILES["flash_unrounded_out"]] if beside_fp32 else [])]
+    saved = torch.empty(4096, dtype=dtype_of_saved(variants), device=DEVICE)
+    total = torch.empty(4096, device=DEVICE)
+    split_kernel[(1,)](unrounded.to(DEVICE), rounded.to(DEVICE), saved, total, N=4096, MANTISSA=form.mantissa)
+    units, finite = residual(unrounded, rounded, form), rounded.isfinite()
+    assert torch.equal(saved.cpu().float()[finite], units[finite])
     expected = two_parts(rounded, units, form)
-    assert torch.equal(on_device[3].cpu().nan_to_num(7.0), expected.nan_to_num(7.0))
+    assert torch.equal(total.cpu().nan_to_num(7.0), expected.nan_to_num(7.0))
     assert expected.isinf().sum() >= 2
 
 

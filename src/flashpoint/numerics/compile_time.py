@@ -66,7 +66,6 @@ def compile_time_choices(
         delta_error_into=error.into if errs else "both",
         delta_error_stream=Stream.DELTA_ERROR,
         out_mantissa=residual.mantissa if residual else 0,
-        out_residual_largest=residual.largest if residual else 0,
         exact_row_sum=variant.exact_row_sum,
         exact_row_sum_passes=variant.exact_row_sum_passes,
         center_keys=variant.center_keys,
