@@ -56,7 +56,8 @@ class ResidualFormat:
     mantissa: int
     """Mantissa bits of the two parts together."""
     largest: int
-    """Of the whole numbers, with either sign. Only where O as returned overflows do they exceed it, and saturate."""
+    """Of the whole numbers, with either sign. Only where O as returned overflows would one exceed it; the
+    sum of the two parts is that O, whatever the residual."""
 
     @classmethod
     def of(cls, out_unnormalized: Rounding, out: Rounding, bits: int) -> ResidualFormat:
