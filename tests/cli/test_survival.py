@@ -334,8 +334,8 @@ def test_a_run_that_has_not_ended_is_told_and_the_others_are_counted(tmp_path: P
     ("options", "told"),
     [
         (["--by", "train.lr", "--control", "flash_fp32"], "--control and --by: give one of them"),
-        (["--severity", "--by", "train.lr"], "--severity: takes no --by, no --paired and no"),
-        (["--paired", "one", "--out", "x.png"], "--paired: draws nothing, drop --out"),
+        (["--severity", "--by", "train.lr"], "--severity: takes no --by"),
+        (["--paired", "one", "--out", "x.png"], "--paired: takes no --out"),
         (["--out", "curves.foo"], "curves.foo: give a name that ends in one of .png, .pdf, .svg"),
     ],
 )

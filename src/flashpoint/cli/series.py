@@ -11,6 +11,7 @@ from flashpoint.analysis.departure import Departure, departure, twins
 from flashpoint.analysis.provenance import provenance
 from flashpoint.analysis.series import Head, metric_series, together
 from flashpoint.cli.cells import code, number, share
+from flashpoint.cli.options import refuse_given
 from flashpoint.cli.selection import ended, format_option
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError
@@ -80,7 +81,9 @@ def _head(_context: click.Context, _option: click.Parameter, value: str | None) 
     help="With --departures: the head whose W_Q is highest at the onset, not the largest over heads.",
 )
 @format_option
+@click.pass_context
 def command(
+    context: click.Context,
     words: tuple[str, ...],
     head: Head | None,
     every: int,
@@ -100,8 +103,7 @@ def command(
     departed, and how many steps before the onset.
     """
     if metrics:
-        if head or every > 1 or since or until is not None:
-            raise click.UsageError("--departures: takes no --head, --every, --since or --until")
+        refuse_given(context, "--departures", {"head", "every", "since", "until"})
         runs = ended(words, metrics=True)
         pairs = twins(runs)
         show(departures([departure(metric, pairs, hottest_head) for metric in metrics]), form, provenance(runs))

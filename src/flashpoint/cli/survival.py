@@ -14,6 +14,7 @@ from flashpoint.analysis.ratios import onset_ratios, pairs
 from flashpoint.analysis.response import responses
 from flashpoint.analysis.severity import severity
 from flashpoint.analysis.survival import by_variant, grouped, settings_of, side_by_side, usual_settings
+from flashpoint.cli.options import refuse_given
 from flashpoint.cli.selection import (
     CONTROL,
     control_option,
@@ -41,7 +42,9 @@ OF_THE_TEXT = ("model.vocab_size",)
 @click.option("--measures", is_flag=True, help="Which measure of an attention goes with its onset.")
 @figure_option("the survival curves, or with --by the median onsets,")
 @format_option
+@click.pass_context
 def command(
+    context: click.Context,
     words: tuple[str, ...],
     control: str | None,
     key: str | None,
@@ -77,17 +80,17 @@ def command(
     longest of the runs of one experiment has the onset.
     """
     _refuse_together(control=control, by=key, paired=paired, measures=measures)
-    if severe and (key or paired or measures):
-        raise click.UsageError("--severity: takes no --by, no --paired and no --measures")
+    if severe:
+        refuse_given(context, "--severity", {"key", "paired", "measures"})
+    if measures:
+        refuse_given(context, "--measures", {"out"})
+    if paired:
+        refuse_given(context, "--paired", {"out"})
     runs = ended(words, metrics=severe)
     if measures:
-        if out:
-            raise click.UsageError("--measures: draws nothing, drop --out")
         show(by_measure(foretellings(runs)), form, provenance(runs))
         return
     if paired:
-        if out:
-            raise click.UsageError("--paired: draws nothing, drop --out")
         controls = ended(paired)
         meaning = (
             "onset over that of its pair, of the same seed; > where the run did not explode, < where the pair did not"
