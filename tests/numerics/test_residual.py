@@ -89,7 +89,7 @@ def test_kernels_split_alike_to_the_bit_at_every_exponent(mantissa: int, bits: i
     unrounded[: len(numbers)] = numbers
     unrounded[-2:] = torch.tensor([math.inf, -math.inf])
     rounded = round_mantissa(unrounded, out)
-    variants = [variant_of(UNROUNDED, out, bits), *([FROM_FILES["flash_unrounded_out"]] if beside_fp32 else [])]
+    variants = [variant_of(UNROUNDED, out, bits), *([FROM_FILES["flash_delta_fp32"]] if beside_fp32 else [])]
     saved = torch.empty(4096, dtype=dtype_of_saved(variants), device=DEVICE)
     total = torch.empty(4096, device=DEVICE)
     split_kernel[(1,)](unrounded.to(DEVICE), rounded.to(DEVICE), saved, total, N=4096, MANTISSA=form.mantissa)
