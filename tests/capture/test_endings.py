@@ -215,6 +215,7 @@ def test_losses_that_end_above_the_margin_are_told_and_kept(
     assert (f"the loss has exploded, since step 203: {rule}" in told) == (after == 80)
     assert told.count("17 steps of the 50 that make an explosion; 33 more would decide") == (after == 20)
     assert ("the tensors are of step 0, which was observed last" in told) == (after == 20)
+    assert ("watch: the loop ends with the loss" in told) == (after == 20)
 
 
 @pytest.mark.parametrize(("high", "steps"), [(9.0, 30), (9.0, 130), (5.2, 30), (9.0, 12)])

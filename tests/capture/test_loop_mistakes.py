@@ -113,9 +113,11 @@ def test_what_is_no_number_is_told_once_and_all_else_recorded(
         watched.step(**{"loss": loss, **given})
 
     run = loop(tmp_path, step=step)
-    assert capsys.readouterr().err.count(told) == 1
+    lines = capsys.readouterr().err
+    assert lines.count(told) == 1
     assert len(run.columns["row_sum_relative_bias"][0]) == 4
     assert ("loss" in run.columns) == ("loss" not in given)
+    assert lines.count("no loss was read, and nothing is judged") == ("loss" in given)
 
 
 def test_a_loss_of_every_token_is_told_once_whatever_their_number(

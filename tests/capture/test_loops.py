@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import shlex
 import sys
 import types
 from pathlib import Path
@@ -141,6 +142,20 @@ def test_copies_and_files_of_the_model_have_nothing_of_the_watch(tmp_path: Path)
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+
+def test_the_command_that_a_capture_tells_can_be_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Into a shell, also where a folder's name has a blank."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        watched.capture()
+        plain(model, number, watched)
+
+    loop(tmp_path / "my runs", step=step, steps=1)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("flashpoint diagnose")]
+    command = shlex.split(line)
+    assert command[:2] == ["flashpoint", "diagnose"]
+    assert Path(command[2]).is_dir()
 
 
 def test_a_function_is_seen_where_another_module_has_imported_it(

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashpoint.capture.captures import read_calls
-from flashpoint.capture.functions import replaced
+from flashpoint.capture.functions import NoMask, replaced
 from flashpoint.capture.watched import Watch
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.errors import UserError
@@ -130,6 +130,18 @@ def test_why_attentions_are_left_out_is_written_down_once(tmp_path: Path) -> Non
     assert whole.manifest["not_recorded"] == []
     with pytest.raises(UserError, match=r"watched\.capture\(\) in the loop makes one"):
         read_calls(whole.folder.path)
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_a_function_that_is_not_called_by_its_name_is_told_beside_one_that_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], called: bool
+) -> None:
+    held = [attend]
+    model = nn.Sequential(Pair(), Model(CALLS["attend"] if called else held[0]))
+    run = loop(tmp_path, model, functions=[f"{__name__}:attend"])
+    told = f"{__name__}:attend was not called by its name in a module"
+    assert capsys.readouterr().err.count(told) == (not called)
+    assert [reason.startswith(told) for reason in run.manifest["not_recorded"]] == [True] * (not called)
 
 
 def flash(
@@ -295,10 +307,14 @@ def test_a_number_that_may_be_a_mask_is_known_from_nearly_all_rows(tmp_path: Pat
     assert ["a mask by prefix" in reason for reason in run.manifest["not_recorded"]] == [True] * (not kept)
 
 
-@pytest.mark.parametrize("name", ["deterministic", "sm_scale", "backend"])
+class Part(NoMask):
+    """Of whatever the caller has."""
+
+
+@pytest.mark.parametrize("name", ["deterministic", "sm_scale", "backend", "part"])
 def test_an_option_that_is_no_mask_leaves_a_faulty_attention_in(tmp_path: Path, name: str) -> None:
     """Beside a mask, a fault in so many rows could be the mask's."""
-    given = {"deterministic": True, "sm_scale": 8**-0.5, "backend": "fa2"}[name]
+    given = {"deterministic": True, "sm_scale": 8**-0.5, "backend": "fa2", "part": Part()}[name]
     model = Model(lambda q, k, v: faulty(q, k, v, **{name: given}))
     run = loop(tmp_path, model, captured, steps=2, functions=[f"{__name__}:faulty"])
     assert run.manifest["not_recorded"] == []

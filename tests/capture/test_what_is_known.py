@@ -1,15 +1,19 @@
 """Of somebody's own loop a run says what it was told and what it has seen, and else that it does not know."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 import flashpoint
 from flashpoint.analysis.progress import progress_of
+from flashpoint.drop_in import variant_of
 from flashpoint.errors import UserError
+from flashpoint.numerics.choices import DeltaError, Rounding
 from flashpoint.replay import resumed_values
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
@@ -35,6 +39,32 @@ def test_the_configuration_holds_what_is_known_and_no_default(
     known = {"attn": {"name": "sdpa"}, "model": SHAPE, "train": train, "detector": CRITERION}
     assert json.loads((tmp_path / "own/config.json").read_text()) == known
     assert run.config == {**known, "probes": {}, "checkpoints": {}}
+
+
+class WithVariant(Pair):
+    def __init__(self, choices: dict[str, Any]) -> None:
+        super().__init__()
+        self.variant = dataclasses.replace(variant_of("flash_bf16"), **choices)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.first.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        return flashpoint.attention(q, k, v, is_causal=True, variant=self.variant)
+
+
+@pytest.mark.parametrize(
+    ("choices", "name"),
+    [
+        ({}, "flash_bf16"),
+        ({"out_unnormalized": Rounding("nearest", 1)}, "flash_bf16, Ō of 1 mantissa bit"),
+        ({"delta": "p_dp"}, "flash_bf16 delta=p_dp"),
+        ({"delta_error": DeltaError(kind="bias", size=1e-3)}, "flash_bf16 injected"),
+    ],
+)
+def test_a_variant_is_named_with_the_choices_that_are_not_its_files(
+    tmp_path: Path, choices: dict[str, Any], name: str
+) -> None:
+    """A localisation that took its name for the file's would train branches with another attention."""
+    assert loop(tmp_path, WithVariant(choices), steps=1).config["attn"] == {"name": name}
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from flashpoint.cli.main import main
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.errors import UserError
 from flashpoint.localize.engine import engine
-from flashpoint.localize.own import Mixture, OwnLoop, mixed
+from flashpoint.localize.mixture import LayerOf, Mixture, mixed
+from flashpoint.localize.own import OwnLoop
 from flashpoint.localize.subject import Trained
 from flashpoint.runs.folder import RunFolder
 
@@ -283,9 +284,9 @@ def test_a_branch_has_the_runs_attention_where_it_is_asked_for(
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(2, count, 16, 16, generator=generator).bfloat16().requires_grad_() for count in (4, 2, 2)]
     calls: list[Callable[..., Tensor]] = [
-        lambda q, k, v: mixed(q, k, v, True, 0.25, mixture=Mixture("sdpa", "twin of sdpa", (1,), heads), layer=layer),
+        lambda q, k, v: mixed(q, k, v, True, 0.25, of=LayerOf(Mixture("sdpa", "twin of sdpa", (1,), heads), layer)),
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
-        lambda q, k, v: mixed(q, k, v, True, 0.25, mixture=Mixture("twin of sdpa", "twin of sdpa"), layer=1),
+        lambda q, k, v: mixed(q, k, v, True, 0.25, of=LayerOf(Mixture("twin of sdpa", "twin of sdpa"), 1)),
     ]
     outs = [call(*tensors) for call in calls]
     grads = [torch.autograd.grad(out.float().square().sum(), tensors[0])[0] for out in outs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,9 @@ from flashpoint.capture.functions import replaced
 from flashpoint.capture.interceptor import Interceptor
 from flashpoint.capture.left_out import DROPOUT
 from flashpoint.capture.masks import masking
+from flashpoint.files import CONFIGS
+from flashpoint.numerics.named import named_by_choices
+from flashpoint.numerics.variant import AttentionVariant
 
 _SDPA = F.scaled_dot_product_attention
 _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -94,5 +98,9 @@ def _set_stack(modes: list[Any]) -> None:
         _push_mode(mode)
 
 
-def _variant_name(variant: Any) -> str:
-    return "flash_exact_rowsum" if variant is None else getattr(variant, "name", str(variant))
+@functools.cache
+def _variant_name(variant: AttentionVariant | None) -> str:
+    """Return the name of a variant with what differs from its file: δ of two such attentions is not the same."""
+    if variant is None:
+        return "flash_exact_rowsum"
+    return named_by_choices(variant, CONFIGS / "attn").title

@@ -39,6 +39,10 @@ _LIKE_MASKS = ("mask", "bias")
 _NAMES = (("q", "query"), ("k", "key"), ("v", "value"))
 
 
+class NoMask:
+    """An argument of a named function that holds no mask, whatever it is."""
+
+
 @dataclass(frozen=True)
 class NamedFunction:
     """A function to intercept, as an attribute of its module: ``MODULE:NAME``, ``flash_attn:flash_attn_func@bthd``.
@@ -163,7 +167,8 @@ def perhaps_masks(given: Mapping[str, Any], qkv: Sequence[Tensor]) -> list[str]:
     def is_none(name: str, value: Any) -> bool:
         if value is None or isinstance(value, int | float | str):
             return not value or (isinstance(value, bool | str) and not any(part in name for part in _LIKE_MASKS))
-        return (name in _MASKS and isinstance(value, Tensor)) or any(value is x for x in qkv)
+        known = isinstance(value, NoMask) or (name in _MASKS and isinstance(value, Tensor))
+        return known or any(value is x for x in qkv)
 
     return [name for name, value in given.items() if name not in read and not is_none(name, value)]
 

@@ -30,6 +30,7 @@ class Interceptor:
         layers: whose tensors are kept, from 1; None is all.
 
     Attributes:
+        called: names of the attentions that were called at all, kept or not.
         calls: in their order, of all forward passes before the first backward pass.
         failed: what else went wrong in keeping them, each once.
         incomplete: which gradients of calls were not kept, and why, each once.
@@ -41,6 +42,7 @@ class Interceptor:
     def __init__(self, sequences: int, layers: Collection[int] | None = None) -> None:
         self._sequences, self._layers = sequences, layers
         self._inside = False
+        self.called: set[str] = set()
         self.calls: list[InterceptedCall] = []
         self._missed: dict[tuple[int, str], list[int]] = {}  # by forward pass and reason, the numbers of the calls
         self.failed: set[str] = set()
@@ -272,6 +274,7 @@ class Interceptor:
             keep: is given what the function returned, if the call is to be kept. Calls inside it are not kept. Nor is a
                 call with a tensor of which each process has a part: to look at it is to wait for the others.
         """
+        self.called.add(name)
         wanted, before, self._inside = self.listening, self._inside, True
         if wanted:
             self._since = next_node()

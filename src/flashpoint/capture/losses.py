@@ -67,6 +67,10 @@ class Losses:
         return self._latest[-1] if self._latest else math.nan
 
     @property
+    def none_read(self) -> bool:
+        return not self._latest
+
+    @property
     def undecided(self) -> str | None:
         """What is said of a loss that ends too high for a loop that is called stable; None of any other."""
         above, of, margin = self._detector.steps_above, self._bounds.hold_steps, self._bounds.margin

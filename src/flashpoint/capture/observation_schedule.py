@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -147,7 +148,7 @@ class ObservationSchedule:
             wanted = _Capture((f"{reason} at step {step:,}",), None, 0, by_last=False)
             self._wanted = wanted.joined(self._wanted)
             told += ", and those of the next step are to come"
-        self._keep(told, calls, step)
+        self._keep(f"step {step:,}: {told}", calls, step)
 
     def read(self, step: int) -> None:
         """The losses up to a step are known, and :meth:`keep_nonfinite` has been called for those that are none."""
@@ -252,14 +253,18 @@ class ObservationSchedule:
         # In a step with other attentions than those whose W_Q is known, a layer's number can stand for another one.
         layer = wanted.layer if self._shape and len(last) == self._shape[0] else None
         calls = [call for call in last if layer in (None, call.layer)]
-        return calls, self._keep(wanted.reason + (_of_step(step) if late else ""), calls, step)
+        if late:
+            return calls, self._keep(
+                f"watch: {wanted.reason}; the tensors are of step {step:,}, which was observed last", calls, step
+            )
+        return calls, self._keep(f"step {step:,}: {wanted.reason}", calls, step)
 
-    def _keep(self, reason: str, calls: list[AttentionCall], step: int) -> Path:
+    def _keep(self, told: str, calls: list[AttentionCall], step: int) -> Path:
         folder = self._run.keep(calls, step)
         self._guard.do("keeping the batch", lambda: self._keep_batch(step))
-        notify(f"step {step:,}: {reason}" + (f"; wrote {folder}" if folder.is_dir() else ""))
+        notify(told + (f"; wrote {folder}" if folder.is_dir() else ""))
         if calls:
-            notify(f"flashpoint diagnose {folder} says what its attention did")
+            notify(f"flashpoint diagnose {shlex.quote(str(folder))} says what its attention did")
         return folder
 
     def _keep_batch(self, step: int) -> None:
@@ -268,7 +273,3 @@ class ObservationSchedule:
             self._guard.tell("a batch is not kept: its tensors have been overwritten since its step; hand over copies")
         elif batch is not None:
             self._run.keep_batch(batch, step)
-
-
-def _of_step(step: int) -> str:
-    return f"; the tensors are of step {step:,}, which was observed last"

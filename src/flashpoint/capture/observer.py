@@ -148,10 +148,17 @@ class Observer:
             reasons = [f"{reason}{_at_calls(missed.get(reason, []), of)}" for reason in reasons]
             told = "; ".join(reasons)
             self._guard.tell(f"some attentions are not recorded ({told}); layers are counted without them")
+        uncalled = [
+            f"{one.word} was not called by its name in a module: it is not seen where it is an attribute or in a list"
+            for one in self._functions
+            if one.word not in interceptor.called
+        ]
+        for line in uncalled:
+            self._guard.tell(line)
         incomplete = sorted(interceptor.incomplete)
         if incomplete:
             self._guard.tell(f"some gradients are not recorded ({'; '.join(incomplete)})")
-        self.not_recorded = [*reasons, *incomplete]
+        self.not_recorded = [*reasons, *uncalled, *incomplete]
         interceptor.calls.clear()  # at once: they hold q and k of whole batches
         return calls
 
@@ -196,8 +203,6 @@ class Observer:
         if in_other_thread and not reasons:
             return ["the model was called in another thread than watched.step before; call both in one thread"]
         unknown = "the watched model called none that is PyTorch's, Transformers' or named by functions=['MODULE:NAME']"
-        if self._functions:
-            unknown += "; a function is seen where it is called by its name in a module, not by an attribute or a list"
         return reasons or [unknown]
 
 

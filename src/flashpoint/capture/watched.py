@@ -104,6 +104,8 @@ class Watch:
             self._guard.tell("watched.step was never called: nothing is recorded; call it once an optimiser step")
         self._guard.do("reading the last losses", self._flush)
         self._arrivals.end()
+        if self._step and self._losses.none_read:
+            self._guard.tell("no loss was read, and nothing is judged: the verdict is that of no step")
         if (undecided := self._losses.undecided) is not None:
             self._schedule.want_next(undecided, None)  # of the last observation: no other one comes
         self._guard.do("writing a capture", self._schedule.end)

@@ -24,8 +24,8 @@ from flashpoint.capture.watched import Watch
 from flashpoint.errors import UserError, one_line
 from flashpoint.files import file_sha256, folder_sha256
 from flashpoint.localize.engine import SECOND_TWIN, TWIN, engine, packaged
+from flashpoint.localize.mixture import LayerOf, Mixture, mixed
 from flashpoint.localize.subject import Cells, Trained, as_options, selection
-from flashpoint.numerics.choices import Heads, heads_in
 from flashpoint.numerics.ops import forget_graphs
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.lines import whole_lines
@@ -34,21 +34,6 @@ from flashpoint.user_code import file_digest, load
 
 IN_ITS_PLACE = ("flash_fp32", "flash_unrounded_out", "flash_delta_fp32", "flash_exact_rowsum")
 """Attentions that are tried everywhere in the place of the run's: what they round tells what its rounding does."""
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """An attention in some layers and heads, and another one elsewhere.
-
-    Attributes:
-        inside, elsewhere: names that :func:`engine` takes.
-        layers, heads: from 1; None is all.
-    """
-
-    inside: str
-    elsewhere: str
-    layers: tuple[int, ...] | None = None
-    heads: Heads | None = None
 
 
 @dataclass(frozen=True)
@@ -171,7 +156,8 @@ class OwnLoop:
             """Watch a branch; the options that the loop gives its own watch are not for it."""
             return watch(
                 model, runs_dir=folder.parent, name=folder.name, steps=steps, weights_interval=steps,
-                interval=steps + 1, log_interval=min(10, steps), sequences=1, functions=[f"{__name__}:mixed"],
+                interval=steps + 1, log_interval=min(10, steps), sequences=1,
+                functions=[f"{mixed.__module__}:{mixed.__name__}"],
             )  # fmt: skip
 
         with (
@@ -219,7 +205,10 @@ class OwnLoop:
         if missing := set(range(1, self._n_layer + 1)) - layers:
             raise UserError(f"{told}: did not call attention({min(missing)}); give each layer its own, from 1")
         if "w_q_spectral_norm" not in branch.columns:
-            raise UserError(f"{told}: no matrix was found that makes q of every layer; is each layer's attention set?")
+            raise UserError(
+                f"{told}: no matrix was found that makes q of every layer; {folder.path.with_suffix('.log')} tells "
+                "what was seen of their attention"
+            )
         run_batches = _batches(self.folder)
         for number, batch in _batches(folder).items():
             if run_batches.get(start + number, batch) != batch:
@@ -276,23 +265,4 @@ class _Handed:
         if torch.is_autocast_enabled(q.device.type):
             q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        return mixed(q, k, v, is_causal, scale, mixture=self._mixture, layer=layer)
-
-
-def mixed(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, *, mixture: Mixture, layer: int) -> Tensor:
-    """Compute a layer's attention. :func:`flashpoint.watch` records calls of this function.
-
-    Args:
-        q: [B, H, T, d].
-        k, v: [B, H_kv, T, d].
-    """
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    if mixture.layers is not None and layer not in mixture.layers:
-        return engine(mixture.elsewhere)(q, k, v, is_causal, scale)
-    inside = engine(mixture.inside)(q, k, v, is_causal, scale)
-    heads = heads_in(layer, mixture.layers, mixture.heads)
-    if heads is None:
-        return inside
-    chosen = torch.zeros(q.shape[1], dtype=torch.bool, device=q.device)
-    chosen[[head - 1 for head in heads]] = True
-    return torch.where(chosen[:, None, None], inside, engine(mixture.elsewhere)(q, k, v, is_causal, scale))
+        return mixed(q, k, v, is_causal, scale, of=LayerOf(self._mixture, layer))

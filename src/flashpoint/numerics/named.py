@@ -24,14 +24,20 @@ def resolved(attn: dict[str, Any], variants_dir: Path) -> AttentionVariant:
         UserError: ``elsewhere`` names no variant.
         ValueError: a choice is none.
     """
-    name, elsewhere = attn["name"].split(" ")[0], attn.get("elsewhere")
+    elsewhere = attn.get("elsewhere")
     if isinstance(elsewhere, str):
         everywhere = AttentionVariant.from_dict({**attn, "layers": None, "heads": None, "elsewhere": None})
         attn = {
             **attn,
             "elsewhere": variant_named(elsewhere, variants_dir, "attn.elsewhere=").in_formats_of(everywhere).to_dict(),
         }
-    variant = AttentionVariant.from_dict(attn)
+    return named_by_choices(AttentionVariant.from_dict(attn), variants_dir)
+
+
+def named_by_choices(variant: AttentionVariant, variants_dir: Path) -> AttentionVariant:
+    """Return a variant whose name tells the choices that are not those of the file of its name; the same one where
+    there is no such file."""
+    name = variant.name.split(" ")[0]
     if name not in variant_names(variants_dir):
         return variant
     own, filed = _told(variant), _told(variant_named(name, variants_dir))
