@@ -218,13 +218,15 @@ def test_an_explosion_is_a_result(train: Command, tmp_path: Path) -> None:
     match = outcome_of(result)
     assert match[1] in ("exploded", "nonfinite")
     assert int(match[3]) <= int(match[2]) < 200
+    told = "the loss has exploded, since step " if match[1] == "exploded" else "the gradient norm of step "
+    assert result.stderr.count(f"{told}{int(match[3]):,}") == 1
     outcome = json.loads((tmp_path / "runs/boom/outcome.json").read_text())
     assert outcome["onset_step"] == int(match[3])
     if match[1] == "exploded":
-        for from_step, told in ((int(match[3]), 0), (int(match[2]) - 1, 1)):
+        for from_step, times in ((int(match[3]), 0), (int(match[2]) - 1, 1)):
             branch = train("replay=boom", f"from_step={from_step}", tiny=False)
             assert outcome_of(branch).groups()[:3] == match.groups()[:3]
-            assert branch.stderr.count(f"exploded before, at {match[3]}") == told
+            assert branch.stderr.count(f"exploded before, at {match[3]}") == times
 
 
 def copy_run(source: Path, target: Path) -> None:

@@ -131,11 +131,7 @@ class Losses:
             self._guard.do("writing a capture", keep)
         elif stable and self.verdict == "exploded":
             hottest = self._sentinel.hottest(1)
-            self._schedule.want_next(
-                f"the loss has exploded, since step {self.onset_step:,}: the mean of {self._bounds.window} steps has "
-                f"stood more than {self._bounds.margin} nats above its minimum for {self._bounds.hold_steps} steps",
-                hottest[0].layer if hottest else None,
-            )
+            self._schedule.want_next(self._detector.decision, hottest[0].layer if hottest else None)
 
     def _norms(self, read: Sequence[Number]) -> Sequence[float | None]:
         """Return gradient norms; None for all of them where one cannot be read, which is no reason to lose losses."""

@@ -34,6 +34,18 @@ class ExplosionDetector:
         self.onset_step: int | None = None
         self.last_step: int | None = None
 
+    @property
+    def decision(self) -> str:
+        """What was decided, in words; empty while stable."""
+        if self.onset_step is None:
+            return ""
+        if self.verdict == "nonfinite":
+            return f"the loss or the gradient norm of step {self.onset_step:,} is no finite number"
+        return (
+            f"the loss has exploded, since step {self.onset_step:,}: the mean of {self._config.window} steps has stood "
+            f"more than {self._config.margin} nats above its minimum for {self._config.hold_steps} steps"
+        )
+
     def state(self) -> dict[str, Any]:
         """Return the plain values that :meth:`load_state` takes back."""
         return {

@@ -245,6 +245,7 @@ class Trainer:
             self.detector.update(step, loss, grad_norm)
             if stable and self.detector.onset_step is not None:
                 self._files.keep_before(self.detector.onset_step)
+                notify(f"step {step:,}: {self.detector.decision}")
             clip = self._config.train.grad_clip
             self._files.log(
                 step,
