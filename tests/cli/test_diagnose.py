@@ -86,9 +86,11 @@ def test_what_w_q_did_before_the_onset_is_told(
             file.write(json.dumps({"step": step, "w_q_spectral_norm": norms}) + "\n")
     changed = {**json.loads(grown.outcome.read_text()), "outcome": outcome, "onset_step": onset}
     grown.outcome.write_text(json.dumps(changed))
-    first = diagnose(str(grown.path), "--sequences", "4")["tables"][0]
+    tables = diagnose(str(grown.path), "--sequences", "4")["tables"]
+    first = tables[0]
     assert [(row["step"], row["layer"], row["head"]) for row in first["rows"] if "W_Q norm" in row] == told
     assert first["note"].startswith(said)
+    assert ("No early warning could come" in tables[-1]["note"]) == (onset == 400)
 
 
 def test_a_damaged_run_does_not_keep_its_capture_from_being_diagnosed(tmp_path: Path) -> None:
@@ -385,7 +387,10 @@ def test_a_capture_with_nan_or_infinity_is_diagnosed(tmp_path: Path, name: str, 
     [
         (["nowhere"], "nowhere: no capture and no run"),
         (["{folder}"], "holds no layer-*.safetensors"),
-        (["{folder}/broken.safetensors"], "; write one with safetensors.torch.save_file"),
+        (
+            ["{folder}/broken.safetensors"],
+            "; write q, k, v and grad_out with safetensors.torch.save_file; of a checkpoint",
+        ),
         (["{folder}/few.safetensors"], "no tensor k, v, grad_out"),
         (["{folder}/odd.safetensors"], "need [N, H, T, d]"),
         (["{folder}/good", "--layer", "7"], "--layer 7"),

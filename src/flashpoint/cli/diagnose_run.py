@@ -37,7 +37,10 @@ def told_of_run(path: Path, capture: int | None, step: int) -> tuple[list[Table]
     except UserError as error:  # of a file that the diagnosis does not need
         notify(str(error))
         return [], ""
-    if onset is None or step >= onset:
+    if onset is None:
+        return grown, not_recorded
+    not_recorded = f"{not_recorded} {_why_no_growth(run, grown)}".strip()
+    if step >= onset:
         return grown, not_recorded
     told = "" if grown else f"After these tensors, which are of step {step:,}, the loss {failed} at step {onset:,}. "
     captures = captured_steps(folder.path)
@@ -56,6 +59,19 @@ def _not_recorded(run: Run) -> str:
         return ""
     told = f"Other attentions were not recorded, and are not judged: {'; '.join(left_out)}."
     return f"{told} Layers are counted without them."
+
+
+def _why_no_growth(run: Run, grown: list[Table]) -> str:
+    """Return why an explosion has no table of W_Q though W_Q was measured; empty of anything else."""
+    from flashpoint.probes.sentinel import LOOKBACK
+
+    exploded = run.ended and run.ending == "exploded"
+    if grown or not exploded or run.by_head("w_q_spectral_norm") is None:
+        return ""
+    return (
+        f"No early warning could come: it compares W_Q with that of {LOOKBACK} steps before, and the loss exploded "
+        "sooner. Look at learning rate, warm-up and data first."
+    )
 
 
 def _failed(run: Run) -> tuple[int | None, str]:
