@@ -99,8 +99,10 @@ def _set_stack(modes: list[Any]) -> None:
 
 
 @functools.cache
-def _variant_name(variant: AttentionVariant | None) -> str:
+def _variant_name(variant: AttentionVariant | str | None) -> str:
     """Return the name of a variant with what differs from its file: δ of two such attentions is not the same."""
     if variant is None:
         return "flash_exact_rowsum"
+    if isinstance(variant, str):
+        return variant
     return named_by_choices(variant, CONFIGS / "attn").title
