@@ -144,6 +144,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
 
 
+SAID_OF_CAPTURES = ("says what its attention did", "counts them in")
+
+
 def test_the_command_that_a_capture_tells_can_be_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Into a shell, also where a folder's name has a blank."""
 
@@ -151,11 +154,11 @@ def test_the_command_that_a_capture_tells_can_be_copied(tmp_path: Path, capsys: 
         watched.capture()
         plain(model, number, watched)
 
-    loop(tmp_path / "my runs", step=step, steps=1)
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("flashpoint diagnose")]
-    command = shlex.split(line)
-    assert command[:2] == ["flashpoint", "diagnose"]
-    assert Path(command[2]).is_dir()
+    loop(tmp_path / "my runs", step=step, steps=3)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "flashpoint diagnose" in line]
+    commands = [shlex.split(line[line.index("flashpoint diagnose") :]) for line in lines]
+    assert all(Path(command[2]).is_dir() for command in commands)
+    assert {tuple(command[3:]) for command in commands} == {tuple(said.split()) for said in SAID_OF_CAPTURES}
 
 
 def test_a_function_is_seen_where_another_module_has_imported_it(

@@ -73,7 +73,7 @@ class CallMode(TorchFunctionMode):
         elif causal is None:
             self._interceptor.miss("scaled_dot_product_attention: a mask beside the causal one")
         else:
-            name = "sdpa" if func is _SDPA else _variant_name(given.get("variant"))
+            name = "sdpa" if func is _SDPA else _variant_name(given["variant"])
             tensors = {"q": given["query"], "k": given["key"], "v": given["value"], "out": out}
             self._interceptor.keep(name, tensors, causal, given.get("scale"), in_order=True)
 
@@ -99,10 +99,8 @@ def _set_stack(modes: list[Any]) -> None:
 
 
 @functools.cache
-def _variant_name(variant: AttentionVariant | str | None) -> str:
+def _variant_name(variant: AttentionVariant | str) -> str:
     """Return the name of a variant with what differs from its file: δ of two such attentions is not the same."""
-    if variant is None:
-        return "flash_exact_rowsum"
     if isinstance(variant, str):
         return variant
     return named_by_choices(variant, CONFIGS / "attn").title

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -85,5 +86,5 @@ class DeltaCollection:
         of_them = f", {different:,} different" if different < self._sequences else ""
         notify(
             f"step {last:,}: δ of {which} was measured on {count} sequences{of_them}, of steps {first:,} to {last:,}; "
-            f"flashpoint diagnose {self._folder} counts them in"
+            f"{shlex.join(['flashpoint', 'diagnose', str(self._folder)])} counts them in"
         )

@@ -264,7 +264,7 @@ class ObservationSchedule:
         self._guard.do("keeping the batch", lambda: self._keep_batch(step))
         notify(told + (f"; wrote {folder}" if folder.is_dir() else ""))
         if calls:
-            notify(f"flashpoint diagnose {shlex.quote(str(folder))} says what its attention did")
+            notify(f"{shlex.join(['flashpoint', 'diagnose', str(folder)])} says what its attention did")
         return folder
 
     def _keep_batch(self, step: int) -> None:

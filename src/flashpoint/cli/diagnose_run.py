@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,8 @@ def told_of_run(path: Path, capture: int | None, step: int) -> tuple[list[Table]
         return [], ""
     if onset is None:
         return grown, not_recorded
-    not_recorded = f"{not_recorded} {_why_no_growth(run, grown)}".strip()
+    if not grown and failed == "exploded" and run.by_head("w_q_spectral_norm") is not None:
+        not_recorded = f"{not_recorded} {_too_early()}".strip()
     if step >= onset:
         return grown, not_recorded
     told = "" if grown else f"After these tensors, which are of step {step:,}, the loss {failed} at step {onset:,}. "
@@ -48,7 +50,7 @@ def told_of_run(path: Path, capture: int | None, step: int) -> tuple[list[Table]
     if later := [at for at in captures if at > own]:
         run_path = folder.path.resolve()
         near = run_path.relative_to(Path.cwd()) if run_path.is_relative_to(Path.cwd()) else run_path
-        told += f"The next capture: flashpoint diagnose {near} --step {later[0]}."
+        told += f"The next capture: {shlex.join(['flashpoint', 'diagnose', str(near), '--step', str(later[0])])}."
     return grown, f"{not_recorded} {told}".strip()
 
 
@@ -61,16 +63,12 @@ def _not_recorded(run: Run) -> str:
     return f"{told} Layers are counted without them."
 
 
-def _why_no_growth(run: Run, grown: list[Table]) -> str:
-    """Return why an explosion has no table of W_Q though W_Q was measured; empty of anything else."""
+def _too_early() -> str:
     from flashpoint.probes.sentinel import LOOKBACK
 
-    exploded = run.ended and run.ending == "exploded"
-    if grown or not exploded or run.by_head("w_q_spectral_norm") is None:
-        return ""
     return (
-        f"No early warning could come: it compares W_Q with that of {LOOKBACK} steps before, and the loss exploded "
-        "sooner. Look at learning rate, warm-up and data first."
+        f"No early warning could come: when the loss exploded, W_Q had not been measured for {LOOKBACK} steps after "
+        "the warm-up. Look at learning rate, warm-up and data first."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,9 +165,8 @@ class RunFolder:
                 if self.watched
                 else f"resume={self.path} goes on with it if it was cut short"
             )
-            raise UserError(
-                f"{self.outcome}: missing; the run has not ended, {how}; flashpoint watch {self.path} shows it"
-            )
+            shows = shlex.join(["flashpoint", "watch", str(self.path)])
+            raise UserError(f"{self.outcome}: missing; the run has not ended, {how}; {shows} shows it")
         return read_json(self.outcome, OUTCOME)
 
     def read_branches(self) -> list[dict[str, Any]]:
