@@ -7,8 +7,9 @@
     python scripts/bench.py training --device cpu    # a tiny model, to see that it runs
 
 What is compared takes turns, so that a drift of the clock falls on all alike. --attention takes variants, or
-NAME,KEY=VALUE with settings of the training: flash_bf16,train.cuda_graph=false. --shape takes EXPERIMENT, with
-sequences of a step and of a micro-batch if they are others: gpt2_124m:128/32; for kernels it takes BxHxTxd.
+NAME,KEY=VALUE with settings: flash_fixed,attn.out_residual_bits=3, or of a training flash_bf16,train.cuda_graph=false.
+--shape takes EXPERIMENT, with sequences of a step and of a micro-batch if they are others: gpt2_124m:128/32; for
+kernels it takes BxHxTxd.
 """
 
 from __future__ import annotations
@@ -50,9 +51,8 @@ def run(arguments: argparse.Namespace) -> None:
     device = _device(arguments.device, commands)
     of_kernels, of_training = _shapes(arguments.shape, commands)
     if "kernels" in commands:
-        names = [attention.split(",")[0] for attention in arguments.attention]
         seconds = arguments.seconds or KERNEL_SECONDS
-        kernels.measure(of_kernels or ATTENTION_SHAPES, names, seconds, arguments.out)
+        kernels.measure(of_kernels or ATTENTION_SHAPES, arguments.attention, seconds, arguments.out)
     if "training" in commands:
         shapes = [training_shape(word) for word in of_training or training.SHAPES[device.type]]
         attentions = arguments.attention or training.ATTENTIONS

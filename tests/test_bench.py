@@ -247,9 +247,17 @@ def test_what_cannot_be_measured_is_told_in_one_line(arguments: str, told: str) 
 
 
 def test_variants_with_kernels_are_chosen_by_name() -> None:
-    assert kernels.chosen(["released"]) == ["flash_fp32", "released"]
-    assert {"flash_bf16", "standard"} < set(kernels.chosen([]))
-    assert "sdpa" not in kernels.chosen([])
-    assert kernels.chosen(["sdpa"]) == ["flash_fp32"]  # PyTorch's backends are there in any case
-    with pytest.raises(UserError, match="--attention flash_nothing: no such variant"):
+    def names(*attentions: str) -> list[str]:
+        return [variant.name for variant in kernels.chosen(attentions)]
+
+    assert names("released") == ["flash_fp32", "released"]
+    assert {"flash_bf16", "standard"} < set(names())
+    assert "sdpa" not in names()
+    assert names("sdpa") == ["flash_fp32"]  # PyTorch's backends are there in any case
+    assert names("flash_fixed", "flash_fixed,attn.out_residual_bits=3")[1:] == [
+        "flash_fixed",
+        "flash_fixed out_residual_bits=3",
+    ]
+    assert kernels.chosen(["flash_fixed,attn.out_residual_bits=3"])[1].out_residual_bits == 3
+    with pytest.raises(UserError, match="flash_nothing"):
         kernels.chosen(["flash_nothing"])

@@ -24,14 +24,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.errors import TritonError
 
 from benchmarks.rounds import ROUNDS, Times, interleaved, quartiles
-from benchmarks.shapes import AttentionShape
+from benchmarks.shapes import AttentionShape, composed, overrides_of
 from benchmarks.shown import Report, heading
 from flashpoint.cli.table import Cell, Table
 from flashpoint.errors import notify
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import cores
 from flashpoint.numerics.dispatch import attention
-from flashpoint.numerics.named import variant_named, variant_names
+from flashpoint.numerics.named import variant_names
+from flashpoint.numerics.variant import AttentionVariant
 
 BACKENDS = {
     "sdpa_flash": SDPBackend.FLASH_ATTENTION,
@@ -68,18 +69,19 @@ class Measured:
     """MiB of memory beyond Q, K and V."""
 
 
-def measure(shapes: Sequence[AttentionShape], names: Sequence[str], seconds: float, out: Path | None) -> None:
+def measure(shapes: Sequence[AttentionShape], attentions: Sequence[str], seconds: float, out: Path | None) -> None:
     """Print and write the table.
 
     Args:
-        names: variants to measure beside the control and what is not this package's; none are all that have kernels.
+        attentions: ``NAME[,KEY=VALUE…]`` to measure beside the control and what is not this package's; none are all
+            variants that have kernels.
         seconds: of each pass of each attention at each shape.
         out: folder for the files.
 
     Raises:
-        UserError: one of the names is no variant.
+        UserError: one of the attentions is no variant.
     """
-    variants = chosen(names)
+    variants = chosen(attentions)
     device = torch.device("cuda", torch.cuda.current_device())
     compile_side_by_side(variants, shapes)
     what = (
@@ -93,33 +95,33 @@ def measure(shapes: Sequence[AttentionShape], names: Sequence[str], seconds: flo
         report.add(kernels_table(shape, measured, failures))
 
 
-def chosen(names: Sequence[str]) -> list[str]:
-    """Return the variants to measure, the control among them; all that have kernels if ``names`` are none.
+def chosen(attentions: Sequence[str]) -> list[AttentionVariant]:
+    """Return the variants to measure, the control among them; all that have kernels if ``attentions`` are none.
+
+    Args:
+        attentions: ``NAME[,KEY=VALUE…]`` each; settings beside those of the attention have no effect.
 
     Raises:
-        UserError: one of the names is no variant.
+        UserError: one of the attentions is no variant.
     """
-    folder = CONFIGS / "attn"
-    for name in names:
-        variant_named(name, folder, "--attention ")
-    known = variant_names(folder)
-    asked = {CONTROL, *(names or known)}
-    return [name for name in known if name in asked and variant_named(name, folder).kernel == "flash"]
+    names = [CONTROL, *attentions] if attentions else variant_names(CONFIGS / "attn")
+    variants = {variant.name: variant for variant in (composed(overrides_of(name)).attn for name in names)}
+    return [variant for variant in variants.values() if variant.kernel == "flash"]
 
 
-def candidates(variants: Sequence[str]) -> dict[str, Attention]:
+def candidates(variants: Sequence[AttentionVariant]) -> dict[str, Attention]:
     """Return every attention to time, by name."""
     return {
         **{name: _backend(kind) for name, kind in BACKENDS.items()},
         **_flash_attn(),
-        **{name: _ours(name) for name in variants},
-        AGAIN: _ours(CONTROL),
+        **{variant.name: _ours(variant) for variant in variants},
+        AGAIN: _ours(next(variant for variant in variants if variant.name == CONTROL)),
     }
 
 
-def compile_side_by_side(variants: Sequence[str], shapes: Sequence[AttentionShape]) -> None:
+def compile_side_by_side(variants: Sequence[AttentionVariant], shapes: Sequence[AttentionShape]) -> None:
     """Fill Triton's cache with the kernels of the variants, in several processes: one after another takes minutes."""
-    work = [(name, shape) for shape in shapes for name in variants]
+    work = [(variant, shape) for shape in shapes for variant in variants]
     processes = min(cores(), _PROCESSES, len(work))
     notify(f"compiling {len(variants)} variants at {len(shapes)} shapes in {processes} processes")
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:  # CUDA does not survive a fork
@@ -249,8 +251,7 @@ def _backend(kind: SDPBackend) -> Attention:
     return run
 
 
-def _ours(name: str) -> Attention:
-    variant = variant_named(name, CONFIGS / "attn")
+def _ours(variant: AttentionVariant) -> Attention:
     seed_and_step = torch.zeros(2, dtype=torch.int64, device="cuda")
     return lambda q, k, v: attention(q, k, v, variant, layer=1, seed_and_step=seed_and_step)
 
@@ -271,15 +272,15 @@ def _flash_attn() -> dict[str, Attention]:
     return {FLASH_ATTN: run}
 
 
-def _compile(work: tuple[str, AttentionShape]) -> None:
+def _compile(work: tuple[AttentionVariant, AttentionShape]) -> None:
     """Run both passes of a variant at a shape: whether a number divides by 16 is part of what Triton compiles for.
 
     What fails here fails again where it is measured, and is told there.
     """
-    name, shape = work
+    variant, shape = work
     with contextlib.suppress(*_UNAVAILABLE):
         q, k, v = (torch.zeros(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-        out = _ours(name)(q, k, v)
+        out = _ours(variant)(q, k, v)
         out.backward(torch.zeros_like(out))
         torch.cuda.synchronize()
 
