@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from flashpoint_kernels.addressing import block_and_head, load_rows, token_offsets
-from flashpoint_kernels.residual import load_residual, two_parts
+from flashpoint_kernels.residual import two_parts
 from flashpoint_kernels.rounding import LOG2E, as_operand, noise_words, product, round_point, to_dtype_of
 from flashpoint_kernels.scores import tile_scores
 
@@ -87,7 +87,7 @@ def row_delta(
             b_o = tl.load(o_ptr + o_token, mask=rows < T, other=0.0)
         elif C.out_mantissa > 0:
             b_returned = tl.load(o_ptr + o_token, mask=rows < T, other=0.0)
-            b_residual = load_residual(o_delta_ptr, i_b, i_h, o_rows, H, T, D, BQ)
+            b_residual = tl.load(o_delta_ptr + o_token, mask=rows < T, other=0)
             b_o = two_parts(b_returned, b_residual, C.out_mantissa)
         else:
             b_o = tl.load(o_delta_ptr + o_token, mask=rows < T, other=0.0)

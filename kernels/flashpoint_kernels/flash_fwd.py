@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from flashpoint_kernels.addressing import block_and_head, load_rows, token_offsets
-from flashpoint_kernels.residual import residual, store_residual
+from flashpoint_kernels.residual import residual
 from flashpoint_kernels.rounding import (
     BF16_BITS,
     as_operand,
@@ -228,14 +228,13 @@ def store_rows(
     o_out = token_offsets(i_bh // H, i_bh % H, o_rows, H, T, D)
     tl.store(o_ptr + o_out, to_dtype_of(b_out, o_ptr), mask=rows < T)  # line 12
     if FOR_DELTA:
+        o_delta_ptr += o_out
         b_other = divide(b_other, b_divisor[:, None] if REDRAWS else b_unrounded[:, None])
         if REDRAWS:
             b_other = round_point(b_other, OUT_FOR_DELTA, noise_ptr, layer, 0, i_bh, rows, features)
         if C.out_mantissa > 0:
-            b_residual = residual(b_other, b_out, C.out_mantissa)
-            store_residual(o_delta_ptr, b_residual, i_bh // H, i_bh % H, o_rows, H, T, D, BQ)
-        else:
-            tl.store(o_delta_ptr + o_out, b_other, mask=rows < T)
+            b_other = residual(b_other, b_out, C.out_mantissa)
+        tl.store(o_delta_ptr, b_other.to(o_delta_ptr.dtype.element_ty), mask=rows < T)
     o_lse = i_bh.to(tl.int64) * T + o_rows
     tl.store(lse_ptr + o_lse, b_m * C.unit + tl.log(b_l), mask=o_rows < T)  # line 13
     if STATISTICS:

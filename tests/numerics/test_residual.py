@@ -14,15 +14,13 @@ from torch import Tensor
 
 from flashpoint.numerics import launch, reference
 from flashpoint.numerics.choices import NEAREST, STOCHASTIC, UNROUNDED, ResidualFormat, Rounding
-from flashpoint.numerics.dispatch import attention
-from flashpoint.numerics.residual import in_form_of, residual, saved_like, two_parts, unpacked
+from flashpoint.numerics.residual import dtype_of_saved, residual, two_parts
 from flashpoint.numerics.rounding import round_mantissa
 from flashpoint.numerics.variant import AttentionVariant
-from flashpoint_kernels.residual import load_residual, store_residual
 from flashpoint_kernels.residual import residual as kernels_residual
 from flashpoint_kernels.residual import two_parts as kernels_two_parts
 from tests.numerics.oracle import exact_attention, noise_key, run_reference, with_mantissa
-from tests.numerics.test_kernels import DEVICE, FROM_FILES, inputs, run
+from tests.numerics.test_kernels import DEVICE, FROM_FILES, computed, inputs, run
 
 SMALLEST = Fraction(2) ** -126
 
@@ -51,7 +49,7 @@ def test_the_residual_is_the_nearest_whole_number_of_units_at_every_exponent(man
     form, unrounded = ResidualFormat.of(UNROUNDED, out, bits), every_exponent()
     rounded = round_mantissa(unrounded, out)
     units = residual(unrounded, rounded, form)
-    whole = two_parts(rounded, saved_by(units, [variant_of(UNROUNDED, out, bits)]), form)
+    whole = two_parts(rounded, units.to(dtype_of_saved([variant_of(UNROUNDED, out, bits)])), form)
     for at in range(len(unrounded)):
         if not rounded[at].isfinite():
             continue
@@ -68,27 +66,18 @@ def variant_of(out_unnormalized: Rounding, out: Rounding, bits: int, **fields: A
     )
 
 
-def saved_by(units: Tensor, variants: list[AttentionVariant]) -> Tensor:
-    """The residuals [T, d] or [d] of one head, as these variants save them together."""
-    return in_form_of(saved_like(units.reshape(1, 1, -1, units.shape[-1]), variants), units)
-
-
 @triton.jit
-def split_kernel(unrounded_ptr, out_ptr, saved_ptr, T: tl.constexpr, D: tl.constexpr, MANTISSA: tl.constexpr):
-    places = tl.arange(0, T)[:, None] * D + tl.arange(0, D)[None, :]
-    units = kernels_residual(tl.load(unrounded_ptr + places), tl.load(out_ptr + places), MANTISSA)
-    store_residual(saved_ptr, units, tl.program_id(0), 0, tl.arange(0, T), 1, T, D, T)
-
-
-@triton.jit
-def sum_kernel(out_ptr, saved_ptr, sum_ptr, T: tl.constexpr, D: tl.constexpr, MANTISSA: tl.constexpr):
-    places = tl.arange(0, T)[:, None] * D + tl.arange(0, D)[None, :]
-    units = load_residual(saved_ptr, tl.program_id(0), 0, tl.arange(0, T), 1, T, D, T)
-    tl.store(sum_ptr + places, kernels_two_parts(tl.load(out_ptr + places), units, MANTISSA))
+def split_kernel(unrounded_ptr, out_ptr, units_ptr, sum_ptr, N: tl.constexpr, MANTISSA: tl.constexpr):
+    places = tl.arange(0, N)
+    b_out = tl.load(out_ptr + places)
+    units = kernels_residual(tl.load(unrounded_ptr + places), b_out, MANTISSA)
+    units = units.to(units_ptr.dtype.element_ty)
+    tl.store(units_ptr + places, units)
+    tl.store(sum_ptr + places, kernels_two_parts(b_out, units, MANTISSA))
 
 
 @pytest.mark.parametrize("beside_fp32", [False, True])
-@pytest.mark.parametrize(("mantissa", "bits"), [(7, 1), (7, 3), (7, 6), (7, 8), (1, 8)])
+@pytest.mark.parametrize(("mantissa", "bits"), [(7, 1), (7, 6), (7, 8), (1, 8)])
 def test_kernels_split_alike_to_the_bit_at_every_exponent(mantissa: int, bits: int, beside_fp32: bool) -> None:
     """But for the residual of an O that is not finite; the sum is that O all the same.
 
@@ -99,15 +88,13 @@ def test_kernels_split_alike_to_the_bit_at_every_exponent(mantissa: int, bits: i
     numbers = every_exponent()
     unrounded[: len(numbers)] = numbers
     unrounded[-2:] = torch.tensor([math.inf, -math.inf])
-    unrounded = unrounded.view(128, 32)
     rounded = round_mantissa(unrounded, out)
     variants = [variant_of(UNROUNDED, out, bits), *([FROM_FILES["flash_delta_fp32"]] if beside_fp32 else [])]
-    saved = saved_like(unrounded[None, None].to(DEVICE), variants)
-    total = torch.empty(unrounded.shape, device=DEVICE)
-    split_kernel[(1,)](unrounded.to(DEVICE), rounded.to(DEVICE), saved, T=128, D=32, MANTISSA=form.mantissa)
-    sum_kernel[(1,)](rounded.to(DEVICE), saved, total, T=128, D=32, MANTISSA=form.mantissa)
+    saved = torch.empty(4096, dtype=dtype_of_saved(variants), device=DEVICE)
+    total = torch.empty(4096, device=DEVICE)
+    split_kernel[(1,)](unrounded.to(DEVICE), rounded.to(DEVICE), saved, total, N=4096, MANTISSA=form.mantissa)
     units, finite = residual(unrounded, rounded, form), rounded.isfinite()
-    assert torch.equal(unpacked(saved.cpu(), 32)[0, 0].float()[finite], units[finite])
+    assert torch.equal(saved.cpu().float()[finite], units[finite])
     expected = two_parts(rounded, units, form)
     assert torch.equal(total.cpu().nan_to_num(7.0), expected.nan_to_num(7.0))
     assert expected.isinf().sum() >= 2
@@ -148,45 +135,15 @@ def test_the_format_holds_every_residual(out_unnormalized: Rounding, out: Roundi
     assert 0.8 * form.largest - 1 <= unlimited <= form.largest
 
 
-def test_bits_an_element() -> None:
+def test_bytes_an_element() -> None:
     """Half an ulp of O, and one more of an Ō in BF16, in units of 2^-bits."""
     assert [ResidualFormat.of(UNROUNDED, NEAREST, bits).largest for bits in (1, 7, 8)] == [1, 64, 128]
     assert [ResidualFormat.of(NEAREST, NEAREST, bits).largest for bits in (1, 6, 7)] == [3, 96, 192]
     assert [ResidualFormat.of(Rounding("nearest", 1), NEAREST, bits).largest for bits in (1, 6, 8)] == [3, 65, 258]
-    assert [ResidualFormat(7 + 3, largest).n_bits for largest in (7, 8, 127, 128)] == [4, 8, 8, 16]
-
-
-def test_variants_that_share_a_launch_save_the_widest_of_their_forms() -> None:
-    q = torch.empty(2, 3, 5, 32)
-
-    def saved(*variants: AttentionVariant) -> tuple[torch.dtype, torch.Size]:
-        result = saved_like(q, variants)
-        assert variants[-1] is none or result.transpose(1, 2).is_contiguous()
-        return result.dtype, result.shape
-
-    none, whole = FROM_FILES["flash_bf16"], FROM_FILES["flash_delta_fp32"]
-    half, one, two = [variant_of(NEAREST, NEAREST, bits) for bits in (2, 6, 8)]
-    assert saved(half) == saved(none, half) == (torch.uint8, (2, 3, 5, 16))
-    assert saved(one) == saved(one, half) == (torch.int8, q.shape)
-    assert saved(half, two) == saved(one, two) == (torch.int16, q.shape)
-    assert saved(two, whole, none) == (torch.float32, q.shape)
-    assert saved(none) == (torch.float32, (0,))
-
-
-@pytest.mark.parametrize("features", [1, 5, 32])
-def test_two_residuals_share_a_byte(features: int) -> None:
-    """By hand: the even feature has the lower half, in two's complement; a last one without a partner has it, too."""
-    units = torch.arange(-7, 8, dtype=torch.float32).repeat(features, 1).T  # of each size, in each feature
-    half = [variant_of(UNROUNDED, NEAREST, 3)]
-    saved = saved_by(units, half)
-    assert saved.shape == (15, (features + 1) // 2)
-    lower = saved[:, features // 2 if features % 2 else 0]
-    expected = [unit % 16 + (0 if features % 2 else unit % 16 * 16) for unit in range(-7, 8)]
-    assert lower.tolist() == expected
-    assert torch.equal(unpacked(saved, features).float(), units)
-    as_bytes = in_form_of(torch.empty(features, dtype=torch.int8), saved)
-    assert as_bytes.dtype == torch.int8
-    assert torch.equal(as_bytes.float(), units)
+    both = [variant_of(NEAREST, NEAREST, 6), variant_of(NEAREST, NEAREST, 8)]
+    assert [dtype_of_saved([one]) for one in both] == [torch.int8, torch.int16]
+    assert dtype_of_saved(both) == torch.int16
+    assert dtype_of_saved([*both, FROM_FILES["flash_delta_fp32"], FROM_FILES["flash_bf16"]]) == torch.float32
 
 
 @pytest.mark.parametrize(("mantissa", "bits"), [(7, 1), (7, 2), (7, 3), (1, 2), (1, 3)], ids=lambda number: str(number))
@@ -217,42 +174,31 @@ def test_delta_of_two_parts_is_within_their_last_place_of_the_unrounded_o(name: 
     assert coarse["grad_q"][..., -1].norm() * 32**0.5 > 20 * grad_q.norm()
 
 
-@pytest.mark.parametrize("bits", [2, 3, 8])
+@pytest.mark.parametrize("bits", [3, 8])
 def test_kernels_save_the_residual_that_the_reference_saves(bits: int) -> None:
     tensors, variant = inputs(65, 32), variant_of(NEAREST, NEAREST, bits, scores=NEAREST)
     q, k, v, _ = tensors
     seed_and_step = torch.tensor([5, 6], device=DEVICE)
     out, _, saved, _ = launch.flash_fwd(q, k, v, variant, layer=2, seed_and_step=seed_and_step)
     expected = reference.flash_fwd(q.cpu(), k.cpu(), v.cpu(), variant, noise_key(q.cpu()))
-    assert saved.dtype == expected[2].dtype == {2: torch.uint8, 3: torch.int8, 8: torch.int16}[bits]
+    assert saved.dtype == expected[2].dtype == (torch.int8 if bits == 3 else torch.int16)
     same = (out.cpu() == expected[0]).numpy()
     assert same.mean() > 0.99
-    units = [unpacked(one, 32).numpy().astype(int) for one in (saved.cpu(), expected[2])]
-    difference = np.abs(units[0] - units[1])[same]
+    difference = np.abs(saved.cpu().numpy().astype(int) - expected[2].numpy().astype(int))[same]
     assert difference.max() <= max(1, 2 ** (bits - 6))  # FP32 sums in another order
     assert bits > 3 or (difference > 0).mean() < 0.02
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by_kernels", [True, False])
-@pytest.mark.parametrize(
-    ("bits", "other"), [(6, "flash_delta_fp32"), (2, "flash_delta_fp32"), (2, "flash_delta_split")]
-)
-def test_heads_that_save_another_form_share_a_launch(by_kernels: bool, bits: int, other: str) -> None:
-    """An FP32 O or a wider residual of one head beside a residual: each head as if its variant were everywhere."""
-    tensors, split, whole = inputs(65, 32), variant_of(NEAREST, NEAREST, bits), FROM_FILES[other]
-
-    def grad_q(variant: AttentionVariant) -> Tensor:
-        if by_kernels:
-            return run("kernels", tensors, variant)["grad_q"]
-        q, k, v, grad_out = (x.cpu().requires_grad_(at < 3) for at, x in enumerate(tensors))
-        attention(q, k, v, variant, layer=2, seed_and_step=torch.tensor([5, 6])).backward(grad_out)
-        assert q.grad is not None
-        return q.grad
-
-    mixed = grad_q(dataclasses.replace(split, heads=(2,), elsewhere=whole))
-    for head, variant in ((1, split), (0, whole)):
-        assert torch.equal(mixed[:, head], grad_q(variant)[:, head])
+def test_heads_that_save_another_form_share_a_launch() -> None:
+    """An FP32 O of one head and a residual of the other: each head as if its variant were everywhere."""
+    tensors = inputs(65, 32)
+    split, whole = FROM_FILES["flash_delta_split"], FROM_FILES["flash_delta_fp32"]
+    mixed = dataclasses.replace(split, heads=(2,), elsewhere=whole)
+    results = run("kernels", tensors, mixed)
+    for head, name in ((1, "flash_delta_split"), (0, "flash_delta_fp32")):
+        alone = computed(name, 65, 32)[0]
+        assert torch.equal(results["grad_q"][:, head], alone["grad_q"][:, head])
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -75,9 +75,9 @@ class ResidualFormat:
         return cls(coarsest + bits, math.ceil(ulps * 2**bits))
 
     @property
-    def n_bits(self) -> int:
-        """Bits an element in memory: half a byte, one or two."""
-        return next(n_bits for n_bits in (4, 8, 16) if self.largest < 1 << n_bits - 1)
+    def n_bytes(self) -> int:
+        """Bytes an element."""
+        return 1 if self.largest <= 127 else 2
 
 
 def take_rounding(fields: dict[str, Any], point: str, default: Rounding) -> Rounding:

@@ -14,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from flashpoint.hardware import capability, chip_of
 from flashpoint.numerics.compile_time import compile_time_choices, launch_options
 from flashpoint.numerics.layout import by_token
-from flashpoint.numerics.residual import saved_like
+from flashpoint.numerics.residual import dtype_of_saved
 from flashpoint.numerics.variant import AttentionVariant, Groups
 from flashpoint_kernels.center_keys import center_keys_kernel
 from flashpoint_kernels.flash_bwd import flash_bwd_dkdv_kernel, flash_bwd_dq_kernel
@@ -93,7 +93,8 @@ def _flash_fwd(
     groups = variant.groups(layer, H)
     variants = [chosen for chosen, _ in groups]
     out = by_token(q, torch.float32 if any(chosen.returns_fp32 for chosen in variants) else q.dtype)
-    out_for_delta = saved_like(q, variants)
+    saves_another, saved = any(chosen.saves_out_for_delta for chosen in variants), dtype_of_saved(variants)
+    out_for_delta = by_token(q, saved) if saves_another else q.new_empty(0, dtype=saved)
     logsumexp = q.new_empty((B, H, T), dtype=torch.float32)
     sizes = _tiles(q).forward
     blocks = [chosen.block_k or triton.next_power_of_2(T) for chosen in variants]

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 
-def by_token(x: Tensor, dtype: torch.dtype, width: int | None = None) -> Tensor:
-    """Return an uninitialised tensor [B, H, T, d] that lies in memory as [B, T, H, d], as the model reads it next; with
-    ``width`` that takes the place of d."""
+def by_token(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return an uninitialised tensor [B, H, T, d] that lies in memory as [B, T, H, d], as the model reads it next."""
     B, H, T, d = x.shape
-    return x.new_empty((B, T, H, d if width is None else width), dtype=dtype).transpose(1, 2)
+    return x.new_empty((B, T, H, d), dtype=dtype).transpose(1, 2)

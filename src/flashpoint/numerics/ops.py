@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flashpoint.numerics import reference
 from flashpoint.numerics.layout import by_token
-from flashpoint.numerics.residual import in_form_of, saved_like
+from flashpoint.numerics.residual import dtype_of_saved
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant, variant_from_key
 
@@ -41,7 +41,7 @@ def flash_fwd_op(
             parts = reference.flash_fwd(q[:, at], k[:, at], v[:, at], group, noise, causal, scale)
             for whole, part in zip(saved, parts, strict=True):
                 if part.numel():
-                    whole[:, at] = in_form_of(whole, part)
+                    whole[:, at] = part.to(whole.dtype)
         return saved
 
 
@@ -154,10 +154,11 @@ def _saved_like(q: Tensor, variant: AttentionVariant, layer: int) -> tuple[Tenso
     nothing."""
     groups = [group for group, _ in variant.groups(layer, q.shape[1])]
     out = by_token(q, torch.float32 if any(group.returns_fp32 for group in groups) else q.dtype)
+    saves_another, saved = any(group.saves_out_for_delta for group in groups), dtype_of_saved(groups)
     return (
         out,
         q.new_empty(q.shape[:-1], dtype=torch.float32),
-        saved_like(q, groups),
+        by_token(q, saved) if saves_another else q.new_empty(0, dtype=saved),
         by_token(q, q.dtype) if any(group.center_keys for group in groups) else q.new_empty(0),
     )
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flashpoint.numerics.delta import deltas_of
 from flashpoint.numerics.key_blocks import Inputs, KeyBlock, exponential
-from flashpoint.numerics.residual import in_form_of, residual, saved_like
+from flashpoint.numerics.residual import dtype_of_saved, residual
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint_kernels.codes import Stream
@@ -48,7 +48,7 @@ def flash_fwd(
         out_for_delta: the O that δ is of, where it is not the one returned but has the same P̄ with Ō and O
             unrounded, or rounded with other random bits; [B, H, T, d] float32, or empty. With ``out_residual_bits``
             what the one returned lacks of it, in units of :class:`~flashpoint.numerics.choices.ResidualFormat`, int8
-            or int16, or two of 4 bits in a byte (:func:`~flashpoint.numerics.residual.saved_like`).
+            or int16.
         centered: K − mean_T(K) in K's shape and dtype; empty unless the variant centres keys.
     """
     centered = k.new_empty(0)
@@ -56,14 +56,14 @@ def flash_fwd(
         k = centered = centered_keys(k)
     inputs = Inputs.of(q, k, v, variant, noise, causal, scale)
     out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
-    out_for_delta = saved_like(q, [variant])
+    saved = q.shape if variant.saves_out_for_delta else 0
+    out_for_delta = torch.empty(saved, dtype=dtype_of_saved([variant]), device=q.device)
     logsumexp = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     for rows in inputs.row_chunks():
         result = _flash_fwd_rows(inputs, rows)
         out[..., rows, :], logsumexp[..., rows] = result.out, result.logsumexp
         if variant.out_residual:
-            units = residual(result.out_for_delta, result.out, variant.out_residual)
-            out_for_delta[..., rows, :] = in_form_of(out_for_delta, units)
+            out_for_delta[..., rows, :] = residual(result.out_for_delta, result.out, variant.out_residual)
         elif variant.saves_out_for_delta:
             out_for_delta[..., rows, :] = result.out_for_delta
     return out.to(torch.float32 if variant.returns_fp32 else q.dtype), logsumexp, out_for_delta, centered

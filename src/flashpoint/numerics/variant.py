@@ -107,8 +107,8 @@ class AttentionVariant:
     O of the same P̄ with random bits of its own in every stochastic rounding of Ō and O."""
     out_residual_bits: int | None = None
     """How ``delta=out_fp32`` saves its O: null as a second O in FP32; a number from 1 to 8 as what O as returned lacks
-    of it, to so many mantissa bits beyond those of the coarser of the roundings of Ō and O. An element takes half a
-    byte, one or two: as few as hold every residual."""
+    of it, to so many mantissa bits beyond those of the coarser of the roundings of Ō and O, in a byte an element, or in
+    two where the residual can exceed one."""
     delta_error: DeltaError = field(default_factory=DeltaError)
     """An error added to δ after ``delta`` and ``exact_row_sum`` have determined it."""
     exact_row_sum: bool = False
