@@ -5,6 +5,7 @@ import copy
 import errno
 import json
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,52 @@ def test_step_in_the_wrong_place_is_told_once(
 
     assert loop(tmp_path, step=step).columns["loss"][0].tolist() == [0, 1, 2, 3]
     assert capsys.readouterr().err.count(told) == 1
+
+
+def in_micro_batches(number_of: int, once: bool) -> Callable[..., None]:
+    """A loop that counts micro-batches; ``once``: it hands over the last one alone."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0 if number == 0 else 1e-5)
+        for micro in range(number_of):
+            loss = model(torch.randn(3, 12, 32)).square().mean() / number_of
+            loss.backward()
+            if not once or micro == number_of - 1:
+                watched.step(loss * number_of)
+        optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("number_of", "once", "told"), [(2, False, "in 6 of 10"), (4, False, "in 9 of 10"), (4, True, ""), (1, False, "")]
+)
+def test_a_step_for_each_micro_batch_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number_of: int, once: bool, told: str
+) -> None:
+    """Of calls 2 to 11; with 2 micro-batches each second one, and the first update, at a learning rate of 0."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        in_micro_batches(number_of, once)(model, number, watched)
+        model.zero_grad()
+
+    loop(tmp_path, step=step, steps=14)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "a micro-batch is no step" in line]
+    assert len(lines) == bool(told)
+    assert not told or told in lines[0]
+
+
+@pytest.mark.parametrize(("times", "told"), [(1, 0), (36 * 32, 1)])
+def test_a_loss_that_is_a_sum_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], times: int, told: int
+) -> None:
+    def step(model: nn.Module, _number: int, watched: Watch) -> None:
+        loss = model(torch.randn(3, 12, 32)).square().mean() * times
+        loss.backward()
+        watched.step(loss)
+
+    loop(tmp_path, step=step)
+    assert capsys.readouterr().err.count("divide a sum by the number of its tokens") == told
 
 
 def test_step_that_is_forgotten_or_outside_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

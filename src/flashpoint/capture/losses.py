@@ -22,6 +22,8 @@ from flashpoint.runs.outcome import Verdict
 from flashpoint.training.detector import ExplosionDetector
 from flashpoint.training.listeners import Metrics
 
+_SUM = 30.0
+"""Nats. The mean loss of a token begins near the logarithm of the vocabulary's size: 12.5 with 256,000 tokens."""
 _LATEST = 10
 """Losses at the end of a loop that are compared with its first. One alone may be that of a hard batch."""
 
@@ -113,13 +115,22 @@ class Losses:
             self._judge_step(step, loss, norm)
             lines.append((step, {"loss": loss} if norm is None else {"loss": loss, "grad_norm": norm}))
         self._schedule.read(pending[-1][0])
-        self._first = losses[0] if self._first is None else self._first
+        if self._first is None:
+            self._first = losses[0]
+            self._tell_sum(self._first)
         self._latest.extend(losses)
         if self.verdict == "nonfinite":
             self._schedule.collect_no_more()
         else:
             self._batches.forget(pending[-1][0])
         self._run.log_all(lines)  # last: all are judged on a full disk
+
+    def _tell_sum(self, first: float) -> None:
+        if _SUM < first < math.inf:
+            self._guard.tell(
+                f"the first loss is {first:.3g}, more than the mean loss of a token is: an explosion is judged by "
+                f"{self._bounds.margin} nats of that; divide a sum by the number of its tokens"
+            )
 
     def _judge_step(self, step: int, loss: float, norm: float | None) -> None:
         stable = self.verdict == "stable"

@@ -22,6 +22,7 @@ from flashpoint.capture.observer import Observer
 from flashpoint.capture.projections import spectral_norms
 from flashpoint.capture.run import WatchedRun
 from flashpoint.capture.sharding import is_sharded
+from flashpoint.capture.updates import Updates
 from flashpoint.capture.values import LOGGED, gradient_norm, one_number
 from flashpoint.config import DetectorConfig
 from flashpoint.errors import UserError, is_first_process
@@ -56,6 +57,7 @@ class Watch:
         self._step = 0
         self._guard = Guard(lambda: self._step)
         self._arrivals = Arrivals(self._guard)
+        self._updates = Updates(self._guard, self._arrivals)
         self._batches = LatestBatches(2 * self._log_interval)  # so old is a batch when the loss of its step is known
         detector = DetectorConfig()
         self._sentinel = Sentinel(warmup_steps)
@@ -195,6 +197,7 @@ class Watch:
         self._guard.do("reading the gradient norm", lambda: self._note_norm(step, grad_norm, due))
         if batch is not None:
             self._guard.do("reading the batch", lambda: self._note_batch(step, batch))
+        self._guard.do("comparing weights", lambda: self._updates.take(self._model))
         self._schedule.take(step)
         if self._observer.projections and (step + 1) % self._weights_interval == 0:
             self._guard.do("measuring W_Q and W_K", lambda: self._weigh(step))

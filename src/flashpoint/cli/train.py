@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -59,7 +60,7 @@ def train(composed: DictConfig) -> None:
         traceback.print_exc()  # an error of ours, which is not to be told as bad input
         sys.exit(1)
     if outcome.interrupted:
-        notify(f"stopped; flashpoint train resume={outcome.run} goes on with it")
+        notify(f"stopped; {shlex.join(['flashpoint', 'train', f'resume={outcome.run}'])} goes on with it")
     if is_first_process():
         print(outcome.line(), flush=True)
     if outcome.interrupted:
