@@ -157,6 +157,12 @@ def test_a_soft_cap_in_all_heads_of_a_users_function_sends_nobody_to_another_att
     assert "flash_unrounded_out" not in told
 
 
+def test_a_rounding_alone_is_not_said_to_be_wrong_unless_a_users_function_shows_it() -> None:
+    assert "computes something wrong" not in advice({"coarse_rounding"}, "")
+    assert "own:capped" in advice({"coarse_rounding"}, "own:capped")
+    assert "computes something wrong" in advice({"coarse_rounding", "dropped_tile"}, "")
+
+
 @pytest.mark.parametrize("name", CLEAN)
 @pytest.mark.parametrize(("factor", "offset"), [(1.0, 0.0), (2.0, 4.0), (8.0, 0.0)])
 def test_attentions_without_a_factor_have_none(name: str, factor: float, offset: float) -> None:

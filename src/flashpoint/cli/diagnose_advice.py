@@ -24,6 +24,11 @@ _ALONE = {
         "temperature δ can be judged by --attention alone, which asks the attention for row sums of dS; with a soft "
         "cap by nothing. Where none is meant, --attention flash_fp32 tells what an attention without a fault returns."
     ),
+    "coarse_rounding": (
+        "Rounding to fewer bits is no fault where it is meant, as of an attention in BF16 in a loop in FP32, of TF32, "
+        "or of scores in BF16. Where it is not meant, compare with one that rounds nothing else: --attention flash_fp32 "
+        "in BF16, --attention sdpa:math in FP32."
+    ),
     "rounded_denominator": (
         "Attention that is computed line by line usually rounds P after its division by ℓ, which is no fault. A "
         "rounded ℓ is one: --attention flash_fp32 tells what an attention without a fault returns."
@@ -77,7 +82,8 @@ def advice(kinds: Collection[str], suspected: str) -> str:
         )
     if "fp16_overflow" in kinds:
         return "FP16 ends at 65,504: train in BF16, and hold scores in FP32."
-    if len(kinds) == 1 and (alone := _ALONE.get(min(kinds))):
+    meant = bool(suspected) and kinds == {"coarse_rounding"}  # what is no softmax can look so
+    if len(kinds) == 1 and not meant and (alone := _ALONE.get(min(kinds))):
         return alone
     if suspected:
         return (
