@@ -399,6 +399,13 @@ def test_the_verb_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) 
     assert (tmp_path / "runs/plain/report/figures/loss.png").is_file()
     assert refusal(call("report", "nowhere", cwd=tmp_path)).startswith("error: nowhere: no run there")
 
+    own = (tmp_path / "runs/plain/report/report.html").read_text()
+    record(tmp_path / "runs", "other", probes=False)
+    result = call("report", "plain", "other", cwd=tmp_path)
+    assert result.stdout == "runs/plain/comparison/report.html\n", result.stderr
+    assert "other" in (tmp_path / "runs/plain/comparison/report.html").read_text()
+    assert (tmp_path / "runs/plain/report/report.html").read_text() == own
+
 
 def test_a_report_leaves_no_figure_of_an_earlier_one(tmp_path: Path) -> None:
     """The page names a file beside each figure, and W&B takes all that are there."""

@@ -15,7 +15,7 @@ from flashpoint.errors import UserError
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder. Default: report/ in the first run's folder.",
+    help="Folder. Default: report/ in the run's folder; of several runs comparison/ in that of the first.",
 )
 def command(words: tuple[str, ...], out: Path | None) -> None:
     """Write one HTML file that opens without a network, and its figures as PNG. Several runs stand side by side."""
@@ -25,5 +25,5 @@ def command(words: tuple[str, ...], out: Path | None) -> None:
     if out is None:
         if runs[0].folder is None:
             raise UserError(f"{runs[0].where}: in a table, which holds no report; choose its folder with --out")
-        out = runs[0].folder.path / "report"
+        out = runs[0].folder.path / ("report" if len(runs) == 1 else "comparison")  # the first keeps its own page
     click.echo(write_report(runs, out))
