@@ -50,6 +50,52 @@ def test_a_chain_that_was_cut_is_not_taken_for_a_shorter_run(runs: Path) -> None
     assert refusal(call("compare", "one", cut, cwd=runs)) == told
 
 
+@pytest.fixture
+def watched(tmp_path: Path) -> Path:
+    """Runs of 3 steps: ``loss`` parts from ``one`` at step 1, ``batch`` at step 2, ``silent`` handed over no batch."""
+    losses: dict[str, list[float | str]] = {
+        "one": [3.0, 2.5, "nan"], "loss": [3.0, 2.75, 2.0], "batch": [3.0, 2.5, "nan"], "silent": [3.0, 2.5, "nan"],
+        "no_loss": [],
+    }  # fmt: skip
+    for name, values in losses.items():
+        run = Path(write_run(tmp_path / name, {"name": "own"}, steps=3))
+        (run / "manifest.json").write_text(json.dumps({**MANIFEST, "watched": True}))
+        lines = [{"step": step, "loss": loss} for step, loss in enumerate(values)] or [{"step": 0, "rate": 1.0}]
+        (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        if name != "silent":
+            last = "9" if name == "batch" else "c"
+            (run / "batches.csv").write_text(f"0,{'a' * 16}\n1,{'b' * 16}\n2,{last * 16}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("other", "status", "told"),
+    [
+        ("one", 0, "3 steps of both: the same batches in 3 steps; equal losses"),
+        ("silent", 0, "3 steps of both: no batches of both were handed over; equal losses"),
+        ("batch", 1, "3 steps of both: other batches from step 2 on; equal losses"),
+        (
+            "loss",
+            1,
+            "3 steps of both: the same batches in 3 steps; losses differ from step 1 on, 2.5 against 2.75, by up to "
+            "inf nats (step 2), by inf at step 2",
+        ),
+    ],
+)
+def test_watched_runs_are_compared_by_batches_and_losses(watched: Path, other: str, status: int, told: str) -> None:
+    result = call("compare", "one", other, cwd=watched)
+    assert (result.returncode, result.stdout) == (status, f"{told}\n"), result.stderr
+    row = json.loads(call("compare", "one", other, "--format", "json", cwd=watched).stdout)["tables"][0]["rows"][0]
+    parts = {"batch": ("batch", 2), "loss": ("loss", 1)}.get(other, (None, None))
+    assert (row["in"], row["first difference"]) == parts
+
+
+def test_what_cannot_be_compared_by_losses_is_one_line(watched: Path) -> None:
+    assert refusal(call("compare", "one", "no_loss", cwd=watched)).startswith("error: no_loss: has no losses; give")
+    write_run(watched / "trained", {"name": "flash_bf16"}, steps=3)
+    assert "trained: was not watched, and the other run was" in refusal(call("compare", "one", "trained", cwd=watched))
+
+
 def test_other_hardware_is_told_where_the_bits_differ(runs: Path) -> None:
     for name, hardware in {"one": "NVIDIA H200", "state": "NVIDIA A100", "same": "NVIDIA A100"}.items():
         (runs / name / "manifest.json").write_text(json.dumps({**MANIFEST, "hardware": hardware}))

@@ -6,12 +6,18 @@ import click
 
 from flashpoint.analysis.provenance import place
 from flashpoint.cli.cells import number
+from flashpoint.cli.compare_watched import compared
 from flashpoint.cli.selection import format_option
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError
 from flashpoint.runs.chain import Difference, first_difference, loss_differences, steps_of_both
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
+
+_COLUMNS = (
+    "runs", "steps of both", "equal before", "first difference", "in", "values", "largest difference of losses",
+    "at step",
+)  # fmt: skip
 
 
 @click.command("compare")
@@ -22,13 +28,28 @@ def command(run: str, other: str, form: str) -> int:
     """Say whether two runs computed the same bits, or the first step that differs, and in what. Of a run of the
     evidence, which keeps the first hundred steps, each hundredth and the last, a later one is known within a hundred.
 
+    Two watched runs are compared by the batches and losses that their loops handed over; steps count from where each
+    was first watched.
+
     The exit status is 0 if they are equal over the steps that both have, 1 if not, 2 on bad input.
     """
-    compared = [open_run(word) for word in (run, other)]
-    one, two = (run.whole_chain for run in compared)
+    runs = [open_run(word) for word in (run, other)]
+    note, row = _watched(*runs) if any(map(_is_watched, runs)) else _recorded(*runs)
+    if form == "markdown":
+        click.echo(note)
+    else:
+        show(Table(_COLUMNS, [row], note), form)
+    return 0 if row[0] == "equal" else 1
+
+
+def _is_watched(run: Run) -> bool:
+    return run.watched if run.folder is None else run.folder.watched
+
+
+def _recorded(*runs: Run) -> tuple[str, list[object]]:
+    """Return what is said of two runs by their digest chains, in words and as a row."""
+    one, two = (run.whole_chain for run in runs)
     shared = steps_of_both(one, two)
-    names = ("runs", "steps of both", "equal before", "first difference", "in", "values")
-    columns = (*names, "largest difference of losses", "at step")
     if difference := first_difference(one, two):
         losses, values, equal = loss_differences(one, two), _values(difference), difference.after + 1
         where = f"at step {difference.step:,}"
@@ -38,23 +59,40 @@ def command(run: str, other: str, form: str) -> int:
             f"first difference {where}: {difference.quantity} {values.text}; losses differ by up to "
             f"{losses.largest:.2g} nats (step {losses.largest_at:,}), by {losses.last:.2g} at step {losses.last_at:,}"
         )
-        note += _places(*compared)
+        note += _places(*runs)
         found = [equal, difference.step, difference.quantity, values]
-        row = ["different", shared, *found, number(losses.largest, ".2g"), losses.largest_at]
+        return note, ["different", shared, *found, number(losses.largest, ".2g"), losses.largest_at]
+    shorter, longer = sorted((one.steps, two.steps))
+    if shared < shorter:
+        note = f"equal for {shared:,} steps; of later ones no digest is kept of both"
+    elif shorter < longer:
+        note = f"equal for the {shared:,} steps that both have; one has {longer:,}"
     else:
-        shorter, longer = sorted((one.steps, two.steps))
-        if shared < shorter:
-            note = f"equal for {shared:,} steps; of later ones no digest is kept of both"
-        elif shorter < longer:
-            note = f"equal for the {shared:,} steps that both have; one has {longer:,}"
-        else:
-            note = f"equal: {shared:,} steps"
-        row = ["equal", shared, *[None] * (len(columns) - 2)]
-    if form == "markdown":
-        click.echo(note)
+        note = f"equal: {shared:,} steps"
+    return note, ["equal", shared, *[None] * (len(_COLUMNS) - 2)]
+
+
+def _watched(one: Run, other: Run) -> tuple[str, list[object]]:
+    """Return what is said of two watched runs, in words and as a row."""
+    found = compared(one, other)
+    apart, differences = found.apart, list[tuple[int, object, object, str]]()
+    if found.batch:
+        differences.append((*found.batch, "batch"))
+    if found.loss:
+        differences.append((*found.loss, "loss"))
+        said = (
+            f"losses differ from step {found.loss[0]:,} on, {found.loss[1]:.4g} against {found.loss[2]:.4g}, by up to "
+            f"{apart.largest:.2g} nats (step {apart.largest_at:,}), by {apart.last:.2g} at step {apart.last_at:,}"
+        )
     else:
-        show(Table(columns, [row], note), form)
-    return 1 if difference else 0
+        said = "equal losses"
+    note = f"{found.steps:,} steps of both: {found.batches}; {said}"
+    if not differences:
+        return note, ["equal", found.steps, *[None] * (len(_COLUMNS) - 2)]
+    step, here, there, what = min(differences, key=lambda difference: difference[0])
+    values = Cell({"one": here, "other": there}, f"{here} against {there}")
+    row = ["different", found.steps, step, step, what, values, number(apart.largest, ".2g"), apart.largest_at]
+    return note + _places(one, other), row
 
 
 def _places(one: Run, other: Run) -> str:

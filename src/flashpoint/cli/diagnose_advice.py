@@ -26,8 +26,8 @@ _ALONE = {
     ),
     "coarse_rounding": (
         "Rounding to fewer bits is no fault where it is meant, as of an attention in BF16 in a loop in FP32, of TF32, "
-        "or of scores in BF16. Where it is not meant, compare with one that rounds nothing else: --attention flash_fp32 "
-        "in BF16, --attention sdpa:math in FP32."
+        "or of scores in BF16. Where it is not meant, compare with one that rounds nothing else: "
+        "--attention flash_fp32 in BF16, --attention sdpa:math in FP32."
     ),
     "rounded_denominator": (
         "Attention that is computed line by line usually rounds P after its division by ℓ, which is no fault. A "

@@ -27,8 +27,8 @@ from flashpoint.localize.engine import SECOND_TWIN, TWIN, engine, packaged
 from flashpoint.localize.mixture import LayerOf, Mixture, mixed
 from flashpoint.localize.subject import Cells, Trained, as_options, selection
 from flashpoint.numerics.ops import forget_graphs
+from flashpoint.runs.fingerprints import batches_of
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.lines import whole_lines
 from flashpoint.runs.run import Run
 from flashpoint.user_code import file_digest, load
 
@@ -209,24 +209,13 @@ class OwnLoop:
                 f"{told}: no matrix was found that makes q of every layer; {folder.path.with_suffix('.log')} tells "
                 "what was seen of their attention"
             )
-        run_batches = _batches(self.folder)
-        for number, batch in _batches(folder).items():
+        run_batches = batches_of(self.folder)
+        for number, batch in batches_of(folder).items():
             if run_batches.get(start + number, batch) != batch:
                 raise UserError(f"{told}: step {start + number:,} trains on another batch than the run did")
         onset = branch.onset
         norms = branch.measured_by_head("w_q_spectral_norm")[1][..., -1].tolist()
         return Trained(branch.outcome["outcome"], None if onset is None else start + onset, norms)
-
-
-def _batches(folder: RunFolder) -> dict[int, bytes]:
-    """Return the batches' fingerprints by step, without a last row cut short; empty where the loop handed none."""
-    if not folder.batches.is_file():
-        return {}
-    rows = [line.partition(b",") for line in whole_lines(folder.batches, "make it readable")]
-    for number, (step, _, _) in enumerate(rows, 1):
-        if not step.isdigit():
-            raise UserError(f"{folder.batches}: line {number} begins with no step; restore the file, or watch again")
-    return {int(step): fingerprint for step, _, fingerprint in rows}
 
 
 class _Handed:

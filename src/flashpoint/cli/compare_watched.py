@@ -1,0 +1,70 @@
+"""``flashpoint compare`` of two watched runs: by the batches and the losses that their loops handed over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flashpoint.errors import UserError
+from flashpoint.runs.chain import LossDifferences
+from flashpoint.runs.fingerprints import batches_of
+from flashpoint.runs.run import Run
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What two watched runs have in common; steps count from where each was first watched."""
+
+    steps: int
+    """That both have."""
+    with_batch: int
+    """Of them, of which both have a batch's fingerprint."""
+    batch: tuple[int, str, str] | None
+    """The first step that trained on two batches, and their fingerprints."""
+    loss: tuple[int, float, float] | None
+    """The first step with two losses, and these, nats."""
+    apart: LossDifferences
+
+    @property
+    def batches(self) -> str:
+        """Whether they trained on the same batches, in words."""
+        if not self.with_batch:
+            return "no batches of both were handed over"
+        if self.batch is not None:
+            return f"other batches from step {self.batch[0]:,} on"
+        return f"the same batches in {self.with_batch:,} steps"
+
+
+def compared(one: Run, other: Run) -> Compared:
+    """Compare two watched runs.
+
+    Raises:
+        UserError: one of them is none, or has no losses; a file of it cannot be read.
+    """
+    for run in (one, other):
+        if not run.watched:
+            raise UserError(f"{run.where}: was not watched, and the other run was; give two of one kind")
+        if "loss" not in run.columns:
+            raise UserError(f"{run.where}: has no losses; give a run whose loop handed its loss to watched.step")
+    (at, a), (at_other, b) = (run.columns["loss"] for run in (one, other))
+    steps, here, there = np.intersect1d(at, at_other, assume_unique=True, return_indices=True)
+    if not len(steps):
+        raise UserError(f"{one.where} and {other.where} have no step in common; give runs that were watched longer")
+    a, b = a[here], b[there]
+    with np.errstate(invalid="ignore"):  # ∞ − ∞
+        apart = np.abs(a - b)
+    apart[np.isnan(apart)] = np.inf
+    apart[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0
+    largest, differing = int(apart.argmax()), np.flatnonzero(apart)
+    first = int(differing[0]) if len(differing) else None
+    known = [{} if run.folder is None else batches_of(run.folder) for run in (one, other)]
+    shared = sorted(known[0].keys() & known[1].keys())
+    other_batches = [(step, known[0][step], known[1][step]) for step in shared if known[0][step] != known[1][step]]
+    return Compared(
+        len(steps),
+        len(shared),
+        other_batches[0] if other_batches else None,
+        None if first is None else (int(steps[first]), float(a[first]), float(b[first])),
+        LossDifferences(float(apart[largest]), int(steps[largest]), float(apart[-1]), int(steps[-1])),
+    )
