@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from flashpoint.analysis.provenance import place
+from flashpoint.analysis.watched import compared
 from flashpoint.cli.cells import number
-from flashpoint.cli.compare_watched import compared
 from flashpoint.cli.selection import format_option
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError

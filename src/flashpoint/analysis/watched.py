@@ -1,4 +1,4 @@
-"""``flashpoint compare`` of two watched runs: by the batches and the losses that their loops handed over."""
+"""What two watched runs have in common: the batches and the losses that their loops handed over."""
 
 from __future__ import annotations
 
