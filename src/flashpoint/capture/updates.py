@@ -50,8 +50,8 @@ class Updates:
     def _judge(self, read: Sequence[Number]) -> None:
         if (same := int(read[0])) >= _UNCHANGED:
             self._guard.tell(
-                f"in {same} of {STEPS} steps the weights were those of the step before; if these are micro-batches, call "
-                "watched.step once an optimiser step, with their mean loss"
+                f"in {same} of {STEPS} steps the weights were those of the step before; if these are micro-batches, "
+                "call watched.step once an optimiser step, with their mean loss"
             )
 
 

@@ -151,7 +151,7 @@ def draw_metrics(runs: Sequence[Run], titles: dict[str, str], share: str | None 
             if series := run.by_head(name):
                 shares = run.by_head(share) if share and name != share else None
                 _draw_heads(panel, _where_some(shares, series), runs[0])
-                if row == 0:
+                if row == 0 and panel.get_legend_handles_labels()[0]:  # a head may have no value
                     panel.legend(frameon=False, fontsize=7)
             _mark_onset(panel, run, "black")
             panel.set_title(f"{_heading(run, runs)}\n{title}" if row == 0 else title, fontsize=8)
