@@ -55,7 +55,7 @@ def watched(tmp_path: Path) -> Path:
     """Runs of 3 steps: ``loss`` parts from ``one`` at step 1, ``batch`` at step 2, ``silent`` handed over no batch."""
     losses: dict[str, list[float | str]] = {
         "one": [3.0, 2.5, "nan"], "loss": [3.0, 2.75, 2.0], "batch": [3.0, 2.5, "nan"], "silent": [3.0, 2.5, "nan"],
-        "no_loss": [],
+        "no_loss": [], "same": [3.0, 2.5, "nan"],
     }  # fmt: skip
     for name, values in losses.items():
         run = Path(write_run(tmp_path / name, {"name": "own"}, steps=3))
@@ -88,6 +88,26 @@ def test_watched_runs_are_compared_by_batches_and_losses(watched: Path, other: s
     row = json.loads(call("compare", "one", other, "--format", "json", cwd=watched).stdout)["tables"][0]["rows"][0]
     parts = {"batch": ("batch", 2), "loss": ("loss", 1)}.get(other, (None, None))
     assert (row["in"], row["first difference"]) == parts
+    assert row["batches"] == {"silent": "unknown", "batch": "other"}.get(other, "same")
+
+
+def test_watched_runs_of_two_lengths_and_one_that_has_not_ended_are_told_so(watched: Path) -> None:
+    with (watched / "same/batches.csv").open("a") as rows:
+        rows.write(f"3,{'d' * 16}\n")
+    with (watched / "one/batches.csv").open("a") as rows:
+        rows.write(f"3,{'e' * 16}\n")  # of no loss that both have
+    with (watched / "same/metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 3, "loss": 2.0}\n')
+    (watched / "same/outcome.json").unlink()
+    result = call("compare", "one", "same", cwd=watched)
+    told = "3 steps of both: the same batches in 3 steps; equal losses; one has 4; same has not ended\n"
+    assert (result.returncode, result.stdout) == (0, told), result.stderr
+
+
+@pytest.mark.parametrize("row", ["2", "2,", "2,123", "2,00000000000000000"])
+def test_a_row_that_is_no_fingerprint_is_no_other_batch(watched: Path, row: str) -> None:
+    (watched / "batch/batches.csv").write_text(f"0,{'a' * 16}\n1,{'b' * 16}\n{row}\n")
+    assert "batches.csv: line 3 has no fingerprint; restore" in refusal(call("compare", "one", "batch", cwd=watched))
 
 
 def test_what_cannot_be_compared_by_losses_is_one_line(watched: Path) -> None:

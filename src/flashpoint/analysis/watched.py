@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -17,7 +18,9 @@ class Compared:
     """What two watched runs have in common; steps count from where each was first watched."""
 
     steps: int
-    """That both have."""
+    """Of which both have a loss."""
+    longer: int
+    """Of the longer run."""
     with_batch: int
     """Of them, of which both have a batch's fingerprint."""
     batch: tuple[int, str, str] | None
@@ -27,13 +30,11 @@ class Compared:
     apart: LossDifferences
 
     @property
-    def batches(self) -> str:
-        """Whether they trained on the same batches, in words."""
+    def batches(self) -> Literal["unknown", "other", "same"]:
+        """Whether they trained on the same batches; unknown where not both handed batches over."""
         if not self.with_batch:
-            return "no batches of both were handed over"
-        if self.batch is not None:
-            return f"other batches from step {self.batch[0]:,} on"
-        return f"the same batches in {self.with_batch:,} steps"
+            return "unknown"
+        return "same" if self.batch is None else "other"
 
 
 def compared(one: Run, other: Run) -> Compared:
@@ -59,10 +60,11 @@ def compared(one: Run, other: Run) -> Compared:
     largest, differing = int(apart.argmax()), np.flatnonzero(apart)
     first = int(differing[0]) if len(differing) else None
     known = [{} if run.folder is None else batches_of(run.folder) for run in (one, other)]
-    shared = sorted(known[0].keys() & known[1].keys())
+    shared = sorted(known[0].keys() & known[1].keys() & set(steps.tolist()))
     other_batches = [(step, known[0][step], known[1][step]) for step in shared if known[0][step] != known[1][step]]
     return Compared(
         len(steps),
+        max(len(at), len(at_other)),
         len(shared),
         other_batches[0] if other_batches else None,
         None if first is None else (int(steps[first]), float(a[first]), float(b[first])),

@@ -128,8 +128,8 @@ class Losses:
     def _tell_sum(self, first: float) -> None:
         if _SUM < first < math.inf:
             self._guard.tell(
-                f"the first loss is {first:.3g}, more than the mean loss of a token is: an explosion is judged by "
-                f"{self._bounds.margin} nats of that; divide a sum by the number of its tokens"
+                f"the first loss is {first:.3g}: if it is a sum, divide it by the number of its tokens; an explosion "
+                f"is judged by {self._bounds.margin} nats of their mean"
             )
 
     def _judge_step(self, step: int, loss: float, norm: float | None) -> None:

@@ -16,7 +16,7 @@ from flashpoint.runs.select import open_run
 
 _COLUMNS = (
     "runs", "steps of both", "equal before", "first difference", "in", "values", "largest difference of losses",
-    "at step",
+    "at step", "batches",
 )  # fmt: skip
 
 
@@ -28,8 +28,8 @@ def command(run: str, other: str, form: str) -> int:
     """Say whether two runs computed the same bits, or the first step that differs, and in what. Of a run of the
     evidence, which keeps the first hundred steps, each hundredth and the last, a later one is known within a hundred.
 
-    Two watched runs are compared by the batches and losses that their loops handed over; steps count from where each
-    was first watched.
+    Two watched runs are compared by the losses that their loops handed over, and by the batches where both handed them
+    over; steps count from where each was first watched.
 
     The exit status is 0 if they are equal over the steps that both have, 1 if not, 2 on bad input.
     """
@@ -61,7 +61,7 @@ def _recorded(*runs: Run) -> tuple[str, list[object]]:
         )
         note += _places(*runs)
         found = [equal, difference.step, difference.quantity, values]
-        return note, ["different", shared, *found, number(losses.largest, ".2g"), losses.largest_at]
+        return note, ["different", shared, *found, number(losses.largest, ".2g"), losses.largest_at, None]
     shorter, longer = sorted((one.steps, two.steps))
     if shared < shorter:
         note = f"equal for {shared:,} steps; of later ones no digest is kept of both"
@@ -76,23 +76,30 @@ def _watched(one: Run, other: Run) -> tuple[str, list[object]]:
     """Return what is said of two watched runs, in words and as a row."""
     found = compared(one, other)
     apart, differences = found.apart, list[tuple[int, object, object, str]]()
+    batches = "no batches of both were handed over"
     if found.batch:
         differences.append((*found.batch, "batch"))
+        batches = f"other batches from step {found.batch[0]:,} on"
+    elif found.with_batch:
+        batches = f"the same batches in {found.with_batch:,} steps"
     if found.loss:
         differences.append((*found.loss, "loss"))
         said = (
-            f"losses differ from step {found.loss[0]:,} on, {found.loss[1]:.4g} against {found.loss[2]:.4g}, by up to "
+            f"losses differ from step {found.loss[0]:,} on, {found.loss[1]:.9g} against {found.loss[2]:.9g}, by up to "
             f"{apart.largest:.2g} nats (step {apart.largest_at:,}), by {apart.last:.2g} at step {apart.last_at:,}"
         )
     else:
         said = "equal losses"
-    note = f"{found.steps:,} steps of both: {found.batches}; {said}"
+    note = f"{found.steps:,} steps of both: {batches}; {said}"
+    if found.longer > found.steps:
+        note += f"; one has {found.longer:,}"
+    note += "".join(f"; {run.where} has not ended" for run in (one, other) if not run.ended)
     if not differences:
-        return note, ["equal", found.steps, *[None] * (len(_COLUMNS) - 2)]
+        return note, ["equal", found.steps, *[None] * (len(_COLUMNS) - 3), found.batches]
     step, here, there, what = min(differences, key=lambda difference: difference[0])
     values = Cell({"one": here, "other": there}, f"{here} against {there}")
-    row = ["different", found.steps, step, step, what, values, number(apart.largest, ".2g"), apart.largest_at]
-    return note + _places(one, other), row
+    largest = [number(apart.largest, ".2g"), apart.largest_at] if found.loss else [None, None]
+    return note + _places(one, other), ["different", found.steps, step, step, what, values, *largest, found.batches]
 
 
 def _places(one: Run, other: Run) -> str:
