@@ -53,12 +53,8 @@ def compared(one: Run, other: Run) -> Compared:
     if not len(steps):
         raise UserError(f"{one.where} and {other.where} have no step in common; give runs that were watched longer")
     a, b = a[here], b[there]
-    with np.errstate(invalid="ignore"):  # ∞ − ∞
-        apart = np.abs(a - b)
-    apart[np.isnan(apart)] = np.inf
-    apart[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0
-    largest, differing = int(apart.argmax()), np.flatnonzero(apart)
-    first = int(differing[0]) if len(differing) else None
+    equal = (a == b) | (np.isnan(a) & np.isnan(b))
+    first = None if equal.all() else int(equal.argmin())
     known = [{} if run.folder is None else batches_of(run.folder) for run in (one, other)]
     shared = sorted(known[0].keys() & known[1].keys() & set(steps.tolist()))
     other_batches = [(step, known[0][step], known[1][step]) for step in shared if known[0][step] != known[1][step]]
@@ -68,5 +64,5 @@ def compared(one: Run, other: Run) -> Compared:
         len(shared),
         other_batches[0] if other_batches else None,
         None if first is None else (int(steps[first]), float(a[first]), float(b[first])),
-        LossDifferences(float(apart[largest]), int(steps[largest]), float(apart[-1]), int(steps[-1])),
+        LossDifferences.of(steps, a, b, equal),
     )

@@ -34,7 +34,7 @@ class Updates:
         self._left = STEPS
 
     def take(self, model: nn.Module) -> None:
-        """Look at the weights of a step, before or after it."""
+        """Look at the weights and the gradients of a step."""
         if not self._left:
             return
         if not self._parameters:

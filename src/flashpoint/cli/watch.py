@@ -110,7 +110,7 @@ def _sweeps_in(folder: Path) -> list[str]:
 
 def _how_it_went(run: Run) -> str:
     if run.folder and cut_short(run):
-        return f"not ended, and no process trains it any more; {run.folder.resume} goes on with it"
+        return f"not ended, and no process trains it any more; {run.folder.resume_setting} goes on with it"
     return run.verdict
 
 

@@ -125,7 +125,7 @@ def _kept(run: Run) -> Columns:
     if run.folder is None:
         raise UserError(f"{run.where}: is in the evidence tables already; give a run's folder")
     if not run.ended:
-        raise UserError(f"{run.where}: has not ended; {run.folder.resume} goes on with it")
+        raise UserError(f"{run.where}: has not ended; {run.folder.resume_setting} goes on with it")
     if not run.folder.chain.exists():
         raise UserError(f"{run.where}: has no chain.bin, which evidence keeps; replay={run.where} makes the run anew")
     told = run.outcome.get("chain_digest")

@@ -235,6 +235,18 @@ class LossDifferences:
     last: float
     last_at: int
 
+    @classmethod
+    def of(
+        cls, steps: NDArray[np.int64], a: NDArray[np.float64], b: NDArray[np.float64], equal: NDArray[np.bool_]
+    ) -> LossDifferences:
+        """Return how far losses a and b [n] of these steps are apart; 0 where they are ``equal``, as NaN can be."""
+        with np.errstate(invalid="ignore"):  # ∞ − ∞
+            apart = np.abs(a - b)
+        apart[np.isnan(apart)] = np.inf
+        apart[equal] = 0.0
+        place = int(apart.argmax())
+        return cls(float(apart[place]), int(steps[place]), float(apart[-1]), int(steps[-1]))
+
 
 def loss_differences(one: Chain, other: Chain) -> LossDifferences:
     """Return how far losses are apart at the steps of which both have a record; there is one at least.
@@ -243,12 +255,7 @@ def loss_differences(one: Chain, other: Chain) -> LossDifferences:
     """
     one, other = _recorded_by_both(one, other)
     a, b = (chain.records["loss"].view("<f4").astype(np.float64) for chain in (one, other))
-    with np.errstate(invalid="ignore"):  # ∞ − ∞, whose bits are equal
-        apart = np.abs(a - b)
-    apart[np.isnan(apart)] = np.inf
-    apart[one.records["loss"] == other.records["loss"]] = 0.0
-    place = int(apart.argmax())
-    return LossDifferences(float(apart[place]), int(one.at[place]), float(apart[-1]), int(one.at[-1]))
+    return LossDifferences.of(one.at, a, b, one.records["loss"] == other.records["loss"])
 
 
 def _recorded_by_both(one: Chain, other: Chain) -> tuple[Chain, Chain]:

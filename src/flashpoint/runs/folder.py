@@ -49,7 +49,7 @@ class RunFolder:
     path: Path
 
     @property
-    def resume(self) -> str:
+    def resume_setting(self) -> str:
         """The setting with which ``flashpoint train`` goes on with it, as a shell takes it."""
         return shlex.quote(f"resume={self.path}")
 
@@ -168,7 +168,7 @@ class RunFolder:
             how = (
                 "the loop that made it alone goes on with it"
                 if self.watched
-                else f"{self.resume} goes on with it if it was cut short"
+                else f"{self.resume_setting} goes on with it if it was cut short"
             )
             shows = shlex.join(["flashpoint", "watch", str(self.path)])
             raise UserError(f"{self.outcome}: missing; the run has not ended, {how}; {shows} shows it")

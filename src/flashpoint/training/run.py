@@ -97,7 +97,7 @@ def execute(parts: Parts, folder: RunFolder, listeners: Listeners) -> Outcome:
         _describe(parts, folder)
         return _train(parts, folder, listeners)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"flashpoint train {folder.resume} goes on with it") from None
+        raise KeyboardInterrupt(f"flashpoint train {folder.resume_setting} goes on with it") from None
     except OSError as error:
         if not folder.path.is_dir():
             how = "resume=FOLDER goes on with it where it is now"
@@ -108,7 +108,7 @@ def execute(parts: Parts, folder: RunFolder, listeners: Listeners) -> Outcome:
                 folder.discard()  # or the same command would be refused
             raise UserError(f"{told}; {remedy(error)}, then start the run again") from error
         raise UserError(
-            f"{told}; the run stops here, its files so far stay; {remedy(error)}, then {folder.resume}"
+            f"{told}; the run stops here, its files so far stay; {remedy(error)}, then {folder.resume_setting}"
         ) from error
 
 
@@ -142,7 +142,11 @@ def _train(parts: Parts, folder: RunFolder, listeners: Listeners) -> Outcome:
             files.close(outcome)
             listeners.ended(folder, outcome)
     if trainer.failed_probe:
-        how = f"mend it, then {folder.resume} goes on" if interrupted else "it was the last step, the run is whole"
+        how = (
+            f"mend it, then {folder.resume_setting} goes on"
+            if interrupted
+            else "it was the last step, the run is whole"
+        )
         raise UserError(f"probes.attention={trainer.failed_probe.probe}: {trainer.failed_probe.error}; {how}")
     return outcome
 
