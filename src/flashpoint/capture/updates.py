@@ -45,7 +45,8 @@ class Updates:
         if not self._parameters:
             return
         now = torch.cat([one.detach().flatten()[:_ELEMENTS] for one in self._parameters])
-        written = sum(one.grad._version for one in self._parameters if one.grad is not None)  # in place, since they are
+        # A version counts the writes to a gradient in place; a new gradient begins at 0.
+        written = sum(one.grad._version for one in self._parameters if one.grad is not None)
         before, self._before = self._before, (now, written)
         if before is None:
             return
