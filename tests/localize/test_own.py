@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from click.testing import CliRunner, Result
 from torch import Tensor
 
+import flashpoint
 from examples import nanogpt
 from flashpoint.cli.main import main
 from flashpoint.diagnosis.faults import Fault, faulty_attention
@@ -21,6 +23,7 @@ from flashpoint.localize.engine import engine
 from flashpoint.localize.mixture import LayerOf, Mixture, mixed
 from flashpoint.localize.own import OwnLoop
 from flashpoint.localize.subject import Trained
+from flashpoint.runs.fingerprints import batches_of
 from flashpoint.runs.folder import RunFolder
 
 SMALL = {"layers": "2", "heads": "2", "width": "32", "context": "16", "batch": "4", "lr": "3e-3", "steps": "20",
@@ -30,6 +33,10 @@ _planted = faulty_attention(Fault("delta_bias", head=1, size=1.0))
 
 def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True) -> Tensor:
     return _planted(q, k, v, is_causal=is_causal)
+
+
+def calling_by_name(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    return attend(q, k, v, is_causal)
 
 
 def other_batches(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
@@ -228,6 +235,26 @@ def test_options_that_the_loop_gives_its_own_watch_are_passed_over(failing: Path
     trained = branch_of(failing, "with_options", tmp_path / "branch")
     assert trained.outcome == "stable"
     assert [len(layer) for layer in trained.norms] == [2, 2]
+
+
+def test_a_run_that_was_watched_from_a_checkpoint_on_has_branches(failing: Path, tmp_path: Path) -> None:
+    """Its steps and batches are those of the training, if it says with which step it began; else a line asks for it."""
+    watching = partial(flashpoint.watch, runs_dir=tmp_path, functions=SMALL["functions"].split())
+    for name, options in (("told", {"first_step": 5}), ("untold", {})):
+        begun = partial(watching, name=name, **options)
+        nanogpt.step(str(failing / "step-000005.pt"), lambda _: calling_by_name, 15, begun)
+        for checkpoint in failing.glob("step-*.pt"):
+            shutil.copy(checkpoint, tmp_path / name)
+    run, other = tmp_path / "told", tmp_path / "untold"
+    assert batches_of(RunFolder(run)).items() <= batches_of(RunFolder(failing)).items()
+    assert branch_of(run, "with_options", tmp_path / "branch") == branch_of(failing, "with_options", tmp_path / "same")
+    with pytest.raises(UserError, match="step 10 trains on another batch than the run did"):
+        branch_of(run, "other_batches", tmp_path / "strange")
+    for early in range(0, 15, 5):
+        (other / f"step-{early:06}.pt").unlink()
+    result = localize(other, f"{nanogpt.__file__}:step", "--starts", "1")
+    assert result.exit_code == 2
+    assert f"the first is of step 15, and {other} ends at step 15; a loop that goes on from a" in result.stderr
 
 
 def test_two_checkpoints_of_one_step_are_refused(failing: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from flashpoint.runs.run import Run
 
 @dataclass(frozen=True)
 class Compared:
-    """What two watched runs have in common; steps count from where each was first watched."""
+    """What two watched runs have in common; steps count as each loop said where it begins."""
 
     steps: int
     """Of which both have a loss."""

@@ -63,6 +63,7 @@ class ObservationSchedule:
     Args:
         interval: steps between observations.
         search_interval: steps after which attention that no step has shown yet is first looked for again.
+        first_step: of the loop; it is observed.
     """
 
     _awaited: ClassVar[int] = 0
@@ -76,10 +77,11 @@ class ObservationSchedule:
         guard: Guard,
         interval: int,
         search_interval: int,
+        first_step: int,
     ) -> None:
         self._observer, self._run, self._batches, self._guard = observer, run, batches, guard
         self._interval, self._search_interval = interval, search_interval
-        self._search_again = 0
+        self._first_step = self._search_again = first_step
         self._postponed = 0  # steps for which another watched model has been observed when this one was due
         self._shape: tuple[int, int] | None = None
         self._observations = Observations()
@@ -109,7 +111,7 @@ class ObservationSchedule:
         """Observe the next forward pass, if the step is to be observed."""
         if self._observer.observing:
             return
-        due = step == 0 or (step + 1) % self._interval == 0 or self._wanted is not None
+        due = (step + 1) % self._interval == 0 or self._wanted is not None
         due = due or self._postponed > 0 or (self._shape is None and step == self._search_again)
         self._postponed = self._postponed + 1 if due and self._observer.must_wait else 0
         if self._postponed > _PATIENCE:
@@ -189,7 +191,7 @@ class ObservationSchedule:
         if partial:
             return
         if not calls:  # look again soon, at ever longer distances
-            self._search_again = max(2 * step, self._search_interval)
+            self._search_again = self._first_step + max(2 * (step - self._first_step), self._search_interval)
             self._tried += 1
             if self._shape is None or self._tried >= _TRIES:
                 self._make_of_last()

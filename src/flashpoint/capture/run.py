@@ -30,7 +30,8 @@ class WatchedRun:
     """The open files of a run that is watched.
 
     Args:
-        steps: that the training is to make; None where nobody says.
+        first_step: that the loop makes.
+        steps: at which the training ends; None where nobody says.
         warmup_steps: of the learning rate: the early warning passes over them.
         detector: by which the losses are judged.
         parameters: of the model.
@@ -45,6 +46,7 @@ class WatchedRun:
         self,
         runs_dir: Path,
         name: str,
+        first_step: int,
         steps: int | None,
         warmup_steps: int,
         detector: DetectorConfig,
@@ -82,7 +84,7 @@ class WatchedRun:
         self._metrics = MetricsFile(self.folder.metrics)
         self._batches: TextIO | None = None
         self._told_removed = False
-        self._listeners.begun(self.folder, 0)
+        self._listeners.begun(self.folder, first_step)
 
     def _is_there(self) -> bool:
         """Return whether the run's folder still is where it was made. If not, tell so once: its open files take what is

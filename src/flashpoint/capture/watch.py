@@ -31,6 +31,7 @@ def watch(
     *,
     runs_dir: str | Path = "runs",
     name: str | None = None,
+    first_step: int = 0,
     steps: int | None = None,
     warmup_steps: int = 0,
     interval: int = 500,
@@ -47,7 +48,9 @@ def watch(
         model: what the loop trains, compiled or not, wrapped in DistributedDataParallel or not.
         runs_dir: folder of runs; the run gets a folder of its own there.
         name: of the run; None is the time.
-        steps: that the loop is to make, for the time left; None leaves it out.
+        first_step: number of the optimiser step that comes next, of a loop that goes on from a checkpoint: so many
+            were made before. All steps of the run count from there, those of the two options that follow, too.
+        steps: the number of steps at which the loop ends, for the time left; None leaves it out.
         warmup_steps: of the learning rate. The early warning passes over them: norms of every head grow there.
         interval: steps between observations of the attention. An observed step runs uncompiled.
         weights_interval: steps between norms of the weights.
@@ -71,7 +74,8 @@ def watch(
         _count("log_interval", log_interval),
     )
     sequences, warmup_steps = _count("sequences", sequences), _count("warmup_steps", warmup_steps, least=0)
-    steps = None if steps is None else _count("steps", steps)
+    first_step = _count("first_step", first_step, least=0)
+    steps = None if steps is None else _count("steps", steps, least=first_step + 1)
     if isinstance(functions, str) or not isinstance(functions, Sequence):
         raise ValueError(f"functions={functions!r}: give a list of MODULE:NAME")
     if wandb not in get_args(_Wandb):
@@ -87,7 +91,7 @@ def watch(
         listeners.append(WandbListener(TrackingConfig(wandb=wandb, project=project)))
     try:
         return Watch(
-            model, Path(runs_dir), name, steps, warmup_steps, intervals, sequences,
+            model, Path(runs_dir), name, first_step, steps, warmup_steps, intervals, sequences,
             functions, listeners,
         )  # fmt: skip
     except OSError as error:  # as on a full disk

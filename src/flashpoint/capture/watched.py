@@ -44,6 +44,7 @@ class Watch:
         model: nn.Module,
         runs_dir: Path,
         name: str | None,
+        first_step: int,
         steps: int | None,
         warmup_steps: int,
         intervals: tuple[int, int, int],
@@ -54,7 +55,7 @@ class Watch:
         self._model, self._parameters = model, list[nn.Parameter]()
         self._sharded = False
         interval, self._weights_interval, self._log_interval = intervals
-        self._step = 0
+        self._first_step = self._step = first_step
         self._guard = Guard(lambda: self._step)
         self._arrivals = Arrivals(self._guard)
         self._updates = Updates(self._guard, self._arrivals)
@@ -69,11 +70,11 @@ class Watch:
             self._observer = Observer(model, sequences, functions, self._guard)  # may refuse: before a folder is made
             name = name or time.strftime("%Y-%m-%d_%H-%M-%S_watched")
             self.run = WatchedRun(
-                runs_dir, name, steps, warmup_steps, detector, sum(one.numel() for one in parameters),
+                runs_dir, name, first_step, steps, warmup_steps, detector, sum(one.numel() for one in parameters),
                 parameters[0].device, listeners,
             )  # fmt: skip
             self._schedule = ObservationSchedule(
-                self._observer, self.run, self._batches, self._guard, interval, self._log_interval
+                self._observer, self.run, self._batches, self._guard, interval, self._log_interval, first_step
             )
             self._losses = Losses(
                 self.run, self._schedule, self._batches, self._sentinel, self._arrivals, self._guard, detector
@@ -88,7 +89,7 @@ class Watch:
         return self
 
     def __enter__(self) -> Watch:
-        if self._entered or self._step:
+        if self._entered or self._made:
             raise UserError("watch: a run is entered once; call flashpoint.watch again for another one")
         self._entered = True
         self._observe_next()
@@ -102,11 +103,11 @@ class Watch:
             return
         self._schedule.stop()
         self._losses.loop_goes_on = False
-        if not self._step and kind is None:
+        if not self._made and kind is None:
             self._guard.tell("watched.step was never called: nothing is recorded; call it once an optimiser step")
         self._guard.do("reading the last losses", self._flush)
         self._arrivals.end()
-        if self._step and self._losses.none_read:
+        if self._made and self._losses.none_read:
             self._guard.tell("no loss was read, and nothing is judged: the verdict is that of no step")
         if (undecided := self._losses.undecided) is not None:
             self._schedule.want_next(undecided, None)  # of the last observation: no other one comes
@@ -138,6 +139,11 @@ class Watch:
             self._take(loss, batch, grad_norm, metrics)
         self._step += 1
         self._observe_next()
+
+    @property
+    def _made(self) -> int:
+        """Steps that the loop has handed over."""
+        return self._step - self._first_step
 
     @property
     def verdict(self) -> str:

@@ -75,11 +75,18 @@ class OwnLoop:
         if not files:
             raise UserError(f"--checkpoints {pattern}: no file there with a step in its name, e.g. step-001000.pt")
         load(function, f"--function {function}")
-        config = Run.of_folder(folder).config
+        run = Run.of_folder(folder)
+        config = run.config
         if "model" not in config:  # nobody knows its layers and heads
             raise UserError(
                 f"{folder.path}: its attention was not recorded; name it with "
                 "flashpoint.watch(functions=['MODULE:NAME']) and watch the run again"
+            )
+        if min(files) >= run.logged_steps:
+            raise UserError(
+                f"--checkpoints {pattern}: the first is of step {min(files):,}, and {folder.path} ends at step "
+                f"{run.logged_steps:,}; a loop that goes on from a checkpoint says of which step: "
+                "flashpoint.watch(first_step=STEP)"
             )
         seen = config["attn"]["name"]
         known = seen == "sdpa" or packaged(seen) is not None
