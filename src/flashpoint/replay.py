@@ -76,7 +76,7 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
     folder = RunFolder.open(composed["resume"], composed["runs_dir"])
     if folder.packed_metrics.exists():
         raise UserError(
-            f"resume={composed['resume']}: a thinned run has no checkpoints; replay={composed['resume']} repeats it"
+            f"resume={composed['resume']}: a thinned run has no checkpoints; {folder.replay_setting} repeats it"
         )
     if folder.watched:
         raise UserError(f"resume={composed['resume']}: a watched run; the loop that made it alone goes on with it")
@@ -86,7 +86,7 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
         if key not in _OF_A_RESUMPTION and key.split(".")[0] not in ("tracking", "checkpoints"):
             raise UserError(
                 f"{key} contradicts resume={composed['resume']}: a resumed run keeps its settings; "
-                f"branch with replay={composed['resume']} from_step=STEP {key}=…"
+                f"branch with {folder.replay_setting} from_step=STEP {key}=…"
             )
     for key in keys:
         _take(key, composed, values)

@@ -189,6 +189,7 @@ def test_what_is_no_number_is_told_once_and_all_else_recorded(
     assert len(run.columns["row_sum_relative_bias"][0]) == 4
     assert ("loss" in run.columns) == ("loss" not in given)
     assert lines.count("no loss was read, and nothing is judged") == ("loss" in given)
+    assert run.verdict == ("stopped at 4" if "loss" in given else "stable to 4")
 
 
 def test_a_loss_of_every_token_is_told_once_whatever_their_number(

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 import math
 from pathlib import Path
 from threading import Thread
@@ -172,8 +173,11 @@ def test_runs_that_are_added_at_the_same_time_are_all_kept(tmp_path: Path, monke
 
 
 def test_a_run_kept_in_a_folder_is_not_resumed(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
+    """The command that is told instead is one word for a shell, whatever the folder's name."""
+    run = RunFolder(tmp_path / "my run")
+    run.path.mkdir()
     run.config.write_text(json.dumps({}))
     run.packed_metrics.touch()
-    with pytest.raises(UserError, match=r"resume=.*: a thinned run has no checkpoints; replay="):
-        resumed_values({"resume": str(tmp_path), "runs_dir": "runs"}, [])
+    with pytest.raises(UserError, match=r"resume=.*: a thinned run has no checkpoints; ") as refused:
+        resumed_values({"resume": str(run.path), "runs_dir": "runs"}, [])
+    assert f"replay={run.path}" in shlex.split(str(refused.value))

@@ -27,6 +27,7 @@ from flashpoint.capture.values import LOGGED, gradient_norm, one_number
 from flashpoint.config import DetectorConfig
 from flashpoint.errors import UserError, is_first_process
 from flashpoint.probes.sentinel import LOOKBACK, Sentinel
+from flashpoint.runs.outcome import NO_LOSS
 from flashpoint.training.listeners import Listener
 
 
@@ -107,12 +108,15 @@ class Watch:
             self._guard.tell("watched.step was never called: nothing is recorded; call it once an optimiser step")
         self._guard.do("reading the last losses", self._flush)
         self._arrivals.end()
-        if self._made and self._losses.none_read:
-            self._guard.tell("no loss was read, and nothing is judged: the verdict is that of no step")
+        interrupted = None if kind is None else _named(kind)
+        if self._losses.none_read:
+            interrupted = interrupted or NO_LOSS
+            if self._made:
+                self._guard.tell(f"{NO_LOSS}, and nothing is judged: the run counts as stopped")
         if (undecided := self._losses.undecided) is not None:
             self._schedule.want_next(undecided, None)  # of the last observation: no other one comes
         self._guard.do("writing a capture", self._schedule.end)
-        self._guard.do("writing the verdict", lambda: self._close(None if kind is None else _named(kind)))
+        self._guard.do("writing the verdict", lambda: self._close(interrupted))
 
     def step(
         self, loss: Tensor | float, batch: Any = None, *, grad_norm: Tensor | float | None = None, **metrics: float

@@ -54,6 +54,11 @@ class RunFolder:
         return shlex.quote(f"resume={self.path}")
 
     @property
+    def replay_setting(self) -> str:
+        """The setting with which ``flashpoint train`` repeats it, or branches off, as a shell takes it."""
+        return shlex.quote(f"replay={self.path}")
+
+    @property
     def config(self) -> Path:
         """The resolved configuration, JSON."""
         return self.path / "config.json"

@@ -15,6 +15,8 @@ Verdict = Literal["stable", "exploded", "nonfinite"]
 Ending = Verdict | Literal["stopped"]
 STRICT_PROBES = "probes.strict"
 """What ``interrupted`` says of a run that a failed probe stopped."""
+NO_LOSS = "no loss was read"
+"""What ``interrupted`` says of a watched loop without steps, or with losses that could not be read: nobody judged it."""
 
 
 def ending(verdict: Verdict, interrupted: str | None) -> Ending:
@@ -48,7 +50,8 @@ class Outcome:
     tape_digest: str
     tape_steps: Step
     interrupted: str | None
-    """What ended the run early: the name of a signal, :data:`STRICT_PROBES`, or an error of a watched loop."""
+    """What ended the run early: the name of a signal, :data:`STRICT_PROBES`, or an error of a watched loop; or
+    :data:`NO_LOSS`."""
     seconds: float
     """Wall-clock time of the loop."""
     run: str

@@ -85,7 +85,7 @@ def _beginning(resumed: RunFolder, runs_dir: str) -> Start:
         return dataclasses.replace(start, chain=original.chain)
     raise UserError(
         f"{resumed.path}: branched off at step {step:,}, of which {original.path} no longer has a whole checkpoint; "
-        f"restore it, or branch off elsewhere with replay={original.path} from_step=STEP"
+        f"restore it, or branch off elsewhere with {original.replay_setting} from_step=STEP"
     )
 
 
