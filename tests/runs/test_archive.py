@@ -2,8 +2,8 @@
 
 import csv
 import json
-import shlex
 import math
+import shlex
 from pathlib import Path
 from threading import Thread
 from typing import Any

@@ -16,7 +16,7 @@ Ending = Verdict | Literal["stopped"]
 STRICT_PROBES = "probes.strict"
 """What ``interrupted`` says of a run that a failed probe stopped."""
 NO_LOSS = "no loss was read"
-"""What ``interrupted`` says of a watched loop without steps, or with losses that could not be read: nobody judged it."""
+"""What ``interrupted`` says of a watched loop without steps, or with losses that cannot be read: nobody judged it."""
 
 
 def ending(verdict: Verdict, interrupted: str | None) -> Ending:
