@@ -51,6 +51,9 @@ def cluster(tmp_path: Path) -> Path:
     return folder
 
 
+DRY = ("-m", "hydra/launcher=slurm", "hydra.launcher.partition=long", "hydra.launcher.dry_run=true", "train.steps=3")
+
+
 def submit(train: Command, cluster: Path, *choices: str, steps: int = 3) -> "subprocess.CompletedProcess[str]":
     return train(
         "hydra/launcher=slurm", "hydra.launcher.partition=long", *choices, f"train.steps={steps}", "-m",
@@ -59,8 +62,15 @@ def submit(train: Command, cluster: Path, *choices: str, steps: int = 3) -> "sub
 
 
 def test_a_sweep_is_one_array_of_jobs_with_a_gpu_each(train: Command, tmp_path: Path, cluster: Path) -> None:
+    """A dry run, on a machine without the cluster's commands, prints before what the cluster gets."""
+    shown = train(*DRY, "attn=flash_bf16,flash_fp32")
+    assert shown.returncode == 0, shown.stderr
+    (line,) = [line for line in shown.stderr.splitlines() if line.startswith("not submitted: ")]
+    assert [job.split()[-1] for job in line.split(";")] == ["attn=flash_bf16", "attn=flash_fp32"]
+    assert not list((tmp_path / "runs").glob("*/config.json"))
     result = submit(train, cluster, "attn=flash_bf16,flash_fp32")
     assert result.returncode == 0, result.stderr
+    assert shown.stdout == (cluster / "job.sh").read_text() + "\n"
     job = (cluster / "job.sh").read_text()
     for setting in ("--partition=long", "--gpus-per-node=1", "--nodes=1", "--array=0-1%2"):
         assert f"#SBATCH {setting}" in job
@@ -71,17 +81,8 @@ def test_a_sweep_is_one_array_of_jobs_with_a_gpu_each(train: Command, tmp_path: 
     assert not (tmp_path / "multirun.yaml").exists()
 
 
-def test_a_dry_run_prints_what_the_cluster_would_get(train: Command, tmp_path: Path, cluster: Path) -> None:
-    """On a machine without its commands, and for each hardware of the sweep."""
-    sweep = ("-m", "hydra/launcher=slurm", "hydra.launcher.partition=long", "train.steps=3")
-    shown = train(*sweep, "hydra.launcher.dry_run=true", "attn=flash_bf16,flash_fp32")
-    assert shown.returncode == 0, shown.stderr
-    (line,) = [line for line in shown.stderr.splitlines() if line.startswith("not submitted: ")]
-    assert [job.split()[-1] for job in line.split(";")] == ["attn=flash_bf16", "attn=flash_fp32"]
-    assert not list((tmp_path / "runs").glob("*/config.json"))
-    assert submit(train, cluster, "attn=flash_bf16,flash_fp32").returncode == 0
-    assert shown.stdout == (cluster / "job.sh").read_text() + "\n"
-    several = train(*sweep, "hydra.launcher.dry_run=true", "hardware=h100,any")
+def test_each_hardware_of_a_sweep_is_a_script_of_its_own(train: Command) -> None:
+    several = train(*DRY, "hardware=h100,any")
     assert several.stdout.count("#!/bin/bash") == 2
     assert several.stdout.count("#SBATCH --gres=gpu:h100:1") == several.stdout.count("#SBATCH --gpus-per-node=1") == 1
     assert "--array" not in several.stdout
@@ -106,12 +107,12 @@ def test_a_job_that_is_put_back_into_the_queue_goes_on_with_its_run(
 exec"""
     (cluster / "srun").write_text(SRUN.replace("exec", preempt))
     choices = ("attn=flash_bf16,flash_fp32", "checkpoints.interval=5")
-    result = submit(train, cluster, *choices, steps=600)
+    result = submit(train, cluster, *choices, steps=200)
     assert result.returncode == 0, result.stderr
     assert (cluster / "preempted").exists()
     outcomes = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("runs/*/outcome.json")}
     assert len(outcomes) == len(list(tmp_path.glob("runs/*/config.json"))) == 2
     (name,) = (name for name in outcomes if "_flash_bf16_7_0" in name)
     assert json.loads((tmp_path / "runs" / name / "manifest.json").read_text())["resumed"]
-    undisturbed = train("attn=flash_bf16", "train.steps=600", "run_name=undisturbed", "checkpoints.interval=5")
+    undisturbed = train("attn=flash_bf16", "train.steps=200", "run_name=undisturbed", "checkpoints.interval=5")
     assert f"digest={outcomes[name]['digest']} " in undisturbed.stdout
