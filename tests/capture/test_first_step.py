@@ -1,5 +1,6 @@
 """A loop that goes on from a checkpoint says with which step: everything counts from there."""
 
+import copy
 import json
 import os
 from pathlib import Path
@@ -17,7 +18,8 @@ from flashpoint.errors import UserError
 from flashpoint.runs.fingerprints import batches_of
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
-from tests.capture.loops import Pair, loop
+from tests.capture.loops import Pair, loop, plain
+from tests.records import call, refusal
 
 BEGIN = 40_000
 """A multiple of the intervals below: the same steps of a loop are due."""
@@ -96,12 +98,42 @@ def test_the_time_left_is_by_the_steps_that_this_loop_has_made(tmp_path: Path) -
     assert (progress.done, progress.steps, progress.seconds_left) == (BEGIN + 5, BEGIN + 20, 30.0)
 
 
+def test_it_is_no_life_that_a_survival_table_could_count(tmp_path: Path) -> None:
+    loop(tmp_path, first_step=BEGIN, steps=2)
+    told = f"error: {tmp_path / 'own'}: begins at step 40,000, and could not explode before; leave it out"
+    assert refusal(call("survival", str(tmp_path / "own"))) == told
+
+
+def test_with_a_run_of_the_same_steps_it_is_compared(tmp_path: Path) -> None:
+    """The loop after four steps, and the same four steps made before a checkpoint: one model, one order of batches."""
+
+    def seeded(model: nn.Module, number: int, watched: Watch) -> None:
+        torch.manual_seed(number + skipped)
+        plain(model, number, watched)
+
+    skipped = 0
+    model = Pair()
+    start = copy.deepcopy(model)
+    loop(tmp_path / "whole", model, seeded, steps=8)
+    optimizer = torch.optim.SGD(start.parameters(), lr=0.01)
+    for number in range(4):
+        torch.manual_seed(number)
+        start(torch.randn(3, 12, 32)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    skipped = 4
+    loop(tmp_path / "rest", start, seeded, steps=4, first_step=4)
+    compared = call("compare", str(tmp_path / "whole/own"), str(tmp_path / "rest/own"))
+    told = "4 steps of both: the same batches in 4 steps; equal losses; one has 8, the other 4\n"
+    assert (compared.returncode, compared.stdout) == (0, told)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         ({"first_step": -1}, "first_step=-1: give a whole number, 0 or more"),
         ({"first_step": 1.5}, "first_step=1.5: give a whole number, 0 or more"),
-        ({"first_step": 10, "steps": 10}, "steps=10: give a whole number, 11 or more"),
+        ({"first_step": 10, "steps": 10}, "steps=10: counts from 0, as first_step=10 does; give more than that"),
     ],
 )
 def test_a_first_step_that_cannot_be_is_refused(tmp_path: Path, options: dict[str, float], told: str) -> None:

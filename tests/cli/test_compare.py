@@ -100,7 +100,7 @@ def test_watched_runs_of_two_lengths_and_one_that_has_not_ended_are_told_so(watc
         lines.write('{"step": 3, "loss": 2.0}\n')
     (watched / "same/outcome.json").unlink()
     result = call("compare", "one", "same", cwd=watched)
-    told = "3 steps of both: the same batches in 3 steps; equal losses; one has 4; same has not ended\n"
+    told = "3 steps of both: the same batches in 3 steps; equal losses; one has 3, the other 4; same has not ended\n"
     assert (result.returncode, result.stdout) == (0, told), result.stderr
 
 

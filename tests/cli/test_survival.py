@@ -60,7 +60,7 @@ def test_runs_that_are_no_lives_of_their_own_are_refused(tmp_path: Path) -> None
     told = f"error: {replay} and {one} are one experiment with seed 1; name the runs one by one, without one of these\n"
     assert call("survival", one, replay).stderr == told
     assert call("survival", one, replay, "--by", "train.lr").stderr == told
-    told = f"error: {branch}: a branch could not explode before it began; leave it out"
+    told = f"error: {branch}: begins at step 40, and could not explode before; leave it out"
     for words in ([one, branch], [one, "--paired", branch], [branch, "--paired", one]):
         assert refusal(call("survival", *words)) == told
     other = write_run(tmp_path / "other", {"name": "flash_bf16"}, onset=50, manifest={"data": {"fingerprint": "b"}})

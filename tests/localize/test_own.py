@@ -85,6 +85,16 @@ def with_options(checkpoint: str, attention: Any, steps: int, watch: Any) -> Non
     nanogpt.step(checkpoint, attention, steps, lambda model: watch(model, name="mine", interval=3, functions=["a:b"]))
 
 
+def without_losses(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
+    def watching(model: Any) -> Any:
+        watched = watch(model)
+        step = watched.step
+        watched.step = lambda loss, batch: step(loss.repeat(2), batch)
+        return watched
+
+    nanogpt.step(checkpoint, attention, steps, watching)
+
+
 def failing_step(checkpoint: str, attention: Any, steps: int, watch: Any) -> None:
     raise RuntimeError("no such layer\nat all")
 
@@ -200,6 +210,19 @@ def test_a_branch_from_another_checkpoint_of_the_same_step_is_another_branch(
     assert identity("first", "wrong") == identity("moved", "wrong") != identity("second", "right")
 
 
+@pytest.mark.parametrize("of", ["run", "branch"])
+def test_without_losses_nothing_is_localised(failing: Path, tmp_path: Path, of: str) -> None:
+    run = tmp_path / "failing"
+    shutil.copytree(failing, run)
+    if of == "run":
+        metrics = RunFolder(run).metrics
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        metrics.write_text("".join(json.dumps(line) + "\n" for line in lines if "loss" not in line))
+    told = "has no losses; hand them to" if of == "run" else "no loss was read in a branch; hand its loss to"
+    with pytest.raises(UserError, match=told):
+        branch_of(run, "without_losses", tmp_path / "branch")
+
+
 def branch_of(run: Path, function: str, folder: Path) -> Trained:
     """Train two steps with the run's own attention."""
     own = OwnLoop.of(RunFolder(run), f"{__file__}:{function}", str(run / "step-*.pt"), f"{__file__}:attend")
@@ -250,11 +273,14 @@ def test_a_run_that_was_watched_from_a_checkpoint_on_has_branches(failing: Path,
     assert branch_of(run, "with_options", tmp_path / "branch") == branch_of(failing, "with_options", tmp_path / "same")
     with pytest.raises(UserError, match="step 10 trains on another batch than the run did"):
         branch_of(run, "other_batches", tmp_path / "strange")
+    assert OwnLoop.of(
+        RunFolder(run), f"{nanogpt.__file__}:step", str(run / "step-*.pt"), f"{__file__}:attend"
+    ).checkpoints == [5, 10, 15]
     for early in range(0, 15, 5):
         (other / f"step-{early:06}.pt").unlink()
     result = localize(other, f"{nanogpt.__file__}:step", "--starts", "1")
     assert result.exit_code == 2
-    assert f"the first is of step 15, and {other} ends at step 15; a loop that goes on from a" in result.stderr
+    assert f"of steps 15 to 15, and {other} was watched from step 0 to 15; a loop that goes on" in result.stderr
 
 
 def test_two_checkpoints_of_one_step_are_refused(failing: Path, tmp_path: Path) -> None:

@@ -218,8 +218,8 @@ def lifetimes(label: str, setting: str, runs: Sequence[Run]) -> Lifetimes:
 
 def refuse_branch(run: Run) -> None:
     """Raises UserError: the run did not start at step 0."""
-    if run.origin and run.origin[1]:
-        raise UserError(f"{run.where}: a branch could not explode before it began; leave it out")
+    if run.first_step:
+        raise UserError(f"{run.where}: begins at step {run.first_step:,}, and could not explode before; leave it out")
 
 
 def differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -19,8 +19,8 @@ class Compared:
 
     steps: int
     """Of which both have a loss."""
-    longer: int
-    """Of the longer run."""
+    lengths: tuple[int, int]
+    """Losses of each run."""
     with_batch: int
     """Of them, of which both have a batch's fingerprint."""
     batch: tuple[int, str, str] | None
@@ -60,7 +60,7 @@ def compared(one: Run, other: Run) -> Compared:
     other_batches = [(step, known[0][step], known[1][step]) for step in shared if known[0][step] != known[1][step]]
     return Compared(
         len(steps),
-        max(len(at), len(at_other)),
+        (len(at), len(at_other)),
         len(shared),
         other_batches[0] if other_batches else None,
         None if first is None else (int(steps[first]), float(a[first]), float(b[first])),

@@ -73,6 +73,7 @@ class WatchedRun:
             "parent": None,
             "twin": None,
             "watched": True,
+            "first_step": first_step,
             "not_recorded": [],  # why attentions were left out, each reason once
         }
         write_json(self.folder.manifest, self._manifest)

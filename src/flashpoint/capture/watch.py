@@ -75,7 +75,9 @@ def watch(
     )
     sequences, warmup_steps = _count("sequences", sequences), _count("warmup_steps", warmup_steps, least=0)
     first_step = _count("first_step", first_step, least=0)
-    steps = None if steps is None else _count("steps", steps, least=first_step + 1)
+    steps = None if steps is None else _count("steps", steps)
+    if steps is not None and steps <= first_step:
+        raise ValueError(f"steps={steps}: counts from 0, as first_step={first_step} does; give more than that")
     if isinstance(functions, str) or not isinstance(functions, Sequence):
         raise ValueError(f"functions={functions!r}: give a list of MODULE:NAME")
     if wandb not in get_args(_Wandb):

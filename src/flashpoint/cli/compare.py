@@ -29,7 +29,7 @@ def command(run: str, other: str, form: str) -> int:
     evidence, which keeps the first hundred steps, each hundredth and the last, a later one is known within a hundred.
 
     Two watched runs are compared by the losses that their loops handed over, and by the batches where both handed them
-    over; steps count from where each was first watched.
+    over, at steps of one number: they count from 0, or from what the loop gave as first_step=.
 
     The exit status is 0 if they are equal over the steps that both have, 1 if not, 2 on bad input.
     """
@@ -91,8 +91,8 @@ def _watched(one: Run, other: Run) -> tuple[str, list[object]]:
     else:
         said = "equal losses"
     note = f"{found.steps:,} steps of both: {batches}; {said}"
-    if found.longer > found.steps:
-        note += f"; one has {found.longer:,}"
+    if max(found.lengths) > found.steps:
+        note += f"; one has {found.lengths[0]:,}, the other {found.lengths[1]:,}"
     note += "".join(f"; {run.where} has not ended" for run in (one, other) if not run.ended)
     if not differences:
         return note, ["equal", found.steps, *[None] * (len(_COLUMNS) - 3), found.batches]

@@ -82,18 +82,21 @@ class OwnLoop:
                 f"{folder.path}: its attention was not recorded; name it with "
                 "flashpoint.watch(functions=['MODULE:NAME']) and watch the run again"
             )
-        if min(files) >= run.logged_steps:
+        if "loss" not in run.columns:
+            raise UserError(f"{folder.path}: has no losses; hand them to watched.step, and watch the run again")
+        watched = {step: path for step, path in files.items() if run.first_step <= step < run.logged_steps}
+        if not watched:
             raise UserError(
-                f"--checkpoints {pattern}: the first is of step {min(files):,}, and {folder.path} ends at step "
-                f"{run.logged_steps:,}; a loop that goes on from a checkpoint says of which step: "
-                "flashpoint.watch(first_step=STEP)"
+                f"--checkpoints {pattern}: of steps {min(files):,} to {max(files):,}, and {folder.path} was watched "
+                f"from step {run.first_step:,} to {run.logged_steps:,}; a loop that goes on from a checkpoint says of "
+                "which step: flashpoint.watch(first_step=STEP)"
             )
         seen = config["attn"]["name"]
         known = seen == "sdpa" or packaged(seen) is not None
         if attention is None and not known:
             raise UserError(f"{folder.path}: its attention is {seen}; name it with --attention FILE.py:FUNCTION")
         engine(attention or seen)
-        return cls(folder, function, attention or seen, dict(sorted(files.items())))
+        return cls(folder, function, attention or seen, dict(sorted(watched.items())))
 
     @cached_property
     def run(self) -> Run:
@@ -207,6 +210,8 @@ class OwnLoop:
         if not folder.outcome.is_file():
             raise UserError(f"{told}: did not watch its loop; use the watch that it is handed")
         branch = Run.of_folder(folder)
+        if reason := branch.outcome["interrupted"]:
+            raise UserError(f"{told}: {reason} in a branch; hand its loss to watched.step")
         if branch.outcome["step"] != steps:
             raise UserError(f"{told}: trained {branch.outcome['step']:,} steps where {steps:,} are asked for")
         if missing := set(range(1, self._n_layer + 1)) - layers:

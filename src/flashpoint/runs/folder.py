@@ -17,7 +17,7 @@ from flashpoint.files import is_locked
 from flashpoint.runs.configuration import CONFIG, WatchedConfig, as_of_today, known_settings
 from flashpoint.runs.lines import as_kept, packed
 from flashpoint.runs.localized import KeptBranch, Localized
-from flashpoint.runs.manifest import Manifest, origin_of
+from flashpoint.runs.manifest import Manifest, first_step_of, origin_of
 from flashpoint.runs.outcome import OUTCOME
 from flashpoint.schema import parsed, read_json
 
@@ -164,8 +164,8 @@ class RunFolder:
 
     @property
     def first_step(self) -> int:
-        """Of a branch the step at which it branched off, otherwise 0."""
-        return (self.origin or ("", 0))[1]
+        """The step at which the run began (:func:`.first_step_of`)."""
+        return first_step_of(self.read_manifest())
 
     def read_outcome(self) -> dict[str, Any]:
         """Return what :attr:`outcome` holds (:class:`flashpoint.runs.outcome.Outcome`)."""

@@ -67,6 +67,14 @@ class Manifest(Kind):
     """Probes of the user's own that failed."""
     watched: bool = False
     """Whether :func:`flashpoint.watch` recorded somebody's own training."""
+    first_step: Step = 0
+    """Of a watched loop the step that it made first; that of a branch is its parent's."""
+
+
+def first_step_of(manifest: Mapping[str, Any]) -> int:
+    """Return the step at which a run began: of a branch, or of a watched loop that says so; otherwise 0."""
+    origin = origin_of(manifest)
+    return origin[1] if origin else int(manifest.get("first_step", 0))
 
 
 def origin_of(manifest: Mapping[str, Any]) -> tuple[str, int] | None:

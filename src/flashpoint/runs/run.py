@@ -14,7 +14,7 @@ from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.chain import Chain
 from flashpoint.runs.configuration import attention_of
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.manifest import origin_of
+from flashpoint.runs.manifest import first_step_of, origin_of
 from flashpoint.runs.metrics import Columns, Series, read_metrics
 from flashpoint.runs.outcome import Ending, ending
 
@@ -199,8 +199,14 @@ class Run:
         return origin_of(self.manifest)
 
     @property
+    def first_step(self) -> int:
+        """The step at which the run began (:func:`.first_step_of`)."""
+        return first_step_of(self.manifest)
+
+    @property
     def logged_steps(self) -> int:
-        """Optimiser steps in the metrics, also of a run that has not ended."""
+        """Optimiser steps up to the last one in the metrics, also of a run that has not ended; with those before
+        :attr:`first_step`."""
         return int(self.columns["loss"][0][-1]) + 1 if "loss" in self.columns else 0
 
     @property
