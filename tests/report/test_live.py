@@ -26,8 +26,10 @@ def _shown(runs: list[Run], width: int = 110, height: int = 45) -> str:
 def test_curves_of_a_loop_that_goes_on_from_a_checkpoint_begin_there(tmp_path: Path) -> None:
     """From step 0 on, all of them would share the last column."""
     metrics = [{"step": 40_000 + step, "loss": 5.0 - step / 100, "grad_norm": 1.0} for step in range(300)]
-    write_run(tmp_path / "on", {"name": "sdpa"}, metrics=metrics, manifest={"watched": True, "first_step": 40_000})
+    for name, made in (("on", metrics), ("one", metrics[:1])):
+        write_run(tmp_path / name, {"name": "sdpa"}, metrics=made, manifest={"watched": True, "first_step": 40_000})
     assert "| 40,000 " in _shown([Run.of_folder(RunFolder(tmp_path / "on"))])
+    assert "loss, nats per token" in _shown([Run.of_folder(RunFolder(tmp_path / "one"))])
 
 
 def _under_way(folder: Path, steps: int, norms: float = 1.0) -> Run:

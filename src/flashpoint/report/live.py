@@ -128,7 +128,7 @@ def _drawing(title: str, lines: dict[str, Series], width: int, height: int, *, l
     figure.x_label, figure.y_label = "step", " "
     figure.x_ticks_fkt = lambda low, _high: f"{low:,.0f}"
     figure.y_ticks_fkt = lambda low, _high: f"{10**low if log else low:{_TICKS}.3g}"
-    drawn, least, largest = 0, None, 1
+    drawn, least, largest = 0, math.inf, 1
     for number, (name, series) in enumerate(lines.items()):
         steps, values = _drawable(series, log)
         if not len(steps):
@@ -137,10 +137,10 @@ def _drawing(title: str, lines: dict[str, Series], width: int, height: int, *, l
         figure.plot(steps.tolist(), (np.log10(values) if log else values).tolist(), lc=colour)
         heading.append(f"   {name}", colour)
         drawn, largest = drawn + 1, max(largest, int(steps[-1]))
-        least = int(steps[0]) if least is None else min(least, int(steps[0]))
+        least = min(least, int(steps[0]))
     if not drawn:
         return Group(heading, Text("not measured yet", "dim"))
-    begun_late = least is not None and 2 * least > largest  # a branch, or a loop that goes on from a checkpoint
+    begun_late = largest / 2 < least < largest  # a branch, or a loop that goes on from a checkpoint
     figure.set_x_limits(least if begun_late else 0, largest)
     return Group(heading, Text.from_ansi(figure.show(), no_wrap=True))
 
