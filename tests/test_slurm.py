@@ -95,6 +95,7 @@ def test_a_failed_job_is_told_in_one_line(train: Command, cluster: Path) -> None
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_job_that_is_put_back_into_the_queue_goes_on_with_its_run(
     train: Command, tmp_path: Path, cluster: Path
 ) -> None:

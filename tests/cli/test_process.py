@@ -71,6 +71,7 @@ def test_what_cannot_be_printed_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_process_that_has_compiled_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = "import torch; print(torch.compile(lambda x: x.sin().sum())(torch.zeros(8)).item())"
     monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")  # which pays from the third kernel on

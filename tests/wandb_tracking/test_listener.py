@@ -196,6 +196,7 @@ def test_a_part_on_the_disk_takes_no_place_of_what_went_on_online(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_resume_is_the_same_run_and_a_replay_or_a_branch_another(train: Command, tmp_path: Path) -> None:
     for arguments in (
         ["run_name=one", "train.steps=2", "checkpoints.interval=2", "tracking=offline"],
