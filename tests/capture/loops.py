@@ -13,6 +13,9 @@ from flashpoint.capture.watched import Watch
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 
+Step = Callable[[nn.Module, int, Watch], Any]
+"""Makes a step of that number, from 0, and tells the watch."""
+
 
 def spectral_norms(weight: Tensor) -> list[float]:
     return [float(torch.linalg.matrix_norm(part.double(), 2)) for part in weight.detach().split(8)]
@@ -47,7 +50,7 @@ class Pair(nn.Module):
 def loop(
     runs: Path,
     model: nn.Module | None = None,
-    step: Callable[[nn.Module, int, Watch], Any] | None = None,
+    step: Step | None = None,
     steps: int = 4,
     **options: Any,
 ) -> Run:
@@ -69,3 +72,14 @@ def plain(model: nn.Module, _number: int, watched: Watch) -> None:
     loss = model(x).square().mean()
     loss.backward()
     watched.step(loss, x)
+
+
+def capturing(at: int, sequences: int) -> Step:
+    """Return :func:`plain` with a capture asked for at a step."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        if number == at:
+            watched.capture(sequences=sequences)
+        plain(model, number, watched)
+
+    return step

@@ -22,18 +22,7 @@ from flashpoint.diagnosis.delta_sample import delta_sample
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.errors import UserError
-from tests.capture.loops import Pair, loop, plain
-
-Step = Callable[[nn.Module, int, Watch], Any]
-
-
-def capturing(at: int, sequences: int) -> Step:
-    def step(model: nn.Module, number: int, watched: Watch) -> None:
-        if number == at:
-            watched.capture(sequences=sequences)
-        plain(model, number, watched)
-
-    return step
+from tests.capture.loops import Pair, capturing, loop
 
 
 def lines(capture: Path) -> list[dict[str, Any]]:

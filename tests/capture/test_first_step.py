@@ -1,8 +1,6 @@
 """A loop that goes on from a checkpoint says with which step: everything counts from there."""
 
 import copy
-import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,31 +9,20 @@ import torch
 from torch import nn
 
 import flashpoint
-from flashpoint.analysis.progress import progress_of
 from flashpoint.capture.captures import read_calls
 from flashpoint.capture.watched import Watch
 from flashpoint.errors import UserError
 from flashpoint.runs.fingerprints import batches_of
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.run import Run
-from tests.capture.loops import Pair, loop, plain
+from tests.capture.loops import Pair, capturing, loop, plain
 from tests.records import call, refusal
 
 BEGIN = 40_000
 """A multiple of the intervals below: the same steps of a loop are due."""
 
 
-def capturing(model: nn.Module, number: int, watched: Watch) -> None:
-    if number == 7:
-        watched.capture(sequences=6)
-    x = torch.randn(3, 12, 32)
-    loss = model(x).square().mean()
-    loss.backward()
-    watched.step(loss, x, lr=0.1)
-
-
 def test_all_that_is_recorded_is_that_of_a_new_loop_with_later_steps(tmp_path: Path) -> None:
-    options = {"interval": 5, "weights_interval": 4, "log_interval": 2, "step": capturing, "steps": 12}
+    options = {"interval": 5, "weights_interval": 4, "log_interval": 2, "step": capturing(7, 6), "steps": 12}
     new = loop(tmp_path / "new", **options)
     on = loop(tmp_path / "on", first_step=BEGIN, **options)
     assert on.columns.keys() == new.columns.keys()
@@ -82,20 +69,6 @@ def test_a_loop_whose_steps_are_never_handed_over_is_told(tmp_path: Path, capsys
     loop(tmp_path / "run", first_step=BEGIN, steps=2)
     with pytest.raises(UserError, match="a run is entered once"), watched, watched:
         pass
-
-
-def test_the_time_left_is_by_the_steps_that_this_loop_has_made(tmp_path: Path) -> None:
-    loop(tmp_path, first_step=BEGIN, steps=5)
-    folder = RunFolder(tmp_path / "own")
-    folder.outcome.unlink()
-    config = json.loads(folder.config.read_text())
-    config["train"]["steps"] = BEGIN + 20
-    folder.config.write_text(json.dumps(config))
-    manifest = {**json.loads(folder.manifest.read_text()), "started": "1970-01-01T00:16:40Z"}  # second 1,000
-    folder.manifest.write_text(json.dumps(manifest))
-    os.utime(folder.metrics, (1_010, 1_010))  # 2 s a step
-    progress = progress_of(Run.of_folder(folder))
-    assert (progress.done, progress.steps, progress.seconds_left) == (BEGIN + 5, BEGIN + 20, 30.0)
 
 
 def test_it_is_no_life_that_a_survival_table_could_count(tmp_path: Path) -> None:

@@ -124,9 +124,12 @@ def test_two_loops_are_never_taken_for_one_experiment_or_a_pair(tmp_path: Path) 
     assert refusal(call("survival", *runs[1:], "--paired", runs[0])).endswith("did not tell seed; leave the run out")
 
 
-@pytest.mark.parametrize(("steps", "left", "shown"), [(None, None, " 5 "), (20, 30.0, "5 of 20")])
+@pytest.mark.parametrize(
+    ("steps", "first_step", "left", "shown"),
+    [(None, 0, None, " 5 "), (20, 0, 30.0, "5 of 20"), (20, 3, 75.0, "5 of 20")],
+)
 def test_the_time_left_is_by_the_mean_rate_if_the_loop_tells_its_steps(
-    older: str, steps: int | None, left: float | None, shown: str
+    older: str, steps: int | None, first_step: int, left: float | None, shown: str
 ) -> None:
     """Its tokens a step are unknown, so that the rate that it logs does not tell."""
     folder = RunFolder(Path(older))
@@ -134,9 +137,10 @@ def test_the_time_left_is_by_the_mean_rate_if_the_loop_tells_its_steps(
     config = json.loads(folder.config.read_text())
     config["train"] = {"warmup_steps": 0} | ({} if steps is None else {"steps": steps})
     folder.config.write_text(json.dumps(config))
-    manifest = {**json.loads(folder.manifest.read_text()), "started": "1970-01-01T00:16:40Z"}  # second 1,000
+    begun = {"started": "1970-01-01T00:16:40Z", "first_step": first_step}  # second 1,000
+    manifest = json.loads(folder.manifest.read_text()) | begun
     folder.manifest.write_text(json.dumps(manifest))  # now, as when a step could not be recorded
-    os.utime(folder.metrics, (1_010, 1_010))  # 2 s a step
+    os.utime(folder.metrics, (1_010, 1_010))  # 2 s a step, or 5 of a loop that made two
     assert progress_of(Run.of_folder(folder)).seconds_left == left
     assert shown in call("watch", older, "--once").stdout
     os.utime(folder.metrics, (900, 900))  # as a copy may have it

@@ -218,8 +218,7 @@ def test_without_losses_nothing_is_localised(failing: Path, tmp_path: Path, of: 
         metrics = RunFolder(run).metrics
         lines = [json.loads(line) for line in metrics.read_text().splitlines()]
         metrics.write_text("".join(json.dumps(line) + "\n" for line in lines if "loss" not in line))
-    told = "has no losses; hand them to" if of == "run" else "no loss was read in a branch; hand its loss to"
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=f"{'failing' if of == 'run' else 'a branch'}:? has no losses; hand them to"):
         branch_of(run, "without_losses", tmp_path / "branch")
 
 

@@ -76,8 +76,7 @@ def _seconds_a_step(run: Run, done: int, rate: float | None) -> float | None:
         except ValueError:
             return None
         seconds = run.folder.metrics.stat().st_mtime - began
-        made = len(run.columns["loss"][0])  # a loop that goes on from a checkpoint has not made those before
-        return seconds / made if seconds > 0 else None  # a copy's file can have any time
+        return seconds / (done - run.first_step) if seconds > 0 else None  # a copy's file can have any time
     tokens: int = run.config["train"]["batch_size"] * run.config["model"]["context"]
     return tokens / rate if rate else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flashpoint.analysis.survival import grouped, pairing, refuse_branch
+from flashpoint.analysis.survival import grouped, pairing, refuse_late_entry
 from flashpoint.errors import UserError
 from flashpoint.runs.run import Run
 
@@ -50,7 +50,7 @@ def pairs(runs: Sequence[Run], controls: Sequence[Run]) -> Pairs:
             two runs of a group one seed, or a run has no control.
     """
     for run in (*runs, *controls):
-        refuse_branch(run)
+        refuse_late_entry(run)
     for control in controls:
         if not _lasted(control):
             raise UserError(f"{control.where}: {control.verdict}, no time to compare with; leave it out")

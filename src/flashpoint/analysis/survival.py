@@ -200,7 +200,7 @@ def lifetimes(label: str, setting: str, runs: Sequence[Run]) -> Lifetimes:
     """
     seen: dict[object, Run] = {}
     for run in runs:
-        refuse_branch(run)
+        refuse_late_entry(run)
         if (same := seen.setdefault(pairing(run), run)) is not run:
             seed = run.config.get("seed")  # a watched loop may not have told it
             told = f"{run.where} and {same.where} are one experiment" + ("" if seed is None else f" with seed {seed}")
@@ -216,8 +216,8 @@ def lifetimes(label: str, setting: str, runs: Sequence[Run]) -> Lifetimes:
     return Lifetimes(label, runs[0].variant, onsets, censored, setting, nonfinite)
 
 
-def refuse_branch(run: Run) -> None:
-    """Raises UserError: the run did not start at step 0."""
+def refuse_late_entry(run: Run) -> None:
+    """Raises UserError: the run did not start at step 0. It would be counted as one that could have failed before."""
     if run.first_step:
         raise UserError(f"{run.where}: begins at step {run.first_step:,}, and could not explode before; leave it out")
 

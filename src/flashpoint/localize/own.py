@@ -210,8 +210,8 @@ class OwnLoop:
         if not folder.outcome.is_file():
             raise UserError(f"{told}: did not watch its loop; use the watch that it is handed")
         branch = Run.of_folder(folder)
-        if reason := branch.outcome["interrupted"]:
-            raise UserError(f"{told}: {reason} in a branch; hand its loss to watched.step")
+        if "loss" not in branch.columns:
+            raise UserError(f"{told}: a branch has no losses; hand them to watched.step")
         if branch.outcome["step"] != steps:
             raise UserError(f"{told}: trained {branch.outcome['step']:,} steps where {steps:,} are asked for")
         if missing := set(range(1, self._n_layer + 1)) - layers:

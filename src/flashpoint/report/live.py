@@ -101,34 +101,36 @@ def _losses(run: Run, width: int, height: int) -> RenderableType:
         lines[f"training, mean over {smoothed.steps} steps"] = smoothed.series
     if "val_loss" in run.columns:
         lines["validation"] = run.columns["val_loss"]
-    return _drawing("loss, nats per token", lines, width, height)
+    return _drawing("loss, nats per token", lines, run.first_step, width, height)
 
 
 def _losses_of_all(runs: Sequence[Run], width: int, height: int) -> RenderableType:
     lines = {run.name: smoothed.series for run in runs if (smoothed := run.smoothed("loss"))}
-    return _drawing("training loss, nats per token", lines, width, height)
+    return _drawing("training loss, nats per token", lines, min(run.first_step for run in runs), width, height)
 
 
 def _grad_norm(run: Run, width: int, height: int) -> RenderableType:
     lines = {"before clipping": run.columns["grad_norm"]} if "grad_norm" in run.columns else {}
-    return _drawing("gradient norm", lines, width, height, log=True)
+    return _drawing("gradient norm", lines, run.first_step, width, height, log=True)
 
 
 def _norms(run: Run, width: int, height: int) -> RenderableType:
     lines = {f"L{layer}H{head}": (steps, norms) for layer, head, steps, norms in _heads(run)}
-    return _drawing("W_Q spectral norm, the largest heads", lines, width, height, log=True)
+    return _drawing("W_Q spectral norm, the largest heads", lines, run.first_step, width, height, log=True)
 
 
-def _drawing(title: str, lines: dict[str, Series], width: int, height: int, *, log: bool = False) -> RenderableType:
-    """Return the lines of steps [n] and values [n] under a title, each in its colour; a logarithmic axis leaves out
-    values ≤ 0."""
+def _drawing(
+    title: str, lines: dict[str, Series], first_step: int, width: int, height: int, *, log: bool = False
+) -> RenderableType:
+    """Return the lines of steps [n] and values [n] under a title, each in its colour, on an axis that begins at a step;
+    a logarithmic one leaves out values ≤ 0."""
     heading = Text(f"\n{title}", "bold")
     figure = plotille.Figure()
     figure.width, figure.height, figure.color_mode, figure.with_colors = width, height, "names", True
     figure.x_label, figure.y_label = "step", " "
     figure.x_ticks_fkt = lambda low, _high: f"{low:,.0f}"
     figure.y_ticks_fkt = lambda low, _high: f"{10**low if log else low:{_TICKS}.3g}"
-    drawn, least, largest = 0, math.inf, 1
+    drawn, largest = 0, first_step + 1
     for number, (name, series) in enumerate(lines.items()):
         steps, values = _drawable(series, log)
         if not len(steps):
@@ -137,11 +139,9 @@ def _drawing(title: str, lines: dict[str, Series], width: int, height: int, *, l
         figure.plot(steps.tolist(), (np.log10(values) if log else values).tolist(), lc=colour)
         heading.append(f"   {name}", colour)
         drawn, largest = drawn + 1, max(largest, int(steps[-1]))
-        least = min(least, int(steps[0]))
     if not drawn:
         return Group(heading, Text("not measured yet", "dim"))
-    begun_late = largest / 2 < least < largest  # a branch, or a loop that goes on from a checkpoint
-    figure.set_x_limits(least if begun_late else 0, largest)
+    figure.set_x_limits(first_step, largest)
     return Group(heading, Text.from_ansi(figure.show(), no_wrap=True))
 
 

@@ -68,7 +68,7 @@ class Manifest(Kind):
     watched: bool = False
     """Whether :func:`flashpoint.watch` recorded somebody's own training."""
     first_step: Step = 0
-    """Of a watched loop the step that it made first; that of a branch is its parent's."""
+    """Of a watched loop the step that it made first. Of a branch ``parent`` tells it."""
 
 
 def first_step_of(manifest: Mapping[str, Any]) -> int:
