@@ -287,6 +287,39 @@ def test_sets_of_weights_of_one_seed_count_as_one(tmp_path: Path) -> None:
     assert finding.verdict is Verdict.UNDECIDED
 
 
+def _write_rounding(folder: Path, mode: str, seed: int, factor: float) -> None:
+    """A run on the weights of step 40 of the seed's run. Its bias is the factor times the square of its noise."""
+    of_heads = {
+        "delta_error_relative_bias": [[factor * 1e-4]],
+        "delta_error_relative_noise": [[1e-2]],
+        "w_q_spectral_norm": [[1.0]],
+    }
+    parent = {"parent": {"run": f"runs/{seed}", "from_step": 40}}
+    metrics = [{"step": 100, **of_heads}]
+    attention = {"name": "flash_bf16", "out_unnormalized": {"mode": mode}}
+    write_run(folder / f"{mode}-{seed}", attention, seed=seed, manifest=parent, metrics=metrics)
+
+
+def test_rounding_at_random_is_compared_with_rounding_to_nearest_on_the_same_weights(tmp_path: Path) -> None:
+    for seed, random, nearest in ((1, 8.0, 4.0), (2, 1.0, 2.0)):
+        _write_rounding(tmp_path, "stochastic", seed, random)
+        _write_rounding(tmp_path, "nearest", seed, nearest)
+    asked = claim(kind="interval", quantity="bias_random_over_nearest", above=0.8, below=1.25)
+    finding = judge(asked, select_runs([str(tmp_path)]))
+    expected = ttest_1samp(np.log([2.0, 0.5]), 0).confidence_interval(0.95)
+    assert (finding.n, finding.value) == (2, pytest.approx(1.0))
+    assert (finding.low, finding.high) == (pytest.approx(np.exp(expected.low)), pytest.approx(np.exp(expected.high)))
+
+
+@pytest.mark.parametrize("others", [{}, {"nearest": -1.0}, {"nearest": 1.0, "none": 1.0}])
+def test_a_ratio_of_roundings_needs_one_of_each_with_a_positive_bias(tmp_path: Path, others: dict[str, float]) -> None:
+    for mode, factor in {"stochastic": 1.0, **others}.items():
+        _write_rounding(tmp_path, mode, 1, factor)
+    asked = claim(kind="interval", quantity="bias_random_over_nearest", above=0.8, below=1.25)
+    with pytest.raises(UserError, match="one rounding of Ō at random and one to nearest"):
+        judge(asked, select_runs([str(tmp_path)]))
+
+
 def test_the_bias_with_drawn_targets_is_a_mean_over_the_weights_of_a_seed(tmp_path: Path) -> None:
     """Of 2 observed tokens and N = 4 the bias is 2Σ, and its variance 16 (v / 2 + Σ² / 4)."""
     config = {

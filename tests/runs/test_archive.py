@@ -23,7 +23,7 @@ from flashpoint.runs.tables import Evidence
 from tests.runs.kept import STEPS, assert_equal, bytes_of, rounded, set_outcome, write_kept_run
 
 
-@pytest.mark.parametrize("digits", [4, 6, 17])
+@pytest.mark.parametrize("digits", [3, 4, 6, 17])
 def test_a_run_is_the_same_in_a_table_as_in_its_folder(tmp_path: Path, digits: int) -> None:
     runs = [write_kept_run(tmp_path / f"seed-{seed}", seed, heads) for seed, heads in enumerate([(2, 3), (1, 1)])]
     archive(runs, "small", tmp_path / "reference", every=1, digits=digits)
@@ -48,7 +48,7 @@ def test_evidence_has_six_digits_of_every_tenth_step(tmp_path: Path) -> None:
 
 def test_of_named_metrics_values_a_given_number_of_steps_apart_stay(tmp_path: Path) -> None:
     run = write_kept_run(tmp_path / "run")
-    archive([run], "small", tmp_path / "reference", only=["w_q_spectral_norm"], spacing=20, digits=3)
+    archive([run], "small", tmp_path / "reference", only=["w_q_spectral_norm"], spacing=20)
     kept = open_run("small:run", tmp_path)
     assert list(kept.columns) == ["w_q_spectral_norm"]
     steps, values = kept.columns["w_q_spectral_norm"]
@@ -120,7 +120,7 @@ def test_what_cannot_be_kept_is_told_and_nothing_is_written(tmp_path: Path) -> N
     (kept,) = select_runs(["small:*"], tmp_path)
     assert refused(kept, experiment="more") == "small:good: is in the evidence tables already; give a run's folder"
     assert refused(run, experiment="a/b") == "'a/b': no name of an experiment; give letters, digits, hyphens"
-    assert refused(run, every=0) == "every 0, spacing 1, digits 4: give 1 or more"
+    assert refused(run, every=0) == "every 0, spacing 1, digits 3: give 1 or more"
     assert refused(run, only=["los"]) == (
         f"{run.where}: measured no los; it has grad_norm, loss, only_once, w_q_spectral_norm"
     )

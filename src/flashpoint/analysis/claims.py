@@ -62,6 +62,7 @@ class Layer:
 QuantityName = Literal[
     "bias_over_variance",
     "bias_exponent",
+    "bias_random_over_nearest",
     "bias_unrounded_targets",
     "bias_model_targets",
     "validation_loss",

@@ -62,6 +62,21 @@ def _bias_exponents(runs: Sequence[Run], _against: Sequence[Run], _asked: Interv
     return _by_seed(exponents)
 
 
+def _random_over_nearest(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
+    """Return, for each seed, bias / noise² with Ō rounded at random over that with Ō rounded to nearest, a mean over
+    its sets of weights."""
+    ratios = []
+    for name, points in by_weights(runs, Window()).items():
+        factors = {point.run.attention.out_unnormalized.mode: point.factor for point in points}
+        if len(points) != 2 or factors.keys() != {"stochastic", "nearest"} or min(factors.values()) <= 0:
+            raise UserError(
+                f"{name}: one rounding of Ō at random and one to nearest, each with a positive bias, make a ratio; "
+                "leave other runs out"
+            )
+        ratios.append((points[0].run.config["seed"], factors["stochastic"] / factors["nearest"]))
+    return _by_seed(ratios)
+
+
 def _bias_with_targets(targets: str) -> Callable[..., NDArray[np.float64]]:
     """Return, for each seed, the mean over batches of the layer with the largest error, a mean over its sets of
     weights."""
@@ -210,6 +225,13 @@ def _weights_growth(runs: Sequence[Run], _against: Sequence[Run], _asked: Interv
 QUANTITIES: Mapping[QuantityName, Quantity] = {
     "bias_over_variance": Quantity("bias / variance of the hottest layer", ".2f", _bias_over_variance),
     "bias_exponent": Quantity("p of bias ∝ (noise²)^p", ".2f", _bias_exponents, by_seed=True),
+    "bias_random_over_nearest": Quantity(
+        "bias / noise² with Ō rounded at random, over that with Ō rounded to nearest",
+        ".2f",
+        _random_over_nearest,
+        ratio=True,
+        by_seed=True,
+    ),
     "bias_unrounded_targets": Quantity(
         "bias / variance, targets of the unrounded model", ".2f", _bias_with_targets("unrounded"), by_seed=True
     ),

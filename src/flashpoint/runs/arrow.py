@@ -1,6 +1,6 @@
 """Metrics and digest chains as rows of Arrow tables, and Parquet files whose bytes follow from their rows.
 
-Evidence has few significant decimal digits: six of a run's metrics, three or four of metrics of heads. Such a value is
+Evidence has few significant decimal digits: six of a run's metrics, three of metrics of heads, or four. Such a value is
 stored with the fewest significant bits that tell decimals of so many digits apart: 21 (2²⁰ > 10⁶), 15 (2¹⁴ > 10⁴) and
 11 (2¹⁰ > 10³). The rest of its bits are 0 and cost nothing once compressed. Reading gives back the decimal.
 """
@@ -20,11 +20,11 @@ from flashpoint.runs.metrics import Columns, Series
 
 RUN_DIGITS = 6
 """Significant decimal digits of a run's metrics, as its loss, at least."""
-HEAD_DIGITS = 4
+HEAD_DIGITS = 3
 """Significant decimal digits of metrics of heads, by default: most are sampled from a few sequences."""
 EXACT_DIGITS = 17
 """Significant decimal digits that tell any two float64 apart."""
-_BITS = {3: 11, HEAD_DIGITS: 15, RUN_DIGITS: 21}
+_BITS = {HEAD_DIGITS: 11, 4: 15, RUN_DIGITS: 21}
 """Significant bits by decimal digits; the first of a mantissa is implied."""
 _POWERS = np.array([float(10**power) for power in range(23)])  # each without a rounding error
 _RUNS_A_GROUP = 16
