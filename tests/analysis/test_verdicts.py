@@ -287,23 +287,24 @@ def test_sets_of_weights_of_one_seed_count_as_one(tmp_path: Path) -> None:
     assert finding.verdict is Verdict.UNDECIDED
 
 
-def _write_rounding(folder: Path, mode: str, seed: int, factor: float) -> None:
-    """A run on the weights of step 40 of the seed's run. Its bias is the factor times the square of its noise."""
+def _write_rounding(folder: Path, mode: str, seed: int, factor: float, step: int = 40) -> None:
+    """A run on the weights of a step of the seed's run. Its bias is the factor times the square of its noise."""
     of_heads = {
         "delta_error_relative_bias": [[factor * 1e-4]],
         "delta_error_relative_noise": [[1e-2]],
         "w_q_spectral_norm": [[1.0]],
     }
-    parent = {"parent": {"run": f"runs/{seed}", "from_step": 40}}
+    parent = {"parent": {"run": f"runs/{seed}", "from_step": step}}
     metrics = [{"step": 100, **of_heads}]
     attention = {"name": "flash_bf16", "out_unnormalized": {"mode": mode}}
-    write_run(folder / f"{mode}-{seed}", attention, seed=seed, manifest=parent, metrics=metrics)
+    write_run(folder / f"{mode}-{seed}-{step}", attention, seed=seed, manifest=parent, metrics=metrics)
 
 
 def test_rounding_at_random_is_compared_with_rounding_to_nearest_on_the_same_weights(tmp_path: Path) -> None:
-    for seed, random, nearest in ((1, 8.0, 4.0), (2, 1.0, 2.0)):
-        _write_rounding(tmp_path, "stochastic", seed, random)
-        _write_rounding(tmp_path, "nearest", seed, nearest)
+    # Seed 1 has two sets of weights, with ratios 8 and 1/2: their geometric mean is 2.
+    for seed, step, random, nearest in ((1, 40, 8.0, 1.0), (1, 80, 2.0, 4.0), (2, 40, 1.0, 2.0)):
+        _write_rounding(tmp_path, "stochastic", seed, random, step)
+        _write_rounding(tmp_path, "nearest", seed, nearest, step)
     asked = claim(kind="interval", quantity="bias_random_over_nearest", above=0.8, below=1.25)
     finding = judge(asked, select_runs([str(tmp_path)]))
     expected = ttest_1samp(np.log([2.0, 0.5]), 0).confidence_interval(0.95)

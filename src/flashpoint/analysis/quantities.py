@@ -63,8 +63,8 @@ def _bias_exponents(runs: Sequence[Run], _against: Sequence[Run], _asked: Interv
 
 
 def _random_over_nearest(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
-    """Return, for each seed, bias / noise² with Ō rounded at random over that with Ō rounded to nearest, a mean over
-    its sets of weights."""
+    """Return, for each seed, bias / noise² with Ō rounded at random over that with Ō rounded to nearest, a geometric
+    mean over its sets of weights."""
     ratios = []
     for name, points in by_weights(runs, Window()).items():
         factors = {point.run.attention.out_unnormalized.mode: point.factor for point in points}
@@ -73,8 +73,8 @@ def _random_over_nearest(runs: Sequence[Run], _against: Sequence[Run], _asked: I
                 f"{name}: one rounding of Ō at random and one to nearest, each with a positive bias, make a ratio; "
                 "leave other runs out"
             )
-        ratios.append((points[0].run.config["seed"], factors["stochastic"] / factors["nearest"]))
-    return _by_seed(ratios)
+        ratios.append((points[0].run.config["seed"], float(np.log(factors["stochastic"] / factors["nearest"]))))
+    return np.exp(_by_seed(ratios))
 
 
 def _bias_with_targets(targets: str) -> Callable[..., NDArray[np.float64]]:

@@ -1,8 +1,9 @@
 """Metrics and digest chains as rows of Arrow tables, and Parquet files whose bytes follow from their rows.
 
-Evidence has few significant decimal digits: six of a run's metrics, three of metrics of heads, or four. Such a value is
-stored with the fewest significant bits that tell decimals of so many digits apart: 21 (2²⁰ > 10⁶), 15 (2¹⁴ > 10⁴) and
-11 (2¹⁰ > 10³). The rest of its bits are 0 and cost nothing once compressed. Reading gives back the decimal.
+Evidence has few significant decimal digits: six of a run's metrics, three of metrics of heads, four if asked for. Such
+a value is stored with the fewest significant bits that tell decimals of so many digits apart: 21 (2²⁰ > 10⁶),
+15 (2¹⁴ > 10⁴) and 11 (2¹⁰ > 10³). The rest of its bits are 0 and cost nothing once compressed. Reading gives back the
+decimal.
 """
 
 from __future__ import annotations
