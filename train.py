@@ -6,6 +6,6 @@ from flashpoint.cli.process import quick_end
 
 if __name__ == "__main__":
     with quick_end():
-        from flashpoint.cli.train import main
+        from flashpoint.lab.cli.train import main
 
         main(sys.argv[1:])

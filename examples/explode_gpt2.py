@@ -24,10 +24,10 @@ from transformers import AttentionInterface, AttentionMaskInterface, GPT2Config,
 from transformers.masking_utils import sdpa_mask
 
 import flashpoint
-from flashpoint.config import DataConfig
-from flashpoint.data.batches import BatchOrder, gather_windows
-from flashpoint.data.prepare import prepare, with_available_source
 from flashpoint.huggingface import implementation
+from flashpoint.lab.config import DataConfig
+from flashpoint.lab.data.batches import BatchOrder, gather_windows
+from flashpoint.lab.data.prepare import prepare, with_available_source
 
 SETTINGS = {"attention": "sdpa", "layers": "6", "heads": "4", "width": "256", "context": "2048", "batch": "8",
             "vocabulary": "8192", "lr": "2e-3", "beta2": "0.9", "warmup": "200", "steps": "20000", "seed": "0",

@@ -33,8 +33,8 @@ import flashpoint
 from benchmarks.rounds import Times, block, quartiles
 from benchmarks.shown import heading
 from examples.explode_gpt2 import SETTINGS, Loop
-from flashpoint.analysis.intervals import mean_interval
 from flashpoint.cli.table import Table, show
+from flashpoint.lab.analysis.intervals import mean_interval
 
 
 class Unwatched:

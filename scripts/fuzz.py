@@ -15,7 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from flashpoint.cli.table import Table, show
-from flashpoint.progress import progress_bar
+from flashpoint.lab.progress import progress_bar
 from tests.fuzz.judge import FAULTS, Command, Ending, Kind, Tally, explore, kinds, told
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from flashpoint.build_config import keys
 from flashpoint.cli.table import Table, show
+from flashpoint.lab.build_config import keys
 from flashpoint.typed import Key
 
 

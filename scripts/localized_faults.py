@@ -28,11 +28,11 @@ from examples import nanogpt
 from flashpoint.cli.table import Table, show
 from flashpoint.diagnosis.faults import KINDS
 from flashpoint.diagnosis.probe import Function
-from flashpoint.localize.branches import Branches
-from flashpoint.localize.engine import engine
-from flashpoint.localize.growth import NoGrowthError
-from flashpoint.localize.own import OwnLoop
-from flashpoint.localize.questions import answers
+from flashpoint.lab.localize.branches import Branches
+from flashpoint.lab.localize.engine import engine
+from flashpoint.lab.localize.growth import NoGrowthError
+from flashpoint.lab.localize.own import OwnLoop
+from flashpoint.lab.localize.questions import answers
 from flashpoint.runs.folder import RunFolder
 
 SIZES = {"layers": "2", "heads": "4", "width": "64", "context": "64", "batch": "4", "lr": "3e-3", "steps": "40",

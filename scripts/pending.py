@@ -35,7 +35,7 @@ from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError, command_errors
 from flashpoint.files import write_json
 from flashpoint.hardware import cuda_devices, visible_gpus
-from flashpoint.training.interrupt import StopRequests
+from flashpoint.lab.training.interrupt import StopRequests
 
 LIST = Path(__file__).with_suffix(".yaml")
 STATE = Path("runs/.pending")

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.analysis.intervals import slope_interval
 from flashpoint.cli.cells import number, plus_minus
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError, command_errors
-from flashpoint.localize.growth import Effect, Start, fit
+from flashpoint.lab.analysis.intervals import slope_interval
+from flashpoint.lab.localize.growth import Effect, Start, fit
 
 _TWIN = "flash_bf16 exact_row_sum=true"
 _SECOND_TWIN = f"{_TWIN} probs.mode=none"

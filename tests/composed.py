@@ -7,9 +7,9 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from flashpoint.build_config import build_config
-from flashpoint.cli.composition import store_schema
-from flashpoint.config import Config
+from flashpoint.lab.build_config import build_config
+from flashpoint.lab.cli.composition import store_schema
+from flashpoint.lab.config import Config
 from tests.conftest import REPOSITORY
 
 CONFIGS = REPOSITORY / "configs"

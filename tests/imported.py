@@ -18,21 +18,21 @@ import torch._inductor.config  # by torch.use_deterministic_algorithms
 from hydra import compose, initialize_config_dir
 from matplotlib.figure import Figure
 
-import flashpoint.analysis.survival
-import flashpoint.cli.claims
-import flashpoint.cli.delta
-import flashpoint.cli.deviation
 import flashpoint.cli.diagnose
-import flashpoint.cli.loss
 import flashpoint.cli.runs
-import flashpoint.cli.series
-import flashpoint.cli.survival
-import flashpoint.deviation.engines
 import flashpoint.diagnosis.verdict
-import flashpoint.report.live
-import flashpoint.report.page
-import flashpoint.training.run
-from flashpoint.cli.composition import store_schema
+import flashpoint.lab.analysis.survival
+import flashpoint.lab.cli.claims
+import flashpoint.lab.cli.delta
+import flashpoint.lab.cli.deviation
+import flashpoint.lab.cli.loss
+import flashpoint.lab.cli.series
+import flashpoint.lab.cli.survival
+import flashpoint.lab.deviation.engines
+import flashpoint.lab.report.live
+import flashpoint.lab.report.page
+import flashpoint.lab.training.run
+from flashpoint.lab.cli.composition import store_schema
 
 # The first composition finds Hydra's plugins and fills its parser's caches.
 store_schema()

@@ -10,9 +10,9 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from flashpoint.analysis.survival import SETTINGS
 from flashpoint.cli.main import main
-from flashpoint.config import Config
+from flashpoint.lab.analysis.survival import SETTINGS
+from flashpoint.lab.config import Config
 
 MANIFEST: Mapping[str, Any] = {
     "hardware": "a CPU",

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from flashpoint.errors import UserError
 from flashpoint.files import is_locked
+from flashpoint.lab.training.interrupt import StopRequests
 from flashpoint.runs.folder import sweep_lock
-from flashpoint.training.interrupt import StopRequests
 from hydra_plugins.flashpoint_launcher.basic import BasicLauncher
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from flashpoint.config import ModelConfig
 from flashpoint.errors import UserError
-from flashpoint.model import GPT
+from flashpoint.lab.config import ModelConfig
+from flashpoint.lab.model import GPT
 from flashpoint.numerics.variant import AttentionVariant
 from tests import warm
 from tests.conftest import REPOSITORY, environment

@@ -6,8 +6,8 @@ import pytest
 import torch
 import yaml
 
-from flashpoint.config import ModelConfig
-from flashpoint.model import GPT
+from flashpoint.lab.config import ModelConfig
+from flashpoint.lab.model import GPT
 from flashpoint.numerics.variant import AttentionVariant
 from tests.conftest import REPOSITORY
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashpoint.cuda_graph import Graphed
+from flashpoint.lab.cuda_graph import Graphed
 
 
 class Graph:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.embedding import embedding_grad, token_embedding
+from flashpoint.lab.embedding import embedding_grad, token_embedding
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZE = 37

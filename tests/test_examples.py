@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from flashpoint.capture.watch import watch
 from flashpoint.cli.main import main
-from flashpoint.localize.own import Mixture, OwnLoop
+from flashpoint.lab.localize.own import Mixture, OwnLoop
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.select import open_run
 from tests.conftest import REPOSITORY

@@ -12,8 +12,8 @@ import torch
 
 from flashpoint.errors import remedy
 from flashpoint.files import append_whole, whole, write_json
+from flashpoint.lab.training.snapshots import read_snapshot, snapshot_steps, write_snapshot
 from flashpoint.runs.chain import Chain, ChainWriter
-from flashpoint.training.snapshots import read_snapshot, snapshot_steps, write_snapshot
 
 
 @pytest.fixture

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashpoint.build_config import build_config
 from flashpoint.errors import UserError
-from flashpoint.model import GPT
-from flashpoint.probes.instrumented import InstrumentedPass
-from flashpoint.report.ending import EndOfRunDrawing
+from flashpoint.lab.build_config import build_config
+from flashpoint.lab.model import GPT
+from flashpoint.lab.probes.instrumented import InstrumentedPass
+from flashpoint.lab.report.ending import EndOfRunDrawing
+from flashpoint.lab.training import plan
+from flashpoint.lab.training.run import run
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
-from flashpoint.training import plan
-from flashpoint.training.run import run
 from tests import warm
 from tests.composed import CONFIGS
 from tests.conftest import Command, environment, train_command, wait_until
@@ -56,7 +56,7 @@ def test_a_signal_ends_the_run_cleanly(text_file: Path, tmp_path: Path, number: 
 def test_a_second_ctrl_c_says_how_the_run_goes_on(tmp_path: Path, train: Command) -> None:
     """It said that the same command does, which begins another run."""
     (tmp_path / "own.py").write_text(
-        "import signal\nfrom flashpoint.probes.attention import Probe\n"
+        "import signal\nfrom flashpoint.lab.probes.attention import Probe\n"
         "class Interrupts(Probe):\n"
         "    def measure(self, seen):\n"
         "        signal.raise_signal(signal.SIGINT)\n"

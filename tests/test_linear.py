@@ -9,9 +9,9 @@ import torch.nn.functional as F
 import yaml
 from torch import Tensor
 
-from flashpoint.config import ModelConfig
-from flashpoint.linear import Linear, linear, rounded_matmul
-from flashpoint.model import GPT
+from flashpoint.lab.config import ModelConfig
+from flashpoint.lab.linear import Linear, linear, rounded_matmul
+from flashpoint.lab.model import GPT
 from flashpoint.numerics.variant import AttentionVariant
 from tests.conftest import REPOSITORY
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashpoint.config import ModelConfig
-from flashpoint.model import GPT
+from flashpoint.lab.config import ModelConfig
+from flashpoint.lab.model import GPT
 from flashpoint.numerics.choices import UNROUNDED
 from flashpoint.numerics.variant import AttentionVariant
 

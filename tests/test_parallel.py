@@ -12,11 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from flashpoint.config import Config, DataConfig, ModelConfig, TrainConfig
-from flashpoint.data.tape import Tape
-from flashpoint.training import plan
-from flashpoint.training.parallel import Ranks
-from flashpoint.training.parts import build
+from flashpoint.lab.config import Config, DataConfig, ModelConfig, TrainConfig
+from flashpoint.lab.data.tape import Tape
+from flashpoint.lab.training import plan
+from flashpoint.lab.training.parallel import Ranks
+from flashpoint.lab.training.parts import build
 from tests import warm
 from tests.conftest import Command, environment, train_command, wait_until
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from flashpoint.linear import Linear
-from flashpoint.precision import Precision, autocast, loss_scale
+from flashpoint.lab.linear import Linear
+from flashpoint.lab.precision import Precision, autocast, loss_scale
 from tests.conftest import Command
 from tests.verdicts import assert_one_line, losses_of, outcome_of
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashpoint.build_config import build_config
-from flashpoint.data.tape import TapeHeader, TapeWriter
 from flashpoint.errors import UserError
 from flashpoint.files import write_json
-from flashpoint.replay import replayed_values, resumed_values
+from flashpoint.lab.build_config import build_config
+from flashpoint.lab.data.tape import TapeHeader, TapeWriter
+from flashpoint.lab.replay import replayed_values, resumed_values
 from flashpoint.runs.folder import RunFolder
 from tests import warm
 from tests.composed import CONFIGS, composed_values

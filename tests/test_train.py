@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from flashpoint.build_config import build_config
+from flashpoint.lab.build_config import build_config
+from flashpoint.lab.training.notices import tell_of_a_small_corpus, tell_what_kind_of_run
 from flashpoint.runs.chain import Chain
 from flashpoint.runs.folder import RunFolder
-from flashpoint.training.notices import tell_of_a_small_corpus, tell_what_kind_of_run
 from tests.composed import CONFIGS, composed_values
 from tests.conftest import TINY, Command, environment
 from tests.verdicts import assert_one_line, losses_of, metrics_of, outcome_of

@@ -27,15 +27,15 @@ def main() -> None:
     phases = {"PyTorch": time.monotonic() - started}
     begun = time.monotonic()
 
-    import flashpoint.cli.train
-    import flashpoint.training.run  # noqa: F401 - the imports of a training
+    import flashpoint.lab.cli.train
+    import flashpoint.lab.training.run  # noqa: F401 - the imports of a training
     from benchmarks.loops import LEARNING_RATE, random_batches, threads
     from benchmarks.rounds import block, synchronize
     from benchmarks.shapes import composed
-    from flashpoint.model import GPT
-    from flashpoint.training.determinism import fix_numerics
-    from flashpoint.training.parallel import Ranks
-    from flashpoint.training.step import OptimizerStep
+    from flashpoint.lab.model import GPT
+    from flashpoint.lab.training.determinism import fix_numerics
+    from flashpoint.lab.training.parallel import Ranks
+    from flashpoint.lab.training.step import OptimizerStep
 
     device, config = torch.device(name), composed(overrides)
     phases["other imports"] = time.monotonic() - begun

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.nanogpt import NanoGPT
-from flashpoint.config import Config
 from flashpoint.hardware import cores
-from flashpoint.model import GPT
-from flashpoint.training.determinism import fix_numerics
-from flashpoint.training.parallel import Ranks
-from flashpoint.training.step import OptimizerStep
+from flashpoint.lab.config import Config
+from flashpoint.lab.model import GPT
+from flashpoint.lab.training.determinism import fix_numerics
+from flashpoint.lab.training.parallel import Ranks
+from flashpoint.lab.training.step import OptimizerStep
 
 LEARNING_RATE = 1e-5
 """Small: random tokens teach nothing, and a loss that is NaN would change what a chip's clock does."""

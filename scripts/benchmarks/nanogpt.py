@@ -1,6 +1,6 @@
 """A GPT-2 after nanoGPT's shape, for a plain loop: PyTorch's attention and layers, no biases, tied embeddings.
 
-It has the parameters of :class:`flashpoint.model.GPT` and none of its code.
+It has the parameters of :class:`flashpoint.lab.model.GPT` and none of its code.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashpoint.config import ModelConfig
+from flashpoint.lab.config import ModelConfig
 
 
 class CausalSelfAttention(nn.Module):

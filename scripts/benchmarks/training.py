@@ -16,8 +16,8 @@ from benchmarks.shapes import TrainingShape, configured
 from benchmarks.shown import Report, heading
 from benchmarks.workers import Ready, Worker
 from flashpoint.cli.table import Cell, Table
-from flashpoint.config import Config
 from flashpoint.errors import UserError, notify
+from flashpoint.lab.config import Config
 
 SHAPES = {"cuda": ["ignite", "gpt2_124m:32"], "cpu": ["laptop"]}
 ATTENTIONS = [

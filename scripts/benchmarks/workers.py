@@ -19,13 +19,13 @@ from torch import nn
 from benchmarks.kernel_groups import profiled
 from benchmarks.loops import Step
 from benchmarks.rounds import block, synchronize
-from flashpoint.config import Config
 from flashpoint.errors import UserError, one_line
+from flashpoint.lab.config import Config
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 """Loops are forks of a process that has made the slow imports, and nothing else: CUDA does not survive a fork. Their
 environment is that of the first loop's start."""
-_CONTEXT.set_forkserver_preload(["torch._inductor.config", "flashpoint.model", "flashpoint.training.step"])
+_CONTEXT.set_forkserver_preload(["torch._inductor.config", "flashpoint.lab.model", "flashpoint.lab.training.step"])
 WARM_UP_STEPS = 6
 """More than the trainer does before it records its step."""
 _PROFILE = "profile"

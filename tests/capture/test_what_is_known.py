@@ -10,11 +10,11 @@ import pytest
 from torch import Tensor
 
 import flashpoint
-from flashpoint.analysis.progress import progress_of
 from flashpoint.drop_in import variant_of
 from flashpoint.errors import UserError
+from flashpoint.lab.analysis.progress import progress_of
+from flashpoint.lab.replay import resumed_values
 from flashpoint.numerics.choices import DeltaError, Rounding
-from flashpoint.replay import resumed_values
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flashpoint.analysis.claims import read_claims
-from flashpoint.cli.claims import FILE
+from flashpoint.lab.analysis.claims import read_claims
+from flashpoint.lab.cli.claims import FILE
 from tests.conftest import REPOSITORY
 from tests.records import call, refusal, rows, write_run
 

@@ -10,9 +10,9 @@ from hydra._internal.hydra import Hydra
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from flashpoint.cli.composition import check_yaml
-from flashpoint.cli.train import main
 from flashpoint.errors import UserError
+from flashpoint.lab.cli.composition import check_yaml
+from flashpoint.lab.cli.train import main
 from tests.composed import CONFIGS
 from tests.conftest import Command
 from tests.verdicts import assert_one_line

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flashpoint.cli.deviation_inputs import captured_inputs
-from flashpoint.deviation.arithmetic import arithmetic
-from flashpoint.deviation.emulated import golden
-from flashpoint.deviation.formats import FP16, TF32
-from flashpoint.deviation.inputs import DRAWN, drawn
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.lab.cli.deviation_inputs import captured_inputs
+from flashpoint.lab.deviation.arithmetic import arithmetic
+from flashpoint.lab.deviation.emulated import golden
+from flashpoint.lab.deviation.formats import FP16, TF32
+from flashpoint.lab.deviation.inputs import DRAWN, drawn
 from tests.records import call, refusal, rows, values
 
 SMALL = ("--length", "16", "--head-size", "16", "--seeds", "3", "--device", "cpu")
@@ -405,7 +405,7 @@ def test_what_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     for place, name in (("engines.baseline", "baseline"), ("pairs.golden", "golden")):
-        monkeypatch.setattr(f"flashpoint.deviation.{place}", allocate)
+        monkeypatch.setattr(f"flashpoint.lab.deviation.{place}", allocate)
         told = refusal(call("deviation", *SMALL))
         assert told == f"error: {name} at 16 tokens: not enough memory; give fewer tokens"
 

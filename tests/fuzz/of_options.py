@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from flashpoint.build_config import keys
+from flashpoint.lab.build_config import keys
 from tests.fuzz.judge import Command, Kind
 
 _SCRIPT = Path(__file__).with_name("train.py")

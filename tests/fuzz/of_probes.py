@@ -114,7 +114,7 @@ _CASES = st.tuples(
 )
 _FILE = """
 import torch
-from flashpoint.probes.attention import Probe
+from flashpoint.lab.probes.attention import Probe
 
 round_and_round = {}
 round_and_round["a"] = round_and_round

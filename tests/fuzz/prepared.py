@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flashpoint.config import DataConfig
-from flashpoint.data.prepare import prepare
 from flashpoint.errors import exit_in_one_line
+from flashpoint.lab.config import DataConfig
+from flashpoint.lab.data.prepare import prepare
 
 
 def main(path: str) -> None:

@@ -5,13 +5,13 @@ import sys
 
 import torch
 
-from flashpoint.config import Config, ModelConfig, ProbesConfig, TrainConfig
 from flashpoint.errors import exit_in_one_line
-from flashpoint.model import GPT
-from flashpoint.probes.runner import ProbeRunner
+from flashpoint.lab.config import Config, ModelConfig, ProbesConfig, TrainConfig
+from flashpoint.lab.model import GPT
+from flashpoint.lab.probes.runner import ProbeRunner
+from flashpoint.lab.training.checkpoints import State
+from flashpoint.lab.training.detector import ExplosionDetector
 from flashpoint.schema import parsed
-from flashpoint.training.checkpoints import State
-from flashpoint.training.detector import ExplosionDetector
 
 
 def main(name: str) -> None:

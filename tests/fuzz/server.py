@@ -27,9 +27,9 @@ def preload() -> None:
     import hydra.main  # noqa: F401
     from hydra import compose, initialize_config_dir
 
-    import flashpoint.cli.train  # noqa: F401
-    from flashpoint.cli.composition import store_schema
+    import flashpoint.lab.cli.train  # noqa: F401
     from flashpoint.files import CONFIGS
+    from flashpoint.lab.cli.composition import store_schema
 
     store_schema()
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from flashpoint.config import BUILT_IN_PROBES
 from flashpoint.hardware import cores
-from flashpoint.probes.built_in import BUILT_IN
+from flashpoint.lab.config import BUILT_IN_PROBES
+from flashpoint.lab.probes.built_in import BUILT_IN
 from tests.fuzz.judge import laid_out, run
 
 ABOUT_SIZE = "the run needs at least "

@@ -5,7 +5,7 @@ import sys
 import types
 from typing import Any
 
-from flashpoint.cli.train import main
+from flashpoint.lab.cli.train import main
 from flashpoint.runs.folder import RunFolder
 
 
@@ -24,8 +24,8 @@ def run(config: Any, _listeners: Any = ()) -> _Outcome:
 
 
 if __name__ == "__main__":
-    stand_in: Any = types.ModuleType("flashpoint.training.run")
+    stand_in: Any = types.ModuleType("flashpoint.lab.training.run")
     stand_in.run = run
-    sys.modules["flashpoint.training.run"] = stand_in
+    sys.modules["flashpoint.lab.training.run"] = stand_in
     os.environ["FLASHPOINT_SWEEP"] = "sweep"
     main(sys.argv[1:])

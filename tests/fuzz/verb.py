@@ -4,9 +4,9 @@ import sys
 from typing import Any
 
 from flashpoint.cli.main import main
+from flashpoint.lab.training import run
+from flashpoint.lab.training.detector import ExplosionDetector
 from flashpoint.runs.outcome import Outcome
-from flashpoint.training import run
-from flashpoint.training.detector import ExplosionDetector
 
 
 def execute(parts: Any, folder: Any, _listeners: Any) -> Outcome:

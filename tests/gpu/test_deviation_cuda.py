@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashpoint.deviation.arithmetic import arithmetic
-from flashpoint.deviation.emulated import Block, flash, golden
-from flashpoint.deviation.formats import BF16
-from flashpoint.deviation.inputs import drawn
+from flashpoint.lab.deviation.arithmetic import arithmetic
+from flashpoint.lab.deviation.emulated import Block, flash, golden
+from flashpoint.lab.deviation.formats import BF16
+from flashpoint.lab.deviation.inputs import drawn
 from tests.records import call, values
 
 pytestmark = pytest.mark.gpu

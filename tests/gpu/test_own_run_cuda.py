@@ -12,7 +12,7 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.probe import Function, probe, results_of
 from flashpoint.diagnosis.verdict import diagnose
-from flashpoint.localize.own import Mixture, OwnLoop, mixed
+from flashpoint.lab.localize.own import Mixture, OwnLoop, mixed
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.select import open_run
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 PRODUCT = """
 import torch
-from flashpoint.probes.attention import Probe
+from flashpoint.lab.probes.attention import Probe
 
 class Product(Probe):
     def measure(self, seen):

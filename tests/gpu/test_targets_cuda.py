@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from flashpoint.config import ModelConfig, Targets
-from flashpoint.model import GPT
+from flashpoint.lab.config import ModelConfig, Targets
+from flashpoint.lab.model import GPT
+from flashpoint.lab.probes.instrumented import InstrumentedPass
+from flashpoint.lab.probes.targets import draw
 from flashpoint.numerics.choices import NEAREST
 from flashpoint.numerics.variant import AttentionVariant
-from flashpoint.probes.instrumented import InstrumentedPass
-from flashpoint.probes.targets import draw
 
 pytestmark = pytest.mark.gpu
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from flashpoint.errors import UserError
-from flashpoint.replay import resumed_values
+from flashpoint.lab.replay import resumed_values
 from flashpoint.runs import archive as module
 from flashpoint.runs.archive import archive, remove
 from flashpoint.runs.folder import RunFolder

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flashpoint.errors import UserError
+from flashpoint.lab.training.digests import state_checksum
 from flashpoint.runs.chain import (
     Chain,
     ChainWriter,
@@ -18,7 +19,6 @@ from flashpoint.runs.chain import (
     loss_differences,
     steps_of_both,
 )
-from flashpoint.training.digests import state_checksum
 
 STEPS = [(2.5, 0.5, 0), (2.25, 0.75, 2**64 - 1), (float("nan"), float("inf"), 7)]
 

@@ -16,11 +16,11 @@ from flashpoint.capture.observation_schedule import ObservationSchedule
 from flashpoint.capture.overflows import Overflows
 from flashpoint.capture.run import WatchedRun
 from flashpoint.capture.values import floats, one_number
-from flashpoint.config import DetectorConfig
-from flashpoint.probes.sentinel import Sentinel
+from flashpoint.lab.config import DetectorConfig
+from flashpoint.lab.probes.sentinel import Sentinel
+from flashpoint.lab.training.detector import ExplosionDetector
+from flashpoint.lab.training.listeners import Metrics
 from flashpoint.runs.outcome import Verdict
-from flashpoint.training.detector import ExplosionDetector
-from flashpoint.training.listeners import Metrics
 
 _SUM = 30.0
 """Nats. The mean loss of a token begins near the logarithm of the vocabulary's size: 12.5 with 256,000 tokens."""

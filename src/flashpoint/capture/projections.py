@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from flashpoint.capture.intercepted_call import Hook, InterceptedCall, with_hooks
-from flashpoint.probes.spectral import largest_eigenvalue
+from flashpoint.lab.probes.spectral import largest_eigenvalue
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ import torch
 import flashpoint
 from flashpoint.capture.batches import on_cpu
 from flashpoint.capture.guard import without_numbers
-from flashpoint.config import DetectorConfig
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import notify
 from flashpoint.files import whole, write_json
+from flashpoint.lab.config import DetectorConfig
+from flashpoint.lab.training.determinism import command_line, hardware_name
+from flashpoint.lab.training.listeners import Listener, Listeners, Metrics
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import MetricsFile
 from flashpoint.runs.outcome import Outcome, Verdict
-from flashpoint.training.determinism import command_line, hardware_name
-from flashpoint.training.listeners import Listener, Listeners, Metrics
 
 
 class WatchedRun:

@@ -9,27 +9,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from flashpoint.build_config import build_config
 from flashpoint.capture.functions import NamedFunction
 from flashpoint.capture.interception import intercept
 from flashpoint.capture.interceptor import Interceptor
-from flashpoint.config import Config
-from flashpoint.data.batches import gather_windows
-from flashpoint.data.tape import Tape
-from flashpoint.deviation.engines import Called, engines_named
 from flashpoint.diagnosis.call import AttentionCall, joined
 from flashpoint.diagnosis.probe import Function
 from flashpoint.errors import UserError, notify
 from flashpoint.files import CONFIGS
+from flashpoint.lab.build_config import build_config
+from flashpoint.lab.config import Config
+from flashpoint.lab.data.batches import gather_windows
+from flashpoint.lab.data.tape import Tape
+from flashpoint.lab.deviation.engines import Called, engines_named
+from flashpoint.lab.probes.instrumented import InstrumentedPass
+from flashpoint.lab.training.checkpoints import verified
+from flashpoint.lab.training.parallel import Ranks
+from flashpoint.lab.training.parts import build
+from flashpoint.lab.training.plan import settle
+from flashpoint.lab.training.step import OptimizerStep
 from flashpoint.numerics.dispatch import flash_fwd
 from flashpoint.numerics.variant import AttentionVariant, kernel_in
-from flashpoint.probes.instrumented import InstrumentedPass
 from flashpoint.runs.folder import RunFolder
-from flashpoint.training.checkpoints import verified
-from flashpoint.training.parallel import Ranks
-from flashpoint.training.parts import build
-from flashpoint.training.plan import settle
-from flashpoint.training.step import OptimizerStep
 
 TOKENS_AT_ONCE = 32_768
 """Tokens of a run that are held at once, and that it is diagnosed on without a word: the bias of δ is small."""

@@ -19,9 +19,9 @@ from torch import nn
 
 from flashpoint.capture.watched import Watch
 from flashpoint.errors import UserError
+from flashpoint.lab.surroundings import TrackingConfig
+from flashpoint.lab.training.listeners import Listener
 from flashpoint.names import check_name
-from flashpoint.surroundings import TrackingConfig
-from flashpoint.training.listeners import Listener
 
 _Wandb = Literal["disabled", "auto", "online", "offline"]
 
@@ -88,7 +88,7 @@ def watch(
         _check_name(name)
     listeners: list[Listener] = []
     if wandb != "disabled":
-        from flashpoint.wandb_tracking.listener import WandbListener
+        from flashpoint.lab.wandb_tracking.listener import WandbListener
 
         listeners.append(WandbListener(TrackingConfig(wandb=wandb, project=project)))
     try:

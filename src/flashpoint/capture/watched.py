@@ -24,11 +24,11 @@ from flashpoint.capture.run import WatchedRun
 from flashpoint.capture.sharding import is_sharded
 from flashpoint.capture.updates import Updates
 from flashpoint.capture.values import LOGGED, gradient_norm, one_number
-from flashpoint.config import DetectorConfig
 from flashpoint.errors import UserError, is_first_process
-from flashpoint.probes.sentinel import LOOKBACK, Sentinel
+from flashpoint.lab.config import DetectorConfig
+from flashpoint.lab.probes.sentinel import LOOKBACK, Sentinel
+from flashpoint.lab.training.listeners import Listener
 from flashpoint.runs.outcome import NO_LOSS
-from flashpoint.training.listeners import Listener
 
 
 class Watch:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flashpoint.analysis.intervals import clopper_pearson, mean_interval, ratio_interval
 from flashpoint.cli.table import Cell
+from flashpoint.lab.analysis.intervals import clopper_pearson, mean_interval, ratio_interval
 
 
 def code(label: str) -> Cell:

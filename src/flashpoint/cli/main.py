@@ -13,27 +13,30 @@ from flashpoint.cli.selection import BAD_RUNS
 from flashpoint.errors import UserError, command_errors, nearest
 
 VERBS = {
-    "train": ("flashpoint.cli.train:command", "Train, record or replay a model; KEY=VALUE sets its configuration."),
+    "train": ("flashpoint.lab.cli.train:command", "Train, record or replay a model; KEY=VALUE sets its configuration."),
     "watch": ("flashpoint.cli.watch:command", "Follow runs that are under way."),
     "runs": ("flashpoint.cli.runs:command", "How runs ended, their rates, hottest heads, recovery and warnings."),
     "compare": ("flashpoint.cli.compare:command", "Whether two runs are equal, or the first step that differs."),
     "survival": (
-        "flashpoint.cli.survival:command",
+        "flashpoint.lab.cli.survival:command",
         "How many runs exploded, and when; against a control or a setting.",
     ),
-    "loss": ("flashpoint.cli.loss:command", "What an attention costs in validation loss."),
-    "series": ("flashpoint.cli.series:command", "Metrics of a run over steps; what departs first before an explosion."),
-    "weights": ("flashpoint.cli.weights:command", "How far weights come apart where runs differ in one thing."),
-    "delta": ("flashpoint.cli.delta:command", "The error of δ by head, layer, attention, weights or targets."),
+    "loss": ("flashpoint.lab.cli.loss:command", "What an attention costs in validation loss."),
+    "series": (
+        "flashpoint.lab.cli.series:command",
+        "Metrics of a run over steps; what departs first in an explosion.",
+    ),
+    "weights": ("flashpoint.lab.cli.weights:command", "How far weights come apart where runs differ in one thing."),
+    "delta": ("flashpoint.lab.cli.delta:command", "The error of δ by head, layer, attention, weights or targets."),
     "deviation": (
-        "flashpoint.cli.deviation:command",
+        "flashpoint.lab.cli.deviation:command",
         "How far attentions are from each other and from FP64, by precision.",
     ),
     "diagnose": ("flashpoint.cli.diagnose:command", "What an attention does wrong, by layer and head."),
-    "localize": ("flashpoint.cli.localize:command", "Which layers, heads and choices made a run explode."),
-    "claims": ("flashpoint.cli.claims:command", "What was claimed of the explosion, and what the evidence says."),
-    "report": ("flashpoint.cli.report:command", "Write a page with figures of runs."),
-    "archive": ("flashpoint.cli.archive:command", "Add runs to the evidence tables."),
+    "localize": ("flashpoint.lab.cli.localize:command", "Which layers, heads and choices made a run explode."),
+    "claims": ("flashpoint.lab.cli.claims:command", "What was claimed of the explosion, and what the evidence says."),
+    "report": ("flashpoint.lab.cli.report:command", "Write a page with figures of runs."),
+    "archive": ("flashpoint.lab.cli.archive:command", "Add runs to the evidence tables."),
 }
 """Verb → its command, as MODULE:ATTRIBUTE, and its line in the list of verbs."""
 

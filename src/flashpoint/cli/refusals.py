@@ -8,8 +8,8 @@ import yaml
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from flashpoint.build_config import key_names
 from flashpoint.errors import UserError, nearest, one_line, printable
+from flashpoint.lab.build_config import key_names
 
 _WANTED = {  # by what OmegaConf says of a value that is none
     "could not be converted to Integer": "a whole number",

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 import click
 import numpy as np
 
-from flashpoint.analysis.early_warning import foretold, warning_of
-from flashpoint.analysis.provenance import provenance
-from flashpoint.analysis.rates import step_milliseconds, throughput
-from flashpoint.analysis.recovery import recovery
 from flashpoint.cli.cells import code, number, share, share_interval, step
 from flashpoint.cli.selection import answered, chosen, format_option, runs_argument
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError
+from flashpoint.lab.analysis.early_warning import foretold, warning_of
+from flashpoint.lab.analysis.provenance import provenance
+from flashpoint.lab.analysis.rates import step_milliseconds, throughput
+from flashpoint.lab.analysis.recovery import recovery
 from flashpoint.runs.run import Run
 
 

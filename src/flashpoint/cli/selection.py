@@ -15,8 +15,8 @@ from flashpoint.errors import UserError, nearest, one_line
 if TYPE_CHECKING:
     import torch
 
-    from flashpoint.analysis.paired import Losses
-    from flashpoint.analysis.survival import Lifetimes
+    from flashpoint.lab.analysis.paired import Losses
+    from flashpoint.lab.analysis.survival import Lifetimes
     from flashpoint.runs.run import Run
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ def tell_of_texts(compared: Iterable[Sequence[Run]], what: str) -> None:
     Args:
         what: what then depends on the text.
     """
-    from flashpoint.analysis.survival import pooled_corpora
+    from flashpoint.lab.analysis.survival import pooled_corpora
 
     if corpora := pooled_corpora(compared):
         told = f"rows are counted or compared over {len(corpora)} texts (corpus {', '.join(corpora)})"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from flashpoint.analysis.progress import cut_short, unended
 from flashpoint.cli.selection import answered
 from flashpoint.errors import UserError
 from flashpoint.files import is_locked, whole
+from flashpoint.lab.analysis.progress import cut_short, unended
 from flashpoint.runs.folder import sweep_lock
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
@@ -118,7 +118,7 @@ def _keep_frame(followed: Followed, once: bool) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from flashpoint.report.live import frame
+    from flashpoint.lab.report.live import frame
 
     console = Console()
     if once:
@@ -138,7 +138,7 @@ def _keep_frame(followed: Followed, once: bool) -> None:
 
 
 def _keep_page(followed: Followed, html: Path, once: bool) -> None:
-    from flashpoint.report.page import page
+    from flashpoint.lab.report.page import page
 
     told = False
     while True:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from flashpoint.deviation.emulated import Block
-    from flashpoint.deviation.formats import Format
-    from flashpoint.deviation.statistics import Unit
+    from flashpoint.lab.deviation.emulated import Block
+    from flashpoint.lab.deviation.formats import Format
+    from flashpoint.lab.deviation.statistics import Unit
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def count(word: str) -> int:
 
 def tile(word: str) -> Block:
     """Return the tile of ``B_rxB_c``."""
-    from flashpoint.deviation.emulated import Block
+    from flashpoint.lab.deviation.emulated import Block
 
     rows, keys = word.split("x")
     return Block(count(rows), count(keys))
@@ -51,13 +51,13 @@ def tile(word: str) -> Block:
 
 def format_of(word: str) -> Format:
     """Return the format of that name."""
-    from flashpoint.deviation.formats import format_named
+    from flashpoint.lab.deviation.formats import format_named
 
     return format_named(word)
 
 
 def unit(word: str) -> Unit:
     """Return the unit of that name."""
-    from flashpoint.deviation.statistics import UNITS
+    from flashpoint.lab.deviation.statistics import UNITS
 
     return {str(unit): unit for unit in UNITS}[word]

@@ -1,4 +1,4 @@
-"""What ``config.json`` holds: the keys of :class:`flashpoint.config.Config`, as runs of all versions store them."""
+"""What ``config.json`` holds: the keys of :class:`flashpoint.lab.config.Config`, as runs of all versions store them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WrapValidator
 
-from flashpoint.config import Config
 from flashpoint.errors import UserError
 from flashpoint.field_types import Count
+from flashpoint.lab.config import Config
 from flashpoint.numerics.choices import DeltaError, Rounding
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint.schema import Kind, Step, kind_of

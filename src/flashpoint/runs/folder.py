@@ -70,7 +70,7 @@ class RunFolder:
 
     @property
     def tape(self) -> Path:
-        """The batch order (:mod:`flashpoint.data.tape`)."""
+        """The batch order (:mod:`flashpoint.lab.data.tape`)."""
         return self.path / "tape.bin"
 
     @property
@@ -94,12 +94,12 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of full checkpoints (:mod:`flashpoint.training.checkpoints`)."""
+        """Folder of full checkpoints (:mod:`flashpoint.lab.training.checkpoints`)."""
         return self.path / "checkpoints"
 
     @property
     def weights(self) -> Path:
-        """Folder of snapshots of the weights alone (:mod:`flashpoint.training.snapshots`)."""
+        """Folder of snapshots of the weights alone (:mod:`flashpoint.lab.training.snapshots`)."""
         return self.path / "weights"
 
     @property
@@ -114,7 +114,7 @@ class RunFolder:
 
     @property
     def branch_log(self) -> Path:
-        """Branches that a localisation has trained, a JSON line each (:mod:`flashpoint.localize.branches`)."""
+        """Branches that a localisation has trained, a JSON line each (:mod:`flashpoint.lab.localize.branches`)."""
         return self.path / "localize.jsonl"
 
     @property

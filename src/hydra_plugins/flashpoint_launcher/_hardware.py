@@ -7,7 +7,7 @@ from typing import Any
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from flashpoint.surroundings import of_hardware
+from flashpoint.lab.surroundings import of_hardware
 
 
 class Hardware:
@@ -18,7 +18,7 @@ class Hardware:
         self._composed = lru_cache(self._compose)  # few kinds, many runs
 
     def of(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """Return the values of :class:`flashpoint.surroundings.HardwareConfig` for a run with these overrides."""
+        """Return the values of :class:`flashpoint.lab.surroundings.HardwareConfig` for a run with these overrides."""
         return self._composed(tuple(filter(of_hardware, overrides)))
 
     def _compose(self, own: tuple[str, ...]) -> dict[str, Any]:

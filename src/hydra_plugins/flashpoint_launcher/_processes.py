@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashpoint.errors import notify
-from flashpoint.training.interrupt import StopRequests
+from flashpoint.lab.training.interrupt import StopRequests
 
 from ._slots import Slot
 from ._sweep import Job, Sweep

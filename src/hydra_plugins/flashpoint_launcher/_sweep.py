@@ -14,9 +14,9 @@ from pydantic import Field
 
 from flashpoint.errors import UserError
 from flashpoint.files import write_json
+from flashpoint.lab.training.admission import check_place
 from flashpoint.runs.folder import RunFolder, sweep_lock
 from flashpoint.schema import Kind, read_json
-from flashpoint.training.admission import check_place
 
 _LONGEST_NAME = 120
 

@@ -19,8 +19,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus
 
 from flashpoint.errors import UserError, notify, one_line
+from flashpoint.lab.training.interrupt import STOPS
 from flashpoint.runs.folder import sweep_lock
-from flashpoint.training.interrupt import STOPS
 
 from ._sweep import own_of
 

@@ -19,8 +19,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from flashpoint.errors import UserError, notify
+from flashpoint.lab.training.interrupt import StopRequests
 from flashpoint.names import check_name
-from flashpoint.training.interrupt import StopRequests
 
 from ._hardware import Hardware
 from ._processes import run_all
@@ -67,7 +67,7 @@ class GpusLauncher(Launcher):
             UserError: a run failed, its log says why; or the sweep is refused, before its first run.
             SystemExit: a signal stopped it, with the signal's status.
         """
-        from flashpoint.progress import progress_bar
+        from flashpoint.lab.progress import progress_bar
 
         if not 1 <= self._runs_per_gpu <= _MOST_RUNS:
             raise UserError(f"hydra.launcher.runs_per_gpu={self._runs_per_gpu}: give 1 or more, {_MOST_RUNS} at most")

@@ -1,0 +1,102 @@
+"""What an attention costs in loss: validation losses at equal steps, in pairs of the same seed, data and experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.errors import UserError
+from flashpoint.lab.analysis.survival import control_of, grouped, lifetimes, pairing
+from flashpoint.runs.run import Run
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Validation losses of one attention's runs at one step."""
+
+    label: str
+    variant: str
+    setting: str
+    losses: NDArray[np.float64]
+    """The losses of the runs that had not exploded by then."""
+    exploded: int
+    """Runs that had."""
+    differences: NDArray[np.float64]
+    """To the control's run of the same seed and data, where there is one."""
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation over seeds; None for fewer than two."""
+        return float(np.std(self.losses, ddof=1)) if len(self.losses) > 1 else None
+
+
+def losses_at(step: int, runs: Sequence[Run], control: str) -> list[Losses]:
+    """Return the losses of each attention after ``step`` optimiser steps, in the order of the first run of each.
+
+    Args:
+        control: label or name of the attention that the others are compared with.
+
+    Raises:
+        UserError: a run that had not exploded by then was not validated there.
+    """
+    groups = grouped(runs)
+    named = {key: lifetimes(key[1], key[0], members) for key, members in groups.items()}
+    losses = {key: _by_pairing(step, members) for key, members in groups.items()}
+    found = []
+    for key, own in losses.items():
+        against = control_of(named[key], list(named.values()), control)
+        differences: list[float] = []
+        if against is not None and against is not named[key]:
+            others = losses[against.setting, against.label]
+            differences = [loss - others[key] for key, loss in own.items() if key in others]
+        exploded = sum(_exploded_before(step, run) for run in groups[key])
+        values = np.array(list(own.values()))
+        found.append(Losses(key[1], named[key].variant, key[0], values, exploded, np.array(differences)))
+    return found
+
+
+def last_common_step(runs: Sequence[Run]) -> int:
+    """Return the last step at which every run that did not explode was validated.
+
+    Raises:
+        UserError: there is none.
+    """
+    stable = [set(validations(run)) for run in runs if run.failed_at is None]
+    if not stable:
+        raise UserError("all of these runs exploded; name a step before their onsets with --at")
+    common = set.intersection(*stable)
+    if not common:
+        raise UserError("no step at which all runs that did not explode were validated; name one with --at")
+    return max(common)
+
+
+def _by_pairing(step: int, runs: Sequence[Run]) -> dict[tuple[object, ...], float]:
+    losses = {}
+    for run in runs:
+        if _exploded_before(step, run):
+            continue
+        known = validations(run)
+        if step not in known:
+            told = ", ".join(f"{at:,}" for at in sorted(known)) or "never"
+            raise UserError(f"{run.where}: not validated after step {step:,} but {told}; choose --at, or train on")
+        losses[pairing(run)] = known[step]
+    return losses
+
+
+def _exploded_before(step: int, run: Run) -> bool:
+    return run.failed_at is not None and run.failed_at < step
+
+
+def validations(run: Run) -> dict[int, float]:
+    """Return the validation loss by the number of steps done."""
+    steps, losses = run.columns.get("val_loss", ([], []))
+    found = {int(step) + 1: float(loss) for step, loss in zip(steps, losses, strict=True)}
+    last = run.outcome
+    # Runs older than val_step: validated at the end, unless interrupted.
+    at = last.get("val_step", None if last.get("interrupted") else last["step"])
+    if at is not None and last["val_loss"] is not None:
+        found[at] = float(last["val_loss"])  # a string where it is no number
+    return found

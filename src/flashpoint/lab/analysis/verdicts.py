@@ -1,0 +1,211 @@
+"""What the evidence says to a claim: the value, its interval and the verdict, computed from the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.errors import UserError
+from flashpoint.lab.analysis.claims import Claim, Deviates, Differs, Explodes, Holds, Interval, Layer, Onset
+from flashpoint.lab.analysis.intervals import clopper_pearson, mean_interval, ratio_interval
+from flashpoint.lab.analysis.quantities import QUANTITIES, of_one_attention
+from flashpoint.lab.analysis.ratios import OnsetRatio, onset_ratios, pairs
+from flashpoint.lab.analysis.survival import lifetimes
+from flashpoint.runs.run import Run
+
+HALF = 0.5
+"""A share is a majority above it."""
+
+
+class Verdict(StrEnum):
+    """What the evidence says to a claim, at the scale of its runs."""
+
+    REPLICATES = "replicates"
+    FAILS = "does not replicate"
+    UNDECIDED = "undecided"
+    NOT_TESTED = "not tested"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the runs of a claim say."""
+
+    verdict: Verdict
+    n: int = 0
+    """Runs, pairs, or seeds with one or more sets of weights behind the value."""
+    count: int | None = None
+    """How many of the n are as the claim says; None where the value is a mean."""
+    value: float | None = None
+    """The share, or the mean in the unit of the quantity; None without any n."""
+    low: float | None = None
+    """Lower end of the 95 % interval; None for the mean of one value."""
+    high: float | None = None
+    """Upper end of the 95 % interval; None for the mean of one value."""
+    left_out: int = 0
+    """Runs that could not say: too short, tied with their pair, without an explosion, or without a value."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many runs are as a claim says."""
+
+    count: int
+    of: int
+    """The runs that could say."""
+    left_out: int
+    """The runs that could not."""
+
+
+def majority(count: int, of: int) -> Verdict:
+    """Judge a share by its 95 % Clopper–Pearson interval.
+
+    Returns:
+        ``replicates`` for an interval above one half, ``does not replicate`` for one below, or else ``undecided``;
+        ``not tested`` without any run. For pairs this is the two-sided sign test at 5 %.
+    """
+    if not of:
+        return Verdict.NOT_TESTED
+    return within(*clopper_pearson(count, of), above=HALF)
+
+
+def within(low: float, high: float, above: float | None = None, below: float | None = None) -> Verdict:
+    """Judge an interval from ``low`` to ``high`` by bounds.
+
+    Returns:
+        ``replicates`` for an interval inside the bounds, ``does not replicate`` for one wholly outside, or else
+        ``undecided``.
+    """
+    floor, ceiling = -np.inf if above is None else above, np.inf if below is None else below
+    if floor < low and high < ceiling:
+        return Verdict.REPLICATES
+    return Verdict.FAILS if high < floor or ceiling < low else Verdict.UNDECIDED
+
+
+def exploded(runs: Sequence[Run], steps: int | None = None) -> Tally:
+    """Count the runs that exploded within ``steps`` steps, or within their own length.
+
+    A run that exploded later is one that did not. A stable run of fewer steps is left out.
+
+    Raises:
+        UserError: two runs are one experiment, a run is a branch, or the runs have several attentions.
+    """
+    of_one_attention(runs)
+    lifetimes(runs[0].title, "", runs)  # refuses what is no life of its own
+    horizon = np.inf if steps is None else steps
+    failed = [run.failed_at for run in runs]
+    count = sum(at is not None and at < horizon for at in failed)
+    short = sum(at is None and run.outcome["step"] < (steps or 0) for at, run in zip(failed, runs, strict=True))
+    return Tally(count, len(runs) - short, short)
+
+
+def held(runs: Sequence[Run], steps: int) -> Tally:
+    """Count the runs that did not explode within ``steps`` steps. A stable run of fewer steps is left out.
+
+    Raises:
+        UserError: as :func:`exploded`.
+    """
+    tally = exploded(runs, steps)
+    return Tally(tally.of - tally.count, tally.of, tally.left_out)
+
+
+def compared(ratios: Sequence[OnsetRatio], kind: Literal["earlier", "later"]) -> Tally:
+    """Count the runs whose onset is earlier, or later, than their pair's.
+
+    A run that held beyond its pair's onset is later, one whose pair held beyond its own is earlier. Pairs that cannot
+    say are left out (:attr:`.OnsetRatio.later`).
+    """
+    found = [one.later for one in ratios]
+    of = len(found) - found.count(None)
+    return Tally(found.count(kind == "later"), of, len(found) - of)
+
+
+def in_layer(runs: Sequence[Run], layer: int) -> Tally:
+    """Count the explosions whose W_Q is largest in this layer (from 1). Runs without an explosion are left out.
+
+    Raises:
+        UserError: a run has not measured the norm of W_Q, or as :func:`exploded`.
+    """
+    of_one_attention(runs)
+    lifetimes(runs[0].title, "", runs)  # refuses what is no life of its own
+    layers = [run.hottest_head[0] for run in runs if run.onset is not None]
+    return Tally(layers.count(layer), len(layers), len(runs) - len(layers))
+
+
+def judge(claim: Claim, runs: Sequence[Run], against: Sequence[Run] = ()) -> Finding:
+    """Judge a claim by its runs, or by a computation that needs none.
+
+    Args:
+        claim: the claim.
+        runs: the runs that ``claim.runs`` names.
+        against: the runs that ``claim.against`` names.
+
+    Returns:
+        The finding. Where it needs runs, and has none or none that could say, its verdict is ``not tested``.
+
+    Raises:
+        UserError: the runs are not of the form that the criterion needs, or have not measured what it asks.
+    """
+    if not runs and not isinstance(claim.criterion, Deviates | Differs):
+        return Finding(Verdict.NOT_TESTED)
+    match claim.criterion:
+        case Explodes(steps=steps):
+            finding = _counted(exploded(runs, steps))
+        case Holds(steps=steps):
+            finding = _counted(held(runs, steps))
+        case Onset(kind=kind):
+            finding = _counted(compared(_ratios(runs, against), kind))
+        case Layer(layer=layer):
+            finding = _counted(in_layer(runs, layer))
+        case Interval() as asked:
+            quantity = QUANTITIES[asked.quantity]
+            values = quantity.values(runs, against, asked)
+            left_out = 0 if quantity.by_seed else len(runs) - len(values)
+            finding = _averaged(values, asked, quantity.ratio, left_out)
+        case Deviates() as asked:
+            from flashpoint.lab.analysis.isolated import distances_over_baseline  # which imports PyTorch
+
+            finding = _averaged(distances_over_baseline(asked), asked, ratio=True)
+        case Differs() as asked:
+            from flashpoint.lab.analysis.isolated import differences_over_others
+
+            finding = _averaged(differences_over_others(asked), asked, ratio=True)
+        case None:
+            raise AssertionError("a claim with runs has a criterion")
+    return finding
+
+
+def _counted(tally: Tally) -> Finding:
+    if not tally.of:
+        return Finding(Verdict.NOT_TESTED, left_out=tally.left_out)
+    low, high = clopper_pearson(tally.count, tally.of)
+    share = tally.count / tally.of
+    return Finding(majority(tally.count, tally.of), tally.of, tally.count, share, low, high, tally.left_out)
+
+
+def _averaged(
+    values: NDArray[np.float64], asked: Interval | Deviates | Differs, ratio: bool = False, left_out: int = 0
+) -> Finding:
+    if not len(values):
+        return Finding(Verdict.NOT_TESTED, left_out=left_out)
+    if ratio:
+        mean, ends = ratio_interval(values)
+    else:
+        mean, half = mean_interval(values)
+        ends = None if half is None else (mean - half, mean + half)
+    if ends is None:
+        return Finding(Verdict.UNDECIDED, 1, value=mean, left_out=left_out)
+    verdict = within(*ends, asked.above, asked.below)
+    return Finding(verdict, len(values), None, mean, *ends, left_out)
+
+
+def _ratios(runs: Sequence[Run], against: Sequence[Run]) -> list[OnsetRatio]:
+    groups = onset_ratios(pairs(runs, against))
+    if len(groups) > 1:
+        told = "; ".join(f"{label} {setting}".strip() for setting, label in groups)
+        raise UserError(f"{len(groups)} attentions or settings: {told}; name runs of one of them")
+    return [ratio for by_seed in groups.values() for ratio in by_seed.values()]

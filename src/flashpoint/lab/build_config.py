@@ -1,0 +1,90 @@
+"""A run's configuration from composed values, the schema that Hydra composes them by, and the list of its keys."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import field
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from flashpoint.errors import UserError
+from flashpoint.lab.config import (
+    CheckpointsConfig,
+    Config,
+    DataConfig,
+    DetectorConfig,
+    ModelConfig,
+    ProbesConfig,
+    TrainConfig,
+)
+from flashpoint.lab.surroundings import HardwareConfig, TrackingConfig
+from flashpoint.numerics.named import resolved
+from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.typed import Key, in_one_line, keys_of, require_text, structured_config
+
+_SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "train": TrainConfig,
+    "detector": DetectorConfig,
+    "probes": ProbesConfig,
+    "checkpoints": CheckpointsConfig,
+    "tracking": TrackingConfig,
+}
+
+
+def keys() -> Iterator[Key]:
+    """Return every key but those of ``attn``, in the order of their fields; a section that has a mark is one of
+    them."""
+    yield from keys_of(Config)
+    for name, section in {**_SECTIONS, "hardware": HardwareConfig}.items():
+        yield from keys_of(section, f"{name}.")
+
+
+def key_names() -> list[str]:
+    """Return the name of every group and key that ``flashpoint train`` takes, of ``attn`` those of the first level."""
+    choices = (f"attn.{field.name}" for field in dataclasses.fields(AttentionVariant))
+    return ["attn", "experiment", "hardware", *_SECTIONS, *(key.name for key in keys()), *choices]
+
+
+def hydra_schema() -> type:
+    """Return ``Config``, and ``hardware`` beside it, as a structured config: Hydra refuses unknown keys and wrong types
+    by name."""
+    hardware = structured_config(HardwareConfig)
+    beside = [("hardware", hardware, field(default_factory=hardware))]
+    return dataclasses.make_dataclass("Composed", beside, bases=(structured_config(Config),))
+
+
+def build_config(values: dict[str, Any], variants_dir: Path) -> Config:
+    """Validate composed values.
+
+    Args:
+        values: plain containers, the shape of ``Config``; ``attn.elsewhere`` may be a variant's name.
+        variants_dir: the ``attn`` group's folder, where such a name is looked up.
+
+    Raises:
+        UserError: naming the field and the remedy.
+    """
+    require_text(values)
+    for name in ("attn", *_SECTIONS):
+        if not isinstance(values.get(name), dict):
+            raise UserError(f"{name}={values.get(name)}: a group of keys, each to be set by itself")
+    values = dict(values)
+    elsewhere = values["attn"].get("elsewhere")
+    if not isinstance(elsewhere, str | dict | None):
+        raise UserError(f"attn.elsewhere={elsewhere}: no variant; give a name, e.g. attn.elsewhere=flash_fp32")
+    where, cls = "", cast(type, Config)
+    try:
+        values["attn"] = resolved(values["attn"], variants_dir)
+        for name, section in _SECTIONS.items():
+            where, cls = f"{name}.", section
+            values[name] = section(**values[name])
+        where, cls = "", Config
+        return Config(**values)
+    except ValidationError as error:
+        raise UserError(in_one_line(error, cls, where)) from error
+    except (ValueError, TypeError) as error:
+        raise UserError(str(error)) from error

@@ -1,0 +1,203 @@
+"""``flashpoint claims``: what was claimed about the failure, and what the evidence says to each claim."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from flashpoint.cli.cells import code, share, share_interval
+from flashpoint.cli.selection import answered, format_option
+from flashpoint.cli.table import Cell, Table, show
+from flashpoint.errors import UserError
+from flashpoint.lab.analysis.claims import (
+    Claim,
+    Criterion,
+    Deviates,
+    Differs,
+    EmulatedSetting,
+    Explodes,
+    Holds,
+    Interval,
+    Layer,
+    Onset,
+    read_claims,
+)
+from flashpoint.lab.analysis.provenance import provenance
+from flashpoint.lab.analysis.quantities import QUANTITIES
+from flashpoint.lab.analysis.verdicts import Finding, Verdict, judge
+from flashpoint.runs.run import Run
+from flashpoint.runs.select import select_runs
+from flashpoint.runs.tables import EVIDENCE, Evidence
+
+RUNS = Path("runs")
+FILE = RUNS / EVIDENCE / "claims.yaml"
+SOURCES = {"paper": "Qiu & Yao", "golden": "Golden et al.", "ours": "flashpoint"}
+"""Sources as the file has them → as tables have them."""
+
+_COLUMNS = ("id", "claim", "source", "scale", "criterion", "n", "value", "95 % interval", "verdict")
+
+
+def table(found: Sequence[tuple[Claim, Finding]], others: Sequence[tuple[Claim, Finding]] = ()) -> Table:
+    """Return a row for each claim found, in the order of the file, and a line with the number of each verdict, which
+    counts the other claims, too."""
+    rows = [
+        [
+            code(claim.id),
+            claim.claim,
+            ", ".join(filter(None, (SOURCES[claim.source], claim.where))),
+            claim.scale,
+            criterion(claim),
+            Cell(finding.n, f"{finding.n or ''}"),
+            value(claim, finding),
+            interval(claim, finding),
+            finding.verdict.value,
+        ]
+        for claim, finding in found
+    ]
+    every = [*found, *others]
+    verdicts = Counter(finding.verdict for _, finding in every)
+    told = ", ".join(f"{verdict} {verdicts[verdict]}" for verdict in Verdict)
+    chosen = f" {len(found)} of them are shown." if others else ""
+    return Table(_COLUMNS, rows, f"Of {len(every)} claims: {told}.{chosen}")
+
+
+def criterion(claim: Claim) -> str | None:
+    """Return the criterion in words; None for a claim without one."""
+    told = None
+    match claim.criterion:
+        case Explodes(steps=steps):
+            told = "most explode" if steps is None else f"most explode within {steps:,} steps"
+        case Holds(steps=steps):
+            told = f"most hold for {steps:,} steps"
+        case Onset(kind=kind):
+            told = f"most explode {kind}, paired by seed"
+        case Layer(layer=layer):
+            told = f"most explosions have their largest W_Q in layer {layer}"
+        case Interval() as asked:
+            after = "" if asked.step is None else f" after {asked.step:,} steps"
+            told = f"{QUANTITIES[asked.quantity].told}{after}: {_bounds(asked)}"
+        case Deviates() as asked:
+            told = f"largest deviation of O from FP64, flash over baseline: {_bounds(asked)}"
+        case Differs() as asked:
+            settings = f"at {_setting(asked.of, asked.over)}, over that at {_setting(asked.over, asked.of)}"
+            told = f"largest difference of O between flash and baseline {settings}: {_bounds(asked)}"
+    return told
+
+
+def _setting(one: EmulatedSetting, other: EmulatedSetting) -> str:
+    """Return what a setting has that the other has not."""
+    tiles = (one.rows, one.keys) != (other.rows, other.keys)
+    parts = [
+        one.precision.upper() if one.precision != other.precision else "",
+        f"T {one.length:,}" if one.length != other.length else "",
+        f"B_r × B_c {one.rows} × {one.keys}" if tiles else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _bounds(asked: Interval | Deviates | Differs) -> str:
+    bounds = {"above": asked.above, "below": asked.below}
+    return " and ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
+
+
+def _form(asked: Criterion | None) -> str | None:
+    """Return the format of a mean; None for a criterion that counts."""
+    match asked:
+        case Interval(quantity=quantity):
+            return QUANTITIES[quantity].form
+        case Deviates() | Differs():
+            return ".2f"
+    return None
+
+
+def value(claim: Claim, finding: Finding) -> Cell | None:
+    """Return the value: a count with the runs left out, or a mean."""
+    left_out = f", {finding.left_out} left out" if finding.left_out else ""
+    if finding.count is not None:
+        counted = share(finding.count, finding.n)
+        return Cell({**counted.value, "left out": finding.left_out}, f"{counted.text}{left_out}")
+    form = _form(claim.criterion)
+    return None if finding.value is None or form is None else Cell(finding.value, f"{finding.value:{form}}{left_out}")
+
+
+def interval(claim: Claim, finding: Finding) -> Cell | None:
+    """Return the 95 % interval, in percent of a count or in the unit of a mean; None where there is none."""
+    if finding.low is None or finding.high is None:
+        return None
+    if finding.count is not None:
+        return share_interval(finding.count, finding.n)
+    form = _form(claim.criterion)
+    assert form is not None
+    return Cell({"low": finding.low, "high": finding.high}, f"{finding.low:{form}} to {finding.high:{form}}")
+
+
+class Runs:
+    """The runs that words name. The evidence is read once for all of them."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, Run] = {}
+        """Every run named so far, by where it is."""
+        self._evidence = Evidence(RUNS / EVIDENCE)
+
+    def judge(self, claim: Claim) -> Finding:
+        """Judge a claim. Raises UserError with the key at fault."""
+        runs = self._named("runs", claim.runs or ())
+        against = self._named("criterion.against", claim.against if runs else ())
+        try:
+            return judge(claim, runs, against)
+        except UserError as error:
+            raise UserError(f"runs: {error}") from error
+
+    def _named(self, key: str, words: Sequence[str]) -> list[Run]:
+        try:
+            runs = {run.where: run for run in select_runs(words, RUNS, self._evidence)}  # each once
+            for run in runs.values():
+                _ = run.config, run.manifest, run.outcome
+        except (UserError, OSError) as error:
+            raise UserError(f"{key}: {error}; name runs that are there, or none") from error
+        self.all |= runs
+        return list(runs.values())
+
+
+@click.command("claims")
+@click.option("--source", type=click.Choice(list(SOURCES)), help="Whose claims: Qiu & Yao's, Golden et al.'s, or ours.")
+@click.option("--short", is_flag=True, help="Only the claims marked with short: true; the count of verdicts is of all.")
+@click.option(
+    "--file",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=FILE,
+    show_default=True,
+    metavar="FILE.yaml",
+    help="The file of claims.",
+)
+@format_option
+def command(source: str | None, short: bool, path: Path, form: str) -> None:
+    """Print what was claimed about the explosion, and what the evidence says to each claim.
+
+    The file holds the claims, their runs and their criteria. Values, intervals and verdicts are computed from the runs.
+    A verdict is of the scale in its row, and of no other.
+
+    A share replicates where its 95 % interval (Clopper-Pearson) lies above one half, and does not where it lies below.
+    A mean replicates where its 95 % interval (Student's t) lies within the bounds, and does not where it lies outside.
+    Everything else is undecided. A claim without the runs that it needs is not tested.
+    """
+    claims = [claim for claim in read_claims(path) if source in (None, claim.source)]
+    shown = [claim for claim in claims if claim.short or not short]
+    if not shown:
+        raise UserError(f"{path}: no such claims; drop --source or --short")
+    runs = Runs()
+
+    def judged(claim: Claim) -> Finding:
+        try:
+            return runs.judge(claim)
+        except UserError as error:
+            raise UserError(f"{path}: {claim.id}: {error}") from error
+
+    found = answered(shown, judged)
+    heading = provenance(list(runs.all.values())) if runs.all else "no runs"
+    others = answered([claim for claim in claims if claim not in shown], judged)
+    show(table(found, others), form, heading)

@@ -1,0 +1,77 @@
+"""``flashpoint loss``: what an attention costs in validation loss."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+import numpy as np
+
+from flashpoint.cli.cells import code, interval, mean, number
+from flashpoint.cli.selection import (
+    CONTROL,
+    control_option,
+    ended,
+    format_option,
+    refuse_unknown_control,
+    runs_argument,
+    tell_of_texts,
+)
+from flashpoint.cli.table import Table, show
+from flashpoint.lab.analysis.paired import Losses, last_common_step, losses_at
+from flashpoint.lab.analysis.provenance import provenance
+from flashpoint.lab.analysis.survival import side_by_side
+
+
+def table(found: Sequence[Losses], after: int, control: str) -> Table:
+    """Return a row for each attention; rows of other settings than the usual ones name them."""
+    settings = any(losses.setting for losses in found)
+    columns = ["attention", "runs", "exploded before", f"validation loss after {after:,} steps", "spread over seeds"]
+    columns += ["pairs", f"minus {control}", "95 % interval"]
+    rows = []
+    for losses in sorted(found, key=lambda losses: losses.setting):
+        pairs = len(losses.differences)
+        rows.append(
+            [
+                *([losses.setting] if settings else []),
+                code(losses.label),
+                len(losses.losses),
+                losses.exploded,
+                number(float(np.mean(losses.losses)) if len(losses.losses) else None, ".4f"),
+                number(losses.spread, ".4f"),
+                pairs or None,
+                *((mean(losses.differences, "+.4f"), interval(losses.differences, "+.4f")) if pairs else (None, None)),
+            ]
+        )
+    return Table([*(["setting"] if settings else []), *columns], rows)
+
+
+@click.command("loss")
+@runs_argument
+@click.option("--at", type=click.IntRange(1), metavar="STEPS", help="Default: the last that all stable runs have.")
+@control_option("compare with")
+@format_option
+def command(words: tuple[str, ...], at: int | None, control: str | None, form: str) -> None:
+    """Compare validation losses after equal numbers of steps, a row for each attention.
+
+    The difference is to the control's run of the same seed, data and experiment, with its 95 % interval over seeds
+    (Student's t). A run that had exploded by then has no loss to compare: it is counted, and left out.
+    """
+    runs = ended(words, metrics=True)
+    after, against = at or last_common_step(runs), control or CONTROL
+    found = losses_at(after, runs, against)
+    refuse_unknown_control(control, found)
+    show(table(found, after, against), form, provenance(runs))
+    tell_of_texts(side_by_side(runs), "loss")
+    if len(found) > 1 and not any(len(losses.differences) for losses in found):
+        print(_why_no_pairs(found, after, against), file=sys.stderr)
+
+
+def _why_no_pairs(found: Sequence[Losses], after: int, control: str) -> str:
+    of_control = [losses for losses in found if control in (losses.label, losses.variant)]
+    if of_control and not any(len(losses.losses) for losses in of_control):
+        told = f"all runs of {control} had exploded before step {after:,}"
+        return f"{told}; give an earlier step with --at, or choose another --control"
+    told = f"no {control} of the same seed, data and experiment among these runs to compare with"
+    return f"{told}; choose one with --control"

@@ -1,0 +1,29 @@
+"""``flashpoint report``: a page of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from flashpoint.cli.selection import ended, runs_argument
+from flashpoint.errors import UserError
+
+
+@click.command("report")
+@runs_argument
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder. Default: report/ in the run's folder; of several runs comparison/ in that of the first.",
+)
+def command(words: tuple[str, ...], out: Path | None) -> None:
+    """Write one HTML file that opens without a network, and its figures as PNG. Several runs stand side by side."""
+    from flashpoint.lab.report.page import write_report
+
+    runs = ended(words, metrics=True)
+    if out is None:
+        if runs[0].folder is None:
+            raise UserError(f"{runs[0].where}: in a table, which holds no report; choose its folder with --out")
+        out = runs[0].folder.path / ("report" if len(runs) == 1 else "comparison")  # the first keeps its own page
+    click.echo(write_report(runs, out))

@@ -1,0 +1,153 @@
+"""``flashpoint train``: train, record or replay one GPT-2. Hydra takes everything after ``train``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from flashpoint.cli.process import quick_end
+from flashpoint.cli.refusals import refusal
+from flashpoint.errors import UserError, exit_in_one_line, is_first_process, notify, readers_may_leave
+from flashpoint.files import CONFIGS
+from flashpoint.hardware import refuse_another_gpu, refuse_unusable_gpu
+from flashpoint.lab.build_config import build_config
+from flashpoint.lab.cli.composition import (
+    CONFIG,
+    check_files_as_hydra_reads_them,
+    checked_arguments,
+    compose_once,
+    store_schema,
+)
+from flashpoint.lab.config import Config
+from flashpoint.lab.surroundings import HardwareConfig, of_hardware
+from flashpoint.lab.training.admission import admit
+
+if TYPE_CHECKING:
+    from flashpoint.runs.outcome import Outcome
+
+SWEEP = os.environ.setdefault("FLASHPOINT_SWEEP", time.strftime("sweep_%Y-%m-%d_%H-%M-%S"))
+"""Group of the runs of one multirun in W&B; processes that it starts inherit it."""
+WANTS_TRACEBACK = os.environ.setdefault("FLASHPOINT_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR", "0")) == "1"
+"""Whether the user wants them; processes that this one starts inherit both, and ``main`` sets the latter for Hydra."""
+
+
+@hydra.main(config_path=str(CONFIGS), config_name=CONFIG, version_base="1.3")
+def train(composed: DictConfig) -> None:
+    multirun = HydraConfig.get().mode == RunMode.MULTIRUN
+    try:
+        # The launcher of a sweep takes a run's error as it is, and goes on with the next run.
+        with nullcontext() if multirun or WANTS_TRACEBACK else exit_in_one_line():
+            if not multirun and (launcher := HydraConfig.get().runtime.choices["hydra/launcher"]) != "basic":
+                raise UserError(f"hydra/launcher={launcher}: launches the runs of a sweep, and one run is none; add -m")
+            outcome = _run(configured(composed, group=SWEEP if multirun else None))
+    except Exception:
+        if multirun or WANTS_TRACEBACK:
+            raise
+        traceback.print_exc()  # an error of ours, which is not to be told as bad input
+        sys.exit(1)
+    if outcome.interrupted:
+        notify(f"stopped; {shlex.join(['flashpoint', 'train', f'resume={outcome.run}'])} goes on with it")
+    if is_first_process():
+        print(outcome.line(), flush=True)
+    if outcome.interrupted:
+        sys.exit(128 + signal.Signals[outcome.interrupted])
+
+
+def configured(composed: DictConfig, group: str | None) -> Config:
+    """Return the configuration of the run that Hydra composed, judged against this machine.
+
+    Args:
+        group: of the run in W&B unless the configuration names one.
+
+    Raises:
+        UserError: it is not one of a run, or this machine cannot do the run.
+    """
+    try:
+        values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
+        refuse_another_gpu(HardwareConfig(**values.pop("hardware")).gpu)  # where, and not what: no part of the run
+        given = HydraConfig.get().overrides.task
+        overrides = [override for override in given if not of_hardware(override)]
+        if values.get("replay") is not None:
+            from flashpoint.lab.replay import replayed_values
+
+            values = replayed_values(values, overrides)
+        elif values.get("resume") is not None:
+            from flashpoint.lab.replay import resumed_values
+
+            values = resumed_values(values, overrides)
+        config = build_config(values, CONFIGS / "attn")
+        tracking = replace(config.tracking, group=config.tracking.group or group)
+        config = replace(config, tracking=tracking)
+        admit(config)
+    except Exception as error:
+        if WANTS_TRACEBACK:
+            raise
+        raise refusal(error) from error
+    return config
+
+
+def _run(config: Config) -> Outcome:
+    # Imported late: neither --help nor bad input is to wait for PyTorch.
+    from flashpoint.lab.cli.listeners import default_listeners
+    from flashpoint.lab.training.run import run
+
+    refuse_unusable_gpu(config.train.device)
+    return run(config, default_listeners(config.tracking))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run ``train`` with the preset for this hardware.
+
+    Args:
+        arguments: for Hydra.
+    """
+    store_schema()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of printing several lines
+    try:
+        with nullcontext() if WANTS_TRACEBACK else exit_in_one_line(), readers_may_leave():
+            check_files_as_hydra_reads_them()
+            compose_once()
+            try:
+                # The launcher of a sweep starts this file with the arguments of a run.
+                sys.argv = [__file__, *checked_arguments(arguments)]
+                train()
+            except BrokenPipeError:
+                raise
+            except Exception as error:  # errors of ours end the process in train()
+                if WANTS_TRACEBACK:
+                    raise
+                raise refusal(error) from error
+    except KeyboardInterrupt as interrupt:
+        how = str(interrupt) or "what was prepared stays, and the same command goes on from there"
+        print(f"interrupted; {how}", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+
+
+@click.command(
+    "train",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(arguments: tuple[str, ...]) -> None:
+    """Train, record or replay a model; KEY=VALUE sets its configuration."""
+    main(arguments)
+
+
+if __name__ == "__main__":
+    with quick_end():
+        main(sys.argv[1:])

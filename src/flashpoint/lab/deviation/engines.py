@@ -1,0 +1,230 @@
+"""What computes an attention: the emulated ones, this package's variants, PyTorch's, and a function of the user's."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flashpoint import user_code
+from flashpoint.errors import UserError, one_line
+from flashpoint.files import CONFIGS
+from flashpoint.lab.deviation.arithmetic import Arithmetic
+from flashpoint.lab.deviation.emulated import Block, Inputs, Results, baseline, flash
+from flashpoint.lab.deviation.formats import Format
+from flashpoint.numerics import dispatch
+from flashpoint.numerics.named import variant_named, variant_names
+from flashpoint.numerics.variant import AttentionVariant
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""PyTorch's types of the formats that engines outside the emulation can compute in."""
+BACKENDS = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+"""Backends of ``scaled_dot_product_attention``, by their names as engines after ``sdpa:``."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How an attention is computed."""
+
+    compute: Arithmetic
+    block: Block
+    causal: bool
+    backward: bool
+    """Whether gradients are asked for."""
+
+
+class Engine(Protocol):
+    """Computes an attention."""
+
+    @property
+    def name(self) -> str:
+        """What the user calls it."""
+
+    @property
+    def emulated(self) -> bool:
+        """Whether it computes in the arithmetic of the setting."""
+
+    @property
+    def tiled(self) -> bool:
+        """Whether the block of the setting matters."""
+
+    def compute(self, inputs: Inputs, setting: Setting) -> Results:
+        """Compute on float64 inputs with numbers of the precision. Raises UserError if it cannot."""
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """Baseline or flash attention in an emulated precision."""
+
+    name: str
+    tiled: bool
+    emulated: bool = True
+
+    def compute(self, inputs: Inputs, setting: Setting) -> Results:
+        """See :class:`Engine`."""
+        how = {"causal": setting.causal, "backward": setting.backward}
+        if self.tiled:
+            return flash(inputs, setting.compute, setting.block, **how)
+        return baseline(inputs, setting.compute, **how)
+
+
+Call = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor | None]]
+"""q, k, v [B, H, T, d], whether it is causal and α, to O [B, H, T, d] and L [B, H, T] or None."""
+
+
+@dataclass(frozen=True)
+class Called:
+    """An attention that takes tensors of a PyTorch type and has gradients by autograd. It tells no δ."""
+
+    name: str
+    call: Call
+    formats: Sequence[str] = tuple(DTYPES)
+    """Names of the formats it takes."""
+    emulated: bool = False
+    tiled: bool = False
+
+    def compute(self, inputs: Inputs, setting: Setting) -> Results:
+        """See :class:`Engine`."""
+        precision = setting.compute.precision.name
+        if precision not in self.formats:
+            raise UserError(f"{self.name}: computes in {', '.join(self.formats)}, not {precision}; change --precision")
+        given = (x.to(DTYPES[precision], copy=True) for x in (inputs.q, inputs.k, inputs.v))  # it may write to them
+        q, k, v = (x.requires_grad_(setting.backward) for x in given)
+        out, logsumexp = self.call(q, k, v, setting.causal, inputs.alpha)
+        if out.shape != q.shape:
+            raise UserError(f"{self.name}: returns {list(out.shape)} for q of {list(q.shape)}; return O of q's shape")
+        values = {"O": out.detach().double()}
+        if logsumexp is not None:
+            values["L"] = logsumexp.detach().double()
+        if setting.backward and out.requires_grad:
+            gradients = self._gradients(out, (q, k, v), inputs.grad_out)
+            values |= dict(zip(("dQ", "dK", "dV"), (x.double() for x in gradients), strict=True))
+        return Results(values)
+
+    def _gradients(self, out: Tensor, of: tuple[Tensor, Tensor, Tensor], grad_out: Tensor) -> tuple[Tensor, ...]:
+        try:
+            return torch.autograd.grad(out, of, grad_out.to(out.dtype))
+        except RuntimeError as error:
+            if "alloc" in str(error):
+                raise
+            raise UserError(f"{self.name}: its backward pass fails: {_reason(error)}; ask for --of O alone") from error
+
+
+def engines_named(words: Sequence[str], precisions: Sequence[Format], device: torch.device) -> list[Engine]:
+    """Return the engines that the words name, each once.
+
+    Args:
+        words: ``baseline`` or ``flash``; ``sdpa:BACKEND``, or ``sdpa:all`` for each that is available; a variant's
+            name; ``FILE.py:FUNCTION``, which takes q, k, v and is_causal and returns O.
+        precisions: those that a backend of ``sdpa:all`` has to take on the device.
+
+    Raises:
+        UserError: a word names none.
+    """
+    found: list[Engine] = []
+    for word in dict.fromkeys(words):
+        if word == "sdpa:all":
+            dtypes = [DTYPES[one.name] for one in precisions if one.name in DTYPES]
+            found += [_sdpa(name) for name in BACKENDS if all(_available(name, dtype, device) for dtype in dtypes)]
+        else:
+            found.append(_named(word))
+    return list({engine.name: engine for engine in found}.values())
+
+
+def engine_of(variant: AttentionVariant, name: str) -> Engine:
+    """Return the engine that computes a variant: its kernels on a GPU, the PyTorch attention elsewhere."""
+    if variant.kernel == "sdpa":
+        return Called(name, _pytorchs, ("bf16", "fp16", "fp32"))
+    return Called(name, _of_variant(variant), ("bf16", "fp32"))
+
+
+def _named(word: str) -> Engine:
+    if word in ("baseline", "flash"):
+        return Emulated(word, tiled=word == "flash")
+    if word.startswith("sdpa:") and word.removeprefix("sdpa:") in BACKENDS:
+        return _sdpa(word.removeprefix("sdpa:"))
+    if ".py:" in word:
+        return Called(word, _function(word))
+    variants = CONFIGS / "attn"
+    if (variants / f"{word}.yaml").is_file():
+        return engine_of(variant_named(word, variants), word)
+    backends = ", ".join(f"sdpa:{name}" for name in (*BACKENDS, "all"))
+    names = ", ".join(variant_names(variants))
+    raise UserError(f"{word}: no such engine; give flash, baseline, {backends}, FILE.py:FUNCTION, or of {names}")
+
+
+def _of_variant(variant: AttentionVariant) -> Call:
+    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor | None]:
+        key = torch.zeros(2, dtype=torch.int64, device=q.device)
+        out, logsumexp, *_ = dispatch.flash_fwd(
+            q, k, v, variant, layer=1, seed_and_step=key, causal=causal, scale=scale
+        )
+        return out, None if variant.center_keys else logsumexp  # that of centred scores is another number
+
+    return call
+
+
+def _pytorchs(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, None]:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale), None
+
+
+def _sdpa(backend: str) -> Called:
+    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor | None]:
+        try:
+            with warnings.catch_warnings(), sdpa_kernel(BACKENDS[backend]):
+                warnings.simplefilter("ignore")  # PyTorch warns why other backends do not fit
+                return _pytorchs(q, k, v, causal, scale)
+        except RuntimeError as error:
+            if "alloc" in str(error):
+                raise  # memory, which has a line of its own
+            takes = [f"sdpa:{name}" for name in BACKENDS if _available(name, q.dtype, q.device)]
+            raise UserError(
+                f"sdpa:{backend}: does not run {q.dtype} of head size {q.shape[-1]} on {q.device.type}: "
+                f"{_reason(error)}; available: {', '.join(takes)}"
+            ) from error
+
+    return Called(f"sdpa:{backend}", call)
+
+
+def _reason(error: Exception) -> str:
+    """Return the first sentence: PyTorch's second one says what may be wrong with a call that chose no backend."""
+    return one_line(error).split(". ")[0]
+
+
+def _available(backend: str, dtype: torch.dtype, device: torch.device) -> bool:
+    x = torch.zeros(1, 1, 16, 64, dtype=dtype, device=device)
+    try:
+        with warnings.catch_warnings(), sdpa_kernel(BACKENDS[backend]):
+            warnings.simplefilter("ignore")
+            _pytorchs(x, x, x, True, 1.0)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _function(word: str) -> Call:
+    function = user_code.load(word, word)
+    if not callable(function):
+        raise UserError(f"{word}: no function; give one that takes q, k, v and is_causal")
+
+    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor | None]:
+        factor = scale * q.shape[-1] ** 0.5  # such a function takes 1/√d for α
+        with user_code.told(word, word, "it is called with q, k, v, is_causal"):
+            out = function(q if math.isclose(factor, 1.0, rel_tol=1e-9) else q * factor, k, v, causal)
+        if not isinstance(out, Tensor):
+            raise UserError(f"{word}: returns a {type(out).__name__}; return O [B, H, T, d] as a tensor")
+        return out, None
+
+    return call

@@ -1,0 +1,207 @@
+"""Branches of a run with another attention.
+
+A branch starts at a checkpoint and trains on the run's batches for some hundreds of steps. What it tells of the run's
+growth: :mod:`flashpoint.lab.localize.growth`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.errors import UserError, notify
+from flashpoint.lab.localize.processes import branch_processes
+from flashpoint.lab.localize.subject import A, Subject, Trained
+from flashpoint.runs.folder import RunFolder
+
+
+class OutOfTimeError(Exception):
+    """No branch may be begun any more."""
+
+
+@dataclass(frozen=True)
+class Branch(Generic[A]):
+    """What to train."""
+
+    attention: A
+    start: int
+    steps: int
+
+
+class Branches(Generic[A]):
+    """The branches of one run; each is trained once, and its norms are kept in the run's folder. A context.
+
+    Args:
+        steps: of a branch.
+        minutes: no branch is begun that would end later, by the slowest of those before; None is no limit.
+        gpus: on which branches train.
+        per_gpu: branches that train side by side on one GPU. A small model leaves it idle for most of a branch, while
+            the attention is compiled.
+
+    Attributes:
+        side_by_side: branches that train at a time, a process each; a single one trains in this process.
+        checkpoints: the steps from which a branch can start, in order: after the warm-up of the learning rate, in which
+            norms of every head grow, and so that it ends before the run's failure.
+
+    Raises:
+        UserError: the run failed too early.
+    """
+
+    def __init__(
+        self,
+        subject: Subject[A],
+        folder: RunFolder,
+        steps: int,
+        minutes: float | None,
+        gpus: int = 1,
+        per_gpu: int = 1,
+    ) -> None:
+        self.subject, self.steps, self._folder = subject, steps, folder
+        run = subject.run
+        self.failed_at = run.failed_at
+        end = int(run.outcome["step"]) if self.failed_at is None else self.failed_at
+        warmup = int(run.config["train"].get("warmup_steps", 0))
+        self.checkpoints = [step for step in subject.checkpoints if step >= warmup and step + steps <= end]
+        if not self.checkpoints:
+            after = f"after the warm-up of {warmup:,} steps and " if warmup else ""
+            told = f"no checkpoint lies {after}{steps:,} steps before that; give fewer --steps"
+            raise UserError(f"{folder.path}: {run.verdict}; {told}")
+        self._until = None if minutes is None else time.monotonic() + 60 * minutes
+        self._known = {branch["key"]: branch for branch in folder.read_branches()}
+        self._seconds = max((one.get("seconds", 0.0) / one["steps"] for one in self._known.values()), default=0.0)
+        self.side_by_side, self._gpus, self._per_gpu = gpus * per_gpu, gpus, per_gpu
+        self._pool: ProcessPoolExecutor | None = None
+        self._held = contextlib.ExitStack()
+        self.trained = 0
+
+    def __enter__(self) -> Branches[A]:
+        with contextlib.ExitStack() as held:
+            held.enter_context(self._folder.localizing())
+            if self.side_by_side > 1:
+                self._pool = held.enter_context(branch_processes(self._gpus, self._per_gpu))
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._held.callback(shutil.rmtree, self._folder.path / "branches", ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):  # the log of a branch that failed stays
+                (self._folder.path / "branches").rmdir()
+        self._held.__exit__(kind, error, trace)
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return self._folder.path
+
+    @property
+    def known(self) -> int:
+        """Branches that are trained, now or before."""
+        return len(self._known)
+
+    def onset(self, attention: A, start: int, steps: int) -> int | None:
+        """Return the step at which a branch of another length explodes, or is no longer finite; None if it holds."""
+        known = self._one(Branch(attention, start, steps))
+        if known["outcome"] == "stable":
+            return None
+        return start + steps if known["onset"] is None else int(known["onset"])
+
+    def norms(self, attention: A, start: int) -> NDArray[np.float64]:
+        """Return the spectral norms of W_Q [n_layer, n_head] at the end of a branch."""
+        norms: NDArray[np.float64] = np.array(self._one(Branch(attention, start, self.steps))["norms"])
+        return norms
+
+    def _one(self, branch: Branch[A]) -> dict[str, Any]:
+        self.train([branch])
+        return self._known[self._key(branch)]
+
+    def _key(self, branch: Branch[A]) -> str:
+        told = f"{self.subject.identity(branch.attention, branch.start)} {branch.start} {branch.steps}"
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    def train(self, branches: Sequence[Branch[A]]) -> None:
+        """Train those that are missing.
+
+        Raises:
+            OutOfTimeError: one may not be begun any more. Those under way are kept.
+            UserError: one cannot be trained. Those beside it are waited for, and kept.
+        """
+        missing = {key: branch for branch in branches if (key := self._key(branch)) not in self._known}
+        if missing:
+            (self._folder.path / "branches").mkdir(exist_ok=True)
+        running: dict[Future[tuple[Trained, float]], str] = {}
+        waiting, late, failed = list(missing), False, list[Exception]()
+        while waiting or running:
+            while waiting and len(running) < self.side_by_side and not late and not failed:
+                late = self._late(missing[waiting[0]].steps)
+                if not late:
+                    key = waiting.pop(0)
+                    running[self._begin(missing[key], key)] = key
+            if not running:
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                key = running.pop(future)
+                try:
+                    self._keep(key, missing[key], *future.result())
+                except (UserError, BrokenProcessPool) as error:
+                    failed.append(self._told(error, missing[key]))
+                    if running and len(failed) == 1:
+                        notify(f"{failed[0]}; waiting for what trains beside it: {len(running)}")
+        if failed:
+            raise failed[0]
+        if waiting:
+            raise OutOfTimeError
+
+    def _told(self, error: Exception, branch: Branch[A]) -> Exception:
+        fewer = "give fewer --per-gpu" if self._per_gpu > 1 else "give fewer --gpus"
+        if isinstance(error, BrokenProcessPool):
+            return UserError(
+                f"{self._folder.path}: a process died in a branch from step {branch.start:,}, for want of memory "
+                f"perhaps; {fewer}; the same command goes on from here"
+            )
+        if self.side_by_side > 1 and "memory of device" in str(error):
+            return UserError(f"{error}; or {fewer}")
+        return error
+
+    def _late(self, steps: int) -> bool:
+        return self._until is not None and time.monotonic() + steps * self._seconds > self._until
+
+    def _begin(self, branch: Branch[A], key: str) -> Future[tuple[Trained, float]]:
+        if self._pool is not None:
+            return self._pool.submit(_train_one, self.subject, branch, self._folder, key)
+        future: Future[tuple[Trained, float]] = Future()
+        future.set_result(_train_one(self.subject, branch, self._folder, key))
+        return future
+
+    def _keep(self, key: str, branch: Branch[A], trained: Trained, seconds: float) -> None:
+        told = {"key": key, "attention": self.subject.told(branch.attention), "start": branch.start}
+        self._known[key] = {**told, "steps": branch.steps, "seconds": round(seconds, 1), **asdict(trained)}
+        self._folder.append_branch(self._known[key])
+        self._seconds = max(self._seconds, seconds / branch.steps)
+        self.trained += 1
+
+
+def _train_one(subject: Subject[A], branch: Branch[A], folder: RunFolder, key: str) -> tuple[Trained, float]:
+    """Train a branch in a folder that is gone afterwards; return its end and its seconds."""
+    place = folder.path / "branches" / key
+    shutil.rmtree(place, ignore_errors=True)
+    started = time.monotonic()
+    trained = subject.train(branch.attention, branch.start, branch.steps, place)
+    shutil.rmtree(place, ignore_errors=True)
+    place.with_suffix(".log").unlink(missing_ok=True)
+    return trained, time.monotonic() - started

@@ -1,0 +1,122 @@
+"""Layers, and heads of some layers: which of them make W_Q grow."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Generic
+
+import numpy as np
+
+from flashpoint.lab.localize.answer import Answer
+from flashpoint.lab.localize.growth import Effect, Measure
+from flashpoint.lab.localize.search import smallest_failing
+from flashpoint.lab.localize.subject import A, Cells, Subject
+
+Part = tuple[int, ...]
+"""A layer, ``(layer,)``, or a head of a layer, ``(layer, head)``; both count from 1."""
+
+
+@dataclass(frozen=True)
+class Parts(Generic[A]):
+    """The layers of a model, or the heads of some layers, each head of each layer a part of its own.
+
+    Attributes:
+        layers: whose heads are the parts; None where the layers are.
+    """
+
+    subject: Subject[A]
+    layers: tuple[int, ...] | None = None
+
+    @property
+    def question(self) -> str:
+        return "layers" if self.layers is None else "heads"
+
+    @property
+    def every(self) -> list[Part]:
+        layers, heads = self._shape
+        if self.layers is None:
+            return [(layer,) for layer in range(1, layers + 1)]
+        return [(layer, head) for layer in self.layers for head in range(1, heads + 1)]
+
+    def only(self, some: Sequence[Part]) -> A:
+        """Return the run's attention in some parts, and the twin elsewhere."""
+        return self.subject.only_in(self.cells(some))
+
+    def cells(self, some: Sequence[Part]) -> Cells:
+        """Return the heads of some parts, [n_layer, n_head]."""
+        cells = np.zeros(self._shape, np.bool_)
+        for part in some:
+            cells[tuple(number - 1 for number in part)] = True
+        return cells
+
+    def words(self, some: Sequence[Part]) -> str:
+        """Return their names: ``heads 2, 3 of layer 2 and head 1 of layer 3``."""
+        if self.layers is None:
+            return _words("layer", [layer for (layer,) in some])
+        by_layer = itertools.groupby(some, itemgetter(0))
+        return " and ".join(f"{_words('head', [head for _, head in own])} of layer {layer}" for layer, own in by_layer)
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        model = self.subject.run.config["model"]
+        return model["n_layer"], model["n_head"]
+
+
+def _words(noun: str, numbers: Sequence[int]) -> str:
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def growing_alone(parts: Parts[A], measure: Measure[A]) -> dict[Part, Effect]:
+    """Return, of each part that grows in the run, how much it grows where it alone has the run's attention.
+
+    It is measured in its own heads, and from the starts from which they grow: from different starts different heads
+    grow, and one that does not grow in the run says nothing of its attention.
+    """
+    growing = [one for one in parts.every if measure.growing(parts.cells([one]))]
+    measure.prepare([parts.only([one]) for one in growing])
+    return {one: measure.effect(parts.only([one]), parts.cells([one])) for one in growing}
+
+
+def smallest(parts: Parts[A], measure: Measure[A], alone: dict[Part, Effect]) -> list[Part]:
+    """Return the parts that make W_Q grow.
+
+    They are those that grow alone, if together they have more than half of the run's growth. Otherwise parts act on
+    one another, and delta debugging over all of them finds a smallest set with more than half.
+    """
+
+    def grows(some: Sequence[Part]) -> bool:
+        return measure.effect(parts.only(some)).grows
+
+    found = [one for one, effect in alone.items() if effect.grows]
+    if found and grows(found):
+        return found
+    if measure.branches.side_by_side > 1:
+        measure.prepare([parts.only([one]) for one in parts.every])
+    return list(smallest_failing(parts.every, grows))
+
+
+def told(parts: Parts[A], found: list[Part], alone: dict[Part, Effect], measure: Measure[A]) -> Iterator[Answer]:
+    """Say whether the parts are sufficient, each and together, and necessary: whether nothing grows without them."""
+    if list(alone) != found or len(found) > 1:
+        for one, effect in alone.items():
+            verdict = sure(effect, "grows" if effect.grows else "does not grow", "whether it grows")
+            yield Answer(parts.question, f"{parts.words([one])} alone: {verdict}", effect.told)
+    effect = measure.effect(parts.only(found))
+    together = "together" if len(found) > 1 else "alone"
+    verdict = sure(effect, "sufficient" if effect.grows else "not sufficient", "whether sufficient")
+    yield Answer(parts.question, f"{parts.words(found)} {together}: {verdict}", effect.told)
+    if others := [one for one in parts.every if one not in found]:
+        without = measure.effect(parts.only(others))
+        verdict = "not necessary: the others grow without" if without.grows else "necessary: the others do not grow"
+        verdict = sure(without, verdict, "whether necessary")
+        yield Answer(parts.question, f"{parts.words(found)}: {verdict}", without.told)
+
+
+def sure(effect: Effect, verdict: str, question: str) -> str:
+    """Return a verdict, or that the starts leave it open; of one start, which has no interval, that it is one."""
+    if effect.starts == 1:
+        return f"{verdict}, from one start"
+    return verdict if effect.decided else f"undecided {question}"

@@ -1,0 +1,28 @@
+"""Processes that train branches side by side, and end with this one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
+
+from flashpoint.hardware import cores, visible_gpus
+from flashpoint.lab.data.workers import follow_parent, worker_processes
+
+
+def branch_processes(gpus: int, per_gpu: int) -> AbstractContextManager[ProcessPoolExecutor]:
+    """Return processes that see one GPU each, so many on every GPU."""
+    names = multiprocessing.get_context("spawn").SimpleQueue()
+    for name in per_gpu * visible_gpus(gpus):
+        names.put(name)
+    count = gpus * per_gpu
+    return worker_processes(count, _start, names, max(1, cores() // count))
+
+
+def _start(names: Any, threads: int) -> None:
+    follow_parent()
+    os.environ["CUDA_VISIBLE_DEVICES"] = names.get()
+    # PyTorch reads it when it is imported, and would start a compile worker a core in each of these processes.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))

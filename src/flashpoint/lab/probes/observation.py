@@ -1,0 +1,222 @@
+"""What the attention computed on a few sequences, all layers side by side: the material of the probes.
+
+Shapes: L layers, N sequences, H heads, T tokens, C = d_model, d features per head. What is derived is FP32. Tensors of
+T² take nearly all of a probe's memory: they are made in place where they can be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flashpoint.lab.precision import Precision, linear_dtype
+from flashpoint.numerics.choices import UNROUNDED, Rounding
+from flashpoint.numerics.delta import out_of_delta
+from flashpoint.numerics.dispatch import delta_error, flash_fwd, row_statistics, whole_scores
+from flashpoint.numerics.reference import centered_keys
+from flashpoint.numerics.variant import AttentionVariant
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One forward and backward pass of every attention.
+
+    Attributes:
+        variant: numerics of the attention; of PyTorch's kernels as :func:`analysed` has them.
+        x: [L, N, T, C], what W_Q, W_K and W_V take; float32.
+        q, k, v: [L, N, H, T, d] as the attention took them, bfloat16 or float32.
+        out: O [L, N, H, T, d] in the dtype in which the projection is given it.
+        grad_out: dO [L, N, H, T, d] float32, of these sequences' part of the step's loss.
+        grad_q: dQ [L, N, H, T, d] float32, of the same, as the attention computed it.
+        seed_and_step: [2] int64, key of stochastic rounding.
+        w_q: [L, H, d, C] before the step.
+        update: [L, H, d, C], what the step added to W_Q.
+    """
+
+    variant: AttentionVariant
+    x: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    grad_out: Tensor
+    grad_q: Tensor
+    seed_and_step: Tensor
+    w_q: Tensor
+    update: Tensor
+
+    @property
+    def scale(self) -> float:
+        """α."""
+        return float(self.q.shape[-1] ** -0.5)
+
+    @cached_property
+    def out_fp32(self) -> Tensor:
+        """O of the same P̄ with nothing rounded after them, [L, N, H, T, d]."""
+        return torch.stack([results[2] for results in self._forward])
+
+    @cached_property
+    def out_error(self) -> Tensor:
+        """O_lp − O_hp [L, N, H, T, d]: what rounding after P̄ has made of O."""
+        return self.out.float() - self.out_fp32
+
+    @cached_property
+    def out_exact(self) -> Tensor:
+        """O [L, N, H, T, d] of attention in FP32 throughout, on the same Q, K and V."""
+        return self._exact[0]
+
+    @cached_property
+    def grad_q_exact(self) -> Tensor:
+        """dQ [L, N, H, T, d] of that attention, for the same dO."""
+        return self._exact[1]
+
+    @cached_property
+    def _exact(self) -> tuple[Tensor, Tensor]:
+        q, k, v, grad_out = (x.flatten(0, 1).float() for x in (self.q, self.k, self.v, self.grad_out))
+        with torch.enable_grad():
+            q.requires_grad_()
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            (grad_q,) = torch.autograd.grad(out, q, grad_out)
+        shape = self.q.shape[:2]
+        return out.detach().unflatten(0, shape), grad_q.unflatten(0, shape)
+
+    @cached_property
+    def logsumexp(self) -> Tensor:
+        """L [L, N, H, T]."""
+        return torch.stack([results[1] for results in self._forward])
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """S [L, N, H, T, T] as rounded, −∞ above the diagonal."""
+        scores = self.q.new_empty((*self.q.shape[:-1], self.q.shape[-2]), dtype=torch.float32)
+        for layer, (of_layer, q, k) in enumerate(zip(scores, self.q, self.k, strict=True), 1):
+            of_layer.copy_(whole_scores(q, k, self.variant, layer=layer, seed_and_step=self.seed_and_step))
+        return scores
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """P [L, N, H, T, T]."""
+        return (self.scores - self.logsumexp[..., None]).exp_()
+
+    @cached_property
+    def grad_probs(self) -> Tensor:
+        """dP [L, N, H, T, T]."""
+        return self.grad_out @ self.v.float().mT
+
+    @cached_property
+    def delta(self) -> Tensor:
+        """δ [L, N, H, T] as the variant takes it for dQ, with the error that it injects: the paper's δ_lp."""
+        own = self._where_it_runs(self._delta_of)
+        if not self.variant.injected:
+            return own
+        layers = enumerate(zip(self.grad_out, self.out, strict=True), 1)
+        return own + torch.stack(
+            [
+                delta_error(grad_out, out, self.variant, layer=layer, seed_and_step=self.seed_and_step)
+                for layer, (grad_out, out) in layers
+            ]
+        )
+
+    @cached_property
+    def delta_fp32(self) -> Tensor:
+        """rowsum(dO∘O) [L, N, H, T] of :attr:`out_fp32`: the paper's δ_hp."""
+        return (self.grad_out * self.out_fp32).sum(-1)
+
+    @cached_property
+    def ones(self) -> Tensor:
+        """How many P̄ of a row entered P̄V as exactly 1, [L, N, H, T] int32."""
+
+        def of_layer(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return row_statistics(q, k, v, self.variant, layer=layer, seed_and_step=self.seed_and_step)[1]
+
+        return self._by_layer(of_layer)
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """K [L, N, H, T, d] as QKᵀ takes it: centred where the variant centres it."""
+        return self._where_it_runs(lambda variant: (centered_keys(self.k) if variant.center_keys else self.k).float())
+
+    @cached_property
+    def attended_keys(self) -> Tensor:
+        """PK [L, N, H, T, d] of K as dQ takes it: what an error of δ adds to dQ, by α."""
+        return self.probs @ self._where_it_runs(
+            lambda variant: (centered_keys(self.k) if variant.center_keys or variant.center_grad_q else self.k).float()
+        )
+
+    @cached_property
+    def _forward(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        return self._forward_of(_with_fp32_out(self.variant))
+
+    @cached_property
+    def _out_for_delta(self) -> Tensor:
+        """The O that the variant's own δ is of, [L, N, H, T, d], in the layers and heads that save one or a residual;
+        O itself in layers without."""
+        saved = [other for _, _, other, _ in self._forward_of(self.variant)]
+        pairs = list(zip(self.out, saved, strict=True))
+
+        def of_variant(variant: AttentionVariant) -> Tensor:
+            return torch.stack(
+                [out_of_delta(variant, out, other) if other.numel() else out.float() for out, other in pairs]
+            )
+
+        return self._where_it_runs(of_variant)
+
+    def _forward_of(self, variant: AttentionVariant) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        layers = enumerate(zip(self.q, self.k, self.v, strict=True), 1)
+        return [
+            flash_fwd(*tensors, variant, layer=layer, seed_and_step=self.seed_and_step) for layer, tensors in layers
+        ]
+
+    def _by_layer(self, compute: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        layers = zip(self.q, self.k, self.v, strict=True)
+        return torch.stack([compute(layer, *tensors) for layer, tensors in enumerate(layers, 1)])
+
+    def _where_it_runs(self, compute: Callable[[AttentionVariant], Tensor]) -> Tensor:
+        """Return what each variant computes [L, N, H, …] in the layers and heads in which it runs."""
+        L, _, H = self.q.shape[:3]
+        places: dict[AttentionVariant, list[tuple[int, int]]] = {}
+        for layer in range(L):
+            for variant, heads in self.variant.groups(layer + 1, H):
+                places.setdefault(variant, []).extend((layer, head) for head in heads)
+        (first, _), *others = places.items()
+        result = compute(first)
+        for variant, chosen in others:
+            layers, heads = zip(*chosen, strict=True)
+            result = result.clone()
+            result[list(layers), :, list(heads)] = compute(variant)[list(layers), :, list(heads)]
+        return result
+
+    def _delta_of(self, variant: AttentionVariant) -> Tensor:
+        if variant.exact_row_sum:
+            return (self.probs * self.grad_probs).sum(-1) / self.probs.sum(-1)
+        if variant.delta == "p_dp":
+            return (self.probs * self.grad_probs).sum(-1)
+        if variant.delta == "out_fp32" and variant.out_residual is None:
+            return self.delta_fp32
+        return (self.grad_out * (self._out_for_delta if variant.saves_out_for_delta else self.out.float())).sum(-1)
+
+
+def analysed(variant: AttentionVariant, precision: Precision) -> AttentionVariant:
+    """Return the variant to analyse: for PyTorch's own kernels FlashAttention-2's numerics, which they implement, with
+    the mantissa bits of the training's precision; in FP32 and TF32 nothing is rounded between their products."""
+    elsewhere = variant.elsewhere and analysed(variant.elsewhere, precision)
+    if variant.kernel != "sdpa":
+        return dataclasses.replace(variant, elsewhere=elsewhere)
+    dtype = linear_dtype(precision)
+    rounding = UNROUNDED if dtype == torch.float32 else Rounding("nearest", round(-math.log2(torch.finfo(dtype).eps)))
+    return AttentionVariant(
+        name="sdpa", probs=rounding, out=rounding, grad_scores=rounding, layers=variant.layers, heads=variant.heads,
+        elsewhere=elsewhere,
+    )  # fmt: skip
+
+
+def _with_fp32_out(variant: AttentionVariant) -> AttentionVariant:
+    elsewhere = variant.elsewhere and _with_fp32_out(variant.elsewhere)
+    return dataclasses.replace(variant, delta="out_fp32", out_residual_bits=None, elsewhere=elsewhere)

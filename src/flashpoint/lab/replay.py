@@ -1,0 +1,142 @@
+"""What a replay keeps of the original run, and what the command line may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from flashpoint.errors import UserError
+from flashpoint.field_types import FromTape
+from flashpoint.lab.build_config import keys
+from flashpoint.lab.data.tape import Tape
+from flashpoint.numerics.variant import ROUNDING_POINTS
+from flashpoint.runs.configuration import attention_of
+from flashpoint.runs.folder import RunFolder
+
+_FIXED = {
+    "experiment": "the configuration comes from the run",
+    **{key.name: mark.reason for key in keys() for mark in key.marks if isinstance(mark, FromTape)},
+}
+_NOT_INHERITED = ("replay", "resume", "from_step", "allow_world_size_change", "runs_dir", "run_name")
+_OF_A_RESUMPTION = ("resume", "runs_dir", "data.root", "allow_world_size_change", "train.steps", "probes.strict")
+
+
+def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """Return the original's configuration with the command line's changes.
+
+    Args:
+        composed: what Hydra composed, of the shape of ``Config``; its ``replay`` names the run.
+        overrides: the command line's, e.g. ``attn=flash_fixed`` or ``train.lr=1e-3``.
+
+    Returns:
+        Values of the shape of ``Config``. The replay ends where the tape does unless ``train.steps`` is among
+        the overrides.
+
+    Raises:
+        UserError: no run or tape is there, or an override contradicts the replay.
+    """
+    if composed["resume"] is not None:
+        raise UserError(f"resume={composed['resume']} and replay={composed['replay']}: give one of the two")
+    original = RunFolder.open(composed["replay"], composed["runs_dir"])
+    values = original.read_config()
+    attention = attention_of(values)
+    values["attn"] = attention.to_dict()  # the fields of today
+    keys = _named(overrides)
+    for key in keys:
+        for fixed, reason in _FIXED.items():
+            if key == fixed or (key.startswith(f"{fixed}.") and key != "data.root"):  # where, and not what
+                raise UserError(f"{key} contradicts replay={composed['replay']}: {reason}; drop one of the two")
+    values["train"]["steps"] = _recorded_steps(original)
+    for name in _NOT_INHERITED:
+        values[name] = composed[name]
+    values["probes"]["weights_against"] = None  # the original's twin differs from the original in one thing
+    # Another attention keeps the formats in which the original was coarse: they belong to its experiment.
+    for key in keys:
+        _take(key, composed, values)
+        if key == "attn":
+            chosen = values["attn"]
+            formats = {point: {**chosen[point], "bits": getattr(attention, point).bits} for point in ROUNDING_POINTS}
+            values["attn"] = {**chosen, **formats}
+    return values
+
+
+def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """Return the interrupted run's own configuration.
+
+    Args:
+        composed: what Hydra composed, of the shape of ``Config``; its ``resume`` names the run.
+        overrides: the command line's; more ``train.steps``, tracking, checkpoints, and the number of processes may
+            change.
+
+    Raises:
+        UserError: no run is there, it is thinned or complete, or an override would make it another run.
+    """
+    folder = RunFolder.open(composed["resume"], composed["runs_dir"])
+    if folder.packed_metrics.exists():
+        raise UserError(
+            f"resume={composed['resume']}: a thinned run has no checkpoints; {folder.replay_setting} repeats it"
+        )
+    if folder.watched:
+        raise UserError(f"resume={composed['resume']}: a watched run; the loop that made it alone goes on with it")
+    values = folder.read_config()
+    keys = _named(overrides)
+    for key in keys:
+        if key not in _OF_A_RESUMPTION and key.split(".")[0] not in ("tracking", "checkpoints"):
+            raise UserError(
+                f"{key} contradicts resume={composed['resume']}: a resumed run keeps its settings; "
+                f"branch with {folder.replay_setting} from_step=STEP {key}=…"
+            )
+    for key in keys:
+        _take(key, composed, values)
+    if folder.outcome.is_file():
+        outcome = folder.read_outcome()
+        ended = outcome["outcome"] != "stable" or outcome["step"] >= values["train"]["steps"]
+        if ended and not outcome["interrupted"]:
+            raise UserError(
+                f"resume={composed['resume']}: the run is complete ({outcome['outcome']} at step {outcome['step']:,}); "
+                "replay=RUN repeats it, train.steps=N goes on with a stable one"
+            )
+    given = {name: composed[name] for name in ("runs_dir", "allow_world_size_change")}
+    return {**values, **given, "resume": str(folder.path)}
+
+
+def _named(overrides: list[str]) -> list[str]:
+    """Return the dotted keys that overrides set, ``train.lr`` of ``train={lr: 1}``; groups before the keys inside
+    them."""
+
+    def leaves(key: str, value: Any) -> Iterator[str]:
+        if not isinstance(value, dict):
+            yield key
+            return
+        for name, inside in value.items():
+            yield from leaves(f"{key}.{name}", inside)
+
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    keys = [key for override in parsed for key in leaves(override.key_or_group, override.value())]
+    return sorted(keys, key=lambda key: key.count("."))
+
+
+def _take(key: str, composed: dict[str, Any], values: dict[str, Any]) -> None:
+    """Set one key, or a whole group, to what was composed."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        composed, values = composed[parent], values.setdefault(parent, {})  # older than the choice, maybe
+    if last in composed:
+        values[last] = composed[last]
+
+
+def _recorded_steps(original: RunFolder) -> int:
+    tape = Tape.read(original.tape)
+    # A killed run has no outcome, and its tape is what it is; a finished run's tape has a known length.
+    if original.outcome.is_file():
+        recorded = original.read_outcome()
+        if (tape.steps, tape.digest) != (recorded["tape_steps"], recorded["tape_digest"]):
+            raise UserError(
+                f"{original.tape}: {tape.steps:,} steps with digest {tape.digest}, the run recorded "
+                f"{recorded['tape_steps']:,} with {recorded['tape_digest']}: cut short or edited; restore the file"
+            )
+    if not tape.steps:
+        raise UserError(f"{original.tape}: holds no step; replay another run")
+    return tape.steps

@@ -1,0 +1,83 @@
+"""The figure at the end of a run: loss, gradient norm and W_Q spectral norm over steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashpoint.files import whole
+from flashpoint.lab.report.axes import literal, set_log_scale
+from flashpoint.lab.report.colours import layer_look
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def draw_curves(folder: RunFolder) -> Path:
+    """Write ``curves.png`` of a run that has ended.
+
+    Returns:
+        Its path.
+
+    Raises:
+        UserError: configuration, metrics or outcome are missing or damaged.
+    """
+    from matplotlib.figure import Figure  # matplotlib takes half a second to import
+
+    run = Run.of_folder(folder)
+    figure = Figure(figsize=(10, 9), dpi=120, layout="constrained")
+    axes = figure.subplots(3, 1, sharex=True)
+    if run.onset is not None:  # before the curves: the first panel's legend names it
+        for panel, label in zip(axes, ("onset of the explosion", None, None), strict=True):
+            panel.axvline(run.onset, color="black", linestyle="--", linewidth=1, label=label)
+    _draw_loss(axes[0], run)
+    _draw_grad_norm(axes[1], run)
+    _draw_norms(axes[2], run)
+    axes[2].set_xlabel("optimiser step")
+    for panel in axes:
+        panel.grid(alpha=0.25)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(_title(run), fontsize=11)
+    with whole(folder.figure, durable=False) as partial:
+        figure.savefig(partial, format="png")
+    return folder.figure
+
+
+def _draw_loss(panel: Axes, run: Run) -> None:
+    if "loss" in run.columns:
+        panel.plot(*run.columns["loss"], color="0.75", linewidth=0.8, label="training")
+    if smoothed := run.smoothed("loss"):
+        panel.plot(*smoothed.series, color="C0", label=f"training, mean over {smoothed.steps} steps")
+    if "val_loss" in run.columns:
+        panel.plot(*run.columns["val_loss"], "o", color="C1", markersize=4, label="validation")
+    panel.set_ylabel("loss (nats per token)")
+    if panel.has_data():
+        panel.legend(frameon=False)
+
+
+def _draw_grad_norm(panel: Axes, run: Run) -> None:
+    if "grad_norm" in run.columns:
+        panel.plot(*run.columns["grad_norm"], color="C0", linewidth=0.8)
+        set_log_scale(panel)
+    panel.set_ylabel("gradient norm")
+
+
+def _draw_norms(panel: Axes, run: Run) -> None:
+    if series := run.by_head("w_q_spectral_norm"):
+        steps, norms = series
+        for layer, largest in enumerate(norms.max(1), 1):
+            look = layer_look(layer, len(norms), hottest=layer == run.hottest_layer)
+            panel.plot(steps, largest, label=f"layer {layer}", **look)
+        panel.legend(frameon=False, ncols=4)
+    panel.set_ylabel("W_Q spectral norm\n(largest head)")
+
+
+def _title(run: Run) -> str:
+    model = run.config["model"]
+    return (
+        f"{literal(run.title)}: {run.verdict}\n"
+        f"{model['n_layer']} layers × {model['d_model']}, {model['n_head']} heads, T {model['context']}, "
+        f"seed {run.config['seed']}, {run.manifest['hardware']}"
+    )

@@ -1,0 +1,307 @@
+"""Figures of the report: each answers one question, for one run or for several side by side.
+
+:mod:`flashpoint.lab.report.panels` says which. One variant has one colour everywhere. Layers and heads count from 1.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashpoint.lab.report.axes import literal, set_log_scale, set_symlog_scale
+from flashpoint.lab.report.colours import colour, layer_look
+from flashpoint.runs.metrics import Series
+from flashpoint.runs.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+_MARKERS = "os^Dv*PX"
+"""Of the runs, in their order."""
+ABREAST = 4
+"""Runs whose panels have room side by side; the others' go on below."""
+_NAMED_IN_PANEL = 4
+"""Runs whose names have room beside their curves."""
+_IN_HALF_A_LINE = 45
+"""Letters for which half the width of a figure has room."""
+_LINE = 0.2
+"""Inches that a line of a legend takes."""
+_NAMED_HEADS, _LARGEST_HEADS = 8, 4
+"""Heads of a layer that have a colour each; of a layer with more, those whose W_Q is largest."""
+
+
+def _heading(run: Run, runs: Sequence[Run]) -> str:
+    """Return the attention, with the run's name where another run has the same one."""
+    alone = [other.title for other in runs].count(run.title) == 1
+    return textwrap.fill(literal(run.title if alone else run.label), 60)  # a longer line leaves the panels no room
+
+
+def draw_losses(runs: Sequence[Run]) -> Figure | None:
+    """Draw training loss and gradient norm of all runs over one another."""
+    figure, axes = _panels(2, 1, sharex=True)
+    for number, run in enumerate(runs):
+        line: dict[str, Any] = {"color": colour(run.variant)}
+        if smoothed := run.smoothed("loss"):
+            label = f"{_heading(run, runs)}, mean over {smoothed.steps} steps"
+            axes[0, 0].plot(*smoothed.series, **line, **_marks(number, runs, smoothed.series), label=label)
+        if series := run.columns.get("grad_norm"):
+            axes[1, 0].plot(*series, **line, **_marks(number, runs, series), linewidth=0.7, alpha=0.8)
+        for panel in axes[:, 0]:
+            _mark_onset(panel, run, colour(run.variant))
+    axes[0, 0].set_ylabel("loss (nats per token)")
+    axes[1, 0].set_ylabel("gradient norm")
+    set_log_scale(axes[1, 0])
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    if handles and len(runs) > _NAMED_IN_PANEL:
+        lines = [line for label in labels for line in label.splitlines()]
+        columns = 2 if max(map(len, lines)) <= _IN_HALF_A_LINE else 1  # a legend that is too wide is cut off
+        figure.legend(handles, labels, frameon=False, fontsize=8, ncols=columns, loc="outside lower center")
+        figure.set_figheight(figure.get_figheight() + _LINE * math.ceil(len(lines) / columns))
+    elif handles:
+        axes[0, 0].legend(frameon=False, fontsize=8)
+    return _finished(figure, axes)
+
+
+def _marks(number: int, runs: Sequence[Run], series: Series) -> dict[str, Any]:
+    """Return how a curve is told from the others but by its colour; a run alone has no marks."""
+    if len(runs) == 1:
+        return {}
+    every = max(1, len(series[0]) // 8)
+    first = every * number // len(runs)  # so that the marks of curves that are one do not lie on one another
+    return {"marker": _MARKERS[number % len(_MARKERS)], "markersize": 5, "markevery": (first, every)}
+
+
+def draw_layers(runs: Sequence[Run]) -> Figure | None:
+    """Draw the largest W_Q spectral norm of each layer."""
+
+    return _by_layer(runs, "w_q_spectral_norm", "W_Q spectral norm, largest head", lambda norms: norms.max(1), log=True)
+
+
+def draw_bias(runs: Sequence[Run]) -> Figure | None:
+    """Draw the bias of δ against the exact row sum by layer, in the unit |dO|·|O| of injected errors, summed over the
+    steps."""
+    axis = "cumulative bias of δ, in |dO||O|"
+    figure = _by_layer(runs, "row_sum_relative_bias", axis, lambda biases: biases.mean(1).cumsum(1))
+    if figure:
+        set_symlog_scale(figure.axes)
+    return figure
+
+
+def draw_heads(runs: Sequence[Run]) -> Figure | None:
+    """Draw the W_Q spectral norm of each head of the hottest layer."""
+    return _heads_of_hottest(runs, "w_q_spectral_norm", "W_Q spectral norm", log=True)
+
+
+def draw_cumulative(runs: Sequence[Run]) -> Figure | None:
+    """Draw Σ (δ_lp − δ_hp), summed over the observed steps."""
+    return _heads_of_hottest(runs, "delta_error_cumulative", "error of δ, summed over the observed steps")
+
+
+def draw_scores(runs: Sequence[Run]) -> Figure | None:
+    """Draw the mean |S| of each head of the hottest layer."""
+    return _heads_of_hottest(runs, "score_mean", "mean |S|, nats", log=True)
+
+
+def draw_heat_map(runs: Sequence[Run]) -> Figure | None:
+    """Draw the W_Q spectral norm of every head over steps."""
+    from matplotlib.colors import LogNorm
+
+    measured = [(run, series) for run in runs if (series := run.by_head("w_q_spectral_norm"))]
+    if not measured:
+        return None
+    figure, axes = _panels_of_runs(1, len(measured), sharey=False)
+    largest = max(float(norms[np.isfinite(norms)].max(initial=1.0)) for _, (_, norms) in measured)
+    for panel, (run, (steps, norms)) in zip(axes[0], measured, strict=True):
+        rows = norms.reshape(-1, norms.shape[-1])
+        image = panel.pcolormesh(
+            steps, np.arange(1, len(rows) + 1), np.maximum(rows, 0.1), norm=LogNorm(0.3, largest),
+            cmap="magma", shading="nearest", rasterized=True,
+        )  # fmt: skip
+        heads = norms.shape[1]
+        panel.set_yticks(np.arange(len(norms)) * heads + (heads + 1) / 2, [f"layer {i + 1}" for i in range(len(norms))])
+        panel.invert_yaxis()
+        panel.set_title(_heading(run, runs), fontsize=9)
+        panel.set_xlabel("optimiser step")
+        _mark_onset(panel, run, "white")
+    figure.colorbar(image, ax=axes[0].tolist(), label="W_Q spectral norm")
+    return figure
+
+
+def draw_metrics(runs: Sequence[Run], titles: dict[str, str], share: str | None = None) -> Figure | None:
+    """Draw the hottest layer's heads: a row of panels for each metric that a run has measured, with its title, and a
+    column for each run.
+
+    ``share`` is one of the metrics, the share of rows that the others are of: where it is 0 these have no value.
+    """
+    measured = [run for run in runs if any(run.by_head(name) for name in titles)]
+    if not measured:
+        return None
+    titles = {name: title for name, title in titles.items() if any(run.by_head(name) for run in measured)}
+    figure, axes = _panels_of_runs(len(titles), len(measured))
+    for column, run in enumerate(measured):
+        for row, (name, title) in enumerate(titles.items()):
+            panel = axes[row, column]
+            if series := run.by_head(name):
+                shares = run.by_head(share) if share and name != share else None
+                _draw_heads(panel, _where_some(shares, series), runs[0])
+                if row == 0 and panel.get_legend_handles_labels()[0]:  # a head may have no value
+                    panel.legend(frameon=False, fontsize=7)
+            _mark_onset(panel, run, "black")
+            panel.set_title(f"{_heading(run, runs)}\n{title}" if row == 0 else title, fontsize=8)
+    return _finished(figure, axes)
+
+
+def _where_some(shares: Series | None, series: Series) -> Series:
+    """Return the series without the values that are of no row."""
+    steps, values = series
+    if shares is None or not np.array_equal(shares[0], steps):
+        return series
+    return steps, np.where(shares[1] > 0, values, np.nan)
+
+
+def _panels(rows: int, columns: int, height: float = 2.7, **options: Any) -> tuple[Figure, np.ndarray]:
+    """Return panels [rows, columns] of that height in inches."""
+    from matplotlib.figure import Figure  # matplotlib takes half a second to import
+
+    figure = Figure(figsize=(max(7.0, 4.2 * columns), max(4.0, height * rows)), dpi=110, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def _panels_of_runs(rows: int, count: int, *, sharey: bool = True) -> tuple[Figure, np.ndarray]:
+    """Return panels [rows, count], a column for each run, :data:`ABREAST` of them side by side and the next ones below.
+
+    All have the same steps, and those of a row the same values with ``sharey``, of which the first at the left tells
+    the numbers.
+    """
+    columns = min(count, ABREAST)
+    # a row that is alone has its axis named beside it, which takes more room
+    figure, axes = _panels(rows * math.ceil(count / columns), columns, height=3.4 if rows == 1 else 2.7)
+    panels = axes.reshape(-1, rows, columns).swapaxes(0, 1).reshape(rows, -1)
+    for panel in panels[:, count:].flat:
+        panel.remove()
+    panels = panels[:, :count]
+    for (row, number), panel in np.ndenumerate(panels):
+        if panel is not panels[0, 0]:
+            panel.sharex(panels[0, 0])
+        if sharey and number:
+            panel.sharey(panels[row, 0])
+        panel.tick_params(labelbottom=row == rows - 1, labelleft=not sharey or number % columns == 0)
+    return figure, panels
+
+
+def _finished(figure: Figure, axes: np.ndarray) -> Figure:
+    for panel in axes.flat:
+        panel.grid(alpha=0.25)
+        panel.spines[["top", "right"]].set_visible(False)
+    for panel in axes[-1]:
+        panel.set_xlabel("optimiser step")
+    return figure
+
+
+def _mark_onset(panel: Axes, run: Run, line_colour: str) -> None:
+    if run.onset is not None:
+        panel.axvline(run.onset, color=line_colour, linestyle="--", linewidth=1)
+
+
+def _side_by_side(
+    runs: Sequence[Run],
+    name: str,
+    axis: str,
+    draw: Callable[[Axes, Run, Series], None],
+    *,
+    log: bool = False,
+) -> Figure | None:
+    measured = [(run, series) for run in runs if (series := run.by_head(name))]
+    if not measured:
+        return None
+    figure, axes = _panels_of_runs(1, len(measured))
+    for panel, (run, series) in zip(axes[0], measured, strict=True):
+        draw(panel, run, series)
+        panel.set_title(_heading(run, runs), fontsize=9)
+        _mark_onset(panel, run, "black")
+        if log:
+            set_log_scale(panel)
+    for panel in axes[0, ::ABREAST]:
+        panel.set_ylabel(axis)
+    return _finished(figure, axes)
+
+
+def _by_layer(
+    runs: Sequence[Run],
+    name: str,
+    axis: str,
+    of_layers: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    *,
+    log: bool = False,
+) -> Figure | None:
+    """``of_layers`` makes of values [n_layer, n_head, n] one curve a layer, [n_layer, n]."""
+
+    def draw(panel: Axes, run: Run, series: Series) -> None:
+        steps, values = series
+        for layer, of_layer in enumerate(of_layers(values), 1):
+            look = layer_look(layer, len(values), hottest=layer == run.hottest_layer)
+            panel.plot(steps, of_layer, **_named_to_its_end(f"layer {layer}", (steps, of_layer)), **look)
+        # below the panel: twelve names in it would lie on curves
+        panel.legend(
+            frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0), borderaxespad=5.0
+        )
+
+    return _side_by_side(runs, name, axis, draw, log=log)
+
+
+def _named_to_its_end(name: str, series: Series) -> dict[str, Any]:
+    """Return the label of a curve, and where it ends before its run the last step, with a cross there."""
+    steps, values = series
+    known = np.flatnonzero(np.isfinite(values))
+    if not len(known):
+        return {"label": f"{name}, no value"}
+    last = int(known[-1])
+    if last == len(values) - 1:
+        return {"label": name}
+    cross = {"marker": "x", "markevery": [last], "markersize": 7, "markeredgewidth": 2}
+    return {"label": f"{name}, to {steps[last]:,}", **cross}
+
+
+def _draw_heads(panel: Axes, series: Series, first: Run) -> None:
+    """Draw the heads of the first run's hottest layer; a head has the same colour in every run."""
+    steps, values = series
+    layer = first.hottest_layer
+    of_layer = values[layer - 1] if layer <= len(values) else values[:0, 0]
+    colours, others = _colours_of_heads(first, len(of_layer)), False
+    for head in sorted(range(1, len(of_layer) + 1), key=lambda head: head not in colours):  # the others' name is last
+        of_head = of_layer[head - 1]
+        if head in colours:
+            look: dict[str, Any] = {"color": colours[head], "label": f"layer {layer}, head {head}", "zorder": 2.5}
+        else:
+            look = {"color": "0.8", "label": "_" if others else f"layer {layer}, other heads"}
+            others = True
+        alone = "." if np.isnan(of_head).any() else None  # a value between two that are missing has no line
+        panel.plot(steps, of_head, linewidth=1.2, marker=alone, **look)
+
+
+def _colours_of_heads(run: Run, n_head: int) -> dict[int, str]:
+    """Return the colours of the heads, from 1, that have one in figures of the run's hottest layer."""
+    from matplotlib import color_sequences
+    from matplotlib.colors import to_hex
+
+    heads = np.arange(n_head)
+    if n_head > _NAMED_HEADS:
+        norms = run.hottest_norms[run.hottest_layer - 1] if run.w_q_norms else -heads
+        heads = np.sort(np.argsort(norms)[-_LARGEST_HEADS:])
+    # told apart by colour-blind readers, too: Petroff, arXiv 2107.02270
+    return {int(head) + 1: to_hex(tone) for head, tone in zip(heads, color_sequences["petroff8"], strict=False)}
+
+
+def _heads_of_hottest(runs: Sequence[Run], name: str, axis: str, *, log: bool = False) -> Figure | None:
+    def draw(panel: Axes, _run: Run, series: Series) -> None:
+        _draw_heads(panel, series, runs[0])
+        panel.legend(frameon=False, fontsize=7)
+
+    return _side_by_side(runs, name, axis, draw, log=log)

@@ -1,0 +1,245 @@
+"""The report: one HTML file that needs nothing else, and the figures beside it as PNG."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from flashpoint.lab.analysis.intervals import clopper_pearson
+from flashpoint.lab.report import localized
+from flashpoint.lab.report.panels import PANELS, Panel
+from flashpoint.numerics.variant import ROUNDING_POINTS
+from flashpoint.runs.run import Run
+from flashpoint_kernels.codes import BF16_BITS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+UNKNOWN = "unknown"
+"""What the page says of a setting that somebody's own loop did not tell."""
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; padding: 1rem; }
+body { color: #222; background: #fff; }
+h1 { font-size: 1.5rem; line-height: 1.2; } h2 { font-size: 1.15rem; margin: 2rem 0 .3rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .85rem; min-width: 62rem; }
+th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid #ddd; vertical-align: top; }
+.exploded, .nonfinite { color: #b00020; font-weight: 600; } .stable { color: #1b6e2e; font-weight: 600; }
+.stopped { color: #8a5a00; font-weight: 600; }
+figure { margin: 0; break-inside: avoid; }
+img { max-width: max(100%, calc(var(--columns) * 18rem)); height: auto; }
+p, figcaption, nav { max-width: 45rem; } figcaption, footer { font-size: .9rem; color: #444; }
+@media screen and (max-width: 45rem) { img { max-width: none; width: calc(var(--columns) * 100%); } }
+@media print { img { max-width: 100%; } .wide { display: none; } }
+@media print { body { max-width: none; font-size: 11px; } h2 { break-after: avoid; } .scroll { overflow: visible; } }
+"""
+"""Light in dark mode, too, as the figures are. On a phone a figure's first column fills the screen, and the next ones
+are reached by scrolling sideways."""
+
+
+class Image(NamedTuple):
+    """A figure as a PNG file."""
+
+    png: bytes
+    columns: int
+    """Of panels side by side."""
+
+
+def write_report(runs: Sequence[Run], folder: Path) -> Path:
+    """Write ``report.html`` and ``figures/*.png``.
+
+    Args:
+        runs: in the order in which they are shown.
+        folder: made if it is not there.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        UserError: a run's files are missing or damaged.
+        OSError: the folder cannot be written.
+    """
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    images = _images(runs)
+    for panel in PANELS:
+        file = folder / "figures" / f"{panel.key}.png"
+        if panel in images:
+            file.write_bytes(images[panel].png)
+        else:
+            file.unlink(missing_ok=True)  # of an earlier report, of other runs
+    written = folder / "report.html"
+    written.write_text(_page(runs, images, with_files=True), encoding="utf-8")
+    return written
+
+
+def page(runs: Sequence[Run], reload_seconds: float | None = None) -> str:
+    """Return the report as one HTML page with its figures inside.
+
+    Args:
+        runs: in the order in which they are shown; they may still be under way.
+        reload_seconds: after which a browser loads the page again; None is never.
+
+    Raises:
+        UserError: a run's files are missing or damaged.
+    """
+    return _page(runs, _images(runs), reload_seconds)
+
+
+def _images(runs: Sequence[Run]) -> dict[Panel, Image]:
+    """Return the PNG files of the panels that these runs have measured."""
+    drawn = ((panel, panel.draw(runs)) for panel in PANELS)
+    return {panel: _image(figure) for panel, figure in drawn if figure is not None}
+
+
+def _image(figure: Figure) -> Image:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    places = figure.axes[0].get_subplotspec()
+    assert places is not None
+    return Image(buffer.getvalue(), places.get_gridspec().ncols)
+
+
+def _section(panel: Panel, image: Image, *, with_files: bool) -> str:
+    wide = f' <span class="wide">{image.columns} panels side by side; where they do not fit, scroll.</span>'
+    more = wide if image.columns > 1 else ""
+    file = f" File: figures/{panel.key}.png." if with_files else ""
+    source = base64.b64encode(image.png).decode()
+    return (
+        f'<section id="{panel.key}"><h2>{escape(panel.question)}</h2><figure>'
+        f'<div class="scroll"><img style="--columns: {image.columns}" alt="{escape(panel.question)}" '
+        f'src="data:image/png;base64,{source}"></div>'
+        f"<figcaption>{escape(panel.caption)} <em>{escape(panel.paper)}</em>{file}{more}</figcaption>"
+        "</figure></section>"
+    )
+
+
+def _page(
+    runs: Sequence[Run], images: Mapping[Panel, Image], reload_seconds: float | None = None, *, with_files: bool = False
+) -> str:
+    missing = [panel.question for panel in PANELS if panel not in images]
+    unmeasured = f"<p>Not measured by these runs: {escape(' '.join(missing))}</p>" if missing else ""
+    links = " · ".join(f'<a href="#{panel.key}">{escape(panel.question)}</a>' for panel in images)
+    reload = f'<meta http-equiv="refresh" content="{reload_seconds:g}">' if reload_seconds else ""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">{reload}
+<title>flashpoint: {escape(", ".join(run.name for run in runs))}</title><style>{_STYLE}</style></head><body>
+<h1>{"<br>".join(map(escape, _answers(runs)))}</h1>
+<div class="scroll"><table><thead><tr><th>run</th><th>attention</th><th>outcome</th><th>steps</th>
+<th>largest W_Q norm, at the onset or the end</th>
+<th>seed</th><th>model</th><th>hardware and versions</th><th>digest</th></tr></thead>
+<tbody>{"".join(_row(run) for run in runs)}</tbody></table></div>
+<p>{_compared(runs)} {_branches(runs)}{_criterion(runs)} Layers and heads count from 1.
+Figures of single heads show layer {runs[0].hottest_layer}{_why_that_layer(runs[0])}.{_coarse(runs)}</p>
+<nav>{links}</nav>
+{localized.sections(runs)}{"".join(_section(panel, image, with_files=with_files) for panel, image in images.items())}
+{unmeasured}<footer>Written by <code>flashpoint report</code> from the runs' own files. The paper is Qiu &amp; Yao,
+arXiv 2510.04212.</footer></body></html>
+"""
+
+
+def _answers(runs: Sequence[Run]) -> list[str]:
+    """Return what became of each attention: the verdict of its one run, or how many of its runs exploded."""
+    members = {title: [run for run in runs if run.title == title] for title in dict.fromkeys(run.title for run in runs)}
+    return [f"{title}: {of[0].verdict if len(of) == 1 else _exploded(of)}" for title, of in members.items()]
+
+
+def _exploded(runs: Sequence[Run]) -> str:
+    """Return how many exploded; where all ran to their end and are independent of one another, with the interval of the
+    share."""
+    exploded = sum(run.ended and run.failed_at is not None for run in runs)
+    told = f"{exploded} of {len(runs)} runs exploded"
+    if unfinished := sum(not run.ended or run.ending == "stopped" for run in runs):
+        return f"{told}, {unfinished} have not run to the end"
+    seeds = {run.config.get("seed") for run in runs if not (run.origin and run.origin[1])}
+    if len(seeds) < len(runs):
+        return told
+    low, high = clopper_pearson(exploded, len(runs))
+    return f"{told} (95 % interval {100 * low:.0f} to {100 * high:.0f} %)"
+
+
+def _compared(runs: Sequence[Run]) -> str:
+    """Say what the runs have in common, and that a run is no rate."""
+    if len(runs) == 1:
+        return "One run (n = 1) is no rate."
+    weights = _shared(runs, lambda run: run.manifest["initial_weights"])
+    batches = _shared(runs, _batches)
+    apart = "" if weights == batches else f"{batches} "
+    places = len({run.manifest["hardware"] for run in runs})
+    elsewhere = f", on {places} kinds of hardware, on which sums have other last bits" if places > 1 else ""
+    told = f"{len(runs)} runs with {weights} initial weights and {apart}batches{elsewhere}."
+    one_each = len({run.title for run in runs}) == len(runs)
+    return f"{told} Each is one run (n = 1), and one run is no rate." if one_each else told
+
+
+def _branches(runs: Sequence[Run]) -> str:
+    """Say which runs began with the weights of another one."""
+    told = (
+        f"{escape(run.name)} is a branch: it begins at step {run.origin[1]:,} of {escape(Path(run.origin[0]).name)}. "
+        for run in runs
+        if run.origin and run.origin[1]
+    )
+    return "".join(told)
+
+
+def _shared(runs: Sequence[Run], of: Callable[[Run], object]) -> str:
+    if any(run.watched for run in runs):  # other loops tell neither their batches nor their weights
+        return UNKNOWN
+    return "the same" if len({of(run) for run in runs}) == 1 else "different"
+
+
+def _batches(run: Run) -> tuple[object, ...]:
+    """Return what a run's batches follow from, as far as it goes."""
+    train = run.config["train"]
+    asked = train.get("order_seed")  # a key that older runs lack
+    order = run.config["seed"] if asked is None else asked
+    return run.manifest["data"].get("fingerprint"), order, train["batch_size"], run.config["model"]["context"]
+
+
+def _criterion(runs: Sequence[Run]) -> str:
+    """Say what an explosion is, if it is the same for all runs."""
+    asked = {tuple(run.config["detector"][key] for key in ("window", "margin", "hold_steps")) for run in runs}
+    if len(asked) > 1:
+        return "A dashed line is the onset of an explosion."
+    ((window, margin, hold),) = asked
+    return (
+        f"A run has exploded when the mean loss of the last {window} steps stands {margin:g} nats above its lowest "
+        f"value for {hold} steps. The dashed line is the first of these, the onset."
+    )
+
+
+def _why_that_layer(run: Run) -> str:
+    return ": there W_Q of the first run is largest" if run.w_q_norms else "; W_Q of the first run was not measured"
+
+
+def _coarse(runs: Sequence[Run]) -> str:
+    """Say so where an attention rounds to fewer bits than BF16 has."""
+    roundings = [getattr(run.attention, point) for run in runs for point in ROUNDING_POINTS]
+    coarse = any(rounding.mode != "none" and rounding.bits < BF16_BITS for rounding in roundings)
+    told = f" BF16 has {BF16_BITS} mantissa bits: an explosion of an attention with fewer is not BF16's own."
+    return told if coarse else ""
+
+
+def _row(run: Run) -> str:
+    model, environment = run.config.get("model"), run.manifest["environment"]
+    shape = f"{model['n_layer']} × {model['d_model']}, {model['n_head']} heads, T {model['context']}" if model else ""
+    place = f"{run.manifest['hardware']}, torch {environment['torch']}, {run.manifest['started'][:10]}"
+    kind, digest = "", ""
+    steps = f"{run.logged_steps:,} so far" if run.logged_steps else ""
+    if run.ended:
+        kind, steps, digest = run.ending, f"{run.outcome['step']:,}", run.outcome["digest"]
+    hottest = ""
+    if run.w_q_norms:
+        hottest = "layer {}, head {}: {:.1f}".format(*run.hottest_head, run.hottest_norms.max())
+    before, after = ([run.name, run.title], [steps, hottest, run.config.get("seed", UNKNOWN), shape or UNKNOWN, place])
+    why = run.outcome.get("nonfinite") if run.ended else None
+    verdict = f'<td class="{kind}">{escape(": ".join(filter(None, [run.verdict, why])))}</td>'
+    return f"<tr>{_cells(before)}{verdict}{_cells(after)}<td><code>{digest}</code></td></tr>"
+
+
+def _cells(values: Sequence[object]) -> str:
+    return "".join(f"<td>{escape(str(value))}</td>" for value in values)

@@ -1,0 +1,85 @@
+"""The explosion detector: one rule, applied to the loss of every step in order."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any
+
+from flashpoint.lab.config import DetectorConfig
+from flashpoint.runs.outcome import Verdict
+
+
+class ExplosionDetector:
+    """Decides when a run has exploded.
+
+    Exploded: the mean loss of the last ``window`` steps stays ``margin`` nats above its running minimum for
+    ``hold_steps`` steps; the onset is the first of them. Nonfinite: a loss or gradient norm is no finite number.
+
+    Attributes:
+        steps_above: steps in a row, up to the last one, for which the mean loss has been out of bounds; 0 while it is
+            not.
+        verdict: ``stable`` until decided; the first decision stands.
+        onset_step: None while stable.
+        last_step: the step after which the run is to stop, None while stable: ``tail_steps`` after the
+            decision for an explosion, the step itself for a non-finite value, which no step recovers from.
+    """
+
+    def __init__(self, config: DetectorConfig) -> None:
+        self._config = config
+        self._losses: deque[float] = deque(maxlen=config.window)
+        self._minimum = math.inf
+        self.steps_above = 0
+        self.verdict: Verdict = "stable"
+        self.onset_step: int | None = None
+        self.last_step: int | None = None
+
+    @property
+    def decision(self) -> str:
+        """What was decided, in words; empty while stable."""
+        if self.onset_step is None:
+            return ""
+        if self.verdict == "nonfinite":
+            return f"the loss or the gradient norm of step {self.onset_step:,} is no finite number"
+        return (
+            f"the loss has exploded, since step {self.onset_step:,}: the mean of {self._config.window} steps has stood "
+            f"more than {self._config.margin} nats above its minimum for {self._config.hold_steps} steps"
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return the plain values that :meth:`load_state` takes back."""
+        return {
+            "losses": list(self._losses),
+            "minimum": self._minimum,
+            "above": self.steps_above,
+            "verdict": self.verdict,
+            "onset_step": self.onset_step,
+            "last_step": self.last_step,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from :meth:`state`, also of a detector with other settings.
+
+        Steps out of bounds that are ``hold_steps`` or more by now are an explosion if the next one is, too.
+        """
+        self._losses.extend(state["losses"])
+        self._minimum, self.steps_above = state["minimum"], state["above"]
+        self.verdict, self.onset_step, self.last_step = state["verdict"], state["onset_step"], state["last_step"]
+
+    def update(self, step: int, loss: float, grad_norm: float) -> None:
+        """Take in one step; steps come in order, none left out."""
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            if self.verdict == "stable":
+                self.verdict, self.onset_step = "nonfinite", step
+            self.last_step = step if self.last_step is None else min(self.last_step, step)
+            return
+        self._losses.append(loss)
+        if self.verdict != "stable" or len(self._losses) < self._config.window:
+            return
+        mean = math.fsum(self._losses) / self._config.window
+        self._minimum = min(self._minimum, mean)
+        self.steps_above = self.steps_above + 1 if mean > self._minimum + self._config.margin else 0
+        if self.steps_above >= self._config.hold_steps:  # above it, where the run branches off one that held longer
+            self.verdict = "exploded"
+            self.onset_step = step - self.steps_above + 1
+            self.last_step = step + self._config.tail_steps

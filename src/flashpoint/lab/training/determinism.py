@@ -1,0 +1,143 @@
+"""Settings under which the same run gives the same bits, and the environment they hold for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import flashpoint
+import flashpoint_kernels
+from flashpoint.hardware import chip_of
+from flashpoint.lab.config import Config
+from flashpoint.lab.precision import Precision, linear_dtype
+from flashpoint.numerics.dispatch import sdpa_operation
+from flashpoint_kernels.tile_sizes import tile_sizes_of
+
+_PACKAGES = [Path(str(package.__file__)).parent for package in (flashpoint, flashpoint_kernels)]
+
+
+def fix_numerics(threads: int, deterministic: bool, precision: Precision) -> None:
+    """Fix what changes bits between two runs on one machine. Call before the first CUDA operation.
+
+    Args:
+        threads: of CPU operations; sums depend on their number.
+        deterministic: False lets PyTorch choose faster operations whose bits differ from run to run.
+        precision: ``tf32`` cuts the FP32 operands of matrix products to 10 mantissa bits.
+    """
+    torch.set_num_threads(threads)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.use_deterministic_algorithms(deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    # For the whole process: whoever takes FP32 products beside a training in TF32 turns it off for them.
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+
+
+def describe_environment(device: torch.device, config: Config) -> dict[str, Any]:
+    """Return the versions, hardware and what computes the attention, as plain values for the manifest; after
+    ``fix_numerics``."""
+    on_gpu = device.type == "cuda"
+    return {
+        "flashpoint": flashpoint.__version__,
+        "commit": _commit(),
+        "source": source_digest(*_PACKAGES),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if on_gpu else None,
+        "triton": version("triton") if on_gpu else None,
+        "tiles": tile_sizes_of(chip_of(device), config.model.head_size) if on_gpu else None,
+        "sdpa": _sdpa(device, config) if config.attn.kernel == "sdpa" else None,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "hardware": hardware_name(device),
+        "command": command_line(),
+    }
+
+
+def command_line() -> list[str]:
+    """Return the arguments of this process. Of the program only its name: where it lies, another machine has not."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+
+
+def hardware_name(device: torch.device) -> str:
+    """Name the GPU, or the CPU with the number of threads that PyTorch takes."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_cpu_name()}, {torch.get_num_threads()} threads"
+
+
+def environment_difference(recorded: dict[str, Any], here: dict[str, Any]) -> str | None:
+    """Return one line naming what makes bitwise equality unlikely, or None."""
+    names = [name for name in ("torch", "cuda", "triton", "hardware", "tiles") if recorded.get(name) != here.get(name)]
+    if recorded.get("sdpa") and here["sdpa"] not in {None, recorded["sdpa"]}:  # one that has none has another attention
+        names.append("sdpa")
+    if not names:
+        return None
+    changes = ", ".join(f"{name} {recorded.get(name)} → {here.get(name)}" for name in names)
+    return f"not the tape's environment ({changes}): same batches and initial weights, other bits"
+
+
+def source_difference(recorded: dict[str, Any], here: dict[str, Any]) -> str | None:
+    """Return one line where a run goes on with other code than it began with, or None; older runs do not tell it."""
+    if recorded.get("source") in (None, here["source"]):
+        return None
+    begun, now = (str(one.get("commit") or one["source"])[:12] for one in (recorded, here))
+    return (
+        f"begun with other source code ({begun}, here {now}): its digest may not be that of an undisturbed run; "
+        "the manifest's resumed has both"
+    )
+
+
+def source_digest(*packages: Path) -> str:
+    """Return SHA-256 of the Python files of packages, and of their places: which code made a run whose tree has no
+    Git."""
+    digest = hashlib.sha256()
+    for package in packages:
+        for path in sorted(package.rglob("*.py")):
+            content = path.read_bytes()
+            place = path.relative_to(package.parent).as_posix()
+            digest.update(f"{place}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def _sdpa(device: torch.device, config: Config) -> str:
+    shape = (1, config.model.n_head, config.model.context, config.model.head_size)
+    return sdpa_operation(torch.empty(shape, dtype=linear_dtype(config.train.precision), device=device))
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+
+
+def _commit() -> str | None:
+    """Return the source's Git commit, with ``+changes`` if files differ from it; None unless Git tracks the source.
+
+    What is installed may lie in the folder of somebody's own repository, whose commit says nothing of it.
+    """
+    try:
+        _git("ls-files", "--error-unmatch", "__init__.py")
+        commit = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{commit}+changes" if changed else commit
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(
+        command, cwd=_PACKAGES[0], capture_output=True, text=True, timeout=10, check=True
+    ).stdout.strip()

@@ -1,0 +1,278 @@
+"""The training loop: batches in, optimiser steps, metrics, tape and chain out."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashpoint.errors import notify
+from flashpoint.lab.data.batches import gather_windows
+from flashpoint.lab.probes.runner import Failed
+from flashpoint.lab.progress import progress_bar
+from flashpoint.lab.training.checkpoints import Checkpoint
+from flashpoint.lab.training.detector import ExplosionDetector
+from flashpoint.lab.training.nonfinite import locate
+from flashpoint.lab.training.optimizer import learning_rate
+from flashpoint.lab.training.parts import Parts
+from flashpoint.lab.training.start import Start
+from flashpoint.lab.training.validation import validation_loss
+from flashpoint.lab.training.writer import RunWriter
+
+_HOTTEST = 3
+"""Heads that the terminal shows."""
+
+
+@dataclass(frozen=True)
+class LoopResult:
+    """How far the loop came."""
+
+    steps: int
+    """Optimiser steps done."""
+    loss: float
+    """Training loss of the last of them, nats."""
+    val_loss: float | None
+    """Loss of the last validation, nats."""
+    val_step: int | None
+    """Optimiser steps done then."""
+    interrupted: bool
+    """Whether a request to stop ended it early."""
+
+
+class Trainer:
+    """One run's model, optimiser and files.
+
+    Args:
+        files: take tape, chain, metrics and checkpoints.
+        stop_requested: asked once a step; a True ends the run cleanly after that step.
+
+    Attributes:
+        detector: has the verdict.
+        failed_probe: the probe whose failure ends a run with ``probes.strict``.
+    """
+
+    def __init__(self, parts: Parts, files: RunWriter, *, stop_requested: Callable[[], bool]) -> None:
+        plan, self._optimizer_step = parts.plan, parts.optimizer_step
+        self.model, self._tokens, self._order = parts.optimizer_step.model, parts.tokens, parts.order
+        self._config, self._device, self._ranks = plan.config, plan.device, plan.ranks
+        self._files, self._probes, self._twin = files, parts.probes, parts.twin
+        self._stop_requested = stop_requested
+        self._first_step, self._last_loss = parts.start.step, math.nan
+        self._val_loss: float | None = None
+        self._val_step: int | None = None
+        self.detector = ExplosionDetector(plan.config.detector)
+        self.failed_probe: Failed | None = None
+        # Losses and gradient norms wait on the device, so that a step never waits for the host.
+        self._pending = torch.zeros(
+            plan.config.train.log_interval, len(parts.optimizer_step.result), device=plan.device
+        )
+        self._pending_steps: list[int] = []
+        self._pending_checksums: dict[int, Tensor] = {}
+        self._ended = False
+        """Whether the checkpoint to start from is of the run's last step."""
+        if parts.start.state:
+            self._take_over(parts.start)
+
+    def run(self) -> LoopResult:
+        """Train until ``train.steps``, the detector's last step, or a request to stop.
+
+        Raises:
+            OSError: a file could not be written.
+        """
+        train = self._config.train
+        self._forget_earlier_runs()
+        interrupted, step = False, self._first_step - 1
+        with progress_bar(train.steps, "step", done=self._first_step) as bar:
+            started, logged = time.perf_counter(), self._first_step
+            for step in range(self._first_step, self._first_step if self._ended else train.steps):
+                self._step(step)
+                last = step + 1 == train.steps
+                due = (step + 1) % train.log_interval == 0
+                if self._ranks.world == 1 or due:  # several processes must stop at the same step
+                    stop = self._stop_requested() or self.failed_probe is not None
+                    interrupted = self._ranks.any(stop, self._device)
+                if due or last or interrupted:
+                    if self._pending_steps:
+                        self._read_pending()
+                    now, steps = time.perf_counter(), step + 1 - logged
+                    rate = steps * train.batch_size * self._config.model.context / (now - started)
+                    started, logged = now, step + 1
+                    self._files.log(step, {"tokens_per_second": rate, **self._memory()})
+                    bar.set_postfix_str(self._status(rate), refresh=False)
+                    bar.update(steps)
+                    # Not where a stop request made it read early: the run would end before it does undisturbed.
+                    last = last or (due and self.detector.last_step is not None and step >= self.detector.last_step)
+                if self._probes:
+                    if metrics := self._probes.after_step(step, last=last):
+                        self._files.log(step, metrics)
+                    self._note_failed_probes(step)
+                if (step + 1) % train.eval_interval == 0 or last:
+                    before = time.perf_counter()
+                    self._log_validation(step)
+                    started += time.perf_counter() - before  # the steps before it count for the rate, it does not
+                self._look_at_weights(step + 1)
+                if self._files.checkpoint_due(step + 1, now=interrupted):
+                    self._checkpoint(step + 1)
+                if last or interrupted:
+                    break
+        if self._ended and self._val_step != step + 1:  # its checkpoint is of a step that was not to be the last
+            self._log_validation(step)
+        self._files.wait()
+        return LoopResult(step + 1, self._last_loss, self._val_loss, self._val_step, interrupted and not last)
+
+    def what_was_not_finite(
+        self, checkpoints_up_to: Callable[[int], Iterator[Checkpoint]], *, from_initial_weights: bool
+    ) -> str | None:
+        """Go back to before the step that was not finite, repeat the steps from there, and look at that step.
+
+        Args:
+            checkpoints_up_to: returns those up to a step, newest first.
+            from_initial_weights: whether the run's first step was step 0, to which it can go back without a checkpoint.
+
+        Returns:
+            One sentence; None where no step was NaN or infinite, a branch has no checkpoint any more from before that
+            step, several processes share a batch, or a request to stop came in between.
+        """
+        onset = self.detector.onset_step
+        if self.detector.verdict != "nonfinite" or onset is None or self._ranks.world > 1:
+            return None
+        before = next(checkpoints_up_to(onset), None)
+        if before:
+            self._optimizer_step.load_state(before.load()[0])
+        elif from_initial_weights:
+            self._optimizer_step.restart(self._config.seed)
+        else:
+            return None
+        for step in range(before.step if before else 0, onset):
+            if self._stop_requested():
+                return None
+            self._optimizer_step(self._batch(step), learning_rate(step, self._config.train))
+        return locate(
+            self.model,
+            self._batch(onset).to(self._device),
+            self._optimizer_step.seed_and_step,
+            self._config.train.precision,
+        )
+
+    def _take_over(self, start: Start) -> None:
+        """Go on from a checkpoint, the run's own or of the run that it branches off."""
+        tensors, state, train = start.take_tensors(), start.state, self._config.train
+        self._optimizer_step.load_state(tensors)
+        self.detector.load_state(state["detector"])
+        if self._probes:
+            self._probes.load_state(tensors, state["probes"])
+            self._note_failed_probes(start.step)
+        self._last_loss, last = state["loss"], self.detector.last_step
+        self._ended = start.step == train.steps
+        if start.chain is None:  # a branch has not logged what the run before it validated, nor ended with it
+            self._val_loss, self._val_step = state.get("val_loss"), state.get("val_step")
+            self._ended |= last is not None and start.step > last and start.step % train.log_interval == 0
+        if self.detector.onset_step is not None:
+            self._files.keep_before(self.detector.onset_step)
+
+    def _batch(self, step: int) -> Tensor:
+        """Return this process's windows of a step, [micro-batches, sequences, T + 1] int64, in host memory."""
+        windows = self._order.windows(step)[:, self._ranks.rank]
+        batch = gather_windows(self._tokens.train, windows, self._config.model.context)
+        return batch.pin_memory() if self._device.type == "cuda" else batch
+
+    def _look_at_weights(self, steps: int) -> None:
+        """Keep the weights, and measure how far they are from the twin's, where either is due."""
+        if self._files.snapshot_due(steps):
+            self._files.save_weights(steps, dict(self.model.named_parameters()))
+        if self._twin and steps in self._twin.steps:
+            self._files.log(steps - 1, self._twin.measure(steps, dict(self.model.named_parameters())))
+
+    def _checkpoint(self, steps: int) -> None:
+        if self._pending_steps:
+            self._read_pending()
+        of_probes, probes = self._probes.state() if self._probes else ({}, {})
+        state = {
+            "step": steps,
+            "loss": self._last_loss,
+            "val_loss": self._val_loss,
+            "val_step": self._val_step,
+            "chain": self._files.chain.digest,
+            "detector": self.detector.state(),
+            "probes": probes,
+        }
+        if self._probes:
+            self._note_failed_probes(steps - 1)
+        self._files.save(self._optimizer_step.state() | of_probes, state)
+
+    def _note_failed_probes(self, step: int) -> None:
+        """Tell and record which probes are off from this step on; a strict run stops after the next step."""
+        assert self._probes is not None
+        for failed in self._probes.failed:
+            self._files.note_probe_off(failed.probe, step, failed.error)
+            if self._config.probes.strict:
+                self.failed_probe = failed
+            else:
+                notify(f"step {step:,}: {failed.error}; probes.attention={failed.probe} is off, the run goes on")
+        self._probes.failed.clear()
+
+    def _log_validation(self, step: int) -> None:
+        self._val_loss = validation_loss(
+            self.model, self._tokens, self._config, self._device, self._optimizer_step.seed_and_step
+        )
+        self._val_step = step + 1
+        self._files.log(step, {"val_loss": self._val_loss})
+
+    def _step(self, step: int) -> None:
+        self._files.tape.append(self._order.windows(step))
+        batch = self._batch(step)
+        if self._probes:
+            self._probes.before_step(step, batch, self._optimizer_step.seed_and_step)
+        self._optimizer_step(batch, learning_rate(step, self._config.train))
+        self._pending[len(self._pending_steps)] = self._optimizer_step.result
+        self._pending_steps.append(step)
+        interval = self._config.train.checksum_interval
+        if interval and (step + 1) % interval == 0:
+            self._pending_checksums[step] = self._optimizer_step.checksum()
+
+    def _read_pending(self) -> None:
+        """Log, chain and judge the steps since the last read."""
+        values = self._pending.tolist()  # waits for the device
+        for step, (loss, grad_norm, update_norm) in zip(self._pending_steps, values, strict=False):
+            checksum = self._pending_checksums.pop(step, None)
+            self._files.chain.append(loss, grad_norm, int(checksum) % 2**64 if checksum is not None else 0)
+            stable = self.detector.onset_step is None
+            self.detector.update(step, loss, grad_norm)
+            if stable and self.detector.onset_step is not None:
+                self._files.keep_before(self.detector.onset_step)
+                notify(f"step {step:,}: {self.detector.decision}")
+            clip = self._config.train.grad_clip
+            self._files.log(
+                step,
+                {
+                    "loss": loss,
+                    "grad_norm": grad_norm,
+                    "update_norm": update_norm,
+                    "clip_factor": min(clip / (grad_norm + 1e-6), 1.0) if clip else 1.0,  # NaN of NaN
+                    "lr": learning_rate(step, self._config.train),
+                },
+            )
+        self._last_loss = values[len(self._pending_steps) - 1][0]
+        self._pending_steps.clear()
+
+    def _status(self, rate: float) -> str:
+        """Return the loss, rate and the heads whose W_Q grows fastest, for the terminal."""
+        hottest = self._probes.sentinel.hottest(_HOTTEST) if self._probes else []
+        return ", ".join([f"loss {self._last_loss:.3f}", f"{rate:,.0f} tokens/s", *map(str, hottest)])
+
+    def _forget_earlier_runs(self) -> None:
+        """Give back what runs before this one in the process held, which would count as this one's memory."""
+        if self._device.type == "cuda":
+            gc.collect()  # a trainer is part of a cycle
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def _memory(self) -> dict[str, float]:
+        if self._device.type != "cuda":
+            return {}
+        return {"memory_gib": torch.cuda.max_memory_reserved(self._device) / 2**30}

@@ -1,0 +1,154 @@
+"""The weights alone at regular steps, and how far another run's weights are from them (arXiv 2405.02803).
+
+A run with ``checkpoints.weights_interval`` keeps its weights every so many steps. A run with
+``probes.weights_against=RUN`` measures its distance from RUN at each of those steps and keeps no weights of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from flashpoint.errors import UserError
+from flashpoint.field_types import EXPERIMENT
+from flashpoint.files import whole
+from flashpoint.lab.build_config import keys
+from flashpoint.lab.config import Config
+from flashpoint.lab.data.batches import Order
+from flashpoint.lab.data.tape import Tape, TapeHeader
+from flashpoint.numerics.effective import effective_choices
+from flashpoint.runs.configuration import attention_of
+from flashpoint.runs.folder import RunFolder, by_step, of_step
+from flashpoint.runs.metrics import ALL_TENSORS
+
+_OF_ONE_THING = {
+    "model.init_seed": "initial weights",
+    "model.init_ulps": "one weight",
+    "train.order_seed": "batch order",
+    "train.precision": "precision",
+}
+"""Settings that two compared runs may differ in, besides the attention."""
+
+
+def write_snapshot(folder: Path, step: int, weights: Mapping[str, Tensor]) -> None:
+    """Write the weights after ``step`` steps as safetensors, FP32.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    folder.mkdir(exist_ok=True)
+    with whole(of_step(folder, step, ".safetensors")) as partial:
+        save_file({name: tensor.detach().cpu() for name, tensor in weights.items()}, partial)
+
+
+def snapshot_steps(folder: Path) -> list[int]:
+    """Return the steps after which the folder has weights, in order."""
+    return list(by_step(folder, ".safetensors"))
+
+
+def read_snapshot(folder: Path, step: int) -> dict[str, Tensor]:
+    """Return the weights after ``step`` steps, FP32 in host memory.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    try:
+        return load_file(of_step(folder, step, ".safetensors"))
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{of_step(folder, step, '.safetensors')}: {error}; restore the file, or drop probes.weights_against"
+        ) from error
+
+
+def distances(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the distances between two sets of weights of the same shapes, by tensor and over all.
+
+    Returns:
+        ``weights_largest/NAME``: the largest |difference| of an element. ``weights_wasserstein/NAME``: the
+        1-Wasserstein distance of the two distributions of values, that is the mean |difference| of the sorted values.
+        ``weights_spread/NAME``: the standard deviation of the other's values, to which both may be put in relation.
+    """
+    pairs = {name: (weights[name].detach().flatten().double(), others[name].flatten()) for name in others}
+    pairs = {name: (one, other.to(one.device, torch.float64)) for name, (one, other) in pairs.items()}
+    one, other = (torch.cat(side) for side in zip(*pairs.values(), strict=True))
+    pairs[ALL_TENSORS] = one, other
+    found: dict[str, float] = {}
+    for name, (one, other) in pairs.items():
+        found[f"weights_largest/{name}"] = (one - other).abs().max().item()
+        found[f"weights_wasserstein/{name}"] = (one.sort().values - other.sort().values).abs().mean().item()
+        found[f"weights_spread/{name}"] = other.std(correction=0).item()
+    return found
+
+
+class Twin:
+    """The run that another one is measured against, which differs from it in one thing.
+
+    Attributes:
+        differs_in: that thing, in words.
+        steps: after which the twin has weights.
+
+    Raises:
+        UserError: no run or no weights are there, or the two differ in nothing, in several things or in their batches.
+    """
+
+    def __init__(self, config: Config, header: TapeHeader, order: Order) -> None:
+        name = config.probes.weights_against
+        assert name is not None
+        self._folder = RunFolder.open(name, config.runs_dir)
+        self.name = self._folder.path.name
+        self.steps = frozenset(snapshot_steps(self._folder.weights))
+        told = f"probes.weights_against={name}"
+        if not self.steps:
+            raise UserError(f"{told}: keeps no weights; record it with checkpoints.weights_interval=N")
+        self.differs_in = _one_difference(told, config, self._folder.read_config())
+        if self.differs_in != "batch order":
+            _require_same_batches(told, self._folder, header, order)
+
+    def measure(self, step: int, weights: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return the :func:`distances` of the weights after ``step`` steps from the twin's."""
+        return distances(weights, read_snapshot(self._folder.weights, step))
+
+
+def _one_difference(told: str, config: Config, there: Mapping[str, Any]) -> str:
+    """Name the one thing that the two configurations differ in."""
+    here, attention = config.to_dict(), attention_of(there)
+    found = []
+    if effective_choices(config.attn) != effective_choices(attention):
+        found.append(f"attention {config.attn.title} for {attention.title}")
+    if config.seed != there["seed"]:
+        raise UserError(f"{told}: seed {there['seed']} there, {config.seed} here; take the runs of one seed")
+    for key in keys():
+        section, _, name = key.name.partition(".")
+        if not name or EXPERIMENT not in key.marks or section == "detector":
+            continue
+        own, others = here[section][name], there[section].get(name, key.default)
+        if own == others:
+            continue
+        if key.name not in _OF_ONE_THING:
+            raise UserError(f"{told}: {key.name} is {others} there, {own} here; take runs that differ in one thing")
+        what = _OF_ONE_THING[key.name]
+        if key.name == "model.init_ulps":
+            what = f"{abs(own - others):,} FP32 ulps in {what}"
+        found.append(f"precision {own} for {others}" if what == "precision" else what)
+    if len(found) != 1:
+        differ = " and ".join(found) or "nothing"
+        raise UserError(f"{told}: the two differ in {differ}; take runs that differ in one thing")
+    return found[0]
+
+
+def _require_same_batches(told: str, folder: RunFolder, header: TapeHeader, order: Order) -> None:
+    tape = Tape.read(folder.tape, until_broken=True)
+    same = {name for name in header.__dict__ if name != "initial_weights"}
+    differ = sorted(name for name in same if getattr(tape.header, name) != getattr(header, name))
+    if differ:
+        raise UserError(f"{told}: its tape differs in {differ[0]}; take a run with the same batches")
+    for step in range(min(tape.steps, 3)):
+        if not np.array_equal(tape.records[step], order.windows(step)):
+            raise UserError(f"{told}: its tape has other batches from step {step} on; take a run with the same batches")

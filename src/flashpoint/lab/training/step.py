@@ -1,0 +1,192 @@
+"""One optimiser step on the device, captured as a CUDA graph where there is a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch._functorch import config as functorch_config
+
+from flashpoint.lab.config import Config
+from flashpoint.lab.cuda_graph import Graphed
+from flashpoint.lab.model import GPT, Block
+from flashpoint.lab.precision import autocast, linear_dtype, loss_scale
+from flashpoint.lab.training.digests import state_checksum
+from flashpoint.lab.training.optimizer import build_optimizer
+from flashpoint.lab.training.parallel import Ranks, flattened, take_from
+from flashpoint.numerics.ops import forget_graphs
+
+_EAGER_STEPS = 3
+"""Steps before the capture: they compile, allocate the optimiser's state and choose algorithms."""
+
+
+class OptimizerStep:
+    """Forward and backward passes of all micro-batches, clipping, AdamW.
+
+    The host sets the inputs and the learning rate; what a step computes it finds in ``result``. With
+    ``train.cuda_graph`` a step is captured as a CUDA graph once and replayed as one launch, which changes no bit:
+    small models are otherwise bound by the host.
+
+    Args:
+        model: on ``device``.
+        ranks: the processes that share each batch; their gradients are averaged.
+    """
+
+    def __init__(self, model: GPT, config: Config, device: torch.device, ranks: Ranks) -> None:
+        train, self._ranks = config.train, ranks
+        self.model, self._train, self._device = model, train, device
+        on_gpu = device.type == "cuda"
+        self._compiled = train.compiles(device.type)
+        if self._compiled:
+            forget_graphs()  # runs of one sweep share a process, and a function compiles so many times only
+        self._loss_of: nn.Module = torch.compile(model, fullgraph=True) if self._compiled else model  # type: ignore[assignment]
+        self._learning_rate = torch.zeros((), device=device)
+        self._optimizer = build_optimizer(model, train, self._learning_rate)
+        shape = (train.micro_batches // ranks.world, train.sequences, config.model.context + 1)
+        self._batch = torch.zeros(shape, dtype=torch.int64, device=device)
+        noise_seed = (config.seed + ranks.rank * 0x9E3779B9) % 2**32  # other sequences, other noise
+        self.seed_and_step = torch.tensor([noise_seed, 0], device=device)
+        """[2] int64: the run's seed and the count of forward passes so far, the key of stochastic rounding."""
+        self.result = torch.zeros(3, device=device)
+        """Loss, nats, gradient norm before clipping, and norm of what the step added to the weights. On the device; the
+        next step overwrites it."""
+        self._total = torch.zeros((), device=device)
+        self._flat = torch.empty(0, device=device)
+        captures = on_gpu and train.cuda_graph is not False
+        stream = torch.cuda.Stream(device) if captures else None
+
+        def graphed(compute: Callable[[], None]) -> Callable[[], None]:
+            return Graphed(compute, captures, after=_EAGER_STEPS, stream=stream)
+
+        # What several processes exchange is launched between two graphs: NCCL in a graph outlives its process group.
+        self._launches = (
+            [graphed(self._compute)]
+            if ranks.world == 1
+            else [graphed(self._gather), lambda: ranks.sum(self._flat), graphed(self._spread)]
+        )
+
+    def warm_up(self) -> None:
+        """Compile what a step compiles, on a batch of zeros; no state of the training changes."""
+        if self._compiled:
+            # PyTorch keeps a graph with a custom gradient, as the embedding's, out of its cache unless it is told.
+            functorch_config.autograd_cache_allow_custom_autograd_functions = True
+            with ThreadPoolExecutor(1) as beside:
+                attentions = [cast(Block, block).attention.attend for block in self.model.blocks]
+                kernels = beside.submit(self._compile_kernels, attentions)
+                self._loss(self._batch[0]).backward()
+                kernels.result()
+            self._optimizer.zero_grad(set_to_none=True)
+
+    def __call__(self, batch: Tensor, learning_rate: float) -> None:
+        """Queue one step.
+
+        Args:
+            batch: [micro-batches, sequences, T + 1] int64 in host memory, pinned if the device is a GPU.
+        """
+        self._batch.copy_(batch, non_blocking=True)
+        self._learning_rate.fill_(learning_rate)
+        for launch in self._launches:
+            launch()
+
+    def checksum(self) -> Tensor:
+        """Return a checksum [] int64 of weights and optimiser state on the device (:func:`.state_checksum`)."""
+        return state_checksum(self._state_tensors())
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors that the next step depends on, by name; they are not copied."""
+        named = {"seed_and_step": self.seed_and_step}
+        for name, parameter in self.model.named_parameters():
+            named[f"model/{name}"] = parameter
+            named |= {f"{key}/{name}": value for key, value in self._optimizer.state[parameter].items()}
+        return named
+
+    def load_state(self, named: Mapping[str, Tensor]) -> None:
+        """Take over a state, in place if there have been steps: a captured one goes on from there.
+
+        Raises:
+            KeyError: a tensor is missing.
+        """
+        self.seed_and_step[1] = named["seed_and_step"][1]  # the seed is this process's own
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(named[f"model/{name}"])
+                kept = self._optimizer.state[parameter]
+                for key in ("step", "exp_avg", "exp_avg_sq"):
+                    value = named[f"{key}/{name}"]
+                    kept[key] = kept[key].copy_(value) if key in kept else value.to(self._device)
+
+    def restart(self, seed: int) -> None:
+        """Go back, in place, to the initial weights of a seed and to an optimiser that has done no step."""
+        self.model.initialize(seed)
+        self.seed_and_step[1] = 0
+        for parameter in self.model.parameters():
+            for value in self._optimizer.state[parameter].values():
+                value.zero_()
+
+    def _state_tensors(self) -> Iterator[Tensor]:
+        for parameter in self.model.parameters():
+            yield parameter
+            for name in ("exp_avg", "exp_avg_sq"):
+                yield self._optimizer.state[parameter][name]
+
+    def _loss(self, sequences: Tensor) -> Tensor:
+        """Return the mean loss [], nats, of a micro-batch [sequences, T + 1]."""
+        with autocast(self._device, self._train.precision):
+            loss: Tensor = self._loss_of(sequences[:, :-1], sequences[:, 1:], self.seed_and_step)
+        return loss
+
+    def _compile_kernels(self, attentions: Iterable[Callable[[Tensor, Tensor], Tensor]]) -> None:
+        """Run the attention of each layer, whose kernels PyTorch's compiler only calls: neither waits for the other.
+
+        No module may be called or looked up here: while the compiler traces, it takes what any thread does with modules
+        for a part of what it traces.
+        """
+        shape = (self._batch.shape[1], self._batch.shape[2] - 1, 3 * self.model.config.d_model)
+        dtype = linear_dtype(self._train.precision)
+        qkv = torch.zeros(shape, dtype=dtype, device=self._device, requires_grad=True)
+        with torch.cuda.device_of(qkv), autocast(self._device, self._train.precision):
+            for attention in attentions:
+                out = attention(qkv, self.seed_and_step)
+                torch.autograd.grad(out, qkv, torch.zeros_like(out))
+
+    def _compute(self) -> None:
+        self._backward()
+        self._update()
+
+    def _gather(self) -> None:
+        """Compute this process's part of the loss and of the gradients, as one tensor."""
+        self._backward()
+        self._flat = flattened([self._total, *self._gradients()])
+
+    def _spread(self) -> None:
+        """Take the mean of all processes in place of this one's part, and update the weights."""
+        self._flat /= self._ranks.world
+        take_from(self._flat, [self._total, *self._gradients()])
+        self._update()
+
+    def _backward(self) -> None:
+        self._total, scale = torch.zeros((), device=self._device), loss_scale(self._train.precision)
+        self._optimizer.zero_grad(set_to_none=True)
+        for sequences in self._batch:
+            loss = self._loss(sequences)
+            (loss * scale / len(self._batch) if scale != 1 else loss / len(self._batch)).backward()
+            self._total += loss.detach() / len(self._batch)
+            self.seed_and_step[1] += 1
+        if scale != 1:
+            torch._foreach_div_(self._gradients(), scale)
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+
+    def _update(self) -> None:
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._train.grad_clip or math.inf)
+        weights = [parameter.detach() for parameter in self.model.parameters()]
+        before = [torch.empty_like(weight) for weight in weights]
+        torch._foreach_copy_(before, weights)  # one launch, where a small model's clones take as many as it has tensors
+        self._optimizer.step()
+        update = nn.utils.get_total_norm(torch._foreach_sub(weights, before))
+        self.result.copy_(torch.stack([self._total, norm, update]))

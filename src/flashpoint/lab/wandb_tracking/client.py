@@ -1,0 +1,143 @@
+"""The process that speaks to W&B: ``python -m flashpoint.lab.wandb_tracking.client``, fed with messages on stdin.
+
+A message is a pickled pair: ``("begin", settings)``, then ``("log", (step, metrics))`` any number of times, then
+``("end", (summary, figures, files))``. Each line on stdout is for the person at the terminal. Where stdin ends without
+an end, the run was killed, and the client ends what it has.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from flashpoint.files import whole
+from flashpoint.lab.wandb_tracking.media import HeadMedia
+
+FINISH_SECONDS = 120.0
+"""Longest time for the upload at the end of a run. After it ``wandb sync`` can upload the rest."""
+_INIT_SECONDS = 30
+
+
+def main(messages: Iterator[tuple[str, Any]]) -> None:
+    """Serve one run; ends at the first thing that fails, with one line."""
+    run: Any = None
+    media = HeadMedia()
+    try:
+        for kind, content in messages:
+            if kind == "begin":
+                run = _begin(content)
+                if run is None:
+                    return
+            elif kind == "log":
+                step, metrics = content
+                run.log({"step": step, **_by_head(metrics), **media.of(step, metrics)})
+            elif kind == "end":
+                _upload(run, *content)
+        if run is not None:
+            run.finish()
+    except Exception as error:
+        print(f"W&B is off for this run ({_reason(error)}); the run's files have everything", flush=True)
+
+
+def _reason(error: Exception) -> str:
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+
+
+def chosen_mode(wanted: str, environment: Mapping[str, str], has_login: Callable[[], bool]) -> str:
+    """Return ``online``, ``offline`` or ``disabled``, of ``tracking.wandb``.
+
+    Args:
+        wanted: ``auto`` follows WANDB_MODE where it is set, and else is ``online`` with a login and ``offline``
+            without one. ``online`` without a login is ``offline``: W&B would prompt, or raise.
+        has_login: asked only where the mode depends on it.
+    """
+    if wanted == "auto":
+        named = environment.get("WANDB_MODE", "")
+        modes = {"online": "online", "offline": "offline", "dryrun": "offline", "disabled": "disabled"}
+        wanted = modes.get(named, "online")
+    return "offline" if wanted == "online" and not has_login() else wanted
+
+
+def has_login() -> bool:
+    """Whether W&B finds a login of its server: in the environment, in its settings or in a netrc file.
+
+    One that W&B cannot read, or does not tell of, is none; a line says so.
+    """
+    import wandb
+
+    try:
+        wandb.setup(wandb.Settings(mode="online", silent=True))  # offline, as by WANDB_MODE, it would not look
+        return wandb.login(prompt=False, verify=False)
+    except Exception as error:  # whatever is wrong with the login, or with W&B
+        print(f"W&B: the login cannot be read ({_reason(error)}); logging offline", flush=True)
+        return False
+
+
+def _begin(settings: dict[str, Any]) -> Any:
+    """Start W&B's run, or go on with the one that this run is there; return None if WANDB_MODE switches W&B off."""
+    wanted = settings.pop("mode")
+    mode = chosen_mode(wanted, os.environ, has_login)
+    if mode == "disabled":
+        return None
+    if mode == "offline" and "online" in (wanted, os.environ.get("WANDB_MODE") if wanted == "auto" else None):
+        print("W&B: no login is stored; logging offline (wandb login, then wandb sync)", flush=True)
+    import wandb
+
+    seconds, id_file = settings.pop("finish_seconds"), Path(settings.pop("id_file"))
+    run = wandb.init(
+        mode=mode,  # type: ignore[arg-type]
+        id=id_file.read_text().strip() if id_file.exists() else None,
+        resume="allow",  # of a new run, too: wandb sync would put the part on the disk in place of what is there
+        **settings,
+        settings=wandb.Settings(
+            silent=True, console="off", init_timeout=_INIT_SECONDS, finish_timeout=seconds, finish_timeout_raises=True
+        ),
+    )
+    with whole(id_file) as partial:
+        partial.write_text(run.id)
+    run.define_metric("step")  # a resumed run repeats steps since its checkpoint; W&B's own steps may only rise
+    run.define_metric("*", step_metric="step")
+    return run
+
+
+def _by_head(metrics: dict[str, Any]) -> dict[str, float]:
+    """Return the arrays [n_layer, n_head] as ``layer/2/head/3/NAME``."""
+    named: dict[str, float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, np.ndarray):
+            named |= {f"layer/{i + 1}/head/{j + 1}/{name}": float(x) for (i, j), x in np.ndenumerate(value)}
+        else:
+            named[name] = value
+    return named
+
+
+def _upload(run: Any, summary: dict[str, Any], figures: list[str], files: list[str]) -> None:
+    import wandb
+
+    run.summary.update(summary)
+    if figures:
+        run.log({f"figures/{Path(path).stem}": wandb.Image(path) for path in figures})
+    if files:
+        artifact = wandb.Artifact(f"records-{run.id}", type="records")
+        for path in files:
+            artifact.add_file(path)
+        run.log_artifact(artifact)
+
+
+def _received(stdin: BinaryIO) -> Iterator[tuple[str, Any]]:
+    while True:
+        try:
+            yield pickle.load(stdin)
+        except (EOFError, pickle.UnpicklingError):  # the run has ended, or was killed in the middle of a message
+            return
+
+
+if __name__ == "__main__":
+    main(_received(sys.stdin.buffer))

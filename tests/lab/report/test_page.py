@@ -1,0 +1,447 @@
+"""The report of made-up runs: what it shows, that it needs nothing else, and how a browser draws it."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+from flashpoint.lab.report.figures import ABREAST, draw_bias, draw_heads, draw_heat_map, draw_losses, draw_metrics
+from flashpoint.lab.report.page import page, write_report
+from flashpoint.lab.report.panels import PANELS
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.run import Run
+from flashpoint.runs.select import open_run
+from tests.records import call, refusal, write_run
+from tests.runs.kept import set_outcome
+
+BY_HEAD = (
+    "w_q_spectral_norm",
+    "token_similarity",
+    "step_similarity",
+    "delta_error_cumulative",
+    "grad_out_error_sign_agreement",
+    "out_error_bias_max",
+    "v_sign_max",
+    "tied_rows",
+    "tie_multiplicity",
+    "ties_on_first_keys",
+    "w_q_mean_key_share",
+    "w_q_update_mean_key_share",
+    "row_sum_abs_mean",
+    "row_sum_relative_bias",
+    "score_mean",
+)
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def record(folder: Path, name: str, *, onset: int | None = None, probes: bool = True, attention: str = "") -> Run:
+    run = RunFolder(folder / name)
+    model = {"n_layer": 3, "n_head": 2, "d_model": 64, "context": 32}
+    manifest = {"hardware": "a <GPU>"}
+    write_run(
+        run.path, {"name": attention or name}, seed=4, steps=400, onset=onset, config={"model": model},
+        manifest=manifest, digest=f"d-{name}",
+    )  # fmt: skip
+    with run.metrics.open("w") as file:
+        for step in range(400):
+            file.write(json.dumps({"step": step, "loss": 3 + math.sin(step / 20), "grad_norm": 1.0 + step % 3}) + "\n")
+            if probes and step % 20 == 19:
+                values = {
+                    f"layer/{layer}/head/{head}/{metric}": step / 100 * (5 if layer == 2 else 1) + head
+                    for layer in (1, 2, 3)
+                    for head in (1, 2)
+                    for metric in BY_HEAD
+                }
+                file.write(json.dumps({"step": step, **values}) + "\n")
+    return Run.of_folder(run)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    runs = [record(folder, "flash_bf16", onset=300), record(folder, "flash_centered")]
+    return write_report(runs, folder / "out")
+
+
+@pytest.mark.slow
+def test_it_needs_no_other_file_and_shows_every_figure(report: Path) -> None:
+    html = report.read_text()
+    assert re.findall(r'(?:src|href)="(?!data:image/png;base64,|#)', html) == []
+    assert not re.search(r"https?://|@import|<script", html)
+    assert html.count("<img ") == len(PANELS)
+    assert html.count("2 panels side by side") == len(PANELS) - 1  # the losses are in one panel
+    for panel in PANELS:
+        image = matplotlib.image.imread(report.parent / f"figures/{panel.key}.png")[..., :3]
+        assert (np.ptp(image, axis=-1) > 0.3).mean() > 1e-3, f"{panel.key} is blank"
+
+
+def test_it_links_to_each_figure(report: Path) -> None:
+    html = report.read_text()
+    assert re.findall(r'href="#([^"]+)"', html) == re.findall(r'<section id="([^"]+)"', html) == [p.key for p in PANELS]
+
+
+def test_it_says_what_happened_and_where(report: Path) -> None:
+    html = report.read_text()
+    for text in (
+        "<h1>flash_bf16: exploded at 300<br>flash_centered: stable",
+        "exploded at 300</td>",
+        "a &lt;GPU&gt;, torch 2.99",
+        f"<td>layer 2, head 2: {319 / 100 * 5 + 2:.1f}</td>",  # at the first step measured since the onset
+        "the last 1 steps stands 1 nats above its lowest value for 1 steps",
+    ):
+        assert text in html
+    assert "<code>d-flash_centered</code>" in html
+    assert "2 runs with the same initial weights and batches." in html
+    assert "show layer 2" in html
+    assert "Not measured" not in html
+    assert "not BF16's own" not in html
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, "the same initial weights and batches"),
+        ({"config": {"train": {"order_seed": 9}}}, "the same initial weights and different batches"),
+        ({"manifest": {"initial_weights": "others"}}, "different initial weights and the same batches"),
+    ],
+)
+def test_runs_of_different_lengths_have_the_same_batches(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    """The shorter one's tape has another digest, and says no other thing."""
+    for name, steps, changed in (("short", 300, {}), ("long", 900, change)):
+        write_run(tmp_path / name, {"name": "flash_bf16"}, steps=steps, **changed)
+        set_outcome(tmp_path / name, tape_digest=f"of {name}")
+    assert f"2 runs with {told}." in page([open_run(str(tmp_path / name)) for name in ("short", "long")])
+
+
+def test_a_branch_is_told_with_the_step_at_which_it_begins(tmp_path: Path) -> None:
+    parents = {"replay": 0, "branch": 1100, "original": None}
+    runs = []
+    for name, step in parents.items():
+        parent = None if step is None else {"run": "runs/original", "from_step": step}
+        runs.append(open_run(write_run(tmp_path / name, {"name": name}, manifest={"parent": parent})))
+    html = page(runs)
+    assert html.count("is a branch") == 1
+    assert "branch is a branch: it begins at step 1,100 of original." in html
+
+
+def test_the_runs_of_a_figure_have_the_same_steps_below_one_another(tmp_path: Path) -> None:
+    whole, late = (record(tmp_path, name).folder for name in ("whole", "late"))
+    lines = late.metrics.read_text().splitlines(keepends=True)
+    late.metrics.write_text("".join(lines[len(lines) // 2 :]))
+    runs = [Run.of_folder(folder) for folder in (whole, late)]
+    for draw in (draw_heads, draw_bias, draw_heat_map, partial(draw_metrics, titles={"tied_rows": "ties"})):
+        figure = draw(runs)
+        assert figure is not None
+        first, second = figure.axes[:2]
+        assert first.get_xlim() == second.get_xlim()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_runs_that_have_no_room_side_by_side_go_on_below(tmp_path: Path, rows: int) -> None:
+    runs = [record(tmp_path, f"run-{number}", onset=number or None) for number in range(ABREAST + 2)]
+    titles = {"tied_rows": "ties", "tie_multiplicity": "how many"}
+    figure = draw_heads(runs) if rows == 1 else draw_metrics(runs, titles)
+    assert figure is not None
+    figure.canvas.draw()
+    places = [panel.get_window_extent() for panel in figure.axes]
+    assert len({round(place.x0) for place in places}) == ABREAST
+    assert len({round(place.y0) for place in places}) == 2 * rows
+    assert all(place.height > 1.2 * figure.dpi for place in places)
+    onsets = [panel.get_lines()[-1].get_xdata()[0] for panel in _from_above(figure.axes)[:: rows * ABREAST]]
+    assert onsets[1] == ABREAST
+    assert len({panel.get_ylim() for panel in figure.axes}) == 1  # both metrics have the same values
+
+
+def _from_above(panels: list[Axes]) -> list[Axes]:
+    """Row by row, each from the left."""
+    return sorted(panels, key=lambda panel: (-round(panel.get_window_extent().y0), panel.get_window_extent().x0))
+
+
+def test_a_sweep_that_was_kept_without_its_losses_is_drawn(tmp_path: Path) -> None:
+    metrics = [{"step": step, "grad_norm": 1.0 + step} for step in range(3)]
+    runs = [open_run(write_run(tmp_path / str(seed), {"name": "a"}, seed=seed, metrics=metrics)) for seed in range(5)]
+    figure = draw_losses(runs)
+    assert figure is not None
+    assert [len(panel.get_lines()) for panel in figure.axes] == [0, 5]
+
+
+def test_the_names_of_a_sweep_leave_its_curves_their_room(tmp_path: Path) -> None:
+    figure = draw_losses([record(tmp_path, f"run-{number}", attention="flash_bf16") for number in range(16)])
+    assert figure is not None
+    figure.canvas.draw()
+    for panel in figure.axes:
+        assert panel.get_window_extent().height > 2 * figure.dpi
+
+
+def test_the_loss_is_drawn_as_the_detector_averages_it(tmp_path: Path) -> None:
+    losses = [(step * 7) % 11 / 10 for step in range(400)]
+    metrics = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
+    for window in (50, 100):
+        path = write_run(tmp_path / str(window), {"name": "a"}, detector={"window": window}, metrics=metrics)
+        figure = draw_losses([open_run(path)])
+        assert figure is not None
+        steps, drawn = figure.axes[0].get_lines()[0].get_data()
+        assert list(steps) == list(range(window - 1, 400))
+        np.testing.assert_allclose(drawn, [sum(losses[at + 1 - window : at + 1]) / window for at in steps])
+
+
+def test_what_is_of_no_row_is_not_drawn(tmp_path: Path) -> None:
+    shares, of_them = [0.0, 0.5, 0.0, 0.25], [0.0, 2.0, 0.0, 3.0]
+    metrics = [
+        {"step": step, "w_q_spectral_norm": [[1.0]], "tied_rows": [[share]], "tie_multiplicity": [[count]]}
+        for step, (share, count) in enumerate(zip(shares, of_them, strict=True))
+    ]
+    run = open_run(write_run(tmp_path / "run", {"name": "a"}, metrics=metrics))
+    (ties,) = [panel for panel in PANELS if panel.key == "ties"]
+    figure = ties.draw([run])
+    assert figure is not None
+    (first,), (second,) = (axes.get_lines() for axes in figure.axes)
+    np.testing.assert_array_equal(first.get_ydata(), shares)
+    np.testing.assert_array_equal(second.get_ydata(), [math.nan, 2.0, math.nan, 3.0])
+    assert second.get_marker() == "."  # a line alone would not show them
+
+
+def test_of_several_runs_of_an_attention_those_that_exploded_are_counted(tmp_path: Path) -> None:
+    runs = [
+        open_run(write_run(tmp_path / f"{name}{seed}", {"name": name}, seed=seed, onset=onset))
+        for seed, (name, onset) in enumerate([("sdpa", 300), ("sdpa", None), ("sdpa", 7), ("standard", None)])
+    ]
+    share = "95 % interval 9 to 99 %"  # Clopper & Pearson: 2 of 3
+    assert f"<h1>sdpa: 2 of 3 runs exploded ({share})<br>standard: stable to 1,000</h1>" in page(runs)
+
+
+@pytest.mark.parametrize(
+    "second", [{"seed": 1}, {"seed": 2, "manifest": {"parent": {"run": "runs/first", "from_step": 5}}}]
+)
+def test_runs_that_are_not_independent_have_no_interval(tmp_path: Path, second: dict[str, Any]) -> None:
+    write_run(tmp_path / "first", {"name": "sdpa"}, seed=1, onset=9)
+    write_run(tmp_path / "second", {"name": "sdpa"}, **second)
+    assert "<h1>sdpa: 1 of 2 runs exploded</h1>" in page(
+        [open_run(str(tmp_path / name)) for name in ("first", "second")]
+    )
+
+
+def test_runs_that_were_stopped_have_no_interval(tmp_path: Path) -> None:
+    """They are no sample of how many runs explode: where they were to go on nobody knows."""
+    for seed in range(3):
+        write_run(tmp_path / f"{seed}", {"name": "sdpa"}, seed=seed)
+    set_outcome(tmp_path / "0", interrupted="SIGTERM")
+    (tmp_path / "2/outcome.json").unlink()
+    html = page([open_run(str(tmp_path / f"{seed}")) for seed in range(3)])
+    assert "<h1>sdpa: 0 of 3 runs exploded, 2 have not run to the end</h1>" in html
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["_mine", "a$^$", "$x$ and $y"])
+def test_a_name_is_drawn_as_it_stands(tmp_path: Path, name: str) -> None:
+    """Matplotlib takes dollars for formulas, and an underscore for a curve without a name."""
+    figure = draw_losses([record(tmp_path, "run", attention=name)])
+    assert figure is not None
+    figure.draw_without_rendering()
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    (text,) = legend.get_texts()
+    drawn, is_formula = text._preprocess_math(text.get_text())  # type: ignore[attr-defined]
+    assert (drawn.strip().startswith(name), is_formula) == (True, False)
+
+
+def test_a_long_legend_is_not_cut_off(tmp_path: Path) -> None:
+    long = "flash_bf16_of_some_forty_letters_on_one_line"
+    figure = draw_losses([record(tmp_path, f"seed-{seed}", attention=long) for seed in range(5)])
+    assert figure is not None
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert figure.bbox.x0 <= legend.get_window_extent().x0
+    assert legend.get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_a_format_coarser_than_bf16_is_told(tmp_path: Path) -> None:
+    coarse = {"name": "flash_bf16", "out_unnormalized": {"mode": "nearest", "bits": 1}}
+    assert "not BF16's own" in page([open_run(write_run(tmp_path / "coarse", coarse))])
+
+
+def test_of_many_heads_those_with_the_largest_weights_are_named(tmp_path: Path) -> None:
+    norms = [3.0, 9.0, 1.0, 8.0, 2.0, 7.0, 0.5, 6.0, 0.4, 0.3]
+    values = {f"layer/1/head/{head}/w_q_spectral_norm": norm for head, norm in enumerate(norms, 1)}
+    metrics = [{"step": step, **values} for step in (1, 2)]
+    figure = draw_heads([open_run(write_run(tmp_path / "wide", {"name": "sdpa"}, metrics=metrics))])
+    assert figure is not None
+    (panel,) = figure.axes
+    named = {line.get_label(): line.get_color() for line in panel.get_lines() if line.get_color() != "0.8"}
+    assert list(named) == [f"layer 1, head {head}" for head in (2, 4, 6, 8)]
+    assert len(set(named.values())) == 4
+    legend = panel.get_legend()
+    assert legend is not None
+    assert len(legend.get_texts()) == 5
+    assert legend.get_texts()[-1].get_text() == "layer 1, other heads"
+
+
+def test_the_bias_of_a_layer_is_the_sum_over_steps_of_the_mean_over_its_heads(tmp_path: Path) -> None:
+    figure = draw_bias([record(tmp_path, "flash_bf16")])
+    assert figure is not None
+    curves = figure.axes[0].get_lines()
+    assert len(curves) == 3
+    for layer, curve in enumerate(curves, 1):
+        # Heads 1 and 2 at steps 19, 39, 59, …: step / 100 (times 5 in layer 2) + 1.5.
+        by_step = [step / 100 * (5 if layer == 2 else 1) + 1.5 for step in range(19, 400, 20)]
+        np.testing.assert_allclose(curve.get_ydata(), list(accumulate(by_step)))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("others", [0.0, 1e-9])
+def test_a_layer_of_a_far_larger_bias_leaves_the_others_their_room(tmp_path: Path, others: float) -> None:
+    biases = {"one": [1.0, 1e-3, -1e-4, 2e-4, "nan"], "other": [others] * 5}
+    runs = []
+    for name, of_layers in biases.items():
+        metrics = [{"step": step, "row_sum_relative_bias": [[bias] for bias in of_layers]} for step in (19, 39)]
+        runs.append(open_run(write_run(tmp_path / name, {"name": "flash_bf16"}, onset=30, metrics=metrics)))
+    figure = draw_bias(runs)
+    assert figure is not None
+    panel = figure.axes[0]
+    low, high = panel.get_window_extent().intervaly
+    ends = [panel.transData.transform((39, 2 * bias))[1] for bias in (0, 1.0, 1e-3, -1e-4, 2e-4)]
+    assert low < min(ends) < max(ends) < high
+    assert min(np.diff(sorted(ends))) > 0.02 * (high - low)
+
+
+def test_a_curve_that_ends_before_its_run_says_where_and_has_a_cross_there(tmp_path: Path) -> None:
+    """A head with a row whose P are all 0 has no δ to compare with, and then the mean of its layer has none either."""
+    biases = {19: [[1.0, 3.0], [1.0, 1.0], ["nan", 1.0]], 39: [[1.0, 1.0], [2.0, 4.0], ["nan", 1.0]]}
+    biases[59] = [[2.0, 2.0], [1.0, "nan"], ["nan", 1.0]]
+    metrics = [{"step": step, "row_sum_relative_bias": of_step} for step, of_step in biases.items()]
+    figure = draw_bias([open_run(write_run(tmp_path / "run", {"name": "released_fixed"}, metrics=metrics))])
+    assert figure is not None
+    whole, short, none = figure.axes[0].get_lines()
+    np.testing.assert_array_equal(whole.get_ydata(), [2.0, 3.0, 5.0])
+    np.testing.assert_array_equal(short.get_ydata(), [1.0, 4.0, math.nan])
+    assert [line.get_label() for line in (whole, short, none)] == ["layer 1", "layer 2, to 39", "layer 3, no value"]
+    assert (short.get_marker(), short.get_markevery()) == ("x", [1])
+    assert whole.get_marker() == none.get_marker() == "None"
+
+
+def test_the_names_of_twelve_layers_lie_on_no_curve_and_in_the_figure(tmp_path: Path) -> None:
+    metrics = [{"step": step, "row_sum_relative_bias": [["nan" if step > 2000 else 1.0]] * 12} for step in (1999, 2999)]
+    figure = draw_bias(
+        [open_run(write_run(tmp_path / str(run), {"name": f"of {run}"}, metrics=metrics)) for run in range(4)]
+    )
+    assert figure is not None
+    figure.draw_without_rendering()
+    for panel in figure.axes:
+        legend = panel.get_legend()
+        assert legend is not None
+        assert len(legend.get_texts()) == 12
+        names, below = legend.get_window_extent(), panel.xaxis.label.get_window_extent()
+        assert names.y1 <= below.y0
+        assert figure.bbox.y0 <= names.y0
+        assert figure.bbox.x0 <= names.x0
+        assert names.x1 <= figure.bbox.x1
+
+
+def test_biases_of_one_size_have_a_linear_axis(tmp_path: Path) -> None:
+    figure = draw_bias([record(tmp_path, "flash_bf16")])
+    assert figure is not None
+    assert figure.axes[0].get_yscale() == "linear"
+
+
+@pytest.mark.parametrize("broken", ["nan", "inf"])
+def test_the_colours_of_the_heat_map_end_at_the_largest_norm_that_is_a_number(tmp_path: Path, broken: str) -> None:
+    metrics = [{"step": step, "w_q_spectral_norm": [[1.0, norm]]} for step, norm in ((49, 20.0), (99, broken))]
+    path = write_run(tmp_path / "run", {"name": "flash_bf16"}, onset=60, outcome="nonfinite", metrics=metrics)
+    figure = draw_heat_map([open_run(path)])
+    assert figure is not None
+    assert figure.axes[0].collections[0].norm.vmax == 20.0
+
+
+def test_the_curves_of_several_panels_are_named_once(tmp_path: Path) -> None:
+    figure = draw_metrics([record(tmp_path, "flash_bf16")], {"tied_rows": "ties", "score_mean": "scores"})
+    assert figure is not None
+    first, second = (panel.get_legend() for panel in figure.axes)
+    assert first is not None
+    assert [text.get_text() for text in first.get_texts()] == ["layer 2, head 1", "layer 2, head 2"]
+    assert second is None
+
+
+def test_a_run_without_probes_names_what_is_missing(tmp_path: Path) -> None:
+    html = write_report([record(tmp_path, "plain", probes=False, attention="<mine>")], tmp_path / "out").read_text()
+    assert html.count("<img ") == 1
+    assert "Not measured by these runs: Which layer&#x27;s W_Q takes off?" in html
+    assert "W_Q of the first run is largest" not in html
+    assert "<mine>" not in html
+    assert "&lt;mine&gt;" in html
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error")
+def test_a_run_of_no_numbers_under_a_long_name_is_drawn(tmp_path: Path) -> None:
+    run = record(tmp_path, "broken", onset=1, attention="flash_fp32_out layers=[2] heads=[1] elsewhere=flash_bf16 " * 4)
+    lines = [json.loads(line) for line in run.folder.metrics.read_text().splitlines()]
+    broken = [{name: value if name == "step" else "nan" for name, value in line.items()} for line in lines]
+    run.folder.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in broken))
+    html = write_report([open_run(str(run.folder.path))], tmp_path / "out").read_text()
+    assert html.count("<img ") > 5
+
+
+def test_the_verb_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) -> None:
+    record(tmp_path / "runs", "plain", probes=False)
+
+    result = call("report", "plain", cwd=tmp_path)
+    assert result.stdout == "runs/plain/report/report.html\n", result.stderr
+    assert (tmp_path / "runs/plain/report/figures/loss.png").is_file()
+    assert refusal(call("report", "nowhere", cwd=tmp_path)).startswith("error: nowhere: no run there")
+
+    own = (tmp_path / "runs/plain/report/report.html").read_text()
+    record(tmp_path / "runs", "other", probes=False)
+    result = call("report", "plain", "other", cwd=tmp_path)
+    assert result.stdout == "runs/plain/comparison/report.html\n", result.stderr
+    assert "other" in (tmp_path / "runs/plain/comparison/report.html").read_text()
+    assert (tmp_path / "runs/plain/report/report.html").read_text() == own
+
+
+def test_a_report_leaves_no_figure_of_an_earlier_one(tmp_path: Path) -> None:
+    """The page names a file beside each figure, and W&B takes all that are there."""
+    for name, probes in (("measured", True), ("plain", False)):
+        write_report([record(tmp_path, name, probes=probes)], tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out/figures").iterdir()] == ["loss.png"]
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of a run under way, as ``flashpoint watch --html`` keeps it."""
+    folder = tmp_path_factory.mktemp("live")
+    run = record(folder, "going", attention="flash_bf16")
+    (folder / "going/outcome.json").unlink()
+    written = folder / "live.html"
+    written.write_text(page([open_run(str(run.folder.path))], reload_seconds=15), encoding="utf-8")
+    return written
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("shown", ["report", "live"])
+def test_a_browser_draws_it(request: pytest.FixtureRequest, tmp_path: Path, shown: str, width: int) -> None:
+    assert BROWSER
+    written: Path = request.getfixturevalue(shown)
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},4000",
+        f"--screenshot={tmp_path / 'page.png'}", written.as_uri(),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=90)
+    image = matplotlib.image.imread(tmp_path / "page.png")[..., :3]
+    assert image.shape[1] == width
+    # Text is grey or black; figures have colour. A broken page or picture would show none.
+    bands = [(np.ptp(band, axis=-1) > 0.3).mean() for band in np.array_split(image[:2400], 4)]
+    assert min(bands) > 1e-3, bands
+    assert (image[:2400, -3:] > 0.99).all(), "something runs over the right edge"
