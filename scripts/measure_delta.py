@@ -22,8 +22,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flashpoint.capture.captures import read_calls
-from flashpoint.capture.sources import calls_of_run
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
@@ -36,6 +34,8 @@ from flashpoint.numerics.named import variant_named, variant_names
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
+from flashpoint.watching.captures import read_calls
+from flashpoint.watching.sources import calls_of_run
 
 SPLIT = ("flash_delta_split", "flash_fixed")
 """Attentions whose residual has the bits that the command line names."""

@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import flashpoint
 from examples.nanogpt import GPT, CausalSelfAttention
-from flashpoint.capture.captures import read_calls
 from flashpoint.cli.table import Table, show
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.faults import KINDS, Fault, faulty_attention
 from flashpoint.diagnosis.verdict import diagnose
+from flashpoint.watching.captures import read_calls
 
 LAYERS, HEADS, CONTEXT = 3, 4, 96
 BY_TENSORS = {kind: (kind,) for kind in KINDS} | {

@@ -9,11 +9,11 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from flashpoint.capture.watch import watch
 from flashpoint.cli.main import main
 from flashpoint.lab.localize.own import Mixture, OwnLoop
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.select import open_run
+from flashpoint.watching.watch import watch
 from tests.conftest import REPOSITORY
 
 OWN_RUN = REPOSITORY / "docs/own_run.md"

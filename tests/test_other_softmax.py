@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashpoint.capture.functions import changing
-from flashpoint.capture.interceptor import Interceptor
-from flashpoint.capture.interface import intercepting_interface
 from flashpoint.other_softmax import ADDED, BY_POSITION, CAPS, other_softmax
+from flashpoint.watching.functions import changing
+from flashpoint.watching.interceptor import Interceptor
+from flashpoint.watching.interface import intercepting_interface
 
 GIVEN: dict[str, Any] = dict.fromkeys(CAPS, 20.0) | {name: torch.zeros(2) for name in ADDED}
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from flashpoint.capture.captures import read_calls
 from flashpoint.cli.main import main
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.watching.captures import read_calls
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from click.testing import CliRunner
 from torch import Tensor, nn
 
-from flashpoint.capture.watched import Watch
 from flashpoint.cli.main import main
-from tests.capture.loops import Pair, loop, plain
+from flashpoint.watching.watched import Watch
+from tests.watching.loops import Pair, loop, plain
 
 BAD = 5
 """The step whose weights are NaN."""

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.capture.functions import masking_of
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import delta_sample
 from flashpoint.diagnosis.exact import exact
@@ -16,6 +15,7 @@ from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.probe import Function
 from flashpoint.diagnosis.sink import with_sink
 from flashpoint.diagnosis.verdict import diagnose
+from flashpoint.watching.functions import masking_of
 from tests.diagnosis.calls import CLEAN, HEADS, LENGTH, by_position, call_of, inputs
 
 NONE = -math.inf

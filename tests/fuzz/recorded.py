@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from hypothesis import strategies as st
 
-from flashpoint.capture import delta_file
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import delta_sample
+from flashpoint.watching import delta_file
 from tests.conftest import SOME_TEXT, TINY
 from tests.fuzz.judge import Command, run
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flashpoint.capture.batches import sums
-from flashpoint.capture.watched import Watch
-from tests.capture.loops import Pair, loop
+from flashpoint.watching.batches import sums
+from flashpoint.watching.watched import Watch
+from tests.watching.loops import Pair, loop
 
 pytestmark = pytest.mark.gpu
 INTERVAL, STEPS = 5, 32

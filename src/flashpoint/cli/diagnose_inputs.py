@@ -9,9 +9,6 @@ from pathlib import Path
 
 import torch
 
-from flashpoint.capture.captures import is_capture, read_calls, read_delta, read_samples
-from flashpoint.capture.delta_collection import SEQUENCES
-from flashpoint.capture.sources import batches_of_model, batches_of_run, function_named, function_of_layer
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import DeltaSample, delta_sample, joined_samples
 from flashpoint.diagnosis.probe import Function
@@ -21,6 +18,9 @@ from flashpoint.files import CONFIGS
 from flashpoint.numerics.named import variant_named
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
+from flashpoint.watching.captures import is_capture, read_calls, read_delta, read_samples
+from flashpoint.watching.delta_collection import SEQUENCES
+from flashpoint.watching.sources import batches_of_model, batches_of_run, function_named, function_of_layer
 
 _FEW = 16
 """Sequences of a text on a CPU."""

@@ -24,9 +24,9 @@ def told_of_run(path: Path, capture: int | None, step: int) -> tuple[list[Table]
         capture: ``--step``, of which capture of the run the tensors are; None is the last.
         step: of the training, of which the tensors are.
     """
-    from flashpoint.capture.captures import capture_folder, captured_steps
     from flashpoint.runs.folder import RunFolder
     from flashpoint.runs.run import Run
+    from flashpoint.watching.captures import capture_folder, captured_steps
 
     of_tensors = (path.parent if path.is_file() else capture_folder(path, capture)).resolve()
     folder = RunFolder(of_tensors.parents[1] if of_tensors.parent.name == "captures" else path)

@@ -203,8 +203,8 @@ def _unjudged(biases: Mapping[int, DeltaBias], more: str) -> str:
         biases: by layer.
         more: how a user gets more sequences, with ``{}`` for their number; empty where there is no way.
     """
-    from flashpoint.capture.delta_collection import SEQUENCES
     from flashpoint.diagnosis.significance import FEW
+    from flashpoint.watching.delta_collection import SEQUENCES
 
     parts = []
     if without := {layer: bias for layer, bias in biases.items() if not bias.judges}:

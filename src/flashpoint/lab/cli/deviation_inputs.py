@@ -7,8 +7,6 @@ from pathlib import Path
 
 import torch
 
-from flashpoint.capture.captures import read_calls
-from flashpoint.capture.sources import calls_of_run
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError
 from flashpoint.lab.deviation.defaults import SEEDS
@@ -16,6 +14,8 @@ from flashpoint.lab.deviation.emulated import Inputs
 from flashpoint.lab.deviation.inputs import DRAWN
 from flashpoint.lab.deviation.sweep import Given
 from flashpoint.runs.folder import RunFolder
+from flashpoint.watching.captures import read_calls
+from flashpoint.watching.sources import calls_of_run
 
 
 def captured_path(word: str) -> Path:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashpoint.capture.functions import NoMask
 from flashpoint.lab.localize.engine import engine
 from flashpoint.numerics.choices import Heads, heads_in
+from flashpoint.watching.functions import NoMask
 
 
 @dataclass(frozen=True)

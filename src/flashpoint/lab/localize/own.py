@@ -19,8 +19,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from flashpoint.capture.watch import watch
-from flashpoint.capture.watched import Watch
 from flashpoint.errors import UserError, one_line
 from flashpoint.files import file_sha256, folder_sha256
 from flashpoint.lab.localize.engine import SECOND_TWIN, TWIN, engine, packaged
@@ -31,6 +29,8 @@ from flashpoint.runs.fingerprints import batches_of
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
 from flashpoint.user_code import file_digest, load
+from flashpoint.watching.watch import watch
+from flashpoint.watching.watched import Watch
 
 IN_ITS_PLACE = ("flash_fp32", "flash_unrounded_out", "flash_delta_fp32", "flash_exact_rowsum")
 """Attentions that are tried everywhere in the place of the run's: what they round tells what its rounding does."""

@@ -1,0 +1,117 @@
+"""Attention calls, and errors of δ, as captures hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.delta_sample import DeltaSample
+from flashpoint.errors import UserError, notify
+from flashpoint.runs.folder import RunFolder, by_step
+from flashpoint.watching import delta_file
+
+_LAYERS = "layer-*.safetensors"
+"""Files of a capture."""
+
+
+def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
+    """Read a captured file, a folder of them, or those that a watched run wrote last, or at ``step``.
+
+    Raises:
+        UserError: there are none, or one cannot be read.
+    """
+    if step is not None and (path.is_file() or any(path.glob(_LAYERS))):
+        raise UserError(f"--step {step}: {path} is one capture, of one step; leave --step out")
+    if path.is_file():
+        return [AttentionCall.read(path)]
+    folder = capture_folder(path, step)
+    files = sorted(folder.glob(_LAYERS), key=lambda file: (len(file.name), file.name))  # layer 100 after 99
+    if not files and (run := RunFolder(path)).manifest.is_file():
+        left_out = "; ".join(run.read_manifest().get("not_recorded", []))
+        remedy = left_out and f"its attention was not recorded ({left_out})"
+        if empty := [str(at) for at, one in by_step(run.captures).items() if not any(one.iterdir())]:
+            told = f"{path}: the captures of steps {', '.join(empty)} hold nothing"
+            raise UserError(f"{told}: the disk was full, or their files have been deleted; watch the loop again")
+        raise UserError(f"{path}: no capture was made; {remedy or 'watched.capture() in the loop makes one'}")
+    if not files:
+        raise UserError(f"{folder}: holds no {_LAYERS}; give a capture, a run, a .safetensors file, or a model of "
+                        "Transformers and --text FILE")  # fmt: skip
+    _tell_others(path, step)
+    calls = [AttentionCall.read(file) for file in files]
+    if missing := {layer for call in calls for layer in call.together} - {call.layer for call in calls}:
+        told = ", ".join(map(str, sorted(missing)))
+        notify(f"{folder}: layers {told} are missing: the disk was full, or their files have been deleted")
+    return calls
+
+
+def _tell_others(path: Path, step: int | None) -> None:
+    if step is None and len(steps := captured_steps(path)) > 1:
+        told = ", ".join(map(str, steps))
+        notify(f"{path}: the last capture is read, with tensors if any has them; --step takes each of steps {told}")
+
+
+def read_delta(path: Path, step: int | None = None) -> dict[int, DeltaSample]:
+    """Read the errors of δ, by layer, of a capture whose tensors have been deleted; empty where they are there.
+
+    Args:
+        path, step: as of :func:`read_calls`.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    file = delta_file.place(capture_folder(path, step))
+    if not file.is_file() or any(file.parent.glob(_LAYERS)):
+        return {}
+    _tell_others(path, step)
+    return delta_file.read(file)
+
+
+def read_samples(path: Path, step: int | None, calls: Sequence[AttentionCall]) -> dict[int, DeltaSample]:
+    """Read the errors of δ, by layer, that were measured after the capture of the calls; empty where none were.
+
+    Args:
+        path, step: of the calls, as of :func:`read_calls`.
+
+    Raises:
+        UserError: they cannot be read, or are of other heads than the calls.
+    """
+    file = delta_file.place(path.parent if path.is_file() else capture_folder(path, step))
+    samples = delta_file.read(file) if file.is_file() else {}
+    for call in calls:
+        if call.layer in samples and (found := samples[call.layer].heads) != call.q.shape[1]:
+            raise UserError(f"{file}: layer {call.layer} with {found} heads, its tensors have {call.q.shape[1]}; "
+                            "delete the file that is of another model")  # fmt: skip
+    return samples
+
+
+def capture_folder(path: Path, step: int | None) -> Path:
+    """Return the folder of a capture: the path, or of a watched run's captures that of a step.
+
+    Without a step it is the last one that holds tensors, or where none does the last one.
+
+    Raises:
+        UserError: no capture of a watched run is of the step.
+    """
+    steps = captured_steps(path)
+    if not steps:
+        return path
+    if step is not None and step not in steps:
+        raise UserError(f"--step {step}: {path} captured steps {', '.join(map(str, steps))}")
+    whole = [at for at, folder in steps.items() if any(folder.glob(_LAYERS))]
+    return steps[max(whole or steps) if step is None else step]
+
+
+def captured_steps(path: Path) -> dict[int, Path]:
+    """Return the captures of a watched run by their steps in order; empty of another folder.
+
+    A capture holds tensors; the errors of δ that were measured after it stay when those are deleted.
+    """
+    captures = by_step(RunFolder(path).captures)
+    return {step: folder for step, folder in captures.items() if is_capture(folder)}
+
+
+def is_capture(folder: Path) -> bool:
+    """Whether a folder holds the tensors of a capture, or the errors of δ that were measured after it."""
+    errors = delta_file.place(folder)
+    return any(folder.glob(_LAYERS)) or (errors.is_file() and errors.stat().st_size > 0)

@@ -1,0 +1,219 @@
+"""Observes the attention of single steps of a model that somebody else trains."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ClassVar
+
+from torch import nn
+
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.watching.call_mode import forget_ended
+from flashpoint.watching.functions import NamedFunction
+from flashpoint.watching.guard import Guard
+from flashpoint.watching.inputs import ModelInputs
+from flashpoint.watching.intercepted_call import Hook, InterceptedCall
+from flashpoint.watching.interception import intercept
+from flashpoint.watching.interceptor import Interceptor
+from flashpoint.watching.projections import Found, ModuleOutputs, Projection, by_metric, projections_of
+from flashpoint.watching.sharding import is_sharded
+
+_TOLD = 4
+"""Numbers of calls that a line names."""
+
+
+class Observer:
+    """Observes one step's forward and backward pass at a time: begun before the step, finished after it.
+
+    One observer works at a time: what an observation replaces is put back in reverse order.
+
+    Args:
+        sequences: of a batch that are kept.
+        functions: to intercept beside those that the interceptor knows.
+
+    Attributes:
+        projections: the matrices of q and k of each layer, by metric; None until a step has shown them.
+        since: the step at which the observation began.
+        partial: whether the observation is of some layers alone.
+        seen: attentions that the last observed step called.
+        rows: sequences of the batch that they were given; 0 where that differs.
+        not_recorded: why that step's attentions were left out, as far as they were.
+
+    Raises:
+        UserError: one of the functions is not there.
+    """
+
+    _at_work: ClassVar[Observer | None] = None
+
+    def __init__(self, model: nn.Module, sequences: int, functions: Sequence[str], guard: Guard) -> None:
+        self._model, self._sequences, self._guard = model, sequences, guard
+        self._functions = [NamedFunction.of(word) for word in functions]
+        self.projections: dict[str, list[Projection]] | None = None
+        self.since = 0
+        self.partial = False
+        self.seen = self.rows = 0
+        self.not_recorded: list[str] = []
+        self._found: dict[InterceptedCall, Found] = {}
+        self._interceptor: Interceptor | None = None
+        self._inputs = ModelInputs(sequences)
+        self._trained_pass = 0
+        self._end_interception: Callable[[], None] | None = None
+
+    @property
+    def observing(self) -> bool:
+        return self._interceptor is not None
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the step that is observed has shown an attention."""
+        return self._interceptor is not None and bool(self._interceptor.calls)
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether another watched model is being observed."""
+        return Observer._at_work not in (None, self)
+
+    @staticmethod
+    def interrupt() -> None:
+        """End the observation of whichever model is being observed: its loop may have stopped training it."""
+        if Observer._at_work is not None:
+            Observer._at_work.drop()
+
+    def keep_at_least(self, sequences: int) -> None:
+        if self._interceptor is not None:
+            self._interceptor.keep_at_least(sequences)
+            self._inputs.keep_at_least(sequences)
+
+    def identities(self, first: int) -> tuple[str, ...]:
+        """Return the identities of the first sequences of the last observed step, by what the model was given; empty
+        where that does not tell them."""
+        return self._inputs.identities(self._trained_pass, self.rows, first)
+
+    def begin(self, step: int, at_least: int, layers: Collection[int] | None = None) -> None:
+        """Observe the next forward pass: at least so many sequences, and of some layers alone if any are given."""
+        self._leave_out_sharded_weights()
+        interceptor = Interceptor(max(self._sequences, at_least), layers)
+        outputs = ModuleOutputs(self._model, lambda: interceptor.listening) if self.projections is None else None
+        with contextlib.ExitStack() as entered:
+            entered.callback(intercept(interceptor, self._functions))
+            if outputs is not None:
+                entered.enter_context(outputs)  # before the next line, by whose hooks a module has ended
+            entered.callback(interceptor.only_inside(self._model))
+
+            def at_gradient(call: InterceptedCall) -> None:
+                """The step's first forward pass is over, and the graph of the call's layer is still there."""
+                interceptor.stop()
+                if outputs is not None and call not in self._found:
+                    self._guard.do("finding W_Q and W_K", lambda: self._find_weights(interceptor, call, outputs))
+
+            interceptor.at_gradient = at_gradient
+            inputs = ModelInputs(max(self._sequences, at_least))
+
+            def begin_forward(_: nn.Module, positional: Any, options: Any) -> None:
+                if (forward := interceptor.begin_forward()) is not None:
+                    self._guard.do("copying the inputs", lambda: inputs.take(forward, positional, options))
+
+            begin = Hook(begin_forward)
+            entered.callback(self._model.register_forward_pre_hook(begin, with_kwargs=True).remove)
+            self._end_interception = entered.pop_all().close
+        Observer._at_work = self
+        self._interceptor, self.since, self.partial = interceptor, step, layers is not None
+        self._inputs = inputs
+
+    def finish(self, step: int) -> list[AttentionCall]:
+        """Return the calls of the step that was observed; none where it showed no attention, of which the reason is
+        told."""
+        interceptor, self._interceptor = self._interceptor, None
+        assert interceptor is not None
+        self.stop()
+        trained = interceptor.trained()
+        self.seen = len(trained)
+        rows = {len(call.q) for call in trained}
+        self.rows = rows.pop() if len(rows) == 1 else 0
+        self._trained_pass = trained[0].forward if trained else 0
+        self._keep_weights(trained)
+        found = [call.with_gradients(layer, step) for layer, call in enumerate(trained, 1)]
+        calls = [call for call in found if call is not None]
+        lacking = {"no gradient came to them before watched.step"} if interceptor.is_incomplete else set()
+        missed = interceptor.missed
+        reasons = sorted(interceptor.failed | missed.keys() | lacking)
+        if not calls:
+            called = any(not call.is_differentiated_twice for call in interceptor.calls)
+            reasons = self._why_none(reasons, called and not interceptor.failed, interceptor.in_other_thread)
+            lacks = "" if self.projections else f". Until a step shows one, {_unlogged(())}"
+            self._guard.tell(f"no attention was recorded: {'; '.join(reasons)}{lacks}")
+        elif reasons:
+            of = len(trained) + sum(map(len, missed.values()))
+            reasons = [f"{reason}{_at_calls(missed.get(reason, []), of)}" for reason in reasons]
+            told = "; ".join(reasons)
+            self._guard.tell(f"some attentions are not recorded ({told}); layers are counted without them")
+        uncalled = [
+            f"{one.word} was not called by its name in a module: it is not seen where it is an attribute or in a list"
+            for one in self._functions
+            if one.word not in interceptor.called
+        ]
+        for line in uncalled:
+            self._guard.tell(line)
+        incomplete = sorted(interceptor.incomplete)
+        if incomplete:
+            self._guard.tell(f"some gradients are not recorded ({'; '.join(incomplete)})")
+        self.not_recorded = [*reasons, *uncalled, *incomplete]
+        interceptor.calls.clear()  # at once: they hold q and k of whole batches
+        return calls
+
+    def drop(self) -> None:
+        """End the observation without its calls, if there is one."""
+        interceptor, self._interceptor = self._interceptor, None
+        self.stop()
+        self._found.clear()
+        if interceptor is not None:
+            interceptor.calls.clear()
+
+    def stop(self) -> None:
+        """Put back what the observation replaced."""
+        if self._end_interception is not None:
+            Observer._at_work = None
+            end, self._end_interception = self._end_interception, None
+            end()
+        forget_ended()
+
+    def _leave_out_sharded_weights(self) -> None:
+        if self.projections is None and is_sharded(self._model):  # hooks would gather weights, which all have to ask
+            self.projections = {}
+            self._guard.tell(f"weights are sharded: {_unlogged(())}")
+
+    def _find_weights(self, interceptor: Interceptor, call: InterceptedCall, outputs: ModuleOutputs) -> None:
+        self._found[call] = None, None  # if it fails
+        with interceptor.deaf():
+            self._found[call] = projections_of(call, outputs)
+
+    def _keep_weights(self, trained: Sequence[InterceptedCall]) -> None:
+        """Keep what was found, once it was looked for in all layers of a step."""
+        found = [self._found.get(call, (None, None)) for call in trained]
+        self._found.clear()
+        if self.projections is None and found:
+            self.projections = by_metric(found)
+            if len(self.projections) < 2:
+                self._guard.tell(f"no matrix found that makes q or k of every layer: {_unlogged(self.projections)}")
+
+    def _why_none(self, reasons: list[str], called: bool, in_other_thread: bool) -> list[str]:
+        if called:
+            return ["no gradient came to any attention before watched.step; call it after the backward pass"]
+        if in_other_thread and not reasons:
+            return ["the model was called in another thread than watched.step before; call both in one thread"]
+        unknown = "the watched model called none that is PyTorch's, Transformers' or named by functions=['MODULE:NAME']"
+        return reasons or [unknown]
+
+
+def _at_calls(numbers: Sequence[int], of: int) -> str:
+    """Return which calls of a forward pass these are; empty without any."""
+    told = [str(number) for number in numbers[:_TOLD]] + ["…"] * (len(numbers) > _TOLD)
+    return f", in call{'s' * (len(numbers) > 1)} {', '.join(told)} of {of}" if numbers else ""
+
+
+def _unlogged(metrics: Collection[str]) -> str:
+    """Return what is not logged where these norms alone are."""
+    lacking = [of for of in ("W_Q", "W_K") if f"{of.lower()}_spectral_norm" not in metrics]
+    warning = ", and no early warning comes" if "W_Q" in lacking else ""
+    return f"norms of {' and '.join(lacking)} are not logged{warning}"

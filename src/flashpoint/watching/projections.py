@@ -1,0 +1,210 @@
+"""Which weights make the queries and keys of each head, and their spectral norms.
+
+Nobody tells which part of which matrix feeds a head: it is found once, in the graph of a layer. The one module with a
+matrix through which q comes is the projection, and those of its output's features are a head's on which q of the head
+depends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from flashpoint.lab.probes.spectral import largest_eigenvalue
+from flashpoint.watching.intercepted_call import Hook, InterceptedCall, with_hooks
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The part of a weight that makes the queries, or keys, of one layer.
+
+    Attributes:
+        weight: [features, C], or [C, features] if ``by_column``.
+        features: of each head, [H, f] int64; heads of queries that share keys have the same ones. They lie beside the
+            weight: to bring them there is to wait for the device.
+    """
+
+    weight: nn.Parameter
+    by_column: bool
+    features: Tensor
+
+    def matrices(self) -> Tensor:
+        """Return the matrix of each head, [H, f, C]."""
+        weight = self.weight.detach()
+        return (weight.mT if self.by_column else weight)[self.features.to(weight.device)]
+
+
+_DIGITS = 12
+"""Powers of two by which heads are told apart in one backward pass: FP16 holds numbers near one times all of them."""
+
+
+Output = tuple[nn.Module, GradientEdge, int]
+"""A module, the edge of its output in the graph, and the output's features: the tensor itself would keep what
+checkpoints give up."""
+
+
+class ModuleOutputs:
+    """While entered, remembers which modules with a matrix have an output in the graph, by its node.
+
+    Args:
+        wanted: whether a module's output now is one to remember.
+    """
+
+    def __init__(self, model: nn.Module, wanted: Callable[[], bool]) -> None:
+        self._model, self._wanted = model, wanted
+        self.by_node: dict[Any, Output] = {}
+
+    def __enter__(self) -> ModuleOutputs:
+        with_matrix = [module for module in with_hooks(self._model) if _matrix(module) is not None]
+        self._hooks = [module.register_forward_hook(Hook(self._remember)) for module in with_matrix]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _remember(self, module: nn.Module, _inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.dim() > 1 and output.grad_fn is not None and self._wanted():
+            self.by_node[output.grad_fn] = module, get_gradient_edge(output), output.shape[-1]
+
+
+def _matrix(module: nn.Module) -> nn.Parameter | None:
+    """Return a module's own matrix: that of a module inside it makes a part of its output, as with adapters."""
+    weight = module._parameters.get("weight")
+    return weight if weight is not None and weight.dim() == 2 else None
+
+
+def projection(q: Tensor, outputs: ModuleOutputs, groups: int) -> Projection | None:
+    """Return what makes ``q`` [B, H, T, d], or keys that ``groups`` heads share; None where no module with a matrix
+    does, or several do, as with adapters."""
+    found = _made_by(q, outputs)
+    if found is None:
+        return None
+    module, edge, width = found
+    weight = _matrix(module)
+    by_column = not isinstance(module, nn.Linear) and type(module).__name__ == "Conv1D"  # GPT-2's, in Transformers
+    if weight is None or weight.shape[1 if by_column else 0] != width:
+        return None
+    heads = _heads_of_features(q, edge)
+    if heads is None:
+        return None
+    features = [(heads == head).nonzero().flatten() for head in range(q.shape[1])]
+    if len({len(of_head) for of_head in features}) > 1 or not len(features[0]):
+        return None
+    return Projection(weight, by_column, torch.stack(features).repeat_interleave(groups, 0).to(weight.device))
+
+
+def _made_by(q: Tensor, outputs: ModuleOutputs) -> Output | None:
+    """Return the one module through whose output q comes; None where it comes through another one or a matrix of no
+    module, too."""
+    found: list[Output] = []
+    seen, left = set[Any](), [q.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node in outputs.by_node:
+            found.append(outputs.by_node[node])
+            continue
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and leaf.numel() > q.shape[1] * q.shape[-1]:  # a bias or a norm has one number a feature
+            return None
+        left += [parent for parent, _ in node.next_functions]
+    return found[0] if len(found) == 1 else None
+
+
+def _heads_of_features(q: Tensor, edge: GradientEdge) -> Tensor | None:
+    """Return of which head's queries each feature of a projection's output is, [features] int64, from 0, and −1 where
+    it is of none. None where a feature is of several heads.
+
+    Gradients are linear: where those that come to a head are twice as large, those of its features are, too, to the
+    bit. So a few backward passes tell all heads apart: a checkpoint computes its layer anew in each of them.
+    """
+    heads = torch.arange(q.shape[1], device=q.device)
+    generator = torch.Generator(q.device).manual_seed(0)
+    asked = torch.randn(q.shape, generator=generator, device=q.device, dtype=torch.float32)
+    devices = [q.device] if q.device.type == "cuda" else []
+
+    def answer(exponents: Tensor) -> Tensor:
+        times = torch.exp2(exponents.float())[:, None, None]
+        with torch.random.fork_rng(devices):  # what is computed anew may draw dropout: the same each time
+            (of_output,) = torch.autograd.grad(q, edge, (asked * times).to(q.dtype), retain_graph=True)
+        return of_output.flatten(0, -2).float()
+
+    base = answer(torch.zeros_like(heads))
+    size = base.abs()
+    clear = size > size.amax(0) / 1024  # smaller ones may have lost bits
+    largest = size.argmax(0, keepdim=True)
+    found = torch.zeros(base.shape[-1], dtype=torch.int64, device=q.device)
+    for place in range(_digits(len(heads))):
+        digit = heads // _DIGITS**place % _DIGITS
+        other = answer(digit - _DIGITS // 2)
+        times = (other.gather(0, largest) / base.gather(0, largest)).flatten()
+        exponent = torch.log2(times.abs()).nan_to_num(0.0, 0.0, 0.0).round()
+        expected = base * torch.exp2(exponent)
+        if not ((other - expected).abs() <= expected.abs() / 8)[clear].all():
+            return None
+        found += (exponent.long() + _DIGITS // 2) * _DIGITS**place
+    return torch.where(size.amax(0) > 0, found, -1)
+
+
+def _digits(heads: int) -> int:
+    return max(1, math.ceil(math.log(heads, _DIGITS)))
+
+
+def _of_multihead(call: InterceptedCall, part: int) -> Projection | None:
+    """Return the projection of ``nn.MultiheadAttention``: part 0 makes q, 1 makes k."""
+    heads, width = call.q.shape[1], call.q.shape[1] * call.q.shape[-1]
+    if not call.weights:
+        return None
+    packed = len(call.weights) == 1
+    weight = call.weights[0 if packed else part]
+    first = part * width if packed else 0
+    return Projection(weight, False, torch.arange(first, first + width, device=weight.device).view(heads, -1))
+
+
+Found = tuple[Projection | None, Projection | None]
+"""What makes q, and what makes k."""
+
+
+def projections_of(call: InterceptedCall, outputs: ModuleOutputs) -> Found:
+    """Return the projections of a layer, whose graph is there."""
+    groups = call.q.shape[1] // call.k.shape[1]
+    return (
+        _of_multihead(call, 0) or projection(call.q, outputs, 1),
+        _of_multihead(call, 1) or projection(call.k, outputs, groups),
+    )
+
+
+def by_metric(layers: list[Found]) -> dict[str, list[Projection]]:
+    """Return the projections of all layers by metric; without those that one of the layers lacks."""
+    names = ("w_q_spectral_norm", "w_k_spectral_norm")
+    found = {name: [layer[part] for layer in layers] for part, name in enumerate(names)}
+    return {name: [one for one in parts if one] for name, parts in found.items() if all(parts)}
+
+
+@torch.no_grad()
+def spectral_norms(projections: list[Projection]) -> Tensor:
+    """Return the largest singular value of each head's matrix, [layers, H] float32."""
+    grams = [_gram(one.matrices()) for one in projections]
+    if len({gram.shape for gram in grams}) == 1:  # at once: one by one they are a thousand kernels on a GPU
+        return _roots(torch.stack(grams))
+    return torch.stack([_roots(gram) for gram in grams])
+
+
+def _gram(matrices: Tensor) -> Tensor:
+    """Return the smaller one of M·Mᵀ and Mᵀ·M of each matrix, float64."""
+    double = matrices.double()
+    return double @ double.mT if double.shape[-2] <= double.shape[-1] else double.mT @ double
+
+
+def _roots(grams: Tensor) -> Tensor:
+    """Return the square root of each matrix's largest eigenvalue, float32."""
+    return largest_eigenvalue(grams, torch.eye(grams.shape[-1], dtype=grams.dtype, device=grams.device)).sqrt().float()

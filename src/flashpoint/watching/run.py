@@ -1,0 +1,192 @@
+"""The run folder of somebody's own training: what ``flashpoint report``, ``watch`` and ``runs`` read."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+import flashpoint
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.errors import notify
+from flashpoint.files import whole, write_json
+from flashpoint.lab.config import DetectorConfig
+from flashpoint.lab.training.determinism import command_line, hardware_name
+from flashpoint.lab.training.listeners import Listener, Listeners, Metrics
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.metrics import MetricsFile
+from flashpoint.runs.outcome import Outcome, Verdict
+from flashpoint.watching.batches import on_cpu
+from flashpoint.watching.guard import without_numbers
+
+
+class WatchedRun:
+    """The open files of a run that is watched.
+
+    Args:
+        first_step: that the loop makes.
+        steps: at which the training ends; None where nobody says.
+        warmup_steps: of the learning rate: the early warning passes over them.
+        detector: by which the losses are judged.
+        parameters: of the model.
+        listeners: hear of the metrics too.
+
+    Raises:
+        UserError: the folder cannot be made.
+        OSError: a file in it cannot be written.
+    """
+
+    def __init__(
+        self,
+        runs_dir: Path,
+        name: str,
+        first_step: int,
+        steps: int | None,
+        warmup_steps: int,
+        detector: DetectorConfig,
+        parameters: int,
+        device: torch.device,
+        listeners: Sequence[Listener],
+    ) -> None:
+        self.folder = RunFolder.create(runs_dir, name)
+        if self.folder.path != runs_dir / name:
+            notify(f"watch: {runs_dir / name} is there already: this run is {self.folder.path}")
+        self._listeners = Listeners(listeners)
+        self._manifest: dict[str, Any] = {
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "hardware": hardware_name(device),
+            "environment": {
+                "flashpoint": flashpoint.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "command": command_line(),
+            },
+            "data": {},
+            "initial_weights": self.folder.path.name,  # nobody's but its own
+            "parameters": parameters,
+            "parent": None,
+            "twin": None,
+            "watched": True,
+            "first_step": first_step,
+            "not_recorded": [],  # why attentions were left out, each reason once
+        }
+        write_json(self.folder.manifest, self._manifest)
+        self._config: dict[str, Any] = {  # the rest is the loop's own affair: no default of this package is true of it
+            "train": {"warmup_steps": warmup_steps} | ({} if steps is None else {"steps": steps}),
+            "detector": {name: getattr(detector, name) for name in ("window", "margin", "hold_steps")},
+        }
+        write_json(self.folder.config, self._config)  # last: it makes the folder a run
+        self._metrics = MetricsFile(self.folder.metrics)
+        self._batches: TextIO | None = None
+        self._told_removed = False
+        self._listeners.begun(self.folder, first_step)
+
+    def _is_there(self) -> bool:
+        """Return whether the run's folder still is where it was made. If not, tell so once: its open files take what is
+        written, which somebody finds only where the folder was moved."""
+        there = self.folder.manifest.is_file()
+        if not there and not self._told_removed:
+            self._told_removed = True
+            notify(
+                f"watch: {self.folder.path} has been removed or moved: nothing is recorded there any more but "
+                "captures; training goes on"
+            )
+        return there
+
+    def describe(self, calls: Sequence[AttentionCall]) -> None:
+        """Write down the model's shape and its attention, once they have been seen."""
+        first = calls[0]
+        names = dict.fromkeys(call.attention for call in calls)
+        _, heads, length, size = first.q.shape
+        self._config["attn"] = {"name": " and ".join(names)}
+        self._config["model"] = {"n_layer": len(calls), "n_head": heads, "d_model": heads * size, "context": length}
+        if self._is_there():
+            write_json(self.folder.config, self._config)
+
+    def note_not_recorded(self, reasons: Sequence[str]) -> None:
+        """Write down why attentions were left out, for whoever asks later why there is no capture of them."""
+        told = self._manifest["not_recorded"]
+        known = set(map(without_numbers, told))  # another length of a batch is no other reason
+        if new := [reason for reason in reasons if without_numbers(reason) not in known]:
+            self._manifest["not_recorded"] = [*told, *new]
+            if self._is_there():
+                write_json(self.folder.manifest, self._manifest)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Log the metrics of a step; steps count from 0."""
+        self.log_all([(step, metrics)])
+
+    def log_all(self, of_steps: Sequence[tuple[int, Metrics]]) -> None:
+        """Log the metrics of several steps."""
+        self._is_there()
+        self._metrics.log_all(of_steps)
+        for step, metrics in of_steps:
+            self._listeners.logged(step, metrics)
+
+    def note_batches(self, fingerprints: Sequence[tuple[int, int]]) -> None:
+        """Record which batches steps trained on, by their fingerprints."""
+        if fingerprints and self._is_there():
+            if self._batches is None:
+                self._batches = self.folder.batches.open("a", buffering=1)
+            self._batches.write("".join(f"{step},{of_batch:016x}\n" for step, of_batch in fingerprints))
+
+    def keep(self, calls: Sequence[AttentionCall], step: int) -> Path:
+        """Write captures of layers; return their folder, which is there if there are some."""
+        folder = self._capture(step)
+        if calls:
+            folder.mkdir(parents=True, exist_ok=True)
+        layers = tuple(call.layer for call in calls)
+        for call in calls:
+            dataclasses.replace(call, together=layers).write(folder / f"layer-{call.layer:02}.safetensors")
+        return folder
+
+    def keep_batch(self, batch: Any, step: int) -> None:
+        """Write the batch of a step beside its captures."""
+        folder = self._capture(step)
+        folder.mkdir(parents=True, exist_ok=True)
+        with whole(folder / "batch.pt", durable=False) as partial:
+            torch.save(on_cpu(batch), partial)
+
+    def has_capture(self, step: int) -> bool:
+        """Whether tensors of a step are written."""
+        return any(self._capture(step).glob("layer-*"))
+
+    def _capture(self, step: int) -> Path:
+        return self.folder.captures / f"step-{step:07}"
+
+    def close(
+        self, verdict: Verdict, onset: int | None, steps: int, loss: float, seconds: float, interrupted: str | None
+    ) -> Outcome:
+        """Write the verdict, also where the disk has no room for what is left of the metrics."""
+        outcome = Outcome(
+            outcome=verdict,
+            step=steps,
+            onset_step=onset,
+            nonfinite=None,
+            loss=loss,
+            val_loss=None,
+            val_step=None,
+            digest="none",
+            chain_digest="none",
+            weights_digest="none",
+            tape_digest="none",
+            tape_steps=0,
+            interrupted=interrupted,
+            seconds=round(seconds, 3),
+            run=os.fspath(self.folder.path),
+        )
+        try:
+            self._metrics.close()
+            if self._batches is not None:
+                self._batches.close()
+        finally:
+            if self._is_there():
+                write_json(self.folder.outcome, outcome.to_dict())
+            self._listeners.ended(self.folder, outcome)
+        return outcome

@@ -1,0 +1,85 @@
+"""A small model and a loop that trains it, watched."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import flashpoint
+from flashpoint.runs.run import Run
+from flashpoint.runs.select import open_run
+from flashpoint.watching.watched import Watch
+
+Step = Callable[[nn.Module, int, Watch], Any]
+"""Makes a step of that number, from 0, and tells the watch."""
+
+
+def spectral_norms(weight: Tensor) -> list[float]:
+    return [float(torch.linalg.matrix_norm(part.double(), 2)) for part in weight.detach().split(8)]
+
+
+class Block(nn.Module):
+    """Attention of x to itself, or to ``y``; q, k and v are parts of one tensor, as ``unbind`` gives them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        if y is not None:
+            _, k, v = self.qkv(y).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=y is None)
+        return x + self.out(attended.transpose(1, 2).flatten(2))
+
+
+class Pair(nn.Module):
+    """Two blocks, one after the other or each called by the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Block(), Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+def loop(
+    runs: Path,
+    model: nn.Module | None = None,
+    step: Step | None = None,
+    steps: int = 4,
+    **options: Any,
+) -> Run:
+    """Train so many steps; ``step`` takes one itself and tells the watch."""
+    torch.manual_seed(0)
+    model = Pair() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    options = {"interval": 1, "weights_interval": 1, "log_interval": 2, **options}
+    with flashpoint.watch(model, runs_dir=runs, name="own", **options) as watched:
+        for number in range(steps):
+            (step or plain)(model, number, watched)
+            optimizer.step()
+            optimizer.zero_grad()
+    return open_run("own", runs)
+
+
+def plain(model: nn.Module, _number: int, watched: Watch) -> None:
+    x = torch.randn(3, 12, 32)
+    loss = model(x).square().mean()
+    loss.backward()
+    watched.step(loss, x)
+
+
+def capturing(at: int, sequences: int) -> Step:
+    """Return :func:`plain` with a capture asked for at a step."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        if number == at:
+            watched.capture(sequences=sequences)
+        plain(model, number, watched)
+
+    return step

@@ -1,0 +1,79 @@
+"""Which attention calls of a model are found, and what is told of those that are left out."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flashpoint.watching.captures import read_calls
+from flashpoint.watching.watched import Watch
+from tests.watching.loops import Block, loop, plain
+
+
+class With(Block):
+    """A block whose attention is called with some options."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, x: Tensor, _: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        return x + F.scaled_dot_product_attention(q, k, v, **self.options).transpose(1, 2).flatten(2)
+
+
+def test_which_calls_of_a_forward_pass_are_left_out_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Layers are counted without them: the reader cannot tell otherwise which of the model's they are."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        with torch.no_grad():
+            model(torch.zeros(1, 12, 32))  # its calls are of another forward pass
+        plain(model, number, watched)
+
+    window = torch.ones(12, 12, dtype=torch.bool).tril().triu(-3)
+    local = [With(attn_mask=window) for _ in range(5)]
+    model = nn.Sequential(Block(), local[0], With(dropout_p=0.1), *local[1:], With(is_causal=True))
+    mask, dropout = sorted(loop(tmp_path, model, step).manifest["not_recorded"])
+    assert mask.endswith("a mask beside the causal one, in calls 2, 4, 5, 6, … of 8")
+    assert dropout.endswith(", in call 3 of 8")
+    assert capsys.readouterr().err.count(f"({mask}; {dropout})") == 1
+
+
+SCRIPT = """
+import torch
+import flashpoint
+
+def attend(q, k, v):
+    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        return attend(*super().forward(x).unflatten(-1, (3, 1, 8)).permute(2, 0, 3, 1, 4))
+
+model = Model(8, 24)
+with flashpoint.watch(model, name="own", functions=["script:attend"]) as watched:
+    watched.capture(sequences=0)
+    for _ in range(2):
+        loss = model(torch.randn(2, 12, 8)).square().mean()
+        loss.backward()
+        watched.step(loss)
+        model.zero_grad()
+print("trained")
+"""
+
+
+def test_a_function_of_the_script_that_runs_is_not_that_of_a_second_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which would train again, and the model would call the first one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("script.py").write_text(SCRIPT)
+    runpy.run_path("script.py", run_name="__main__")
+    assert capsys.readouterr().out.count("trained") == 1
+    (call,) = read_calls(tmp_path / "runs/own")
+    assert call.attention == "script:attend"

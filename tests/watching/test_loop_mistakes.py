@@ -1,0 +1,435 @@
+"""Mistakes in loops, numbers that are none, and loops that end early: what is told and what is kept."""
+
+import collections
+import copy
+import errno
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+
+import flashpoint
+from flashpoint.errors import UserError
+from flashpoint.runs.select import open_run
+from flashpoint.watching.captures import read_calls
+from flashpoint.watching.watched import Watch
+from tests.watching.loops import Pair, loop, plain
+
+
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [
+        ("step, backward", "no gradient came to any attention before watched.step"),
+        ("backward, zero_grad, step", "no gradients at watched.step"),
+    ],
+)
+def test_step_in_the_wrong_place_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], order: str, told: str
+) -> None:
+    def step(model: nn.Module, _number: int, watched: Watch) -> None:
+        loss = model(torch.randn(3, 12, 32)).square().mean()
+        if order == "step, backward":
+            watched.step(loss)
+        loss.backward()
+        if order != "step, backward":
+            model.zero_grad()
+            watched.step(loss)
+
+    assert loop(tmp_path, step=step).columns["loss"][0].tolist() == [0, 1, 2, 3]
+    assert capsys.readouterr().err.count(told) == 1
+
+
+def in_micro_batches(number_of: int, once: bool) -> Callable[..., None]:
+    """A loop that counts micro-batches; ``once``: it hands over the last one alone."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0 if number == 0 else 1e-5)
+        for micro in range(number_of):
+            loss = model(torch.randn(3, 12, 32)).square().mean() / number_of
+            loss.backward()
+            if not once or micro == number_of - 1:
+                watched.step(loss * number_of)
+        optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("number_of", "once", "told"), [(2, False, "in 5 of 10"), (4, False, "in 8 of 10"), (4, True, ""), (1, False, "")]
+)
+def test_a_step_for_each_micro_batch_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number_of: int, once: bool, told: str
+) -> None:
+    """Of calls 2 to 11. The first update is at a learning rate of 0."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        in_micro_batches(number_of, once)(model, number, watched)
+        model.zero_grad()
+
+    loop(tmp_path, step=step, steps=14)
+    lines = [
+        line for line in capsys.readouterr().err.splitlines() if "the weights were those of the step before" in line
+    ]
+    assert len(lines) == bool(told)
+    assert not told or told in lines[0]
+
+
+@pytest.mark.parametrize(("case", "told"), [("measured alone", 0), ("too small an update", 0), ("added", 1)])
+def test_weights_that_stand_still_are_micro_batches_where_gradients_are_added(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str, told: int
+) -> None:
+    """A checkpoint that is measured, BF16 weights that no update moves, and gradients that nobody clears but once: the
+    step that hands over none tells nothing, those that follow do."""
+    model = Pair().bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-12)
+    with flashpoint.watch(model, runs_dir=tmp_path, name="own", log_interval=2) as watched:
+        for number in range(14):
+            loss = model(torch.randn(3, 12, 32).bfloat16()).square().mean()
+            loss.backward()
+            if case == "added" and number == 0:
+                model.zero_grad()
+            watched.step(loss)
+            if case == "too small an update":
+                optimizer.step()
+            if case != "added":
+                model.zero_grad()
+    assert capsys.readouterr().err.count("in 10 of 10 steps the weights were those of the step before") == told
+
+
+@pytest.mark.parametrize(("times", "told"), [(1, 0), (36 * 32, 1)])
+def test_a_loss_that_is_a_sum_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], times: int, told: int
+) -> None:
+    def step(model: nn.Module, _number: int, watched: Watch) -> None:
+        loss = model(torch.randn(3, 12, 32)).square().mean() * times
+        loss.backward()
+        watched.step(loss)
+
+    loop(tmp_path, step=step)
+    assert capsys.readouterr().err.count("if it is a sum, divide it") == told
+
+
+def test_step_that_is_forgotten_or_outside_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Pair()
+    with flashpoint.watch(model, runs_dir=tmp_path, name="own") as watched:
+        model(torch.randn(3, 12, 32)).sum().backward()
+    assert "watched.step was never called" in capsys.readouterr().err
+    plain(model, 0, watched)
+    watched.capture()
+    told = capsys.readouterr().err
+    assert "step outside of the block" in told
+    assert "capture outside of the block" in told
+    with flashpoint.watch(model, runs_dir=tmp_path, name="own") as watched:
+        plain(model, 0, watched)
+    assert f"this run is {tmp_path / 'own-2'}" in capsys.readouterr().err
+    with pytest.raises(UserError, match="entered once"), watched:
+        pass
+    assert (tmp_path / "own-2").is_dir()
+
+
+@pytest.mark.parametrize(("error", "said"), [(KeyboardInterrupt, "SIGINT"), (ZeroDivisionError, "ZeroDivisionError")])
+def test_what_ends_the_loop_early_is_kept(tmp_path: Path, error: type[BaseException], said: str) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        if number == 2:
+            raise error
+        plain(model, number, watched)
+
+    with pytest.raises(error):
+        loop(tmp_path, step=step)
+    outcome = json.loads((tmp_path / "own/outcome.json").read_text())
+    assert (outcome["outcome"], outcome["step"], outcome["interrupted"]) == ("stable", 2, said)
+    assert open_run("own", tmp_path).verdict == "stopped at 2"
+
+
+def test_a_folder_that_is_gone_does_not_end_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        if number == 1:
+            (tmp_path / "own").rename(tmp_path / "elsewhere")
+        plain(model, number, watched)
+
+    with pytest.raises(UserError, match="no run there"):
+        loop(tmp_path, step=step)
+    assert capsys.readouterr().err.count("own has been removed") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"loss": torch.ones(64)}, "the loss has 64 numbers: give one"),
+        ({"loss": None}, "the loss is NoneType: give a number"),
+        ({"accuracy": [1, 2]}, "accuracy is list: give a number"),
+        ({"grad_norm": "large"}, "grad_norm is str: give a number"),
+        ({"grad_norm": torch.empty((), device="meta")}, "grad_norm is a tensor without memory, or a sparse one"),
+        ({"grad_norm": torch.tensor(1.0).to_sparse()}, "grad_norm is a tensor without memory, or a sparse one"),
+        ({"batch": object()}, "a batch that is object shows no tensors"),
+        ({"step": 3}, "the watch itself logs step"),
+        ({"w_q_spectral_norm": 3.0}, "the watch itself logs w_q_spectral_norm"),
+    ],
+)
+def test_what_is_no_number_is_told_once_and_all_else_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: dict[str, Any], told: str
+) -> None:
+    def step(model: nn.Module, _number: int, watched: Watch) -> None:
+        loss = model(torch.randn(3, 12, 32)).square().mean()
+        loss.backward()
+        watched.step(**{"loss": loss, **given})
+
+    run = loop(tmp_path, step=step)
+    lines = capsys.readouterr().err
+    assert lines.count(told) == 1
+    assert len(run.columns["row_sum_relative_bias"][0]) == 4
+    assert ("loss" in run.columns) == ("loss" not in given)
+    assert lines.count("no loss was read, and nothing is judged") == ("loss" in given)
+    assert run.verdict == ("stopped at 4" if "loss" in given else "stable to 4")
+
+
+def test_a_loss_of_every_token_is_told_once_whatever_their_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        losses = model(torch.randn(3, 12 + number, 32)).square().mean((0, 2))
+        losses.mean().backward()
+        watched.step(losses, x1=torch.ones(number + 2), x2=torch.ones(()))  # type: ignore[arg-type]
+
+    loop(tmp_path, step=step)
+    told = capsys.readouterr().err
+    assert told.count("the loss has 12 numbers") == told.count("reading the loss failed") == 1
+    assert told.count("x1 has 2 numbers") == told.count("logging metrics failed") == 1
+
+
+def test_a_model_that_holds_its_watch_can_be_copied(tmp_path: Path) -> None:
+    """As a callback does that averages the weights."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        model.watched = watched  # type: ignore[assignment]
+        assert copy.deepcopy(model).watched is watched
+        plain(model, number, watched)
+
+    assert loop(tmp_path, step=step).columns["loss"][0].tolist() == [0, 1, 2, 3]
+
+
+def test_a_gradient_norm_that_cannot_be_read_costs_no_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Unreadable(Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.stack:
+                raise NotImplementedError("no such thing")
+            return super().__torch_function__(func, types, args, kwargs)
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        loss = model(torch.randn(3, 12, 32)).square().mean()
+        loss.backward()
+        norm = torch.tensor(1.0)
+        watched.step(loss, grad_norm=norm.as_subclass(Unreadable) if number == 1 else norm)
+
+    run = loop(tmp_path, step=step)
+    assert run.columns["loss"][0].tolist() == [0, 1, 2, 3]
+    assert run.columns["grad_norm"][0].tolist() == [2, 3]
+    assert capsys.readouterr().err.count("reading the gradient norms failed (NotImplementedError: no such thing)") == 1
+
+
+def test_numbers_in_one_buffer_are_those_of_their_steps(tmp_path: Path) -> None:
+    """As the outputs of a CUDA graph, which the next replay overwrites."""
+    loss, norm = torch.empty(()), torch.empty(1)
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        model(torch.randn(3, 12, 32)).square().mean().backward()
+        watched.step(loss.fill_(number), grad_norm=norm.fill_(10 + number))
+
+    run = loop(tmp_path, step=step, log_interval=4)
+    assert run.columns["loss"][1].ravel().tolist() == [0, 1, 2, 3]
+    assert run.columns["grad_norm"][1].ravel().tolist() == [10, 11, 12, 13]
+
+
+def test_batches_in_one_buffer_are_told_apart_and_none_is_kept_for_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    buffer = torch.empty(3, 12, 32)
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        loss = model(buffer.normal_()).square().mean()
+        loss.backward()
+        watched.step(loss * float("nan") if number == 2 else loss, buffer)
+
+    loop(tmp_path, step=step, steps=8, log_interval=8)
+    rows = (tmp_path / "own/batches.csv").read_text().split()
+    assert len({row.partition(",")[2] for row in rows}) == 8
+    assert "its tensors have been overwritten" in capsys.readouterr().err
+    assert not (tmp_path / "own/captures/step-0000002/batch.pt").exists()
+
+
+def test_a_mapping_of_arrays_is_a_batch(tmp_path: Path) -> None:
+    """As Transformers' BatchEncoding, which is no dict; as a dict of tensors with the same numbers."""
+    x = torch.arange(6)
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        loss = model(torch.randn(3, 12, 32)).square().mean()
+        loss.backward()
+        watched.capture()
+        watched.step(loss, collections.UserDict(ids=x.numpy()) if number == 0 else {"ids": x + number - 1})
+
+    loop(tmp_path, step=step, steps=3)
+    first, second, third = (row.partition(",")[2] for row in (tmp_path / "own/batches.csv").read_text().split())
+    assert first == second != third
+    assert torch.equal(torch.load(tmp_path / "own/captures/step-0000000/batch.pt")["ids"], x)
+
+
+def test_the_norm_of_sparse_gradients_is_that_of_dense_ones(tmp_path: Path) -> None:
+    class Embedded(Pair):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(9, 32, sparse=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.embed(x))
+
+    def step(model: nn.Module, _number: int, watched: Watch) -> None:
+        loss = model(torch.arange(12).reshape(1, 12) % 9).square().mean()
+        loss.backward()
+        dense = [p.grad.to_dense() for p in model.parameters() if p.grad is not None]
+        expected.append(float(torch.cat([one.flatten() for one in dense]).double().norm()))
+        watched.step(loss)
+
+    expected: list[float] = []
+    run = loop(tmp_path, Embedded(), step, log_interval=1)
+    np.testing.assert_allclose(run.columns["grad_norm"][1].ravel(), expected, rtol=1e-5)
+
+
+def test_a_step_that_a_gradient_scaler_skips_is_captured_and_is_no_verdict(tmp_path: Path) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        x = torch.randn(3, 12, 32)
+        loss = model(x).square().mean()
+        loss.backward()
+        watched.step(loss, x, grad_norm=float("inf") if number in (1, 3) else 1.0)
+
+    assert loop(tmp_path, step=step).verdict == "stable to 4"
+    assert [path.name for path in (tmp_path / "own/captures").iterdir()] == ["step-0000001"]
+
+
+def test_a_capture_of_a_model_without_attention_is_given_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        if number == 1:
+            watched.capture()
+        plain(model, number, watched)
+
+    loop(tmp_path, nn.Linear(32, 32), step, interval=500)
+    told = capsys.readouterr().err
+    assert "functions=['MODULE:NAME']" in told
+    assert "no capture (asked for)" in told
+    with pytest.raises(UserError, match=r"its attention was not recorded \(the watched model called none"):
+        read_calls(tmp_path / "own")
+
+
+@pytest.mark.slow
+def test_an_explosion_that_ends_the_loop_is_captured(tmp_path: Path) -> None:
+    """The loop stops by the verdict, so that no step follows: the last observation is kept."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        loss = model(torch.randn(3, 12, 32)).square().mean()
+        loss.backward()
+        watched.step(loss * 0 + (1.0 if number < 200 else 9.0))
+        if watched.verdict != "stable":
+            raise StopIteration
+
+    with pytest.raises(StopIteration):
+        loop(tmp_path, step=step, steps=600, interval=500)
+    assert open_run("own", tmp_path).verdict.startswith("exploded")
+    assert [call.layer for call in read_calls(tmp_path / "own")] == [1, 2]
+
+
+def test_a_capture_that_never_came_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        plain(model, number, watched)
+        watched.capture("why not")
+
+    loop(tmp_path, nn.Linear(32, 32), step, steps=1)
+    assert "no capture (why not)" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_before_the_first_step_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("flashpoint.watching.run.write_json", full)
+    with pytest.raises(UserError, match="No space left on device; choose"):
+        flashpoint.watch(Pair(), runs_dir=tmp_path)
+
+
+def test_what_fails_in_one_line_elsewhere_does_not_end_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise UserError("no such thing")
+
+    monkeypatch.setattr("flashpoint.watching.values.by_sequence", refuse)
+    assert loop(tmp_path).verdict == "stable to 4"
+    assert capsys.readouterr().err.count("no such thing") == 1
+
+
+def test_losses_are_judged_where_they_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        loss = model(torch.randn(3, 12, 32)).square().mean()
+        loss.backward()
+        watched.step(loss * float("nan") if number == 3 else loss)
+
+    monkeypatch.setattr("flashpoint.runs.metrics.MetricsFile.log_all", full)
+    assert loop(tmp_path, step=step, log_interval=4).verdict == "nonfinite at 3"
+
+
+@pytest.mark.parametrize("captured", [1, 6])
+def test_a_run_that_vanishes_while_it_trains_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], captured: int
+) -> None:
+    """Before a capture, or while errors of δ are collected after one: captures are written all the same."""
+    torch.manual_seed(0)
+    model = Pair()
+    with flashpoint.watch(model, runs_dir=tmp_path, name="own", interval=4, log_interval=2) as watched:
+        for number in range(12):
+            if number == 3:
+                shutil.rmtree(tmp_path / "own")
+            if number == captured:
+                watched.capture(sequences=9)
+            plain(model, number, watched)
+    assert watched.verdict == "stable"
+    told = capsys.readouterr().err.splitlines()
+    (line,) = [line for line in told if "has been removed" in line or "failed" in line]
+    assert line.startswith(f"watch: {tmp_path}/own has been removed")
+    folder = tmp_path / f"own/captures/step-{captured:07}"
+    tensors = {"layer-01.safetensors", "layer-02.safetensors", "batch.pt"} if captured > 3 else set()
+    assert {path for path in (tmp_path / "own").rglob("*") if path.is_file()} == {
+        folder / name for name in ("delta.jsonl", *tensors)
+    }
+    collected = {json.loads(line)["step"] for line in (folder / "delta.jsonl").open()}
+    assert collected == ({7, 8, 9} if captured > 3 else {3, 4})
+
+
+def test_a_model_that_another_thread_trains_is_not_said_to_call_no_attention(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PyTorch shows calls to the thread alone that asks for them. One thread for all steps is seen from its second."""
+
+    def in_a_new_one(model: nn.Module, number: int, watched: Watch) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(plain, model, number, watched).result()
+
+    loop(tmp_path, step=in_a_new_one)
+    told = capsys.readouterr().err
+    assert "the model was called in another thread than watched.step before; call both in one thread" in told
+    assert "called none" not in told
+    with ThreadPoolExecutor(1) as pool:
+        run = loop(tmp_path, step=lambda *given: pool.submit(plain, *given).result())
+    assert run.by_head("row_sum_relative_bias") is None  # of the first run of this name
+    assert not _get_current_function_mode_stack()
+    assert open_run("own-2", tmp_path).measured_by_head("row_sum_relative_bias")[0].tolist() == [1, 2, 3]

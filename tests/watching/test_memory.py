@@ -1,0 +1,32 @@
+"""A recorded step leaves nothing of its batch behind: neither in Python nor in the hooks of its graph."""
+
+import gc
+from pathlib import Path
+
+import pytest
+from torch import Tensor, nn
+
+from flashpoint.watching.watched import Watch
+from tests.watching.loops import loop, plain
+
+
+def tensors() -> int:
+    return sum(isinstance(one, Tensor) for one in gc.get_objects())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("interval", "sequences"), [(1, 0), (500, 10_000)])
+def test_tensors_do_not_become_more_with_the_steps_that_are_recorded(
+    tmp_path: Path, interval: int, sequences: int
+) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        if number == 0:
+            watched.capture(sequences=sequences)
+        plain(model, number, watched)
+        if number in (14, 24):  # the weights of the first steps, and batches until their losses are read, are held
+            gc.collect()
+            held.append(tensors())
+
+    held: list[int] = []
+    loop(tmp_path, step=step, steps=25, interval=interval, weights_interval=500)
+    assert held[0] == held[1]

@@ -1,0 +1,74 @@
+"""Options of watching that are refused, in one line each."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import flashpoint
+from flashpoint.errors import UserError
+from tests.watching.loops import Pair, loop
+
+COUNTS = ["interval", "weights_interval", "log_interval", "sequences", "steps"]
+
+
+@pytest.mark.parametrize("value", [0, 2.5, "5", True])
+@pytest.mark.parametrize("option", COUNTS)
+def test_an_option_that_is_no_count_is_refused(tmp_path: Path, option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{option}={value!r}: give a whole number, 1 or more"):
+        flashpoint.watch(Pair(), runs_dir=tmp_path, **{option: value})
+    assert not any(tmp_path.iterdir())
+
+
+def test_counts_of_numpy_are_taken(tmp_path: Path) -> None:
+    assert (
+        loop(tmp_path, warmup_steps=np.int64(0), **{option: np.int64(2) for option in COUNTS[:4]}).verdict
+        == "stable to 4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"warmup_steps": -1}, "warmup_steps=-1: give a whole number, 0 or more"),
+        ({"functions": "flash_attn:flash_attn_func"}, "give a list of MODULE:NAME"),
+        ({"functions": None}, "give a list of MODULE:NAME"),
+        ({"functions": [":b"]}, "functions=:b: give MODULE:NAME"),
+        ({"functions": ["torch"]}, "functions=torch: give MODULE:NAME"),
+        ({"functions": [".torch:b"]}, "give MODULE:NAME of an installed module"),
+        ({"functions": ["torch:Tensor"]}, "torch has no function Tensor"),
+        ({"wandb": "foo"}, "wandb='foo': give one of disabled, auto"),
+        ({"name": 3}, "name=3: give the name of one folder"),
+        ({"name": "a\nb"}, r"name='a\\nb': a name cannot hold characters that do not print"),
+        *[
+            ({"name": name}, "name=.*a name cannot")
+            for name in ("../x", "..", ".", "/x", "a/b", "a\0", "~a", "a*", "a:b")
+        ],
+        ({"name": "reference"}, "name=reference: reserved"),
+        *[({"name": name}, "an empty name") for name in ("", " ")],
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_a_folder_is_made(
+    tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises((UserError, ValueError), match=told) as refused:
+        flashpoint.watch(Pair(), runs_dir=tmp_path / "runs", **options)
+    assert "\n" not in str(refused.value)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [(nn.Identity(), "Identity has no parameters"), (torch.sin, "no torch.nn.Module; give the model")],
+)
+def test_what_cannot_be_trained_is_refused(tmp_path: Path, model: Any, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        flashpoint.watch(model, runs_dir=tmp_path)
+
+
+def test_a_folder_for_runs_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="runs_dir=3: give a folder; the run's own is made in it"):
+        flashpoint.watch(Pair(), runs_dir=3)  # type: ignore[arg-type]

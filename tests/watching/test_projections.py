@@ -1,0 +1,209 @@
+"""Which matrices make the queries and keys of each head, in models of others: found, or told that there are none."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from flashpoint.watching.captures import read_calls
+from flashpoint.watching.watched import Watch
+from tests.watching.loops import Pair, loop, spectral_norms
+
+Project = Callable[[Tensor], Tensor]
+NONE_FOUND = "norms of W_Q and W_K are not logged"
+
+
+class Heads(nn.Module):
+    """Causal attention of heads of 8 features; q, k and v are made by three modules."""
+
+    def __init__(self, q: nn.Module, k: nn.Module, v: nn.Module, change: Project | None = None) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.change = q, k, v, change
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (made(x).unflatten(-1, (-1, 8)).transpose(1, 2) for made in (self.q, self.k, self.v))
+        if self.change is not None:
+            q, k = self.change(q), self.change(k)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return attended.transpose(1, 2).flatten(2).square().mean()
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Return queries or keys with rotary positions: features 0 and 4, 1 and 5, … turn together."""
+    angle = torch.arange(x.shape[2])[:, None] / 100 ** (torch.arange(4) / 4)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    one, other = x.chunk(2, -1)
+    return torch.cat([one * cos - other * sin, one * sin + other * cos], -1)
+
+
+def normed_and_rotated(x: Tensor) -> Tensor:
+    return rotated(F.rms_norm(x, (8,)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [1, 4, 16])
+def test_rotary_and_normed_queries_are_traced_to_their_matrix(tmp_path: Path, heads: int, dtype: torch.dtype) -> None:
+    """More heads than one backward pass tells apart, too; keys are shared by all of them."""
+    model = Heads(nn.Linear(32, 8 * heads), nn.Linear(32, 8), nn.Linear(32, 8), normed_and_rotated).to(dtype)
+
+    def step(_model: nn.Module, number: int, watched: Watch) -> None:
+        x = torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(number)).to(dtype)
+        (loss := model(x)).backward()
+        watched.step(loss.float(), x)
+
+    run = loop(tmp_path, model, step, steps=2)
+    for name, weight in (("w_q_spectral_norm", model.q.weight), ("w_k_spectral_norm", model.k.weight)):
+        norms = spectral_norms(weight) if name[2] == "q" else spectral_norms(weight) * heads
+        np.testing.assert_allclose(run.columns[name][1][0, :, 0], norms, rtol=1e-3)
+
+
+class Adapted(nn.Module):
+    """A matrix and a low-rank one beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.down, self.up = nn.Linear(32, 32), nn.Linear(32, 4), nn.Linear(4, 32)
+
+    @property
+    def weight(self) -> nn.Parameter:  # as PEFT's
+        return self.base.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+class Convolved(nn.Module):
+    """A convolution over x, to which a matrix has added something, as the time in a diffusion model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time, self.convolution = nn.Linear(32, 32), nn.Conv1d(32, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convolution(self.time(x).mT).mT
+
+
+class Mixed(nn.Module):
+    """A matrix, whose features are mixed over all heads afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+        self.register_buffer("mixing", torch.linalg.qr(torch.randn(32, 32)).Q)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) @ self.mixing
+
+
+@pytest.mark.parametrize("make", [Adapted, Convolved, Mixed])
+def test_no_other_matrix_is_taken_for_that_of_queries(
+    tmp_path: Path, make: type[nn.Module], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = loop(tmp_path, Heads(make(), make(), make()), steps=2)
+    assert not {"w_q_spectral_norm", "w_k_spectral_norm"} & set(run.columns)
+    assert NONE_FOUND in capsys.readouterr().err
+
+
+def test_the_three_matrices_of_a_multi_head_attention_are_found(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.narrow = nn.Linear(32, 32), nn.Linear(32, 16)
+            self.attend = nn.MultiheadAttention(32, 4, kdim=16, vdim=16, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.narrow(x)
+            return self.attend(self.embed(x), y, y, need_weights=False)[0].square().mean()
+
+    model = Model()
+    expected = [spectral_norms(weight) for weight in (model.attend.q_proj_weight, model.attend.k_proj_weight)]
+
+    def step(_model: nn.Module, number: int, watched: Watch) -> None:
+        x = torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(number))
+        (loss := model(x)).backward()
+        watched.step(loss, x)
+
+    run = loop(tmp_path, model, step, steps=2)
+    for name, norms in zip(("w_q_spectral_norm", "w_k_spectral_norm"), expected, strict=True):
+        np.testing.assert_allclose(run.columns[name][1][0, :, 0], norms, rtol=1e-3)
+
+
+class Checkpointed(nn.Module):
+    """A layer of 16 heads with dropout, computed anew in the backward pass, where dropout draws anew as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        heads = (nn.Linear(32, 128) for _ in range(3))
+        self.layer, self.computed = Heads(*heads, change=lambda x: F.dropout(normed_and_rotated(x), 0.1)), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        def counted(x: Tensor) -> Tensor:
+            self.computed += 1
+            return self.layer(x)
+
+        out: Tensor = checkpoint(counted, x, use_reentrant=False, preserve_rng_state=False)
+        return out
+
+
+def test_a_checkpoint_is_computed_a_few_times_whatever_the_heads_and_draws_as_unwatched(tmp_path: Path) -> None:
+    """Twice for the training; for each of q and k at most three times to tell 16 heads apart."""
+    torch.manual_seed(1)
+    plain, watched = Checkpointed(), Checkpointed()
+    watched.load_state_dict(plain.state_dict())
+    counts = []
+    torch.manual_seed(0)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.01)
+    for number in range(3):
+        x = torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(number))
+        plain(x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def step(model: nn.Module, number: int, watched_loop: Watch) -> None:
+        x = torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(number))
+        (loss := model(x)).backward()
+        watched_loop.step(loss, x)
+        counts.append(watched.computed)
+
+    run = loop(tmp_path, watched, step, steps=3)
+    assert "w_q_spectral_norm" in run.columns
+    assert counts[0] <= 2 + 2 * 3
+    assert [counts[1] - counts[0], counts[2] - counts[1]] == [2, 2]
+    assert all(torch.equal(one, other) for one, other in zip(watched.parameters(), plain.parameters(), strict=True))
+
+
+def test_a_forward_pass_that_no_hook_shows_and_without_gradients_makes_no_layers(tmp_path: Path) -> None:
+    """A loop that calls a method of the model, first for a number to log."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        watched.capture(sequences=0)
+        x = torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(number))
+        model.forward(x[:1]).mean().item()
+        loss = model.forward(x).square().mean()
+        loss.backward()
+        watched.step(loss, x)
+
+    run = loop(tmp_path, Pair(), step, steps=2)
+    calls = read_calls(tmp_path / "own")
+    assert {call.layer for call in calls} == {1, 2}
+    assert all(call.q.shape[0] == 3 for call in calls)
+    assert run.columns["w_q_spectral_norm"][1].shape[0] == 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_part_does_not_hide_the_attention(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pair, self.scripted = Pair(), torch.jit.script(nn.Sequential(nn.Linear(32, 32), nn.ReLU()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scripted(self.pair(x))
+
+    run = loop(tmp_path, Model(), steps=2)
+    assert {"w_q_spectral_norm", "row_sum_relative_bias"} <= set(run.columns)
