@@ -17,11 +17,11 @@ from omegaconf import OmegaConf
 from flashpoint.errors import UserError
 from flashpoint.lab.build_config import build_config, hydra_schema, keys
 from flashpoint.lab.config import Config, ModelConfig
+from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.lab.training.needs import capacity
 from flashpoint.numerics.choices import DeltaError, Rounding
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.select import open_run
-from flashpoint.runs.tables import Evidence
 from tests.composed import CONFIGS, composed, composed_values
 from tests.conftest import REPOSITORY
 

@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flashpoint.detector import ExplosionDetector
 from flashpoint.errors import UserError
 from flashpoint.lab.config import DetectorConfig
 from flashpoint.lab.data.batches import BatchOrder
 from flashpoint.lab.data.tape import TapeHeader, TapeWriter
-from flashpoint.lab.training.detector import ExplosionDetector
-from flashpoint.runs.archive import index_of
+from flashpoint.lab.evidence.archive import index_of
+from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.runs.chain import first_difference, steps_of_both
 from flashpoint.runs.metrics import Series
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
-from flashpoint.runs.tables import Evidence
 from tests.conftest import REPOSITORY
 
 REFERENCE = REPOSITORY / "runs/reference"

@@ -10,11 +10,11 @@ from typing import Any, cast
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from flashpoint.cli.refusals import refusal
 from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
 from flashpoint.lab.build_config import build_config
 from flashpoint.lab.cli.composition import store_schema
+from flashpoint.lab.cli.refusals import refusal
 from flashpoint.lab.config import Config
 from flashpoint_kernels.codes import HEAD_SIZES
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from flashpoint.runs.folder import RunFolder
+from tests.lab.evidence.kept import set_outcome
 from tests.records import call, refusal, rows, values, write_run
-from tests.runs.kept import set_outcome
 
 ATTN = {"name": "flash_bf16"}
 LOSSES = [{"step": step, "loss": 2.0} for step in range(900)]

@@ -5,12 +5,12 @@ import sys
 
 import torch
 
+from flashpoint.detector import ExplosionDetector
 from flashpoint.errors import exit_in_one_line
 from flashpoint.lab.config import Config, ModelConfig, ProbesConfig, TrainConfig
 from flashpoint.lab.model import GPT
 from flashpoint.lab.probes.runner import ProbeRunner
 from flashpoint.lab.training.checkpoints import State
-from flashpoint.lab.training.detector import ExplosionDetector
 from flashpoint.schema import parsed
 
 

@@ -4,8 +4,8 @@ import sys
 from typing import Any
 
 from flashpoint.cli.main import main
+from flashpoint.detector import ExplosionDetector
 from flashpoint.lab.training import run
-from flashpoint.lab.training.detector import ExplosionDetector
 from flashpoint.runs.outcome import Outcome
 
 

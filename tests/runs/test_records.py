@@ -12,14 +12,14 @@ from safetensors.torch import save_file
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError
+from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import read_metrics
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
-from flashpoint.runs.tables import Evidence
 from tests.conftest import Command
+from tests.lab.evidence.kept import write_kept_run
 from tests.records import call, refusal, write_run
-from tests.runs.kept import write_kept_run
 
 ATTN = {"name": "flash_bf16"}
 GONE = object()

@@ -12,10 +12,10 @@ from torch import Tensor
 import flashpoint
 from flashpoint.drop_in import variant_of
 from flashpoint.errors import UserError
-from flashpoint.lab.analysis.progress import progress_of
 from flashpoint.lab.replay import resumed_values
 from flashpoint.numerics.choices import DeltaError, Rounding
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.progress import progress_of
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 from tests.records import call, refusal, rows, write_run

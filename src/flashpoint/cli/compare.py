@@ -8,9 +8,9 @@ from flashpoint.cli.cells import number
 from flashpoint.cli.selection import format_option
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError
-from flashpoint.lab.analysis.provenance import place
-from flashpoint.lab.analysis.watched import compared
 from flashpoint.runs.chain import Difference, first_difference, loss_differences, steps_of_both
+from flashpoint.runs.comparison import compared
+from flashpoint.runs.provenance import place
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 

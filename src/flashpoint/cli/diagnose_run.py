@@ -64,7 +64,7 @@ def _not_recorded(run: Run) -> str:
 
 
 def _too_early() -> str:
-    from flashpoint.lab.probes.sentinel import LOOKBACK
+    from flashpoint.early_warning import LOOKBACK
 
     return (
         f"No early warning could come: when the loss exploded, W_Q had not been measured for {LOOKBACK} steps after "
@@ -89,8 +89,8 @@ def _failed(run: Run) -> tuple[int | None, str]:
 def _growth(run: Run) -> list[Table]:
     """Return what W_Q did before the onset: the early warning that it gave, or of a run that exploded without one the
     head that grew most."""
+    from flashpoint.early_warning import LOOKBACK
     from flashpoint.lab.analysis.early_warning import sentinel_of
-    from flashpoint.lab.probes.sentinel import LOOKBACK
 
     if run.by_head("w_q_spectral_norm") is None:
         return []

@@ -13,9 +13,9 @@ from flashpoint.cli.selection import answered, chosen, format_option, runs_argum
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.early_warning import foretold, warning_of
-from flashpoint.lab.analysis.provenance import provenance
-from flashpoint.lab.analysis.rates import step_milliseconds, throughput
-from flashpoint.lab.analysis.recovery import recovery
+from flashpoint.runs.provenance import provenance
+from flashpoint.runs.rates import step_milliseconds, throughput
+from flashpoint.runs.recovery import recovery
 from flashpoint.runs.run import Run
 
 

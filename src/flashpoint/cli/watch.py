@@ -11,11 +11,11 @@ import click
 from flashpoint.cli.selection import answered
 from flashpoint.errors import UserError
 from flashpoint.files import is_locked, whole
-from flashpoint.lab.analysis.progress import cut_short, unended
+from flashpoint.lab.evidence.tables import EVIDENCE
 from flashpoint.runs.folder import sweep_lock
+from flashpoint.runs.progress import cut_short, unended
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
-from flashpoint.runs.tables import EVIDENCE
 
 _TERMINAL_SECONDS, _PAGE_SECONDS = 2.0, 15.0
 """Between two frames in the terminal, and between two pages: a page has many figures."""

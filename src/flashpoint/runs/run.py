@@ -28,7 +28,7 @@ class Smoothed:
 
 
 class Stored(Protocol):
-    """The storage of a run: a folder, or rows of the evidence tables (:mod:`flashpoint.runs.tables`).
+    """The storage of a run: a folder, or rows of the evidence tables (:mod:`flashpoint.lab.evidence.tables`).
 
     What is missing or damaged raises a :class:`UserError` when it is read.
     """

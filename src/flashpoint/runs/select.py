@@ -8,9 +8,9 @@ from fnmatch import filter as matching
 from pathlib import Path
 
 from flashpoint.errors import UserError, nearest
+from flashpoint.lab.evidence.tables import EVIDENCE, Evidence
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
-from flashpoint.runs.tables import EVIDENCE, Evidence
 
 _LISTED = 12
 

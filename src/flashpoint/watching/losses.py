@@ -9,10 +9,10 @@ from functools import partial
 
 from torch import Tensor
 
+from flashpoint.detector import ExplosionDetector
+from flashpoint.early_warning import Sentinel
 from flashpoint.lab.config import DetectorConfig
-from flashpoint.lab.probes.sentinel import Sentinel
-from flashpoint.lab.training.detector import ExplosionDetector
-from flashpoint.lab.training.listeners import Metrics
+from flashpoint.listeners import Metrics
 from flashpoint.runs.outcome import Verdict
 from flashpoint.watching.arrivals import Arrivals, Number
 from flashpoint.watching.batches import LatestBatches

@@ -18,7 +18,7 @@ from flashpoint.errors import notify
 from flashpoint.files import whole, write_json
 from flashpoint.lab.config import DetectorConfig
 from flashpoint.lab.training.determinism import command_line, hardware_name
-from flashpoint.lab.training.listeners import Listener, Listeners, Metrics
+from flashpoint.listeners import Listener, Listeners, Metrics
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import MetricsFile
 from flashpoint.runs.outcome import Outcome, Verdict

@@ -19,7 +19,7 @@ from torch import nn
 
 from flashpoint.errors import UserError
 from flashpoint.lab.surroundings import TrackingConfig
-from flashpoint.lab.training.listeners import Listener
+from flashpoint.listeners import Listener
 from flashpoint.names import check_name
 from flashpoint.watching.watched import Watch
 

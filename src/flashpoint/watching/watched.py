@@ -12,10 +12,10 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from flashpoint.early_warning import LOOKBACK, Sentinel
 from flashpoint.errors import UserError, is_first_process
 from flashpoint.lab.config import DetectorConfig
-from flashpoint.lab.probes.sentinel import LOOKBACK, Sentinel
-from flashpoint.lab.training.listeners import Listener
+from flashpoint.listeners import Listener
 from flashpoint.runs.outcome import NO_LOSS
 from flashpoint.watching.arrivals import Arrivals, Number
 from flashpoint.watching.batches import LatestBatches, Sums

@@ -8,8 +8,8 @@ import pytest
 from scipy.stats import binom
 
 from flashpoint.lab.analysis.intervals import clopper_pearson
-from flashpoint.lab.analysis.provenance import ranges
 from flashpoint.lab.analysis.survival import Lifetimes, control_of, logrank_p, settings_of
+from flashpoint.runs.provenance import ranges
 from flashpoint.runs.run import Run
 from tests.records import settings as named_settings
 

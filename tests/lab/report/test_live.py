@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flashpoint.lab.analysis.progress import progress_of
 from flashpoint.lab.report.live import frame
 from flashpoint.lab.report.page import page
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.progress import progress_of
 from flashpoint.runs.run import Run
 from tests.records import write_run
 

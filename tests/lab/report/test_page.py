@@ -21,8 +21,8 @@ from flashpoint.lab.report.panels import PANELS
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
+from tests.lab.evidence.kept import set_outcome
 from tests.records import call, refusal, write_run
-from tests.runs.kept import set_outcome
 
 BY_HEAD = (
     "w_q_spectral_norm",

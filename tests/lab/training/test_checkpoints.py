@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from flashpoint.detector import ExplosionDetector
 from flashpoint.errors import UserError
 from flashpoint.lab.config import CheckpointsConfig, Config, DetectorConfig
 from flashpoint.lab.training import checkpoints
 from flashpoint.lab.training.checkpoints import CheckpointWriter, retained, verified
-from flashpoint.lab.training.detector import ExplosionDetector
 from flashpoint.lab.training.start import starting_point
 from flashpoint.runs.chain import ChainWriter
 from flashpoint.runs.folder import RunFolder

@@ -20,10 +20,10 @@ from flashpoint.errors import UserError
 from flashpoint.lab.config import Config
 from flashpoint.lab.training import loop, manifest, plan
 from flashpoint.lab.training.checkpoints import Checkpoint
-from flashpoint.lab.training.listeners import Listener, Metrics
 from flashpoint.lab.training.run import run
 from flashpoint.lab.training.snapshots import snapshot_steps
 from flashpoint.lab.training.step import OptimizerStep
+from flashpoint.listeners import Listener, Metrics
 from flashpoint.runs.folder import RunFolder, by_step
 from flashpoint.runs.outcome import Outcome
 from tests.composed import composed

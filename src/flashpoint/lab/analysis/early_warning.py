@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flashpoint.lab.probes.sentinel import HeadGrowth, Sentinel
+from flashpoint.early_warning import HeadGrowth, Sentinel
 from flashpoint.runs.run import Run
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.lab.analysis.recovery import recovery
+from flashpoint.runs.recovery import recovery
 from flashpoint.runs.run import Run
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import click
 
-from flashpoint.cli.options import refuse_given
 from flashpoint.cli.selection import tell
 from flashpoint.errors import UserError
-from flashpoint.runs.archive import archive, remove
-from flashpoint.runs.arrow import HEAD_DIGITS, RUN_DIGITS
+from flashpoint.lab.cli.options import refuse_given
+from flashpoint.lab.evidence.archive import archive, remove
+from flashpoint.lab.evidence.arrow import HEAD_DIGITS, RUN_DIGITS
+from flashpoint.lab.evidence.tables import EVIDENCE
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
-from flashpoint.runs.tables import EVIDENCE
 
 
 def _unreadable(run: Run) -> UserError | None:

@@ -25,12 +25,12 @@ from flashpoint.lab.analysis.claims import (
     Onset,
     read_claims,
 )
-from flashpoint.lab.analysis.provenance import provenance
 from flashpoint.lab.analysis.quantities import QUANTITIES
 from flashpoint.lab.analysis.verdicts import Finding, Verdict, judge
+from flashpoint.lab.evidence.tables import EVIDENCE, Evidence
+from flashpoint.runs.provenance import provenance
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
-from flashpoint.runs.tables import EVIDENCE, Evidence
 
 RUNS = Path("runs")
 FILE = RUNS / EVIDENCE / "claims.yaml"

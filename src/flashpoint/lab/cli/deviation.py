@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from flashpoint.cli.options import refuse_given
 from flashpoint.cli.selection import device_named, figures_option, format_option
-from flashpoint.cli.words import count, each, format_of, tile, unit
 from flashpoint.errors import UserError, notify
+from flashpoint.lab.cli.options import refuse_given
+from flashpoint.lab.cli.words import count, each, format_of, tile, unit
 from flashpoint.lab.deviation.defaults import HEAD_SIZE, LENGTH, SEEDS
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashpoint.lab.surroundings import TrackingConfig
-from flashpoint.lab.training.listeners import Listener
+from flashpoint.listeners import Listener
 
 
 def default_listeners(tracking: TrackingConfig) -> list[Listener]:

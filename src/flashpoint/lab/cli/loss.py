@@ -20,8 +20,8 @@ from flashpoint.cli.selection import (
 )
 from flashpoint.cli.table import Table, show
 from flashpoint.lab.analysis.paired import Losses, last_common_step, losses_at
-from flashpoint.lab.analysis.provenance import provenance
 from flashpoint.lab.analysis.survival import side_by_side
+from flashpoint.runs.provenance import provenance
 
 
 def table(found: Sequence[Losses], after: int, control: str) -> Table:

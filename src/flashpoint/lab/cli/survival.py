@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from flashpoint.cli.options import refuse_given
 from flashpoint.cli.selection import (
     CONTROL,
     control_option,
@@ -21,12 +20,13 @@ from flashpoint.cli.selection import (
 )
 from flashpoint.cli.table import is_shown, show
 from flashpoint.lab.analysis.foretelling import foretellings
-from flashpoint.lab.analysis.provenance import provenance
 from flashpoint.lab.analysis.ratios import onset_ratios, pairs
 from flashpoint.lab.analysis.response import responses
 from flashpoint.lab.analysis.severity import severity
 from flashpoint.lab.analysis.survival import by_variant, grouped, settings_of, side_by_side, usual_settings
+from flashpoint.lab.cli.options import refuse_given
 from flashpoint.lab.cli.survival_tables import by_attention, by_measure, by_seed, by_setting, of_logrank, why_no_p
+from flashpoint.runs.provenance import provenance
 from flashpoint.runs.run import Run
 
 OF_THE_TEXT = ("model.vocab_size",)

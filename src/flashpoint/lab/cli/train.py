@@ -20,7 +20,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from flashpoint.cli.process import quick_end
-from flashpoint.cli.refusals import refusal
 from flashpoint.errors import UserError, exit_in_one_line, is_first_process, notify, readers_may_leave
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import refuse_another_gpu, refuse_unusable_gpu
@@ -32,6 +31,7 @@ from flashpoint.lab.cli.composition import (
     compose_once,
     store_schema,
 )
+from flashpoint.lab.cli.refusals import refusal
 from flashpoint.lab.config import Config
 from flashpoint.lab.surroundings import HardwareConfig, of_hardware
 from flashpoint.lab.training.admission import admit

@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 from flashpoint.cli.cells import plus_minus, ratio
-from flashpoint.cli.options import refuse_given
 from flashpoint.cli.selection import answered, ended, figures_option, format_option, runs_argument, tell_of_texts
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError, notify
-from flashpoint.lab.analysis.provenance import provenance
 from flashpoint.lab.analysis.weights import Apart, Distance, apart, by_difference, last_common_step, tensors
+from flashpoint.lab.cli.options import refuse_given
 from flashpoint.runs.metrics import ALL_TENSORS
+from flashpoint.runs.provenance import provenance
 from flashpoint.runs.run import Run
 
 _FORM = ".2e"

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flashpoint.early_warning import LOOKBACK, Sentinel
 from flashpoint.errors import UserError, one_line
 from flashpoint.hardware import is_of_full_memory
 from flashpoint.lab.config import ProbesConfig, TrainConfig
@@ -22,7 +23,6 @@ from flashpoint.lab.probes import own
 from flashpoint.lab.probes.built_in import BUILT_IN
 from flashpoint.lab.probes.instrumented import InstrumentedPass
 from flashpoint.lab.probes.observation import Observation
-from flashpoint.lab.probes.sentinel import LOOKBACK, Sentinel
 from flashpoint.lab.probes.spectral import weight_norms
 from flashpoint.user_code import UserCodeError
 

@@ -16,7 +16,7 @@ def write_data(folder: Path, name: str, columns: Mapping[str, Sequence[Any]]) ->
     """
     import pyarrow as pa
 
-    from flashpoint.runs.arrow import write_parquet
+    from flashpoint.lab.evidence.arrow import write_parquet
 
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{name}.csv").open("w", newline="") as file:

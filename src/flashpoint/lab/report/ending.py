@@ -7,7 +7,7 @@ import threading
 
 from flashpoint.lab.report.curves import draw_curves
 from flashpoint.lab.report.page import write_report
-from flashpoint.lab.training.listeners import Metrics
+from flashpoint.listeners import Metrics
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
 from flashpoint.runs.run import Run

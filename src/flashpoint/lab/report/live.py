@@ -13,8 +13,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flashpoint.lab.analysis.progress import SILENT_SECONDS, Progress, progress_of
 from flashpoint.runs.metrics import Series
+from flashpoint.runs.progress import SILENT_SECONDS, Progress, progress_of
 from flashpoint.runs.run import Run
 
 HEADS = 4

@@ -21,11 +21,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from flashpoint.early_warning import SentinelState
 from flashpoint.errors import UserError, one_line
 from flashpoint.files import file_sha256, whole, write_json
 from flashpoint.hardware import is_of_full_memory
 from flashpoint.lab.config import CheckpointsConfig
-from flashpoint.lab.probes.sentinel import SentinelState
 from flashpoint.lab.training.needs import capacity
 from flashpoint.runs.folder import by_step, of_step
 from flashpoint.runs.outcome import Verdict
@@ -68,7 +68,7 @@ class State(Kind):
     chain: str
     """Hex digest of all steps."""
     detector: _Detector
-    """:meth:`flashpoint.lab.training.detector.ExplosionDetector.state`."""
+    """:meth:`flashpoint.detector.ExplosionDetector.state`."""
     probes: _Probes
     """:meth:`flashpoint.lab.probes.runner.ProbeRunner.state`; empty of a process without probes."""
 

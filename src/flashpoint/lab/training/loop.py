@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashpoint.detector import ExplosionDetector
 from flashpoint.errors import notify
 from flashpoint.lab.data.batches import gather_windows
 from flashpoint.lab.probes.runner import Failed
 from flashpoint.lab.progress import progress_bar
 from flashpoint.lab.training.checkpoints import Checkpoint
-from flashpoint.lab.training.detector import ExplosionDetector
 from flashpoint.lab.training.nonfinite import locate
 from flashpoint.lab.training.optimizer import learning_rate
 from flashpoint.lab.training.parts import Parts

@@ -17,7 +17,6 @@ from flashpoint.hardware import is_of_full_memory
 from flashpoint.lab.config import Config
 from flashpoint.lab.training.digests import run_digest, weights_digest
 from flashpoint.lab.training.interrupt import StopRequests
-from flashpoint.lab.training.listeners import Listener, Listeners
 from flashpoint.lab.training.loop import LoopResult, Trainer
 from flashpoint.lab.training.manifest import describe_run, note_resumption
 from flashpoint.lab.training.notices import (
@@ -31,6 +30,7 @@ from flashpoint.lab.training.parts import Parts, build
 from flashpoint.lab.training.plan import Plan, settle, usable_device
 from flashpoint.lab.training.start import checkpoints_before
 from flashpoint.lab.training.writer import RunWriter
+from flashpoint.listeners import Listener, Listeners
 from flashpoint.runs.chain import Chain, first_difference
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import STRICT_PROBES, Outcome

@@ -12,11 +12,11 @@ from flashpoint.errors import notify
 from flashpoint.files import whole, write_json
 from flashpoint.lab.data.tape import Tape, TapeHeader, TapeWriter
 from flashpoint.lab.training.checkpoints import CheckpointWriter
-from flashpoint.lab.training.listeners import Listeners, Metrics
 from flashpoint.lab.training.manifest import note_probe_off
 from flashpoint.lab.training.needs import Quantities
 from flashpoint.lab.training.parts import Parts
 from flashpoint.lab.training.snapshots import write_snapshot
+from flashpoint.listeners import Listeners, Metrics
 from flashpoint.runs.chain import ChainWriter
 from flashpoint.runs.folder import RunFolder, by_step
 from flashpoint.runs.metrics import MetricsFile

@@ -18,8 +18,8 @@ from typing import Any
 
 from flashpoint.errors import notify
 from flashpoint.lab.surroundings import TrackingConfig
-from flashpoint.lab.training.listeners import Metrics
 from flashpoint.lab.wandb_tracking.client import FINISH_SECONDS
+from flashpoint.listeners import Metrics
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
 

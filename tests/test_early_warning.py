@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from flashpoint.lab.probes.sentinel import HeadGrowth, Sentinel
+from flashpoint.early_warning import HeadGrowth, Sentinel
 
 
 def norms(hot: float) -> np.ndarray:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.files import whole
-from flashpoint.runs.arrow import (
+from flashpoint.lab.evidence.arrow import (
     HEAD_DIGITS,
     chain_schema,
     chain_table,
@@ -30,9 +30,9 @@ from flashpoint.runs.arrow import (
     wrong_chain_column,
     wrong_metrics_column,
 )
+from flashpoint.lab.evidence.tables import Evidence, Table
 from flashpoint.runs.metrics import Columns
 from flashpoint.runs.run import Run
-from flashpoint.runs.tables import Evidence, Table
 
 INDEX_COLUMNS = ("experiment", "run", "attention", "seed", "outcome", "onset", "steps", "digest", "date")
 

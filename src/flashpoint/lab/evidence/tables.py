@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from flashpoint.errors import UserError
-from flashpoint.runs.arrow import chain_of, metrics_of, wrong_chain_column, wrong_metrics_column
+from flashpoint.lab.evidence.arrow import chain_of, metrics_of, wrong_chain_column, wrong_metrics_column
 from flashpoint.runs.chain import Chain
 from flashpoint.runs.configuration import CONFIG, as_of_today
 from flashpoint.runs.folder import RunFolder

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flashpoint.early_warning import HeadGrowth
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.early_warning import warning_of
-from flashpoint.lab.probes.sentinel import HeadGrowth
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
 

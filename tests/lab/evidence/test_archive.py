@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from flashpoint.errors import UserError
+from flashpoint.lab.evidence import archive as module
+from flashpoint.lab.evidence.archive import archive, remove
+from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.lab.replay import resumed_values
-from flashpoint.runs import archive as module
-from flashpoint.runs.archive import archive, remove
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import MetricsFile
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run, select_runs
-from flashpoint.runs.tables import Evidence
-from tests.runs.kept import STEPS, assert_equal, bytes_of, rounded, set_outcome, write_kept_run
+from tests.lab.evidence.kept import STEPS, assert_equal, bytes_of, rounded, set_outcome, write_kept_run
 
 
 @pytest.mark.parametrize("digits", [3, 4, 6, 17])

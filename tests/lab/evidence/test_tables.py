@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from flashpoint.errors import UserError
-from flashpoint.runs.archive import archive
+from flashpoint.lab.evidence.archive import archive
+from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.runs.select import open_run
-from flashpoint.runs.tables import Evidence
-from tests.runs.kept import write_kept_run
+from tests.lab.evidence.kept import write_kept_run
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flashpoint.runs.arrow import (
+from flashpoint.lab.evidence.arrow import (
     chain_of,
     chain_table,
     digits_of,

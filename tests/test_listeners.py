@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flashpoint.lab.training.listeners import Listeners, Metrics
+from flashpoint.listeners import Listeners, Metrics
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
 
@@ -49,6 +49,6 @@ def test_one_that_fails_is_told_of_once_and_the_others_hear_on(
 
 
 def test_training_knows_neither_drawings_nor_wandb() -> None:
-    sources = (Path(__file__).parents[3] / "src/flashpoint/lab/training").glob("*.py")
+    sources = (Path(__file__).parents[1] / "src/flashpoint/lab/training").glob("*.py")
     known = [line for path in sources for line in path.read_text().splitlines() if "import" in line]
     assert not [line for line in known if "flashpoint.lab.report" in line or "wandb" in line or "analysis" in line]
