@@ -20,7 +20,7 @@ from flashpoint.lab.config import Config, ModelConfig
 from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.lab.training.needs import capacity
 from flashpoint.numerics.choices import DeltaError, Rounding
-from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.numerics.variant import REMOVED_CHOICES, AttentionVariant
 from flashpoint.runs.select import open_run
 from tests.composed import CONFIGS, composed, composed_values
 from tests.conftest import REPOSITORY
@@ -156,7 +156,9 @@ def _of_names_in(recorded: dict[str, Any], choices: dict[str, Any]) -> dict[str,
     found = {}
     for name, value in recorded.items():
         point = name.removesuffix("_bits")
-        if isinstance(value, dict):
+        if name in REMOVED_CHOICES:
+            found[name] = REMOVED_CHOICES[name]
+        elif isinstance(value, dict):
             found[name] = _of_names_in(value, choices[name])
         elif name not in choices:
             found[name] = choices[point]["bits"]

@@ -65,7 +65,6 @@ class Choices:
     exact_row_sum_passes: int
     center_keys: bool
     center_grad_q: bool
-    fused_exponent: bool
     block_k: int
     """Keys, and in the backward pass queries, per block; 2³⁰ for the whole sequence."""
     tiles_per_block: int

@@ -15,12 +15,8 @@ from flashpoint_kernels.scores import tile_scores
 @triton.jit
 def probabilities(b_s, b_lse, C: tl.constexpr):
     """Return P = exp(S − L) in FP32, line 11; L broadcasts to the tile."""
-    if C.fused_exponent:
-        FACTOR: tl.constexpr = C.unit * LOG2E
-        exponent = tl.fma(b_s, tl.full(b_s.shape, FACTOR, tl.float32), tl.zeros_like(b_s) - b_lse * LOG2E)
-    else:
-        exponent = tl.fma(b_s, tl.full(b_s.shape, C.unit, tl.float32), tl.zeros_like(b_s) - b_lse) * LOG2E
-    return tl.exp2(exponent)
+    difference = tl.fma(b_s, tl.full(b_s.shape, C.unit, tl.float32), tl.zeros_like(b_s) - b_lse)
+    return tl.exp2(difference * LOG2E)
 
 
 @triton.jit

@@ -141,7 +141,7 @@ def add_block(
         )
     # line 9: the running m, and what was summed under the old one rescaled
     b_m_new = tl.maximum(b_m, block_shift(b_max, b_second, C))
-    b_rescale = exponential(b_m, b_m_new, C.unit, False)
+    b_rescale = exponential(b_m, b_m_new, C.unit)
     b_l = b_l * b_rescale
     b_o = b_o * b_rescale[:, None]
     if OTHER_SUM:
@@ -195,7 +195,7 @@ def count_masked_blocks(b_m, b_l, b_ones, o_rows, first, T, BLOCK: tl.constexpr,
         b_m_new = b_m
         if C.shift == "dynamic_max":
             b_m_new = tl.where(masked, tl.maximum(b_m, 0.0), b_m)
-        b_rescale = exponential(b_m, b_m_new, C.unit, False)
+        b_rescale = exponential(b_m, b_m_new, C.unit)
         b_ones = tl.where(b_m_new > b_m, 0, b_ones)
         b_l = b_l * b_rescale + tl.where(masked, C.denominator_floor, 0.0)
         b_factor = b_factor * b_rescale

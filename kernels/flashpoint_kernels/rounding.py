@@ -114,14 +114,11 @@ def in_registers(x):
 
 
 @triton.jit
-def exponential(x, shift, UNIT: tl.constexpr, FUSED: tl.constexpr):
-    """Return exp((x − shift)·UNIT): the difference first, or one fused multiply-add as production kernels have it."""
+def exponential(x, shift, UNIT: tl.constexpr):
+    """Return exp((x − shift)·UNIT). The difference comes first: at the shift it is exactly 1, which one fused
+    multiply-add, as production kernels have it, is not."""
     FACTOR: tl.constexpr = UNIT * LOG2E
-    if FUSED:
-        exponent = tl.fma(x, tl.full(x.shape, FACTOR, tl.float32), -(shift * FACTOR) + tl.zeros_like(x))
-    else:
-        exponent = (x - shift) * FACTOR
-    return tl.exp2(exponent)
+    return tl.exp2((x - shift) * FACTOR)
 
 
 @triton.jit

@@ -102,9 +102,9 @@ def merge_two_largest(b_first, b_second, b_other_first, b_other_second):
 def exponentials(x, b_shift, C: tl.constexpr, PACKED: tl.constexpr):
     """Return P̄ [R, C] FP32 of a tile under the shift [R]."""
     if PACKED:
-        low = exponential(_low(x), b_shift[:, None], C.unit, C.fused_exponent)
-        high = exponential(_high(x), b_shift[:, None], C.unit, C.fused_exponent)
+        low = exponential(_low(x), b_shift[:, None], C.unit)
+        high = exponential(_high(x), b_shift[:, None], C.unit)
         b_p = tl.reshape(tl.join(low, high), [x.shape[0], 2 * x.shape[1]])
     else:
-        b_p = exponential(x, b_shift[:, None], C.unit, C.fused_exponent)
+        b_p = exponential(x, b_shift[:, None], C.unit)
     return b_p

@@ -16,8 +16,7 @@ from flashpoint.diagnosis.measures import Results
 from flashpoint.diagnosis.probe import probe
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.drop_in import attention
-from flashpoint.numerics.variant import AttentionVariant
-from tests.diagnosis.calls import CLEAN, HEADS, LENGTH, by_position, call_of, inputs
+from tests.diagnosis.calls import CLEAN, HEADS, LENGTH, attention_with_fused_exponent, by_position, call_of, inputs
 
 WITHOUT_THE_ATTENTION = {
     "logsumexp_block": "gradients_off",
@@ -96,11 +95,8 @@ def test_a_gradient_of_v_that_cancels_is_no_finding() -> None:
     q[..., 0], k[..., 0], k[..., 0, 0] = 512.0, 0.0, 560.0
     grad_out[..., 1::2, :] = -0.98 * grad_out[..., ::2, :]
     of_out, of_gradients = (
-        call_of(
-            by_position(lambda *qkv, fused=fused, **options: attention(*qkv, variant=fused, **options)),
-            [q, k, v, grad_out],
-        )
-        for fused in (AttentionVariant(), AttentionVariant(fused_exponent=True))
+        call_of(by_position(attention), [q, k, v, grad_out])
+        for attention in (CLEAN["flash_fp32"], attention_with_fused_exponent)
     )
     call = dataclasses.replace(of_gradients, out=of_out.out)
     assert diagnose(call).findings == ()
@@ -117,8 +113,7 @@ def test_what_fp32_itself_does_to_weights_is_no_finding(name: str, keys: slice) 
     keys with this offset in the forward pass, too."""
     q, k, v, grad_out = inputs(5)
     q[..., 0], k[..., 0], k[..., keys, 0] = 2896.0, 0.0, 2944.0
-    fused = AttentionVariant(fused_exponent=True)
-    function = by_position(CLEAN.get(name, lambda *qkv, **options: attention(*qkv, variant=fused, **options)))
+    function = by_position(CLEAN.get(name, attention_with_fused_exponent))
     call = call_of(function, [q, k, v, grad_out])
     asked = diagnose(call, function)
     assert diagnose(call).findings == asked.findings == ()

@@ -1,6 +1,7 @@
 """A rounding as one value: what it refuses, and how records that are older than it read."""
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -59,6 +60,14 @@ def test_records_with_two_fields_a_rounding_stay_readable() -> None:
     assert elsewhere == dataclasses.replace(expected, name="other", scores=Rounding("nearest", 3))
     without_bits = {name: value for name, value in OLDER.items() if not name.endswith("_bits")}
     assert AttentionVariant.from_dict(without_bits).out_unnormalized == NEAREST
+
+
+def test_records_with_a_choice_that_is_gone_stay_readable_where_they_did_not_make_it() -> None:
+    nested = {"layers": [1], "elsewhere": {"name": "other", "fused_exponent": False}, "fused_exponent": False}
+    variant = AttentionVariant.from_dict(nested)
+    assert "fused_exponent" not in json.dumps(variant.to_dict())
+    with pytest.raises(ValueError, match=r"attn\.fused_exponent=True: computed no longer"):
+        AttentionVariant.from_dict({"fused_exponent": True})
 
 
 def test_effective_choices_are_flat_and_leave_out_what_says_nothing() -> None:

@@ -29,7 +29,6 @@ NEUTRAL = [
     {"exact_row_sum": True},
     {"center_keys": True},
     {"center_grad_q": True},
-    {"fused_exponent": True},
     {"shift": "offset", "shift_offset": 2.5},
     {"shift": "dynamic_max", "beta": 7.0},
     {"shift": "dynamic_max", "beta": 2.0, "tie_tolerance": 1e-3},

@@ -70,7 +70,6 @@ def compile_time_choices(
         exact_row_sum_passes=variant.exact_row_sum_passes,
         center_keys=variant.center_keys,
         center_grad_q=variant.center_grad_q,
-        fused_exponent=variant.fused_exponent,
         block_k=variant.block_k or _NO_TILING,
         tiles_per_block=tiles_per_block,
         prescale=1.0 if exact else scale,

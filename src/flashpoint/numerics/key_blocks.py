@@ -18,21 +18,15 @@ from flashpoint.numerics.variant import AttentionVariant, RoundingPoint
 from flashpoint_kernels.codes import Stream
 
 LOG2E = math.log2(math.e)
-_LOG2E_FP32 = float(torch.tensor(LOG2E, dtype=torch.float32))
-"""log2 e in FP32, as a kernel holds it."""
 _CHUNK_WIDTH = 128
 """A chunk of query rows has at most this many scores for each token of the sequence."""
 
 
-def exponential(scores: Tensor, shift: Tensor, fused: bool) -> Tensor:
+def exponential(scores: Tensor, shift: Tensor) -> Tensor:
     """Return exp(scores − shift) in FP32: [..., C] and [..., 1] to [..., C].
 
-    ``fused`` evaluates exp2(fma(S, log2 e, −m·log2 e)); the multiply-add runs in FP64, where the product is
-    exact and only the last step rounds. Otherwise the difference comes first, and equal maxima give exactly 1.
+    The difference comes first, so that equal maxima give exactly 1.
     """
-    if fused:
-        shift = (shift * LOG2E).double()
-        return torch.exp2((scores.double() * _LOG2E_FP32 - shift).float())
     return (scores - shift).mul_(LOG2E).exp2_()
 
 
@@ -127,7 +121,7 @@ class Inputs:
 
     def probs(self, block: KeyBlock, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
         """Return P = exp(S − L) [B, H, R, C] as the operand of dV, and in FP32."""
-        p = exponential(self.scores(block), logsumexp[..., block.rows, None], self.variant.fused_exponent)
+        p = exponential(self.scores(block), logsumexp[..., block.rows, None])
         return self.round("probs", p, block, stream=Stream.PROBS_BACKWARD), p
 
     def grad_probs(self, block: KeyBlock, grad_out: Tensor) -> Tensor:

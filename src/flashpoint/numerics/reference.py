@@ -208,7 +208,7 @@ def _flash_fwd_rows(inputs: Inputs, rows: slice, *, counts_ones: bool = False) -
             shift[..., live].clone(),
             torch.maximum(shift[..., live], block_shift(s, variant)),
         )
-        p_fp32 = exponential(s, shift[..., live, None], variant.fused_exponent)
+        p_fp32 = exponential(s, shift[..., live, None])
         mass = p_fp32.sum(-1)
         p = inputs.round("probs", p_fp32 / mass[..., None] if before_product else p_fp32, block)
         if counts_ones:  # a training does not ask
@@ -216,7 +216,7 @@ def _flash_fwd_rows(inputs: Inputs, rows: slice, *, counts_ones: bool = False) -
             ones[..., live] = under_this_shift + (p == 1).sum(-1, dtype=torch.int32)
         if variant.normalizer == "rounded":
             mass = p.sum(-1)
-        rescale = exponential(old_shift[..., None], shift[..., live, None], fused=False)
+        rescale = exponential(old_shift[..., None], shift[..., live, None])
         normalizer[..., live] = normalizer[..., live] * rescale[..., 0] + mass.clamp(min=variant.denominator_floor)
         product = p @ inputs.v[..., block.keys, :]
         exact[..., live, :] = exact[..., live, :] * rescale + product
@@ -262,7 +262,7 @@ def _count_masked_blocks(inputs: Inputs, rows: slice, shift: Tensor, normalizer:
     for number in range(-(-length // block)):
         masked = first_masked <= number
         new_shift = shift.clamp(min=0) if variant.shift == "dynamic_max" else shift
-        rescale = torch.where(masked, exponential(shift, new_shift, fused=False), 1.0)
+        rescale = torch.where(masked, exponential(shift, new_shift), 1.0)
         ones.masked_fill_(masked & (new_shift > shift), 0)
         shift.copy_(torch.where(masked, new_shift, shift))
         normalizer.mul_(rescale).add_(torch.where(masked, variant.denominator_floor, 0.0))

@@ -33,6 +33,8 @@ ROUNDING_POINTS: dict[RoundingPoint, str] = {
     "grad_scores": "dS", "grad_blocks": "blocks of dQ, dK, dV"
 }  # fmt: skip
 """The fields that hold a :class:`Rounding`, with what the paper calls the values."""
+REMOVED_CHOICES = {"fused_exponent": False}
+"""Choices of older versions that no recorded run made, each with the value that every record has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +124,6 @@ class AttentionVariant:
     center_grad_q: bool = False
     """dQ_i = Σ_j dS_ij (K_j − k̄), k̄ = mean_T(K) per head and sequence, K − k̄ stored in K's dtype; S and dK are of K.
     Exact arithmetic does not see it, since Σ_j dS_ij = 0; of an error ε_i of δ it takes −α ε_i k̄ out of dQ_i."""
-    fused_exponent: bool = False
-    """exp2 of fma(S, log2 e, −m·log2 e), as production kernels do: P̄ at the maximum need not be 1."""
     block_k: int | None = 64
     """Keys per block of the online softmax; None is the whole sequence (no tiling)."""
 
@@ -160,9 +160,13 @@ class AttentionVariant:
         rounding.
 
         Raises:
-            ValueError: a field has a value outside its range, or two fields contradict each other.
+            ValueError: a field has a value outside its range, two fields contradict each other, or a choice of an
+                older version is no longer computed.
         """
         fields = dict(fields)
+        for name, only in REMOVED_CHOICES.items():
+            if (value := fields.pop(name, only)) != only:
+                raise ValueError(f"attn.{name}={value}: computed no longer; read it with the version that wrote it")
         for point in ROUNDING_POINTS:
             fields[point] = take_rounding(fields, point, _DEFAULTS[point])
         if isinstance(fields.get("delta_error"), dict):

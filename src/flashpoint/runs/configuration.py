@@ -15,7 +15,7 @@ from flashpoint.errors import UserError
 from flashpoint.field_types import Count
 from flashpoint.lab.config import Config
 from flashpoint.numerics.choices import DeltaError, Rounding
-from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
+from flashpoint.numerics.variant import REMOVED_CHOICES, ROUNDING_POINTS, AttentionVariant
 from flashpoint.schema import Kind, Step, kind_of
 
 _ALWAYS = {
@@ -79,7 +79,7 @@ def _attention_kind() -> type[Kind]:
         AttentionVariant,
         required=["name"],
         instead={**dict.fromkeys(ROUNDING_POINTS, rounding), "delta_error": error, "elsewhere": dict[str, Any] | None},
-        more={f"{point}_bits": int | None for point in ROUNDING_POINTS},
+        more={**{f"{point}_bits": int | None for point in ROUNDING_POINTS}, **dict.fromkeys(REMOVED_CHOICES, bool)},
         closed=True,  # an attention with a choice that is not known here is another one
     )
 
