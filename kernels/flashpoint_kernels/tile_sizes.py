@@ -31,14 +31,14 @@ class Tiles:
     """dK and dV read rows that dQ wrote in whole blocks: their blocks of queries are not longer."""
 
 
-# scripts/tune_kernels.py on one NVIDIA H200, triton 3.6.0, 2026-11-21; 16 and 32 as 64.
+# scripts/kernels/tune_kernels.py on one NVIDIA H200, triton 3.6.0, 2026-11-21; 16 and 32 as 64.
 _SMALL = Tiles(TileSizes(64, 64, 4, 3, 128), TileSizes(64, 64, 4, 2, 128), TileSizes(32, 64, 4, 3))
 HOPPER = {
     **dict.fromkeys((16, 32, 64), _SMALL),
     128: Tiles(TileSizes(64, 64, 4, 3), TileSizes(64, 64, 4, 2), TileSizes(64, 64, 4, 2)),
 }
 # Not tuned: the largest with which no variant takes more than 64 KiB of shared memory, and few spill registers, on
-# chips that read tiles through pointers or have no wgmma (scripts/compile_kernels.py).
+# chips that read tiles through pointers or have no wgmma (scripts/kernels/compile_kernels.py).
 _CAUTIOUS = Tiles(TileSizes(64, 32, 4, 2), TileSizes(64, 32, 4, 2), TileSizes(32, 64, 4, 2))
 FALLBACK = {
     **dict.fromkeys((16, 32, 64), _CAUTIOUS),

@@ -1,1 +1,1 @@
-"""What ``scripts/bench.py`` measures, one thing a file."""
+"""What ``scripts/benchmarks/bench.py`` measures, one thing a file."""

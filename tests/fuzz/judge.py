@@ -1,8 +1,8 @@
 """What every fuzz shares: run one command on bad input, and judge how it ended.
 
 A kind of input is a module ``tests/fuzz/of_NAME.py`` with one :class:`Kind` named ``KIND``; ``test_fuzz.py`` and
-``scripts/fuzz.py`` find it. Hypothesis draws its cases, always the same ones. A case is laid out in an empty tree of
-its own::
+``scripts/faults/fuzz.py`` find it. Hypothesis draws its cases, always the same ones. A case is laid out in an empty
+tree of its own::
 
     TREE/work     the command's working folder
     TREE/home/    HOME

@@ -1,4 +1,4 @@
-"""Bad input ends in one line, whatever it is. ``python scripts/fuzz.py`` tries more of it."""
+"""Bad input ends in one line, whatever it is. ``python scripts/faults/fuzz.py`` tries more of it."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""``scripts/bench.py`` on a CUDA device: that it measures everything; the times themselves are not judged."""
+"""``scripts/benchmarks/bench.py`` on a CUDA device: that it measures everything; the times are not judged."""
 
 import csv
 import subprocess
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 def measured(name: str, out: Path, *arguments: str) -> list[dict[str, str]]:
     """The rows of a table that the script writes."""
     env = {variable: value for variable, value in environment().items() if variable != "CUDA_VISIBLE_DEVICES"}
-    command = [sys.executable, str(REPOSITORY / "scripts/bench.py"), *arguments, "--out", str(out)]
+    command = [sys.executable, str(REPOSITORY / "scripts/benchmarks/bench.py"), *arguments, "--out", str(out)]
     subprocess.run(command, env=env, check=True, timeout=600)
     with (out / f"{name}.csv").open() as file:
         return list(csv.DictReader(file))
