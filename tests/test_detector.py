@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from flashpoint.detector import ExplosionDetector
-from flashpoint.lab.config import DetectorConfig
+from flashpoint.detector import DetectorConfig, ExplosionDetector
 
 CONFIG = DetectorConfig(window=10, margin=0.3, hold_steps=5, tail_steps=20)
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flashpoint.detector import ExplosionDetector
+from flashpoint.detector import DetectorConfig, ExplosionDetector
 from flashpoint.errors import UserError
-from flashpoint.lab.config import DetectorConfig
 from flashpoint.lab.data.batches import BatchOrder
 from flashpoint.lab.data.tape import TapeHeader, TapeWriter
 from flashpoint.lab.evidence.archive import index_of

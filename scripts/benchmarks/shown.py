@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from flashpoint.cli.table import Table, show
-from flashpoint.lab.training.determinism import hardware_name
+from flashpoint.hardware import hardware_name
 
 
 def heading(device: torch.device, what: str) -> str:

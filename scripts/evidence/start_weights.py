@@ -18,10 +18,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.cli.cells import number, plus_minus
+from flashpoint.cli.cells import number
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError, command_errors
 from flashpoint.lab.analysis.intervals import slope_interval
+from flashpoint.lab.cli.interval_cells import plus_minus
 from flashpoint.lab.localize.growth import Effect, Start, fit
 
 _TWIN = "flash_bf16 exact_row_sum=true"

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Any
+from typing import Annotated, Any
 
-from flashpoint.lab.config import DetectorConfig
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from flashpoint.field_types import CHECKED, EXPERIMENT, Count, CountOrNone
 from flashpoint.runs.outcome import Verdict
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class DetectorConfig:
+    """When a run counts as exploded."""
+
+    window: Annotated[int, Field(gt=0, le=10**6), EXPERIMENT] = 100
+    """Steps of the moving average of the loss."""
+    margin: Annotated[float, Field(gt=0), EXPERIMENT] = 0.3
+    """Nats above its running minimum at which the moving average is out of bounds."""
+    hold_steps: Annotated[Count, EXPERIMENT] = 50
+    """Consecutive steps out of bounds that make an explosion; its onset is the first of them."""
+    tail_steps: CountOrNone = 500
+    """Steps run on after the verdict, so that the explosion is seen."""
 
 
 class ExplosionDetector:

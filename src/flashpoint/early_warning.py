@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flashpoint.schema import Kind, Number, Step
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flashpoint.runs.run import Run
+
 GROWTH, LOOKBACK, ABOVE_MEDIAN = 2.0, 500, 2.0
 """The rule: after the warm-up a head's W_Q spectral norm doubles within 500 steps, and is twice the median of all."""
+_SQUARINGS = 12
 
 
 @dataclass(frozen=True)
@@ -89,3 +95,67 @@ class Sentinel:
         """Inverse of :meth:`state`."""
         self._history = deque((step, np.array(norms)) for step, norms in state["history"])
         self.warning = HeadGrowth(**state["warning"]) if state["warning"] else None
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """Warnings of several runs."""
+
+    leads: tuple[int, ...]
+    """Steps from the warning to the onset, of the explosions that were warned of before."""
+    exploded: int
+    false_alarms: int
+    """Runs that held and were warned of."""
+    held: int
+    """Runs that ended without an explosion."""
+
+
+def warning_of(run: Run) -> HeadGrowth | None:
+    """Return the warning that the run's W_Q norms give, or None.
+
+    Raises:
+        UserError: the run has not measured them.
+    """
+    return sentinel_of(run).warning
+
+
+def sentinel_of(run: Run, before: int | None = None) -> Sentinel:
+    """Return what watches W_Q, after the run's norms of the steps before one, or of all.
+
+    Raises:
+        UserError: the run has not measured them.
+    """
+    steps, norms = run.measured_by_head("w_q_spectral_norm")
+    sentinel = Sentinel(run.config["train"]["warmup_steps"])
+    for step, norms_then in zip(steps, np.moveaxis(norms, -1, 0), strict=True):
+        if before is None or step < before:
+            sentinel.update(int(step), norms_then)
+    return sentinel
+
+
+def foretold(warnings: Sequence[tuple[Run, HeadGrowth | None]]) -> Foretold:
+    """Count the warnings of these runs, of those under way none: what they were warned of may come."""
+    ended = [(run.failed_at, warning) for run, warning in warnings if run.ended]
+    exploded = [(onset, warning) for onset, warning in ended if onset is not None]
+    held = [warning for onset, warning in ended if onset is None]
+    leads = tuple(onset - warning.step for onset, warning in exploded if warning and warning.step < onset)
+    return Foretold(leads, len(exploded), sum(warning is not None for warning in held), len(held))
+
+
+def largest_eigenvalue(matrices: Tensor, others: Tensor) -> Tensor:
+    """Return the largest eigenvalue of products A·B of symmetric positive semidefinite matrices [..., d, d]: [...].
+
+    The power method by repeated squaring: after 12 squarings a column is the 4,096-th power times a unit vector. Its
+    Rayleigh quotient, under the inner product uᵀBv in which A·B is symmetric, is off by some ln(d) / 4,096 at most,
+    however close the eigenvalues are.
+    """
+    product = matrices @ others
+    power = product
+    for _ in range(_SQUARINGS):
+        power = power / power.abs().amax((-2, -1), keepdim=True).clamp_min(1e-300)
+        power = power @ power
+    column = power.square().sum(-2).argmax(-1)  # of the largest
+    vector = power.gather(-1, column[..., None, None].expand(*power.shape[:-1], 1))
+    vector = vector / vector.abs().amax((-2, -1), keepdim=True).clamp_min(1e-300)
+    weighted = others @ vector
+    return (weighted * (product @ vector)).sum((-2, -1)) / (weighted * vector).sum((-2, -1)).clamp_min(1e-300)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import re
 import resource
 from functools import lru_cache
@@ -176,3 +177,20 @@ def _driver() -> ctypes.CDLL | None:
     except OSError:
         return None
     return None if driver.cuInit(0) else driver
+
+
+def hardware_name(device: torch.device) -> str:
+    """Name the GPU, or the CPU with the number of threads that PyTorch takes."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_cpu_name()}, {torch.get_num_threads()} threads"
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")

@@ -89,8 +89,7 @@ def _failed(run: Run) -> tuple[int | None, str]:
 def _growth(run: Run) -> list[Table]:
     """Return what W_Q did before the onset: the early warning that it gave, or of a run that exploded without one the
     head that grew most."""
-    from flashpoint.early_warning import LOOKBACK
-    from flashpoint.lab.analysis.early_warning import sentinel_of
+    from flashpoint.early_warning import LOOKBACK, sentinel_of
 
     if run.by_head("w_q_spectral_norm") is None:
         return []

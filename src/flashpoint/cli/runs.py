@@ -11,8 +11,8 @@ import numpy as np
 from flashpoint.cli.cells import code, number, share, share_interval, step
 from flashpoint.cli.selection import answered, chosen, format_option, runs_argument
 from flashpoint.cli.table import Cell, Table, show
+from flashpoint.early_warning import foretold, warning_of
 from flashpoint.errors import UserError
-from flashpoint.lab.analysis.early_warning import foretold, warning_of
 from flashpoint.runs.provenance import provenance
 from flashpoint.runs.rates import step_milliseconds, throughput
 from flashpoint.runs.recovery import recovery

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from flashpoint.cli.table import ALL, COLUMNS, FORMATS
-from flashpoint.errors import UserError, nearest, one_line
+from flashpoint.errors import UserError, one_line
 
 if TYPE_CHECKING:
     import torch
 
-    from flashpoint.lab.analysis.paired import Losses
-    from flashpoint.lab.analysis.survival import Lifetimes
     from flashpoint.runs.run import Run
 
 T = TypeVar("T")
@@ -25,13 +22,7 @@ A = TypeVar("A")
 BAD_RUNS = "flashpoint.bad_runs"
 """A key of click's context: whether a run was left out, so that the command ends with status 2."""
 
-CONTROL = "flash_fp32"
-"""The attention that others are compared with where nobody names one."""
-
 _TOLD = 5
-_FIGURES = (".png", ".pdf", ".svg")
-"""How the names of figures end."""
-
 runs_argument = click.argument("words", nargs=-1, required=True, metavar="RUN...")
 
 
@@ -57,30 +48,6 @@ def _keep_columns(context: click.Context, _: click.Parameter, names: str | None)
         raise click.BadParameter(
             f"{names!r}: a name is empty; give names of columns with commas between them, or {ALL}"
         )
-
-
-def figure_option(what: str) -> Callable[[Any], Any]:
-    """``--out FILE.png``, into which ``what`` is drawn."""
-    kind = click.Path(dir_okay=False, path_type=Path)
-    told = f"Draw {what} into this file."
-    return click.option("--out", type=kind, callback=_drawable, metavar="FILE.png", help=told)
-
-
-def _drawable(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
-    if path and path.suffix.lower() not in _FIGURES:
-        raise click.BadParameter(f"{path}: give a name that ends in one of {', '.join(_FIGURES)}")
-    return path
-
-
-def figures_option(what: str) -> Callable[[Any], Any]:
-    """``--figures FOLDER``, into which figures of ``what`` are written, with their data."""
-    return click.option(
-        "--figures",
-        "folder",
-        type=click.Path(file_okay=False, path_type=Path),
-        metavar="FOLDER",
-        help=f"Write figures of {what} into this folder, and their data beside them as CSV and Parquet.",
-    )
 
 
 def chosen(words: Sequence[str]) -> list[Run]:
@@ -143,35 +110,6 @@ def tell(errors: Sequence[Exception]) -> None:
         print(f"error: {len(errors) - _TOLD} more runs or words could not be used", file=sys.stderr)
     if errors:
         click.get_current_context().meta[BAD_RUNS] = True
-
-
-def control_option(what: str) -> Callable[[Any], Any]:
-    """``--control ATTENTION``; absent is :data:`CONTROL`."""
-    return click.option("--control", metavar="ATTENTION", help=f"The attention to {what}.  [default: {CONTROL}]")
-
-
-def attention_names(groups: Iterable[Lifetimes | Losses]) -> list[str]:
-    """Return what a control can be called: the variants of the groups, and their labels."""
-    return list(dict.fromkeys(name for group in groups for name in (group.variant, group.label)))
-
-
-def refuse_unknown_control(asked: str | None, groups: Iterable[Lifetimes | Losses]) -> None:
-    """Refuse a control that is asked for and not among the groups; the default one need not be."""
-    if asked and asked not in (known := attention_names(groups)):
-        raise UserError(f"--control {asked}: {nearest(asked, known)}these runs have {', '.join(known)}")
-
-
-def tell_of_texts(compared: Iterable[Sequence[Run]], what: str) -> None:
-    """Tell on stderr of runs of several texts among those that are counted or compared with one another.
-
-    Args:
-        what: what then depends on the text.
-    """
-    from flashpoint.lab.analysis.survival import pooled_corpora
-
-    if corpora := pooled_corpora(compared):
-        told = f"rows are counted or compared over {len(corpora)} texts (corpus {', '.join(corpora)})"
-        print(f"{told}, and the {what} depends on the text; name runs of one text", file=sys.stderr)
 
 
 def device_named(where: str, told: str = "--device cuda", instead: str = "--device cpu or auto") -> torch.device:

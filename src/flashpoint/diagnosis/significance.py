@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flashpoint.diagnosis.repeats import averaged
+from flashpoint.quantiles import student_t_isf
 
 CHANCE = 0.001
 """How likely a diagnosis of one layer without a fault may call some head's δ biased, or one that does not follow."""
@@ -21,9 +22,7 @@ FEW = 3
 def standard_errors(sequences: int, heads: int) -> float:
     """Return how many standard errors from a value a mean over sequences surely differs from it: Student's t,
     Bonferroni over heads. Of one sequence it is as of two."""
-    from scipy import stats  # a second, which a loop that is only watched does not wait for
-
-    return float(stats.t.isf(CHANCE / heads / 2, max(sequences - 1, 1)))
+    return student_t_isf(CHANCE / heads / 2, max(sequences - 1, 1))
 
 
 def mean_and_margin(values: Tensor, identities: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -10,16 +10,9 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
+from flashpoint.detector import DetectorConfig
 from flashpoint.errors import UserError
-from flashpoint.lab.config import (
-    CheckpointsConfig,
-    Config,
-    DataConfig,
-    DetectorConfig,
-    ModelConfig,
-    ProbesConfig,
-    TrainConfig,
-)
+from flashpoint.lab.config import CheckpointsConfig, Config, DataConfig, ModelConfig, ProbesConfig, TrainConfig
 from flashpoint.lab.surroundings import HardwareConfig, TrackingConfig
 from flashpoint.numerics.named import resolved
 from flashpoint.numerics.variant import AttentionVariant

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, InstanceOf, model_validator
 from pydantic.dataclasses import dataclass
 
+from flashpoint.detector import DetectorConfig
 from flashpoint.field_types import CHECKED, EXPERIMENT, Count, CountOrNone, Folder, FromTape, Share
 from flashpoint.lab.precision import Precision
 from flashpoint.lab.surroundings import TrackingConfig
@@ -172,20 +173,6 @@ class TrainConfig:
                 f"train.micro_batch_size={self.micro_batch_size}: change one of them"
             )
         return self
-
-
-@dataclass(frozen=True, kw_only=True, config=CHECKED)
-class DetectorConfig:
-    """When a run counts as exploded."""
-
-    window: Annotated[int, Field(gt=0, le=10**6), EXPERIMENT] = 100
-    """Steps of the moving average of the loss."""
-    margin: Annotated[float, Field(gt=0), EXPERIMENT] = 0.3
-    """Nats above its running minimum at which the moving average is out of bounds."""
-    hold_steps: Annotated[Count, EXPERIMENT] = 50
-    """Consecutive steps out of bounds that make an explosion; its onset is the first of them."""
-    tail_steps: CountOrNone = 500
-    """Steps run on after the verdict, so that the explosion is seen."""
 
 
 Targets = Literal["data", "model", "unrounded"]

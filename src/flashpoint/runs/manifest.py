@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -81,3 +83,8 @@ def origin_of(manifest: Mapping[str, Any]) -> tuple[str, int] | None:
     """Return the run that one replays, and the step of it at which this one began; None of one that replays none."""
     parent = manifest.get("parent")
     return (parent["run"], parent["from_step"] or 0) if parent else None
+
+
+def command_line() -> list[str]:
+    """Return the arguments of this process. Of the program only its name: where it lies, another machine has not."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flashpoint.early_warning import HeadGrowth
+from flashpoint.early_warning import HeadGrowth, warning_of
 from flashpoint.errors import UserError
-from flashpoint.lab.analysis.early_warning import warning_of
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
 

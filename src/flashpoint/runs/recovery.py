@@ -6,7 +6,6 @@ import itertools
 from dataclasses import dataclass
 
 from flashpoint.errors import UserError
-from flashpoint.lab.analysis.paired import validations
 from flashpoint.runs.run import Run
 
 
@@ -48,3 +47,15 @@ def recovery(run: Run) -> Recovery:
     latest_first = sorted(known, reverse=True)
     lasting = [*itertools.takewhile(lambda step: not known[step] - loss_before <= margin, latest_first)]  # or NaN
     return Recovery(loss_before, known[end], margin, lasting[-1] if lasting else None)
+
+
+def validations(run: Run) -> dict[int, float]:
+    """Return the validation loss by the number of steps done."""
+    steps, losses = run.columns.get("val_loss", ([], []))
+    found = {int(step) + 1: float(loss) for step, loss in zip(steps, losses, strict=True)}
+    last = run.outcome
+    # Runs older than val_step: validated at the end, unless interrupted.
+    at = last.get("val_step", None if last.get("interrupted") else last["step"])
+    if at is not None and last["val_loss"] is not None:
+        found[at] = float(last["val_loss"])  # a string where it is no number
+    return found

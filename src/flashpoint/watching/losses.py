@@ -9,9 +9,8 @@ from functools import partial
 
 from torch import Tensor
 
-from flashpoint.detector import ExplosionDetector
+from flashpoint.detector import DetectorConfig, ExplosionDetector
 from flashpoint.early_warning import Sentinel
-from flashpoint.lab.config import DetectorConfig
 from flashpoint.listeners import Metrics
 from flashpoint.runs.outcome import Verdict
 from flashpoint.watching.arrivals import Arrivals, Number

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from flashpoint.lab.probes.spectral import largest_eigenvalue
+from flashpoint.early_warning import largest_eigenvalue
 from flashpoint.watching.intercepted_call import Hook, InterceptedCall, with_hooks
 
 

@@ -13,13 +13,14 @@ from typing import Any, TextIO
 import torch
 
 import flashpoint
+from flashpoint.detector import DetectorConfig
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import notify
 from flashpoint.files import whole, write_json
-from flashpoint.lab.config import DetectorConfig
-from flashpoint.lab.training.determinism import command_line, hardware_name
+from flashpoint.hardware import hardware_name
 from flashpoint.listeners import Listener, Listeners, Metrics
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.manifest import command_line
 from flashpoint.runs.metrics import MetricsFile
 from flashpoint.runs.outcome import Outcome, Verdict
 from flashpoint.watching.batches import on_cpu

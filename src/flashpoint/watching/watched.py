@@ -12,9 +12,9 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from flashpoint.detector import DetectorConfig
 from flashpoint.early_warning import LOOKBACK, Sentinel
 from flashpoint.errors import UserError, is_first_process
-from flashpoint.lab.config import DetectorConfig
 from flashpoint.listeners import Listener
 from flashpoint.runs.outcome import NO_LOSS
 from flashpoint.watching.arrivals import Arrivals, Number

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from flashpoint.lab.analysis.intervals import clopper_pearson
 from flashpoint.lab.analysis.survival import Lifetimes, control_of, logrank_p, settings_of
+from flashpoint.quantiles import clopper_pearson
 from flashpoint.runs.provenance import ranges
 from flashpoint.runs.run import Run
 from tests.records import settings as named_settings

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from flashpoint.detector import ExplosionDetector
+from flashpoint.detector import DetectorConfig, ExplosionDetector
 from flashpoint.errors import UserError
-from flashpoint.lab.config import CheckpointsConfig, Config, DetectorConfig
+from flashpoint.lab.config import CheckpointsConfig, Config
 from flashpoint.lab.training import checkpoints
 from flashpoint.lab.training.checkpoints import CheckpointWriter, retained, verified
 from flashpoint.lab.training.start import starting_point

@@ -1,11 +1,11 @@
-"""The mean of a few values, the slope through a few points, the rate of a few outcomes, and how sure they are."""
+"""The mean of a few values, the slope through a few points, and how sure they are."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-CONFIDENCE = 0.95
+from flashpoint.quantiles import CONFIDENCE, student_t_isf
 
 
 def mean_interval(values: ArrayLike) -> tuple[float, float | None]:
@@ -39,14 +39,4 @@ def slope_interval(x: ArrayLike, y: ArrayLike) -> tuple[float, float | None]:
 
 def _half(error: float, count: int) -> float:
     """Return half of the 95 % interval of an estimate from so many values, by Student's t."""
-    from scipy.stats import t
-
-    return float(t.ppf((1 + CONFIDENCE) / 2, count - 1) * error)
-
-
-def clopper_pearson(count: int, of: int) -> tuple[float, float]:
-    """Return the 95 % interval, from 0 to 1, of the rate at which ``count`` of ``of`` happened (exact binomial)."""
-    from scipy.stats import binomtest
-
-    interval = binomtest(count, of).proportion_ci(CONFIDENCE, "exact")
-    return float(interval.low), float(interval.high)
+    return student_t_isf((1 - CONFIDENCE) / 2, count - 1) * error

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.survival import control_of, grouped, lifetimes, pairing
+from flashpoint.runs.recovery import validations
 from flashpoint.runs.run import Run
 
 
@@ -88,15 +89,3 @@ def _by_pairing(step: int, runs: Sequence[Run]) -> dict[tuple[object, ...], floa
 
 def _exploded_before(step: int, run: Run) -> bool:
     return run.failed_at is not None and run.failed_at < step
-
-
-def validations(run: Run) -> dict[int, float]:
-    """Return the validation loss by the number of steps done."""
-    steps, losses = run.columns.get("val_loss", ([], []))
-    found = {int(step) + 1: float(loss) for step, loss in zip(steps, losses, strict=True)}
-    last = run.outcome
-    # Runs older than val_step: validated at the end, unless interrupted.
-    at = last.get("val_step", None if last.get("interrupted") else last["step"])
-    if at is not None and last["val_loss"] is not None:
-        found[at] = float(last["val_loss"])  # a string where it is no number
-    return found

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.field_types import EXPERIMENT
-from flashpoint.lab.analysis.intervals import CONFIDENCE
 from flashpoint.lab.build_config import keys
 from flashpoint.numerics.effective import effective_choices
+from flashpoint.quantiles import CONFIDENCE
 from flashpoint.runs.run import Run
 
 if TYPE_CHECKING:

@@ -10,12 +10,13 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.cli.selection import answered, ended, figure_option, format_option, runs_argument, tell_of_texts
+from flashpoint.cli.selection import answered, ended, format_option, runs_argument
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.bias import Window
 from flashpoint.lab.cli import delta_tables as tables
 from flashpoint.lab.cli.options import refuse_given
+from flashpoint.lab.cli.shared_options import figure_option, tell_of_texts
 from flashpoint.runs.provenance import provenance
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run

@@ -8,16 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.cli.cells import (
-    code,
-    interval,
-    mean,
-    mean_and_interval,
-    number,
-    plus_minus,
-    share,
-    share_interval,
-)
+from flashpoint.cli.cells import code, number, share, share_interval
 from flashpoint.cli.table import Cell, Table
 from flashpoint.lab.analysis.bias import BEFORE_ONSET
 from flashpoint.lab.analysis.bias_breakdown import AttentionErrors, HeadError, LayerErrors
@@ -25,6 +16,7 @@ from flashpoint.lab.analysis.bias_law import Point
 from flashpoint.lab.analysis.drawn_targets import MEASURES, Group
 from flashpoint.lab.analysis.localisation import SENSITIVITY, Localisation
 from flashpoint.lab.analysis.trajectory import Trajectory
+from flashpoint.lab.cli.interval_cells import interval, mean, mean_and_interval, plus_minus
 from flashpoint.runs.run import Run
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from flashpoint.cli.selection import device_named, figures_option, format_option
+from flashpoint.cli.selection import device_named, format_option
 from flashpoint.errors import UserError, notify
 from flashpoint.lab.cli.options import refuse_given
+from flashpoint.lab.cli.shared_options import figures_option
 from flashpoint.lab.cli.words import count, each, format_of, tile, unit
 from flashpoint.lab.deviation.defaults import HEAD_SIZE, LENGTH, SEEDS
 
@@ -267,7 +268,7 @@ def _provenance(device: torch.device, told: str, sweeps: Sequence[Sweep]) -> str
 
     import torch
 
-    from flashpoint.lab.training.determinism import hardware_name
+    from flashpoint.hardware import hardware_name
 
     engines = dict.fromkeys(engine for sweep in sweeps for engine in sweep.engines if engine in EMULATED)
     emulation = f"; emulated: {', '.join(engines)}" if engines else ""

@@ -8,19 +8,13 @@ from collections.abc import Sequence
 import click
 import numpy as np
 
-from flashpoint.cli.cells import code, interval, mean, number
-from flashpoint.cli.selection import (
-    CONTROL,
-    control_option,
-    ended,
-    format_option,
-    refuse_unknown_control,
-    runs_argument,
-    tell_of_texts,
-)
+from flashpoint.cli.cells import code, number
+from flashpoint.cli.selection import ended, format_option, runs_argument
 from flashpoint.cli.table import Table, show
 from flashpoint.lab.analysis.paired import Losses, last_common_step, losses_at
 from flashpoint.lab.analysis.survival import side_by_side
+from flashpoint.lab.cli.interval_cells import interval, mean
+from flashpoint.lab.cli.shared_options import CONTROL, control_option, refuse_unknown_control, tell_of_texts
 from flashpoint.runs.provenance import provenance
 
 

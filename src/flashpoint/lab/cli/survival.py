@@ -8,16 +8,7 @@ from pathlib import Path
 
 import click
 
-from flashpoint.cli.selection import (
-    CONTROL,
-    control_option,
-    ended,
-    figure_option,
-    format_option,
-    refuse_unknown_control,
-    runs_argument,
-    tell_of_texts,
-)
+from flashpoint.cli.selection import ended, format_option, runs_argument
 from flashpoint.cli.table import is_shown, show
 from flashpoint.lab.analysis.foretelling import foretellings
 from flashpoint.lab.analysis.ratios import onset_ratios, pairs
@@ -25,6 +16,13 @@ from flashpoint.lab.analysis.response import responses
 from flashpoint.lab.analysis.severity import severity
 from flashpoint.lab.analysis.survival import by_variant, grouped, settings_of, side_by_side, usual_settings
 from flashpoint.lab.cli.options import refuse_given
+from flashpoint.lab.cli.shared_options import (
+    CONTROL,
+    control_option,
+    figure_option,
+    refuse_unknown_control,
+    tell_of_texts,
+)
 from flashpoint.lab.cli.survival_tables import by_attention, by_measure, by_seed, by_setting, of_logrank, why_no_p
 from flashpoint.runs.provenance import provenance
 from flashpoint.runs.run import Run

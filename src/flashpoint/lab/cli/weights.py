@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
-from flashpoint.cli.cells import plus_minus, ratio
-from flashpoint.cli.selection import answered, ended, figures_option, format_option, runs_argument, tell_of_texts
+from flashpoint.cli.selection import answered, ended, format_option, runs_argument
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError, notify
 from flashpoint.lab.analysis.weights import Apart, Distance, apart, by_difference, last_common_step, tensors
+from flashpoint.lab.cli.interval_cells import plus_minus, ratio
 from flashpoint.lab.cli.options import refuse_given
+from flashpoint.lab.cli.shared_options import figures_option, tell_of_texts
 from flashpoint.runs.metrics import ALL_TENSORS
 from flashpoint.runs.provenance import provenance
 from flashpoint.runs.run import Run

@@ -7,9 +7,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from flashpoint.early_warning import largest_eigenvalue
 from flashpoint.lab.model import GPT, Block
-
-_SQUARINGS = 12
 
 
 @torch.no_grad()
@@ -29,22 +28,3 @@ def weight_norms(model: GPT) -> dict[str, Tensor]:
     eigenvalues = largest_eigenvalue(torch.stack([*grams, grams[0]]), torch.stack([unit, unit, unit, grams[1]]))
     names = ("w_q_spectral_norm", "w_k_spectral_norm", "w_v_spectral_norm", "qk_spectral_norm")
     return dict(zip(names, eigenvalues.sqrt().float(), strict=True))
-
-
-def largest_eigenvalue(matrices: Tensor, others: Tensor) -> Tensor:
-    """Return the largest eigenvalue of products A·B of symmetric positive semidefinite matrices [..., d, d]: [...].
-
-    The power method by repeated squaring: after 12 squarings a column is the 4,096-th power times a unit vector. Its
-    Rayleigh quotient, under the inner product uᵀBv in which A·B is symmetric, is off by some ln(d) / 4,096 at most,
-    however close the eigenvalues are.
-    """
-    product = matrices @ others
-    power = product
-    for _ in range(_SQUARINGS):
-        power = power / power.abs().amax((-2, -1), keepdim=True).clamp_min(1e-300)
-        power = power @ power
-    column = power.square().sum(-2).argmax(-1)  # of the largest
-    vector = power.gather(-1, column[..., None, None].expand(*power.shape[:-1], 1))
-    vector = vector / vector.abs().amax((-2, -1), keepdim=True).clamp_min(1e-300)
-    weighted = others @ vector
-    return (weighted * (product @ vector)).sum((-2, -1)) / (weighted * vector).sum((-2, -1)).clamp_min(1e-300)

@@ -9,10 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from flashpoint.lab.analysis.intervals import clopper_pearson
 from flashpoint.lab.report import localized
 from flashpoint.lab.report.panels import PANELS, Panel
 from flashpoint.numerics.variant import ROUNDING_POINTS
+from flashpoint.quantiles import clopper_pearson
 from flashpoint.runs.run import Run
 from flashpoint_kernels.codes import BF16_BITS
 

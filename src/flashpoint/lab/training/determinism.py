@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ import torch
 
 import flashpoint
 import flashpoint_kernels
-from flashpoint.hardware import chip_of
+from flashpoint.hardware import chip_of, hardware_name
 from flashpoint.lab.config import Config
 from flashpoint.lab.precision import Precision, linear_dtype
 from flashpoint.numerics.dispatch import sdpa_operation
+from flashpoint.runs.manifest import command_line
 from flashpoint_kernels.tile_sizes import tile_sizes_of
 
 _PACKAGES = [Path(str(package.__file__)).parent for package in (flashpoint, flashpoint_kernels)]
@@ -63,18 +63,6 @@ def describe_environment(device: torch.device, config: Config) -> dict[str, Any]
     }
 
 
-def command_line() -> list[str]:
-    """Return the arguments of this process. Of the program only its name: where it lies, another machine has not."""
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
-
-
-def hardware_name(device: torch.device) -> str:
-    """Name the GPU, or the CPU with the number of threads that PyTorch takes."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{_cpu_name()}, {torch.get_num_threads()} threads"
-
-
 def environment_difference(recorded: dict[str, Any], here: dict[str, Any]) -> str | None:
     """Return one line naming what makes bitwise equality unlikely, or None."""
     names = [name for name in ("torch", "cuda", "triton", "hardware", "tiles") if recorded.get(name) != here.get(name)]
@@ -112,14 +100,6 @@ def source_digest(*packages: Path) -> str:
 def _sdpa(device: torch.device, config: Config) -> str:
     shape = (1, config.model.n_head, config.model.context, config.model.head_size)
     return sdpa_operation(torch.empty(shape, dtype=linear_dtype(config.train.precision), device=device))
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
 
 
 def _commit() -> str | None:
