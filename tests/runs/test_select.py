@@ -1,6 +1,8 @@
 """Which runs a word on the command line names, with the shell and Python's file names as oracles."""
 
+import random
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -90,7 +92,23 @@ def test_one_run_is_one(here: Path) -> None:
         open_run("elsewhere")
 
 
-@pytest.mark.parametrize("word", ["a{b,c}d", "{a,b{c,d}e}-{1,2}", "{a}", "{a,b", "x{,y}", "a,b", "}{,z}", "{{a,b},c}"])
+@pytest.mark.parametrize(
+    "word", ["a{b,c}d", "{a,b{c,d}e}-{1,2}", "{a}", "{a,b", "x{,y}", "a,b", "}{,z}", "{{a,b},c}", "{{a,b}", "a{b}{c,d}"]
+)
 def test_braces_are_those_of_the_shell(word: str) -> None:
-    shell = subprocess.run(["bash", "-c", f"set -f; printf '%s\\n' {word}"], capture_output=True, text=True, check=True)
-    assert expand_braces(word) == shell.stdout.splitlines()
+    assert expand_braces(word) == in_bash([word])[0]
+
+
+def test_braces_in_disorder_are_those_of_the_shell() -> None:
+    draw = random.Random(0)
+    words = ["".join(draw.choices("ab-{},", (1, 1, 1, 3, 3, 3), k=draw.randint(1, 14))) for _ in range(2000)]
+    # A shell drops a word that is empty; here it is refused later.
+    assert [[one for one in expand_braces(word) if one] for word in words] == in_bash(words)
+
+
+def in_bash(words: Sequence[str]) -> list[list[str]]:
+    """Return what each word becomes, in Bash, as other words; each is one argument of ``argv``."""
+    script = "\n".join(f"argv {word}" for word in words)
+    argv = "argv() { [ $# = 0 ] || printf '%s\\0' \"$@\"; printf '\\n'; }"
+    shell = subprocess.run(["bash"], input=f"set -f\n{argv}\n{script}", capture_output=True, text=True, check=True)
+    return [line.split("\0")[:-1] for line in shell.stdout.splitlines()]

@@ -88,20 +88,20 @@ def _kept(word: str, evidence: Evidence) -> list[Run]:
 
 
 def expand_braces(word: str) -> list[str]:
-    """``a{b,c{d,e}}`` is ``ab``, ``acd`` and ``ace``, as in a shell; braces without a comma stay."""
-    start, depth, cuts = -1, 0, list[int]()
-    for at, character in enumerate(word):
-        if character == "{":
-            depth += 1
-            if depth == 1:
-                start, cuts = at, [at]
-        elif character == "," and depth == 1:
-            cuts.append(at)
-        elif character == "}" and depth:
-            depth -= 1
-            if depth == 0 and len(cuts) > 1:
-                parts = [word[a + 1 : b] for a, b in zip(cuts, [*cuts[1:], at], strict=True)]
-                return [whole for part in parts for whole in expand_braces(word[:start] + part + word[at + 1 :])]
+    """``a{b,c{d,e}}`` is ``ab``, ``acd`` and ``ace``, as in Bash; braces without a comma stay, and so do ranges."""
+    for start in (at for at, character in enumerate(word) if character == "{" and word[: at + 2] != "{}"):
+        depth, cuts = 0, [start]
+        for end in range(start, len(word)):
+            if word[end] == "{":
+                depth += 1
+            elif word[end] == "}" and (depth > 1 or len(cuts) > 1):
+                depth -= 1
+            elif word[end] == "," and depth == 1:
+                cuts.append(end)
+            if depth == 0:
+                parts = [word[a + 1 : b] for a, b in zip(cuts, [*cuts[1:], end], strict=True)]
+                tails = expand_braces(word[end + 1 :])
+                return [word[:start] + head + tail for part in parts for head in expand_braces(part) for tail in tails]
     return [word]
 
 
