@@ -29,8 +29,8 @@ import flashpoint.lab.cli.loss
 import flashpoint.lab.cli.series
 import flashpoint.lab.cli.survival
 import flashpoint.lab.deviation.engines
-import flashpoint.lab.report.live
 import flashpoint.lab.report.page
+import flashpoint.lab.report.terminal_curves
 import flashpoint.lab.training.run
 from flashpoint.lab.cli.composition import store_schema
 

@@ -27,6 +27,7 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.errors import UserError, exit_in_one_line
 from flashpoint.files import CONFIGS
+from flashpoint.lab.trained_calls import calls_of_run
 from flashpoint.numerics import reference
 from flashpoint.numerics.delta import deltas_of, row_sums
 from flashpoint.numerics.key_blocks import Inputs
@@ -35,7 +36,6 @@ from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
 from flashpoint.watching.captures import read_calls
-from flashpoint.watching.sources import calls_of_run
 
 SPLIT = ("flash_delta_split", "flash_fixed")
 """Attentions whose residual has the bits that the command line names."""

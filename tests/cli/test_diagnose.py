@@ -302,13 +302,13 @@ def test_a_model_is_read_in_batches_as_at_once(
 ) -> None:
     model, text = model_and_text
     at_once: list[int] = []
-    monkeypatch.setattr("flashpoint.watching.sources.MODEL_BATCH", 12)
+    monkeypatch.setattr("flashpoint.watching.model_calls.MODEL_BATCH", 12)
     whole = diagnose(model, "--text", text, "--tokens", "32", "--sequences", "12", *attention)
     original = Interceptor.__init__
     monkeypatch.setattr(
         Interceptor, "__init__", lambda self, count, *rest: (at_once.append(count), original(self, count, *rest))[1]
     )
-    monkeypatch.setattr("flashpoint.watching.sources.MODEL_BATCH", 5)
+    monkeypatch.setattr("flashpoint.watching.model_calls.MODEL_BATCH", 5)
     parts = diagnose(model, "--text", text, "--tokens", "32", "--sequences", "12", *attention)
     assert at_once == [5, 5, 2]
     assert "5 sequences of 32 tokens, d 16; bias of δ: 12 sequences" in parts["heading"]
@@ -320,7 +320,7 @@ def test_a_model_is_read_in_batches_as_at_once(
 def test_a_run_is_read_in_batches_as_at_once(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(recorded)
     whole = diagnose("runs/original", "--sequences", "10")
-    monkeypatch.setattr("flashpoint.watching.sources.TOKENS_AT_ONCE", 1)  # a sequence at a time
+    monkeypatch.setattr("flashpoint.lab.trained_calls.TOKENS_AT_ONCE", 1)  # a sequence at a time
     parts = diagnose("runs/original", "--sequences", "10")
     assert parts["heading"].split("head, ")[-1].endswith("; bias of δ: 10 sequences")
     for one, other in zip(whole["tables"][-1]["rows"], parts["tables"][-1]["rows"], strict=True):

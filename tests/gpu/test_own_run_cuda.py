@@ -8,13 +8,13 @@ import torch
 from examples import nanogpt
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.faults import Fault, faulty_attention
+from flashpoint.diagnosis.other_attention import function_named
 from flashpoint.diagnosis.probe import Function, probe, results_of
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.lab.localize.own import Mixture, OwnLoop, mixed
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.select import open_run
 from flashpoint.watching.captures import read_calls
-from flashpoint.watching.sources import function_named
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")

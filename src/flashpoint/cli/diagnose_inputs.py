@@ -11,16 +11,17 @@ import torch
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import DeltaSample, delta_sample, joined_samples
+from flashpoint.diagnosis.other_attention import function_named, function_of_layer
 from flashpoint.diagnosis.probe import Function
 from flashpoint.diagnosis.verdict import Diagnosis, diagnose
 from flashpoint.errors import UserError
+from flashpoint.extras import from_lab
 from flashpoint.files import CONFIGS
 from flashpoint.numerics.named import variant_named
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
 from flashpoint.watching.captures import is_capture, read_calls, read_delta, read_samples
 from flashpoint.watching.delta_collection import SEQUENCES
-from flashpoint.watching.sources import batches_of_model, batches_of_run, function_named, function_of_layer
 
 _FEW = 16
 """Sequences of a text on a CPU."""
@@ -145,6 +146,8 @@ def inputs_of(
     later: Iterator[list[AttentionCall]] = iter(())
     more = "--sequences {}"
     if text is not None:
+        from flashpoint.watching.model_calls import batches_of_model
+
         later = batches_of_model(what, _read(text), sequences or _FEW, tokens, device, functions)
         calls, weights = next(later), what
     elif not path.exists():
@@ -153,6 +156,7 @@ def inputs_of(
             "Transformers"
         )
     elif RunFolder(path).tape.is_file():
+        batches_of_run = from_lab("trained_calls:batches_of_run", f"{what}, a run of flashpoint train")
         later, own = batches_of_run(RunFolder(path), step, sequences, device)
         calls = next(later)
         variant = own if attention is None else variant

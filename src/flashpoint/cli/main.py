@@ -11,34 +11,35 @@ from click.shell_completion import CompletionItem
 
 from flashpoint.cli.selection import BAD_RUNS
 from flashpoint.errors import UserError, command_errors, nearest
+from flashpoint.extras import from_lab
 
 VERBS = {
-    "train": ("flashpoint.lab.cli.train:command", "Train, record or replay a model; KEY=VALUE sets its configuration."),
-    "watch": ("flashpoint.cli.watch:command", "Follow runs that are under way."),
-    "runs": ("flashpoint.cli.runs:command", "How runs ended, their rates, hottest heads, recovery and warnings."),
-    "compare": ("flashpoint.cli.compare:command", "Whether two runs are equal, or the first step that differs."),
+    "train": ("lab.cli.train:command", "Train, record or replay a model; KEY=VALUE sets its configuration."),
+    "watch": ("cli.watch:command", "Follow runs that are under way."),
+    "runs": ("cli.runs:command", "How runs ended, their rates, hottest heads, recovery and warnings."),
+    "compare": ("cli.compare:command", "Whether two runs are equal, or the first step that differs."),
     "survival": (
-        "flashpoint.lab.cli.survival:command",
+        "lab.cli.survival:command",
         "How many runs exploded, and when; against a control or a setting.",
     ),
-    "loss": ("flashpoint.lab.cli.loss:command", "What an attention costs in validation loss."),
+    "loss": ("lab.cli.loss:command", "What an attention costs in validation loss."),
     "series": (
-        "flashpoint.lab.cli.series:command",
+        "lab.cli.series:command",
         "Metrics of a run over steps; what departs first in an explosion.",
     ),
-    "weights": ("flashpoint.lab.cli.weights:command", "How far weights come apart where runs differ in one thing."),
-    "delta": ("flashpoint.lab.cli.delta:command", "The error of δ by head, layer, attention, weights or targets."),
+    "weights": ("lab.cli.weights:command", "How far weights come apart where runs differ in one thing."),
+    "delta": ("lab.cli.delta:command", "The error of δ by head, layer, attention, weights or targets."),
     "deviation": (
-        "flashpoint.lab.cli.deviation:command",
+        "lab.cli.deviation:command",
         "How far attentions are from each other and from FP64, by precision.",
     ),
-    "diagnose": ("flashpoint.cli.diagnose:command", "What an attention does wrong, by layer and head."),
-    "localize": ("flashpoint.lab.cli.localize:command", "Which layers, heads and choices made a run explode."),
-    "claims": ("flashpoint.lab.cli.claims:command", "What was claimed of the explosion, and what the evidence says."),
-    "report": ("flashpoint.lab.cli.report:command", "Write a page with figures of runs."),
-    "archive": ("flashpoint.lab.cli.archive:command", "Add runs to the evidence tables."),
+    "diagnose": ("cli.diagnose:command", "What an attention does wrong, by layer and head."),
+    "localize": ("lab.cli.localize:command", "Which layers, heads and choices made a run explode."),
+    "claims": ("lab.cli.claims:command", "What was claimed of the explosion, and what the evidence says."),
+    "report": ("lab.cli.report:command", "Write a page with figures of runs."),
+    "archive": ("lab.cli.archive:command", "Add runs to the evidence tables."),
 }
-"""Verb → its command, as MODULE:ATTRIBUTE, and its line in the list of verbs."""
+"""Verb → its command, as MODULE:ATTRIBUTE, and its line in the list of verbs. Those of ``lab`` need its extra."""
 
 
 class Verbs(click.Group):
@@ -50,8 +51,12 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        module, attribute = VERBS[cmd_name][0].split(":")
-        command: click.Command = getattr(import_module(module), attribute)
+        name = VERBS[cmd_name][0]
+        if name.startswith("lab."):
+            command: click.Command = from_lab(name.removeprefix("lab."), f"flashpoint {cmd_name}")
+            return command
+        module, attribute = name.split(":")
+        command = getattr(import_module(f"flashpoint.{module}"), attribute)
         return command
 
     def resolve_command(

@@ -10,9 +10,9 @@ import click
 
 from flashpoint.cli.selection import answered
 from flashpoint.errors import UserError
+from flashpoint.extras import from_lab, missing
 from flashpoint.files import is_locked, whole
-from flashpoint.lab.evidence.tables import EVIDENCE
-from flashpoint.runs.folder import sweep_lock
+from flashpoint.runs.folder import EVIDENCE, sweep_lock
 from flashpoint.runs.progress import cut_short, unended
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
@@ -118,28 +118,28 @@ def _keep_frame(followed: Followed, once: bool) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from flashpoint.lab.report.live import frame
+    from flashpoint.cli.live import frame
 
     console = Console()
+    curves = None if missing("lab") else from_lab("report.terminal_curves:curves", "curves")
     if once:
-        console.print(frame(followed.now(), console.width, console.height))
+        console.print(frame(followed.now(), console.width, console.height, curves))
         return
     with Live(console=console, auto_refresh=False, screen=console.is_terminal, transient=True) as live:
         while True:
             began, now = time.monotonic(), followed.now()
             ended = not followed.goes_on(now)
-            live.update(frame(now, console.width, console.height), refresh=True)
+            live.update(frame(now, console.width, console.height, curves), refresh=True)
             if ended:
                 break
             # A long run takes a while to read: most of the time is to be left for it.
             time.sleep(max(_TERMINAL_SECONDS, 3 * (time.monotonic() - began)))
     # The screen with the last frame is gone; a file has had none so far.
-    console.print(frame(followed.now(), console.width, console.height))
+    console.print(frame(followed.now(), console.width, console.height, curves))
 
 
 def _keep_page(followed: Followed, html: Path, once: bool) -> None:
-    from flashpoint.lab.report.page import page
-
+    page = from_lab("report.page:page", "--html")
     told = False
     while True:
         began, now = time.monotonic(), followed.now()

@@ -13,8 +13,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from flashpoint.errors import UserError
+from flashpoint.extras import from_lab
 from flashpoint.files import is_locked
-from flashpoint.runs.configuration import CONFIG, WatchedConfig, as_of_today, known_settings
+from flashpoint.runs.configuration import WatchedConfig, as_of_today, known_settings
 from flashpoint.runs.lines import as_kept, packed
 from flashpoint.runs.localized import KeptBranch, Localized
 from flashpoint.runs.manifest import Manifest, first_step_of, origin_of
@@ -23,6 +24,10 @@ from flashpoint.schema import parsed, read_json
 
 _READER_SECONDS = 0.2
 """For which a run's lock is waited for: a reader that looks whether the run is under way holds it for a moment."""
+
+
+EVIDENCE = "reference"
+"""Folder of the evidence tables under ``runs_dir``."""
 
 
 def sweep_lock(folder: Path) -> Path:
@@ -143,7 +148,7 @@ class RunFolder:
         return self.manifest.exists() and bool(self.read_manifest().get("watched"))
 
     def read_config(self) -> dict[str, Any]:
-        """Return what :attr:`config` holds (:data:`flashpoint.runs.configuration.CONFIG`); of somebody's own loop what
+        """Return what :attr:`config` holds (:data:`flashpoint.lab.stored_config.CONFIG`); of somebody's own loop what
         is known of it (:class:`flashpoint.runs.configuration.WatchedConfig`).
 
         Raises:
@@ -151,7 +156,8 @@ class RunFolder:
         """
         if self.watched:
             return known_settings(read_json(self.config, WatchedConfig), str(self.path))
-        return as_of_today(read_json(self.config, CONFIG))
+        kind = from_lab("stored_config:CONFIG", f"{self.path}, a run of flashpoint train")
+        return as_of_today(read_json(self.config, kind))
 
     def read_manifest(self) -> dict[str, Any]:
         """Return what :attr:`manifest` holds (:class:`flashpoint.runs.manifest.Manifest`)."""

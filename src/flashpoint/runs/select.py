@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import filter as matching
 from pathlib import Path
+from typing import Protocol
 
 from flashpoint.errors import UserError, nearest
-from flashpoint.lab.evidence.tables import EVIDENCE, Evidence
-from flashpoint.runs.folder import RunFolder
+from flashpoint.extras import from_lab
+from flashpoint.runs.folder import EVIDENCE, RunFolder
 from flashpoint.runs.run import Run
 
 _LISTED = 12
+
+
+class KeptRuns(Protocol):
+    """Runs that are kept as evidence, as :class:`flashpoint.lab.evidence.tables.Evidence` reads them."""
+
+    root: Path
+
+    @property
+    def experiments(self) -> Mapping[str, Mapping[str, Run]]: ...
 
 
 def open_run(word: str, runs_dir: str | Path = "runs") -> Run:
@@ -27,7 +37,7 @@ def open_run(word: str, runs_dir: str | Path = "runs") -> Run:
     return runs[0]
 
 
-def select_runs(words: Sequence[str], runs_dir: str | Path = "runs", evidence: Evidence | None = None) -> list[Run]:
+def select_runs(words: Sequence[str], runs_dir: str | Path = "runs", evidence: KeptRuns | None = None) -> list[Run]:
     """Return the runs that the words name, in the order of the words, those of one word by name.
 
     A word is a run's folder, a run's name under ``runs_dir``, a folder of runs, a pattern of the shell for any of these
@@ -41,11 +51,10 @@ def select_runs(words: Sequence[str], runs_dir: str | Path = "runs", evidence: E
         UserError: a word names no run.
     """
     runs_dir = Path(runs_dir)
-    evidence = evidence or Evidence(runs_dir / EVIDENCE)
     return [run for word in words for run in _named(word, runs_dir, evidence)]
 
 
-def _named(word: str, runs_dir: Path, evidence: Evidence) -> list[Run]:
+def _named(word: str, runs_dir: Path, evidence: KeptRuns | None) -> list[Run]:
     if not word:  # of a shell's variable that is not set; as a path it is the present folder
         raise UserError(f"'': no name; give a run's folder, e.g. {runs_dir}/NAME, or EXPERIMENT:PATTERN")
     for path in (Path(word), runs_dir / word):
@@ -58,7 +67,10 @@ def _named(word: str, runs_dir: Path, evidence: Evidence) -> list[Run]:
         if runs := [run for path in sorted(glob.glob(pattern)) for run in _at(Path(path))]:
             return runs
     if ":" in word:
-        return _kept(word, evidence)
+        tables = evidence or from_lab("evidence.tables:Evidence", f"{word}, of the evidence tables")(
+            runs_dir / EVIDENCE
+        )
+        return _kept(word, tables)
     raise UserError(
         f"{word}: no run there (no config.json); give a run's folder, e.g. {runs_dir}/NAME, or EXPERIMENT:PATTERN"
     )
@@ -71,7 +83,7 @@ def _at(path: Path) -> list[Run]:
     return [Run.of_folder(RunFolder(config.parent)) for config in sorted(path.glob("*/config.json"))]
 
 
-def _kept(word: str, evidence: Evidence) -> list[Run]:
+def _kept(word: str, evidence: KeptRuns) -> list[Run]:
     """Return the runs of the evidence; their names are patterns, and so may be that of the experiment."""
     experiment, _, pattern = word.partition(":")
     experiments = matching(evidence.experiments, experiment)

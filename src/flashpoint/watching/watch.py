@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from flashpoint.errors import UserError
-from flashpoint.lab.surroundings import TrackingConfig
+from flashpoint.extras import from_lab
 from flashpoint.listeners import Listener
 from flashpoint.names import check_name
 from flashpoint.watching.watched import Watch
@@ -88,9 +88,7 @@ def watch(
         _check_name(name)
     listeners: list[Listener] = []
     if wandb != "disabled":
-        from flashpoint.lab.wandb_tracking.listener import WandbListener
-
-        listeners.append(WandbListener(TrackingConfig(wandb=wandb, project=project)))
+        listeners.append(from_lab("wandb_tracking.listener:tracking", f"wandb={wandb!r}")(wandb, project))
     try:
         return Watch(
             model, Path(runs_dir), name, first_step, steps, warmup_steps, intervals, sequences,

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flashpoint.lab.report.live import frame
+from flashpoint.cli.live import frame
 from flashpoint.lab.report.page import page
+from flashpoint.lab.report.terminal_curves import curves
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.progress import progress_of
 from flashpoint.runs.run import Run
@@ -19,7 +20,7 @@ from tests.records import write_run
 
 def _shown(runs: list[Run], width: int = 110, height: int = 45) -> str:
     console = Console(file=io.StringIO(), width=width, height=height)
-    console.print(frame(runs, width, height))
+    console.print(frame(runs, width, height, curves))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

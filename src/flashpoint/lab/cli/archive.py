@@ -11,8 +11,7 @@ from flashpoint.errors import UserError
 from flashpoint.lab.cli.options import refuse_given
 from flashpoint.lab.evidence.archive import archive, remove
 from flashpoint.lab.evidence.arrow import HEAD_DIGITS, RUN_DIGITS
-from flashpoint.lab.evidence.tables import EVIDENCE
-from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.folder import EVIDENCE, RunFolder
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
 

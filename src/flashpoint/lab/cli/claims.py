@@ -27,7 +27,8 @@ from flashpoint.lab.analysis.claims import (
 )
 from flashpoint.lab.analysis.quantities import QUANTITIES
 from flashpoint.lab.analysis.verdicts import Finding, Verdict, judge
-from flashpoint.lab.evidence.tables import EVIDENCE, Evidence
+from flashpoint.lab.evidence.tables import Evidence
+from flashpoint.runs.folder import EVIDENCE
 from flashpoint.runs.provenance import provenance
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs

@@ -13,9 +13,9 @@ from flashpoint.lab.deviation.defaults import SEEDS
 from flashpoint.lab.deviation.emulated import Inputs
 from flashpoint.lab.deviation.inputs import DRAWN
 from flashpoint.lab.deviation.sweep import Given
+from flashpoint.lab.trained_calls import calls_of_run
 from flashpoint.runs.folder import RunFolder
 from flashpoint.watching.captures import read_calls
-from flashpoint.watching.sources import calls_of_run
 
 
 def captured_path(word: str) -> Path:

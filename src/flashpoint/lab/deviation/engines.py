@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flashpoint import user_code
-from flashpoint.errors import UserError, one_line
+from flashpoint.diagnosis.other_attention import BACKENDS, Call, available, pytorchs, reason, sdpa, users_function
+from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
 from flashpoint.lab.deviation.arithmetic import Arithmetic
 from flashpoint.lab.deviation.emulated import Block, Inputs, Results, baseline, flash
@@ -25,13 +21,6 @@ from flashpoint.numerics.variant import AttentionVariant
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """PyTorch's types of the formats that engines outside the emulation can compute in."""
-BACKENDS = {
-    "math": SDPBackend.MATH,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-}
-"""Backends of ``scaled_dot_product_attention``, by their names as engines after ``sdpa:``."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +69,6 @@ class Emulated:
         return baseline(inputs, setting.compute, **how)
 
 
-Call = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor | None]]
-"""q, k, v [B, H, T, d], whether it is causal and α, to O [B, H, T, d] and L [B, H, T] or None."""
-
-
 @dataclass(frozen=True)
 class Called:
     """An attention that takes tensors of a PyTorch type and has gradients by autograd. It tells no δ."""
@@ -119,7 +104,7 @@ class Called:
         except RuntimeError as error:
             if "alloc" in str(error):
                 raise
-            raise UserError(f"{self.name}: its backward pass fails: {_reason(error)}; ask for --of O alone") from error
+            raise UserError(f"{self.name}: its backward pass fails: {reason(error)}; ask for --of O alone") from error
 
 
 def engines_named(words: Sequence[str], precisions: Sequence[Format], device: torch.device) -> list[Engine]:
@@ -137,7 +122,7 @@ def engines_named(words: Sequence[str], precisions: Sequence[Format], device: to
     for word in dict.fromkeys(words):
         if word == "sdpa:all":
             dtypes = [DTYPES[one.name] for one in precisions if one.name in DTYPES]
-            found += [_sdpa(name) for name in BACKENDS if all(_available(name, dtype, device) for dtype in dtypes)]
+            found += [_sdpa(name) for name in BACKENDS if all(available(name, dtype, device) for dtype in dtypes)]
         else:
             found.append(_named(word))
     return list({engine.name: engine for engine in found}.values())
@@ -146,7 +131,7 @@ def engines_named(words: Sequence[str], precisions: Sequence[Format], device: to
 def engine_of(variant: AttentionVariant, name: str) -> Engine:
     """Return the engine that computes a variant: its kernels on a GPU, the PyTorch attention elsewhere."""
     if variant.kernel == "sdpa":
-        return Called(name, _pytorchs, ("bf16", "fp16", "fp32"))
+        return Called(name, pytorchs, ("bf16", "fp16", "fp32"))
     return Called(name, _of_variant(variant), ("bf16", "fp32"))
 
 
@@ -156,7 +141,7 @@ def _named(word: str) -> Engine:
     if word.startswith("sdpa:") and word.removeprefix("sdpa:") in BACKENDS:
         return _sdpa(word.removeprefix("sdpa:"))
     if ".py:" in word:
-        return Called(word, _function(word))
+        return Called(word, users_function(word))
     variants = CONFIGS / "attn"
     if (variants / f"{word}.yaml").is_file():
         return engine_of(variant_named(word, variants), word)
@@ -176,55 +161,5 @@ def _of_variant(variant: AttentionVariant) -> Call:
     return call
 
 
-def _pytorchs(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, None]:
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale), None
-
-
 def _sdpa(backend: str) -> Called:
-    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor | None]:
-        try:
-            with warnings.catch_warnings(), sdpa_kernel(BACKENDS[backend]):
-                warnings.simplefilter("ignore")  # PyTorch warns why other backends do not fit
-                return _pytorchs(q, k, v, causal, scale)
-        except RuntimeError as error:
-            if "alloc" in str(error):
-                raise  # memory, which has a line of its own
-            takes = [f"sdpa:{name}" for name in BACKENDS if _available(name, q.dtype, q.device)]
-            raise UserError(
-                f"sdpa:{backend}: does not run {q.dtype} of head size {q.shape[-1]} on {q.device.type}: "
-                f"{_reason(error)}; available: {', '.join(takes)}"
-            ) from error
-
-    return Called(f"sdpa:{backend}", call)
-
-
-def _reason(error: Exception) -> str:
-    """Return the first sentence: PyTorch's second one says what may be wrong with a call that chose no backend."""
-    return one_line(error).split(". ")[0]
-
-
-def _available(backend: str, dtype: torch.dtype, device: torch.device) -> bool:
-    x = torch.zeros(1, 1, 16, 64, dtype=dtype, device=device)
-    try:
-        with warnings.catch_warnings(), sdpa_kernel(BACKENDS[backend]):
-            warnings.simplefilter("ignore")
-            _pytorchs(x, x, x, True, 1.0)
-    except RuntimeError:
-        return False
-    return True
-
-
-def _function(word: str) -> Call:
-    function = user_code.load(word, word)
-    if not callable(function):
-        raise UserError(f"{word}: no function; give one that takes q, k, v and is_causal")
-
-    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor | None]:
-        factor = scale * q.shape[-1] ** 0.5  # such a function takes 1/√d for α
-        with user_code.told(word, word, "it is called with q, k, v, is_causal"):
-            out = function(q if math.isclose(factor, 1.0, rel_tol=1e-9) else q * factor, k, v, causal)
-        if not isinstance(out, Tensor):
-            raise UserError(f"{word}: returns a {type(out).__name__}; return O [B, H, T, d] as a tensor")
-        return out, None
-
-    return call
+    return Called(f"sdpa:{backend}", sdpa(backend))

@@ -20,18 +20,15 @@ from pydantic import Field
 
 from flashpoint.errors import UserError
 from flashpoint.lab.evidence.arrow import chain_of, metrics_of, wrong_chain_column, wrong_metrics_column
+from flashpoint.lab.stored_config import CONFIG
 from flashpoint.runs.chain import Chain
-from flashpoint.runs.configuration import CONFIG, as_of_today
+from flashpoint.runs.configuration import as_of_today
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import Manifest
 from flashpoint.runs.metrics import Columns
 from flashpoint.runs.outcome import OUTCOME
 from flashpoint.runs.run import Run
 from flashpoint.schema import Kind, checked, parsed
-
-EVIDENCE = "reference"
-"""Folder of the evidence under ``runs_dir``."""
-
 
 _RESTORE = "restore the file"
 

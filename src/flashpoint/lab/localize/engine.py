@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch.nn.functional as F
 
+from flashpoint.diagnosis.other_attention import function_named
 from flashpoint.diagnosis.probe import Function
 from flashpoint.drop_in import attention as drop_in
 from flashpoint.drop_in import variant_of
 from flashpoint.files import CONFIGS
 from flashpoint.lab.localize.replayed import exact, rounded_otherwise
 from flashpoint.numerics.variant import AttentionVariant
-from flashpoint.watching.sources import function_named
 
 TWIN, SECOND_TWIN = "twin of ", "second twin of "
 """What stands before a name: of an attention that is none of this package's these are ``flash_fp32``'s."""

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import Any
+from typing import Any, Literal
 
 from flashpoint.errors import notify
 from flashpoint.lab.surroundings import TrackingConfig
@@ -27,6 +27,11 @@ GRACE_SECONDS = 20.0
 """Time for the client to end beyond ``FINISH_SECONDS``: W&B writes what it holds to the disk every 15 s."""
 _LONGEST_TAG = 64
 """Characters that W&B takes."""
+
+
+def tracking(wandb: Literal["auto", "online", "offline"], project: str) -> WandbListener:
+    """Return what tracks somebody's own loop in a project of W&B."""
+    return WandbListener(TrackingConfig(wandb=wandb, project=project))
 
 
 class WandbListener:
