@@ -1,5 +1,6 @@
 """The committed runs are whole, small, and equal where they are said to be."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from flashpoint.errors import UserError
 from flashpoint.lab.data.batches import BatchOrder
 from flashpoint.lab.data.tape import TapeHeader, TapeWriter
 from flashpoint.lab.evidence.archive import index_of
-from flashpoint.lab.evidence.tables import Evidence
+from flashpoint.lab.evidence.tables import Evidence, InTables
 from flashpoint.runs.chain import first_difference, steps_of_both
 from flashpoint.runs.metrics import Series
 from flashpoint.runs.run import Run
@@ -31,7 +32,7 @@ def kept(name: str) -> Run:
 def test_the_runs_said_to_be_equal_are(name_of_equal: tuple[str, str]) -> None:
     one, other = (kept(name.replace("/", ":")).outcome for name in name_of_equal)
     for field in ("digest", "chain_digest", "weights_digest", "tape_digest", "onset_step"):
-        assert one[field] == other[field]
+        assert getattr(one, field) == getattr(other, field)
 
 
 @pytest.fixture(
@@ -86,7 +87,7 @@ def test_every_run_of_the_tables_is_whole() -> None:
         else:
             assert run.columns
         if row["chain"]:
-            assert run.chain.digest == run.outcome["chain_digest"]
+            assert run.chain.digest == run.outcome.chain_digest
 
 
 def test_the_index_is_that_of_the_tables() -> None:
@@ -146,7 +147,9 @@ def test_runs_of_two_days_have_the_same_bits(name: str) -> None:
 )
 def test_the_batches_of_a_run_follow_from_its_seed(tmp_path: Path, name: str) -> None:
     run = kept(name)
-    data, context, size = run.manifest["data"], run.config["model"]["context"], run.config["train"]["batch_size"]
+    assert isinstance(run.stored, InTables)
+    data = json.loads(run.stored.row["manifest"])["data"]
+    context, size = run.config["model"]["context"], run.config["train"]["batch_size"]
     sequences = run.config["train"]["micro_batch_size"] or size
     n_tokens = data["files"]["train"]["tokens"]
     header = TapeHeader(
@@ -157,13 +160,13 @@ def test_the_batches_of_a_run_follow_from_its_seed(tmp_path: Path, name: str) ->
         ranks=1,
         sequences=sequences,
         seed=run.config["seed"],
-        initial_weights=run.manifest["initial_weights"],
+        initial_weights=run.manifest.initial_weights,
     )
     tape, order = TapeWriter(tmp_path / "tape.bin", header), BatchOrder(n_tokens, context, header.shape, header.seed)
-    for step in range(run.outcome["tape_steps"]):
+    for step in range(run.outcome.tape_steps):
         tape.append(order.windows(step))
     tape.close()
-    assert tape.digest == run.outcome["tape_digest"]
+    assert tape.digest == run.outcome.tape_digest
 
 
 def test_the_committed_run_repeats_from_its_checkpoint() -> None:
@@ -186,6 +189,6 @@ def test_a_verdict_follows_from_the_digest_chain(name: str) -> None:
     losses, norms = (run.chain.records[part].view(np.float32).tolist() for part in ("loss", "grad_norm"))
     for step, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
         detector.update(step, loss, norm)
-    assert (detector.verdict, detector.onset_step) == (run.outcome["outcome"], run.onset)
+    assert (detector.verdict, detector.onset_step) == (run.outcome.outcome, run.onset)
     steps, kept_losses = run.columns["loss"]
     assert [float(f"{losses[step]:.6g}") for step in steps] == [float(f"{loss:.6g}") for loss in kept_losses]

@@ -1,8 +1,8 @@
-"""JSON that is read from disk, checked against the one declaration of what it holds.
+"""JSON that is read from disk, as an object of the one declaration of what it holds.
 
 A kind is a subclass of :class:`Kind`, declared beside what it describes. Types are as written: ``"3"`` is no number.
 Keys that a kind does not declare are passed over, so that a newer version may add some. A kind that cannot be
-understood without all its keys forbids others.
+understood without all its keys forbids others. What an earlier version wrote a migration brings to today's keys first.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from flashpoint.errors import UserError
+from flashpoint.files import write_json
 from flashpoint.typed import constraints
 
 RESTORE = "restore the file, or choose another run"
@@ -28,9 +29,9 @@ _BOUNDS = {"gt": "more than {:,}", "ge": "{:,} or more", "lt": "less than {:,}",
 
 
 class Kind(BaseModel):
-    """What a JSON object holds."""
+    """What a JSON object holds. Nobody changes one that has been read."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
 
 class ClosedKind(Kind):
@@ -40,6 +41,8 @@ class ClosedKind(Kind):
 
 
 K = TypeVar("K", bound=Kind)
+Migration = Callable[[dict[str, Any]], dict[str, Any]]
+"""Returns the keys of today for an object that an earlier version wrote."""
 
 
 def _number(value: object) -> object:
@@ -99,17 +102,41 @@ def _stored(annotation: Any) -> Any:
 
 
 def read_json(path: Path, kind: type[Kind], remedy: str = RESTORE) -> dict[str, Any]:
+    """Read what :func:`flashpoint.files.write_json` wrote, as plain values.
+
+    Raises:
+        UserError: as of :func:`read_record`.
+    """
+    return parsed(_text_of(path, remedy), kind, str(path), remedy)
+
+
+def read_record(path: Path, kind: type[K], migration: Migration | None = None, remedy: str = RESTORE) -> K:
     """Read what :func:`flashpoint.files.write_json` wrote.
 
     Raises:
         UserError: the file is missing, or holds something else. The message names the file, the key, what was found,
             what is expected and the remedy.
     """
+    return understood(_text_of(path, remedy), kind, str(path), remedy, migration)
+
+
+def _text_of(path: Path, remedy: str) -> bytes:
     try:
-        text = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; {remedy}") from error
-    return parsed(text, kind, str(path), remedy)
+
+
+def append_to(path: Path, key: str, added: Kind, kind: type[Kind], migration: Migration) -> None:
+    """Add to a list of a JSON file that holds an object of the kind. All else in the file stays as it is.
+
+    Raises:
+        UserError: the file is missing, or holds something else.
+    """
+    text = _text_of(path, RESTORE)
+    understood(text, kind, str(path), RESTORE, migration)
+    values = from_json(text)
+    write_json(path, {**values, key: [*values.get(key, ()), added.model_dump(mode="json")]})
 
 
 def parsed(text: bytes | str, kind: type[Kind], where: str, remedy: str = RESTORE) -> dict[str, Any]:
@@ -122,19 +149,28 @@ def parsed(text: bytes | str, kind: type[Kind], where: str, remedy: str = RESTOR
         UserError: it is not of that kind.
     """
     understood(text, kind, where, remedy)
-    try:
-        values: dict[str, Any] = from_json(text)
-    except ValueError as error:  # in what the kind passes over
-        raise UserError(f"{where}: no JSON ({error}); {remedy}") from error
+    values: dict[str, Any] = from_json(text)
     return values
 
 
-def understood(text: bytes | str, kind: type[K], where: str, remedy: str = RESTORE) -> K:
+def understood(
+    text: bytes | str, kind: type[K], where: str, remedy: str = RESTORE, migration: Migration | None = None
+) -> K:
     """Return what a JSON object says as an object of the kind.
+
+    Args:
+        where: what messages begin with.
+        migration: of what earlier versions wrote.
 
     Raises:
         UserError: it is not of that kind.
     """
+    try:
+        values = from_json(text)
+    except ValueError as error:
+        raise UserError(f"{where}: no JSON ({error}); {remedy}") from error
+    if migration and isinstance(values, dict):
+        text = to_json(migration(values))
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:

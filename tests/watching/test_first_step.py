@@ -36,7 +36,7 @@ def test_all_that_is_recorded_is_that_of_a_new_loop_with_later_steps(tmp_path: P
     batches = batches_of(RunFolder(tmp_path / "on/own"))
     assert batches == {BEGIN + step: one for step, one in batches_of(RunFolder(tmp_path / "new/own")).items()}
     assert (new.verdict, on.verdict) == ("stable to 12", f"stable to {BEGIN + 12:,}")
-    assert on.outcome["step"] == BEGIN + 12
+    assert on.outcome.step == BEGIN + 12
 
 
 @pytest.mark.slow

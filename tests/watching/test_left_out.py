@@ -37,7 +37,7 @@ def test_which_calls_of_a_forward_pass_are_left_out_is_told(tmp_path: Path, caps
     window = torch.ones(12, 12, dtype=torch.bool).tril().triu(-3)
     local = [With(attn_mask=window) for _ in range(5)]
     model = nn.Sequential(Block(), local[0], With(dropout_p=0.1), *local[1:], With(is_causal=True))
-    mask, dropout = sorted(loop(tmp_path, model, step).manifest["not_recorded"])
+    mask, dropout = sorted(loop(tmp_path, model, step).manifest.not_recorded)
     assert mask.endswith("a mask beside the causal one, in calls 2, 4, 5, 6, … of 8")
     assert dropout.endswith(", in call 3 of 8")
     assert capsys.readouterr().err.count(f"({mask}; {dropout})") == 1

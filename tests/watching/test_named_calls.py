@@ -118,16 +118,16 @@ def test_why_attentions_are_left_out_is_written_down_once(tmp_path: Path) -> Non
     """For who diagnoses the run later: there is no capture, and the line in the loop is gone."""
     model = Model(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.1))
     run = loop(tmp_path, nn.Sequential(model, Model(CALLS["packed"])), functions=[f"{__name__}:packed"])
-    dropout, given = run.manifest["not_recorded"]
+    dropout, given = run.manifest.not_recorded
     assert dropout.startswith("scaled_dot_product_attention: dropout, where only 0 is recorded; set")
     assert given.startswith(f"{__name__}:packed: called without q, k, v")
     assert run.folder is not None
     with pytest.raises(UserError, match=r"its attention was not recorded \(scaled_dot_product_attention: dropout"):
         read_calls(run.folder.path)
-    assert loop(tmp_path / "none", nn.Linear(32, 32)).manifest["not_recorded"][0].startswith("the watched model called")
+    assert loop(tmp_path / "none", nn.Linear(32, 32)).manifest.not_recorded[0].startswith("the watched model called")
     whole = loop(tmp_path / "all", Pair())
     assert whole.folder is not None
-    assert whole.manifest["not_recorded"] == []
+    assert whole.manifest.not_recorded == ()
     with pytest.raises(UserError, match=r"watched\.capture\(\) in the loop makes one"):
         read_calls(whole.folder.path)
 
@@ -141,7 +141,7 @@ def test_a_function_that_is_not_called_by_its_name_is_told_beside_one_that_is(
     run = loop(tmp_path, model, functions=[f"{__name__}:attend"])
     told = f"{__name__}:attend was not called by its name in a module"
     assert capsys.readouterr().err.count(told) == (not called)
-    assert [reason.startswith(told) for reason in run.manifest["not_recorded"]] == [True] * (not called)
+    assert [reason.startswith(told) for reason in run.manifest.not_recorded] == [True] * (not called)
 
 
 def flash(
@@ -200,7 +200,7 @@ def test_an_argument_that_changes_the_attention_leaves_the_call_out(
 ) -> None:
     run = loop(tmp_path, model, captured, steps=2, functions=[f"{__name__}:flash@bthd"])
     said = f"{__name__}:flash: {argument}, where only softmax(QKᵀ·scale)V is recorded, causal or not"
-    assert run.manifest["not_recorded"] == [said]
+    assert run.manifest.not_recorded == (said,)
     assert not (tmp_path / "own/captures").exists()
 
 
@@ -223,7 +223,7 @@ def test_an_argument_that_changes_nothing_leaves_the_call_in(tmp_path: Path, mod
     (call,) = read_calls(tmp_path / "own")
     assert call.is_causal is causal
     assert diagnose(call).findings == ()
-    assert run.manifest["not_recorded"] == []
+    assert run.manifest.not_recorded == ()
 
 
 class Mask:
@@ -278,7 +278,7 @@ def test_a_mask_that_is_no_tensor_is_known_from_nearly_all_rows(tmp_path: Path, 
     if causal is None:
         perhaps = "tensors that need @bthd, a mask by block_mask, a scale inside, or a fault"
         said = f"{__name__}:{word}: O is not softmax(QKᵀ·scale)V, causal or not: {perhaps}"
-        assert run.manifest["not_recorded"] == [said]
+        assert run.manifest.not_recorded == (said,)
     else:
         (call,) = read_calls(tmp_path / "own")
         assert call.is_causal is causal
@@ -294,7 +294,7 @@ def test_rounded_scores_beside_a_mask_are_not_taken_for_the_masks(tmp_path: Path
     """Scores of 60 nats err by an eighth of a nat in BF16, which moves O far more than the rounding of P̄ does."""
     model = Model(lambda q, k, v: rounding(60 * q, k, v, block_mask=Mask(LOWER)).float())
     run = loop(tmp_path, model, captured, steps=2, functions=[f"{__name__}:rounding"])
-    assert run.manifest["not_recorded"] == []
+    assert run.manifest.not_recorded == ()
     (call,) = read_calls(tmp_path / "own")
     assert call.is_causal
 
@@ -304,7 +304,7 @@ def test_a_number_that_may_be_a_mask_is_known_from_nearly_all_rows(tmp_path: Pat
     model = Model(lambda q, k, v: flexible(q, k, v, prefix=prefix))
     run = loop(tmp_path, model, captured, steps=2, functions=[f"{__name__}:flexible"])
     assert (tmp_path / "own/captures").exists() is kept
-    assert ["a mask by prefix" in reason for reason in run.manifest["not_recorded"]] == [True] * (not kept)
+    assert ["a mask by prefix" in reason for reason in run.manifest.not_recorded] == [True] * (not kept)
 
 
 class Part(NoMask):
@@ -317,5 +317,5 @@ def test_an_option_that_is_no_mask_leaves_a_faulty_attention_in(tmp_path: Path, 
     given = {"deterministic": True, "sm_scale": 8**-0.5, "backend": "fa2", "part": Part()}[name]
     model = Model(lambda q, k, v: faulty(q, k, v, **{name: given}))
     run = loop(tmp_path, model, captured, steps=2, functions=[f"{__name__}:faulty"])
-    assert run.manifest["not_recorded"] == []
+    assert run.manifest.not_recorded == ()
     assert [one.kind for one in diagnose(read_calls(tmp_path / "own")[0]).findings] == ["out_rows"]

@@ -63,7 +63,7 @@ def test_layers_in_reentrant_checkpoints_are_left_out_aloud_beside_others(
     run = loop(tmp_path, Half(), step)
     assert run.config["model"]["n_layer"] == 1
     assert capsys.readouterr().err.count("use_reentrant=False") == 1
-    assert ["use_reentrant=False" in reason for reason in run.manifest["not_recorded"]] == [True]
+    assert ["use_reentrant=False" in reason for reason in run.manifest.not_recorded] == [True]
 
 
 def test_a_whole_model_in_a_checkpoint_is_recorded_once(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_what_an_evaluation_has_is_not_told_of_the_training(tmp_path: Path, caps
 
     run = loop(tmp_path, Masked(), step)
     assert run.columns["row_sum_relative_bias"][1].shape == (2, 4, 4)
-    assert run.manifest["not_recorded"] == []
+    assert run.manifest.not_recorded == ()
     assert capsys.readouterr().err == ""
 
 
@@ -125,7 +125,7 @@ def test_an_evaluation_is_no_reason_why_the_training_is_not_recorded(
         plain(model, number, watched)
 
     run = loop(tmp_path, Dropping(), step)
-    assert ["dropout" in reason for reason in run.manifest["not_recorded"]] == [True]
+    assert ["dropout" in reason for reason in run.manifest.not_recorded] == [True]
     assert "use_reentrant" not in capsys.readouterr().err
 
 

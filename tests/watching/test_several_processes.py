@@ -168,7 +168,7 @@ def test_a_mask_that_is_shared_is_not_looked_at(
 
     run = loop(tmp_path, Shared(), step, functions=[f"{__name__}:masked"])
     assert f"{__name__}:masked: tensors are DTensors" in capsys.readouterr().err
-    assert len(run.manifest["not_recorded"]) == 1
+    assert len(run.manifest.not_recorded) == 1
 
 
 def plain_with(model: nn.Module, x: Tensor, watched: Watch) -> None:

@@ -10,7 +10,6 @@ from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError
 from flashpoint.runs.chain import Difference, first_difference, loss_differences, steps_of_both
 from flashpoint.runs.comparison import compared
-from flashpoint.runs.provenance import place
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 
@@ -105,7 +104,7 @@ def _watched(one: Run, other: Run) -> tuple[str, list[object]]:
 def _places(one: Run, other: Run) -> str:
     """Return where the runs were made, if not on the same hardware and version; nothing of runs that do not know."""
     try:
-        here, there = place(one.manifest), place(other.manifest)
+        here, there = one.manifest.place, other.manifest.place
     except UserError:
         return ""
     return f"; one was made on {here}, the other on {there}" if here != there else ""

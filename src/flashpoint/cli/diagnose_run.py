@@ -56,7 +56,7 @@ def told_of_run(path: Path, capture: int | None, step: int) -> tuple[list[Table]
 
 def _not_recorded(run: Run) -> str:
     """Return that layers are counted without the attentions that watching left out: their numbers can be others."""
-    left_out = run.manifest.get("not_recorded", [])
+    left_out = run.manifest.not_recorded
     if not left_out:
         return ""
     told = f"Other attentions were not recorded, and are not judged: {'; '.join(left_out)}."

@@ -28,7 +28,7 @@ def outcomes(runs: Sequence[Run]) -> Table:
     told: dict[str, Callable[[Run], object]] = {
         "attention": lambda run: code(run.title),
         "seed": lambda run: run.config.get("seed"),
-        "hardware": lambda run: run.manifest["hardware"],
+        "hardware": lambda run: run.manifest.hardware,
     }
     known = [run for run, _ in answered(runs, lambda run: (run.title, run.config, run.manifest))]
     differing = {name: of for name, of in told.items() if len({str(of(run)) for run in known}) > 1}
@@ -40,10 +40,10 @@ def outcomes(runs: Sequence[Run]) -> Table:
         if not run.ended:
             return [names[run.where], *where, run.verdict, _logged(run), None, None, None]
         outcome = run.outcome
-        onset = step(outcome["onset_step"], "none")
+        onset = step(outcome.onset_step, "none")
         return [
-            names[run.where], *where, run.ending, outcome["step"], onset, code(outcome["digest"]),
-            outcome.get("nonfinite"),
+            names[run.where], *where, run.ending, outcome.step, onset, code(outcome.digest),
+            outcome.nonfinite,
         ]  # fmt: skip
 
     columns = ["run", *differing, "outcome", "steps", "onset", "digest", "first NaN or infinity"]
@@ -81,10 +81,10 @@ def rates(runs: Sequence[Run]) -> Table:
                 number(found.median, ",.0f"),
                 Cell({"low": found.low, "high": found.high}, f"{found.low:,.0f} to {found.high:,.0f}"),
                 found.readings,
-                manifest["hardware"],
-                manifest["environment"]["torch"],
+                manifest.hardware,
+                manifest.environment.torch,
                 run.config.get("seed"),
-                manifest["started"][:10],
+                manifest.day,
             ]
         )
     return Table(columns, rows, "Median and quartiles of the readings, without their first fifth.")
@@ -115,7 +115,7 @@ def recoveries(runs: Sequence[Run]) -> Table:
         [
             names[run.where],
             run.onset,
-            run.outcome["step"],
+            run.outcome.step,
             number(one.before, ".2f"),
             number(one.end, ".2f"),
             number(one.rise, "+.2f"),

@@ -92,10 +92,10 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
         _take(key, composed, values)
     if folder.outcome.is_file():
         outcome = folder.read_outcome()
-        ended = outcome["outcome"] != "stable" or outcome["step"] >= values["train"]["steps"]
-        if ended and not outcome["interrupted"]:
+        ended = outcome.outcome != "stable" or outcome.step >= values["train"]["steps"]
+        if ended and not outcome.interrupted:
             raise UserError(
-                f"resume={composed['resume']}: the run is complete ({outcome['outcome']} at step {outcome['step']:,}); "
+                f"resume={composed['resume']}: the run is complete ({outcome.outcome} at step {outcome.step:,}); "
                 "replay=RUN repeats it, train.steps=N goes on with a stable one"
             )
     given = {name: composed[name] for name in ("runs_dir", "allow_world_size_change")}
@@ -132,10 +132,10 @@ def _recorded_steps(original: RunFolder) -> int:
     # A killed run has no outcome, and its tape is what it is; a finished run's tape has a known length.
     if original.outcome.is_file():
         recorded = original.read_outcome()
-        if (tape.steps, tape.digest) != (recorded["tape_steps"], recorded["tape_digest"]):
+        if (tape.steps, tape.digest) != (recorded.tape_steps, recorded.tape_digest):
             raise UserError(
                 f"{original.tape}: {tape.steps:,} steps with digest {tape.digest}, the run recorded "
-                f"{recorded['tape_steps']:,} with {recorded['tape_digest']}: cut short or edited; restore the file"
+                f"{recorded.tape_steps:,} with {recorded.tape_digest}: cut short or edited; restore the file"
             )
     if not tape.steps:
         raise UserError(f"{original.tape}: holds no step; replay another run")

@@ -55,8 +55,8 @@ def batches_of_run(
         UserError: the tape or the data are missing, or the run has no such step.
     """
     tape = Tape.read(folder.tape, until_broken=True)
-    outcome = folder.read_outcome() if folder.outcome.is_file() else {}
-    last = tape.steps - 1 if outcome.get("onset_step") is None else min(tape.steps - 1, int(outcome["onset_step"]))
+    onset = folder.read_outcome().onset_step if folder.outcome.is_file() else None
+    last = tape.steps - 1 if onset is None else min(tape.steps - 1, onset)
     if step is not None and not 0 <= step < tape.steps:
         raise UserError(f"--step {step}: {folder.path} has steps 0 to {tape.steps - 1:,}")
     wanted_step = last if step is None else step

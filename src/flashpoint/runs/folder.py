@@ -15,12 +15,13 @@ from filelock import FileLock, Timeout
 from flashpoint.errors import UserError
 from flashpoint.extras import from_lab
 from flashpoint.files import is_locked
+from flashpoint.runs import migrations
 from flashpoint.runs.configuration import WatchedConfig, as_of_today, known_settings
 from flashpoint.runs.lines import as_kept, packed
 from flashpoint.runs.localized import KeptBranch, Localized
-from flashpoint.runs.manifest import Manifest, first_step_of, origin_of
-from flashpoint.runs.outcome import OUTCOME
-from flashpoint.schema import parsed, read_json
+from flashpoint.runs.manifest import Manifest, Origin, ProbeOff, Resumption
+from flashpoint.runs.outcome import Outcome, read_outcome
+from flashpoint.schema import append_to, parsed, read_json, read_record
 
 _READER_SECONDS = 0.2
 """For which a run's lock is waited for: a reader that looks whether the run is under way holds it for a moment."""
@@ -145,7 +146,7 @@ class RunFolder:
     @property
     def watched(self) -> bool:
         """Whether somebody's own loop made the run (:func:`flashpoint.watch`)."""
-        return self.manifest.exists() and bool(self.read_manifest().get("watched"))
+        return self.manifest.exists() and self.read_manifest().watched
 
     def read_config(self) -> dict[str, Any]:
         """Return what :attr:`config` holds (:data:`flashpoint.lab.stored_config.CONFIG`); of somebody's own loop what
@@ -159,22 +160,30 @@ class RunFolder:
         kind = from_lab("stored_config:CONFIG", f"{self.path}, a run of flashpoint train")
         return as_of_today(read_json(self.config, kind))
 
-    def read_manifest(self) -> dict[str, Any]:
-        """Return what :attr:`manifest` holds (:class:`flashpoint.runs.manifest.Manifest`)."""
-        return read_json(self.manifest, Manifest)
+    def read_manifest(self) -> Manifest:
+        """Return what :attr:`manifest` holds."""
+        return read_record(self.manifest, Manifest, migrations.manifest)
+
+    def note_resumption(self, resumption: Resumption) -> None:
+        """Add to :attr:`manifest` that the run goes on."""
+        append_to(self.manifest, "resumed", resumption, Manifest, migrations.manifest)
+
+    def note_probe_off(self, probe: ProbeOff) -> None:
+        """Add to :attr:`manifest` that a probe was switched off."""
+        append_to(self.manifest, "probes_off", probe, Manifest, migrations.manifest)
 
     @property
-    def origin(self) -> tuple[str, int] | None:
-        """The run that this one replays, and the step of it at which this one began; None of one that replays none."""
-        return origin_of(self.read_manifest())
+    def origin(self) -> Origin | None:
+        """The run that this one replays, and the step of it at which this one began; None where it replays none."""
+        return self.read_manifest().origin
 
     @property
     def first_step(self) -> int:
-        """The step at which the run began (:func:`.first_step_of`)."""
-        return first_step_of(self.read_manifest())
+        """The step at which the run began (:attr:`.Manifest.began_at`)."""
+        return self.read_manifest().began_at
 
-    def read_outcome(self) -> dict[str, Any]:
-        """Return what :attr:`outcome` holds (:class:`flashpoint.runs.outcome.Outcome`)."""
+    def read_outcome(self) -> Outcome:
+        """Return what :attr:`outcome` holds."""
         if not self.outcome.exists():
             how = (
                 "the loop that made it alone goes on with it"
@@ -183,7 +192,7 @@ class RunFolder:
             )
             shows = shlex.join(["flashpoint", "watch", str(self.path)])
             raise UserError(f"{self.outcome}: missing; the run has not ended, {how}; {shows} shows it")
-        return read_json(self.outcome, OUTCOME)
+        return read_outcome(self.outcome)
 
     def read_branches(self) -> list[dict[str, Any]]:
         """Return what :attr:`branch_log` holds; a line cut short at its end is left out."""

@@ -3,35 +3,67 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
 from flashpoint.schema import Kind, Step
 
 
-class _Environment(Kind):
+class Environment(Kind):
+    """Versions, hardware, and what computed the attention. None is what does not apply, or what nobody wrote down."""
+
+    flashpoint: str | None
+    commit: str | None
+    """Git's, with ``+changes`` where files differed from it."""
+    source: str | None
+    """Digest of the package's Python files."""
+    python: str | None
     torch: str
-    cuda: str | None = None
-    triton: str | None = None
-    tiles: dict[str, Any] | None = None
-    sdpa: str | None = None
+    cuda: str | None
+    triton: str | None
+    tiles: dict[str, dict[str, int | None]] | None
+    """Tile sizes of each Triton kernel."""
+    sdpa: str | None
+    """What PyTorch's attention called."""
+    numpy: str | None
+    platform: str | None
+    hardware: str | None
+    command: tuple[str, ...] | None
+    """Arguments of the process."""
 
 
-class _Data(Kind):
-    fingerprint: str | None = None
+class Tokens(Kind):
+    """The prepared tokens; of somebody's own loop they are not known."""
+
+    path: str | None
+    """Their folder."""
+    fingerprint: str | None
 
 
-class _Parent(Kind):
+class Parent(Kind):
+    """The run that one replays or branches off."""
+
     run: str
     from_step: Step | None
 
 
-class _Twin(Kind):
+class Twin(Kind):
+    """The run that the weights were measured against."""
+
     run: str
     differs_in: str
+
+
+class Resumption(Kind):
+    """When and where a run went on."""
+
+    time: str
+    """UTC."""
+    step: Step
+    processes: Annotated[int, Field(gt=0)]
+    environment: Environment
 
 
 class ProbeOff(Kind):
@@ -45,44 +77,55 @@ class ProbeOff(Kind):
     """What it raised or returned, and the line of the user's file."""
 
 
+class Origin(NamedTuple):
+    """The run that another one replays, and the step of it at which that one began."""
+
+    run: str
+    step: int
+
+
 class Manifest(Kind):
-    """The kind of ``manifest.json``. Runs of earlier versions lack what has a default here."""
+    """How a run was made. :func:`flashpoint.runs.migrations.manifest` fills what an earlier version did not write."""
 
     started: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT")]
     """UTC."""
     hardware: str
-    environment: _Environment
-    """Versions, and what computed."""
-    data: _Data
-    """The sidecar of the tokens, and their folder."""
+    environment: Environment
+    data: Tokens
     initial_weights: str
     """Their digest."""
     parameters: Annotated[int, Field(ge=0, lt=2**63)]
     """Of the model."""
-    parent: _Parent | None = None
-    """The run that this one replays or branches off."""
-    twin: _Twin | None = None
-    """The run that the weights were measured against."""
-    resumed: list[dict[str, Any]] = Field(default_factory=list)
-    """When, where and at which steps the run went on."""
-    probes_off: list[ProbeOff] = Field(default_factory=list)
-    """Probes of the user's own that failed."""
-    watched: bool = False
+    parent: Parent | None
+    twin: Twin | None
+    resumed: tuple[Resumption, ...]
+    probes_off: tuple[ProbeOff, ...]
+    watched: bool
     """Whether :func:`flashpoint.watch` recorded somebody's own training."""
-    first_step: Step = 0
-    """Of a watched loop the step that it made first. Of a branch ``parent`` tells it."""
+    first_step: Step
+    """Of a watched loop the step that it made first; :attr:`began_at` is that of any run."""
+    not_recorded: tuple[str, ...]
+    """Why a watch left attentions out, each reason once."""
 
+    @property
+    def origin(self) -> Origin | None:
+        """The run that this one replays, and the step of it at which this one began; None where it replays none."""
+        return Origin(self.parent.run, self.parent.from_step or 0) if self.parent else None
 
-def first_step_of(manifest: Mapping[str, Any]) -> int:
-    """Return the step at which a run began: of a branch, or of a watched loop that says so; otherwise 0."""
-    origin = origin_of(manifest)
-    return origin[1] if origin else int(manifest.get("first_step", 0))
+    @property
+    def began_at(self) -> int:
+        """The step at which the run began: of a branch, or of a watched loop that says so; otherwise 0."""
+        return self.origin.step if self.origin else self.first_step
 
+    @property
+    def day(self) -> str:
+        """The day on which the run began, as ``2026-11-21``."""
+        return self.started[:10]
 
-def origin_of(manifest: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the run that one replays, and the step of it at which this one began; None of one that replays none."""
-    parent = manifest.get("parent")
-    return (parent["run"], parent["from_step"] or 0) if parent else None
+    @property
+    def place(self) -> str:
+        """The hardware and PyTorch's version."""
+        return f"{self.hardware}, torch {self.environment.torch}"
 
 
 def command_line() -> list[str]:

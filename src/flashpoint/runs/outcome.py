@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import model_validator
 
-from flashpoint.schema import Number, Step, kind_of
+from flashpoint.runs import migrations
+from flashpoint.schema import RESTORE, Kind, Number, Step, kind_of, read_record, understood
 
 Verdict = Literal["stable", "exploded", "nonfinite"]
 Ending = Verdict | Literal["stopped"]
@@ -29,7 +31,10 @@ def ending(verdict: Verdict, interrupted: str | None) -> Ending:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run's verdict: the last line on stdout and ``outcome.json``."""
+    """A run's verdict: the last line on stdout and ``outcome.json``.
+
+    :func:`flashpoint.runs.migrations.outcome` fills what an earlier version did not write.
+    """
 
     outcome: Verdict
     """By the losses and gradient norms alone; people are shown :attr:`ending`."""
@@ -45,7 +50,8 @@ class Outcome:
     val_step: Step | None
     """Optimiser steps done when it was taken: fewer than ``step`` if the run was interrupted."""
     digest: str
-    chain_digest: str
+    chain_digest: str | None
+    """None of a run that is older than digest chains."""
     weights_digest: str
     tape_digest: str
     tape_steps: Step
@@ -84,10 +90,33 @@ def _check(values: Any) -> Any:
     return values
 
 
-_YOUNGER = ("nonfinite", "val_step", "chain_digest")
-OUTCOME = kind_of(
+_OUTCOME = kind_of(
     Outcome,
-    required=[field.name for field in dataclasses.fields(Outcome) if field.name not in _YOUNGER],
+    required=[field.name for field in dataclasses.fields(Outcome)],
     validators={"check": model_validator(mode="after")(_check)},
 )
-"""The kind of ``outcome.json``. Runs of earlier versions lack a few keys."""
+
+
+def read_outcome(path: Path) -> Outcome:
+    """Return what ``outcome.json`` says.
+
+    Raises:
+        UserError: the file is missing, or is no outcome.
+    """
+    return _of(read_record(path, _OUTCOME, migrations.outcome))
+
+
+def outcome_of(text: bytes | str, where: str, remedy: str = RESTORE) -> Outcome:
+    """Return what the text of an ``outcome.json`` says.
+
+    Args:
+        where: what messages begin with.
+
+    Raises:
+        UserError: it is no outcome.
+    """
+    return _of(understood(text, _OUTCOME, where, remedy, migrations.outcome))
+
+
+def _of(found: Kind) -> Outcome:
+    return Outcome(**dict(found))

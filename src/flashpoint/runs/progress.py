@@ -71,7 +71,7 @@ def _seconds_a_step(run: Run, done: int, rate: float | None) -> float | None:
         if run.folder is None or not done:
             return None
         try:  # not the time of a file: manifest and configuration are written again when more is known
-            began = datetime.datetime.fromisoformat(run.manifest["started"]).timestamp()
+            began = datetime.datetime.fromisoformat(run.manifest.started).timestamp()
         except ValueError:
             return None
         seconds = run.folder.metrics.stat().st_mtime - began

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
 
 from flashpoint.runs.run import Run
 
@@ -12,18 +11,13 @@ from flashpoint.runs.run import Run
 def provenance(runs: Sequence[Run]) -> str:
     """Return one line with the hardware, PyTorch versions, corpora, seeds and days of the runs; corpora and
     seeds are left out of runs of other loops, which do not tell them."""
-    hardware = {place(run.manifest) for run in runs}
+    hardware = {run.manifest.place for run in runs}
     own = [run for run in runs if not run.watched]
-    data = {str(run.manifest["data"].get("fingerprint", "unknown"))[:8] for run in own}
-    days = sorted({run.manifest["started"][:10] for run in runs})
+    data = {(run.manifest.data.fingerprint or "unknown")[:8] for run in own}
+    days = sorted({run.manifest.day for run in runs})
     between = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
     what = f"corpus {', '.join(sorted(data))}; seeds {ranges(run.config['seed'] for run in own)}; " if own else ""
     return f"{'; '.join(sorted(hardware))}; {what}{between}"
-
-
-def place(manifest: Mapping[str, Any]) -> str:
-    """Return the hardware and PyTorch's version."""
-    return f"{manifest['hardware']}, torch {manifest['environment']['torch']}"
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -39,7 +39,7 @@ def recovery(run: Run) -> Recovery:
     Raises:
         UserError: the run was validated only after its onset, or not at its end.
     """
-    known, end = validations(run), int(run.outcome["step"])
+    known, end = validations(run), run.outcome.step
     before = [step for step in known if step <= (run.onset or 0)]
     if not before or end not in known:
         raise UserError(f"{run.where}: not validated both before its onset and at its end")
@@ -54,8 +54,6 @@ def validations(run: Run) -> dict[int, float]:
     steps, losses = run.columns.get("val_loss", ([], []))
     found = {int(step) + 1: float(loss) for step, loss in zip(steps, losses, strict=True)}
     last = run.outcome
-    # Runs older than val_step: validated at the end, unless interrupted.
-    at = last.get("val_step", None if last.get("interrupted") else last["step"])
-    if at is not None and last["val_loss"] is not None:
-        found[at] = float(last["val_loss"])  # a string where it is no number
+    if last.val_step is not None and last.val_loss is not None:
+        found[last.val_step] = last.val_loss
     return found

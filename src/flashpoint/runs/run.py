@@ -14,9 +14,9 @@ from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.chain import Chain
 from flashpoint.runs.configuration import attention_of
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.manifest import first_step_of, origin_of
+from flashpoint.runs.manifest import Manifest, Origin
 from flashpoint.runs.metrics import Columns, Series, read_metrics
-from flashpoint.runs.outcome import Ending, ending
+from flashpoint.runs.outcome import Ending, Outcome
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Stored(Protocol):
     def ended(self) -> bool: ...
 
     def config(self) -> dict[str, Any]: ...
-    def manifest(self) -> dict[str, Any]: ...
-    def outcome(self) -> dict[str, Any]: ...
+    def manifest(self) -> Manifest: ...
+    def outcome(self) -> Outcome: ...
     def metrics(self) -> Columns: ...
     def chain(self) -> Chain: ...
 
@@ -76,10 +76,10 @@ class InFolder:
     def config(self) -> dict[str, Any]:
         return self.folder.read_config()
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Manifest:
         return self.folder.read_manifest()
 
-    def outcome(self) -> dict[str, Any]:
+    def outcome(self) -> Outcome:
         return self.folder.read_outcome()
 
     def metrics(self) -> Columns:
@@ -134,11 +134,11 @@ class Run:
         return self.stored.config()
 
     @cached_property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Manifest:
         return self.stored.manifest()
 
     @cached_property
-    def outcome(self) -> dict[str, Any]:
+    def outcome(self) -> Outcome:
         return self.stored.outcome()
 
     @cached_property
@@ -154,9 +154,9 @@ class Run:
     @property
     def whole_chain(self) -> Chain:
         """:attr:`chain`; refused of a run that has ended, if it lacks steps."""
-        if self.ended and self.chain.steps < self.outcome["step"]:
+        if self.ended and self.chain.steps < self.outcome.step:
             raise UserError(
-                f"{self.where}: its chain ends at step {self.chain.steps:,}, the run at {self.outcome['step']:,}; "
+                f"{self.where}: its chain ends at step {self.chain.steps:,}, the run at {self.outcome.step:,}; "
                 "restore chain.bin"
             )
         return self.chain
@@ -164,7 +164,7 @@ class Run:
     @property
     def watched(self) -> bool:
         """Whether it is of somebody's own loop, of which :attr:`config` has only what is known."""
-        return bool(self.manifest.get("watched"))
+        return self.manifest.watched
 
     @cached_property
     def attention(self) -> AttentionVariant:
@@ -190,18 +190,17 @@ class Run:
     @property
     def onset(self) -> int | None:
         """First step of the explosion; None without one, and before the run has ended."""
-        onset: int | None = self.outcome["onset_step"] if self.ended else None
-        return onset
+        return self.outcome.onset_step if self.ended else None
 
     @property
-    def origin(self) -> tuple[str, int] | None:
-        """The run that this one replays, and the step of it at which this one began; None of one that replays none."""
-        return origin_of(self.manifest)
+    def origin(self) -> Origin | None:
+        """The run that this one replays, and the step of it at which this one began; None where it replays none."""
+        return self.manifest.origin
 
     @property
     def first_step(self) -> int:
-        """The step at which the run began (:func:`.first_step_of`)."""
-        return first_step_of(self.manifest)
+        """The step at which the run began (:attr:`.Manifest.began_at`)."""
+        return self.manifest.began_at
 
     @property
     def logged_steps(self) -> int:
@@ -212,15 +211,15 @@ class Run:
     @property
     def ending(self) -> Ending:
         """How the run ended, as readers are shown it."""
-        return ending(self.outcome["outcome"], self.outcome["interrupted"])
+        return self.outcome.ending
 
     @property
     def failed_at(self) -> int | None:
         """The onset, or the last step of a run whose numbers ceased to be finite; None of one that did not explode."""
-        if self.outcome["outcome"] == "stable":
+        if self.outcome.outcome == "stable":
             return None
         # The outcome counts steps, and these count from 0.
-        return max(0, int(self.outcome["step"]) - 1) if self.onset is None else self.onset
+        return max(0, self.outcome.step - 1) if self.onset is None else self.onset
 
     @property
     def verdict(self) -> str:
@@ -230,7 +229,7 @@ class Run:
             return "under way" if self.folder and self.folder.under_way else "not ended"
         if self.failed_at is not None:
             return f"{self.ending} at {self.failed_at:,}"
-        return f"{self.ending} {'at' if self.ending == 'stopped' else 'to'} {self.outcome['step']:,}"
+        return f"{self.ending} {'at' if self.ending == 'stopped' else 'to'} {self.outcome.step:,}"
 
     def by_head(self, name: str) -> Series | None:
         """Return the steps [n] and values [n_layer, n_head, n] of a metric of heads; None where the run has not

@@ -28,7 +28,7 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
     folder = capture_folder(path, step)
     files = sorted(folder.glob(_LAYERS), key=lambda file: (len(file.name), file.name))  # layer 100 after 99
     if not files and (run := RunFolder(path)).manifest.is_file():
-        left_out = "; ".join(run.read_manifest().get("not_recorded", []))
+        left_out = "; ".join(run.read_manifest().not_recorded)
         remedy = left_out and f"its attention was not recorded ({left_out})"
         if empty := [str(at) for at, one in by_step(run.captures).items() if not any(one.iterdir())]:
             told = f"{path}: the captures of steps {', '.join(empty)} hold nothing"

@@ -175,7 +175,7 @@ class Sweep:
     def is_done(self, job: Job) -> bool:
         """Whether the run has its verdict. One that was stopped goes on, and one whose verdict is damaged says so."""
         try:
-            return self.run(job).read_outcome()["interrupted"] is None
+            return self.run(job).read_outcome().interrupted is None
         except UserError:
             return False
 

@@ -13,6 +13,7 @@ from flashpoint.lab.probes import own
 from flashpoint.lab.probes.built_in import BUILT_IN
 from flashpoint.lab.probes.runner import ProbeRunner
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.manifest import ProbeOff
 from flashpoint.runs.metrics import read_metrics
 from tests.conftest import Command
 
@@ -180,14 +181,15 @@ def test_a_failing_probe_costs_the_probe_or_with_strict_a_stop_from_which_the_ru
     assert f"step 4: {told}; probes.attention={own}:Failing is off, the run goes on" in goes_on.stderr
     assert f"error: probes.attention={own}:Failing: {told}; mend it, then resume=runs/True goes on" in stops.stderr
     runs = RunFolder(tmp_path / "runs/False"), RunFolder(tmp_path / "runs/True")
-    off = [{"probe": f"{own}:Failing", "step": 4, "error": told}]
-    assert [run.read_manifest()["probes_off"] for run in runs] == [off, off]
-    assert (runs[1].read_outcome()["interrupted"], runs[1].read_outcome()["step"]) == ("probes.strict", 6)
+    off = {"probe": f"{own}:Failing", "step": 4, "error": told}
+    assert [json.loads(run.manifest.read_text())["probes_off"] for run in runs] == [[off], [off]]
+    assert [run.read_manifest().probes_off for run in runs] == [(ProbeOff(**off),)] * 2
+    assert (runs[1].read_outcome().interrupted, runs[1].read_outcome().step) == ("probes.strict", 6)
     own.write_text(FAILING % ("seen.w_q[..., 0, 0]", "{}", "pass"))
     resumed = train("resume=True", tiny=False)
     assert resumed.returncode == 0, resumed.stderr
     without = train("probes.attention=[ties]", "run_name=without")
-    digests = [RunFolder(tmp_path / f"runs/{name}").read_outcome()["digest"] for name in ("False", "True", "without")]
+    digests = [RunFolder(tmp_path / f"runs/{name}").read_outcome().digest for name in ("False", "True", "without")]
     assert without.returncode == 0
     assert len(set(digests)) == 1
     assert read_metrics(runs[1].metrics)["a"][0].tolist() == [9]

@@ -255,7 +255,7 @@ def test_memory_too_small_to_look_at_a_nan_does_not_cost_the_verdict(
     unknown = runs.train("run_name=unknown", *TURNS_NAN)
     assert unknown.nonfinite is None
     assert (unknown.outcome, unknown.step, unknown.digest) == (known.outcome, known.step, known.digest)
-    assert RunFolder(runs.folder / "unknown").read_outcome()["outcome"] == "nonfinite"
+    assert RunFolder(runs.folder / "unknown").read_outcome().outcome == "nonfinite"
 
 
 def test_a_disk_that_is_full_at_once_leaves_no_folder(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_a_checkpoint_of_an_earlier_version_resumes_to_the_same_digest(run: RunF
     old = RunFolder(run.path.with_name("old"))
     shutil.copytree(run.path, old.path)
     assert without(old.checkpoints / "step-000000006.safetensors", "probes/") > 0
-    digests = [one.read_outcome()["digest"] for one in (run, resumed(run, train, "old"))]
+    digests = [one.read_outcome().digest for one in (run, resumed(run, train, "old"))]
     assert digests[0] == digests[1]
     assert read_metrics(old.metrics)["step_similarity"][0].tolist() == [11]
 

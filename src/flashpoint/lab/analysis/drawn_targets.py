@@ -76,7 +76,7 @@ def by_digest(runs: Sequence[Run]) -> list[Group]:
     """
     groups: dict[str, Group] = {}
     for run in runs:
-        digest = run.outcome["digest"]
+        digest = run.outcome.digest
         group = groups.setdefault(digest, Group(run))
         targets = run.config["probes"].get("targets", "data")  # the only ones before there was a choice
         if targets in group.by_targets:

@@ -51,7 +51,7 @@ def foretellings(runs: Sequence[Run]) -> list[Foretelling]:
         for run in members:
             experiments.setdefault(pairing(run), []).append(run)
         for experiment, same in experiments.items():
-            longest = max(same, key=lambda run: run.outcome["step"])
+            longest = max(same, key=lambda run: run.outcome.step)
             onset = float("inf") if longest.failed_at is None else float(longest.failed_at)
             measured = dict(isolated)
             for run in same:
@@ -110,7 +110,7 @@ def _in_training(run: Run) -> Iterator[tuple[str, float]]:
 
 def _weights(run: Run) -> Iterator[tuple[str, float]]:
     """Yield the distances of the weights from those of a twin with another attention, where they were measured."""
-    if run.manifest.get("twin") is None:
+    if run.manifest.twin is None:
         return
     found = apart(run)
     what, _, twin = found.differs_in.rpartition(" for ")

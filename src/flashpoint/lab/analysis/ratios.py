@@ -85,4 +85,4 @@ def _ratio(run: Run, control: Run) -> OnsetRatio:
 
 
 def _lasted(run: Run) -> int:
-    return int(run.outcome["step"] if run.failed_at is None else run.failed_at)
+    return int(run.outcome.step if run.failed_at is None else run.failed_at)

@@ -52,7 +52,7 @@ def responses(runs: Sequence[Run], key: str) -> dict[str, list[Dose]]:
 
 def _value(run: Run, key: str) -> float | str:
     if key == HARDWARE:
-        return str(run.manifest["hardware"])
+        return run.manifest.hardware
     settings = _settings(run)
     numbers = {name: one for name, one in settings.items() if isinstance(one, int | float) and type(one) is not bool}
     if key not in numbers:  # a loop that is watched tells few of them

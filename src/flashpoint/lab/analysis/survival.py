@@ -149,7 +149,7 @@ def seed_and_corpus(run: Run) -> tuple[int | str, str | None]:
     """
     if run.watched:
         return run.where, None
-    return run.config["seed"], run.manifest["data"].get("fingerprint")
+    return run.config["seed"], run.manifest.data.fingerprint
 
 
 def pooled_corpora(groups: Iterable[Sequence[Run]]) -> list[str]:
@@ -206,13 +206,13 @@ def lifetimes(label: str, setting: str, runs: Sequence[Run]) -> Lifetimes:
             told = f"{run.where} and {same.where} are one experiment" + ("" if seed is None else f" with seed {seed}")
             raise UserError(
                 f"{told}; leave one of them out, or tell them apart with --by hardware"
-                if run.manifest["hardware"] != same.manifest["hardware"]
+                if run.manifest.hardware != same.manifest.hardware
                 else f"{told}; name the runs one by one, without one of these"
             )
     failed = [run.failed_at for run in runs if run.failed_at is not None]
-    held = [run.outcome["step"] for run in runs if run.failed_at is None]
+    held = [run.outcome.step for run in runs if run.failed_at is None]
     onsets, censored = np.array(sorted(failed), np.int64), np.array(sorted(held), np.int64)
-    nonfinite = sum(run.outcome["outcome"] == "nonfinite" for run in runs)
+    nonfinite = sum(run.outcome.outcome == "nonfinite" for run in runs)
     return Lifetimes(label, runs[0].variant, onsets, censored, setting, nonfinite)
 
 

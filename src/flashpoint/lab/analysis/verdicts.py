@@ -100,7 +100,7 @@ def exploded(runs: Sequence[Run], steps: int | None = None) -> Tally:
     horizon = np.inf if steps is None else steps
     failed = [run.failed_at for run in runs]
     count = sum(at is not None and at < horizon for at in failed)
-    short = sum(at is None and run.outcome["step"] < (steps or 0) for at, run in zip(failed, runs, strict=True))
+    short = sum(at is None and run.outcome.step < (steps or 0) for at, run in zip(failed, runs, strict=True))
     return Tally(count, len(runs) - short, short)
 
 

@@ -73,7 +73,7 @@ def apart(run: Run, tensor: str = ALL_TENSORS) -> Apart:
     Raises:
         UserError: it was not, or has no such tensor.
     """
-    twin = run.manifest.get("twin")
+    twin = run.manifest.twin
     if twin is None:
         raise UserError(f"{run.where}: not measured against another run; train it with probes.weights_against=RUN")
     if f"weights_largest/{tensor}" not in run.columns:
@@ -82,7 +82,7 @@ def apart(run: Run, tensor: str = ALL_TENSORS) -> Apart:
     steps, largest = run.columns[f"weights_largest/{tensor}"]
     wasserstein, spread = (run.columns[f"weights_{name}/{tensor}"][1] for name in ("wasserstein", "spread"))
     seed, (_, corpus) = run.config["seed"], seed_and_corpus(run)
-    return Apart(run.where, twin["differs_in"], seed, corpus, steps + 1, largest, wasserstein, spread)
+    return Apart(run.where, twin.differs_in, seed, corpus, steps + 1, largest, wasserstein, spread)
 
 
 def tensors(run: Run) -> list[str]:

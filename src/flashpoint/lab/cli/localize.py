@@ -96,8 +96,7 @@ def command(
     seed = "" if function else f", seed {run.config['seed']}"  # nobody knows that of somebody else's loop
     heading = (
         f"{run.name}: {run.title}{seed}, {run.verdict}; "
-        f"{branches.known} branches, {trained}; {run.manifest['hardware']}, "
-        f"torch {run.manifest['environment']['torch']}; {run.manifest['started'][:10]}"
+        f"{branches.known} branches, {trained}; {run.manifest.place}; {run.manifest.day}"
     )
     write_json(folder.localized, {"heading": heading, "columns": columns, "rows": rows})
     show(Table(columns, rows), form, heading)

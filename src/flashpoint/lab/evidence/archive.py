@@ -95,8 +95,8 @@ def index_of(evidence: Evidence) -> str:
             [
                 *(run.experiment, run.name, run.config["attn"]["name"], run.config["seed"]),
                 run.ending,
-                *(run.outcome[name] for name in ("onset_step", "step", "digest")),
-                run.manifest["started"][:10],
+                *(run.outcome.onset_step, run.outcome.step, run.outcome.digest),
+                run.manifest.day,
             ]
         )
     return text.getvalue()
@@ -130,7 +130,7 @@ def _kept(run: Run) -> Columns:
         raise UserError(
             f"{run.where}: has no chain.bin, which evidence keeps; {run.folder.replay_setting} makes the run anew"
         )
-    told = run.outcome.get("chain_digest")
+    told = run.outcome.chain_digest
     if run.chain.digest != told:
         raise UserError(f"{run.folder.chain}: ends in {run.chain.digest}, the outcome says {told}; restore the file")
     return run.columns
@@ -176,9 +176,14 @@ def _add(evidence: Evidence, experiment: str, runs: Sequence[tuple[Run, Columns]
 
 
 def _row(experiment: str, run: Run, digits: int) -> dict[str, Any]:
-    parts = {"config": run.config, "manifest": run.manifest, "outcome": run.outcome}
+    assert run.folder, "the tables take runs of folders"
+    parts = {"config": run.config, "manifest": _plain(run.folder.manifest), "outcome": _plain(run.folder.outcome)}
     texts = {name: json.dumps(part, ensure_ascii=False, separators=(",", ":")) for name, part in parts.items()}
     return {"experiment": experiment, "name": run.name, "digits": digits, "chain": True, **texts}
+
+
+def _plain(path: Path) -> Any:
+    return json.loads(path.read_bytes())
 
 
 def _rewrite(

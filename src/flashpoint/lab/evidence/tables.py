@@ -21,14 +21,15 @@ from pydantic import Field
 from flashpoint.errors import UserError
 from flashpoint.lab.evidence.arrow import chain_of, metrics_of, wrong_chain_column, wrong_metrics_column
 from flashpoint.lab.stored_config import CONFIG
+from flashpoint.runs import migrations
 from flashpoint.runs.chain import Chain
 from flashpoint.runs.configuration import as_of_today
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import Manifest
 from flashpoint.runs.metrics import Columns
-from flashpoint.runs.outcome import OUTCOME
+from flashpoint.runs.outcome import Outcome, outcome_of
 from flashpoint.runs.run import Run
-from flashpoint.schema import Kind, checked, parsed
+from flashpoint.schema import Kind, checked, parsed, understood
 
 _RESTORE = "restore the file"
 
@@ -131,13 +132,13 @@ class InTables:
         return True
 
     def config(self) -> dict[str, Any]:
-        return as_of_today(self._json("config", CONFIG))
+        return as_of_today(parsed(self.row["config"], CONFIG, self._place("config"), _RESTORE))
 
-    def manifest(self) -> dict[str, Any]:
-        return self._json("manifest", Manifest)
+    def manifest(self) -> Manifest:
+        return understood(self.row["manifest"], Manifest, self._place("manifest"), _RESTORE, migrations.manifest)
 
-    def outcome(self) -> dict[str, Any]:
-        return self._json("outcome", OUTCOME)
+    def outcome(self) -> Outcome:
+        return outcome_of(self.row["outcome"], self._place("outcome"), _RESTORE)
 
     def metrics(self) -> Columns:
         if self.row["digits"] is None:
@@ -152,12 +153,13 @@ class InTables:
         rows = self.chains.of(self.name)
         with told_in_one_line(self.chains.path):
             chain = chain_of(rows)
-        if chain.digest != (told := self.outcome().get("chain_digest")):
+        if chain.digest != (told := self.outcome().chain_digest):
             raise UserError(f"{self.chains.path}: {self.name} ends in {chain.digest}, not {told}; restore the file")
         return chain
 
-    def _json(self, column: str, kind: type[Kind]) -> dict[str, Any]:
-        return parsed(self.row[column], kind, f"{self.path}: {self.where}: {column}", _RESTORE)
+    def _place(self, column: str) -> str:
+        """Return what messages call a column of the row."""
+        return f"{self.path}: {self.where}: {column}"
 
 
 class Evidence:

@@ -71,7 +71,7 @@ class Branches(Generic[A]):
         self.subject, self.steps, self._folder = subject, steps, folder
         run = subject.run
         self.failed_at = run.failed_at
-        end = int(run.outcome["step"]) if self.failed_at is None else self.failed_at
+        end = run.outcome.step if self.failed_at is None else self.failed_at
         warmup = int(run.config["train"].get("warmup_steps", 0))
         self.checkpoints = [step for step in subject.checkpoints if step >= warmup and step + steps <= end]
         if not self.checkpoints:

@@ -212,8 +212,8 @@ class OwnLoop:
         branch = Run.of_folder(folder)
         if "loss" not in branch.columns:
             raise UserError(f"{told}: a branch has no losses; hand them to watched.step")
-        if branch.outcome["step"] != steps:
-            raise UserError(f"{told}: trained {branch.outcome['step']:,} steps where {steps:,} are asked for")
+        if branch.outcome.step != steps:
+            raise UserError(f"{told}: trained {branch.outcome.step:,} steps where {steps:,} are asked for")
         if missing := set(range(1, self._n_layer + 1)) - layers:
             raise UserError(f"{told}: did not call attention({min(missing)}); give each layer its own, from 1")
         if "w_q_spectral_norm" not in branch.columns:
@@ -227,7 +227,7 @@ class OwnLoop:
                 raise UserError(f"{told}: step {start + number:,} trains on another batch than the run did")
         onset = branch.onset
         norms = branch.measured_by_head("w_q_spectral_norm")[1][..., -1].tolist()
-        return Trained(branch.outcome["outcome"], None if onset is None else start + onset, norms)
+        return Trained(branch.outcome.outcome, None if onset is None else start + onset, norms)
 
 
 class _Handed:

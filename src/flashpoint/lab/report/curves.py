@@ -79,5 +79,5 @@ def _title(run: Run) -> str:
     return (
         f"{literal(run.title)}: {run.verdict}\n"
         f"{model['n_layer']} layers × {model['d_model']}, {model['n_head']} heads, T {model['context']}, "
-        f"seed {run.config['seed']}, {run.manifest['hardware']}"
+        f"seed {run.config['seed']}, {run.manifest.hardware}"
     )

@@ -166,10 +166,10 @@ def _compared(runs: Sequence[Run]) -> str:
     """Say what the runs have in common, and that a run is no rate."""
     if len(runs) == 1:
         return "One run (n = 1) is no rate."
-    weights = _shared(runs, lambda run: run.manifest["initial_weights"])
+    weights = _shared(runs, lambda run: run.manifest.initial_weights)
     batches = _shared(runs, _batches)
     apart = "" if weights == batches else f"{batches} "
-    places = len({run.manifest["hardware"] for run in runs})
+    places = len({run.manifest.hardware for run in runs})
     elsewhere = f", on {places} kinds of hardware, on which sums have other last bits" if places > 1 else ""
     told = f"{len(runs)} runs with {weights} initial weights and {apart}batches{elsewhere}."
     one_each = len({run.title for run in runs}) == len(runs)
@@ -197,7 +197,7 @@ def _batches(run: Run) -> tuple[object, ...]:
     train = run.config["train"]
     asked = train.get("order_seed")  # a key that older runs lack
     order = run.config["seed"] if asked is None else asked
-    return run.manifest["data"].get("fingerprint"), order, train["batch_size"], run.config["model"]["context"]
+    return run.manifest.data.fingerprint, order, train["batch_size"], run.config["model"]["context"]
 
 
 def _criterion(runs: Sequence[Run]) -> str:
@@ -225,18 +225,18 @@ def _coarse(runs: Sequence[Run]) -> str:
 
 
 def _row(run: Run) -> str:
-    model, environment = run.config.get("model"), run.manifest["environment"]
+    model = run.config.get("model")
     shape = f"{model['n_layer']} × {model['d_model']}, {model['n_head']} heads, T {model['context']}" if model else ""
-    place = f"{run.manifest['hardware']}, torch {environment['torch']}, {run.manifest['started'][:10]}"
+    place = f"{run.manifest.place}, {run.manifest.day}"
     kind, digest = "", ""
     steps = f"{run.logged_steps:,} so far" if run.logged_steps else ""
     if run.ended:
-        kind, steps, digest = run.ending, f"{run.outcome['step']:,}", run.outcome["digest"]
+        kind, steps, digest = run.ending, f"{run.outcome.step:,}", run.outcome.digest
     hottest = ""
     if run.w_q_norms:
         hottest = "layer {}, head {}: {:.1f}".format(*run.hottest_head, run.hottest_norms.max())
     before, after = ([run.name, run.title], [steps, hottest, run.config.get("seed", UNKNOWN), shape or UNKNOWN, place])
-    why = run.outcome.get("nonfinite") if run.ended else None
+    why = run.outcome.nonfinite if run.ended else None
     verdict = f'<td class="{kind}">{escape(": ".join(filter(None, [run.verdict, why])))}</td>'
     return f"<tr>{_cells(before)}{verdict}{_cells(after)}<td><code>{digest}</code></td></tr>"
 

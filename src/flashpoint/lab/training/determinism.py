@@ -8,7 +8,6 @@ import platform
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +18,11 @@ from flashpoint.hardware import chip_of, hardware_name
 from flashpoint.lab.config import Config
 from flashpoint.lab.precision import Precision, linear_dtype
 from flashpoint.numerics.dispatch import sdpa_operation
-from flashpoint.runs.manifest import command_line
+from flashpoint.runs.manifest import Environment, command_line
 from flashpoint_kernels.tile_sizes import tile_sizes_of
 
+_WITH_THE_SAME_BITS = ("torch", "cuda", "triton", "hardware", "tiles")
+"""What two runs of equal bits have the same of."""
 _PACKAGES = [Path(str(package.__file__)).parent for package in (flashpoint, flashpoint_kernels)]
 
 
@@ -42,43 +43,43 @@ def fix_numerics(threads: int, deterministic: bool, precision: Precision) -> Non
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
 
 
-def describe_environment(device: torch.device, config: Config) -> dict[str, Any]:
-    """Return the versions, hardware and what computes the attention, as plain values for the manifest; after
-    ``fix_numerics``."""
+def describe_environment(device: torch.device, config: Config) -> Environment:
+    """Return the versions, hardware and what computes the attention, for the manifest; after ``fix_numerics``."""
     on_gpu = device.type == "cuda"
-    return {
-        "flashpoint": flashpoint.__version__,
-        "commit": _commit(),
-        "source": source_digest(*_PACKAGES),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda if on_gpu else None,
-        "triton": version("triton") if on_gpu else None,
-        "tiles": tile_sizes_of(chip_of(device), config.model.head_size) if on_gpu else None,
-        "sdpa": _sdpa(device, config) if config.attn.kernel == "sdpa" else None,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "hardware": hardware_name(device),
-        "command": command_line(),
-    }
+    return Environment(
+        flashpoint=flashpoint.__version__,
+        commit=_commit(),
+        source=source_digest(*_PACKAGES),
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda if on_gpu else None,
+        triton=version("triton") if on_gpu else None,
+        tiles=tile_sizes_of(chip_of(device), config.model.head_size) if on_gpu else None,
+        sdpa=_sdpa(device, config) if config.attn.kernel == "sdpa" else None,
+        numpy=np.__version__,
+        platform=platform.platform(),
+        hardware=hardware_name(device),
+        command=tuple(command_line()),
+    )
 
 
-def environment_difference(recorded: dict[str, Any], here: dict[str, Any]) -> str | None:
+def environment_difference(recorded: Environment, here: Environment) -> str | None:
     """Return one line naming what makes bitwise equality unlikely, or None."""
-    names = [name for name in ("torch", "cuda", "triton", "hardware", "tiles") if recorded.get(name) != here.get(name)]
-    if recorded.get("sdpa") and here["sdpa"] not in {None, recorded["sdpa"]}:  # one that has none has another attention
-        names.append("sdpa")
-    if not names:
+    pairs = [(name, getattr(recorded, name), getattr(here, name)) for name in _WITH_THE_SAME_BITS]
+    differing = [(name, then, now) for name, then, now in pairs if then != now]
+    if recorded.sdpa and here.sdpa not in {None, recorded.sdpa}:  # one that has none has another attention
+        differing.append(("sdpa", recorded.sdpa, here.sdpa))
+    if not differing:
         return None
-    changes = ", ".join(f"{name} {recorded.get(name)} → {here.get(name)}" for name in names)
+    changes = ", ".join(f"{name} {then} → {now}" for name, then, now in differing)
     return f"not the tape's environment ({changes}): same batches and initial weights, other bits"
 
 
-def source_difference(recorded: dict[str, Any], here: dict[str, Any]) -> str | None:
+def source_difference(recorded: Environment, here: Environment) -> str | None:
     """Return one line where a run goes on with other code than it began with, or None; older runs do not tell it."""
-    if recorded.get("source") in (None, here["source"]):
+    if recorded.source in (None, here.source):
         return None
-    begun, now = (str(one.get("commit") or one["source"])[:12] for one in (recorded, here))
+    begun, now = ((one.commit or str(one.source))[:12] for one in (recorded, here))
     return (
         f"begun with other source code ({begun}, here {now}): its digest may not be that of an undisturbed run; "
         "the manifest's resumed has both"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from torch import nn
 
@@ -12,6 +11,7 @@ from flashpoint.lab.config import Config
 from flashpoint.lab.data.tokens import TokenDataset
 from flashpoint.lab.training.snapshots import Twin
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.manifest import Environment, Parent, Resumption
 
 
 def describe_run(
@@ -20,8 +20,8 @@ def describe_run(
     tokens: TokenDataset,
     model: nn.Module,
     initial_weights: str,
-    environment: dict[str, Any],
-    parent: dict[str, Any] | None,
+    environment: Environment,
+    parent: Parent | None,
     twin: Twin | None,
 ) -> None:
     """Write the configuration and manifest of a run that begins."""
@@ -30,31 +30,22 @@ def describe_run(
         folder.manifest,
         {
             "started": _now(),
-            "hardware": environment["hardware"],
-            "environment": environment,
+            "hardware": environment.hardware,
+            "environment": environment.model_dump(mode="json"),
             "data": {"path": str(tokens.path), **tokens.sidecar},
             "initial_weights": initial_weights,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "parent": parent,
+            "parent": parent.model_dump() if parent else None,
             "twin": {"run": twin.name, "differs_in": twin.differs_in} if twin else None,
         },
     )
 
 
-def note_resumption(folder: RunFolder, config: Config, step: int, processes: int, environment: dict[str, Any]) -> None:
+def note_resumption(folder: RunFolder, config: Config, step: int, processes: int, environment: Environment) -> None:
     """Record that a run goes on; remove its old verdict."""
     write_json(folder.config, {**config.to_dict(), "resume": None, "allow_world_size_change": False})
-    manifest = folder.read_manifest()
-    resumption = {"time": _now(), "step": step, "processes": processes, "environment": environment}
-    write_json(folder.manifest, {**manifest, "resumed": [*manifest.get("resumed", []), resumption]})
+    folder.note_resumption(Resumption(time=_now(), step=step, processes=processes, environment=environment))
     folder.outcome.unlink(missing_ok=True)
-
-
-def note_probe_off(folder: RunFolder, probe: str, step: int, error: str) -> None:
-    """Record that a probe of the user's own is off from this step on."""
-    manifest = folder.read_manifest()
-    off = {"probe": probe, "step": step, "error": error}
-    write_json(folder.manifest, {**manifest, "probes_off": [*manifest.get("probes_off", []), off]})
 
 
 def _now() -> str:

@@ -109,7 +109,7 @@ def _recorded_tokens(plan: Plan) -> TokenDataset | None:
     """Return the tokens of the run that goes on or is repeated, if they lie in this run's folder of data or where that
     run had them."""
     source = plan.resumed or plan.original
-    if source is None or plan.tape is None or (path := source.read_manifest()["data"].get("path")) is None:
+    if source is None or plan.tape is None or (path := source.read_manifest().data.path) is None:
         return None
     places = dict.fromkeys((Path(plan.config.data.root, Path(path).name), Path(path)))
     return recorded_tokens(places, plan.tape.header)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -21,6 +20,7 @@ from flashpoint.lab.training.determinism import (
 )
 from flashpoint.lab.training.parallel import Ranks
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.manifest import Environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Plan:
     resumed: RunFolder | None
     original: RunFolder | None
     tape: Tape | None
-    environment: dict[str, Any]
+    environment: Environment
 
 
 def settle(config: Config, existing: RunFolder | None, ranks: Ranks, device: torch.device) -> Plan:
@@ -64,9 +64,9 @@ def settle(config: Config, existing: RunFolder | None, ranks: Ranks, device: tor
     fix_numerics(config.train.threads or 1, config.train.deterministic, config.train.precision)
     environment = describe_environment(device, config)
     source = resumed or original
-    if source and (difference := environment_difference(source.read_manifest()["environment"], environment)):
+    if source and (difference := environment_difference(source.read_manifest().environment, environment)):
         notify(difference)
-    if resumed and (difference := source_difference(resumed.read_manifest()["environment"], environment)):
+    if resumed and (difference := source_difference(resumed.read_manifest().environment, environment)):
         notify(f"{resumed.path}: {difference}")
     return Plan(
         config=config, device=device, ranks=ranks, resumed=resumed, original=original, tape=tape,

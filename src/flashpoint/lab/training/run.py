@@ -33,6 +33,7 @@ from flashpoint.lab.training.writer import RunWriter
 from flashpoint.listeners import Listener, Listeners
 from flashpoint.runs.chain import Chain, first_difference
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.manifest import Parent
 from flashpoint.runs.outcome import STRICT_PROBES, Outcome
 from flashpoint.runs.run import Run
 
@@ -119,7 +120,7 @@ def _describe(parts: Parts, folder: RunFolder) -> None:
         note_resumption(folder, plan.config, start.step, plan.ranks.world, plan.environment)
         tell_of_missing_metrics(folder, folder.first_step, start.step)
     else:
-        parent = {"run": str(plan.original.path), "from_step": start.step} if plan.original else None
+        parent = Parent(run=str(plan.original.path), from_step=start.step) if plan.original else None
         weights = parts.header.initial_weights
         model = parts.optimizer_step.model
         describe_run(folder, plan.config, parts.tokens, model, weights, plan.environment, parent, parts.twin)
@@ -181,8 +182,8 @@ def compare_with_original(original: RunFolder, folder: RunFolder, since: int) ->
         notify(str(error))
         return
     if difference := first_difference(one, other):
-        made_on = original.read_manifest()["hardware"]
-        place = f"; {original.path} was made on {made_on}" if made_on != folder.read_manifest()["hardware"] else ""
+        made_on = original.read_manifest().hardware
+        place = f"; {original.path} was made on {made_on}" if made_on != folder.read_manifest().hardware else ""
         ours, theirs = (run.read_config()["attn"]["name"] for run in (folder, original))
         other_attention = f"; its attention is {ours}, the original's {theirs}" if ours != theirs else ""
         quantity = difference.quantity

@@ -12,13 +12,13 @@ from flashpoint.errors import notify
 from flashpoint.files import whole, write_json
 from flashpoint.lab.data.tape import Tape, TapeHeader, TapeWriter
 from flashpoint.lab.training.checkpoints import CheckpointWriter
-from flashpoint.lab.training.manifest import note_probe_off
 from flashpoint.lab.training.needs import Quantities
 from flashpoint.lab.training.parts import Parts
 from flashpoint.lab.training.snapshots import write_snapshot
 from flashpoint.listeners import Listeners, Metrics
 from flashpoint.runs.chain import ChainWriter
 from flashpoint.runs.folder import RunFolder, by_step
+from flashpoint.runs.manifest import ProbeOff
 from flashpoint.runs.metrics import MetricsFile
 from flashpoint.runs.outcome import Outcome
 
@@ -96,7 +96,7 @@ class RunWriter:
 
     def note_probe_off(self, probe: str, step: int, error: str) -> None:
         """Record in the manifest that a probe is off from this step on."""
-        note_probe_off(self._folder, probe, step, error)
+        self._folder.note_probe_off(ProbeOff(probe=probe, step=step, error=error))
 
     def wait(self) -> None:
         """Wait until the checkpoint under way is on the disk."""

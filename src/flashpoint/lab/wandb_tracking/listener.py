@@ -50,7 +50,7 @@ class WandbListener:
 
     def begun(self, folder: RunFolder, first_step: int) -> None:
         """Start the client."""
-        hardware = str(folder.read_manifest()["hardware"])[:_LONGEST_TAG]
+        hardware = folder.read_manifest().hardware[:_LONGEST_TAG]
         settings = {
             "mode": self._config.wandb,
             "project": self._config.project,
