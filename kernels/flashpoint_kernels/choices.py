@@ -51,6 +51,8 @@ class Choices:
     normalizer: str
     """``before_product`` only with one block of keys for the whole row."""
     delta: str
+    saved_out: str
+    """The O that is saved for δ beside the one returned: ``none``, ``unrounded`` or ``redrawn``."""
     out_mantissa: int
     """Mantissa bits of O and what is saved that it lacks; 0 where the O of δ is saved whole."""
     delta_error: str

@@ -7,26 +7,10 @@ import triton
 import triton.language as tl
 
 from flashpoint_kernels.addressing import block_and_head, load_rows, token_offsets
-from flashpoint_kernels.residual import two_parts
-from flashpoint_kernels.rounding import LOG2E, as_operand, noise_words, product, round_point, to_dtype_of
-from flashpoint_kernels.scores import tile_scores
-
-
-@triton.jit
-def probabilities(b_s, b_lse, C: tl.constexpr):
-    """Return P = exp(S − L) in FP32, line 11; L broadcasts to the tile."""
-    difference = tl.fma(b_s, tl.full(b_s.shape, C.unit, tl.float32), tl.zeros_like(b_s) - b_lse)
-    return tl.exp2(difference * LOG2E)
-
-
-@triton.jit
-def seen_keys(i_q, T, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
-    """Return how many keys all queries of a block see in tiles that need no mask, and where the keys they see end."""
-    if C.causal:
-        whole, end = i_q * BQ, tl.minimum((i_q + 1) * BQ, T)
-    else:
-        whole, end = T // BK * BK, T
-    return whole, end
+from flashpoint_kernels.delta_rules import delta_by_rule
+from flashpoint_kernels.query_rows import QueryRows, row_sums, seen_keys
+from flashpoint_kernels.rounding import as_operand, noise_words, product, round_point, to_dtype_of
+from flashpoint_kernels.scores import probabilities, tile_scores
 
 
 @triton.jit
@@ -48,46 +32,13 @@ def delta_error(b_do, b_o, o_rows, noise_ptr, sizes_ptr, layer, i_bh, C: tl.cons
 
 
 @triton.jit
-def row_delta(
-    b_q, b_do, b_lse, k_desc, v_desc, o_ptr, o_delta_ptr, noise_ptr, o_token, o_rows, i_q, i_bh, H, T, layer,
-    D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
-    """Return δ [BQ] without an injected error: from O, from the O that was saved for it, or from P and dP.
-
-    With exact row sums in one pass it is the δ to begin with.
-    """
-    GRAD_PROBS: tl.constexpr = C.grad_probs
-    i_b, i_h = i_bh // H, i_bh % H
-    rows, in_rows = o_rows[:, None], o_rows < T
-    whole, end = seen_keys(i_q, T, BQ, BK, C)
-    if C.delta == "p_dp" or (C.exact_row_sum and C.exact_row_sum_passes == 2):
-        b_sum, b_mass = tl.zeros([BQ], tl.float32), tl.zeros([BQ], tl.float32)
-        for masked in tl.static_range(2):
-            first, last = (whole, end) if masked else (0, tl.minimum(whole, end))
-            for start in range(first, last, BK):
-                columns = (start + tl.arange(0, BK))[None, :]
-                b_k = load_rows(k_desc, i_b, i_h, start, BK, D)
-                b_v = load_rows(v_desc, i_b, i_h, start, BK, D)
-                b_s = tile_scores(b_q, tl.trans(b_k), rows, columns, T, noise_ptr, layer, i_bh, C, masked, False)
-                b_p = probabilities(b_s, b_lse[:, None], C)
-                b_dp = product(b_do, tl.trans(b_v), tl.zeros([BQ, BK], tl.float32))
-                b_dp = round_point(b_dp, GRAD_PROBS, noise_ptr, layer, 0, i_bh, rows, columns)
-                b_sum += tl.sum(b_p * b_dp, 1)
-                if C.exact_row_sum:
-                    b_mass += tl.sum(b_p, 1)
-        b_delta = b_sum
-        if C.exact_row_sum:
-            b_delta = b_sum / tl.where(in_rows, b_mass, 1.0)
-    else:  # line 4
-        if C.delta == "out":
-            b_o = tl.load(o_ptr + o_token, mask=rows < T, other=0.0)
-        elif C.out_mantissa > 0:
-            b_returned = tl.load(o_ptr + o_token, mask=rows < T, other=0.0)
-            b_residual = tl.load(o_delta_ptr + o_token, mask=rows < T, other=0)
-            b_o = two_parts(b_returned, b_residual, C.out_mantissa)
-        else:
-            b_o = tl.load(o_delta_ptr + o_token, mask=rows < T, other=0.0)
-        b_delta = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1)
+def row_delta(rows, D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
+    """Return δ [BQ] without an injected error; with exact row sums in one pass, the δ to begin with."""
+    if C.exact_row_sum and C.exact_row_sum_passes == 2:
+        b_sum, b_mass = row_sums(rows, D, BQ, BK, C, True)
+        b_delta = b_sum / tl.where(rows.positions < rows.T, b_mass, 1.0)
+    else:
+        b_delta = delta_by_rule(rows, D, BQ, BK, C)  # line 4
     return b_delta
 
 
@@ -131,10 +82,10 @@ def flash_bwd_dq_rows(
     tl.store(rows_ptr + o_rows, b_lse)
     whole, end = seen_keys(i_q, T, BQ, BK, C)
 
-    b_delta = row_delta(
-        b_q, b_do, b_lse, k_desc, v_desc, o_ptr, o_delta_ptr, noise_ptr, o_token, o_rows, i_q, i_bh, H, T, layer,
-        D, BQ, BK, C,
-    )  # fmt: skip
+    queries = QueryRows(
+        b_q, b_do, b_lse, o_rows, o_token, o_ptr, o_delta_ptr, k_desc, v_desc, noise_ptr, i_q, i_bh, H, T, layer
+    )
+    b_delta = row_delta(queries, D, BQ, BK, C)
     IN_ONE_PASS: tl.constexpr = C.exact_row_sum and C.exact_row_sum_passes == 1
     if not IN_ONE_PASS:
         b_delta, b_delta_of_k = with_error(

@@ -254,8 +254,9 @@ def flash_fwd_rows(
     STATISTICS: the final m in nats and the number of P̄ that are 1 under it, as operands, are stored too.
     """
     PACKED: tl.constexpr = PAIRS and C.scores.mode == "nearest" and C.scores.bits <= BF16_BITS
-    REDRAWS: tl.constexpr = C.delta == "out_independent"
-    FOR_DELTA: tl.constexpr = REDRAWS or C.delta == "out_fp32"
+    REDRAWS: tl.constexpr = C.saved_out == "redrawn"
+    FOR_DELTA: tl.constexpr = C.saved_out != "none"
+    tl.static_assert(not FOR_DELTA or REDRAWS or C.saved_out == "unrounded", "no such O is known here")
     BY_BLOCK: tl.constexpr = C.out_unnormalized_when != "final"
     OTHER_SUM: tl.constexpr = FOR_DELTA and BY_BLOCK
     BLOCK: tl.constexpr = C.tiles_per_block * BK

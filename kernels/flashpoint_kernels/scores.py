@@ -7,7 +7,7 @@ Every function here takes either form; ``PACKED`` says which.
 import triton
 import triton.language as tl
 
-from flashpoint_kernels.rounding import BF16_BITS, exponential, product, round_point
+from flashpoint_kernels.rounding import BF16_BITS, LOG2E, exponential, product, round_point
 
 
 @triton.jit
@@ -108,3 +108,10 @@ def exponentials(x, b_shift, C: tl.constexpr, PACKED: tl.constexpr):
     else:
         b_p = exponential(x, b_shift[:, None], C.unit)
     return b_p
+
+
+@triton.jit
+def probabilities(b_s, b_lse, C: tl.constexpr):
+    """Return P = exp(S − L) in FP32, line 11; L broadcasts to the tile."""
+    difference = tl.fma(b_s, tl.full(b_s.shape, C.unit, tl.float32), tl.zeros_like(b_s) - b_lse)
+    return tl.exp2(difference * LOG2E)

@@ -29,7 +29,7 @@ from flashpoint.errors import UserError, exit_in_one_line
 from flashpoint.files import CONFIGS
 from flashpoint.lab.trained_calls import calls_of_run
 from flashpoint.numerics import reference
-from flashpoint.numerics.delta import deltas_of, row_sums
+from flashpoint.numerics.delta import SavedForBackward, deltas_of
 from flashpoint.numerics.key_blocks import Inputs
 from flashpoint.numerics.named import variant_named, variant_names
 from flashpoint.numerics.rounding import NoiseKey
@@ -100,8 +100,9 @@ def measured(variant: AttentionVariant, call: AttentionCall, true: Golden) -> li
     saved = reference.flash_fwd(call.q, k, v, variant, noise_key)
     grad_q, grad_k, _ = reference.flash_bwd(call.grad_out, call.q, k, v, *saved, variant, noise_key)
     inputs = Inputs.of(call.q, saved[3] if variant.center_keys else k, v, variant, noise_key)
-    delta = deltas_of(inputs, call.grad_out.float(), *saved[:3]).of_k.double()
-    products, mass = row_sums(inputs, call.grad_out.float(), saved[1])
+    backward = SavedForBackward(inputs, call.grad_out.float(), *saved[:3])
+    delta = deltas_of(backward).of_k.double()
+    products, mass = backward.row_sums()
     cells = []
     for error in (delta - (products / mass).double(), delta - true["delta"]):
         bias, noise = error.sum() / true["bound"].sum(), (error.square().sum() / true["bound"].square().sum()).sqrt()

@@ -102,9 +102,8 @@ def injected_gradients(
     return {"out": out, "delta": erring, "grad_q": grad_q, "grad_k": grad_s_of_k.mT @ q, "grad_v": p.mT @ grad_out}
 
 
-def exponential_fp64(scores: Tensor, shift: Tensor, fused: bool) -> Tensor:
+def exponential_fp64(scores: Tensor, shift: Tensor) -> Tensor:
     """Stands in for the implementation's exponential, whose last bit depends on the CPU's vector unit."""
-    assert not fused
     return torch.exp((scores - shift).double()).float()
 
 

@@ -59,6 +59,7 @@ def compile_time_choices(
         counts_masked=variant.masked_blocks == "count" and causal,
         normalizer=variant.normalizer,
         delta=variant.delta,
+        saved_out=variant.saved_out,
         delta_error=error.kind if errs else "none",
         delta_error_size=error_sizes[0] if len(error_sizes) == 1 else 0.0,
         delta_error_sizes=len(error_sizes) if errs and len(error_sizes) > 1 else 0,

@@ -1,23 +1,37 @@
 """What a variant cannot be: values outside their range, and fields that contradict each other.
 
-A rule is a function of the fields of :class:`~flashpoint.numerics.variant.AttentionVariant` that it names. It raises
-``ValueError`` with the field and what to set.
+A constraint is a function of the fields of :class:`~flashpoint.numerics.variant.AttentionVariant` that it names. It
+raises ``ValueError`` with the field and what to set. Those of one rule of δ stand with that rule.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from flashpoint.numerics.choices import DeltaError, Heads, Rounding
+from flashpoint.numerics.delta_rules import RULES
 
 
 def check(fields: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` of the first rule that the fields of a variant break."""
-    for rule, names in _RULES.items():
-        rule(**{name: fields[name] for name in names})
+    """Raise ``ValueError`` of the first constraint that the fields of a variant break."""
+    rule = RULES[fields["delta"]]
+    for constraint in (*_CONSTRAINTS, *rule.constraints):
+        constraint(**{name: fields[name] for name in _fields_of(constraint)})
+    for other, owner in RULES.items():
+        for name in owner.choices if owner is not rule else ():
+            if (value := fields[name]) is not None:
+                raise ValueError(
+                    f"attn.{name}={value}: attn.delta={fields['delta']} does not read it; set attn.delta={other}"
+                )
+
+
+@cache
+def _fields_of(constraint: Callable[..., None]) -> tuple[str, ...]:
+    return tuple(inspect.signature(constraint).parameters)
 
 
 def _selection(layers: tuple[int, ...] | None, heads: Heads | None, kernel: str, elsewhere: Any) -> None:
@@ -73,50 +87,13 @@ def _blocks(
         raise ValueError("attn.grad_blocks: attn.block_k=null makes one block of all; set attn.block_k")
 
 
-def _independent_delta(delta: str, out_unnormalized: Rounding, out: Rounding) -> None:
-    if delta == "out_independent" and "stochastic" not in (out_unnormalized.mode, out.mode):
-        raise ValueError(
-            "attn.delta=out_independent finds no stochastic rounding of Ō or O to draw again: set "
-            "attn.out_unnormalized.mode=stochastic or attn.out.mode=stochastic, or attn.delta=out"
-        )
-
-
-def _exact_row_sum(exact_row_sum: bool, exact_row_sum_passes: int, delta: str, center_keys: bool) -> None:
+def _exact_row_sum(exact_row_sum: bool, exact_row_sum_passes: int, center_keys: bool) -> None:
     if exact_row_sum_passes not in (1, 2):
         raise ValueError(f"attn.exact_row_sum_passes={exact_row_sum_passes}: choose one of 1, 2")
-    if not exact_row_sum or exact_row_sum_passes == 2:
-        return
-    if delta == "p_dp":
-        raise ValueError("attn.exact_row_sum_passes=1 has no pass for attn.delta=p_dp: set attn.delta=out")
-    if center_keys:
+    if exact_row_sum and exact_row_sum_passes == 1 and center_keys:
         raise ValueError(
             "attn.exact_row_sum_passes=1: with attn.center_keys=true dK needs row sums of dS that only two passes "
             "make; set attn.exact_row_sum_passes=2"
-        )
-
-
-def _residual(
-    out_residual_bits: int | None,
-    delta: str,
-    out: Rounding,
-    out_unnormalized: Rounding,
-    out_unnormalized_when: str,
-    denominator: Rounding,
-) -> None:
-    if out_residual_bits is None:
-        return
-    given = f"attn.out_residual_bits={out_residual_bits}"
-    if not 1 <= out_residual_bits <= 8:
-        raise ValueError(f"{given}: give 1 to 8, or null for a second O in FP32")
-    if delta != "out_fp32":
-        raise ValueError(f"{given}: attn.delta={delta} takes no unrounded O; set attn.delta=out_fp32")
-    if not out.fits_bf16:
-        raise ValueError(f"{given}: O as returned does not fit BF16; set attn.out.mode=nearest, of at most 7 bits")
-    by_block = out_unnormalized.mode != "none" and out_unnormalized_when != "final"
-    if by_block or denominator.mode != "none":
-        raise ValueError(
-            f"{given}: only Ō and O may be rounded, once each; set attn.out_unnormalized_when=final and "
-            "attn.denominator.mode=none, or attn.out_residual_bits=null"
         )
 
 
@@ -141,10 +118,11 @@ def _injected_error(delta_error: DeltaError, kernel: str, center_keys: bool, lay
         )
 
 
-_RULES = {
-    rule: tuple(inspect.signature(rule).parameters)
-    for rule in (
-        _selection, _shift, _blocks, _independent_delta, _exact_row_sum, _residual, _centred_keys, _injected_error
-    )
-}  # fmt: skip
-"""Each rule with the fields that it is of."""
+_CONSTRAINTS: tuple[Callable[..., None], ...] = (
+    _selection,
+    _shift,
+    _blocks,
+    _exact_row_sum,
+    _centred_keys,
+    _injected_error,
+)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from flashpoint.numerics.choices import DeltaError
+from flashpoint.numerics.delta_rules import rule_of
 from flashpoint.numerics.key_blocks import Inputs
-from flashpoint.numerics.residual import two_parts
+from flashpoint.numerics.residual import whole_saved_out
 from flashpoint.numerics.rounding import NoiseKey
-from flashpoint.numerics.variant import AttentionVariant
 from flashpoint_kernels.codes import Stream
 
 
@@ -27,38 +27,55 @@ class Deltas:
     """What dQ's δ is beyond ``of_q``, with exact row sums in one pass: PK takes it into dQ afterwards."""
 
 
-def deltas_of(inputs: Inputs, grad_out: Tensor, out: Tensor, logsumexp: Tensor, out_for_delta: Tensor) -> Deltas:
-    """Return δ from dO [B, H, T, d] float32 and what :func:`flash_fwd` returned."""
-    variant = inputs.variant
-    if variant.delta == "p_dp" or (variant.exact_row_sum and not variant.corrects_in_one_pass):
-        delta, mass = row_sums(inputs, grad_out, logsumexp)
-        delta = delta / mass if variant.exact_row_sum else delta
+@dataclass(frozen=True)
+class SavedForBackward:
+    """What the forward pass left for δ, as :class:`~flashpoint.numerics.delta_rules.rule.BackwardInputs`."""
+
+    inputs: Inputs
+    grad_out: Tensor
+    """dO [B, H, T, d] float32."""
+    returned: Tensor
+    """O [B, H, T, d] as returned, in its dtype."""
+    logsumexp: Tensor
+    out_for_delta: Tensor
+    """What was saved beside O, as :func:`flashpoint.numerics.reference.flash_fwd` returns it."""
+
+    @property
+    def out(self) -> Tensor:
+        """O [B, H, T, d] float32."""
+        return self.returned.float()
+
+    @property
+    def saved_out(self) -> Tensor:
+        """The O [B, H, T, d] float32 that was saved, whole or as a residual."""
+        return whole_saved_out(self.returned, self.out_for_delta, self.inputs.variant)
+
+    def row_sums(self, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return Σ_j P_ij(dP_ij − δ_i), without δ if there is none, and Σ_j P_ij, [B, H, T] each."""
+        inputs, logsumexp = self.inputs, self.logsumexp
+        total, mass = torch.zeros_like(logsumexp), torch.zeros_like(logsumexp)
+        for block in (block for rows in inputs.row_chunks() for block in inputs.key_blocks(rows)):
+            _, p = inputs.probs(block, logsumexp)
+            grad_p = inputs.grad_probs(block, self.grad_out)
+            grad_s = p * (grad_p if delta is None else grad_p - delta[..., block.rows, None])
+            total[..., block.rows] += grad_s.sum(-1)
+            mass[..., block.rows] += p.sum(-1)
+        return total, mass
+
+
+def deltas_of(saved: SavedForBackward) -> Deltas:
+    """Return δ of dQ and of dK: by the variant's rule, corrected and with an injected error as the variant says."""
+    variant = saved.inputs.variant
+    if variant.exact_row_sum and not variant.corrects_in_one_pass:
+        total, mass = saved.row_sums()
+        delta = total / mass
     else:
-        delta = (grad_out * out_of_delta(variant, out, out_for_delta)).sum(-1)
+        delta = rule_of(variant.delta).delta(saved)
     if not variant.corrects_in_one_pass:
-        return Deltas(*_with_error(inputs, delta, grad_out, out))
-    left, mass = row_sums(inputs, grad_out, logsumexp, delta)
-    left_of_q, left_of_k = _with_error(inputs, left / mass, grad_out, out)
+        return Deltas(*_with_error(saved, delta))
+    left, mass = saved.row_sums(delta)
+    left_of_q, left_of_k = _with_error(saved, left / mass)
     return Deltas(delta, delta + left_of_k, left_of_q)
-
-
-def out_of_delta(variant: AttentionVariant, out: Tensor, out_for_delta: Tensor) -> Tensor:
-    """Return the O [B, H, T, d] float32 that δ is of, from what :func:`flash_fwd` returned."""
-    if variant.out_residual:
-        return two_parts(out, out_for_delta, variant.out_residual)
-    return out_for_delta if variant.saves_out_for_delta else out.float()
-
-
-def row_sums(inputs: Inputs, grad_out: Tensor, logsumexp: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return Σ_j P_ij(dP_ij − δ_i), without δ if there is none, and Σ_j P_ij, [B, H, T] each."""
-    total, mass = torch.zeros_like(logsumexp), torch.zeros_like(logsumexp)
-    for block in (block for rows in inputs.row_chunks() for block in inputs.key_blocks(rows)):
-        _, p = inputs.probs(block, logsumexp)
-        grad_p = inputs.grad_probs(block, grad_out)
-        grad_s = p * (grad_p if delta is None else grad_p - delta[..., block.rows, None])
-        total[..., block.rows] += grad_s.sum(-1)
-        mass[..., block.rows] += p.sum(-1)
-    return total, mass
 
 
 def delta_error(grad_out: Tensor, out: Tensor, error: DeltaError, noise: NoiseKey) -> Tensor:
@@ -74,10 +91,10 @@ def delta_error(grad_out: Tensor, out: Tensor, error: DeltaError, noise: NoiseKe
     return torch.where(negative, -sizes, sizes)
 
 
-def _with_error(inputs: Inputs, delta: Tensor, grad_out: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+def _with_error(saved: SavedForBackward, delta: Tensor) -> tuple[Tensor, Tensor]:
     """Return δ of dQ and of dK with the injected error in those that take it; one tensor where there is none."""
-    error = inputs.variant.delta_error
+    error = saved.inputs.variant.delta_error
     if error.kind == "none":
         return delta, delta
-    erring = delta + delta_error(grad_out, out, error, inputs.noise)
+    erring = delta + delta_error(saved.grad_out, saved.returned, error, saved.inputs.noise)
     return erring if error.into != "grad_k" else delta, erring if error.into != "grad_q" else delta

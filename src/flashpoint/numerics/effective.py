@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from flashpoint.numerics.delta_rules import RULES
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 
 
@@ -51,7 +52,8 @@ def _silent(variant: AttentionVariant) -> set[str]:
     if not variant.exact_row_sum:
         silent.add("exact_row_sum_passes")
     elif variant.exact_row_sum_passes == 2:
-        silent |= {"delta", "out_residual_bits"}
-    if variant.delta != "out_fp32":
-        silent.add("out_residual_bits")
+        silent |= {"delta", *RULES[variant.delta].choices}
+    for name, rule in RULES.items():
+        if name != variant.delta:
+            silent.update(rule.choices)
     return silent

@@ -93,7 +93,7 @@ def _flash_fwd(
     groups = variant.groups(layer, H)
     variants = [chosen for chosen, _ in groups]
     out = by_token(q, torch.float32 if any(chosen.returns_fp32 for chosen in variants) else q.dtype)
-    saves_another, saved = any(chosen.saves_out_for_delta for chosen in variants), dtype_of_saved(variants)
+    saves_another, saved = any(chosen.saved_out != "none" for chosen in variants), dtype_of_saved(variants)
     out_for_delta = by_token(q, saved) if saves_another else q.new_empty(0, dtype=saved)
     logsumexp = q.new_empty((B, H, T), dtype=torch.float32)
     sizes = _tiles(q).forward

@@ -154,7 +154,7 @@ def _saved_like(q: Tensor, variant: AttentionVariant, layer: int) -> tuple[Tenso
     nothing."""
     groups = [group for group, _ in variant.groups(layer, q.shape[1])]
     out = by_token(q, torch.float32 if any(group.returns_fp32 for group in groups) else q.dtype)
-    saves_another, saved = any(group.saves_out_for_delta for group in groups), dtype_of_saved(groups)
+    saves_another, saved = any(group.saved_out != "none" for group in groups), dtype_of_saved(groups)
     return (
         out,
         q.new_empty(q.shape[:-1], dtype=torch.float32),

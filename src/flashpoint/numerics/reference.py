@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashpoint.numerics.delta import deltas_of
+from flashpoint.numerics.delta import SavedForBackward, deltas_of
 from flashpoint.numerics.key_blocks import Inputs, KeyBlock, exponential
 from flashpoint.numerics.residual import dtype_of_saved, residual
 from flashpoint.numerics.rounding import NoiseKey
@@ -56,7 +56,7 @@ def flash_fwd(
         k = centered = centered_keys(k)
     inputs = Inputs.of(q, k, v, variant, noise, causal, scale)
     out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
-    saved = q.shape if variant.saves_out_for_delta else 0
+    saved = q.shape if variant.saved_out != "none" else 0
     out_for_delta = torch.empty(saved, dtype=dtype_of_saved([variant]), device=q.device)
     logsumexp = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     for rows in inputs.row_chunks():
@@ -64,7 +64,7 @@ def flash_fwd(
         out[..., rows, :], logsumexp[..., rows] = result.out, result.logsumexp
         if variant.out_residual:
             out_for_delta[..., rows, :] = residual(result.out_for_delta, result.out, variant.out_residual)
-        elif variant.saves_out_for_delta:
+        elif variant.saved_out != "none":
             out_for_delta[..., rows, :] = result.out_for_delta
     return out.to(torch.float32 if variant.returns_fp32 else q.dtype), logsumexp, out_for_delta, centered
 
@@ -120,7 +120,7 @@ def flash_bwd(
     inputs = Inputs.of(q, centered if variant.center_keys else k, v, variant, noise, causal, scale)
     keys_of_grad_q = centered_keys(k).float() if variant.center_grad_q else inputs.k
     grad_out = grad_out.float()
-    deltas = deltas_of(inputs, grad_out, out, logsumexp, out_for_delta)
+    deltas = deltas_of(SavedForBackward(inputs, grad_out, out, logsumexp, out_for_delta))
     grad_q, grad_k, grad_v, attended_keys = (inputs.q.new_zeros(q.shape) for _ in range(4))
     for rows in inputs.row_blocks() if variant.grad_blocks.mode != "none" else inputs.row_chunks():
         of_rows = rows.start // variant.block_k if variant.block_k else 0
@@ -195,7 +195,7 @@ def _flash_fwd_rows(inputs: Inputs, rows: slice, *, counts_ones: bool = False) -
     ones = torch.zeros_like(shift, dtype=torch.int32)
     exact = torch.zeros_like(q)  # Ō, unrounded
     draws: dict[Stream, Stream] = {Stream.OUT_UNNORMALIZED: Stream.OUT}  # random bits of Ō and of O
-    if variant.delta == "out_independent":
+    if variant.saved_out == "redrawn":
         draws[Stream.OUT_UNNORMALIZED_FOR_DELTA] = Stream.OUT_FOR_DELTA
     rounded = {stream: torch.zeros_like(q) for stream in draws}  # Ō
     when = variant.out_unnormalized_when

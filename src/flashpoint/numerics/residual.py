@@ -36,12 +36,17 @@ def two_parts(out: Tensor, residuals: Tensor, form: ResidualFormat) -> Tensor:
     return out + residuals.float() * _unit(out, form)
 
 
+def whole_saved_out(out: Tensor, saved: Tensor, variant: AttentionVariant) -> Tensor:
+    """Return the O [..., d] float32 that the forward pass saved for δ beside ``out``: as it is, or by its residual."""
+    return two_parts(out, saved, variant.out_residual) if variant.out_residual else saved
+
+
 def dtype_of_saved(variants: Iterable[AttentionVariant]) -> torch.dtype:
     """Return the dtype in which the variants that share a launch save what δ takes beside O: the widest of theirs."""
     dtypes = [
         _DTYPES[variant.out_residual.n_bytes] if variant.out_residual else torch.float32
         for variant in variants
-        if variant.saves_out_for_delta
+        if variant.saved_out != "none"
     ]
     return max(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
 

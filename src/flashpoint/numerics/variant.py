@@ -22,6 +22,8 @@ from flashpoint.numerics.choices import (
     selected_heads,
     take_rounding,
 )
+from flashpoint.numerics.delta_rules import RULES, DeltaName
+from flashpoint.numerics.delta_rules.rule import SavedOut
 from flashpoint.typed import check_literals
 from flashpoint_kernels.codes import BF16_BITS
 
@@ -104,9 +106,9 @@ class AttentionVariant:
     A counted block adds ``denominator_floor`` to ℓ, and ``shift=dynamic_max`` finds its maxima tied below 0: m = 0."""
     normalizer: Literal["unrounded", "rounded", "before_product"] = "unrounded"
     """ℓ of the unrounded or the rounded P̄; ``before_product`` rounds P̄/ℓ first: standard attention."""
-    delta: Literal["out", "out_fp32", "p_dp", "out_independent"] = "out"
-    """δ from O as returned; from O of the same P̄ with Ō and O unrounded; rowsum(P∘dP); or rowsum(dO∘O′), where O′ is
-    O of the same P̄ with random bits of its own in every stochastic rounding of Ō and O."""
+    delta: DeltaName = "out"
+    """The rule of δ: ``out`` is rowsum(dO∘O) of O as returned. Each rule says what it is in the file of its name in
+    :mod:`flashpoint.numerics.delta_rules`."""
     out_residual_bits: int | None = None
     """How ``delta=out_fp32`` saves its O: null as a second O in FP32; a number from 1 to 8 as what O as returned lacks
     of it, to so many mantissa bits beyond those of the coarser of the roundings of Ō and O, in a byte an element, or in
@@ -223,9 +225,9 @@ class AttentionVariant:
         return self.exact_row_sum and self.exact_row_sum_passes == 1
 
     @property
-    def saves_out_for_delta(self) -> bool:
-        """Whether δ is of another O than the one returned, so that the forward pass has to save it."""
-        return self.delta in ("out_fp32", "out_independent")
+    def saved_out(self) -> SavedOut:
+        """Which O the forward pass has to save for δ beside the one that it returns."""
+        return RULES[self.delta].saved_out
 
     @property
     def out_residual(self) -> ResidualFormat | None:

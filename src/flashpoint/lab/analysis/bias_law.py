@@ -44,7 +44,7 @@ class Point:
         Curvature expects another factor of it, 0 where the two errors are independent.
         """
         attention = self.run.attention
-        return attention.delta == "out_independent" or attention.out_residual is not None
+        return attention.saved_out == "redrawn" or attention.out_residual is not None
 
     @property
     def factor(self) -> float:

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from flashpoint.lab.precision import Precision, linear_dtype
 from flashpoint.numerics.choices import UNROUNDED, Rounding
-from flashpoint.numerics.delta import out_of_delta
+from flashpoint.numerics.delta_rules import rule_of
 from flashpoint.numerics.dispatch import delta_error, flash_fwd, row_statistics, whole_scores
 from flashpoint.numerics.reference import centered_keys
+from flashpoint.numerics.residual import whole_saved_out
 from flashpoint.numerics.variant import AttentionVariant
 
 
@@ -155,18 +156,9 @@ class Observation:
         return self._forward_of(_with_fp32_out(self.variant))
 
     @cached_property
-    def _out_for_delta(self) -> Tensor:
-        """The O that the variant's own δ is of, [L, N, H, T, d], in the layers and heads that save one or a residual;
-        O itself in layers without."""
-        saved = [other for _, _, other, _ in self._forward_of(self.variant)]
-        pairs = list(zip(self.out, saved, strict=True))
-
-        def of_variant(variant: AttentionVariant) -> Tensor:
-            return torch.stack(
-                [out_of_delta(variant, out, other) if other.numel() else out.float() for out, other in pairs]
-            )
-
-        return self._where_it_runs(of_variant)
+    def saved_for_delta(self) -> list[Tensor]:
+        """What each layer's forward pass saves for δ beside O, in the layers and heads that save something."""
+        return [saved for _, _, saved, _ in self._forward_of(self.variant)]
 
     def _forward_of(self, variant: AttentionVariant) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         layers = enumerate(zip(self.q, self.k, self.v, strict=True), 1)
@@ -194,13 +186,42 @@ class Observation:
         return result
 
     def _delta_of(self, variant: AttentionVariant) -> Tensor:
+        inputs = _InputsOfDelta(self, variant)
         if variant.exact_row_sum:
-            return (self.probs * self.grad_probs).sum(-1) / self.probs.sum(-1)
-        if variant.delta == "p_dp":
-            return (self.probs * self.grad_probs).sum(-1)
-        if variant.delta == "out_fp32" and variant.out_residual is None:
-            return self.delta_fp32
-        return (self.grad_out * (self._out_for_delta if variant.saves_out_for_delta else self.out.float())).sum(-1)
+            total, mass = inputs.row_sums()
+            return total / mass
+        return rule_of(variant.delta).delta(inputs)
+
+
+@dataclass(frozen=True)
+class _InputsOfDelta:
+    """What a variant's rule of δ takes (:class:`~flashpoint.numerics.delta_rules.rule.BackwardInputs`), [L, N, H, …].
+
+    It has a meaning in the layers and heads in which the variant runs.
+    """
+
+    seen: Observation
+    variant: AttentionVariant
+
+    @property
+    def grad_out(self) -> Tensor:
+        return self.seen.grad_out
+
+    @property
+    def out(self) -> Tensor:
+        return self.seen.out.float()
+
+    @property
+    def saved_out(self) -> Tensor:
+        if self.variant.saved_out == "unrounded" and self.variant.out_residual is None:
+            return self.seen.out_fp32
+        pairs = zip(self.seen.out, self.seen.saved_for_delta, strict=True)
+        return torch.stack(
+            [whole_saved_out(out, saved, self.variant) if saved.numel() else out.float() for out, saved in pairs]
+        )
+
+    def row_sums(self) -> tuple[Tensor, Tensor]:
+        return (self.seen.probs * self.seen.grad_probs).sum(-1), self.seen.probs.sum(-1)
 
 
 def analysed(variant: AttentionVariant, precision: Precision) -> AttentionVariant:

@@ -73,6 +73,6 @@ class _FP32Input(nn.Linear):
 
 def _with_unrounded_out(variant: AttentionVariant) -> AttentionVariant:
     elsewhere = variant.elsewhere and _with_unrounded_out(variant.elsewhere)
-    delta = "out" if variant.delta == "out_independent" else variant.delta
+    delta = "out" if variant.saved_out == "redrawn" else variant.delta  # nothing is left to draw again
     unrounded = {"out_unnormalized": UNROUNDED, "out": UNROUNDED, "out_residual_bits": None}
     return dataclasses.replace(variant, **unrounded, delta=delta, elsewhere=elsewhere)  # type: ignore[arg-type]

@@ -1,0 +1,12 @@
+"""δ = rowsum(dO∘O) of O as returned."""
+
+import triton
+import triton.language as tl
+
+from flashpoint_kernels.query_rows import rows_of
+
+
+@triton.jit
+def delta(rows, D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
+    """Return δ [BQ]."""
+    return tl.sum(rows.grad_out.to(tl.float32) * rows_of(rows.out_ptr, rows).to(tl.float32), 1)
