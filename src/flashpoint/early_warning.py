@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flashpoint.runs.metric_table import W_Q_NORM
 from flashpoint.schema import Kind, Number, Step
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def sentinel_of(run: Run, before: int | None = None) -> Sentinel:
     Raises:
         UserError: the run has not measured them.
     """
-    steps, norms = run.measured_by_head("w_q_spectral_norm")
+    steps, norms = run.measured_by_head(W_Q_NORM.name)
     sentinel = Sentinel(run.config["train"]["warmup_steps"])
     for step, norms_then in zip(steps, np.moveaxis(norms, -1, 0), strict=True):
         if before is None or step < before:

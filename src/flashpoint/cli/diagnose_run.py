@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from flashpoint.cli.cells import number
 from flashpoint.cli.table import Table
 from flashpoint.errors import UserError, notify
+from flashpoint.runs.metric_table import LOSS, W_Q_NORM
 
 if TYPE_CHECKING:
     from flashpoint.runs.run import Run
@@ -40,7 +41,7 @@ def told_of_run(path: Path, capture: int | None, step: int) -> tuple[list[Table]
         return [], ""
     if onset is None:
         return grown, not_recorded
-    if not grown and failed == "exploded" and run.by_head("w_q_spectral_norm") is not None:
+    if not grown and failed == "exploded" and run.by_head(W_Q_NORM.name) is not None:
         not_recorded = f"{not_recorded} {_too_early()}".strip()
     if step >= onset:
         return grown, not_recorded
@@ -81,7 +82,7 @@ def _failed(run: Run) -> tuple[int | None, str]:
 
     if run.ended:
         return run.onset, "exploded" if run.ending == "exploded" else "was no finite number"
-    steps, losses = run.columns.get("loss", (np.empty(0), np.empty(0)))
+    steps, losses = run.columns.get(LOSS.name, (np.empty(0), np.empty(0)))
     wrong = steps[~np.isfinite(losses)]
     return (int(wrong[0]) if len(wrong) else None), "was no finite number"
 
@@ -91,7 +92,7 @@ def _growth(run: Run) -> list[Table]:
     head that grew most."""
     from flashpoint.early_warning import LOOKBACK, sentinel_of
 
-    if run.by_head("w_q_spectral_norm") is None:
+    if run.by_head(W_Q_NORM.name) is None:
         return []
     onset = run.onset
     sentinel = sentinel_of(run, onset)

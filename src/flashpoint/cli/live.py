@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flashpoint.runs.metric_table import LOSS, W_Q_NORM
 from flashpoint.runs.progress import SILENT_SECONDS, Progress, progress_of
 from flashpoint.runs.run import Run
 
@@ -42,14 +43,14 @@ def frame(runs: Sequence[Run], width: int, height: int, curves: Curves | None) -
 def _table(runs: Sequence[Run]) -> Table:
     table = Table(box=None, pad_edge=False)
     named = ("run", "attention") if len(runs) > 1 else ()
-    for column in (*named, "step", "loss", "largest W_Q norms", "tokens/s", "left", "state"):
+    for column in (*named, "step", LOSS.words, "largest W_Q norms", "tokens/s", "left", "state"):
         table.add_column(column, overflow="fold", justify="right" if column in ("step", "tokens/s", "left") else "left")
     for run in runs:
         progress = progress_of(run)
         rate = "" if progress.tokens_per_second is None else f"{progress.tokens_per_second:,.0f}"
         left = "" if progress.seconds_left is None else str(datetime.timedelta(seconds=round(progress.seconds_left)))
         names = (Text(run.name), Text(run.title)) if named else ()
-        table.add_row(*names, _steps(progress), _last(run, "loss"), _hottest(run), rate, left, _state(run, progress))
+        table.add_row(*names, _steps(progress), _last(run, LOSS.name), _hottest(run), rate, left, _state(run, progress))
     return table
 
 
@@ -80,7 +81,7 @@ def _hottest(run: Run) -> str:
 def hottest_heads(run: Run) -> list[tuple[int, int, NDArray[np.int64], NDArray[np.float64]]]:
     """Return the layer, head (from 1), steps and W_Q norms of the heads whose norm is largest now, the largest
     first."""
-    series = run.by_head("w_q_spectral_norm")
+    series = run.by_head(W_Q_NORM.name)
     if series is None:
         return []
     steps, norms = series

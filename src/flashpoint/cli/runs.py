@@ -13,6 +13,7 @@ from flashpoint.cli.selection import answered, chosen, format_option, runs_argum
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.early_warning import foretold, warning_of
 from flashpoint.errors import UserError
+from flashpoint.runs.metric_table import W_Q_NORM
 from flashpoint.runs.provenance import provenance
 from flashpoint.runs.rates import step_milliseconds, throughput
 from flashpoint.runs.recovery import recovery
@@ -92,7 +93,7 @@ def rates(runs: Sequence[Run]) -> Table:
 
 def hottest(runs: Sequence[Run]) -> Table:
     """Return the spectral norm of W_Q at the end, of each head."""
-    found = answered(runs, lambda run: run.measured_by_head("w_q_spectral_norm")[1][..., -1])
+    found = answered(runs, lambda run: run.measured_by_head(W_Q_NORM.name)[1][..., -1])
     count = max(len(norms) for _, norms in found)
     rows, names = [], _names(runs)
     for run, norms in found:

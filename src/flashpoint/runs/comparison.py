@@ -10,6 +10,7 @@ import numpy as np
 from flashpoint.errors import UserError
 from flashpoint.runs.chain import LossDifferences
 from flashpoint.runs.fingerprints import batches_of
+from flashpoint.runs.metric_table import LOSS
 from flashpoint.runs.run import Run
 
 
@@ -46,9 +47,9 @@ def compared(one: Run, other: Run) -> Compared:
     for run in (one, other):
         if not run.watched:
             raise UserError(f"{run.where}: was not watched, and the other run was; give two of one kind")
-        if "loss" not in run.columns:
+        if LOSS.name not in run.columns:
             raise UserError(f"{run.where}: has no losses; give a run whose loop handed its loss to watched.step")
-    (at, a), (at_other, b) = (run.columns["loss"] for run in (one, other))
+    (at, a), (at_other, b) = (run.columns[LOSS.name] for run in (one, other))
     steps, here, there = np.intersect1d(at, at_other, assume_unique=True, return_indices=True)
     if not len(steps):
         raise UserError(f"{one.where} and {other.where} have no step in common; give runs that were watched longer")

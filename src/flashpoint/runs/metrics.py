@@ -20,18 +20,13 @@ from numpy.typing import NDArray
 from flashpoint.errors import UserError
 from flashpoint.files import whole
 from flashpoint.runs.lines import whole_lines
+from flashpoint.runs.metric_table import LOSS, OF_THE_RUN
 from flashpoint.schema import NONFINITE
 
 Series = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Steps [n] and values: [n] of a metric of the run, [n_layer, n_head, n] of a metric of heads."""
 Columns = dict[str, Series]
 """Every metric of a run, by name."""
-OF_THE_RUN = frozenset(
-    ("loss", "grad_norm", "update_norm", "clip_factor", "lr", "val_loss", "tokens_per_second", "memory_gib")
-)
-"""Metrics of the training itself. All others of a run are of heads, or distances from another run's weights."""
-ALL_TENSORS = "all"
-"""In the place of a tensor's name: the distance over all weights, as in ``weights_largest/all``."""
 
 
 class MetricsFile:
@@ -75,7 +70,7 @@ class MetricsFile:
 def steps_logged(path: Path, until: int) -> int:
     """Return of how many steps before ``until`` the file has the loss; damaged lines are passed over."""
     lines = path.read_text(errors="replace").split("\n") if path.exists() else []
-    return sum('"loss": ' in line and _is_before(line, until) for line in lines)
+    return sum(f'"{LOSS.name}": ' in line and _is_before(line, until) for line in lines)
 
 
 def read_metrics(path: Path) -> Columns:

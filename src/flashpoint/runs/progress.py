@@ -11,6 +11,7 @@ import numpy as np
 from flashpoint.early_warning import HeadGrowth, warning_of
 from flashpoint.errors import UserError
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.metric_table import TOKENS_PER_SECOND, W_Q_NORM
 from flashpoint.runs.run import Run
 
 _RECENT_READINGS = 5
@@ -50,13 +51,13 @@ def progress_of(run: Run, now: float | None = None) -> Progress:
     steps: int | None = run.config["train"].get("steps")
     done = run.logged_steps
     rate = None
-    if "tokens_per_second" in run.columns:
-        rate = float(np.median(run.columns["tokens_per_second"][1][-_RECENT_READINGS:]))
+    if TOKENS_PER_SECOND.name in run.columns:
+        rate = float(np.median(run.columns[TOKENS_PER_SECOND.name][1][-_RECENT_READINGS:]))
     left = None
     if steps is not None and not run.ended and (seconds := _seconds_a_step(run, done, rate)) is not None:
         left = max(0, steps - done) * seconds
     silent = _silent_seconds(run.folder, now) if run.folder and not run.ended else 0.0
-    warning = warning_of(run) if run.by_head("w_q_spectral_norm") else None
+    warning = warning_of(run) if run.by_head(W_Q_NORM.name) else None
     return Progress(done, steps, rate, left, silent, warning)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
+from flashpoint.runs.metric_table import TOKENS_PER_SECOND
 from flashpoint.runs.run import Run
 
 
@@ -44,7 +45,7 @@ def step_milliseconds(run: Run) -> float:
 
 def _tokens_per_second(run: Run) -> NDArray[np.float64]:
     """Return the readings of a run, [n]."""
-    if "tokens_per_second" not in run.columns:
+    if TOKENS_PER_SECOND.name not in run.columns:
         why = "give a run of more steps" if run.folder else "this evidence keeps none"
         raise UserError(f"{run.where}: no reading of tokens_per_second; {why}")
-    return run.columns["tokens_per_second"][1]
+    return run.columns[TOKENS_PER_SECOND.name][1]

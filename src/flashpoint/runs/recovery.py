@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass
 
 from flashpoint.errors import UserError
+from flashpoint.runs.metric_table import VALIDATION_LOSS
 from flashpoint.runs.run import Run
 
 
@@ -51,7 +52,7 @@ def recovery(run: Run) -> Recovery:
 
 def validations(run: Run) -> dict[int, float]:
     """Return the validation loss by the number of steps done."""
-    steps, losses = run.columns.get("val_loss", ([], []))
+    steps, losses = run.columns.get(VALIDATION_LOSS.name, ([], []))
     found = {int(step) + 1: float(loss) for step, loss in zip(steps, losses, strict=True)}
     last = run.outcome
     if last.val_step is not None and last.val_loss is not None:

@@ -15,6 +15,7 @@ from flashpoint.runs.chain import Chain
 from flashpoint.runs.configuration import attention_of
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import Manifest, Origin
+from flashpoint.runs.metric_table import LOSS, W_Q_NORM
 from flashpoint.runs.metrics import Columns, Series, read_metrics
 from flashpoint.runs.outcome import Ending, Outcome
 
@@ -206,7 +207,7 @@ class Run:
     def logged_steps(self) -> int:
         """Optimiser steps up to the last one in the metrics, also of a run that has not ended; with those before
         :attr:`first_step`."""
-        return int(self.columns["loss"][0][-1]) + 1 if "loss" in self.columns else 0
+        return int(self.columns[LOSS.name][0][-1]) + 1 if LOSS.name in self.columns else 0
 
     @property
     def ending(self) -> Ending:
@@ -282,7 +283,7 @@ class Run:
         Raises:
             UserError: the run has not measured them, or found no number.
         """
-        self.measured_by_head("w_q_spectral_norm")
+        self.measured_by_head(W_Q_NORM.name)
         if self.w_q_norms is None:
             raise UserError(f"{self.where}: w_q_spectral_norm of heads was never a number")
         steps, norms = self.w_q_norms
@@ -292,6 +293,6 @@ class Run:
     @cached_property
     def w_q_norms(self) -> Series | None:
         """The spectral norms of W_Q where those of all heads are numbers; None where they never are."""
-        steps, norms = self.by_head("w_q_spectral_norm") or (np.empty(0, np.int64), np.empty((0, 0, 0)))
+        steps, norms = self.by_head(W_Q_NORM.name) or (np.empty(0, np.int64), np.empty((0, 0, 0)))
         finite = np.isfinite(norms).all((0, 1))
         return (steps[finite], norms[..., finite]) if finite.any() else None

@@ -19,6 +19,7 @@ from flashpoint.lab.report.figures import ABREAST, draw_bias, draw_heads, draw_h
 from flashpoint.lab.report.page import page, write_report
 from flashpoint.lab.report.panels import PANELS
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.metric_table import SCORE_MEAN, TIE_MULTIPLICITY, TIED_ROWS
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 from tests.lab.evidence.kept import set_outcome
@@ -139,7 +140,7 @@ def test_the_runs_of_a_figure_have_the_same_steps_below_one_another(tmp_path: Pa
     lines = late.metrics.read_text().splitlines(keepends=True)
     late.metrics.write_text("".join(lines[len(lines) // 2 :]))
     runs = [Run.of_folder(folder) for folder in (whole, late)]
-    for draw in (draw_heads, draw_bias, draw_heat_map, partial(draw_metrics, titles={"tied_rows": "ties"})):
+    for draw in (draw_heads, draw_bias, draw_heat_map, partial(draw_metrics, metrics=[TIED_ROWS])):
         figure = draw(runs)
         assert figure is not None
         first, second = figure.axes[:2]
@@ -149,8 +150,7 @@ def test_the_runs_of_a_figure_have_the_same_steps_below_one_another(tmp_path: Pa
 @pytest.mark.parametrize("rows", [1, 2])
 def test_runs_that_have_no_room_side_by_side_go_on_below(tmp_path: Path, rows: int) -> None:
     runs = [record(tmp_path, f"run-{number}", onset=number or None) for number in range(ABREAST + 2)]
-    titles = {"tied_rows": "ties", "tie_multiplicity": "how many"}
-    figure = draw_heads(runs) if rows == 1 else draw_metrics(runs, titles)
+    figure = draw_heads(runs) if rows == 1 else draw_metrics(runs, [TIED_ROWS, TIE_MULTIPLICITY])
     assert figure is not None
     figure.canvas.draw()
     places = [panel.get_window_extent() for panel in figure.axes]
@@ -363,7 +363,7 @@ def test_the_colours_of_the_heat_map_end_at_the_largest_norm_that_is_a_number(tm
 
 
 def test_the_curves_of_several_panels_are_named_once(tmp_path: Path) -> None:
-    figure = draw_metrics([record(tmp_path, "flash_bf16")], {"tied_rows": "ties", "score_mean": "scores"})
+    figure = draw_metrics([record(tmp_path, "flash_bf16")], [TIED_ROWS, SCORE_MEAN])
     assert figure is not None
     first, second = (panel.get_legend() for panel in figure.axes)
     assert first is not None

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.lab.config import ProbesConfig
+from flashpoint.runs.metric_table import DELTA_ERROR_SUM, DELTA_ERROR_VARIANCE, DeltaErrorMetrics
 from flashpoint.runs.run import Run
 
 BEFORE_ONSET = 1000
@@ -56,8 +57,8 @@ class Sums:
     @classmethod
     def of(cls, run: Run, window: Window) -> Sums:
         """Read the sums of a run. Raises UserError if the run has not measured them."""
-        steps, sums = run.measured_by_head("delta_error_sum")
-        _, variances = run.measured_by_head("delta_error_variance")
+        steps, sums = run.measured_by_head(DELTA_ERROR_SUM.name)
+        _, variances = run.measured_by_head(DELTA_ERROR_VARIANCE.name)
         chosen = window.of(run, steps)
         observed = run.config["probes"].get("sequences", ProbesConfig.sequences)
         all_sequences, context = run.config["train"]["batch_size"], run.config["model"]["context"]
@@ -113,11 +114,10 @@ class Relative:
     noises: NDArray[np.float64]  # [L, H, n]
 
     @classmethod
-    def of(cls, run: Run, error: str, window: Window) -> Relative:
-        """``error`` is ``delta_error``, or ``row_sum``: against the exact row sum. Raises UserError where the run has
-        not measured it."""
-        steps, biases = run.measured_by_head(f"{error}_relative_bias")
-        _, noises = run.measured_by_head(f"{error}_relative_noise")
+    def of(cls, run: Run, error: DeltaErrorMetrics, window: Window) -> Relative:
+        """Read the bias and noise of an error of a run. Raises UserError where the run has not measured it."""
+        steps, biases = run.measured_by_head(error.bias.name)
+        _, noises = run.measured_by_head(error.noise.name)
         chosen = window.of(run, steps)
         return cls(biases[..., chosen], noises[..., chosen])
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.bias import Relative, Sums, Window
+from flashpoint.runs.metric_table import DELTA_ERROR, DeltaErrorMetrics
 from flashpoint.runs.run import Run
 
 
@@ -75,19 +76,19 @@ class AttentionErrors:
     variances: NDArray[np.float64]
 
 
-def by_head(run: Run, error: str, layers: Sequence[int] | None, window: Window) -> list[HeadError]:
+def by_head(run: Run, error: DeltaErrorMetrics, layers: Sequence[int] | None, window: Window) -> list[HeadError]:
     """Return the error of each head of the given layers, or of the hottest layer.
 
     Args:
-        error: ``delta_error``, or ``row_sum``: against the exact row sum, whose sum over tokens is not measured.
+        error: one whose sum over tokens is not measured is told by bias and noise alone.
 
     Raises:
         UserError: the run has not measured it, or has no such layer.
     """
-    sums = Sums.of(run, window) if error == "delta_error" else None
-    measured = error == "row_sum" or run.by_head(f"{error}_relative_bias")
+    sums = Sums.of(run, window) if error.sum else None
+    measured = error.sum is None or run.by_head(error.bias.name)
     relative = Relative.of(run, error, window) if measured else None
-    n_layer, n_head, _ = run.measured_by_head("delta_error_sum" if sums else "row_sum_relative_bias")[1].shape
+    n_layer, n_head, _ = run.measured_by_head((error.sum or error.bias).name)[1].shape
     found = []
     for layer, head in product(_known(run, layers or [run.hottest_layer], n_layer), range(n_head)):
         biases = noise = None
@@ -107,7 +108,7 @@ def _summed(sums: Sums, layer: int, head: int) -> Summed:
 
 def by_layer(run: Run, window: Window) -> LayerErrors:
     """Return the errors of each layer. Raises UserError if the run has not measured the error of δ."""
-    sums, relative = Sums.of(run, window), Relative.of(run, "delta_error", window)
+    sums, relative = Sums.of(run, window), Relative.of(run, DELTA_ERROR, window)
     columns = np.full((4, len(sums.by_step)), np.nan)
     for layer in range(1, len(sums.by_step) + 1):
         if expected := sums.expected(layer):  # none, where δ takes no part of O's error
@@ -134,7 +135,7 @@ def by_layer(run: Run, window: Window) -> LayerErrors:
 
 
 def by_attention(
-    runs: Sequence[Run], error: str, layers: Sequence[int] | None, window: Window
+    runs: Sequence[Run], error: DeltaErrorMetrics, layers: Sequence[int] | None, window: Window
 ) -> list[AttentionErrors]:
     """Return the errors of each attention, over the given layers or all, in the order of each attention's first run.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.bias import Relative, Window
 from flashpoint.lab.analysis.intervals import mean_interval
+from flashpoint.runs.metric_table import DELTA_ERROR
 from flashpoint.runs.run import Run
 
 
@@ -31,7 +32,7 @@ class Point:
             UserError: the run has not measured the error of δ, or its δ has none.
         """
         layer = run.hottest_layer
-        one = Relative.of(run, "delta_error", window).layers([layer])
+        one = Relative.of(run, DELTA_ERROR, window).layers([layer])
         if not one.variance:
             raise UserError(f"{run.where}: layer {layer}: δ takes no part of the error of O there; leave the run out")
         bias, half = mean_interval(one.biases.mean((0, 1)))

@@ -17,6 +17,7 @@ from flashpoint.lab.analysis.survival import grouped, pairing
 from flashpoint.lab.analysis.weights import apart
 from flashpoint.lab.deviation.defaults import HEAD_SIZE, LENGTH, SEEDS
 from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.runs.metric_table import ROW_SUM
 from flashpoint.runs.run import Run
 
 WINDOW = Window(1000, 3000)
@@ -101,7 +102,7 @@ def _isolated(variant: AttentionVariant) -> Iterator[tuple[str, float]]:
 def _in_training(run: Run) -> Iterator[tuple[str, float]]:
     """Yield noise and bias of δ against the exact row sum, where the run has measured them in the window."""
     try:
-        relative = Relative.of(run, "row_sum", WINDOW)
+        relative = Relative.of(run, ROW_SUM, WINDOW)
     except UserError:
         return
     yield "δ in training, noise", relative.variance**0.5

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.lab.analysis.bias import Relative, Sums, Window
+from flashpoint.runs.metric_table import DELTA_ERROR
 from flashpoint.runs.run import Run
 
 SENSITIVITY = "sensitivity"
@@ -33,7 +34,7 @@ def by_layer(quantity: str, run: Run, window: Window) -> NDArray[np.float64]:
         UserError: the run has not measured it.
     """
     if quantity == SENSITIVITY:
-        sums, relative = Sums.of(run, window), Relative.of(run, "delta_error", window)
+        sums, relative = Sums.of(run, window), Relative.of(run, DELTA_ERROR, window)
         # NaN where δ takes no part of O's error.
         return np.array([sums.sensitivity(relative, layer + 1) for layer in range(len(sums.by_step))])
     steps, values = run.measured_by_head(quantity)

@@ -17,6 +17,20 @@ from flashpoint.lab.analysis.drawn_targets import by_digest
 from flashpoint.lab.analysis.paired import losses_at
 from flashpoint.lab.analysis.survival import choices_of, grouped
 from flashpoint.lab.analysis.weights import Apart, apart, by_difference
+from flashpoint.runs.metric_table import (
+    EFFECTIVE_RANK,
+    FEATURE_SIGN_AGREEMENT,
+    FEATURE_V_SIGN_AGREEMENT,
+    ONE_SIDED_TIED_OUT_BIAS,
+    SIGN_AGREEMENT,
+    STEP_SIMILARITY,
+    TIE_MULTIPLICITY,
+    TIED_OUT_BIAS,
+    TIED_ROWS,
+    TIES_ON_FIRST_KEYS,
+    TOKEN_SIMILARITY,
+    UNTIED_OUT_BIAS,
+)
 from flashpoint.runs.run import Run
 
 GROWTH = Window(last=2000)
@@ -140,7 +154,7 @@ def _of_hottest_head(metric: str) -> Callable[..., NDArray[np.float64]]:
 def _of_one_sign(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
     """Return, for each run, the share of elements where dO and the error of O have one sign; the probe has the mean
     product of the two signs."""
-    products = [_growing(run, "grad_out_error_sign_agreement").mean() for run in runs]
+    products = [_growing(run, SIGN_AGREEMENT.name).mean() for run in runs]
     return (1 + np.array(products)) / 2
 
 
@@ -167,7 +181,7 @@ def _effective_rank(runs: Sequence[Run], _against: Sequence[Run], _asked: Interv
     Raises:
         UserError: a run has no error.
     """
-    ranks = [_growing(run, "w_q_error_effective_rank") for run in runs]
+    ranks = [_growing(run, EFFECTIVE_RANK.name) for run in runs]
     for run, by_step in zip(runs, ranks, strict=True):
         if not by_step.all():
             raise UserError(f"{run.where}: δ takes no part of the error of O there; leave the run out")
@@ -176,13 +190,13 @@ def _effective_rank(runs: Sequence[Run], _against: Sequence[Run], _asked: Interv
 
 def _ties_on_sinks(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
     """Return, for each run, the share of tied maxima that lie on the first four keys, over all ties of the growth."""
-    return _over_ties(runs, "ties_on_first_keys", "tied_rows", "tie_multiplicity")
+    return _over_ties(runs, TIES_ON_FIRST_KEYS.name, TIED_ROWS.name, TIE_MULTIPLICITY.name)
 
 
 def _one_sided_bias(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
     """Return, for each run, the bias of O's rounding away from 0 in the most one-sided feature of V, over all tied rows
     of the growth."""
-    return _over_ties(runs, "one_sided_tied_out_error_bias", "tied_rows")
+    return _over_ties(runs, ONE_SIDED_TIED_OUT_BIAS.name, TIED_ROWS.name)
 
 
 def _over_ties(runs: Sequence[Run], metric: str, *counts: str) -> NDArray[np.float64]:
@@ -206,8 +220,8 @@ def _out_error_bias(tied: bool) -> Callable[..., NDArray[np.float64]]:
     def values(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
         biases = []
         for run in runs:
-            steps, found = run.measured_by_head(f"{'tied' if tied else 'untied'}_out_error_bias")
-            share = run.measured_by_head("tied_rows")[1][..., (chosen := Window().of(run, steps))]
+            steps, found = run.measured_by_head((TIED_OUT_BIAS if tied else UNTIED_OUT_BIAS).name)
+            share = run.measured_by_head(TIED_ROWS.name)[1][..., (chosen := Window().of(run, steps))]
             rows = share if tied else 1 - share
             if rows.sum():
                 biases.append((found[..., chosen] * rows).sum() / rows.sum())
@@ -244,19 +258,19 @@ QUANTITIES: Mapping[QuantityName, Quantity] = {
     "feature_sign_agreement": Quantity(
         "share of rows where dO and the error of O have one sign, in the feature that agrees most often in other rows",
         ".4f",
-        _of_hottest_head("feature_sign_agreement"),
+        _of_hottest_head(FEATURE_SIGN_AGREEMENT.name),
     ),
     "feature_v_sign": Quantity(
         "share of keys whose V has the sign of the mean error of O, in that feature",
         ".3f",
-        _of_hottest_head("feature_v_error_sign_agreement"),
+        _of_hottest_head(FEATURE_V_SIGN_AGREEMENT.name),
     ),
     "effective_rank": Quantity("effective rank of the error of dW_Q", ".2f", _effective_rank),
     "token_similarity": Quantity(
-        "cosine of (PK)[T]ᵀX[T] between tokens of a step", ".2f", _of_hottest_head("token_similarity")
+        "cosine of (PK)[T]ᵀX[T] between tokens of a step", ".2f", _of_hottest_head(TOKEN_SIMILARITY.name)
     ),
     "step_similarity": Quantity(
-        "cosine of (PK)[T]ᵀX[T] between tokens of two observed steps", ".2f", _of_hottest_head("step_similarity")
+        "cosine of (PK)[T]ᵀX[T] between tokens of two observed steps", ".2f", _of_hottest_head(STEP_SIMILARITY.name)
     ),
     "ties_on_sinks": Quantity("share of tied maxima on the first four keys", ".3f", _ties_on_sinks),
     "tied_out_error_bias": Quantity(

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
+from flashpoint.runs.metric_table import W_Q_NORM
 from flashpoint.runs.recovery import recovery
 from flashpoint.runs.run import Run
 
@@ -32,5 +33,5 @@ def severity(runs: Sequence[Run]) -> Severity:
             with suppress(UserError):
                 rises.append(recovery(run).rise)
         with suppress(UserError):
-            norms.append(float(run.measured_by_head("w_q_spectral_norm")[1][..., -1].max()))
+            norms.append(float(run.measured_by_head(W_Q_NORM.name)[1][..., -1].max()))
     return Severity(*(found[np.isfinite(found)] for found in (np.array(rises), np.array(norms))))

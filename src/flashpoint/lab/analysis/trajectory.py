@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
+from flashpoint.runs.metric_table import DeltaErrorMetrics
 from flashpoint.runs.run import Run
 
 
@@ -39,12 +40,12 @@ class Trajectory:
         }
 
 
-def trajectory(runs: Sequence[Run], error: str, interval: int) -> Trajectory:
+def trajectory(runs: Sequence[Run], error: DeltaErrorMetrics, interval: int) -> Trajectory:
     """Measure a trajectory.
 
     Args:
         runs: of one model.
-        error: ``delta_error``, or ``row_sum``: against the exact row sum.
+        error: of δ, against which exact one.
         interval: steps of one value.
 
     Raises:
@@ -66,9 +67,9 @@ def trajectory(runs: Sequence[Run], error: str, interval: int) -> Trajectory:
     return Trajectory(interval, values)
 
 
-def _of_run(run: Run, error: str, interval: int) -> NDArray[np.float64]:
+def _of_run(run: Run, error: DeltaErrorMetrics, interval: int) -> NDArray[np.float64]:
     """Return the means over heads and observed steps [L, n] of a run, up to its onset."""
-    steps, biases = run.measured_by_head(f"{error}_relative_bias")
+    steps, biases = run.measured_by_head(error.bias.name)
     if run.onset is not None:
         biases, steps = biases[..., steps < run.onset], steps[steps < run.onset]
     of_layers = biases.mean(1)

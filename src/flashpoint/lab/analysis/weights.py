@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.survival import seed_and_corpus
-from flashpoint.runs.metrics import ALL_TENSORS
+from flashpoint.runs.metric_table import ALL_TENSORS, WEIGHTS_LARGEST, WEIGHTS_SPREAD, WEIGHTS_WASSERSTEIN
 from flashpoint.runs.run import Run
 
 
@@ -76,19 +76,18 @@ def apart(run: Run, tensor: str = ALL_TENSORS) -> Apart:
     twin = run.manifest.twin
     if twin is None:
         raise UserError(f"{run.where}: not measured against another run; train it with probes.weights_against=RUN")
-    if f"weights_largest/{tensor}" not in run.columns:
+    if WEIGHTS_LARGEST.of_tensor(tensor) not in run.columns:
         known = ", ".join(tensors(run)) or "none"
         raise UserError(f"{run.where}: no weights of {tensor} were measured, or kept; it has {known}")
-    steps, largest = run.columns[f"weights_largest/{tensor}"]
-    wasserstein, spread = (run.columns[f"weights_{name}/{tensor}"][1] for name in ("wasserstein", "spread"))
+    steps, largest = run.columns[WEIGHTS_LARGEST.of_tensor(tensor)]
+    wasserstein, spread = (run.columns[metric.of_tensor(tensor)][1] for metric in (WEIGHTS_WASSERSTEIN, WEIGHTS_SPREAD))
     seed, (_, corpus) = run.config["seed"], seed_and_corpus(run)
     return Apart(run.where, twin.differs_in, seed, corpus, steps + 1, largest, wasserstein, spread)
 
 
 def tensors(run: Run) -> list[str]:
     """Return the names of the tensors that were measured, in order of the file; :data:`.ALL_TENSORS` among them."""
-    prefix = "weights_largest/"
-    return [name.removeprefix(prefix) for name in run.columns if name.startswith(prefix)]
+    return [tensor for name in run.columns if (tensor := WEIGHTS_LARGEST.tensor_of(name))]
 
 
 def by_difference(found: Sequence[Apart]) -> dict[str, list[Apart]]:

@@ -17,6 +17,7 @@ from flashpoint.lab.analysis.bias import Window
 from flashpoint.lab.cli import delta_tables as tables
 from flashpoint.lab.cli.options import refuse_given
 from flashpoint.lab.cli.shared_options import figure_option, tell_of_texts
+from flashpoint.runs.metric_table import DELTA_ERROR, ROW_SUM, DeltaErrorMetrics
 from flashpoint.runs.provenance import provenance
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
@@ -27,7 +28,7 @@ class Options:
     """What the command line chose."""
 
     window: Window
-    error: str
+    error: DeltaErrorMetrics
     layers: Sequence[int] | None
     metric: str | None
     verdicts: str | None
@@ -118,6 +119,8 @@ def _by_targets(runs: Sequence[Run], _options: Options) -> list[Table]:
     return tables.targets(by_digest(runs))
 
 
+ERRORS = {"delta_error": DELTA_ERROR, "row_sum": ROW_SUM}
+"""Errors of δ as ``--of`` names them: against δ of an FP32 O, and against the exact row sum."""
 WINDOW = ("since", "until", "last")
 KINDS: dict[str, tuple[Callable[[Sequence[Run], Options], list[Table]], tuple[str, ...]]] = {
     "head": (_by_head, (*WINDOW, "error", "layers")),
@@ -142,9 +145,7 @@ def _layers(_context: click.Context, _option: click.Parameter, value: str | None
 @click.command("delta")
 @runs_argument
 @click.option("--by", "kind", type=click.Choice(list(KINDS)), default="head", show_default=True, help="What has a row.")
-@click.option(
-    "--of", "error", type=click.Choice(["delta_error", "row_sum"]), help="Which error.  [default: delta_error]"
-)
+@click.option("--of", "error", type=click.Choice(list(ERRORS)), help="Which error.  [default: delta_error]")
 @click.option(
     "--layers",
     callback=_layers,
@@ -228,7 +229,14 @@ def command(
         raise click.UsageError("--by attention --metric: takes no --of and no --layers")
     runs = ended(words, metrics=True)
     options = Options(
-        Window(since or 0, until, last), error or "delta_error", layers, metric, verdicts, out, every or 500, variant
+        Window(since or 0, until, last),
+        ERRORS[error or "delta_error"],
+        layers,
+        metric,
+        verdicts,
+        out,
+        every or 500,
+        variant,
     )
     show(make(runs, options), form, provenance(runs))
     if kind in POOLED:

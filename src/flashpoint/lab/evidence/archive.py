@@ -31,6 +31,7 @@ from flashpoint.lab.evidence.arrow import (
     wrong_metrics_column,
 )
 from flashpoint.lab.evidence.tables import Evidence, Table
+from flashpoint.runs.metric_table import LOSS
 from flashpoint.runs.metrics import Columns
 from flashpoint.runs.run import Run
 
@@ -137,7 +138,7 @@ def _kept(run: Run) -> Columns:
 
 
 def _thinned(columns: Columns, run: Run, every: int, only: Sequence[str] | None, spacing: int, digits: int) -> Columns:
-    at_each_step = columns["loss"][0] if "loss" in columns else np.empty(0, np.int64)
+    at_each_step = columns[LOSS.name][0] if LOSS.name in columns else np.empty(0, np.int64)
     thinned: Columns = {}
     for name, (steps, values) in columns.items():
         if only is not None and name not in only:

@@ -27,6 +27,7 @@ from flashpoint.lab.localize.subject import Cells, Trained, as_options, selectio
 from flashpoint.numerics.ops import forget_graphs
 from flashpoint.runs.fingerprints import batches_of
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.metric_table import LOSS, W_Q_NORM
 from flashpoint.runs.run import Run
 from flashpoint.user_code import file_digest, load
 from flashpoint.watching.watch import watch
@@ -82,7 +83,7 @@ class OwnLoop:
                 f"{folder.path}: its attention was not recorded; name it with "
                 "flashpoint.watch(functions=['MODULE:NAME']) and watch the run again"
             )
-        if "loss" not in run.columns:
+        if LOSS.name not in run.columns:
             raise UserError(f"{folder.path}: has no losses; hand them to watched.step, and watch the run again")
         watched = {step: path for step, path in files.items() if run.first_step <= step < run.logged_steps}
         if not watched:
@@ -193,10 +194,10 @@ class OwnLoop:
 
     def _check_first_loss(self, branch: Run, start: int) -> None:
         """Raise UserError where a branch with the run's own attention does not begin with the run's loss."""
-        losses = dict(zip(*self.run.columns["loss"], strict=True))
+        losses = dict(zip(*self.run.columns[LOSS.name], strict=True))
         if (run := losses.get(start)) is None:
             return
-        found = float(branch.columns["loss"][1][0])
+        found = float(branch.columns[LOSS.name][1][0])
         margin = max(self.run.config["detector"]["margin"], 0.1 * abs(run))  # a sum over tokens has more noise
         if abs(found - run) > margin:
             raise UserError(
@@ -210,13 +211,13 @@ class OwnLoop:
         if not folder.outcome.is_file():
             raise UserError(f"{told}: did not watch its loop; use the watch that it is handed")
         branch = Run.of_folder(folder)
-        if "loss" not in branch.columns:
+        if LOSS.name not in branch.columns:
             raise UserError(f"{told}: a branch has no losses; hand them to watched.step")
         if branch.outcome.step != steps:
             raise UserError(f"{told}: trained {branch.outcome.step:,} steps where {steps:,} are asked for")
         if missing := set(range(1, self._n_layer + 1)) - layers:
             raise UserError(f"{told}: did not call attention({min(missing)}); give each layer its own, from 1")
-        if "w_q_spectral_norm" not in branch.columns:
+        if W_Q_NORM.name not in branch.columns:
             raise UserError(
                 f"{told}: no matrix was found that makes q of every layer; {folder.path.with_suffix('.log')} tells "
                 "what was seen of their attention"
@@ -226,7 +227,7 @@ class OwnLoop:
             if run_batches.get(start + number, batch) != batch:
                 raise UserError(f"{told}: step {start + number:,} trains on another batch than the run did")
         onset = branch.onset
-        norms = branch.measured_by_head("w_q_spectral_norm")[1][..., -1].tolist()
+        norms = branch.measured_by_head(W_Q_NORM.name)[1][..., -1].tolist()
         return Trained(branch.outcome.outcome, None if onset is None else start + onset, norms)
 
 

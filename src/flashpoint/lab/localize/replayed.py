@@ -22,6 +22,7 @@ from flashpoint.numerics.choices import NEAREST, UNROUNDED, DeltaError
 from flashpoint.numerics.effective import effective_choices
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint.runs.folder import RunFolder, by_step
+from flashpoint.runs.metric_table import W_Q_NORM
 from flashpoint.runs.run import Run
 
 REMEDIES: dict[str, dict[str, Any]] = {
@@ -98,7 +99,7 @@ class ReplayedRun:
                 f"{self.folder.checkpoints}: the checkpoint of step {start:,} is damaged, and a branch began at "
                 f"{began:,}; delete that checkpoint"
             )
-        norms = Run.of_folder(branch).measured_by_head("w_q_spectral_norm")[1][..., -1]
+        norms = Run.of_folder(branch).measured_by_head(W_Q_NORM.name)[1][..., -1]
         return Trained(outcome.outcome, outcome.onset_step, norms.tolist())
 
 

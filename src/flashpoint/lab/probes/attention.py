@@ -14,6 +14,8 @@ from torch import Tensor
 
 from flashpoint.lab.config import SIMILARITY_TOKENS
 from flashpoint.lab.probes.observation import Observation
+from flashpoint.runs import metric_table as table
+from flashpoint.runs.metric_table import DeltaErrorMetrics, DeviationMetrics
 
 
 class Probe:
@@ -55,15 +57,15 @@ class DeltaError(Probe):
         agreement = by_row((seen.grad_out.sign() * seen.out_error.sign()).sum(-1))
         compared = by_row(((seen.grad_out != 0) & (seen.out_error != 0)).sum(-1))
         return {
-            "delta_error_sum": total,
-            "delta_error_cumulative": self._cumulative,
-            "delta_error_variance": error.var(-1),
-            **_relative("delta_error", error, bound),
-            **_relative("row_sum", row_error, bound),
-            "delta_abs_mean": by_row(seen.delta_fp32).abs().mean(-1),
-            "row_sum_mean": row_sums.mean(-1),
-            "row_sum_abs_mean": row_sums.abs().mean(-1),
-            "grad_out_error_sign_agreement": agreement.sum(-1) / compared.sum(-1).clamp_min(1),
+            table.DELTA_ERROR_SUM.name: total,
+            table.DELTA_ERROR_CUMULATIVE.name: self._cumulative,
+            table.DELTA_ERROR_VARIANCE.name: error.var(-1),
+            **_relative(table.DELTA_ERROR, error, bound),
+            **_relative(table.ROW_SUM, row_error, bound),
+            table.DELTA_ABS_MEAN.name: by_row(seen.delta_fp32).abs().mean(-1),
+            table.ROW_SUM_MEAN.name: row_sums.mean(-1),
+            table.ROW_SUM_ABS_MEAN.name: row_sums.abs().mean(-1),
+            table.SIGN_AGREEMENT.name: agreement.sum(-1) / compared.sum(-1).clamp_min(1),
         }
 
     def state(self) -> dict[str, Any]:
@@ -73,11 +75,11 @@ class DeltaError(Probe):
         self._cumulative = torch.tensor(state["cumulative"], dtype=torch.float64)
 
 
-def _relative(name: str, error: Tensor, bound: Tensor) -> dict[str, Tensor]:
+def _relative(metrics: DeltaErrorMetrics, error: Tensor, bound: Tensor) -> dict[str, Tensor]:
     """Return the bias and noise [L, H] of errors [L, H, N·T] in the unit of the bounds of each."""
     return {
-        f"{name}_relative_bias": error.sum(-1) / bound.sum(-1).clamp_min(1e-300),
-        f"{name}_relative_noise": (error.square().sum(-1) / bound.square().sum(-1).clamp_min(1e-300)).sqrt(),
+        metrics.bias.name: error.sum(-1) / bound.sum(-1).clamp_min(1e-300),
+        metrics.noise.name: (error.square().sum(-1) / bound.square().sum(-1).clamp_min(1e-300)).sqrt(),
     }
 
 
@@ -91,9 +93,9 @@ class Scores(Probe):
         entropy = -(scores - seen.logsumexp[..., None]).mul_(seen.probs).sum(-1)
         size = scores.abs_()
         return {
-            "score_max": size.amax((1, 3, 4)),
-            "score_mean": size.sum((1, 3, 4), dtype=torch.float64) / count,
-            "entropy": by_row(entropy).mean(-1),
+            table.SCORE_MAX.name: size.amax((1, 3, 4)),
+            table.SCORE_MEAN.name: size.sum((1, 3, 4), dtype=torch.float64) / count,
+            table.ENTROPY.name: by_row(entropy).mean(-1),
         }
 
 
@@ -111,10 +113,10 @@ class Rows(Probe):
         grad_scores = (seen.grad_probs - seen.delta[..., None]).mul_(seen.probs)
         silent = (grad_scores == 0).all(-1)[..., 1:]
         return {
-            "row_mass_mean": mass.mean(-1),
-            "half_mass_rows": (mass < 0.5).double().mean(-1),
-            "half_norm_rows": by_row(short).double().mean(-1),
-            "zero_grad_rows": by_row(silent).double().mean(-1),
+            table.ROW_MASS.name: mass.mean(-1),
+            table.HALF_MASS_ROWS.name: (mass < 0.5).double().mean(-1),
+            table.HALF_NORM_ROWS.name: by_row(short).double().mean(-1),
+            table.ZERO_GRAD_ROWS.name: by_row(silent).double().mean(-1),
         }
 
 
@@ -128,20 +130,20 @@ class Deviation(Probe):
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
         delta_exact = (seen.grad_out * seen.out_exact).sum(-1)
         return {
-            **_deviation("out", seen.out.float(), seen.out_exact),
-            **_deviation("delta", seen.delta[..., None], delta_exact[..., None]),
-            **_deviation("grad_q", seen.grad_q, seen.grad_q_exact),
+            **_deviation(table.OUT_DEVIATION, seen.out.float(), seen.out_exact),
+            **_deviation(table.DELTA_DEVIATION, seen.delta[..., None], delta_exact[..., None]),
+            **_deviation(table.GRAD_Q_DEVIATION, seen.grad_q, seen.grad_q_exact),
         }
 
 
-def _deviation(name: str, found: Tensor, exact: Tensor) -> dict[str, Tensor]:
+def _deviation(metrics: DeviationMetrics, found: Tensor, exact: Tensor) -> dict[str, Tensor]:
     """Return the differences of [L, N, H, T, d], by layer and head."""
     difference, size = (by_row(x).double().flatten(2) for x in (found - exact, exact))
     unit = size.square().mean(-1).sqrt().clamp_min(1e-300)
     return {
-        f"{name}_deviation_max": difference.abs().amax(-1),
-        f"{name}_deviation_rms": difference.square().mean(-1).sqrt() / unit,
-        f"{name}_deviation_mean": difference.mean(-1) / unit,
+        metrics.largest.name: difference.abs().amax(-1),
+        metrics.rms.name: difference.square().mean(-1).sqrt() / unit,
+        metrics.mean.name: difference.mean(-1) / unit,
     }
 
 
@@ -153,14 +155,15 @@ class NullDirection(Probe):
     """
 
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
-        directions = {"mean_key": seen.keys.mean((1, 3)), "first_key": seen.keys[..., 0, :].mean(1)}  # [L, H, d]
-        shares = {
-            f"{name}_{direction}_share": _share(matrix, along)
-            for direction, along in directions.items()
-            for name, matrix in (("w_q", seen.w_q), ("w_q_update", seen.update))
-        }
+        mean_key, first_key = seen.keys.mean((1, 3)), seen.keys[..., 0, :].mean(1)  # [L, H, d]
         attended = seen.attended_keys.mean((1, 3))
-        return {**shares, "attended_key_mean_key_cosine": (_unit(attended) * _unit(directions["mean_key"])).sum(-1)}
+        return {
+            table.W_Q_MEAN_KEY.name: _share(seen.w_q, mean_key),
+            table.W_Q_UPDATE_MEAN_KEY.name: _share(seen.update, mean_key),
+            table.W_Q_FIRST_KEY.name: _share(seen.w_q, first_key),
+            table.W_Q_UPDATE_FIRST_KEY.name: _share(seen.update, first_key),
+            table.ATTENDED_KEY_COSINE.name: (_unit(attended) * _unit(mean_key)).sum(-1),
+        }
 
 
 class Similarity(Probe):
@@ -180,14 +183,14 @@ class Similarity(Probe):
         x = _unit(seen.x.flatten(1, 2)[:, None, chosen])  # [L, 1, S, C]
         of_keys, of_inputs = u @ u.mT, x @ x.mT
         metrics = {
-            "token_similarity": _mean_among(of_keys * of_inputs),
-            "attended_key_similarity": _mean_among(of_keys),
-            "input_similarity": _mean_among(of_inputs).expand(-1, u.shape[1]),
-            "w_q_error_effective_rank": _effective_rank(weight_gradient_error(seen)),
+            table.TOKEN_SIMILARITY.name: _mean_among(of_keys * of_inputs),
+            table.ATTENDED_KEY_SIMILARITY.name: _mean_among(of_keys),
+            table.INPUT_SIMILARITY.name: _mean_among(of_inputs).expand(-1, u.shape[1]),
+            table.EFFECTIVE_RANK.name: _effective_rank(weight_gradient_error(seen)),
         }
         if self._before is not None:
             u_before, x_before = (one.to(u) for one in self._before)
-            metrics["step_similarity"] = ((u @ u_before.mT) * (x @ x_before.mT)).mean((-2, -1))
+            metrics[table.STEP_SIMILARITY.name] = ((u @ u_before.mT) * (x @ x_before.mT)).mean((-2, -1))
         self._before = u, x
         return metrics
 

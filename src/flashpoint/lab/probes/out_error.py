@@ -9,6 +9,19 @@ from torch import Tensor
 
 from flashpoint.lab.probes.attention import Probe, by_row
 from flashpoint.lab.probes.observation import Observation
+from flashpoint.runs.metric_table import (
+    FEATURE_SIGN_AGREEMENT,
+    FEATURE_V_SIGN_AGREEMENT,
+    ONE_SIDED_TIED_OUT_BIAS,
+    OUT_BIAS_LARGEST,
+    OUT_BIAS_MEAN,
+    TIE_MULTIPLICITY,
+    TIED_OUT_BIAS,
+    TIED_ROWS,
+    TIES_ON_FIRST_KEYS,
+    UNTIED_OUT_BIAS,
+    V_SIGN,
+)
 
 SINK_POSITIONS = 4
 """Keys that count as the first positions, where attention sinks are."""
@@ -33,12 +46,12 @@ class Ties(Probe):
         outward, size = error * by_row(seen.out_fp32).sign(), error.abs()
         one_sided = _one_sided(seen.v).argmax(-1)[..., None, None].expand(*tied.shape, 1)
         return {
-            "tied_rows": tied.double().mean(-1),
-            "tie_multiplicity": (ones * tied).sum(-1) / rows,
-            "ties_on_first_keys": by_position[..., :SINK_POSITIONS].sum(-1) / by_position.sum(-1).clamp_min(1),
-            "tied_out_error_bias": _ratio(outward, size, tied),
-            "untied_out_error_bias": _ratio(outward, size, ~tied),
-            "one_sided_tied_out_error_bias": _ratio(outward.gather(-1, one_sided), size.gather(-1, one_sided), tied),
+            TIED_ROWS.name: tied.double().mean(-1),
+            TIE_MULTIPLICITY.name: (ones * tied).sum(-1) / rows,
+            TIES_ON_FIRST_KEYS.name: by_position[..., :SINK_POSITIONS].sum(-1) / by_position.sum(-1).clamp_min(1),
+            TIED_OUT_BIAS.name: _ratio(outward, size, tied),
+            UNTIED_OUT_BIAS.name: _ratio(outward, size, ~tied),
+            ONE_SIDED_TIED_OUT_BIAS.name: _ratio(outward.gather(-1, one_sided), size.gather(-1, one_sided), tied),
         }
 
 
@@ -57,13 +70,13 @@ class OutBias(Probe):
         feature = _share_above_zero(products[:, :, :half]).argmax(-1, keepdim=True)
         v_and_error = by_row(seen.v.float()) * error[:, :, half:].sum(2, keepdim=True).sign()
         shares = {
-            "feature_sign_agreement": _share_above_zero(products[:, :, half:]),
-            "feature_v_error_sign_agreement": _share_above_zero(v_and_error),
+            FEATURE_SIGN_AGREEMENT.name: _share_above_zero(products[:, :, half:]),
+            FEATURE_V_SIGN_AGREEMENT.name: _share_above_zero(v_and_error),
         }
         return {
-            "v_sign_max": _one_sided(seen.v).amax(-1),
-            "out_error_bias_max": bias.amax(-1),
-            "out_error_bias_mean": bias.mean(-1),
+            V_SIGN.name: _one_sided(seen.v).amax(-1),
+            OUT_BIAS_LARGEST.name: bias.amax(-1),
+            OUT_BIAS_MEAN.name: bias.mean(-1),
             **{name: share.gather(-1, feature)[..., 0] for name, share in shares.items()},
         }
 

@@ -14,10 +14,10 @@ from flashpoint import user_code
 from flashpoint.errors import UserError
 from flashpoint.lab.probes.attention import Probe
 from flashpoint.lab.probes.observation import Observation
-from flashpoint.runs.metrics import OF_THE_RUN
+from flashpoint.runs.metric_table import OF_THE_RUN, WEIGHT_NORMS
 from flashpoint.user_code import UserCodeError
 
-_TAKEN = OF_THE_RUN | {f"{name}_spectral_norm" for name in ("w_q", "w_k", "w_v", "qk")} | {"step", "run"}
+_TAKEN = OF_THE_RUN | {metric.name for metric in WEIGHT_NORMS} | {"step", "run"}
 _LARGEST_STATE = 10_000_000  # characters; the header of a checkpoint, which holds it, may have ten times as many
 
 

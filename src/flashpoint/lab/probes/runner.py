@@ -24,6 +24,7 @@ from flashpoint.lab.probes.built_in import BUILT_IN
 from flashpoint.lab.probes.instrumented import InstrumentedPass
 from flashpoint.lab.probes.observation import Observation
 from flashpoint.lab.probes.spectral import weight_norms
+from flashpoint.runs.metric_table import W_Q_NORM
 from flashpoint.user_code import UserCodeError
 
 
@@ -100,7 +101,7 @@ class ProbeRunner:
             return {}
         stacked = torch.stack([by_head.double() for by_head in measured.values()])
         values = dict(zip(measured, stacked.cpu().numpy(), strict=True))  # one copy from the device
-        if "w_q_spectral_norm" in values and (warning := self.sentinel.update(step, values["w_q_spectral_norm"])):
+        if W_Q_NORM.name in values and (warning := self.sentinel.update(step, values[W_Q_NORM.name])):
             self._notify(
                 f"step {step:,}: W_Q of layer {warning.layer}, head {warning.head} has grown ×{warning.growth:.1f} "
                 f"in {LOOKBACK} steps, to {warning.norm:.1f}: an explosion may follow"

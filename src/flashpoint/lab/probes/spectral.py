@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flashpoint.early_warning import largest_eigenvalue
 from flashpoint.lab.model import GPT, Block
+from flashpoint.runs.metric_table import WEIGHT_NORMS
 
 
 @torch.no_grad()
@@ -16,8 +17,7 @@ def weight_norms(model: GPT) -> dict[str, Tensor]:
     """Return the largest singular values of W_Q, W_K, W_V and of the bilinear form W_Qᵀ W_K of each head.
 
     Returns:
-        ``w_q_spectral_norm``, ``w_k_…``, ``w_v_…`` and ``qk_spectral_norm`` (of QKᵀ as a form on the inputs, without
-        α): [n_layer, n_head] float32, relative error below 1e-3.
+        Of each of :data:`.WEIGHT_NORMS` [n_layer, n_head] float32, relative error below 1e-3.
     """
     H, C = model.config.n_head, model.config.d_model
     packed = torch.stack([cast(Block, block).attention.qkv.weight for block in model.blocks])
@@ -26,5 +26,4 @@ def weight_norms(model: GPT) -> dict[str, Tensor]:
     unit = torch.eye(C // H, dtype=grams.dtype, device=grams.device).expand_as(grams[0])
     # W_Qᵀ W_K has the squared norm of W_Q W_Qᵀ · W_K W_Kᵀ.
     eigenvalues = largest_eigenvalue(torch.stack([*grams, grams[0]]), torch.stack([unit, unit, unit, grams[1]]))
-    names = ("w_q_spectral_norm", "w_k_spectral_norm", "w_v_spectral_norm", "qk_spectral_norm")
-    return dict(zip(names, eigenvalues.sqrt().float(), strict=True))
+    return {metric.name: norms for metric, norms in zip(WEIGHT_NORMS, eigenvalues.sqrt().float(), strict=True)}

@@ -9,6 +9,7 @@ from flashpoint.files import whole
 from flashpoint.lab.report.axes import literal, set_log_scale
 from flashpoint.lab.report.colours import layer_look
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.metric_table import GRAD_NORM, LOSS, VALIDATION_LOSS, W_Q_NORM
 from flashpoint.runs.run import Run
 
 if TYPE_CHECKING:
@@ -46,32 +47,32 @@ def draw_curves(folder: RunFolder) -> Path:
 
 
 def _draw_loss(panel: Axes, run: Run) -> None:
-    if "loss" in run.columns:
-        panel.plot(*run.columns["loss"], color="0.75", linewidth=0.8, label="training")
-    if smoothed := run.smoothed("loss"):
+    if LOSS.name in run.columns:
+        panel.plot(*run.columns[LOSS.name], color="0.75", linewidth=0.8, label="training")
+    if smoothed := run.smoothed(LOSS.name):
         panel.plot(*smoothed.series, color="C0", label=f"training, mean over {smoothed.steps} steps")
-    if "val_loss" in run.columns:
-        panel.plot(*run.columns["val_loss"], "o", color="C1", markersize=4, label="validation")
-    panel.set_ylabel("loss (nats per token)")
+    if VALIDATION_LOSS.name in run.columns:
+        panel.plot(*run.columns[VALIDATION_LOSS.name], "o", color="C1", markersize=4, label="validation")
+    panel.set_ylabel(LOSS.axis)
     if panel.has_data():
         panel.legend(frameon=False)
 
 
 def _draw_grad_norm(panel: Axes, run: Run) -> None:
-    if "grad_norm" in run.columns:
-        panel.plot(*run.columns["grad_norm"], color="C0", linewidth=0.8)
+    if GRAD_NORM.name in run.columns:
+        panel.plot(*run.columns[GRAD_NORM.name], color="C0", linewidth=0.8)
         set_log_scale(panel)
-    panel.set_ylabel("gradient norm")
+    panel.set_ylabel(GRAD_NORM.axis)
 
 
 def _draw_norms(panel: Axes, run: Run) -> None:
-    if series := run.by_head("w_q_spectral_norm"):
+    if series := run.by_head(W_Q_NORM.name):
         steps, norms = series
         for layer, largest in enumerate(norms.max(1), 1):
             look = layer_look(layer, len(norms), hottest=layer == run.hottest_layer)
             panel.plot(steps, largest, label=f"layer {layer}", **look)
         panel.legend(frameon=False, ncols=4)
-    panel.set_ylabel("W_Q spectral norm\n(largest head)")
+    panel.set_ylabel(f"{W_Q_NORM.axis},\nlargest head")
 
 
 def _title(run: Run) -> str:

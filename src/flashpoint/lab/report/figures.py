@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from flashpoint.lab.report.axes import literal, set_log_scale, set_symlog_scale
 from flashpoint.lab.report.colours import colour, layer_look
+from flashpoint.runs.metric_table import DELTA_ERROR_CUMULATIVE, GRAD_NORM, LOSS, ROW_SUM, SCORE_MEAN, W_Q_NORM, Metric
 from flashpoint.runs.metrics import Series
 from flashpoint.runs.run import Run
 
@@ -48,15 +49,15 @@ def draw_losses(runs: Sequence[Run]) -> Figure | None:
     figure, axes = _panels(2, 1, sharex=True)
     for number, run in enumerate(runs):
         line: dict[str, Any] = {"color": colour(run.variant)}
-        if smoothed := run.smoothed("loss"):
+        if smoothed := run.smoothed(LOSS.name):
             label = f"{_heading(run, runs)}, mean over {smoothed.steps} steps"
             axes[0, 0].plot(*smoothed.series, **line, **_marks(number, runs, smoothed.series), label=label)
-        if series := run.columns.get("grad_norm"):
+        if series := run.columns.get(GRAD_NORM.name):
             axes[1, 0].plot(*series, **line, **_marks(number, runs, series), linewidth=0.7, alpha=0.8)
         for panel in axes[:, 0]:
             _mark_onset(panel, run, colour(run.variant))
-    axes[0, 0].set_ylabel("loss (nats per token)")
-    axes[1, 0].set_ylabel("gradient norm")
+    axes[0, 0].set_ylabel(LOSS.axis)
+    axes[1, 0].set_ylabel(GRAD_NORM.axis)
     set_log_scale(axes[1, 0])
     handles, labels = axes[0, 0].get_legend_handles_labels()
     if handles and len(runs) > _NAMED_IN_PANEL:
@@ -81,14 +82,15 @@ def _marks(number: int, runs: Sequence[Run], series: Series) -> dict[str, Any]:
 def draw_layers(runs: Sequence[Run]) -> Figure | None:
     """Draw the largest W_Q spectral norm of each layer."""
 
-    return _by_layer(runs, "w_q_spectral_norm", "W_Q spectral norm, largest head", lambda norms: norms.max(1), log=True)
+    return _by_layer(runs, W_Q_NORM, f"{W_Q_NORM.axis}, largest head", lambda norms: norms.max(1), log=True)
 
 
 def draw_bias(runs: Sequence[Run]) -> Figure | None:
     """Draw the bias of δ against the exact row sum by layer, in the unit |dO|·|O| of injected errors, summed over the
     steps."""
-    axis = "cumulative bias of δ, in |dO||O|"
-    figure = _by_layer(runs, "row_sum_relative_bias", axis, lambda biases: biases.mean(1).cumsum(1))
+    bias = ROW_SUM.bias
+    axis = f"cumulative {bias.words}, in {bias.unit}"
+    figure = _by_layer(runs, bias, axis, lambda biases: biases.mean(1).cumsum(1))
     if figure:
         set_symlog_scale(figure.axes)
     return figure
@@ -96,24 +98,24 @@ def draw_bias(runs: Sequence[Run]) -> Figure | None:
 
 def draw_heads(runs: Sequence[Run]) -> Figure | None:
     """Draw the W_Q spectral norm of each head of the hottest layer."""
-    return _heads_of_hottest(runs, "w_q_spectral_norm", "W_Q spectral norm", log=True)
+    return _heads_of_hottest(runs, W_Q_NORM, log=True)
 
 
 def draw_cumulative(runs: Sequence[Run]) -> Figure | None:
     """Draw Σ (δ_lp − δ_hp), summed over the observed steps."""
-    return _heads_of_hottest(runs, "delta_error_cumulative", "error of δ, summed over the observed steps")
+    return _heads_of_hottest(runs, DELTA_ERROR_CUMULATIVE)
 
 
 def draw_scores(runs: Sequence[Run]) -> Figure | None:
     """Draw the mean |S| of each head of the hottest layer."""
-    return _heads_of_hottest(runs, "score_mean", "mean |S|, nats", log=True)
+    return _heads_of_hottest(runs, SCORE_MEAN, log=True)
 
 
 def draw_heat_map(runs: Sequence[Run]) -> Figure | None:
     """Draw the W_Q spectral norm of every head over steps."""
     from matplotlib.colors import LogNorm
 
-    measured = [(run, series) for run in runs if (series := run.by_head("w_q_spectral_norm"))]
+    measured = [(run, series) for run in runs if (series := run.by_head(W_Q_NORM.name))]
     if not measured:
         return None
     figure, axes = _panels_of_runs(1, len(measured), sharey=False)
@@ -130,31 +132,31 @@ def draw_heat_map(runs: Sequence[Run]) -> Figure | None:
         panel.set_title(_heading(run, runs), fontsize=9)
         panel.set_xlabel("optimiser step")
         _mark_onset(panel, run, "white")
-    figure.colorbar(image, ax=axes[0].tolist(), label="W_Q spectral norm")
+    figure.colorbar(image, ax=axes[0].tolist(), label=W_Q_NORM.axis)
     return figure
 
 
-def draw_metrics(runs: Sequence[Run], titles: dict[str, str], share: str | None = None) -> Figure | None:
-    """Draw the hottest layer's heads: a row of panels for each metric that a run has measured, with its title, and a
-    column for each run.
+def draw_metrics(runs: Sequence[Run], metrics: Sequence[Metric], share: Metric | None = None) -> Figure | None:
+    """Draw the hottest layer's heads: a row of panels for each metric that a run has measured, and a column for each
+    run.
 
     ``share`` is one of the metrics, the share of rows that the others are of: where it is 0 these have no value.
     """
-    measured = [run for run in runs if any(run.by_head(name) for name in titles)]
+    measured = [run for run in runs if any(run.by_head(metric.name) for metric in metrics)]
     if not measured:
         return None
-    titles = {name: title for name, title in titles.items() if any(run.by_head(name) for run in measured)}
-    figure, axes = _panels_of_runs(len(titles), len(measured))
+    metrics = [metric for metric in metrics if any(run.by_head(metric.name) for run in measured)]
+    figure, axes = _panels_of_runs(len(metrics), len(measured))
     for column, run in enumerate(measured):
-        for row, (name, title) in enumerate(titles.items()):
+        for row, metric in enumerate(metrics):
             panel = axes[row, column]
-            if series := run.by_head(name):
-                shares = run.by_head(share) if share and name != share else None
+            if series := run.by_head(metric.name):
+                shares = run.by_head(share.name) if share and metric != share else None
                 _draw_heads(panel, _where_some(shares, series), runs[0])
                 if row == 0 and panel.get_legend_handles_labels()[0]:  # a head may have no value
                     panel.legend(frameon=False, fontsize=7)
             _mark_onset(panel, run, "black")
-            panel.set_title(f"{_heading(run, runs)}\n{title}" if row == 0 else title, fontsize=8)
+            panel.set_title(f"{_heading(run, runs)}\n{metric.axis}" if row == 0 else metric.axis, fontsize=8)
     return _finished(figure, axes)
 
 
@@ -212,13 +214,13 @@ def _mark_onset(panel: Axes, run: Run, line_colour: str) -> None:
 
 def _side_by_side(
     runs: Sequence[Run],
-    name: str,
+    metric: Metric,
     axis: str,
     draw: Callable[[Axes, Run, Series], None],
     *,
     log: bool = False,
 ) -> Figure | None:
-    measured = [(run, series) for run in runs if (series := run.by_head(name))]
+    measured = [(run, series) for run in runs if (series := run.by_head(metric.name))]
     if not measured:
         return None
     figure, axes = _panels_of_runs(1, len(measured))
@@ -235,7 +237,7 @@ def _side_by_side(
 
 def _by_layer(
     runs: Sequence[Run],
-    name: str,
+    metric: Metric,
     axis: str,
     of_layers: Callable[[NDArray[np.float64]], NDArray[np.float64]],
     *,
@@ -253,7 +255,7 @@ def _by_layer(
             frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0), borderaxespad=5.0
         )
 
-    return _side_by_side(runs, name, axis, draw, log=log)
+    return _side_by_side(runs, metric, axis, draw, log=log)
 
 
 def _named_to_its_end(name: str, series: Series) -> dict[str, Any]:
@@ -299,9 +301,9 @@ def _colours_of_heads(run: Run, n_head: int) -> dict[int, str]:
     return {int(head) + 1: to_hex(tone) for head, tone in zip(heads, color_sequences["petroff8"], strict=False)}
 
 
-def _heads_of_hottest(runs: Sequence[Run], name: str, axis: str, *, log: bool = False) -> Figure | None:
+def _heads_of_hottest(runs: Sequence[Run], metric: Metric, *, log: bool = False) -> Figure | None:
     def draw(panel: Axes, _run: Run, series: Series) -> None:
         _draw_heads(panel, series, runs[0])
         panel.legend(frameon=False, fontsize=7)
 
-    return _side_by_side(runs, name, axis, draw, log=log)
+    return _side_by_side(runs, metric, metric.axis, draw, log=log)

@@ -11,6 +11,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from flashpoint.lab.report import figures
+from flashpoint.runs.metric_table import (
+    OUT_BIAS_LARGEST,
+    ROW_SUM_ABS_MEAN,
+    SIGN_AGREEMENT,
+    STEP_SIMILARITY,
+    TIE_MULTIPLICITY,
+    TIED_ROWS,
+    TIES_ON_FIRST_KEYS,
+    TOKEN_SIMILARITY,
+    V_SIGN,
+    W_Q_MEAN_KEY,
+    W_Q_UPDATE_MEAN_KEY,
+)
 from flashpoint.runs.run import Run
 
 if TYPE_CHECKING:
@@ -32,25 +45,10 @@ class Panel:
     """Draws the figure; returns None if no run has measured its metric."""
 
 
-_TIES = {
-    "tied_rows": "share of rows with two or more P̄ = 1",
-    "tie_multiplicity": "how many P̄ = 1 such a row has",
-    "ties_on_first_keys": "share of these P̄ = 1 on the first four keys",
-}
-_SIGNS = {
-    "grad_out_error_sign_agreement": "dO and error of O: mean product of signs",
-    "out_error_bias_max": "error of O: |mean| / mean size, most biased feature",
-    "v_sign_max": "V: share of one sign, most one-sided feature",
-}
-_SIMILARITY = {
-    "token_similarity": "mean cosine between the tokens of a step",
-    "step_similarity": "mean cosine with the step observed before",
-}
-_NULL_DIRECTION = {
-    "w_q_mean_key_share": "share of ‖W_Q‖² along the mean key",
-    "w_q_update_mean_key_share": "share of its last update along it",
-    "row_sum_abs_mean": "mean |Σⱼ dSᵢⱼ|",
-}
+_TIES = (TIED_ROWS, TIE_MULTIPLICITY, TIES_ON_FIRST_KEYS)
+_SIGNS = (SIGN_AGREEMENT, OUT_BIAS_LARGEST, V_SIGN)
+_SIMILARITY = (TOKEN_SIMILARITY, STEP_SIMILARITY)
+_NULL_DIRECTION = (W_Q_MEAN_KEY, W_Q_UPDATE_MEAN_KEY, ROW_SUM_ABS_MEAN)
 
 PANELS = (
     Panel(
@@ -91,7 +89,7 @@ PANELS = (
         "score. So P̄ is 1 where a key has the largest score, and for other keys only if they tie with it. "
         "At a step at which no row has two, the middle and lower panels have no value.",
         "The paper: equal row maxima make several P̄ of a row exactly 1.",
-        partial(figures.draw_metrics, titles=_TIES, share="tied_rows"),
+        partial(figures.draw_metrics, metrics=_TIES, share=TIED_ROWS),
     ),
     Panel(
         "signs",
@@ -101,7 +99,7 @@ PANELS = (
         "which makes the error of δ positive. Middle: 0 is an error without bias, 1 an error of one sign. "
         "Below: from ½, as many of either sign, to 1, all of one sign.",
         "The paper: the product of P̄ and V is rounded with a bias, and in some features dO has the sign of that error.",
-        partial(figures.draw_metrics, titles=_SIGNS),
+        partial(figures.draw_metrics, metrics=_SIGNS),
     ),
     Panel(
         "cumulative",
@@ -130,7 +128,7 @@ PANELS = (
         "the token attends to, times the token's input. Cosine 1: all directions are one. Cosine 0: they have nothing "
         "in common.",
         "The paper: these matrices of rank one are much alike over tokens and steps.",
-        partial(figures.draw_metrics, titles=_SIMILARITY),
+        partial(figures.draw_metrics, metrics=_SIMILARITY),
     ),
     Panel(
         "null_direction",
@@ -138,7 +136,7 @@ PANELS = (
         "The mean key is the mean of a head's keys over the tokens. Above and middle: 0 is none of W_Q, 1 all of it. "
         "Below: what is left of the sum of a row of the score gradient dS, which is 0 in exact arithmetic.",
         "Not in the paper: a hypothesis of this project.",
-        partial(figures.draw_metrics, titles=_NULL_DIRECTION),
+        partial(figures.draw_metrics, metrics=_NULL_DIRECTION),
     ),
     Panel(
         "scores",

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from flashpoint.cli.live import hottest_heads
+from flashpoint.runs.metric_table import GRAD_NORM, LOSS, VALIDATION_LOSS, W_Q_NORM
 from flashpoint.runs.metrics import Series
 from flashpoint.runs.run import Run
 
@@ -32,26 +33,26 @@ def curves(runs: Sequence[Run], width: int, height: int) -> list[RenderableType]
 
 def _losses(run: Run, width: int, height: int) -> RenderableType:
     lines: dict[str, Series] = {}
-    if smoothed := run.smoothed("loss"):
+    if smoothed := run.smoothed(LOSS.name):
         lines[f"training, mean over {smoothed.steps} steps"] = smoothed.series
-    if "val_loss" in run.columns:
-        lines["validation"] = run.columns["val_loss"]
-    return _drawing("loss, nats per token", lines, run.first_step, width, height)
+    if VALIDATION_LOSS.name in run.columns:
+        lines["validation"] = run.columns[VALIDATION_LOSS.name]
+    return _drawing(LOSS.axis, lines, run.first_step, width, height)
 
 
 def _losses_of_all(runs: Sequence[Run], width: int, height: int) -> RenderableType:
-    lines = {run.name: smoothed.series for run in runs if (smoothed := run.smoothed("loss"))}
-    return _drawing("training loss, nats per token", lines, min(run.first_step for run in runs), width, height)
+    lines = {run.name: smoothed.series for run in runs if (smoothed := run.smoothed(LOSS.name))}
+    return _drawing(f"training {LOSS.axis}", lines, min(run.first_step for run in runs), width, height)
 
 
 def _grad_norm(run: Run, width: int, height: int) -> RenderableType:
-    lines = {"before clipping": run.columns["grad_norm"]} if "grad_norm" in run.columns else {}
-    return _drawing("gradient norm", lines, run.first_step, width, height, log=True)
+    lines = {"before clipping": run.columns[GRAD_NORM.name]} if GRAD_NORM.name in run.columns else {}
+    return _drawing(GRAD_NORM.axis, lines, run.first_step, width, height, log=True)
 
 
 def _norms(run: Run, width: int, height: int) -> RenderableType:
     lines = {f"L{layer}H{head}": (steps, norms) for layer, head, steps, norms in hottest_heads(run)}
-    return _drawing("W_Q spectral norm, the largest heads", lines, run.first_step, width, height, log=True)
+    return _drawing(f"{W_Q_NORM.axis}, the largest heads", lines, run.first_step, width, height, log=True)
 
 
 def _drawing(

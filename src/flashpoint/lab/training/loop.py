@@ -23,6 +23,16 @@ from flashpoint.lab.training.parts import Parts
 from flashpoint.lab.training.start import Start
 from flashpoint.lab.training.validation import validation_loss
 from flashpoint.lab.training.writer import RunWriter
+from flashpoint.runs.metric_table import (
+    CLIP_FACTOR,
+    GRAD_NORM,
+    LEARNING_RATE,
+    LOSS,
+    MEMORY,
+    TOKENS_PER_SECOND,
+    UPDATE_NORM,
+    VALIDATION_LOSS,
+)
 
 _HOTTEST = 3
 """Heads that the terminal shows."""
@@ -102,7 +112,7 @@ class Trainer:
                     now, steps = time.perf_counter(), step + 1 - logged
                     rate = steps * train.batch_size * self._config.model.context / (now - started)
                     started, logged = now, step + 1
-                    self._files.log(step, {"tokens_per_second": rate, **self._memory()})
+                    self._files.log(step, {TOKENS_PER_SECOND.name: rate, **self._memory()})
                     bar.set_postfix_str(self._status(rate), refresh=False)
                     bar.update(steps)
                     # Not where a stop request made it read early: the run would end before it does undisturbed.
@@ -221,7 +231,7 @@ class Trainer:
             self.model, self._tokens, self._config, self._device, self._optimizer_step.seed_and_step
         )
         self._val_step = step + 1
-        self._files.log(step, {"val_loss": self._val_loss})
+        self._files.log(step, {VALIDATION_LOSS.name: self._val_loss})
 
     def _step(self, step: int) -> None:
         self._files.tape.append(self._order.windows(step))
@@ -250,11 +260,11 @@ class Trainer:
             self._files.log(
                 step,
                 {
-                    "loss": loss,
-                    "grad_norm": grad_norm,
-                    "update_norm": update_norm,
-                    "clip_factor": min(clip / (grad_norm + 1e-6), 1.0) if clip else 1.0,  # NaN of NaN
-                    "lr": learning_rate(step, self._config.train),
+                    LOSS.name: loss,
+                    GRAD_NORM.name: grad_norm,
+                    UPDATE_NORM.name: update_norm,
+                    CLIP_FACTOR.name: min(clip / (grad_norm + 1e-6), 1.0) if clip else 1.0,  # NaN of NaN
+                    LEARNING_RATE.name: learning_rate(step, self._config.train),
                 },
             )
         self._last_loss = values[len(self._pending_steps) - 1][0]
@@ -275,4 +285,4 @@ class Trainer:
     def _memory(self) -> dict[str, float]:
         if self._device.type != "cuda":
             return {}
-        return {"memory_gib": torch.cuda.max_memory_reserved(self._device) / 2**30}
+        return {MEMORY.name: torch.cuda.max_memory_reserved(self._device) / 2**30}

@@ -26,7 +26,7 @@ from flashpoint.lab.data.tape import Tape, TapeHeader
 from flashpoint.numerics.effective import effective_choices
 from flashpoint.runs.configuration import attention_of
 from flashpoint.runs.folder import RunFolder, by_step, of_step
-from flashpoint.runs.metrics import ALL_TENSORS
+from flashpoint.runs.metric_table import ALL_TENSORS, WEIGHTS_LARGEST, WEIGHTS_SPREAD, WEIGHTS_WASSERSTEIN
 
 _OF_ONE_THING = {
     "model.init_seed": "initial weights",
@@ -81,9 +81,9 @@ def distances(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> di
     pairs[ALL_TENSORS] = one, other
     found: dict[str, float] = {}
     for name, (one, other) in pairs.items():
-        found[f"weights_largest/{name}"] = (one - other).abs().max().item()
-        found[f"weights_wasserstein/{name}"] = (one.sort().values - other.sort().values).abs().mean().item()
-        found[f"weights_spread/{name}"] = other.std(correction=0).item()
+        found[WEIGHTS_LARGEST.of_tensor(name)] = (one - other).abs().max().item()
+        found[WEIGHTS_WASSERSTEIN.of_tensor(name)] = (one.sort().values - other.sort().values).abs().mean().item()
+        found[WEIGHTS_SPREAD.of_tensor(name)] = other.std(correction=0).item()
     return found
 
 

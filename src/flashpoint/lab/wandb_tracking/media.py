@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.runs.metric_table import VALIDATION_LOSS, W_Q_NORM
+
 _LOW, _HIGH = 0.3, 300.0
 """W_Q norms at the ends of the colours: at initialisation, and well into an explosion."""
 _WIDTH, _ROW = 720, 12
@@ -29,18 +31,18 @@ class HeadMedia:
         of_heads = {name: np.asarray(value) for name, value in metrics.items() if isinstance(value, np.ndarray)}
         finite = {name: values[np.isfinite(values)] for name, values in of_heads.items()}
         media: dict[str, Any] = {f"heads/{name}": wandb.Histogram(v.tolist()) for name, v in finite.items() if len(v)}
-        if "w_q_spectral_norm" in of_heads:
+        if W_Q_NORM.name in of_heads:
             self._steps.append(step)
-            self._norms.append(of_heads["w_q_spectral_norm"])
-        if "val_loss" in metrics and self._steps:
+            self._norms.append(of_heads[W_Q_NORM.name])
+        if VALIDATION_LOSS.name in metrics and self._steps:
             by_head = np.array(self._norms).reshape(len(self._norms), -1)
-            media["heat_map/w_q_spectral_norm"] = wandb.Image(heat_map(by_head), caption=self._caption())
+            media[f"heat_map/{W_Q_NORM.name}"] = wandb.Image(heat_map(by_head), caption=self._caption())
         return media
 
     def _caption(self) -> str:
         layers, heads = self._norms[0].shape
         return (
-            f"W_Q spectral norm. Rows: layer 1, head 1 (top) to layer {layers}, head {heads}, {layers * heads} in all; "
+            f"{W_Q_NORM.axis}. Rows: layer 1, head 1 (top) to layer {layers}, head {heads}, {layers * heads} in all; "
             f"columns: steps {self._steps[0]:,} to {self._steps[-1]:,}; "
             f"colours: {_LOW:g} (black) to {_HIGH:g} (yellow), logarithmic"
         )
