@@ -17,11 +17,11 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
+from flashpoint.numerics import dispatch
 from flashpoint.numerics.choices import heads_in
-from flashpoint.numerics.dispatch import flash_fwd
 from flashpoint.numerics.named import variant_named
 from flashpoint.numerics.ops import flash_bwd_op
-from flashpoint.numerics.variant import AttentionVariant, kernel_in
+from flashpoint.numerics.variant import AttentionVariant, in_front, kernel_in
 from flashpoint_kernels.codes import HEAD_SIZES, STREAM_UNIT
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -86,14 +86,12 @@ def attention(
     chosen = variant if isinstance(variant, AttentionVariant) else variant_of(variant)
     if chosen.elsewhere is not None:
         _check_selection(chosen, layer, query)
-    if kernel_in(chosen, layer) == "sdpa":
+    kernel, front = kernel_in(chosen, layer), in_front(chosen, layer)
+    if kernel == "sdpa" and not front.stabilizes:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    if attn_mask is not None:
-        raise ValueError("attn_mask: this attention takes none; pass is_causal, or choose variant='sdpa'")
-    if dropout_p:
-        raise ValueError(f"dropout_p={dropout_p}: this attention drops nothing; pass 0, or choose variant='sdpa'")
+    _refuse_mask_and_dropout(attn_mask, dropout_p)
     if not query.is_meta and torch.is_autocast_enabled(query.device.type):  # of meta it knows no autocast
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
@@ -109,23 +107,31 @@ def attention(
             raise ValueError(f"variant={chosen.name}: its error of δ goes with the step; pass seed_and_step, [2] int64")
         seed_and_step = torch.zeros(2, dtype=torch.int64, device=query.device)
     d = query.shape[-1]
-    groups = query.shape[1] // key.shape[1]
+    scale = d**-0.5 if scale is None else scale
+    if kernel == "flash":
+        query, key, value = _as_kernels_take(query, key, value)
+    out = dispatch.attention(
+        query, key, value, chosen, layer=layer, seed_and_step=seed_and_step, causal=is_causal, scale=scale
+    )
+    return (out[..., :d] if out.shape[-1] > d else out).to(query.dtype)
+
+
+def _as_kernels_take(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tensors with as many heads of keys as of queries, and features filled up with zeros."""
+    d, groups = query.shape[-1], query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for x in (key, value))
-    filled = next(size for size in HEAD_SIZES if size >= d)  # with zeros
+    filled = next(size for size in HEAD_SIZES if size >= d)
     if filled > d:
         query, key, value = (F.pad(x, (0, filled - d)) for x in (query, key, value))
-    out = flash_fwd(
-        query,
-        key,
-        value,
-        chosen,
-        layer=layer,
-        seed_and_step=seed_and_step,
-        causal=is_causal,
-        scale=d**-0.5 if scale is None else scale,
-    )[0]
-    return (out[..., :d] if filled > d else out).to(query.dtype)
+    return query, key, value
+
+
+def _refuse_mask_and_dropout(attn_mask: Tensor | None, dropout_p: float) -> None:
+    if attn_mask is not None:
+        raise ValueError("attn_mask: this attention takes none; pass is_causal, or choose variant='sdpa'")
+    if dropout_p:
+        raise ValueError(f"dropout_p={dropout_p}: this attention drops nothing; pass 0, or choose variant='sdpa'")
 
 
 def _refuse_transforms(*tensors: Tensor) -> None:

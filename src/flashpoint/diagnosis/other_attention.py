@@ -15,7 +15,7 @@ from flashpoint import user_code
 from flashpoint.diagnosis.probe import Function
 from flashpoint.errors import UserError, one_line
 from flashpoint.files import CONFIGS
-from flashpoint.numerics.dispatch import flash_fwd
+from flashpoint.numerics.dispatch import attention
 from flashpoint.numerics.named import variant_names
 from flashpoint.numerics.variant import AttentionVariant, kernel_in
 
@@ -36,14 +36,10 @@ def function_of_layer(variant: AttentionVariant, layer: int) -> Function:
     """Return what a variant computes in a layer, as a function."""
 
     def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float) -> torch.Tensor:
-        if kernel_in(variant, layer) == "sdpa":
-            groups = q.shape[1] != k.shape[1]
-            return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=is_causal, scale=scale, enable_gqa=groups
-            )
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        if kernel_in(variant, layer) == "flash":
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         key = torch.zeros(2, dtype=torch.int64, device=q.device)
-        return flash_fwd(q, k, v, variant, layer=layer, seed_and_step=key, causal=is_causal, scale=scale)[0]
+        return attention(q, k, v, variant, layer=layer, seed_and_step=key, causal=is_causal, scale=scale)
 
     return function
 

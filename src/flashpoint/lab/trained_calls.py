@@ -21,6 +21,7 @@ from flashpoint.lab.training.parallel import Ranks
 from flashpoint.lab.training.parts import build
 from flashpoint.lab.training.plan import settle
 from flashpoint.lab.training.step import OptimizerStep
+from flashpoint.numerics.production import PRODUCTION
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
 
@@ -37,7 +38,11 @@ def calls_of_run(
 
 
 def batches_of_run(
-    folder: RunFolder, step: int | None, sequences: int | None, device: torch.device
+    folder: RunFolder,
+    step: int | None,
+    sequences: int | None,
+    device: torch.device,
+    attention: AttentionVariant | None = None,
 ) -> tuple[Iterator[list[AttentionCall]], AttentionVariant]:
     """Run forward and backward with the weights of a run of this package.
 
@@ -47,9 +52,10 @@ def batches_of_run(
     Args:
         step: None is the last one, or the onset of an explosion.
         sequences: of the step's batch and of those that follow; None is as many as have 32,768 tokens.
+        attention: in the place of the run's own.
 
     Returns:
-        For each 32,768 tokens a call of each layer, and the run's attention.
+        For each 32,768 tokens a call of each layer, and the attention.
 
     Raises:
         UserError: the tape or the data are missing, or the run has no such step.
@@ -63,7 +69,7 @@ def batches_of_run(
     newest = next((one.step for one in verified(folder.checkpoints, notify, up_to=wanted_step)), 0)
     if wanted_step and not newest:
         notify(f"{folder.path}: no checkpoint up to step {wanted_step:,}; its initial weights are taken")
-    config = _replaying(folder, newest)
+    config = _replaying(folder, newest, attention)
     plan = settle(config, None, Ranks(), device)
     parts = build(plan)
     if parts.start.step:
@@ -109,10 +115,13 @@ def _calls(step: OptimizerStep, config: Config, sequences: torch.Tensor, number:
     ]
 
 
-def _replaying(folder: RunFolder, step: int) -> Config:
+def _replaying(folder: RunFolder, step: int, attention: AttentionVariant | None) -> Config:
     values = folder.read_config()
     values["probes"] = {**values["probes"], "attention": [], "weights_against": None}
     values["checkpoints"] = {**values["checkpoints"], "interval": 0}
     values["train"] = {**values["train"], "compile": False, "device": "auto", "threads": None}
+    if attention is not None:
+        values["attn"] = attention.to_dict()
+        values["train"]["deterministic"] = attention.kernel == "flash" or PRODUCTION[attention.kernel].deterministic
     config = build_config(values, CONFIGS / "attn")
     return dataclasses.replace(config, replay=str(folder.path), from_step=step, resume=None)

@@ -34,7 +34,16 @@ def _fields_of(constraint: Callable[..., None]) -> tuple[str, ...]:
     return tuple(inspect.signature(constraint).parameters)
 
 
-def _selection(layers: tuple[int, ...] | None, heads: Heads | None, kernel: str, elsewhere: Any) -> None:
+def _selection(
+    layers: tuple[int, ...] | None,
+    heads: Heads | None,
+    kernel: str,
+    elsewhere: Any,
+    shift_keys: str,
+    shift_values: str,
+    fp16_inside: bool,
+) -> None:
+    stabilizes = fp16_inside or shift_keys != "none" or shift_values != "none"
     selects = layers is not None or heads is not None
     if selects and elsewhere is None:
         raise ValueError(
@@ -45,8 +54,12 @@ def _selection(layers: tuple[int, ...] | None, heads: Heads | None, kernel: str,
         return
     if not selects:
         raise ValueError("attn.elsewhere needs attn.layers or attn.heads: nothing is left for it")
-    if heads is not None and "sdpa" in (kernel, elsewhere.kernel):
-        raise ValueError("attn.heads: kernel=sdpa computes whole layers; take flash_fp32 for single heads")
+    if heads is not None and (whole := [of for of in (kernel, elsewhere.kernel) if of != "flash"]):
+        raise ValueError(f"attn.heads: kernel={whole[0]} computes whole layers; take flash_fp32 for single heads")
+    if heads is not None and (stabilizes or elsewhere.stabilizes):
+        raise ValueError(
+            "attn.heads: attn.shift_keys, shift_values and fp16_inside are of whole layers; select with attn.layers"
+        )
     if elsewhere.elsewhere is not None:
         raise ValueError(f"attn.elsewhere={elsewhere.name}: that variant selects layers itself")
 
@@ -102,11 +115,16 @@ def _centred_keys(center_grad_q: bool, center_keys: bool) -> None:
         raise ValueError("attn.center_grad_q=true: attn.center_keys=true centres dQ's keys already; choose one")
 
 
+def _fp16(fp16_inside: bool, kernel: str) -> None:
+    if fp16_inside and kernel == "flash":
+        raise ValueError("attn.fp16_inside: kernel=flash takes BF16 and FP32; take attn=sdpa_cudnn or the like")
+
+
 def _injected_error(delta_error: DeltaError, kernel: str, center_keys: bool, layers: tuple[int, ...] | None) -> None:
     if delta_error.kind == "none":
         return
-    if kernel == "sdpa":
-        raise ValueError("attn.delta_error: kernel=sdpa computes δ out of reach; take attn=flash_fp32")
+    if kernel != "flash":
+        raise ValueError(f"attn.delta_error: kernel={kernel} computes δ out of reach; take attn=flash_fp32")
     if delta_error.into != "both" and center_keys:
         raise ValueError(
             "attn.delta_error.into: with attn.center_keys=true dQ and dK share one row sum of dS; take "
@@ -124,5 +142,6 @@ _CONSTRAINTS: tuple[Callable[..., None], ...] = (
     _blocks,
     _exact_row_sum,
     _centred_keys,
+    _fp16,
     _injected_error,
 )

@@ -12,24 +12,43 @@ from torch import Tensor
 
 from flashpoint.numerics import delta, reference
 from flashpoint.numerics.ops import flash_fwd_op, graph_name, index_of, kernels_for, noise_key
-from flashpoint.numerics.variant import AttentionVariant, kernel_in
+from flashpoint.numerics.production import production_attention
+from flashpoint.numerics.stabilizers import stabilized
+from flashpoint.numerics.variant import AttentionVariant, in_front, kernel_in
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, *, layer: int, seed_and_step: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    variant: AttentionVariant,
+    *,
+    layer: int,
+    seed_and_step: Tensor,
+    causal: bool = True,
+    scale: float | None = None,
 ) -> Tensor:
-    """Compute causal self-attention with the numerics of ``variant``; PyTorch's own if its ``kernel`` is ``sdpa``.
+    """Compute self-attention with the numerics of ``variant``, by its ``kernel`` behind its stabilisers.
 
     Args:
-        q, k, v: [B, H, T, d], bfloat16 or float32, any strides.
+        q: [B, H, T, d], bfloat16 or float32, any strides.
+        k, v: [B, H, T, d]; for production attentions [B, H_kv, T, d], H_kv divides H.
         variant: every numerical choice, and the layers and heads it holds for.
+        causal: whether a query sees no later key; otherwise it sees all.
+        scale: α; None is 1/√d.
 
     Returns:
         O [B, H, T, d]; the inputs' dtype, or float32 if a selected variant's O does not fit BF16.
     """
-    if kernel_in(variant, layer) == "sdpa":
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return flash_fwd(q, k, v, variant, layer=layer, seed_and_step=seed_and_step)[0]
+    kernel, front = kernel_in(variant, layer), in_front(variant, layer)
+
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if kernel == "flash":
+            kept = flash_fwd(q, k, v, variant, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale)
+            return kept[0]
+        return production_attention(kernel, q, k, v, is_causal=causal, scale=scale)
+
+    return stabilized(plain, front.shift_keys, front.shift_values, front.fp16_inside)(q, k, v)
 
 
 def flash_fwd(
@@ -45,11 +64,7 @@ def flash_fwd(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute the forward pass and what the backward pass needs, by this package's kernels or reference.
 
-    Arguments as for :func:`attention`, and
-
-    Args:
-        causal: whether a query sees no later key; otherwise it sees all.
-        scale: α; None is 1/√d.
+    Arguments as for :func:`attention`.
 
     Returns:
         O [B, H, T, d], which alone has gradients; L [B, H, T] float32; the O of δ, [B, H, T, d] float32, or with

@@ -24,6 +24,7 @@ from flashpoint.numerics.choices import (
 )
 from flashpoint.numerics.delta_rules import RULES, DeltaName
 from flashpoint.numerics.delta_rules.rule import SavedOut
+from flashpoint.numerics.stabilizers import Shift
 from flashpoint.typed import check_literals
 from flashpoint_kernels.codes import BF16_BITS
 
@@ -56,8 +57,18 @@ class AttentionVariant:
 
     name: str = "custom"
 
-    kernel: Literal["flash", "sdpa"] = "flash"
-    """``flash`` makes every choice below; ``sdpa`` is PyTorch's production kernel and makes none."""
+    kernel: Literal["flash", "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math", "flex", "fa4"] = "flash"
+    """``flash`` makes every choice below. The others are production attentions
+    (:mod:`flashpoint.numerics.production`), and make those of the next paragraph alone."""
+
+    # In front of any kernel
+    shift_keys: Shift = "none"
+    """K − c instead of K, with a vector c for each head that softmax does not see: the mean over the sequence, with its
+    gradient or without, or the mean over batch and tokens without it."""
+    shift_values: Shift = "none"
+    """attention(q, k, v − c) + c, which exact arithmetic does not see."""
+    fp16_inside: bool = False
+    """q, k, v and dO in FP16, dO times a power of two; O and gradients back in BF16. For production attentions."""
 
     # Rounding points
     scores: Rounding = UNROUNDED
@@ -230,6 +241,11 @@ class AttentionVariant:
         return RULES[self.delta].saved_out
 
     @property
+    def stabilizes(self) -> bool:
+        """Whether something stands in front of the kernel."""
+        return self.fp16_inside or self.shift_keys != "none" or self.shift_values != "none"
+
+    @property
     def out_residual(self) -> ResidualFormat | None:
         """The format of what is saved beside O as returned; None where that is another O, in FP32, or nothing."""
         if self.out_residual_bits is None:
@@ -257,13 +273,20 @@ Groups = tuple[tuple[AttentionVariant, tuple[int, ...]], ...]
 
 
 def kernel_in(variant: AttentionVariant, layer: int) -> str:
-    """Return what computes ``layer`` (from 1): ``sdpa`` computes all heads of a layer, or none.
+    """Return what computes ``layer`` (from 1): a production attention computes all heads of a layer, or none.
 
     A function, because torch.compile calls no method of a variant that it takes for a constant.
     """
     if variant.elsewhere is None or variant.layers is None or layer in variant.layers:
         return variant.kernel
     return variant.elsewhere.kernel
+
+
+def in_front(variant: AttentionVariant, layer: int) -> AttentionVariant:
+    """Return the variant whose kernel and whose stabilisers ``layer`` (from 1) has."""
+    if variant.elsewhere is None or variant.layers is None or layer in variant.layers:
+        return variant
+    return variant.elsewhere
 
 
 def check_in_model(variant: AttentionVariant, n_layer: int, n_head: int) -> None:

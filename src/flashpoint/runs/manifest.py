@@ -11,6 +11,19 @@ from pydantic import Field
 from flashpoint.schema import Kind, Step
 
 
+class Production(Kind):
+    """A production attention as it ran."""
+
+    kernel: str
+    """Its name in ``attn.kernel``."""
+    package: str
+    version: str
+    deterministic: bool
+    """Whether its backward pass gives the same bits again: without it a replay is not bit for bit."""
+    cudnn: int | None
+    """Version of cuDNN, as PyTorch has it."""
+
+
 class Environment(Kind):
     """Versions, hardware, and what computed the attention. None is what does not apply, or what nobody wrote down."""
 
@@ -27,6 +40,8 @@ class Environment(Kind):
     """Tile sizes of each Triton kernel."""
     sdpa: str | None
     """What PyTorch's attention called."""
+    production: Production | None
+    """What another library's attention was."""
     numpy: str | None
     platform: str | None
     hardware: str | None

@@ -31,7 +31,19 @@ def manifest(values: Json) -> Json:
 
 
 def _environment(values: Json) -> Json:
-    versions = ("flashpoint", "commit", "source", "python", "cuda", "triton", "tiles", "sdpa", "numpy", "platform")
+    versions = (
+        "flashpoint",
+        "commit",
+        "source",
+        "python",
+        "cuda",
+        "triton",
+        "tiles",
+        "sdpa",
+        "production",
+        "numpy",
+        "platform",
+    )
     return {**dict.fromkeys((*versions, "hardware", "command")), **values}
 
 

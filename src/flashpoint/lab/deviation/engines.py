@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from flashpoint.diagnosis.other_attention import BACKENDS, Call, available, pytorchs, reason, sdpa, users_function
+from flashpoint.diagnosis.other_attention import BACKENDS, Call, available, reason, sdpa, users_function
 from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
 from flashpoint.lab.deviation.arithmetic import Arithmetic
@@ -130,8 +130,8 @@ def engines_named(words: Sequence[str], precisions: Sequence[Format], device: to
 
 def engine_of(variant: AttentionVariant, name: str) -> Engine:
     """Return the engine that computes a variant: its kernels on a GPU, the PyTorch attention elsewhere."""
-    if variant.kernel == "sdpa":
-        return Called(name, pytorchs, ("bf16", "fp16", "fp32"))
+    if variant.kernel != "flash":
+        return Called(name, _of_production(variant), ("bf16", "fp16", "fp32"))
     return Called(name, _of_variant(variant), ("bf16", "fp32"))
 
 
@@ -157,6 +157,14 @@ def _of_variant(variant: AttentionVariant) -> Call:
             q, k, v, variant, layer=1, seed_and_step=key, causal=causal, scale=scale
         )
         return out, None if variant.center_keys else logsumexp  # that of centred scores is another number
+
+    return call
+
+
+def _of_production(variant: AttentionVariant) -> Call:
+    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, None]:
+        key = torch.zeros(2, dtype=torch.int64, device=q.device)
+        return dispatch.attention(q, k, v, variant, layer=1, seed_and_step=key, causal=causal, scale=scale), None
 
     return call
 

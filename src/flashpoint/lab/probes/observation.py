@@ -228,13 +228,15 @@ def analysed(variant: AttentionVariant, precision: Precision) -> AttentionVarian
     """Return the variant to analyse: for PyTorch's own kernels FlashAttention-2's numerics, which they implement, with
     the mantissa bits of the training's precision; in FP32 and TF32 nothing is rounded between their products."""
     elsewhere = variant.elsewhere and analysed(variant.elsewhere, precision)
-    if variant.kernel != "sdpa":
+    if variant.kernel == "flash":
         return dataclasses.replace(variant, elsewhere=elsewhere)
     dtype = linear_dtype(precision)
+    if variant.fp16_inside:
+        dtype = torch.float16
     rounding = UNROUNDED if dtype == torch.float32 else Rounding("nearest", round(-math.log2(torch.finfo(dtype).eps)))
     return AttentionVariant(
-        name="sdpa", probs=rounding, out=rounding, grad_scores=rounding, layers=variant.layers, heads=variant.heads,
-        elsewhere=elsewhere,
+        name=variant.name, probs=rounding, out=rounding, grad_scores=rounding, layers=variant.layers,
+        heads=variant.heads, elsewhere=elsewhere,
     )  # fmt: skip
 
 

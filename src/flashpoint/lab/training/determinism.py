@@ -18,7 +18,8 @@ from flashpoint.hardware import chip_of, hardware_name
 from flashpoint.lab.config import Config
 from flashpoint.lab.precision import Precision, linear_dtype
 from flashpoint.numerics.dispatch import sdpa_operation
-from flashpoint.runs.manifest import Environment, command_line
+from flashpoint.numerics.production import PRODUCTION
+from flashpoint.runs.manifest import Environment, Production, command_line
 from flashpoint_kernels.tile_sizes import tile_sizes_of
 
 _WITH_THE_SAME_BITS = ("torch", "cuda", "triton", "hardware", "tiles")
@@ -56,6 +57,7 @@ def describe_environment(device: torch.device, config: Config) -> Environment:
         triton=version("triton") if on_gpu else None,
         tiles=tile_sizes_of(chip_of(device), config.model.head_size) if on_gpu else None,
         sdpa=_sdpa(device, config) if config.attn.kernel == "sdpa" else None,
+        production=_production(config.attn.kernel),
         numpy=np.__version__,
         platform=platform.platform(),
         hardware=hardware_name(device),
@@ -96,6 +98,19 @@ def source_digest(*packages: Path) -> str:
             place = path.relative_to(package.parent).as_posix()
             digest.update(f"{place}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
+
+
+def _production(kernel: str) -> Production | None:
+    if kernel == "flash":
+        return None
+    attention = PRODUCTION[kernel]
+    return Production(
+        kernel=kernel,
+        package=attention.package,
+        version=version(attention.package),
+        deterministic=attention.deterministic,
+        cudnn=torch.backends.cudnn.version(),
+    )
 
 
 def _sdpa(device: torch.device, config: Config) -> str:

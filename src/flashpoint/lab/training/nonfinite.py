@@ -72,7 +72,7 @@ def _of_row(attention: CausalSelfAttention, projected: Tensor, out: Tensor, seed
     sequence, head, row = (int(index) for index in broken.nonzero()[0])
     place = f"O of {_place(attention, head, sequence, row)}"
     count = f"{int(broken.sum()):,} of {broken.numel():,} rows of the layer"
-    if kernel_in(attention.variant, attention.layer) == "sdpa":
+    if kernel_in(attention.variant, attention.layer) != "flash":
         return f"{place} is not finite ({count})"
     q, k, v = (
         part.unflatten(-1, (attention.n_head, -1)).transpose(1, 2)

@@ -19,6 +19,7 @@ from flashpoint.lab.training.determinism import (
     source_difference,
 )
 from flashpoint.lab.training.parallel import Ranks
+from flashpoint.numerics.production import refuse_missing
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import Environment
 
@@ -55,6 +56,9 @@ def settle(config: Config, existing: RunFolder | None, ranks: Ranks, device: tor
             GPU cannot run the attention's kernels.
     """
     refuse_chip_without_kernels(config.attn, device)
+    for attention in filter(None, (config.attn, config.attn.elsewhere)):
+        if attention.kernel != "flash":
+            refuse_missing(attention.kernel, device, config.train.deterministic)
     resumed = existing if existing and existing.begun else None
     if existing and not resumed:
         notify(f"{existing.path}: stopped before its first step; starting it again")

@@ -1,0 +1,238 @@
+"""The error of δ of production attentions, each on the same weights and batches with a forward pass of its own.
+
+    python scripts/evidence/production_delta.py runs/RUN --steps 4000 2000 --out delta.jsonl \
+        --attentions sdpa_flash sdpa_cudnn sdpa_cudnn,fp16_inside=true flex flash_fixed
+    python scripts/evidence/production_delta.py --table delta.jsonl...      # the table of docs/findings
+
+The model runs forward and backward with each attention, so that dO is that of its own O. Then the kernel is called anew
+on the recorded Q, K, V and dO, with a feature of K that is 1 where Q and V are 0: dQ of it is α·Σⱼ dSᵢⱼ, which is −α
+times the error of δ. Shifts stand in front of that call. One line of JSON a run, step, attention and layer. It stops
+after ``--minutes``, and goes on where the file ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import Tensor
+
+from flashpoint.cli.table import Table, show
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.delta_measures import delta_follows
+from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.measures import relative
+from flashpoint.diagnosis.probe import Function
+from flashpoint.diagnosis.result_measures import of_grad_q
+from flashpoint.errors import command_errors
+from flashpoint.files import CONFIGS
+from flashpoint.hardware import hardware_name
+from flashpoint.lab.analysis.intervals import mean_interval
+from flashpoint.lab.trained_calls import batches_of_run
+from flashpoint.numerics.dispatch import flash_fwd
+from flashpoint.numerics.named import variant_named
+from flashpoint.numerics.production import PRODUCTION, production_attention
+from flashpoint.numerics.stabilizers import center, in_fp16
+from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.runs.folder import RunFolder
+
+WIDE = 128
+"""Features of a head in the call that reads row sums: what every kernel takes, beyond the model's 64."""
+FOLLOWED = 16
+"""Sequences on which the slope of δ's error on the rounding of O is measured: the reference is slow."""
+
+
+def attention_of(word: str) -> AttentionVariant:
+    """Return the variant of ``NAME`` or ``NAME,key=value,…``."""
+    name, *choices = word.split(",")
+    variant = variant_named(name, CONFIGS / "attn")
+    changes = {key: yaml.safe_load(value) for key, value in (choice.split("=") for choice in choices)}
+    return dataclasses.replace(variant, name=word, **changes)
+
+
+def kernel_of(variant: AttentionVariant, layer: int) -> Function:
+    """Return what computes a layer behind the shifts, as a function."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+        if variant.kernel != "flash":
+            attend = partial(production_attention, variant.kernel, is_causal=is_causal, scale=scale)
+            return in_fp16(attend, q, k, v) if variant.fp16_inside else attend(q, k, v)
+        key = torch.zeros(2, dtype=torch.int64, device=q.device)
+        return flash_fwd(q, k, v, variant, layer=layer, seed_and_step=key, causal=is_causal, scale=scale)[0]
+
+    return call
+
+
+def behind_shifts(call: AttentionCall, variant: AttentionVariant) -> AttentionCall:
+    """Return the call as the kernel gets it."""
+    k, v = call.k, call.v
+    if variant.shift_keys != "none":
+        k = (k.float() - center(k, variant.shift_keys)).to(k.dtype)
+    if variant.shift_values != "none":
+        v = (v.float() - center(v, variant.shift_values)).to(v.dtype)
+    return dataclasses.replace(call, k=k, v=v)
+
+
+def with_row_sums(function: Function, call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Return O [N, H, T, d] of a call that is widened, and Σⱼ dSᵢⱼ / α [N, H, T] float64."""
+    d = call.q.shape[-1]
+    q, k, v, grad_out = (F.pad(x, (0, WIDE - d)) for x in (call.q, call.k, call.v, call.grad_out))
+    k[..., d] = 1.0
+    q.requires_grad_()
+    with torch.enable_grad():
+        out = function(q, k, v, call.is_causal, call.scale)
+    (grad_q,) = torch.autograd.grad(out, q, grad_out.to(out.dtype))
+    return out.detach()[..., :d], grad_q[..., d].double() / call.scale
+
+
+def measured(call: AttentionCall, variant: AttentionVariant, follow: int) -> Iterator[dict[str, Tensor]]:
+    """Yield measures [H] of each sequence of a call of one layer."""
+    call = behind_shifts(call, variant)
+    out, row_sums = with_row_sums(kernel_of(variant, call.layer), call)
+    assert call.out is not None
+    assert call.grad_q is not None
+    for n in range(len(call.q)):
+        true = exact(call, n)
+        error = -row_sums[n]
+        found = relative("row_sum", error, true.bound)
+        if variant.shift_keys == "none" and variant.shift_values == "none":
+            found["along_mean_key"] = of_grad_q(call.grad_q[n].double(), true, call.scale)["along_mean_key"]
+        if n < follow:
+            none = torch.zeros_like(error)
+            for name, of in (("follows_out", out), ("follows_narrow_out", call.out)):
+                slopes = delta_follows(call, of[n].double(), error, none, true, n)
+                found[name] = slopes["delta_follows_out"]
+        yield found
+
+
+def measure(run: Path, step: int, word: str, sequences: int, device: torch.device) -> list[dict[str, Any]]:
+    """Return a row for each layer."""
+    variant = attention_of(word)
+    batches, _ = batches_of_run(RunFolder(run), step, sequences, device, variant)
+    layers: dict[int, list[dict[str, Tensor]]] = {}
+    at = step
+    for calls in batches:
+        for call in calls:
+            of_layer = layers.setdefault(call.layer, [])
+            at = call.step
+            of_layer += measured(call, variant, max(0, FOLLOWED - len(of_layer)))
+    package = "torch" if variant.kernel == "flash" else PRODUCTION[variant.kernel].package
+    return [
+        {
+            "run": run.name, "step": at, "attention": word, "layer": layer, "sequences": len(of),
+            "hardware": hardware_name(device), "torch": torch.__version__,
+            "package": package, "version": version(package), "cudnn": torch.backends.cudnn.version(), **summary(of),
+        }
+        for layer, of in sorted(layers.items())
+    ]  # fmt: skip
+
+
+def summary(of: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
+    """Return, over the sequences of a layer, of all heads together and of each head [H].
+
+    ``bias``: Σ ε / Σ |dO||O|. ``z``: the mean of Σ ε of a sequence, in its standard errors. ``noise``: (Σ ε² /
+    Σ (|dO||O|)²)^½.
+    """
+    sums, bounds = (torch.stack([one[f"row_sum_{part}"] for one in of]) for part in ("sum", "bound"))
+    noises = torch.stack([one["row_sum_noise"] for one in of])
+
+    def of_heads(sums: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
+        total = bounds.sum(0)
+        bias = sums.sum(0) / total
+        left = (sums - bias * bounds).square().sum(0) * len(sums) / (len(sums) - 1)
+        return bias, bias / (left.sqrt() / total)
+
+    bias, z = of_heads(sums.sum(1), bounds.sum(1))
+    head_bias, head_z = of_heads(sums, bounds)
+    weights = bounds / bounds.square().sum().sqrt()
+    noise = (noises * weights).square().sum().sqrt()
+    by_head = (noises * bounds / bounds.square().sum(0).sqrt()).square().sum(0).sqrt()
+    result: dict[str, Any] = {
+        "bias": bias.item(), "z": z.item(), "noise": noise.item(), "bias_over_noise2": (bias / noise.square()).item(),
+        "head_bias": head_bias.tolist(), "head_z": head_z.tolist(), "head_noise": by_head.tolist(),
+    }  # fmt: skip
+    for name in ("follows_out", "follows_narrow_out", "along_mean_key"):
+        if held := [one[name] for one in of if name in one]:
+            result[name] = torch.stack(held).nanmean(0).tolist()
+    return result
+
+
+def table(paths: Sequence[Path], step: int, layer: int) -> Table:
+    """Return a row for each attention: means over runs, with 95 % intervals, of one layer at one step."""
+    rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    rows = [row for row in rows if row["step"] == step and row["layer"] == layer]
+    found = []
+    for word in dict.fromkeys(row["attention"] for row in rows):
+        of = [row for row in rows if row["attention"] == word]
+
+        def mean(name: str, of: list[dict[str, Any]] = of) -> list[float]:
+            return [float(np.mean(row[name])) for row in of if name in row]
+
+        biased = sum(row["z"] > 0 for row in of)
+        cells = [f"`{word}`", f"{biased} of {len(of)}", f"{sum(mean('z')) / len(of) ** 0.5:.1f}"]
+        for name in ("noise", "bias", "bias_over_noise2", "follows_out", "follows_narrow_out", "along_mean_key"):
+            values = mean(name)
+            if not values:
+                cells.append("")
+                continue
+            middle, half = mean_interval(values)
+            between = "" if half is None else f" ({middle - half:.2g} to {middle + half:.2g})"
+            cells.append(f"{middle:.2g}{between}")
+        found.append(cells)
+    columns = [
+        "attention", "bias > 0", "Σz/√n", "noise", "bias", "bias / noise²", "follows O", "follows O of 64 features",
+        "along the mean key",
+    ]  # fmt: skip
+    return Table(columns, found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="+", type=Path, metavar="RUN|FILE")
+    parser.add_argument("--attentions", nargs="+", default=[*PRODUCTION], metavar="NAME[,key=value]")
+    parser.add_argument("--steps", nargs="+", type=int, default=[4000])
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--out", type=Path, default=Path("production_delta.jsonl"))
+    parser.add_argument("--table", action="store_true", help="print the table of such files")
+    parser.add_argument("--layer", type=int, default=2, help="with --table")
+    arguments = parser.parse_args()
+    with command_errors():
+        if arguments.table:
+            for step in arguments.steps:
+                print(f"step {step:,}, layer {arguments.layer}")
+                show(table(arguments.paths, step, arguments.layer), "markdown")
+            return
+        until = time.monotonic() + arguments.minutes * 60
+        lines = arguments.out.read_text().splitlines() if arguments.out.exists() else []
+        done = {(row["run"], row["asked"], row["attention"]) for row in map(json.loads, lines)}
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        for step in arguments.steps:
+            for word in arguments.attentions:
+                for run in arguments.paths:
+                    if (run.name, step, word) in done or time.monotonic() > until:
+                        continue
+                    started = time.monotonic()
+                    try:
+                        rows = measure(run, step, word, arguments.sequences, device)
+                    except Exception as error:  # one kernel that does not run must not cost the others
+                        print(f"{run.name} {step} {word}: {type(error).__name__}: {error}", flush=True)
+                        continue
+                    with arguments.out.open("a") as file:
+                        file.writelines(json.dumps({"asked": step, **row}) + "\n" for row in rows)
+                    print(f"{run.name} {step} {word}: {time.monotonic() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Attentions that people train with: PyTorch's backends, FlexAttention, FlashAttention-4, behind one call.
+
+Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d features per head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flashpoint.errors import UserError
+
+Call = Callable[[Tensor, Tensor, Tensor, bool, float | None], Tensor]
+"""q [B, H, T, d], k and v [B, H_kv, T, d], whether it is causal, and α or None for 1/√d, to O [B, H, T, d]."""
+
+
+@dataclass(frozen=True)
+class ProductionAttention:
+    """An attention of another library.
+
+    Attributes:
+        call: computes it; gradients flow.
+        package: the distribution that brings it, whose version a run records.
+        deterministic: whether its backward pass gives the same bits again in PyTorch's deterministic mode.
+        needs_gpu: whether it runs on a GPU alone.
+    """
+
+    call: Call
+    package: str = "torch"
+    deterministic: bool = True
+    needs_gpu: bool = False
+
+
+def _sdpa(backend: SDPBackend | None) -> Call:
+    def call(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
+        grouped = q.shape[1] != k.shape[1]
+        if backend is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=grouped)
+        if grouped:  # not every backend takes fewer heads of keys
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
+
+    return call
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    mask = _causal_mask(q.shape[2], str(q.device)) if is_causal else None
+    attend: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+    out: Tensor = attend(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return out
+
+
+_MASKS: dict[tuple[int, str], Any] = {}
+
+
+def _causal_mask(length: int, device: str) -> Any:
+    """Return FlexAttention's causal mask of so many tokens. It is made once, outside of what a compiler traces."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    if (length, device) not in _MASKS:
+        _MASKS[length, device] = create_block_mask(_not_later, None, None, length, length, device)
+    return _MASKS[length, device]
+
+
+def _not_later(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return query >= key
+
+
+@cache
+def _compiled_flex() -> Any:
+    """Uncompiled, FlexAttention holds all T² scores and computes something else."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, fullgraph=True)
+
+
+def _fa4(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
+    out: Tensor = _fa4_fwd(*(x.transpose(1, 2) for x in (q, k, v)), is_causal, scale)[0]
+    return out.transpose(1, 2)
+
+
+@torch.library.custom_op("flashpoint::fa4_fwd", mutates_args=())
+def _fa4_fwd(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    """FlashAttention-4's forward pass as one node of a graph: its own function cannot be traced. [B, T, H, d] each."""
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    q, k, v = (x.contiguous() for x in (q, k, v))
+    out, logsumexp, *_ = _flash_attn_fwd(q, k, v, softmax_scale=scale, causal=is_causal, return_lse=True)
+    return out, logsumexp
+
+
+@_fa4_fwd.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    B, T, H, _ = q.shape
+    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty((B, H, T), dtype=torch.float32)
+
+
+@torch.library.custom_op("flashpoint::fa4_bwd", mutates_args=())
+def _fa4_bwd(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    from flash_attn.cute.interface import _flash_attn_bwd
+
+    grad_out, q, k, v = (x.contiguous() for x in (grad_out, q, k, v))
+    grads = _flash_attn_bwd(q, k, v, out, grad_out, logsumexp, scale, is_causal, deterministic=True)
+    return grads[0], grads[1], grads[2]
+
+
+@_fa4_bwd.register_fake
+def _(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    return grad_q, grad_k, grad_v
+
+
+def _fa4_saved(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, ctx.is_causal, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, *output)
+
+
+def _fa4_gradients(ctx: Any, grad_out: Tensor, _grad_logsumexp: Tensor) -> tuple[Tensor | None, ...]:
+    return (*_fa4_bwd(grad_out, *ctx.saved_tensors, ctx.is_causal, ctx.scale), None, None)
+
+
+_fa4_fwd.register_autograd(_fa4_gradients, setup_context=_fa4_saved)
+
+PRODUCTION: dict[str, ProductionAttention] = {
+    "sdpa": ProductionAttention(_sdpa(None)),
+    "sdpa_flash": ProductionAttention(_sdpa(SDPBackend.FLASH_ATTENTION)),
+    "sdpa_cudnn": ProductionAttention(_sdpa(SDPBackend.CUDNN_ATTENTION), deterministic=False, needs_gpu=True),
+    "sdpa_efficient": ProductionAttention(_sdpa(SDPBackend.EFFICIENT_ATTENTION), needs_gpu=True),
+    "sdpa_math": ProductionAttention(_sdpa(SDPBackend.MATH)),
+    "flex": ProductionAttention(_flex, needs_gpu=True),
+    "fa4": ProductionAttention(_fa4, package="flash-attn-4", needs_gpu=True),
+}
+"""By the name that ``attn.kernel`` and the YAML files of ``configs/attn`` have. ``sdpa`` lets PyTorch choose."""
+
+
+def production_attention(
+    kernel: str, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = True, scale: float | None = None
+) -> Tensor:
+    """Compute attention by another library's kernel.
+
+    Args:
+        kernel: a name of :data:`PRODUCTION`.
+        q: [B, H, T, d].
+        k, v: [B, H_kv, T, d], H_kv divides H.
+        scale: α; None is 1/√d.
+
+    Returns:
+        O [B, H, T, d] in the inputs' dtype.
+    """
+    return PRODUCTION[kernel].call(q, k, v, is_causal, scale)
+
+
+def refuse_missing(kernel: str, device: torch.device, deterministic: bool) -> None:
+    """Refuse a production attention that cannot run here as asked, before anything is built.
+
+    Raises:
+        UserError: its package is not installed, it needs a GPU, or it has no deterministic backward pass.
+    """
+    attention = PRODUCTION[kernel]
+    try:
+        version(attention.package)
+    except PackageNotFoundError:
+        raise UserError(f"attn={kernel}: needs {attention.package}; pip install {attention.package}") from None
+    if attention.needs_gpu and device.type != "cuda":
+        raise UserError(f"attn={kernel}: runs on a GPU alone; take attn=sdpa, or a machine with a GPU")
+    if deterministic and not attention.deterministic:
+        raise UserError(
+            f"attn={kernel}: its backward pass gives other bits each time; add train.deterministic=false, and the run "
+            "cannot be replayed bit for bit"
+        )

@@ -1,0 +1,164 @@
+"""Production attentions and what stabilises them, against FP64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashpoint
+from flashpoint.drop_in import variant_of
+from flashpoint.errors import UserError
+from flashpoint.numerics.dispatch import attention
+from flashpoint.numerics.production import PRODUCTION, refuse_missing
+from flashpoint.numerics.stabilizers import center, in_fp16, power_of_two
+from flashpoint.numerics.variant import AttentionVariant
+
+KEY = torch.zeros(2, dtype=torch.int64)
+CPU = torch.device("cpu")
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad_out = (torch.randn(2, 3, 40, 16, generator=generator, dtype=torch.float64) for _ in range(4))
+    return q, k + 3.0, v - 2.0, (grad_out * 1e-6).to(dtype)
+
+
+def gradients(variant: AttentionVariant, dtype: torch.dtype) -> list[Tensor]:
+    """Return O, dQ, dK and dV [B, H, T, d]."""
+    *given, grad_out = inputs(dtype)
+    q, k, v = (x.to(dtype).requires_grad_() for x in given)
+    out = attention(q, k, v, variant, layer=1, seed_and_step=KEY)
+    return [out, *torch.autograd.grad(out, (q, k, v), grad_out)]
+
+
+def exact(dtype: torch.dtype) -> list[Tensor]:
+    """Return the same in FP64, of inputs rounded to ``dtype``."""
+    *given, grad_out = inputs(dtype)
+    q, k, v = (x.to(dtype).double().requires_grad_() for x in given)
+    scores = (q @ k.mT / math.sqrt(16)).masked_fill(torch.ones(40, 40).triu(1).bool(), -math.inf)
+    out = scores.softmax(-1) @ v
+    return [out, *torch.autograd.grad(out, (q, k, v), grad_out.double())]
+
+
+def relative_errors(found: list[Tensor], wanted: list[Tensor]) -> list[float]:
+    return [
+        float((a.detach().double() - b.detach()).norm() / b.detach().norm()) for a, b in zip(found, wanted, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "sdpa_flash", "sdpa_math"])
+@pytest.mark.parametrize("shift", ["none", "sequence", "sequence_detached", "batch_detached"])
+def test_shifts_are_invisible_to_exact_arithmetic(kernel: str, shift: str) -> None:
+    """O and all gradients agree with FP64 of the unshifted inputs as far as FP32 sums go."""
+    shifted = replace(variant_of(kernel), shift_keys=shift, shift_values=shift)
+    assert max(relative_errors(gradients(shifted, torch.float32), exact(torch.float32))) < 3e-5
+
+
+def test_the_gradient_through_the_mean_makes_the_gradient_of_keys_sum_to_zero() -> None:
+    grad_k = gradients(replace(variant_of("sdpa_math"), shift_keys="sequence"), torch.float32)[2]
+    assert float(grad_k.sum(2).abs().max() / grad_k.abs().sum(2).max()) < 1e-6
+
+
+def test_fp16_inside_rounds_eight_times_finer() -> None:
+    """The attention itself sees an O with three more mantissa bits; what leaves is rounded to BF16 once."""
+    seen = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        seen.append(torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+        return seen[-1]
+
+    q, k, v, _ = (x.bfloat16() for x in inputs())
+    out = in_fp16(attend, q, k, v)
+    wanted = exact(torch.bfloat16)[0]
+    inside, plain = relative_errors([seen[0], attend(q, k, v)], [wanted, wanted])
+    assert seen[0].dtype == torch.float16
+    assert out.dtype == torch.bfloat16
+    assert 6 < plain / inside < 10
+    errors = relative_errors(
+        gradients(replace(variant_of("sdpa_math"), fp16_inside=True), torch.bfloat16), exact(torch.bfloat16)
+    )
+    assert max(errors) < 2**-8
+
+
+@pytest.mark.parametrize("size", [1e-30, 3e-7, 1.0, 1.9e4])
+def test_fp16_inside_does_not_depend_on_the_size_of_the_gradient(size: float) -> None:
+    """Powers of two come out again: gradients of a dO times 2^k are 2^k times the gradients, bit for bit."""
+    grad_out = torch.randn(1, 1, 32, 8, generator=torch.Generator().manual_seed(1)).bfloat16() * 2.0 ** round(
+        math.log2(size)
+    )
+    factor = power_of_two(grad_out)
+    assert math.log2(float(factor)) == round(math.log2(float(factor)))
+    largest = float(grad_out.abs().max()) * 32 * float(factor)
+    assert 2**14 <= largest < 2**15 or size < 1e-25  # FP32 has no larger power of two
+
+
+@pytest.mark.parametrize("values", [0.0, math.inf, math.nan])
+def test_a_gradient_without_a_size_is_not_scaled(values: float) -> None:
+    assert float(power_of_two(torch.full((1, 1, 4, 2), values))) == 1.0
+
+
+def test_compiled_equals_eager() -> None:
+    """The stabilisers are traced without a break, and give the bits of eager mode."""
+    variant = replace(variant_of("sdpa_math"), fp16_inside=True, shift_keys="sequence", shift_values="batch_detached")
+    *given, grad_out = inputs(torch.bfloat16)
+    results = []
+    for compiled in (False, True):
+        q, k, v = (x.bfloat16().requires_grad_() for x in given)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attention(q, k, v, variant, layer=1, seed_and_step=KEY)
+
+        function = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend
+        out = function(q, k, v)
+        results.append([out, *torch.autograd.grad(out, (q, k, v), grad_out)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_the_drop_in_takes_production_attentions_with_fewer_heads_of_keys() -> None:
+    q, k, v, _ = (x.float() for x in inputs())
+    out = flashpoint.attention(q, k[:, :1], v[:, :1], is_causal=True, enable_gqa=True, variant="sdpa_math")
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        q, k[:, :1].expand_as(q), v[:, :1].expand_as(q), is_causal=True
+    )
+    torch.testing.assert_close(out, wanted)
+
+
+def test_the_mean_is_of_the_heads_own_keys() -> None:
+    k = inputs()[1].float()
+    torch.testing.assert_close(center(k, "batch_detached"), k.mean((0, 2), keepdim=True))
+    assert center(k, "sequence").shape == (2, 3, 1, 16)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "deterministic", "names"),
+    [("flex", True, "GPU"), ("fa4", True, "flash-attn-4"), ("sdpa_cudnn", False, "GPU")],
+)
+def test_what_cannot_run_here_is_refused(kernel: str, deterministic: bool, names: str) -> None:
+    with pytest.raises(UserError, match=names):
+        refuse_missing(kernel, CPU, deterministic)
+
+
+def test_cudnn_asks_for_a_run_without_determinism() -> None:
+    with pytest.raises(UserError, match=r"train\.deterministic=false"):
+        refuse_missing("sdpa_cudnn", torch.device("cuda"), True)
+
+
+def test_every_production_attention_has_a_file() -> None:
+    assert all(variant_of(name).kernel == name for name in PRODUCTION)
+
+
+@pytest.mark.parametrize(
+    ("choices", "names"),
+    [
+        ({"kernel": "flash", "fp16_inside": True}, "fp16_inside"),
+        ({"kernel": "flex", "heads": (1,), "elsewhere": AttentionVariant()}, "attn.heads"),
+        ({"heads": (1,), "shift_keys": "sequence", "elsewhere": AttentionVariant()}, "attn.heads"),
+    ],
+)
+def test_contradictions_are_refused(choices: dict, names: str) -> None:
+    with pytest.raises(ValueError, match=names):
+        AttentionVariant(**choices)
