@@ -36,7 +36,7 @@ def test_the_source_is_all_python_files_and_their_places(tmp_path: Path) -> None
 
 def test_a_manifests_source_covers_the_kernels() -> None:
     packages = [Path(str(package.__file__)).parent for package in (flashpoint, flashpoint_kernels)]
-    assert describe_environment(torch.device("cpu"), Config())["source"] == source_digest(*packages)
+    assert describe_environment(torch.device("cpu"), Config()).source == source_digest(*packages)
 
 
 def test_a_commit_is_of_a_repository_that_tracks_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
