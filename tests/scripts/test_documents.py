@@ -13,7 +13,7 @@ from tests import warm
 from tests.conftest import REPOSITORY, environment
 from tests.records import write_run
 
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 
 def refresh(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
