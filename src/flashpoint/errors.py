@@ -19,6 +19,10 @@ class UserError(Exception):
     """
 
 
+class UserCodeError(UserError):
+    """Code of the user's own failed, or returned what it must not."""
+
+
 def one_line(error: Exception) -> str:
     """Return an error's message as one line."""
     return printable(" ".join(str(error).split()))

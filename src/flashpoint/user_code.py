@@ -11,14 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flashpoint.errors import UserError, nearest
+from flashpoint.errors import UserCodeError, UserError, nearest
 from flashpoint.files import file_sha256
 
 _LONGEST = 300  # characters of what an error says
-
-
-class UserCodeError(UserError):
-    """Code of the user's own failed, or returned what it must not."""
 
 
 def load(word: str, where: str) -> Any:

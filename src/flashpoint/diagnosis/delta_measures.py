@@ -13,7 +13,6 @@ from torch import Tensor
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import Exact
 from flashpoint.diagnosis.measures import Measures
-from flashpoint.diagnosis.rounded_out import out_of_rounded_probs
 
 _UNKNOWNS = 3
 """Of the regression in :func:`delta_follows`: two slopes and a constant. As many rows fit whatever they hold."""
@@ -45,6 +44,8 @@ def delta_follows(call: AttentionCall, out: Tensor, error: Tensor, noise: Tensor
         error: of δ [H, T] float64.
         noise: what roundings by 1 add to each ``error``; infinite for rows of which it does not tell.
     """
+    from flashpoint.diagnosis.rounded_out import out_of_rounded_probs  # the reference, which takes a while to load
+
     grad_out, of_probs = call.grad_out[n].double(), out_of_rounded_probs(call, n)
     of_out, others = ((grad_out * difference).sum(-1) for difference in (out - of_probs, of_probs - true.out))
     # The reference may round P̄ otherwise than the attention does, as tiles have other maxima: that is noise, too.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,7 +16,9 @@ from flashpoint.diagnosis.input_measures import of_inputs
 from flashpoint.diagnosis.measures import Measures, Results
 from flashpoint.diagnosis.probe import Probed, delta_error_of_row_sums, probed_measures
 from flashpoint.diagnosis.result_measures import of_results
-from flashpoint.numerics.variant import AttentionVariant
+
+if TYPE_CHECKING:
+    from flashpoint.numerics.variant import AttentionVariant
 
 _ELEMENTS = 1 << 24
 """Scores that are held at a time, if those of one head of keys are not more."""

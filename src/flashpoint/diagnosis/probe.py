@@ -25,7 +25,7 @@ from torch import Tensor
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import Exact
 from flashpoint.diagnosis.measures import Measures, Results, relative
-from flashpoint.user_code import UserCodeError
+from flashpoint.errors import UserCodeError
 
 Function = Callable[[Tensor, Tensor, Tensor, bool, float], Tensor]
 """q [N, H, T, d], k and v [N, H_kv, T, d], whether it is causal, and α, to O [N, H, T, d]."""

@@ -5,6 +5,8 @@ Shapes: N sequences, H heads, T tokens, d features per head.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -13,8 +15,9 @@ from flashpoint.diagnosis.delta_measures import delta_error_of, delta_follows, n
 from flashpoint.diagnosis.exact import Exact
 from flashpoint.diagnosis.factors import factor_of_grad_q, factors_of_scores, fitted_factor
 from flashpoint.diagnosis.measures import Measures, Results, finite_part, relative
-from flashpoint.diagnosis.rounded_out import out_of, out_of_rounded_probs, out_of_rounded_scores
-from flashpoint.numerics.variant import AttentionVariant
+
+if TYPE_CHECKING:
+    from flashpoint.numerics.variant import AttentionVariant
 
 OUT_OFF = 0.01
 """Relative error of O beyond which a factor of the scores may be far from 1; rounding P̄ and O to BF16 makes 0.003."""
@@ -162,6 +165,9 @@ def _references(
     call: AttentionCall, n: int, dtype: torch.dtype, declared: AttentionVariant | None
 ) -> tuple[Tensor, Tensor]:
     """Return O [H, T, d] of FlashAttention-2, rounded to a dtype, and of what rounds more; by the reference."""
+    # The reference: a loop that is watched does without.
+    from flashpoint.diagnosis.rounded_out import out_of, out_of_rounded_probs, out_of_rounded_scores
+
     coarse = out_of(declared, call, n) if declared else out_of_rounded_scores(call, n)
     return out_of_rounded_probs(call, n).to(dtype).double(), coarse.to(dtype).double()
 

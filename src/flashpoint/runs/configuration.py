@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from flashpoint.errors import UserError
 from flashpoint.field_types import Count
-from flashpoint.numerics.variant import AttentionVariant
+
+if TYPE_CHECKING:
+    from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.schema import Kind, Step
 
 
@@ -50,6 +52,8 @@ def attention_of(config: Mapping[str, Any]) -> AttentionVariant:
 
 @lru_cache(maxsize=1024)  # many runs, few attentions
 def _variant(text: str) -> AttentionVariant:
+    from flashpoint.numerics.variant import AttentionVariant  # a loop that is watched does without
+
     return AttentionVariant.from_dict(json.loads(text))
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from flashpoint.errors import UserError
-from flashpoint.extras import from_lab
 from flashpoint.files import is_locked
 from flashpoint.runs import migrations
 from flashpoint.runs.configuration import WatchedConfig, as_of_today, known_settings
@@ -157,6 +156,8 @@ class RunFolder:
         """
         if self.watched:
             return known_settings(read_json(self.config, WatchedConfig), str(self.path))
+        from flashpoint.extras import from_lab
+
         kind = from_lab("stored_config:CONFIG", f"{self.path}, a run of flashpoint train")
         return as_of_today(read_json(self.config, kind))
 

@@ -18,7 +18,6 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from flashpoint.errors import UserError
-from flashpoint.extras import from_lab
 from flashpoint.listeners import Listener
 from flashpoint.names import check_name
 from flashpoint.watching.watched import Watch
@@ -88,6 +87,8 @@ def watch(
         _check_name(name)
     listeners: list[Listener] = []
     if wandb != "disabled":
+        from flashpoint.extras import from_lab
+
         listeners.append(from_lab("wandb_tracking.listener:tracking", f"wandb={wandb!r}")(wandb, project))
     try:
         return Watch(

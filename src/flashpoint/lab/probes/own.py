@@ -11,11 +11,10 @@ from pydantic_core import from_json
 from torch import Tensor
 
 from flashpoint import user_code
-from flashpoint.errors import UserError
+from flashpoint.errors import UserCodeError, UserError
 from flashpoint.lab.probes.attention import Probe
 from flashpoint.lab.probes.observation import Observation
 from flashpoint.runs.metric_table import OF_THE_RUN, WEIGHT_NORMS
-from flashpoint.user_code import UserCodeError
 
 _TAKEN = OF_THE_RUN | {metric.name for metric in WEIGHT_NORMS} | {"step", "run"}
 _LARGEST_STATE = 10_000_000  # characters; the header of a checkpoint, which holds it, may have ten times as many

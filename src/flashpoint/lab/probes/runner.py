@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashpoint.early_warning import LOOKBACK, Sentinel
-from flashpoint.errors import UserError, one_line
+from flashpoint.errors import UserCodeError, UserError, one_line
 from flashpoint.hardware import is_of_full_memory
 from flashpoint.lab.config import ProbesConfig, TrainConfig
 from flashpoint.lab.cuda_graph import Graphed
@@ -25,7 +25,6 @@ from flashpoint.lab.probes.instrumented import InstrumentedPass
 from flashpoint.lab.probes.observation import Observation
 from flashpoint.lab.probes.spectral import weight_norms
 from flashpoint.runs.metric_table import W_Q_NORM
-from flashpoint.user_code import UserCodeError
 
 
 @dataclass(frozen=True)
