@@ -7,12 +7,13 @@ from torch import Tensor
 
 from flashpoint.diagnosis.bias import DeltaBias
 from flashpoint.diagnosis.delta_sample import DeltaSample
+from flashpoint.diagnosis.measure_table import GRAD_DELTA
 
 
 def of_sequences(count: int, spread: float) -> DeltaBias:
     one = torch.ones(4, dtype=torch.float64)
     error: Tensor = one * spread / count**0.5
-    return DeltaBias(0 * one, error, 0 * one, one, torch.full((4,), count), torch.full((4,), count), 1, "grad_delta")
+    return DeltaBias(0 * one, error, 0 * one, one, torch.full((4,), count), torch.full((4,), count), 1, GRAD_DELTA)
 
 
 @pytest.mark.parametrize("count", [2, 3, 8, 264])

@@ -10,6 +10,17 @@ from typing import TYPE_CHECKING
 from flashpoint.cli.cells import number
 from flashpoint.cli.diagnose_advice import advice, suspects
 from flashpoint.cli.table import Cell, Table
+from flashpoint.diagnosis.measure_table import (
+    ALONG_MEAN_KEY,
+    DEAD_ROWS,
+    DELTA,
+    FOLLOWS_OUT,
+    GRAD_Q,
+    LARGEST_SCORE,
+    OUT_ERROR,
+    SCORE_OFFSET,
+    TIES,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,17 +30,18 @@ if TYPE_CHECKING:
     from flashpoint.diagnosis.finding import Finding
     from flashpoint.diagnosis.verdict import Diagnosis
 
-_BIAS = ("δ bias", "standard errors", "δ error, nats", "δ noise")
+_BIAS = (DELTA.bias.words, "standard errors", DELTA.sum.axis, DELTA.noise.words)
 _COLUMNS = {
-    "follows O": ("delta_follows_out", ".2f"),
-    "O error": ("out_error", ".1e"),
-    "dQ error": ("grad_q_error", ".1e"),
-    "along mean key": ("along_mean_key", ".0%"),
-    "dead rows": ("dead_rows", ".1%"),
-    "ties": ("tied_rows", ".1%"),
-    "largest score": ("score_max", ".3g"),
-    "offset": ("score_offset", ".2g"),
+    FOLLOWS_OUT: ".2f",
+    OUT_ERROR: ".1e",
+    GRAD_Q.error: ".1e",
+    ALONG_MEAN_KEY: ".0%",
+    DEAD_ROWS: ".1%",
+    TIES: ".1%",
+    LARGEST_SCORE: ".3g",
+    SCORE_OFFSET: ".2g",
 }
+"""Measures that are shown, each with the format of its values."""
 
 
 def heading(diagnoses: Sequence[Diagnosis], attention: str | None, weights: str) -> str:
@@ -117,7 +129,7 @@ def tables(diagnoses: Sequence[Diagnosis], more: str, attention: str | None, lat
     note = " ".join(part for part in (later, coarse, unjudged, hidden, unseen, _scaled(diagnoses)) if part)
     beyond = " beyond what FP32 itself may do" if coarse else ""
     nothing = f"Nothing found{beyond}{', and δ was not judged' if unjudged else ''}."
-    measures = Table(("layer", "head", *_BIAS, *_COLUMNS), measured, note)
+    measures = Table(("layer", "head", *_BIAS, *(measure.words for measure in _COLUMNS)), measured, note)
     suspected = suspects(diagnoses, attention)
     return _told(findings, measures, nothing, bool(unjudged or hidden or unseen), suspected)
 
@@ -138,7 +150,7 @@ def _measures(diagnosis: Diagnosis) -> list[list[Cell | int]]:
 
     of = over_sequences(diagnosis.measures)
     columns = _bias_columns(diagnosis.bias)
-    columns += [(of.get(name), form) for name, form in _COLUMNS.values()]
+    columns += [(of.get(measure.name), form) for measure, form in _COLUMNS.items()]
     return [
         [head + 1, *(_cell(values, head, form) for values, form in columns)]
         for head in range(diagnosis.call.q.shape[1])

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashpoint.diagnosis.delta_sample import PARTS, SOURCES, DeltaSample
+from flashpoint.diagnosis.delta_sample import DeltaSample
+from flashpoint.diagnosis.measure_table import DELTA, GRAD_DELTA, SOURCES, DeltaErrorMeasures
 from flashpoint.diagnosis.measures import Measures, of_errors
 from flashpoint.diagnosis.repeats import averaged
 from flashpoint.diagnosis.significance import FEW, standard_errors
@@ -36,7 +37,7 @@ class DeltaBias:
         counts: different sequences, of N of the call and M of the sample, int64.
         observed: the same with their repetitions.
         steps: of the training, that they are of.
-        source: of :data:`SOURCES`, which the errors are from.
+        source: what the errors are from.
     """
 
     mean: Tensor
@@ -46,7 +47,7 @@ class DeltaBias:
     counts: Tensor
     observed: Tensor
     steps: int
-    source: str
+    source: DeltaErrorMeasures
 
     @classmethod
     def of(
@@ -69,24 +70,24 @@ class DeltaBias:
     def of_samples(cls, samples: Sequence[DeltaSample]) -> DeltaBias | None:
         """Return the bias by the most direct measure that all samples of a layer have; None where there is none."""
         held = [sample.measures for sample in samples]
-        name = next((name for name in SOURCES if all(f"{name}_bias" in one for one in held)), None)
-        if name is None:
+        source = next((one for one in SOURCES if all(one.bias.name in measures for measures in held)), None)
+        if source is None:
             return None
-        joined = {of: torch.cat([one[of] for one in held]) for of in (f"{name}_{part}" for part in PARTS)}
-        together = of_errors(name, joined)
+        joined = {name: torch.cat([measures[name] for measures in held]) for name in source.names}
+        together = of_errors(source, joined)
         identities = [identity for sample in samples for identity in sample.identities]
-        different = {of: averaged(values, identities) for of, values in joined.items()}
-        some, counts = joined[f"{name}_bound"] != 0, (different[f"{name}_bound"] != 0).sum(0)
+        different = {name: averaged(values, identities) for name, values in joined.items()}
+        some, counts = joined[source.bound.name] != 0, (different[source.bound.name] != 0).sum(0)
         steps = (step for sample in samples for step in sample.steps)
         return cls(
-            mean=of_errors(name, different)[f"{name}_bias"],
-            error=_standard_error(different[f"{name}_sum"], different[f"{name}_bound"], counts),
-            nats=together[f"{name}_sum"],
-            noise=together[f"{name}_noise"],
+            mean=of_errors(source, different)[source.bias.name],
+            error=_standard_error(different[source.sum.name], different[source.bound.name], counts),
+            nats=together[source.sum.name],
+            noise=together[source.noise.name],
             counts=counts,
             observed=some.sum(0),
             steps=len({step for step, tells in zip(steps, some.any(-1).tolist(), strict=True) if tells}),
-            source=name,
+            source=source,
         )
 
     def __str__(self) -> str:
@@ -100,12 +101,12 @@ class DeltaBias:
     @property
     def judges(self) -> bool:
         """Whether the errors are those of δ itself. A backward pass may take δ from another O than the returned one."""
-        return self.source != "delta"
+        return self.source is not DELTA
 
     @property
     def of_grad_q(self) -> bool:
         """Whether the errors are read from dQ, in which other faults look like one of δ."""
-        return self.source == "grad_delta"
+        return self.source is GRAD_DELTA
 
     @property
     def repeats(self) -> bool:

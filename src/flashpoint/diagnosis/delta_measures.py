@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import Exact
 from flashpoint.diagnosis.measures import Measures
@@ -62,8 +63,8 @@ def delta_follows(call: AttentionCall, out: Tensor, error: Tensor, noise: Tensor
     tells = (rows.sum(-1) > _UNKNOWNS) & (left > _LEAST_LEFT * size)
     bound = true.bound.where(rows, 0.0).square().sum(-1)
     return {
-        "delta_follows_out": torch.where(tells, (x * y).sum(-1) / left, torch.nan),
-        "delta_rounding": (of_out.where(rows, 0.0).square().sum(-1) / bound.clamp_min(1e-300)).sqrt(),
+        table.FOLLOWS_OUT.name: torch.where(tells, (x * y).sum(-1) / left, torch.nan),
+        table.DELTA_ROUNDING.name: (of_out.where(rows, 0.0).square().sum(-1) / bound.clamp_min(1e-300)).sqrt(),
     }
 
 

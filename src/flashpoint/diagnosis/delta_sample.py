@@ -13,19 +13,12 @@ import torch
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_measures import delta_error_of
 from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.measure_table import DELTA, GRAD_DELTA, ROW_SUMS
 from flashpoint.diagnosis.measured import by_sequence
 from flashpoint.diagnosis.measures import Measures, Results, relative
 from flashpoint.diagnosis.probe import Function, Probed, delta_error_of_row_sums, probe, results_of
 from flashpoint.diagnosis.repeats import identities_of
 from flashpoint.diagnosis.sink import with_sink
-
-PARTS = ("bias", "noise", "sum", "bound")
-"""What is said of an error of δ: :func:`flashpoint.diagnosis.measures.relative`."""
-SOURCES = ("row_sum", "grad_delta", "delta")
-"""What tells of δ's error, the most direct first: row sums of dS, dQ, and rowsum(dO∘O).
-
-The last tells of δ only where the backward pass takes it from the O that was returned.
-"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +28,7 @@ class DeltaSample:
     Attributes:
         steps: of the training, from 0, one for each sequence [M].
         identities: of the sequences [M] (:mod:`flashpoint.diagnosis.repeats`).
-        measures: ``SOURCE_PART`` of some :data:`SOURCES` and all :data:`PARTS`, [M, H] float64.
+        measures: all of some :data:`.measure_table.SOURCES`, [M, H] float64.
     """
 
     steps: tuple[int, ...]
@@ -78,11 +71,11 @@ def joined_samples(samples: Sequence[DeltaSample]) -> DeltaSample:
 def _of_heads(call: AttentionCall, results: Results, probed: Probed | None, n: int) -> Measures:
     true = exact(call, n)
     if probed is not None:
-        return relative("row_sum", delta_error_of_row_sums(probed, true, n), true.bound)
+        return relative(ROW_SUMS, delta_error_of_row_sums(probed, true, n), true.bound)
     found: Measures = {}
     if results.out is not None:
         error = (call.grad_out[n].double() * (results.out[n].double() - true.out)).sum(-1)
-        found |= relative("delta", error, true.bound)
+        found |= relative(DELTA, error, true.bound)
     if results.grad_q is not None:
-        found |= relative("grad_delta", delta_error_of(results.grad_q[n].double(), true, call.scale), true.bound)
+        found |= relative(GRAD_DELTA, delta_error_of(results.grad_q[n].double(), true, call.scale), true.bound)
     return found

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.exact import Exact
 from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, explained, fp32_error
 from flashpoint.diagnosis.measures import Measures
@@ -95,15 +96,16 @@ def factors_of(of: Measures, identities: Sequence[str]) -> Factors:
     """Return the factors of a call's heads that are sure over its sequences."""
     told_apart = fp32_error(of) < FP32_COARSE
     none = torch.zeros_like(fp32_error(of))
-    by_rounding = of["score_factor_coarse"].nanmean(0).abs().nan_to_num(0.0)
-    scores = surely_off(of["score_factor"], identities, _SCORES_OFF)
-    shows = told_apart & (of["dead_rows"].mean(0) <= DEAD_ROWS)
+    by_rounding = of[table.SCORE_FACTOR_COARSE.name].nanmean(0).abs().nan_to_num(0.0)
+    scores = surely_off(of[table.SCORE_FACTOR.name], identities, _SCORES_OFF)
+    shows = told_apart & (of[table.DEAD_ROWS.name].mean(0) <= DEAD_ROWS)
     grad_q = none
-    if "grad_q_factor" in of:
-        least = _GRAD_Q_OFF + 2 * of["grad_q_fp16"].nanmean(0).nan_to_num(0.0) if "grad_q_fp16" in of else _GRAD_Q_OFF
-        grad_q = surely_off(of["grad_q_factor"], identities, least).where(told_apart & ~explained(of), none)
+    if table.GRAD_Q_FACTOR.name in of:
+        fp16 = of.get(table.GRAD_Q.fp16.name)
+        least = _GRAD_Q_OFF if fp16 is None else _GRAD_Q_OFF + 2 * fp16.nanmean(0).nan_to_num(0.0)
+        grad_q = surely_off(of[table.GRAD_Q_FACTOR.name], identities, least).where(told_apart & ~explained(of), none)
     scores, rounded = scores.where(shows, none), scores.abs() < _OF_ROUNDING * by_rounding
-    account = (scores != 0) & ~rounded & (of["score_factor_left"].amax(0) < _LEFT)
+    account = (scores != 0) & ~rounded & (of[table.SCORE_FACTOR_LEFT.name].amax(0) < _LEFT)
     return Factors(scores, rounded, account, grad_q)
 
 
@@ -112,7 +114,7 @@ def factor_findings(factors: Factors, of: Measures, finding: Make) -> list[Findi
     found = []
     if (heads := factors.of_scores).any():
         told = _told(1 + factors.scores[heads], ".4f")
-        errs, normal = (float(of[name][:, heads].mean()) for name in ("out_error", "out_error_expected"))
+        errs, normal = (float(of[one.name][:, heads].mean()) for one in (table.OUT_ERROR, table.OUT_ERROR_EXPECTED))
         text = (
             f"O is as of scores times {told}: another scale is inside, or a soft cap; O is off by {errs:.1e}, where "
             f"the rounding of P̄ and O makes {normal:.1e}; dQ tells nothing of δ there"

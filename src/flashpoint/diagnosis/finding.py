@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.measures import Measures
 
 FP32_COARSE = 2**-9
@@ -51,15 +52,15 @@ def fp32_error(of: Measures) -> Tensor:
 
     A sum of FP32 errs by one number in each pass; L is rounded by half of one.
     """
-    return torch.expm1(2.5 * of["score_spacing"].amax(0))
+    return torch.expm1(2.5 * of[table.SCORE_SPACING.name].amax(0))
 
 
 def as_rounded(of: Measures) -> Tensor:
     """Return the heads [H] whose O errs by no more than twice what rounding S, P̄ and Ō makes."""
-    return of["out_error"].square().mean(0) < 4 * of["out_error_coarse"].square().mean(0)
+    return of[table.OUT_ERROR.name].square().mean(0) < 4 * of[table.OUT_ERROR_COARSE.name].square().mean(0)
 
 
 def explained(of: Measures) -> Tensor:
     """Return the heads [H] whose errors follow from rounded scores, or from rows that are switched off."""
-    coarse = of["out_error"].square().mean(0) > 2 * of["out_error_expected"].square().mean(0)
-    return (coarse & as_rounded(of)) | (of["dead_rows"].mean(0) > DEAD_ROWS)
+    coarse = of[table.OUT_ERROR.name].square().mean(0) > 2 * of[table.OUT_ERROR_EXPECTED.name].square().mean(0)
+    return (coarse & as_rounded(of)) | (of[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS)

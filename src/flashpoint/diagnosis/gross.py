@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.factors import Factors
 from flashpoint.diagnosis.finding import Finding, Make, explained, fp32_error
@@ -21,7 +22,7 @@ _GRADIENT_OFF = 0.02
 """Relative error of dK and dV: BF16's roundings account for 0.005, FP32's of S and L for the rest."""
 _BEYOND_ROUNDING = 10.0
 """Times the error of δ that roundings make; that of P̄, O, dP, dS and dQ to BF16 makes up to 3."""
-_GRADIENTS = {"dQ": "grad_q_error", "dK": "grad_k_error", "dV": "grad_v_error"}
+_GRADIENTS = {"dQ": table.GRAD_Q, "dK": table.GRAD_K, "dV": table.GRAD_V}
 
 
 def differing_rows(function: Function | None, call: AttentionCall, results: Results) -> Tensor:
@@ -64,20 +65,19 @@ def nonfinite(call: AttentionCall, out: Tensor, of: Measures, finding: Make) -> 
     if (heads := inputs.any(0).cpu()).any():
         before = "an earlier layer" if call.layer > 1 else "what makes them: weights, embeddings, batch"
         return finding("nonfinite", heads, f"q, k or v hold NaN or infinity: look at {before}")
-    if (heads := of["nonfinite_out"].sum(0) > 0).any():
+    if (heads := of[table.NONFINITE_OUT.name].sum(0) > 0).any():
         return _nonfinite_out(call, ~out.isfinite().all(-1), heads, of, finding)
     if (heads := ~call.grad_out.isfinite().all(-1).all(-1).all(0).cpu()).any():
         return finding("nonfinite", heads, "dO holds NaN or infinity: look at a later layer, or at the loss")
-    if (heads := of["nonfinite"].sum(0) > 0).any():
-        return finding(
-            "nonfinite", heads, f"{int(of['nonfinite'][:, heads].sum()):,} rows of dQ, dK or dV hold NaN or infinity"
-        )
+    if (heads := of[table.NONFINITE.name].sum(0) > 0).any():
+        rows = int(of[table.NONFINITE.name][:, heads].sum())
+        return finding("nonfinite", heads, f"{rows:,} rows of dQ, dK or dV hold NaN or infinity")
     return None
 
 
 def _nonfinite_out(call: AttentionCall, rows: Tensor, heads: Tensor, of: Measures, finding: Make) -> Finding:
     """Say of rows [N, H, T] of O, in some heads [H], where they begin, and whether scores in FP16 made them."""
-    largest = float((of["score_max"][:, heads] / call.scale).max())
+    largest = float((of[table.LARGEST_SCORE.name][:, heads] / call.scale).max())
     product = f"{largest:,.0f}" if largest < 1e9 else f"{largest:.1e}"
     n, head, row = (place + 1 for place in rows.nonzero()[0].tolist())
     text = (
@@ -119,23 +119,25 @@ def wrong_weights(
     if probed is None:
         return None
     whole = ~explained(of) & ~factors.account
-    weights, masses = (of[name] * whole for name in ("weight_error", "mass_error"))
+    weights, masses = (of[one.name] * whole for one in (table.WEIGHT_ERROR, table.MASS_ERROR))
     if (heads := weights.amax(0) > _WEIGHT_OFF + fp32_error(of)).any():
         n, head = _largest(weights * heads)
         queries, keys = (
-            _span(int(of[name][n, head]), probed.block) for name in ("weight_error_queries", "weight_error_keys")
+            _span(int(of[one.name][n, head]), probed.block)
+            for one in (table.WEIGHT_ERROR_QUERIES, table.WEIGHT_ERROR_KEYS)
         )
-        got, meant = float(of["weight_found"][n, head]), float(of["weight_exact"][n, head])
+        got, meant = float(of[table.WEIGHT_FOUND.name][n, head]), float(of[table.WEIGHT_EXACT.name][n, head])
         text = f"queries {queries} give keys {keys} a weight of {got:.3f} in place of {meant:.3f}"
         text += ": the causal mask hides these keys" if call.is_causal and meant == 0 else ""
         return finding("dropped_tile" if got < 0.2 * meant else "stale_maximum", heads, text)
     if (heads := masses.amax(0) > _WEIGHT_OFF + fp32_error(of)).any():
         n, head = _largest(masses * heads)
-        queries = _span(int(of["mass_error_block"][n, head]), probed.block)
+        queries = _span(int(of[table.MASS_ERROR_BLOCK.name][n, head]), probed.block)
+        off = float(of[table.MASS_ERROR.name][n, head])
         return finding(
             "logsumexp_block",
             heads,
-            f"Σⱼ Pᵢⱼ of queries {queries} is off by {float(of['mass_error'][n, head]):.3f} in the backward pass, and "
+            f"Σⱼ Pᵢⱼ of queries {queries} is off by {off:.3f} in the backward pass, and "
             "weights of the forward pass are right: L is off, or the backward pass has "
             "another mask, or dV alone is wrong",
         )
@@ -146,8 +148,9 @@ def fp16_underflow(of: Measures, finding: Make) -> Finding | None:
     """The heads whose gradients FP16 cannot hold, however the attention computes them."""
     if not (heads := _underflows(of)).any():
         return None
-    size = float(of["grad_out_size"][:, heads].nan_to_num(torch.inf).min())
-    errors = {what: float(of[name][:, heads].nan_to_num(0.0).max()) for what, name in _GRADIENTS.items() if name in of}
+    size = float(of[table.GRAD_OUT_SIZE.name][:, heads].nan_to_num(torch.inf).min())
+    known = {what: of[one.error.name] for what, one in _GRADIENTS.items() if one.error.name in of}
+    errors = {what: float(error[:, heads].nan_to_num(0.0).max()) for what, error in known.items()}
     worst = max(errors, key=lambda what: errors[what], default="")
     off = f": {worst} is off by up to {errors[worst]:.1%}" if worst else ""
     text = f"dO is {size:.1e} in the root mean square, where FP16's smallest numbers lie {FP16_STEP:.1e} apart{off}"
@@ -160,13 +163,13 @@ def _underflows(of: Measures) -> Tensor:
     A number that is rounded to a step errs by step/√12 in the root mean square. Of gradients as much as twice the error
     counts that FP16 makes where dP, dS and what is returned are held in it.
     """
-    if "grad_out_size" not in of:
-        return torch.zeros(of["score_max"].shape[1], dtype=torch.bool)
-    size = of["grad_out_size"].square().nanmean(0).sqrt()
+    if table.GRAD_OUT_SIZE.name not in of:
+        return torch.zeros(of[table.LARGEST_SCORE.name].shape[1], dtype=torch.bool)
+    size = of[table.GRAD_OUT_SIZE.name].square().nanmean(0).sqrt()
     lost, accounted = _GRADIENT_OFF * size < FP16_STEP / 12**0.5, torch.ones_like(size, dtype=torch.bool)
-    for name in _GRADIENTS.values():
-        if name in of:
-            error, fp16 = of[name], of[name.replace("error", "fp16")]
+    for one in _GRADIENTS.values():
+        if one.error.name in of:
+            error, fp16 = of[one.error.name], of[one.fp16.name]
             lost |= ((error > _GRADIENT_OFF) & (fp16 > _GRADIENT_OFF)).any(0)
             accounted &= ~(error > 2 * fp16 + _GRADIENT_OFF + fp32_error(of)).any(0)
     return lost & accounted
@@ -176,38 +179,38 @@ def wrong_rows(of: Measures, factors: Factors, finding: Make) -> Finding | None:
     """The heads whose O is off in some rows, or else whose gradients are; not those in which a factor of the scores
     accounts for either."""
     together, lost = over_sequences(of), _underflows(of)
-    for name, kind, error in (
-        ("out", "out_rows", "out_error"),
-        ("grad_q", "gradients_off", "grad_q_unexplained"),
+    for rows, error, kind, what in (
+        (table.OUT_ROWS_OFF, table.OUT_ERROR, "out_rows", "O"),
+        (table.GRAD_Q_ROWS_OFF, table.GRAD_Q_UNEXPLAINED, "gradients_off", "dQ"),
     ):
-        if f"{name}_rows_off" in of and (heads := of[f"{name}_rows_off"].sum(0) > 0).any():
+        if rows.count.name in of and (heads := of[rows.count.name].sum(0) > 0).any():
             # A few rows that almost cancel are far off for no fault; a head that is off as a whole is none of these.
-            heads &= (of[error].nan_to_num(0.0).amax(0) > _GRADIENT_OFF + fp32_error(of)) & ~explained(of)
-            heads &= ~factors.account if name == "out" else ~lost & ~factors.of_scores
+            heads &= (of[error.name].nan_to_num(0.0).amax(0) > _GRADIENT_OFF + fp32_error(of)) & ~explained(of)
+            heads &= ~factors.account if what == "O" else ~lost & ~factors.of_scores
             if heads.any():
-                first = int(of[f"{name}_rows_off_first"][:, heads].clamp_min(0).amin()) + 1
-                last = int(of[f"{name}_rows_off_last"][:, heads].amax()) + 1
-                size = float(together[error][heads].mean())
-                what = "O" if name == "out" else "dQ"
+                first = int(of[rows.first.name][:, heads].clamp_min(0).amin()) + 1
+                last = int(of[rows.last.name][:, heads].amax()) + 1
+                size = float(together[error.name][heads].mean())
                 return finding(kind, heads, f"{what} is off by {size:.1%}, in rows {first:,} to {last:,}")
-    for name, what in (("grad_q_unexplained", "dQ"), ("grad_k_unexplained", "dK"), ("grad_v_error", "dV")):
-        if name not in of:
+    for error, what in ((table.GRAD_Q_UNEXPLAINED, "dQ"), (table.GRAD_K_UNEXPLAINED, "dK"), (table.GRAD_V.error, "dV")):
+        if error.name not in of:
             continue
-        heads = (together[name] > _GRADIENT_OFF + fp32_error(of)) & ~explained(of) & ~lost & ~factors.of_scores
+        heads = (together[error.name] > _GRADIENT_OFF + fp32_error(of)) & ~explained(of) & ~lost & ~factors.of_scores
         if heads.any():
-            size = float(together[name][heads].mean())
+            size = float(together[error.name][heads].mean())
             return finding("gradients_off", heads, f"{what} is off by {size:.1%}; BF16 accounts for 0.5 %")
     return None
 
 
 def wrong_delta(of: Measures, heads: Tensor, finding: Make) -> Finding | None:
     """Which of some heads [H] have errors of δ far beyond its rounding, so that dQ is off; their mean may be 0."""
-    if "grad_delta_noise" not in of:
+    if table.GRAD_DELTA.noise.name not in of:
         return None
     noise, of_out, of_grad_q = (
-        of[name].square().nanmean(0).sqrt() for name in ("grad_delta_noise", "delta_noise", "grad_delta_rounding")
+        of[one.name].square().nanmean(0).sqrt()
+        for one in (table.GRAD_DELTA.noise, table.DELTA.noise, table.GRAD_DELTA_ROUNDING)
     )
-    off = over_sequences(of)["grad_q_error"]
+    off = over_sequences(of)[table.GRAD_Q.error.name]
     heads = heads & (noise > _BEYOND_ROUNDING * (of_out.square() + of_grad_q.square()).sqrt())
     heads &= (off > _GRADIENT_OFF + fp32_error(of)) & ~explained(of) & ~_underflows(of)
     if not heads.any():

@@ -10,17 +10,13 @@ import math
 import torch
 from torch import Tensor
 
+from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.exact import Exact
 from flashpoint.diagnosis.measures import Measures
 
 
 def of_scores(true: Exact) -> Measures:
-    """Return what the scores of a sequence say, [H] each.
-
-    ``tied_rows``: the share of rows whose two largest scores are one BF16 number, of rows with two keys or more.
-    ``score_max``: the largest |S|, nats.
-    Both are NaN where a score that is not masked is no finite number.
-    """
+    """Return what the scores of a sequence say, [H] each; NaN where a score that is not masked is no finite number."""
     # What is not finite in q or k makes its row's own score so, which no mask hides.
     told = true.scores.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)
     finite = true.scores.isfinite()
@@ -29,18 +25,15 @@ def of_scores(true: Exact) -> Measures:
     several = finite.sum(-1) > 1
     lowest, highest = true.scores.masked_fill(~finite, 0.0).flatten(-2).aminmax(dim=-1)
     return {
-        "tied_rows": ((tied & several).double().sum(-1) / several.sum(-1).clamp_min(1)).where(told, torch.nan),
-        "score_max": torch.maximum(-lowest, highest).where(told, torch.nan),
+        table.TIES.name: ((tied & several).double().sum(-1) / several.sum(-1).clamp_min(1)).where(told, torch.nan),
+        table.LARGEST_SCORE.name: torch.maximum(-lowest, highest).where(told, torch.nan),
     }
 
 
 def of_inputs(true: Exact, q: Tensor, scale: float) -> Measures:
     """Return what the inputs of a sequence alone say, [H] each: those of :func:`of_scores`, and what all keys share.
 
-    ``score_offset``: the mean over rows of |mean S of the keys it sees|, nats.
-    ``score_spacing``: how far apart FP32 numbers lie at the largest α Σ|qₑkₑ| (over features e) of a query and a key
-    that it sees, nats: no partial sum of S is larger. Kernels hold S·log₂e.
-    ``mean_key_share``: |mean K|² over the mean |K|².
+    The terms of ``score_spacing`` are of a query and a key that it sees. Kernels hold S·log₂e.
     """
     seen = true.scores.isfinite()
     finite = true.scores.masked_fill(~seen, 0.0)
@@ -50,7 +43,7 @@ def of_inputs(true: Exact, q: Tensor, scale: float) -> Measures:
     shared = true.k.mean(-2).square().sum(-1) / true.k.square().sum(-1).mean(-1).clamp_min(1e-300)
     return {
         **of_scores(true),
-        "score_offset": (finite.sum(-1) / seen.sum(-1)).abs().mean(-1),
-        "score_spacing": (above - largest.float()).double() * math.log(2),
-        "mean_key_share": shared,
+        table.SCORE_OFFSET.name: (finite.sum(-1) / seen.sum(-1)).abs().mean(-1),
+        table.SCORE_SPACING.name: (above - largest.float()).double() * math.log(2),
+        table.MEAN_KEY_SHARE.name: shared,
     }

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall
 
 
@@ -34,45 +35,47 @@ Measures = dict[str, Tensor]
 def over_sequences(of: Measures) -> Measures:
     """Return what measures [N, H] say of N sequences together, [H] each.
 
-    Of ``score_max`` it is the largest, of an error of δ what :func:`of_errors` says, of the others the mean: of
-    gradients and of ``delta_follows_out`` over the sequences that tell, NaN where none does.
+    How, the table says of each (:data:`.measure_table.Pooling`). A mean is NaN where one value is; ``mean where known``
+    is NaN where no sequence tells.
     """
-    found = {
-        name: values.nanmean(0) if name.startswith("grad_") or name == "delta_follows_out" else values.mean(0)
-        for name, values in of.items()
-    }
-    if "score_max" in of:
-        found["score_max"] = of["score_max"].amax(0)
-    for name in of:
-        error, _, part = name.rpartition("_")
-        if part == "bound":
-            found |= of_errors(error, of)
+    found = {}
+    for name, values in of.items():
+        match table.MEASURES[name].pooled:
+            case "largest":
+                found[name] = values.amax(0)
+            case "mean where known":
+                found[name] = values.nanmean(0)
+            case "mean" | "of sums":
+                found[name] = values.mean(0)
+    for source in table.SOURCES:
+        if source.bound.name in of:
+            found |= of_errors(source, of)
     return found
 
 
-def of_errors(name: str, of: Measures) -> Measures:
-    """Return ``NAME_bias`` and the like of sequences together, [H] each, of what :func:`relative` says of each [N, H].
+def of_errors(source: table.DeltaErrorMeasures, of: Measures) -> Measures:
+    """Return the measures of an error of δ of sequences together, [H], of what :func:`relative` says of each [N, H].
 
     The bias is the ratio of the sums of ε and of bounds: a mean of ratios would count a sequence without loss as one
     without bias. The noise is the root mean square, for which sequences weigh by their squared bounds.
     """
-    noises, sums, bounds = (of[f"{name}_{part}"] for part in ("noise", "sum", "bound"))
+    noises, sums, bounds = (of[one.name] for one in (source.noise, source.sum, source.bound))
     weights = bounds / bounds.square().sum(0).sqrt().clamp_min(1e-300)
     return {
-        f"{name}_bias": sums.sum(0) / bounds.sum(0).clamp_min(1e-300),
-        f"{name}_noise": (noises * weights).square().sum(0).sqrt(),
-        f"{name}_sum": sums.sum(0),
-        f"{name}_bound": bounds.sum(0),
+        source.bias.name: sums.sum(0) / bounds.sum(0).clamp_min(1e-300),
+        source.noise.name: (noises * weights).square().sum(0).sqrt(),
+        source.sum.name: sums.sum(0),
+        source.bound.name: bounds.sum(0),
     }
 
 
-def relative(name: str, error: Tensor, bound: Tensor) -> Measures:
+def relative(source: table.DeltaErrorMeasures, error: Tensor, bound: Tensor) -> Measures:
     """Return the bias and noise [H] of errors of δ [H, T] in the unit of each row's bound, and sums of both, nats."""
     return {
-        f"{name}_bias": error.sum(-1) / bound.sum(-1).clamp_min(1e-300),
-        f"{name}_noise": (error.square().sum(-1) / bound.square().sum(-1).clamp_min(1e-300)).sqrt(),
-        f"{name}_sum": error.sum(-1),
-        f"{name}_bound": bound.sum(-1),
+        source.bias.name: error.sum(-1) / bound.sum(-1).clamp_min(1e-300),
+        source.noise.name: (error.square().sum(-1) / bound.square().sum(-1).clamp_min(1e-300)).sqrt(),
+        source.sum.name: error.sum(-1),
+        source.bound.name: bound.sum(-1),
     }
 
 

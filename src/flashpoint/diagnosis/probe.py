@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import Exact
 from flashpoint.diagnosis.measures import Measures, Results, relative
@@ -116,15 +117,7 @@ def _shifted(function: Function, call: AttentionCall, feature: int, nats: float)
 
 
 def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) -> Measures:
-    """Return what the features of a sequence say, [H] each.
-
-    ``row_sum_bias``, ``…_noise``, ``…_sum`` and ``…_bound``: of :func:`delta_error_of_row_sums`, as those of ``delta``.
-    ``shift_bias``: the ``row_sum_bias`` that the response of O to a shift of all scores accounts for; NaN with a sink,
-    beside which a right one is not 0.
-    ``weight_error``: the largest mean |error| of the weight that a block of queries gives a block of keys, and
-    ``weight_error_queries`` and ``…_keys``, which; ``weight_found`` and ``weight_exact`` are the two weights.
-    ``mass_error``: the largest error of Σⱼ Pᵢⱼ over blocks of queries, and ``mass_error_block``, which.
-    """
+    """Return what the features of a sequence say, [H] each: ``row_sum_bias`` to ``mass_error_block`` of the table."""
     error = delta_error_of_row_sums(probed, true, n)
     count = probed.weights.shape[-1]
     length = error.shape[-1]
@@ -136,17 +129,17 @@ def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) ->
     largest, place = by_blocks[0].flatten(1).max(-1)
     masses = probed.masses[n].repeat_interleave(call.groups, 0)
     mass_error = (masses - (of_block.mT @ true.mass[..., None])[..., 0] / sizes[:, 0]).abs()
-    response = relative("shift", -probed.responses[n], true.bound)
+    response = (-probed.responses[n]).sum(-1) / true.bound.sum(-1).clamp_min(1e-300)
     return {
-        **relative("row_sum", error, true.bound),
-        "shift_bias": response["shift_bias"].where((true.mass > 1 - _SINK).all(-1), math.nan),
-        "weight_error": largest,
-        "weight_error_queries": (place // count).double(),
-        "weight_error_keys": (place % count).double(),
-        "weight_found": by_blocks[1].flatten(1).gather(1, place[:, None])[:, 0],
-        "weight_exact": by_blocks[2].flatten(1).gather(1, place[:, None])[:, 0],
-        "mass_error": mass_error.amax(-1),
-        "mass_error_block": mass_error.argmax(-1).double(),
+        **relative(table.ROW_SUMS, error, true.bound),
+        table.SHIFT_BIAS.name: response.where((true.mass > 1 - _SINK).all(-1), math.nan),
+        table.WEIGHT_ERROR.name: largest,
+        table.WEIGHT_ERROR_QUERIES.name: (place // count).double(),
+        table.WEIGHT_ERROR_KEYS.name: (place % count).double(),
+        table.WEIGHT_FOUND.name: by_blocks[1].flatten(1).gather(1, place[:, None])[:, 0],
+        table.WEIGHT_EXACT.name: by_blocks[2].flatten(1).gather(1, place[:, None])[:, 0],
+        table.MASS_ERROR.name: mass_error.amax(-1),
+        table.MASS_ERROR_BLOCK.name: mass_error.argmax(-1).double(),
     }
 
 

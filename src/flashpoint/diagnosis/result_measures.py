@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_measures import delta_error_of, delta_follows, noise_of_grad_q
 from flashpoint.diagnosis.exact import Exact
@@ -37,72 +38,60 @@ FP16_MAX = 65_504.0
 def of_results(
     call: AttentionCall, results: Results, true: Exact, n: int, declared: AttentionVariant | None = None
 ) -> Measures:
-    """Return how the results of a sequence differ from FP64's, [H] each.
+    """Return how the results of a sequence differ from FP64's, [H] each: what the table has from ``nonfinite`` on.
 
-    ``out_error``, ``grad_q_error``, ``grad_k_error``, ``grad_v_error``: ‖difference‖ / ‖FP64‖, and of gradients that
-    cancel less (:func:`_size`); NaN where both are 0, as without loss.
-    ``grad_q_unexplained``, ``grad_k_unexplained``: without the part that an error of δ makes.
-    ``nonfinite``: rows with NaN or infinity in any result; ``nonfinite_out``: in O. ``out_rows_off`` and
-    ``grad_q_rows_off``: rows farther off than :data:`ROW_OFF`, and ``…_first``, ``…_last``: the first and last of them,
-    from 0, −1 for none.
-    ``first_row_turned``: of O's first row the part across FP64's, over |O|. Under a causal mask the row has one key, so
-    that O is along v whatever is done to the scores.
-    ``dead_rows``: the share with less than half of FP64's |O|, along that O, of rows where FP64's is not 0.
-    ``length_error``: the standard deviation over rows of O's error along O, over |O|: what a rounded ℓ makes.
-    ``length_error_expected``, ``out_error_expected``: those of FlashAttention-2 by this package's reference, which
-    rounds P̄ and O. ``out_error_coarse``: of the declared variant, or of one that rounds S and Ō, too.
-    ``delta_bias`` and ``delta_noise``: of δ's error ε, Σ ε / Σ |dO||O| and (Σ ε² / Σ (|dO||O|)²)^½, with ε from O, as
-    δ = rowsum(dO∘O) has it; ``delta_sum``: Σ ε, nats of the loss; ``delta_bound``: Σ |dO||O|. ``grad_delta_bias``,
-    ``…_noise``, ``…_sum`` and ``…_bound``: the same with ε from dQ's error along PK. ``along_mean_key``:
-    the share of dQ's squared error along the mean key. ``delta_follows_out``: the slope, over rows, of that ε on what
-    the rounding of O (and Ō) adds to rowsum(dO∘O), beside a constant and what the rounding of P̄ adds: 1 where δ takes
-    the rounding, 0 where it does not. A row weighs by the inverse square of what roundings add to its ε. It counts if
-    its |dO||O| is not 0, and if its PK is not 0, without which dQ does not show ε. The slope is NaN where the rows do
-    not tell it. ``delta_rounding``: what the rounding of O adds in these rows, as ``delta_noise``.
-    ``grad_delta_rounding``: what roundings of dS and dQ to BF16 add to ``grad_delta_noise`` at most.
-    ``score_factor``, ``grad_q_factor``: of :func:`.factors_of_scores` and :func:`.factor_of_grad_q`;
-    ``score_factor_coarse``: of the O of ``out_error_coarse``. Where an O is off by more than :data:`OUT_OFF`,
-    ``score_factor`` and ``score_factor_left`` are of :func:`.fitted_factor`; elsewhere the latter is 1.
+    A gradient's error is NaN where it and FP64's are 0, as without loss (:func:`_size`). Where an O is off by more than
+    :data:`OUT_OFF`, ``score_factor`` and ``score_factor_left`` are of :func:`.fitted_factor`.
     """
     measured: Measures = {}
     heads, length, _ = true.out.shape
     nonfinite = torch.zeros(heads, length, dtype=torch.bool, device=true.out.device)
     delta_error = None if results.grad_q is None else delta_error_of(results.grad_q[n].double(), true, call.scale)
-    for name in ("out", "grad_q", "grad_k", "grad_v"):
+    if results.out is not None:
+        here = ~results.out[n].double().isfinite().all(-1)
+        nonfinite |= here
+        measured[table.NONFINITE_OUT.name] = here.double().sum(-1)
+        measured |= _of_returned_out(call, results.out, true, n, declared)
+    for name, rows in (("grad_q", table.GRAD_Q), ("grad_k", table.GRAD_K), ("grad_v", table.GRAD_V)):
         if (returned := getattr(results, name)) is None:
             continue
         found, of_keys = finite_part(returned[n]), name in ("grad_k", "grad_v")
         here, repeats = ~returned[n].double().isfinite().all(-1), call.groups if of_keys else 1
         nonfinite |= here.repeat_interleave(repeats, 0)
-        if name == "out":
-            measured["nonfinite_out"] = here.double().sum(-1)
-            measured |= of_out(found, true, call.grad_out[n].double())
-            expected, coarse = _references(call, n, returned.dtype, declared)
-            measured |= _expected(expected, coarse, true)
-            measured["score_factor"], measured["score_factor_coarse"] = factors_of_scores((found, coarse), true)
-            measured["score_factor_left"] = torch.ones_like(measured["out_error"])
-            if (measured["out_error"] > OUT_OFF).any():
-                fitted = fitted_factor(found, true, measured["score_factor"])
-                measured["score_factor"], measured["score_factor_left"] = fitted
-            continue
         wanted = _of_keys(getattr(true, name), call) if of_keys else true.grad_q
-        size = _size(name, wanted, call, true)
-        errors = {"error": (found - wanted).norm(dim=(-2, -1))}
+        errors = {rows.error: (found - wanted).norm(dim=(-2, -1))}
         if name == "grad_q":
-            measured |= {**of_grad_q(found, true, call.scale), "grad_q_factor": factor_of_grad_q(found, true)}
-            errors["unexplained"] = _unexplained_grad_q(found, true, call.scale)
+            measured |= {**of_grad_q(found, true, call.scale), table.GRAD_Q_FACTOR.name: factor_of_grad_q(found, true)}
+            errors[table.GRAD_Q_UNEXPLAINED] = _unexplained_grad_q(found, true, call.scale)
         if name == "grad_k" and delta_error is not None:
             of_delta = -call.scale * (true.probs.mT @ (delta_error[..., None] * call.q[n].double()))
-            errors["unexplained"] = (found - wanted - _of_keys(of_delta, call)).norm(dim=(-2, -1))
-        measured |= {f"{name}_{what}": (error / size).repeat_interleave(repeats, 0) for what, error in errors.items()}
+            errors[table.GRAD_K_UNEXPLAINED] = (found - wanted - _of_keys(of_delta, call)).norm(dim=(-2, -1))
+        size = _size(name, wanted, call, true)
+        measured |= {one.name: (error / size).repeat_interleave(repeats, 0) for one, error in errors.items()}
     if call.q.dtype == call.grad_out.dtype == torch.float16:
         measured |= of_fp16(call, true, n)
     if delta_error is not None:
         noise = noise_of_grad_q(true, call.scale)
-        measured["grad_delta_rounding"] = _rounding_of_grad_q(noise, true)
+        measured[table.GRAD_DELTA_ROUNDING.name] = _rounding_of_grad_q(noise, true)
     if results.out is not None and delta_error is not None:
         measured |= delta_follows(call, results.out[n].double(), delta_error, noise, true, n)
-    return {**measured, "nonfinite": nonfinite.double().sum(-1)}
+    return {**measured, table.NONFINITE.name: nonfinite.double().sum(-1)}
+
+
+def _of_returned_out(
+    call: AttentionCall, out: Tensor, true: Exact, n: int, declared: AttentionVariant | None
+) -> Measures:
+    """Return the measures of a sequence's O, and of what else its roundings would be."""
+    found = finite_part(out[n])
+    measured = of_out(found, true, call.grad_out[n].double())
+    expected, coarse = _references(call, n, out.dtype, declared)
+    measured |= _expected(expected, coarse, true)
+    factor, of_coarse = factors_of_scores((found, coarse), true)
+    left = torch.ones_like(factor)
+    if (measured[table.OUT_ERROR.name] > OUT_OFF).any():
+        factor, left = fitted_factor(found, true, factor)
+    named = {table.SCORE_FACTOR: factor, table.SCORE_FACTOR_COARSE: of_coarse, table.SCORE_FACTOR_LEFT: left}
+    return {**measured, **{one.name: values for one, values in named.items()}}
 
 
 def of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:
@@ -112,12 +101,12 @@ def of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:
     first, exact = found[:, 0], true.out[:, 0]
     along = (first * exact).sum(-1, keepdim=True) / exact.square().sum(-1, keepdim=True).clamp_min(1e-300)
     return {
-        **_rows_off("out", difference.norm(dim=-1) / size),
-        "first_row_turned": (first - along * exact).norm(dim=-1) / size[:, 0],
-        "dead_rows": _dead(found, true.out),
-        "length_error": _length_error(found, true),
-        "out_error": difference.norm(dim=(-2, -1)) / true.out.norm(dim=(-2, -1)).clamp_min(1e-300),
-        **relative("delta", error, true.bound),
+        **_rows_off(table.OUT_ROWS_OFF, difference.norm(dim=-1) / size),
+        table.FIRST_ROW_TURNED.name: (first - along * exact).norm(dim=-1) / size[:, 0],
+        table.DEAD_ROWS.name: _dead(found, true.out),
+        table.LENGTH_ERROR.name: _length_error(found, true),
+        table.OUT_ERROR.name: difference.norm(dim=(-2, -1)) / true.out.norm(dim=(-2, -1)).clamp_min(1e-300),
+        **relative(table.DELTA, error, true.bound),
     }
 
 
@@ -132,33 +121,29 @@ def of_grad_q(found: Tensor, true: Exact, scale: float) -> Measures:
     unit = mean_key / mean_key.norm(dim=-1, keepdim=True).clamp_min(1e-300)
     along = (difference * unit).sum(-1).square().sum(-1) / difference.square().sum((-2, -1)).clamp_min(1e-300)
     return {
-        **_rows_off("grad_q", difference.norm(dim=-1) / size),
-        **relative("grad_delta", error, true.bound),
-        "along_mean_key": along,
+        **_rows_off(table.GRAD_Q_ROWS_OFF, difference.norm(dim=-1) / size),
+        **relative(table.GRAD_DELTA, error, true.bound),
+        table.ALONG_MEAN_KEY.name: along,
     }
 
 
 def of_fp16(call: AttentionCall, true: Exact, n: int) -> Measures:
-    """Return what FP16 makes of a sequence's gradients, [H] each, however exact the sums are.
-
-    ``grad_q_fp16``, ``grad_k_fp16``, ``grad_v_fp16``: errors, as ``grad_q_error``, of a backward pass that holds dP, dS
-    and what it returns in FP16. ``grad_out_size``: the root mean square of dO over rows that are not 0.
-    """
+    """Return what FP16 makes of a sequence's gradients, [H] each, however exact the sums are."""
     v = call.v[n].double().repeat_interleave(call.groups, 0)
     delta = (true.grad_out * true.out).sum(-1, keepdim=True)
     grad_scores = _fp16(true.probs * (_fp16(true.grad_out @ v.mT) - delta))
-    found = {
-        "grad_q": _fp16(call.scale * (grad_scores @ true.k)),
-        "grad_k": _fp16(_of_keys(call.scale * (grad_scores.mT @ true.q), call)),
-        "grad_v": _fp16(_of_keys(true.grad_v, call)),
-    }
+    found = (
+        ("grad_q", table.GRAD_Q, _fp16(call.scale * (grad_scores @ true.k))),
+        ("grad_k", table.GRAD_K, _fp16(_of_keys(call.scale * (grad_scores.mT @ true.q), call))),
+        ("grad_v", table.GRAD_V, _fp16(_of_keys(true.grad_v, call))),
+    )
     errors: Measures = {}
-    for name, gradient in found.items():
+    for name, rows_of_table, gradient in found:
         wanted, repeats = (true.grad_q, 1) if name == "grad_q" else (_of_keys(getattr(true, name), call), call.groups)
         error = (gradient - wanted).norm(dim=(-2, -1)) / _size(name, wanted, call, true)
-        errors[f"{name}_fp16"] = error.repeat_interleave(repeats, 0)
+        errors[rows_of_table.fp16.name] = error.repeat_interleave(repeats, 0)
     rows = (true.grad_out_norm > 0).sum(-1) * call.q.shape[-1]
-    return {**errors, "grad_out_size": (true.grad_out_norm.square().sum(-1) / rows).sqrt()}
+    return {**errors, table.GRAD_OUT_SIZE.name: (true.grad_out_norm.square().sum(-1) / rows).sqrt()}
 
 
 def _references(
@@ -176,9 +161,9 @@ def _expected(expected: Tensor, coarse: Tensor, true: Exact) -> Measures:
     """Return the errors of the O that :func:`_references` returns."""
     size = true.out.norm(dim=(-2, -1)).clamp_min(1e-300)
     return {
-        "length_error_expected": _length_error(expected, true),
-        "out_error_expected": (expected - true.out).norm(dim=(-2, -1)) / size,
-        "out_error_coarse": (coarse - true.out).norm(dim=(-2, -1)) / size,
+        table.LENGTH_ERROR_EXPECTED.name: _length_error(expected, true),
+        table.OUT_ERROR_EXPECTED.name: (expected - true.out).norm(dim=(-2, -1)) / size,
+        table.OUT_ERROR_COARSE.name: (coarse - true.out).norm(dim=(-2, -1)) / size,
     }
 
 
@@ -214,16 +199,16 @@ def _dead(found: Tensor, true: Tensor) -> Tensor:
     return share.where(size.isfinite().all(-1), torch.nan)
 
 
-def _rows_off(name: str, error: Tensor) -> Measures:
+def _rows_off(rows: table.RowsOff, error: Tensor) -> Measures:
     """Return how many rows of [H, T] are off, the first and the last of them."""
     off = error > ROW_OFF
     places = torch.arange(off.shape[-1], device=off.device)
     some = off.any(-1)
     first, last = places.where(off, off.shape[-1]).amin(-1), places.where(off, -1).amax(-1)
     return {
-        f"{name}_rows_off": off.double().sum(-1),
-        f"{name}_rows_off_first": torch.where(some, first, -1).double(),
-        f"{name}_rows_off_last": last.double(),
+        rows.count.name: off.double().sum(-1),
+        rows.first.name: torch.where(some, first, -1).double(),
+        rows.last.name: last.double(),
     }
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.bias import DeltaBias, ignited
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import DeltaSample
@@ -121,25 +122,26 @@ def _findings(
     )
     if named := next((one for one in gross if one), None):
         return [named]
-    length, expected = (of[name].square().mean(0) for name in ("length_error", "length_error_expected"))
-    coarser = of["out_error"].square().mean(0) - of["out_error_expected"].square().mean(0)
+    length, expected = (of[one.name].square().mean(0) for one in (table.LENGTH_ERROR, table.LENGTH_ERROR_EXPECTED))
+    by_rounding = of[table.OUT_ERROR_EXPECTED.name].square().mean(0)
+    coarser = of[table.OUT_ERROR.name].square().mean(0) - by_rounding
     # A rounded ℓ makes rows of O longer or shorter, as rounding P after its division by ℓ does, by which a row of P
     # no longer sums to 1; what else is rounded turns them, too.
     heads = (length - expected > _LENGTH_OFF**2) & (length > 4 * expected) & (length - expected > 0.5 * coarser)
-    dead = of["dead_rows"].mean(0) > DEAD_ROWS
+    dead = of[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS
     told_apart = ~dead & (fp32_error(of) < FP32_COARSE)  # beyond, P̄ of the largest score is not 1
     heads &= told_apart & ~explained(of) if declares else told_apart
     following = _following(call, of, factors, identities)
     biased = torch.zeros_like(heads)
     if bias is not None and bias.judges:
         # Where O as a whole is off, so are P and dQ, by more than an error of δ.
-        told_by_grad_q = ~factors.either & (of["out_error"].square().mean(0).sqrt() < ROW_OFF)
+        told_by_grad_q = ~factors.either & (of[table.OUT_ERROR.name].square().mean(0).sqrt() < ROW_OFF)
         biased = bias.igniting & told_by_grad_q if bias.of_grad_q else bias.igniting
     responds = _responds(of, bias, biased, identities)
     biased &= ~responds
     found = [None if bias is None else _biased(bias, biased, following, finding), _not_of_softmax(responds, finding)]
     found += [wrong_delta(of, ~biased & ~factors.either, finding), *factor_findings(factors, of, finding)]
-    rough = ~heads & ~factors.of_scores & told_apart & (coarser > 3 * of["out_error_expected"].square().mean(0))
+    rough = ~heads & ~factors.of_scores & told_apart & (coarser > 3 * by_rounding)
     if not declares and rough.any():
         found.append(_coarse_rounding(call, of, rough, finding))
     if heads.any():
@@ -168,15 +170,15 @@ class _Following:
 
 
 def _following(call: AttentionCall, of: Measures, factors: Factors, identities: Sequence[str]) -> _Following | None:
-    if "delta_follows_out" not in of:
+    if table.FOLLOWS_OUT.name not in of:
         return None
-    mean, margin = mean_and_margin(of["delta_follows_out"], identities)
-    rounding = of["delta_rounding"].square().mean(0).sqrt()
+    mean, margin = mean_and_margin(of[table.FOLLOWS_OUT.name], identities)
+    rounding = of[table.DELTA_ROUNDING.name].square().mean(0).sqrt()
     told = (rounding > fp32_error(of)) & ~factors.either
-    expected = of["out_error_expected"].square().mean(0)
+    expected = of[table.OUT_ERROR_EXPECTED.name].square().mean(0)
     if call.q.dtype in (torch.float32, torch.float64):  # whose O may be held in BF16 all the same
         expected = expected.clamp_min(BF16**2)
-    only_rounded = of["out_error"].square().mean(0) < _ROUNDED * expected
+    only_rounded = of[table.OUT_ERROR.name].square().mean(0) < _ROUNDED * expected
     surely, surely_not = mean - margin > _FOLLOWS, mean + margin < _FOLLOWS
     return _Following(mean, told & surely, told & surely_not & only_rounded, rounding)
 
@@ -204,9 +206,9 @@ def _biased(bias: DeltaBias, heads: Tensor, following: _Following | None, findin
 def _responds(of: Measures, bias: DeltaBias | None, biased: Tensor, identities: Sequence[str]) -> Tensor:
     """Return the biased heads [H] whose row sums of dS have a mean that the response of O accounts for, at least in
     part. One of them has to be sure: what is inside an attention is so in all heads."""
-    if bias is None or "shift_bias" not in of:
+    if bias is None or table.SHIFT_BIAS.name not in of:
         return torch.zeros_like(biased)
-    mean, margin = mean_and_margin(of["shift_bias"], identities)
+    mean, margin = mean_and_margin(of[table.SHIFT_BIAS.name], identities)
     responds = biased & (mean.abs() >= _EXPLAINED * bias.mean.abs())
     return responds & (responds & (mean.abs() > margin)).any()
 
@@ -235,7 +237,8 @@ def _rounded_head(following: _Following | None, finding: Make) -> Finding | None
 
 def _coarse_rounding(call: AttentionCall, of: Measures, heads: Tensor, finding: Make) -> Finding:
     errs, normal, coarse = (
-        float(of[name][:, heads].mean()) for name in ("out_error", "out_error_expected", "out_error_coarse")
+        float(of[one.name][:, heads].mean())
+        for one in (table.OUT_ERROR, table.OUT_ERROR_EXPECTED, table.OUT_ERROR_COARSE)
     )
     told = "S, P̄ or Ō is rounded to fewer bits" if call.q.dtype == torch.float32 else "S or Ō is rounded"
     if not as_rounded(of)[heads].all():
@@ -245,8 +248,8 @@ def _coarse_rounding(call: AttentionCall, of: Measures, heads: Tensor, finding: 
 
 
 def _dead(of: Measures, finding: Make) -> Finding | None:
-    heads = of["dead_rows"].mean(0) > DEAD_ROWS
+    heads = of[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS
     if not heads.any():
         return None
-    share = float(of["dead_rows"][:, heads].mean())
+    share = float(of[table.DEAD_ROWS.name][:, heads].mean())
     return finding("dead_rows", heads, f"|O| of {share:.1%} of the rows is below half of exact attention's")

@@ -14,7 +14,8 @@ from typing import Annotated
 import torch
 from pydantic import Field, model_validator
 
-from flashpoint.diagnosis.delta_sample import PARTS, SOURCES, DeltaSample, joined_samples
+from flashpoint.diagnosis.delta_sample import DeltaSample, joined_samples
+from flashpoint.diagnosis.measure_table import SOURCES
 from flashpoint.diagnosis.measures import Measures
 from flashpoint.errors import UserError
 from flashpoint.runs.lines import as_kept, whole_lines
@@ -34,10 +35,13 @@ class _Line(Kind):
 
     @model_validator(mode="after")
     def _check(self) -> _Line:
-        sources = {name.rpartition("_")[0] for name in self.measures} & set(SOURCES)
-        names = {f"{source}_{part}" for source in sources for part in PARTS}
-        if not sources or set(self.measures) not in (names, {name for name in names if not name.endswith("_bound")}):
-            raise ValueError(f"measures: found {', '.join(self.measures)}; expected {', '.join(PARTS)} of δ's errors")
+        found = set(self.measures)
+        sources = [source for source in SOURCES if source.bias.name in found]
+        whole = {name for source in sources for name in source.names}
+        without_bounds = whole - {source.bound.name for source in sources}  # as older files are
+        if not sources or found not in (whole, without_bounds):
+            names, expected = ", ".join(self.measures), ", ".join(SOURCES[0].names)
+            raise ValueError(f"measures: found {names}; expected {expected}, or others of δ's errors")
         shapes = {(len(of), *map(len, of)) for of in self.measures.values()}
         if len(shapes) > 1 or len({*next(iter(shapes))[1:]}) != 1:
             raise ValueError("measures: expected as many sequences and heads of each")
@@ -87,9 +91,8 @@ def read(path: Path) -> dict[int, DeltaSample]:
 def _with_bounds(measures: Measures) -> Measures:
     """Return measures with Σ |dO||O|, which older files leave out; 0 for a sequence that has no error either."""
     found = dict(measures)
-    for name, sums in measures.items():
-        source, _, part = name.rpartition("_")
-        if part == "sum" and f"{source}_bound" not in measures:
-            biases = measures[f"{source}_bias"]
-            found[f"{source}_bound"] = torch.where(biases == 0, 0.0, sums / biases)
+    for source in SOURCES:
+        if source.sum.name in measures and source.bound.name not in measures:
+            sums, biases = measures[source.sum.name], measures[source.bias.name]
+            found[source.bound.name] = torch.where(biases == 0, 0.0, sums / biases)
     return found

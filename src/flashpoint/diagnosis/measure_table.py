@@ -1,0 +1,389 @@
+"""The vocabulary of measures: what a diagnosis computes of each head, in a sequence and over several.
+
+Columns of ``flashpoint diagnose``, their units and docs/watching.md (``scripts/docs/list_metrics.py``) read it here.
+All are against FP64 on the same Q, K, V and dO. e is the error of δ in a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from flashpoint.runs.metric_table import (
+    GRAD_Q_ALONG_MEAN_KEY,
+    HALF_NORM_ROWS,
+    OUT_DEVIATION,
+    ROW_SUM,
+    SCORE_MAX,
+    TIED_ROWS,
+    Metric,
+    Per,
+)
+
+Pooling = Literal["mean", "mean where known", "largest", "of sums"]
+"""What several sequences say together. A gradient is not known without loss. ``of sums``: :func:`.of_errors`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure(Metric):
+    """One measure of a head; its ``words`` are the column of ``flashpoint diagnose``, where it has one."""
+
+    per: Per = "head"
+    measured_by: str = "`flashpoint diagnose`"
+    pooled: Pooling = "mean"
+    logged_as: Metric | None = None
+    """The same quantity in a run's metrics, if a watched loop logs it."""
+
+
+@dataclass(frozen=True)
+class DeltaErrorMeasures:
+    """What is said of one error e of δ: by O, by dQ or by row sums of dS."""
+
+    bias: Measure
+    noise: Measure
+    sum: Measure
+    bound: Measure
+
+    @property
+    def all(self) -> tuple[Measure, Measure, Measure, Measure]:
+        return self.bias, self.noise, self.sum, self.bound
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all, as files have them."""
+        return tuple(measure.name for measure in self.all)
+
+
+@dataclass(frozen=True)
+class RowsOff:
+    """Rows of a result that are far off."""
+
+    count: Measure
+    first: Measure
+    last: Measure
+
+
+@dataclass(frozen=True)
+class GradientMeasures:
+    """What is said of one gradient."""
+
+    error: Measure
+    fp16: Measure
+
+
+def _error_of_delta(source: str, by: str) -> DeltaErrorMeasures:
+    """Return the rows of an error of δ; ``source`` begins their names, ``by`` says what tells of the error."""
+    return DeltaErrorMeasures(
+        bias=Measure(
+            name=f"{source}_bias",
+            words="δ bias",
+            symbol="Σe / Σ|dO||O|",
+            unit="|dO||O|",
+            trouble="away from 0",
+            pooled="of sums",
+            sentence=f"Over the rows of all sequences, e by {by}; sequences without loss (dO = 0) do not count.",
+        ),
+        noise=Measure(
+            name=f"{source}_noise",
+            words="δ noise",
+            symbol="(Σe² / Σ(|dO||O|)²)^½",
+            unit="|dO||O|",
+            pooled="of sums",
+            sentence="In each sequence; of sequences the root mean square, which weigh by (Σ|dO||O|)².",
+        ),
+        sum=Measure(
+            name=f"{source}_sum",
+            words="δ error",
+            symbol="Σe",
+            unit="nats",
+            trouble="away from 0",
+            pooled="of sums",
+            sentence=(
+                "Over all tokens: by so much, to first order, the error of O changes the loss as `backward` was called "
+                "on it ([the loop](#the-loop))."
+            ),
+        ),
+        bound=Measure(
+            name=f"{source}_bound",
+            words="size of δ's terms",
+            symbol="Σ|dO||O|",
+            unit="nats",
+            pooled="of sums",
+            sentence="The unit of the bias.",
+        ),
+    )
+
+
+def _rows_off(name: str, symbol: str) -> RowsOff:
+    """Return the rows of the table about rows of a result that are far off."""
+    pooled: Pooling = "mean where known" if name == "grad_q" else "mean"
+    return RowsOff(
+        count=Measure(
+            name=f"{name}_rows_off",
+            words=f"rows of {symbol} that are off",
+            trouble="up",
+            pooled=pooled,
+            sentence="How many are off by more than a tenth of their length.",
+        ),
+        first=Measure(
+            name=f"{name}_rows_off_first",
+            words=f"first row of {symbol} that is off",
+            pooled=pooled,
+            sentence="From 0; −1 for none.",
+        ),
+        last=Measure(
+            name=f"{name}_rows_off_last",
+            words=f"last row of {symbol} that is off",
+            pooled=pooled,
+            sentence="From 0; −1 for none.",
+        ),
+    )
+
+
+def _gradient(name: str, symbol: str) -> GradientMeasures:
+    """Return the rows of the table about a gradient."""
+    error = Measure(
+        name=f"{name}_error",
+        words=f"{symbol} error",
+        symbol=f"‖Δ{symbol}‖ / ‖{symbol}‖",
+        trouble="up",
+        pooled="mean where known",
+        sentence="Against FP64, and of gradients that cancel less; mean over the sequences with loss.",
+    )
+    fp16 = Measure(
+        name=f"{name}_fp16",
+        words=f"{symbol} error by FP16",
+        trouble="up",
+        pooled="mean where known",
+        sentence="The error of a backward pass that holds dP, dS and its results in FP16.",
+    )
+    return GradientMeasures(error, fp16)
+
+
+def _unexplained(name: str, symbol: str) -> Measure:
+    """Return the row of what an error of δ does not explain in a gradient."""
+    return Measure(
+        name=f"{name}_unexplained",
+        words=f"{symbol} error beside δ",
+        trouble="up",
+        pooled="mean where known",
+        sentence="The error without the part that an error of δ makes.",
+    )
+
+
+TIES = Measure(
+    name="tied_rows",
+    words="ties",
+    trouble="up",
+    logged_as=TIED_ROWS,
+    sentence=(
+        "Share of rows whose two largest scores round to one BF16 number, of rows with two keys or more; empty where "
+        "q, k or v hold NaN or infinity."
+    ),
+)
+LARGEST_SCORE = Measure(
+    name="score_max",
+    words="largest score",
+    symbol="max |S|",
+    unit="nats",
+    trouble="up",
+    pooled="largest",
+    logged_as=SCORE_MAX,
+    sentence="Empty where q, k or v hold NaN or infinity.",
+)
+SCORE_OFFSET = Measure(
+    name="score_offset",
+    words="offset",
+    unit="nats",
+    trouble="up",
+    sentence="Mean over rows of |mean S| of the keys that the row sees.",
+)
+SCORE_SPACING = Measure(
+    name="score_spacing",
+    words="FP32 spacing of scores",
+    unit="nats",
+    trouble="up",
+    sentence="How far apart FP32 numbers lie at the largest α Σ|qₑkₑ|: no partial sum of S is larger.",
+)
+MEAN_KEY_SHARE = Measure(
+    name="mean_key_share",
+    words="share of the mean key",
+    symbol="|mean K|² / mean |K|²",
+    trouble="up",
+    sentence="1 where all keys are one.",
+)
+
+NONFINITE = Measure(
+    name="nonfinite", words="rows not finite", trouble="up", sentence="Rows with NaN or infinity in any result."
+)
+NONFINITE_OUT = Measure(
+    name="nonfinite_out", words="rows of O not finite", trouble="up", sentence="Rows with NaN or infinity in O."
+)
+OUT_ERROR = Measure(
+    name="out_error",
+    words="O error",
+    symbol="‖ΔO‖ / ‖O‖",
+    trouble="up",
+    logged_as=OUT_DEVIATION.rms,
+    sentence="Norm of the difference from FP64, over the norm in FP64; mean over sequences.",
+)
+OUT_ERROR_EXPECTED = Measure(
+    name="out_error_expected",
+    words="O error of FlashAttention-2",
+    sentence="By this package's reference, which rounds P̄ and O.",
+)
+OUT_ERROR_COARSE = Measure(
+    name="out_error_coarse",
+    words="O error of a coarser attention",
+    sentence="Of the declared variant, or of one that rounds S and Ō, too.",
+)
+OUT_ROWS_OFF = _rows_off("out", "O")
+FIRST_ROW_TURNED = Measure(
+    name="first_row_turned",
+    words="turn of O's first row",
+    trouble="up",
+    sentence=(
+        "Its part across FP64's, over |O|: under a causal mask the row has one key, so that O is along v whatever is "
+        "done to the scores."
+    ),
+)
+DEAD_ROWS = Measure(
+    name="dead_rows",
+    words="dead rows",
+    trouble="up",
+    logged_as=HALF_NORM_ROWS,
+    sentence=(
+        "Share of rows [switched off](glossary.md#attention), of rows whose exact O is not 0; empty where q, k or v "
+        "hold NaN or infinity."
+    ),
+)
+LENGTH_ERROR = Measure(
+    name="length_error",
+    words="error of O's length",
+    trouble="up",
+    sentence="Standard deviation over rows of O's error along O, over |O|: what a rounded ℓ makes.",
+)
+LENGTH_ERROR_EXPECTED = Measure(
+    name="length_error_expected",
+    words="error of O's length in FlashAttention-2",
+    sentence="By this package's reference, which rounds P̄ and O.",
+)
+SCORE_FACTOR = Measure(
+    name="score_factor",
+    words="factor of the scores, less 1",
+    trouble="away from 0",
+    sentence="By least squares on O; NaN where no row tells.",
+)
+SCORE_FACTOR_COARSE = Measure(
+    name="score_factor_coarse",
+    words="factor of the scores in a coarser attention, less 1",
+    sentence="The same of the O of `out_error_coarse`.",
+)
+SCORE_FACTOR_LEFT = Measure(
+    name="score_factor_left",
+    words="share of O's error beside the factor",
+    sentence="1 where O is not far off.",
+)
+
+GRAD_Q, GRAD_K, GRAD_V = _gradient("grad_q", "dQ"), _gradient("grad_k", "dK"), _gradient("grad_v", "dV")
+GRAD_Q_UNEXPLAINED, GRAD_K_UNEXPLAINED = _unexplained("grad_q", "dQ"), _unexplained("grad_k", "dK")
+GRAD_Q_ROWS_OFF = _rows_off("grad_q", "dQ")
+GRAD_Q_FACTOR = Measure(
+    name="grad_q_factor",
+    words="factor of dQ, less 1",
+    trouble="away from 0",
+    pooled="mean where known",
+    sentence="By least squares across PK, where an error of δ moves nothing.",
+)
+ALONG_MEAN_KEY = Measure(
+    name="along_mean_key",
+    words="along mean key",
+    trouble="up",
+    logged_as=GRAD_Q_ALONG_MEAN_KEY,
+    sentence="Share of dQ's squared error along the mean key.",
+)
+GRAD_OUT_SIZE = Measure(
+    name="grad_out_size",
+    words="size of dO",
+    trouble="down",
+    pooled="mean where known",
+    sentence="Root mean square of dO over rows that are not 0, of tensors in FP16.",
+)
+
+DELTA, GRAD_DELTA, ROW_SUMS = (
+    _error_of_delta("delta", "O: δ has it if it is rowsum(dO∘O) of the returned O"),
+    _error_of_delta("grad_delta", "dQ's error along PK"),
+    _error_of_delta("row_sum", "row sums of dS"),
+)
+DELTA = dataclasses.replace(
+    DELTA,
+    bias=dataclasses.replace(DELTA.bias, logged_as=ROW_SUM.bias),
+    noise=dataclasses.replace(DELTA.noise, logged_as=ROW_SUM.noise),
+)
+SOURCES = (ROW_SUMS, GRAD_DELTA, DELTA)
+"""What tells of δ's error, the most direct first.
+
+The last tells of δ only where the backward pass takes it from the O that was returned.
+"""
+GRAD_DELTA_ROUNDING = Measure(
+    name="grad_delta_rounding",
+    words="δ noise by BF16",
+    unit="|dO||O|",
+    pooled="mean where known",
+    sentence="What roundings of dS and dQ to BF16 add to `grad_delta_noise` at most.",
+)
+FOLLOWS_OUT = Measure(
+    name="delta_follows_out",
+    words="follows O",
+    pooled="mean where known",
+    sentence=(
+        "Slope of e on what the rounding of O adds to rowsum(dO∘O): 1 in every FlashAttention, 0 where δ comes from an "
+        "FP32 O or from P∘dP; empty where the rows do not tell it, as where V or dO is 0, all rows of V are alike, "
+        "each query sees one key alone, or dQ is asked and K is 0."
+    ),
+)
+DELTA_ROUNDING = Measure(
+    name="delta_rounding",
+    words="δ noise by the rounding of O",
+    unit="|dO||O|",
+    sentence="What the rounding of O adds in the rows that tell, as `delta_noise`.",
+)
+SHIFT_BIAS = Measure(
+    name="shift_bias",
+    words="δ bias by a shift of scores",
+    unit="|dO||O|",
+    trouble="away from 0",
+    sentence="What of `row_sum_bias` the response of O to a shift of all scores accounts for; NaN with a sink.",
+)
+
+WEIGHT_ERROR = Measure(
+    name="weight_error",
+    words="error of weights",
+    trouble="up",
+    sentence="Largest mean |error| of the weight that a block of queries gives a block of keys.",
+)
+WEIGHT_ERROR_QUERIES = Measure(name="weight_error_queries", words="block of queries", sentence="Of that error, from 0.")
+WEIGHT_ERROR_KEYS = Measure(name="weight_error_keys", words="block of keys", sentence="Of that error, from 0.")
+WEIGHT_FOUND = Measure(name="weight_found", words="weight", sentence="What that block of queries gave those keys.")
+WEIGHT_EXACT = Measure(name="weight_exact", words="exact weight", sentence="What it had to give.")
+MASS_ERROR = Measure(
+    name="mass_error",
+    words="error of Σⱼ Pᵢⱼ",
+    trouble="up",
+    sentence="Largest over blocks of queries, in the backward pass.",
+)
+MASS_ERROR_BLOCK = Measure(name="mass_error_block", words="block of queries", sentence="Of that error, from 0.")
+
+
+def _rows_of(found: object) -> list[Measure]:
+    """Return the rows in a constant of this module: a row, or a group of them."""
+    if isinstance(found, Measure):
+        return [found]
+    if isinstance(found, DeltaErrorMeasures | RowsOff | GradientMeasures):
+        return list(vars(found).values())
+    return []
+
+
+MEASURES = {row.name: row for found in list(globals().values()) for row in _rows_of(found)}
+"""Every measure by name."""
