@@ -32,6 +32,7 @@ from flashpoint.cli.table import Table, show
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_measures import delta_follows
 from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.measure_table import ROW_SUMS
 from flashpoint.diagnosis.measures import relative
 from flashpoint.diagnosis.probe import Function
 from flashpoint.diagnosis.result_measures import of_grad_q
@@ -105,7 +106,7 @@ def measured(call: AttentionCall, variant: AttentionVariant, follow: int) -> Ite
     for n in range(len(call.q)):
         true = exact(call, n)
         error = -row_sums[n]
-        found = relative("row_sum", error, true.bound)
+        found = relative(ROW_SUMS, error, true.bound)
         if variant.shift_keys == "none" and variant.shift_values == "none":
             found["along_mean_key"] = of_grad_q(call.grad_q[n].double(), true, call.scale)["along_mean_key"]
         if n < follow:
