@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.lab.cli.deviation_inputs import captured_inputs
 from flashpoint.lab.deviation.arithmetic import arithmetic
+from flashpoint.lab.deviation.drawn_inputs import DRAWN, drawn
 from flashpoint.lab.deviation.emulated import golden
 from flashpoint.lab.deviation.formats import FP16, TF32
-from flashpoint.lab.deviation.inputs import DRAWN, drawn
 from tests.records import call, refusal, rows, values
 
 SMALL = ("--length", "16", "--head-size", "16", "--seeds", "3", "--device", "cpu")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from flashpoint.lab.deviation.arithmetic import arithmetic
+from flashpoint.lab.deviation.drawn_inputs import drawn
 from flashpoint.lab.deviation.emulated import Block, flash, golden
 from flashpoint.lab.deviation.formats import BF16
-from flashpoint.lab.deviation.inputs import drawn
 from tests.records import call, values
 
 pytestmark = pytest.mark.gpu

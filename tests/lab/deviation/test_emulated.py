@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashpoint.errors import UserError
 from flashpoint.lab.deviation.arithmetic import EXACT, Arithmetic, arithmetic
+from flashpoint.lab.deviation.drawn_inputs import drawn
 from flashpoint.lab.deviation.emulated import Block, Inputs, Results, baseline, flash, golden
 from flashpoint.lab.deviation.formats import BF16, E4M3, FP16, FP32, Format, format_named
-from flashpoint.lab.deviation.inputs import drawn
 from tests.numerics.oracle import exact_attention
 
 BF16_FP32 = arithmetic(BF16, "fp32")

@@ -5,8 +5,8 @@ import pytest
 from torch import Tensor
 
 from flashpoint.lab.deviation.arithmetic import EXACT
+from flashpoint.lab.deviation.drawn_inputs import DRAWN, drawn
 from flashpoint.lab.deviation.emulated import Block, Inputs, baseline, flash
-from flashpoint.lab.deviation.inputs import DRAWN, drawn
 
 LENGTH, SIZE = 7, 4
 Matrix = list[list[mpmath.mpf]]

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashpoint.lab.deviation.drawn_inputs import DRAWN, drawn
 from flashpoint.lab.deviation.formats import BF16
-from flashpoint.lab.deviation.inputs import DRAWN, drawn
 from flashpoint.lab.deviation.statistics import deviation, largest_and_rms
 
 DIFFERENCE = torch.tensor([[1.0, -3.0], [0.0, 4.0]], dtype=torch.float64)

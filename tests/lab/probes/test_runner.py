@@ -9,7 +9,7 @@ import torch
 from flashpoint.errors import UserError
 from flashpoint.lab.config import Config, ModelConfig, ProbesConfig, TrainConfig
 from flashpoint.lab.model import GPT
-from flashpoint.lab.probes import own
+from flashpoint.lab.probes import user_probes
 from flashpoint.lab.probes.built_in import BUILT_IN
 from flashpoint.lab.probes.runner import ProbeRunner
 from flashpoint.runs.folder import RunFolder
@@ -68,7 +68,7 @@ def test_a_probe_that_is_not_there_says_what_is_wrong(
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as raised:
-        own.load(name)
+        user_probes.load(name)
     assert told in str(raised.value)
 
 

@@ -83,10 +83,10 @@ def _isolated(variant: AttentionVariant) -> Iterator[tuple[str, float]]:
     """Yield the distances from FP64 of one forward and backward pass in BF16 on random inputs, relative to the golden
     value's root mean square."""
     from flashpoint.lab.deviation.arithmetic import arithmetic
+    from flashpoint.lab.deviation.drawn_inputs import drawn
     from flashpoint.lab.deviation.emulated import Block
     from flashpoint.lab.deviation.engines import engine_of
     from flashpoint.lab.deviation.formats import format_named
-    from flashpoint.lab.deviation.inputs import drawn
     from flashpoint.lab.deviation.pairs import pairs
     from flashpoint.lab.deviation.statistics import deviation
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from flashpoint.lab.analysis.claims import Deviates, Differs, EmulatedSetting
 from flashpoint.lab.deviation.arithmetic import arithmetic
 from flashpoint.lab.deviation.defaults import HEAD_SIZE, SEEDS
+from flashpoint.lab.deviation.drawn_inputs import drawn
 from flashpoint.lab.deviation.emulated import Block
 from flashpoint.lab.deviation.engines import engines_named
 from flashpoint.lab.deviation.formats import format_named
-from flashpoint.lab.deviation.inputs import drawn
 from flashpoint.lab.deviation.pairs import GOLDEN, pairs
 
 

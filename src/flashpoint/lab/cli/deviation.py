@@ -208,7 +208,7 @@ def command(
             raise UserError(f"--of {','.join(sweep.quantities)}: {', '.join(sweep.engines)} tell none of these")
     show([table for of_part in found.values() for table in tables(of_part)], form, heading)
     if folder:
-        from flashpoint.lab.report.deviation import write_figures
+        from flashpoint.lab.report.deviation_figures import write_figures
 
         notify(f"figures: {', '.join(map(str, write_figures(found, heading, folder)))}")
 
@@ -237,7 +237,7 @@ def _given(
     device: torch.device,
 ) -> tuple[Iterable[Given], str]:
     """Return the inputs, and what a line says of them."""
-    from flashpoint.lab.deviation.inputs import DRAWN
+    from flashpoint.lab.deviation.drawn_inputs import DRAWN
     from flashpoint.lab.deviation.sweep import drawn_inputs
 
     if kind in DRAWN:

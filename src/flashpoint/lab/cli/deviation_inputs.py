@@ -10,8 +10,8 @@ import torch
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError
 from flashpoint.lab.deviation.defaults import SEEDS
+from flashpoint.lab.deviation.drawn_inputs import DRAWN
 from flashpoint.lab.deviation.emulated import Inputs
-from flashpoint.lab.deviation.inputs import DRAWN
 from flashpoint.lab.deviation.sweep import Given
 from flashpoint.lab.trained_calls import calls_of_run
 from flashpoint.runs.folder import RunFolder

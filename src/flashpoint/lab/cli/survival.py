@@ -103,7 +103,7 @@ def command(
         if key not in OF_THE_TEXT:
             tell_of_texts([[run for dose in doses for run in dose.runs] for doses in found.values()], "onset")
         if out:
-            from flashpoint.lab.report.survival import draw_responses
+            from flashpoint.lab.report.survival_figures import draw_responses
 
             draw_responses(found, key).savefig(out)
     else:
@@ -126,7 +126,7 @@ def _against_control(runs: Sequence[Run], asked: str | None, severe: bool, out: 
         for line in why_no_p(groups, control):
             print(line, file=sys.stderr)
     if out:
-        from flashpoint.lab.report.survival import draw_survival
+        from flashpoint.lab.report.survival_figures import draw_survival
 
         draw_survival(groups).savefig(out)
 

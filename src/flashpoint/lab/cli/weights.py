@@ -144,6 +144,6 @@ def command(
     show(table, form, provenance(runs))
     tell_of_texts([runs], "distance")
     if folder:
-        from flashpoint.lab.report.weights import write_figures
+        from flashpoint.lab.report.weight_figures import write_figures
 
         notify(f"figures: {', '.join(map(str, write_figures(groups, provenance(runs), folder)))}")

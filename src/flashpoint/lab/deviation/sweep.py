@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from flashpoint.errors import UserError
 from flashpoint.lab.deviation.arithmetic import arithmetic
 from flashpoint.lab.deviation.defaults import TILE
+from flashpoint.lab.deviation.drawn_inputs import drawn
 from flashpoint.lab.deviation.emulated import Block, Inputs
 from flashpoint.lab.deviation.engines import engines_named
 from flashpoint.lab.deviation.formats import Format
-from flashpoint.lab.deviation.inputs import drawn
 from flashpoint.lab.deviation.pairs import GOLDEN, Pair, pairs
 from flashpoint.lab.deviation.statistics import Deviation, Unit, deviation, largest_and_rms
 
@@ -85,7 +85,7 @@ class Measured:
 def drawn_inputs(
     kind: str, lengths: Sequence[int], head_sizes: Sequence[int], seeds: int, *, causal: bool
 ) -> Iterator[Given]:
-    """Draw inputs of each length and head size in their turn (:func:`flashpoint.lab.deviation.inputs.drawn`)."""
+    """Draw inputs of each length and head size in their turn (:func:`flashpoint.lab.deviation.drawn_inputs.drawn`)."""
     for head_size, length in product(head_sizes, lengths):
         yield Given(kind, drawn(kind, seeds, length, head_size), causal)
 

@@ -19,7 +19,7 @@ from flashpoint.lab.config import ProbesConfig, TrainConfig
 from flashpoint.lab.cuda_graph import Graphed
 from flashpoint.lab.model import GPT
 from flashpoint.lab.precision import exact_fp32_products
-from flashpoint.lab.probes import own
+from flashpoint.lab.probes import user_probes
 from flashpoint.lab.probes.built_in import BUILT_IN
 from flashpoint.lab.probes.instrumented import InstrumentedPass
 from flashpoint.lab.probes.observation import Observation
@@ -63,7 +63,7 @@ class ProbeRunner:
         self._config, self._notify = config, notify
         self._model, self._train, self._device = model, train, device
         self._built_in = {name: BUILT_IN[name]() for name in config.attention if name in BUILT_IN}
-        self._own = {name: own.load(name) for name in config.attention if name not in BUILT_IN}
+        self._own = {name: user_probes.load(name) for name in config.attention if name not in BUILT_IN}
         self._weight_norms = Graphed(lambda: weight_norms(model), device.type == "cuda")
         self._pass: InstrumentedPass | None = None
         self._seen: Observation | None = None
@@ -118,7 +118,7 @@ class ProbeRunner:
             plain[name] = {key: value for key, value in state.items() if key not in held}
         for name, probe in tuple(self._own.items()):
             with self._off_if_it_fails(name):
-                plain[name] = own.state_of(name, probe)
+                plain[name] = user_probes.state_of(name, probe)
         kept = {name: state for name, state in plain.items() if state}
         return tensors, {"attention": kept, "sentinel": self.sentinel.state()}
 
@@ -136,7 +136,7 @@ class ProbeRunner:
                 probe.load_state(kept)
             else:
                 with self._off_if_it_fails(name):
-                    own.take_state(name, probe, kept)
+                    user_probes.take_state(name, probe, kept)
 
     @torch.no_grad()
     @exact_fp32_products()  # of what the training computed in its own precision
@@ -150,7 +150,7 @@ class ProbeRunner:
                     measured |= probe.measure(seen)
             for name, probe in tuple(self._own.items()):
                 with self._off_if_it_fails(name):
-                    measured |= own.measured(name, probe, seen, measured)
+                    measured |= user_probes.measured(name, probe, seen, measured)
         return measured
 
     @contextmanager

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from flashpoint.lab.report import localized
+from flashpoint.lab.report.localization_sections import localization_sections
 from flashpoint.lab.report.panels import PANELS, Panel
 from flashpoint.numerics.variant import ROUNDING_POINTS
 from flashpoint.quantiles import clopper_pearson
@@ -136,7 +136,7 @@ def _page(
 <p>{_compared(runs)} {_branches(runs)}{_criterion(runs)} Layers and heads count from 1.
 Figures of single heads show layer {runs[0].hottest_layer}{_why_that_layer(runs[0])}.{_coarse(runs)}</p>
 <nav>{links}</nav>
-{localized.sections(runs)}{"".join(_section(panel, image, with_files=with_files) for panel, image in images.items())}
+{localization_sections(runs)}{"".join(_section(panel, image, with_files=with_files) for panel, image in images.items())}
 {unmeasured}<footer>Written by <code>flashpoint report</code> from the runs' own files. The paper is Qiu &amp; Yao,
 arXiv 2510.04212.</footer></body></html>
 """

@@ -15,7 +15,7 @@ from flashpoint.errors import UserError, notify
 from flashpoint.lab.config import Config, DataConfig
 from flashpoint.lab.data.batches import BatchOrder
 from flashpoint.lab.data.prepare import is_prepared, prepare, prepare_available
-from flashpoint.lab.data.replayed import ReplayedOrder, check_replay, recorded_tokens
+from flashpoint.lab.data.replayed_batches import ReplayedOrder, check_replay, recorded_tokens
 from flashpoint.lab.data.tape import TapeHeader
 from flashpoint.lab.data.tokens import TokenDataset
 from flashpoint.lab.data.workers import in_background

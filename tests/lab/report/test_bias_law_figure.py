@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flashpoint.lab.analysis.bias_law import Point
-from flashpoint.lab.report.bias_law import draw_law
+from flashpoint.lab.report.bias_law_figure import draw_law
 from flashpoint.runs.select import open_run
 from tests.records import write_run
 

@@ -14,7 +14,7 @@ from flashpoint.lab.deviation.formats import BF16, FP16, FP32, FP64
 from flashpoint.lab.deviation.presets import PRESETS
 from flashpoint.lab.deviation.sweep import Measured, Sweep, drawn_inputs, measure
 from flashpoint.lab.report.colours import colour
-from flashpoint.lab.report.deviation import draw_deviation
+from flashpoint.lab.report.deviation_figures import draw_deviation
 from tests.conftest import REPOSITORY
 from tests.records import call, refusal
 

@@ -10,7 +10,7 @@ from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
 
 
-def sections(runs: Sequence[Run]) -> str:
+def localization_sections(runs: Sequence[Run]) -> str:
     """Return a section of HTML for each run that has been localised."""
     return "".join(
         _section(run.name, run.folder) for run in runs if run.folder is not None and run.folder.localized.is_file()
