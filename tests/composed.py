@@ -4,11 +4,8 @@ import copy
 import functools
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
-
 from flashpoint.lab.build_config import build_config
-from flashpoint.lab.cli.composition import store_schema
+from flashpoint.lab.cli import composition
 from flashpoint.lab.config import Config
 from tests.conftest import REPOSITORY
 
@@ -22,7 +19,7 @@ def composed(*overrides: str) -> Config:
 def composed_values(*overrides: str) -> dict[str, Any]:
     """Plain values of the shape of ``Config``."""
     values = copy.deepcopy(_composed(*overrides))
-    del values["hardware"]
+    del values["hardware"], values["help"]
     return values
 
 
@@ -34,8 +31,4 @@ def composed_hardware(*overrides: str) -> dict[str, Any]:
 @functools.cache
 def _composed(*overrides: str) -> dict[str, Any]:
     """The files of the configuration do not change while tests run; a composition takes a fifth of a second."""
-    store_schema()
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        values = OmegaConf.to_container(compose("train", list(overrides)), resolve=True)
-    assert isinstance(values, dict)
-    return values  # type: ignore[return-value]
+    return composition.composed_values(overrides)

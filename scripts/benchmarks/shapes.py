@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
-
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
 from flashpoint.lab.build_config import build_config
-from flashpoint.lab.cli.composition import store_schema
+from flashpoint.lab.cli.composition import composed_values
 from flashpoint.lab.cli.refusals import refusal
 from flashpoint.lab.config import Config
 from flashpoint_kernels.codes import HEAD_SIZES
@@ -86,11 +81,9 @@ def composed(overrides: list[str]) -> Config:
     Raises:
         UserError: one of them is none.
     """
-    store_schema()
     try:
-        with initialize_config_dir(str(Path(CONFIGS).resolve()), version_base="1.3"):
-            values = cast(dict[str, Any], OmegaConf.to_container(compose("train", overrides), resolve=True))
-        del values["hardware"]  # where a run is to compute, and no part of it
+        values = composed_values(overrides)
+        del values["hardware"], values["help"]  # no part of a run
         return build_config(values, CONFIGS / "attn")
     except Exception as error:
         raise refusal(error) from error

@@ -16,8 +16,9 @@ def main() -> None:
 def _meaning(key: Key) -> str:
     """Return the description in Markdown, and the names that the key takes, where it takes some."""
     described = re.sub(r":\w+:(?=`)", "", key.description.replace("``", "`"))
-    names = key.type.split(", ")
-    return f"{described} One of {', '.join(f'`{name}`' for name in names)}." if len(names) > 1 else described
+    before, _, names = key.type.partition("one of ")
+    listed = ", ".join(f"`{name}`" for name in names.split(", "))
+    return f"{described} One of {listed}." if names and not before else described
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 """Sizes of FP32's normal numbers."""
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "a value"}
 
 
 def check_literals(instance: Any, where: str) -> None:
@@ -143,7 +144,7 @@ def keys_of(cls: type, prefix: str = "") -> Iterator[Key]:
         if marks or not section:
             default = None if section else field.default
             text = " ".join((described[field.name].description or "").split())
-            yield Key(f"{prefix}{field.name}", _type_name(plain[field.name]), default, text, marks)
+            yield Key(f"{prefix}{field.name}", type_name(plain[field.name]), default, text, marks)
 
 
 def in_one_line(error: ValidationError, cls: type, where: str = "") -> str:
@@ -154,7 +155,7 @@ def in_one_line(error: ValidationError, cls: type, where: str = "") -> str:
     name = str(first["loc"][0])
     match first["type"]:
         case "unexpected_keyword_argument":
-            return f"{where}{name}: no such key; flashpoint train --help lists them"
+            return f"{where}{name}: no such key; flashpoint train help=all lists them"
         case "literal_error":
             wanted = f"choose one of {first['ctx']['expected']}".replace("'", "").replace(" or ", ", ")
         case "finite_number":
@@ -191,10 +192,11 @@ def _metadata(hint: Any) -> tuple[object, ...]:
     return own + tuple(item for part in inside for item in _metadata(part))
 
 
-def _type_name(annotation: Any) -> str:
+def type_name(annotation: Any) -> str:
+    """Return what an annotated field takes, in words, as ``a whole number or null`` or ``a list, each text``."""
     if typing.get_origin(annotation) is Literal:
-        return ", ".join(typing.get_args(annotation))
+        return f"one of {', '.join(typing.get_args(annotation))}"
     if members := [member for member in typing.get_args(annotation) if member not in (type(None), ...)]:
-        names = " or ".join(map(_type_name, members))
-        return f"list of {names}" if typing.get_origin(annotation) is tuple else f"{names} or null"
-    return str(getattr(annotation, "__name__", annotation))
+        names = " or ".join(map(type_name, members))
+        return f"a list, each {names}" if typing.get_origin(annotation) is tuple else f"{names} or null"
+    return _WORDS.get(annotation) or str(getattr(annotation, "__name__", annotation))

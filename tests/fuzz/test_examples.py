@@ -22,11 +22,11 @@ EXAMPLES: dict[str, str] = {
     "=3": "=3: no key; give KEY=VALUE",
     "--nothing": "unrecognized arguments: --nothing",
     "--resolve": "ValueError: The --resolve flag can only be used",
-    "hydra.searchpath=[nowhere]": "hydra.searchpath: nowhere is no folder",
+    "hydra.searchpath=[nowhere]": "nowhere: no folder of YAML files",
     "-m seed=range(0)": "the sweep has no run",
     "-m attn=glob(zzz*)": "the sweep has no run",
     "-m run_name=same seed=1,2": "run_name=same: 2 runs of one sweep cannot have one name",
-    "seed=${seed}": "seed: Recursive interpolation detected",
+    "seed=${seed}": "Recursive interpolation detected",
     "train.batch_size=999999999999": ABOUT_SIZE,
     "model.context=100000000": ABOUT_SIZE,
     "train.log_interval=1000000000000": ABOUT_SIZE,
@@ -81,7 +81,7 @@ def test_an_example_is_one_line_told_before_pytorch_and_writes_nothing(tmp_path:
         arguments = ("experiment=laptop", "tracking=disabled", *options.split(" "))
         arguments = arguments[options.startswith("experiment=") :]
         with laid_out(KIND, arguments, tmp_path) as (tree, laid):
-            command = dataclasses.replace(laid, may_write=("work/runs/.multirun",))  # Hydra's, before a sweep begins
+            command = dataclasses.replace(laid, may_write=())
             ending = run(command, tree)
         if ending.status != 2 or ending.faults(command) or ending.pytorch or told not in ending.err:
             wrong[options] = f"{ending.status} {ending.faults(command)} {ending.out_of_place(command)} {ending.err}"

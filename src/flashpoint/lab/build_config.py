@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import typing
 from collections.abc import Iterator
 from dataclasses import field
 from pathlib import Path
@@ -15,8 +17,7 @@ from flashpoint.errors import UserError
 from flashpoint.lab.config import CheckpointsConfig, Config, DataConfig, ModelConfig, ProbesConfig, TrainConfig
 from flashpoint.lab.surroundings import HardwareConfig, TrackingConfig
 from flashpoint.numerics.named import resolved
-from flashpoint.numerics.variant import AttentionVariant
-from flashpoint.typed import Key, in_one_line, keys_of, require_text, structured_config
+from flashpoint.typed import Key, in_one_line, keys_of, require_text, structured_config, type_name
 
 _SECTIONS: dict[str, type] = {
     "model": ModelConfig,
@@ -27,6 +28,9 @@ _SECTIONS: dict[str, type] = {
     "checkpoints": CheckpointsConfig,
     "tracking": TrackingConfig,
 }
+_GROUP = "keys of its own, each set by itself"
+FREE_KEYS = frozenset(["attn.elsewhere"])
+"""Keys whose value may have keys of its own, a whole variant's."""
 
 
 def keys() -> Iterator[Key]:
@@ -37,17 +41,31 @@ def keys() -> Iterator[Key]:
         yield from keys_of(section, f"{name}.")
 
 
-def key_names() -> list[str]:
-    """Return the name of every group and key that ``flashpoint train`` takes, of ``attn`` those of the first level."""
-    choices = (f"attn.{field.name}" for field in dataclasses.fields(AttentionVariant))
-    return ["attn", "experiment", "hardware", *_SECTIONS, *(key.name for key in keys()), *choices]
+@functools.cache
+def key_types() -> dict[str, str]:
+    """Return what each group and key of ``flashpoint train`` takes, in words."""
+    beside = {"experiment": "name of an experiment", "help": "all", "hardware": _GROUP}
+    free = dict.fromkeys(FREE_KEYS, "name of an attention, or its keys, or null")
+    return {**beside, **_types_of(HardwareConfig, "hardware."), **_types_of(Config), **free}
 
 
+def _types_of(section: type, prefix: str = "") -> dict[str, str]:
+    hints, found = typing.get_type_hints(section), dict[str, str]()
+    for name in (one.name for one in dataclasses.fields(section) if one.init):
+        key, hint = f"{prefix}{name}", hints[name]
+        nested = _types_of(cast(type, hint), f"{key}.") if dataclasses.is_dataclass(hint) else {}
+        found |= {key: _GROUP if nested else type_name(hint), **nested}
+    return found
+
+
+@functools.cache
 def hydra_schema() -> type:
-    """Return ``Config``, and ``hardware`` beside it, as a structured config: Hydra refuses unknown keys and wrong types
-    by name."""
+    """Return what Hydra composes as a structured config: it refuses unknown keys and wrong types by name.
+
+    It is :class:`Config`, and beside it what is no part of a run: ``hardware`` and ``help``.
+    """
     hardware = structured_config(HardwareConfig)
-    beside = [("hardware", hardware, field(default_factory=hardware))]
+    beside = [("hardware", hardware, field(default_factory=hardware)), ("help", str | None, None)]
     return dataclasses.make_dataclass("Composed", beside, bases=(structured_config(Config),))
 
 

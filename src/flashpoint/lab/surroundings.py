@@ -43,7 +43,7 @@ class HardwareConfig:
     """SLURM's constraint; null is ``hydra.launcher.constraint``."""
 
 
-def of_hardware(override: str) -> bool:
+def sets_hardware(override: str) -> bool:
     """Whether an override of Hydra's is of :class:`HardwareConfig`, as ``hardware=h200`` and ``++hardware.gpu=null``
     are."""
     return override.lstrip("+~").startswith(("hardware=", "hardware."))

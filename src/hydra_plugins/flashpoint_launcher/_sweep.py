@@ -5,20 +5,45 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from flashpoint.errors import UserError
 from flashpoint.files import write_json
+from flashpoint.lab.surroundings import sets_hardware
 from flashpoint.lab.training.admission import check_place
 from flashpoint.runs.folder import RunFolder, sweep_lock
 from flashpoint.schema import Kind, read_json
 
 _LONGEST_NAME = 120
+
+
+class Hardware:
+    """Reads the group ``hardware`` of each run, which may be an axis of the sweep."""
+
+    def __init__(self, hydra_context: HydraContext, config: DictConfig) -> None:
+        self._context, self._config = hydra_context, config
+        self._composed = lru_cache(self._compose)  # few kinds, many runs
+
+    def of(self, overrides: Sequence[str]) -> dict[str, Any]:
+        """Return the values of :class:`flashpoint.lab.surroundings.HardwareConfig` for a run with these overrides."""
+        return self._composed(tuple(filter(sets_hardware, overrides)))
+
+    def _compose(self, overrides: tuple[str, ...]) -> dict[str, Any]:
+        config = self._config
+        if overrides:
+            config = self._context.config_loader.load_sweep_config(config, list(overrides))
+        values = OmegaConf.to_container(config.hardware, resolve=True)
+        assert isinstance(values, dict)
+        return {str(key): value for key, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -36,28 +61,29 @@ class Job:
         return next((o.split("=", 1)[1] for o in self.overrides if _key(o) == key), None)
 
 
-def shared_by(job_overrides: Sequence[Sequence[str]]) -> list[str]:
+def shared_overrides(job_overrides: Sequence[Sequence[str]]) -> list[str]:
     """Return the overrides that all runs have."""
-    return [o for o in job_overrides[0] if all(o in overrides for overrides in job_overrides)]
+    others = [set(overrides) for overrides in job_overrides]
+    return [o for o in job_overrides[0] if all(o in other for other in others)]
 
 
-def own_of(job_overrides: Sequence[Sequence[str]]) -> list[list[str]]:
+def differing_overrides(job_overrides: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return, for each run, the overrides that not all runs have.
 
     Raises:
-        UserError: there is no run, two are the same, or several have one name.
+        UserError: two are the same, or several have one name.
     """
-    if not job_overrides:
-        raise UserError("the sweep has no run: a list, range or glob among its values is empty; give one value or more")
-    shared = shared_by(job_overrides)
-    names = [o.split("=", 1)[1] for overrides in job_overrides for o in overrides if _key(o) == "run_name"]
-    if again := next((name for name in names if names.count(name) > 1 and "${" not in name), None):
-        raise UserError(f"run_name={again}: {names.count(again)} runs of one sweep cannot have one name; leave it out")
-    own = [[o for o in overrides if o not in shared] for overrides in job_overrides]
-    for overrides, whole in zip(own, job_overrides, strict=True):
-        if own.count(overrides) > 1:
+    shared = set(shared_overrides(job_overrides))
+    names = Counter(o.split("=", 1)[1] for overrides in job_overrides for o in overrides if _key(o) == "run_name")
+    for name, runs in names.items():
+        if runs > 1 and "${" not in name:
+            raise UserError(f"run_name={name}: {runs} runs of one sweep cannot have one name; leave it out")
+    differing = [[o for o in overrides if o not in shared] for overrides in job_overrides]
+    counts = Counter(map(tuple, differing))
+    for overrides, whole in zip(differing, job_overrides, strict=True):
+        if counts[tuple(overrides)] > 1:
             raise UserError(f"{' '.join(overrides or whole)}: more than once in this sweep; give each value once")
-    return own
+    return differing
 
 
 def named(job_overrides: Sequence[Sequence[str]], gpus: Sequence[str | None]) -> list[Job]:
@@ -69,11 +95,12 @@ def named(job_overrides: Sequence[Sequence[str]], gpus: Sequence[str | None]) ->
     Raises:
         UserError: two runs are the same.
     """
-    own = own_of(job_overrides)
-    names = [_name(overrides) for overrides in own]
+    differing = differing_overrides(job_overrides)
+    names = [_name(overrides) for overrides in differing]
+    counts = Counter(names)
     jobs = []
-    for name, overrides, whole, gpu in zip(names, own, job_overrides, gpus, strict=True):
-        if names.count(name) > 1 or len(name) > _LONGEST_NAME:
+    for name, overrides, whole, gpu in zip(names, differing, job_overrides, gpus, strict=True):
+        if counts[name] > 1 or len(name) > _LONGEST_NAME:
             digest = hashlib.sha256(" ".join(overrides).encode()).hexdigest()
             jobs.append(Job(f"{name[:_LONGEST_NAME]}-{digest[:8]}", tuple(whole), gpu))
         else:

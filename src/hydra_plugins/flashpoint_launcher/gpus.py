@@ -22,10 +22,9 @@ from flashpoint.errors import UserError, notify
 from flashpoint.lab.training.interrupt import StopRequests
 from flashpoint.names import check_name
 
-from ._hardware import Hardware
 from ._processes import run_all
 from ._slots import slots_for
-from ._sweep import Job, Sweep, named, shared_by
+from ._sweep import Hardware, Job, Sweep, named, shared_overrides
 
 _MOST_RUNS = 1000  # that share a GPU
 
@@ -77,7 +76,7 @@ class GpusLauncher(Launcher):
         jobs, sweep = named(job_overrides, gpus), Sweep(self._runs_dir / self._name, self._config_dirs)
         slots = slots_for(jobs, self._runs_per_gpu)
         with (
-            sweep.claimed(shared_by(job_overrides), jobs) as lock,
+            sweep.claimed(shared_overrides(job_overrides), jobs) as lock,
             progress_bar(len(jobs), "run", self._name) as bar,
             StopRequests() as stop,
         ):

@@ -18,8 +18,7 @@ from hydra.core.utils import JobReturn
 from flashpoint.errors import UserError, notify
 from flashpoint.runs.folder import RunFolder
 
-from ._hardware import Hardware
-from ._sweep import Job, named, quoted
+from ._sweep import Hardware, Job, named, quoted
 
 if find_spec("hydra_plugins.hydra_submitit_launcher"):  # else Hydra would tell of it in every sweep
     from hydra_plugins.hydra_submitit_launcher import submitit_launcher

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,16 +25,12 @@ from flashpoint.errors import UserError, exit_in_one_line, is_first_process, not
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import refuse_another_gpu, refuse_unusable_gpu
 from flashpoint.lab.build_config import build_config
-from flashpoint.lab.cli.composition import (
-    CONFIG,
-    check_files_as_hydra_reads_them,
-    checked_arguments,
-    compose_once,
-    store_schema,
-)
+from flashpoint.lab.cli.arguments import check, parsed
+from flashpoint.lab.cli.composition import CONFIG, store_schema
+from flashpoint.lab.cli.key_help import print_keys
 from flashpoint.lab.cli.refusals import refusal
 from flashpoint.lab.config import Config
-from flashpoint.lab.surroundings import HardwareConfig, of_hardware
+from flashpoint.lab.surroundings import HardwareConfig, sets_hardware
 from flashpoint.lab.training.admission import admit
 
 if TYPE_CHECKING:
@@ -47,11 +44,15 @@ WANTS_TRACEBACK = os.environ.setdefault("FLASHPOINT_TRACEBACK", os.environ.get("
 
 @hydra.main(config_path=str(CONFIGS), config_name=CONFIG, version_base="1.3")
 def train(composed: DictConfig) -> None:
+    if composed.help:
+        with readers_may_leave():
+            print_keys(composed)
+        return
     multirun = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
         # The launcher of a sweep takes a run's error as it is, and goes on with the next run.
         with nullcontext() if multirun or WANTS_TRACEBACK else exit_in_one_line():
-            if not multirun and (launcher := HydraConfig.get().runtime.choices["hydra/launcher"]) != "basic":
+            if not multirun and (launcher := HydraConfig.get().runtime.choices["hydra/launcher"]) != "sequential":
                 raise UserError(f"hydra/launcher={launcher}: launches the runs of a sweep, and one run is none; add -m")
             outcome = _run(configured(composed, group=SWEEP if multirun else None))
     except Exception:
@@ -78,9 +79,10 @@ def configured(composed: DictConfig, group: str | None) -> Config:
     """
     try:
         values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
+        del values["help"]
         refuse_another_gpu(HardwareConfig(**values.pop("hardware")).gpu)  # where, and not what: no part of the run
         given = HydraConfig.get().overrides.task
-        overrides = [override for override in given if not of_hardware(override)]
+        overrides = [override for override in given if not sets_hardware(override)]
         if values.get("replay") is not None:
             from flashpoint.lab.replay import replayed_values
 
@@ -117,13 +119,14 @@ def main(arguments: Sequence[str]) -> None:
     """
     store_schema()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of printing several lines
+    warnings.filterwarnings("error", category=UserWarning, module="hydra")
     try:
         with nullcontext() if WANTS_TRACEBACK else exit_in_one_line(), readers_may_leave():
-            check_files_as_hydra_reads_them()
-            compose_once()
             try:
+                given = parsed(arguments)
+                check(given)
                 # The launcher of a sweep starts this file with the arguments of a run.
-                sys.argv = [__file__, *checked_arguments(arguments)]
+                sys.argv = [__file__, *given.for_hydra()]
                 train()
             except BrokenPipeError:
                 raise

@@ -63,7 +63,7 @@ sys.exit(128 + signal.SIGTERM if stopped else 0)
 """
 # The launcher in a process of its own, to be killed.
 LAUNCHER = """
-from tests.test_sweep import launch
+from tests.hydra_plugins.test_gpus import launch
 launch([[f"seed={seed}"] for seed in range(3)], runs_per_gpu=2)
 """
 

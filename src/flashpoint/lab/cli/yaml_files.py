@@ -1,0 +1,119 @@
+"""YAML files of the user's own, checked before Hydra builds whatever they hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.types import Override
+
+from flashpoint.errors import UserError
+
+_MOST_BYTES, _MOST_NODES = 1 << 18, 10_000
+"""Of one YAML file, the latter once its aliases are written out. Every key of a run has some 200."""
+
+
+def check_chosen(overrides: Sequence[Override], primary: str | None, folders: Sequence[str]) -> None:
+    """Refuse a chosen file that is no configuration, and one that its defaults list names.
+
+    Args:
+        primary: the name of the user's own primary configuration.
+        folders: where the user's own files are.
+
+    Raises:
+        UserError: with the file, and the line where one is to blame.
+    """
+    names = [primary] if primary else []
+    for override in overrides:
+        value = "*" if override.is_sweep_override() else override.value()
+        if isinstance(value, str):
+            names.append(f"{override.key_or_group}/{value}")
+    for folder in folders:
+        waiting, checked = list(names), set[str]()
+        while waiting:
+            name = waiting.pop().strip("/").removesuffix(".yaml")
+            if name not in checked:
+                checked.add(name)
+                for path in _files(Path(folder), name):
+                    waiting += _named_defaults(check_yaml(path), PurePosixPath(name).parent)
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    """Return the file of a name, or with ``GROUP/*`` all of a group."""
+    if name.endswith("/*"):
+        return sorted((folder / name).parent.glob("*.yaml"))
+    path = folder / f"{name}.yaml"
+    return [path] if os.path.lexists(path) else []
+
+
+def _named_defaults(root: Any, group: PurePosixPath) -> Iterator[str]:
+    """Return the names in the defaults list of a file, seen from the folder of all groups.
+
+    Args:
+        group: of the file.
+    """
+    defaults = [value for key, value in _items(root) if key == "defaults"]
+    for item in defaults[0].value if defaults and isinstance(defaults[0], yaml.SequenceNode) else ():
+        for key, value in _items(item) or [("", item)]:
+            folder = group / (key.split() or [""])[-1].split("@")[0]  # of "override /model@package"
+            for option in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if isinstance(option, yaml.ScalarNode):
+                    yield str(folder / option.value.split("@")[0])
+
+
+def _items(node: Any) -> list[tuple[str, Any]]:
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    return [(key.value, value) for key, value in pairs if isinstance(key, yaml.ScalarNode)]
+
+
+def check_yaml(path: Path) -> Any:
+    """Return the root node of a file, before anything is built of it; None of an empty one.
+
+    Raises:
+        UserError: it is no configuration; with the file, and the line where one is to blame.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise UserError(f"{path}: more than {_MOST_BYTES >> 10} KiB; no configuration is that long")
+        text = path.read_bytes().decode("utf-8")
+        documents = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: no UTF-8 at byte {error.start:,}; convert the file") from error
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; make it a readable file or remove it") from error
+    except RecursionError as error:
+        raise UserError(f"{path}: nested too deeply; no key of the configuration is") from error
+    except yaml.MarkedYAMLError as error:
+        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{path}: no YAML: {error.problem or error.context}{line}; correct the file") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: no YAML: {' '.join(str(error).split())}; correct the file") from error
+    if len(documents) > 1:
+        raise UserError(f"{path}: {len(documents)} documents; put one into each file")
+    for root in filter(None, documents):
+        if not isinstance(root, yaml.MappingNode) and root.tag != "tag:yaml.org,2002:null":
+            raise UserError(f"{path}: no keys with values, one a line, e.g. name: mine")
+        _check_size(root, path)
+    return documents[0] if documents else None
+
+
+def _check_size(root: Any, path: Path) -> None:
+    """Refuse a node that holds itself, and aliases that multiply."""
+    sizes: dict[int, int] = {}
+    under_way: set[int] = set()
+
+    def size_of(node: Any) -> int:
+        if id(node) in under_way:
+            raise UserError(f"{path}: line {node.start_mark.line + 1} holds itself by an alias; write it out")
+        if id(node) not in sizes:
+            under_way.add(id(node))
+            parts = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+            sizes[id(node)] = 1 + (sum(map(size_of, parts)) if not isinstance(node, yaml.ScalarNode) else 0)
+            under_way.discard(id(node))
+        return sizes[id(node)]
+
+    if size_of(root) > _MOST_NODES:
+        raise UserError(f"{path}: {sizes[id(root)]:,} values once its aliases are written out; give fewer")

@@ -1,0 +1,195 @@
+"""``hydra/launcher=sequential``, the default: the runs of a sweep one after the other, in this process.
+
+No postponed annotations here, as in ``gpus.py``.
+"""
+
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn, run_job
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, open_dict
+
+from flashpoint.errors import UserError, notify, one_line
+from flashpoint.lab.cli.refusals import refusal
+from flashpoint.lab.training.interrupt import STOPS
+from flashpoint.runs.folder import sweep_lock
+
+from ._sweep import differing_overrides
+
+_TOLD = 8  # names of runs in one line
+
+
+@dataclass
+class SequentialLauncherConfig:
+    """No settings."""
+
+    _target_: str = "hydra_plugins.flashpoint_launcher.sequential.SequentialLauncher"
+
+
+ConfigStore.instance().store(
+    group="hydra/launcher", name="sequential", node=SequentialLauncherConfig, provider="flashpoint"
+)
+
+
+class SequentialLauncher(Launcher):
+    """Tells of each failed run when it fails, where Hydra's own tells of the first when the last has ended."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self._context, self._task, self._config = hydra_context, task_function, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run all.
+
+        Raises:
+            UserError: some failed, each of which was told when it did.
+            KeyboardInterrupt: Ctrl-C before a run began to train, or at once after another one.
+        """
+        differing = differing_overrides(job_overrides)  # which refuses some sweeps: they leave nothing behind
+        with _lock_file(Path(self._config.runs_dir)) as lock, _stop_requests() as request:
+            return self._launch(job_overrides, differing, initial_job_idx, lock, request)
+
+    def _launch(
+        self,
+        job_overrides: Sequence[Sequence[str]],
+        differing: Sequence[Sequence[str]],
+        initial_job_idx: int,
+        lock: IO[str] | None,
+        request: Callable[[], signal.Signals | None],
+    ) -> Sequence[JobReturn]:
+        returns: list[JobReturn] = []
+        errors: list[Exception] = []
+        for number, (overrides, told) in enumerate(zip(job_overrides, differing, strict=True)):
+            if lock:
+                with contextlib.suppress(OSError):  # another sweep into the folder has it, maybe not for long
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                result = self._run(overrides, initial_job_idx + number)
+            except SystemExit:  # a signal stopped the run
+                _tell_of_those_not_begun(differing[number + 1 :])
+                raise
+            except KeyboardInterrupt as interrupt:
+                if str(interrupt):  # with how the run goes on
+                    _tell_of_those_not_begun(differing[number + 1 :])
+                    raise
+                _tell_of_those_not_begun(differing[number:])
+                how = "the runs that have ended stay; the same command would train them again"
+                raise KeyboardInterrupt(how) from None
+            if isinstance(result, Exception):
+                errors.append(result)
+                if not isinstance(result, UserError):
+                    traceback.print_exception(result)
+                notify(f"failed: {' '.join(told or overrides)}: {one_line(result)}")
+                _let_go(result)
+            else:
+                returns.append(result)
+            if (late := request()) and number + 1 < len(differing):
+                _tell_of_those_not_begun(differing[number + 1 :])
+                sys.exit(128 + late)
+        if errors:
+            raise UserError(f"{len(errors)} of {len(differing)} runs failed") from errors[0]
+        return returns
+
+    def _run(self, overrides: Sequence[str], number: int) -> JobReturn | Exception:
+        """Return what a run returned, or the error with which it failed."""
+        failures: list[Exception] = []
+
+        def task(config: DictConfig) -> Any:
+            try:
+                return self._task(config)
+            except Exception as error:
+                failures.append(error)
+                raise
+
+        try:
+            config = self._context.config_loader.load_sweep_config(self._config, list(overrides))
+        except Exception as error:
+            return refusal(error)
+        with open_dict(config):
+            config.hydra.job.id = config.hydra.job.num = number
+        result = run_job(
+            task_function=task,
+            config=config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+            hydra_context=self._context,
+        )
+        return failures[0] if failures else result
+
+
+@contextlib.contextmanager
+def _lock_file(folder: Path) -> Iterator[IO[str] | None]:
+    """Open the file whose lock tells ``flashpoint watch`` that more runs are to begin; None where it cannot be made:
+    the first run says what is wrong with the folder."""
+    path, made = sweep_lock(folder), not folder.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError:
+        yield None
+        return
+    try:
+        with file:
+            yield file
+    finally:
+        if made:
+            _remove_if_empty(folder, path)
+
+
+def _remove_if_empty(folder: Path, lock: Path) -> None:
+    """Remove a folder that has no run: all were refused."""
+    with contextlib.suppress(OSError):
+        if list(folder.iterdir()) == [lock.parent] and list(lock.parent.iterdir()) == [lock]:
+            lock.unlink()
+            lock.parent.rmdir()
+            folder.rmdir()
+
+
+@contextlib.contextmanager
+def _stop_requests() -> Iterator[Callable[[], signal.Signals | None]]:
+    """Yield a function that returns a request to stop since its last call. One that comes while a run that has made its
+    last step is drawn or uploaded is too late for that run, and is the sweep's."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+    def request() -> signal.Signals | None:
+        try:
+            numbers = os.read(read, 4096)
+        except BlockingIOError:
+            return None
+        return next((number for number in STOPS if number in numbers), None)
+
+    try:
+        yield request
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(read)
+        os.close(write)
+
+
+def _tell_of_those_not_begun(runs: Sequence[Sequence[str]]) -> None:
+    if names := [" ".join(overrides) for overrides in runs]:
+        more = ", …" if len(names) > _TOLD else ""
+        told = f"not begun: {len(names)} of the sweep's runs ({', '.join(names[:_TOLD])}{more})"
+        notify(f"{told}; a sweep with hydra/launcher=gpus goes on where it was stopped")
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Clear what the frames of an error hold: a failed run's model would stay until the sweep ends."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:  # an error that is raised from itself is its own cause
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
