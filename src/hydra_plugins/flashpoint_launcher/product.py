@@ -68,7 +68,11 @@ class ProductSweeper(Sweeper):
         if runs > MOST_RUNS:
             raise UserError(f"the sweep has {runs:,} runs; give {MOST_RUNS:,} at most")
         self.validate_batch_is_legal(_each_value_once(list(axes.values())))
-        return [self.launcher.launch(list(map(list, itertools.product(*axes.values()))), initial_job_idx=0)]
+        jobs = [list(overrides) for overrides in itertools.product(*axes.values())]
+        returns = self.launcher.launch(jobs, initial_job_idx=0)
+        for result in returns:
+            _ = result.return_value  # which raises what a failed job has raised
+        return [returns]
 
 
 def _values(override: Override) -> list[str]:
