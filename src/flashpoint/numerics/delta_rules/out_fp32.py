@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from flashpoint.numerics.choices import Rounding
 from flashpoint.numerics.delta_rules.rule import BackwardInputs, DeltaRule
+
+if TYPE_CHECKING:  # every verb reads the rules, and none is to wait for PyTorch
+    from torch import Tensor
 
 
 def delta(inputs: BackwardInputs) -> Tensor:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:  # every verb reads the rules, and none is to wait for PyTorch
+    from torch import Tensor
 
 SavedOut = Literal["none", "unrounded", "redrawn"]
 """The O that the forward pass saves for δ, of the same P̄ as the O that it returns: none; the one with Ō, ℓ and O
