@@ -13,7 +13,7 @@ from flashpoint.cli.main import main
 from flashpoint.lab.localize.own import Mixture, OwnLoop
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.select import open_run
-from flashpoint.watching.watch import watch
+from flashpoint.watching.loop import watch
 from tests.conftest import REPOSITORY
 
 OWN_RUN = REPOSITORY / "docs/own_run.md"

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from flashpoint.other_softmax import ADDED, BY_POSITION, CAPS, other_softmax
 from flashpoint.watching.functions import changing
+from flashpoint.watching.interception import intercepting_interface
 from flashpoint.watching.interceptor import Interceptor
-from flashpoint.watching.interface import intercepting_interface
 
 GIVEN: dict[str, Any] = dict.fromkeys(CAPS, 20.0) | {name: torch.zeros(2) for name in ADDED}
 
@@ -37,14 +37,14 @@ def test_each_is_refused_and_left_out_wherever_it_is_given(name: str) -> None:
         attention_forward(nn.Module(), q, q, q, None, variant="flash_fp32", **options)
     assert changing(options, 8) == name
     seen = interfaced(q, options)
-    assert (seen.calls, set(seen.missed)) == ([], {f"mine: {name}, which changes the softmax"})
+    assert (len(seen.calls), set(seen.calls.missed)) == (0, {f"mine: {name}, which changes the softmax"})
 
 
 @pytest.mark.parametrize("given", [{}, dict.fromkeys(GIVEN), dict.fromkeys(CAPS, 0.0), {"scale": 2.0, "bias": 1}])
 def test_what_is_not_given_changes_nothing(given: dict[str, Any]) -> None:
     assert other_softmax(given) is None
     seen = interfaced(torch.randn(1, 2, 8, 16, requires_grad=True), given)
-    assert (len(seen.calls), seen.missed, seen.failed) == (1, {}, set())
+    assert (len(seen.calls), seen.calls.missed, seen.calls.failed) == (1, {}, set())
 
 
 def test_a_bias_by_position_is_for_pytorch_to_add_where_no_gradient_is_wanted() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flashpoint.drop_in import attention as attention
-    from flashpoint.watching.watch import watch as watch
+    from flashpoint.watching.loop import watch as watch
 
 __version__ = "0.1.0"
 
@@ -20,7 +20,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 laptop preset a second on two cores, alone and with a second run beside it: 20 and 11 with 1,000; 24 and 4 with 10,000;
 25 and less than 1 with 100,000; 14 alone with a thread that sleeps at once."""
 
-_PUBLIC = {"attention": "flashpoint.drop_in", "watch": "flashpoint.watching.watch"}
+_PUBLIC = {"attention": "flashpoint.drop_in", "watch": "flashpoint.watching.loop"}
 
 
 def __getattr__(name: str) -> Any:

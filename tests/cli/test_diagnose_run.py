@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 
 from flashpoint.cli.main import main
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.loop import Watch
 from tests.watching.loops import Pair, loop, plain
 
 BAD = 5

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flashpoint.watching.batches import sums
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.latest_batches import sums
+from flashpoint.watching.loop import Watch
 from tests.watching.loops import Pair, loop
 
 pytestmark = pytest.mark.gpu

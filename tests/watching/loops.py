@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import flashpoint
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.loop import Watch
 
 Step = Callable[[nn.Module, int, Watch], Any]
 """Makes a step of that number, from 0, and tells the watch."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flashpoint.errors import UserError
 from flashpoint.watching.arrivals import Arrivals, begin_copies
 from flashpoint.watching.captures import captured_steps
-from flashpoint.watching.guard import Guard
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.events import Dispatcher, Handler
+from flashpoint.watching.loop import Watch
+from flashpoint.watching.notices import Notices
 from tests.watching.loops import Pair, loop, plain
 
 
@@ -56,21 +58,36 @@ def put_on_device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return made_up
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Numbers that were asked for under a name, with what they are to be."""
+
+    name: str
+    expected: Sequence[float]
+    numbers: Sequence[Tensor | float]
+
+
 class Taken:
     """What was handed over, in its order."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self.arrivals = Arrivals(Guard(lambda: 0))
+        dispatcher = Dispatcher(Notices("own", 0))
+        dispatcher.add(self)
+        self.arrivals = Arrivals(dispatcher.publish)
+
+    @property
+    def handlers(self) -> Sequence[Handler]:
+        return (Handler(Asked, "taking", self.take),)
 
     def ask(self, name: str, *numbers: Tensor | float) -> None:
-        def take(read: Sequence[Tensor | float]) -> None:
-            self.names.append(name)
-            if name == "fails":
-                raise UserError("no such number")
-            assert [float(one) for one in read] == [float(one) for one in numbers]
+        self.arrivals.ask(Asked(name, [float(one) for one in numbers], numbers))
 
-        self.arrivals.ask("taking", numbers, take)
+    def take(self, event: Asked) -> None:
+        same = [float(one) for one in event.numbers] == event.expected
+        self.names.append(event.name if same else f"{event.name}, other numbers")
+        if event.name == "fails":
+            raise UserError("no such number")
 
 
 def test_numbers_of_a_gpu_come_one_turn_after_their_copy_began_and_others_behind_them(device: Device) -> None:

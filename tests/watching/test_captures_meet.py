@@ -11,7 +11,7 @@ from torch import nn
 import flashpoint
 from flashpoint.runs.select import open_run
 from flashpoint.watching.captures import read_calls
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.loop import Watch
 from tests.watching.loops import Pair, loop, plain
 
 
@@ -38,7 +38,7 @@ def test_a_loop_that_captures_at_every_step_loses_no_warning(
     told = [line for line in capsys.readouterr().err.splitlines() if "an explosion may follow" in line]
     assert len(told) == 1
     assert "an explosion may follow; mine; wrote" in told[0]
-    at = int(told[0].split(":")[0].removeprefix("step "))
+    at = int(told[0].split(":")[1].removeprefix(" step "))
     folder = tmp_path / f"own/captures/step-{at:07}"
     assert [call.layer for call in read_calls(folder)] == [1, 2]
     assert steps_of(folder) == [at + 1]

@@ -9,7 +9,7 @@ from torch import nn
 
 import flashpoint
 from flashpoint.runs.select import open_run
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.loop import Watch
 from tests.watching.loops import Pair
 
 

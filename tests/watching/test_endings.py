@@ -9,7 +9,7 @@ from torch import nn
 
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.watching.captures import captured_steps, read_calls
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.loop import Watch
 from tests.watching.loops import Pair, loop, plain
 
 STEPS = 12
@@ -189,7 +189,7 @@ def test_a_skipped_step_does_not_end_the_measuring_of_delta(tmp_path: Path, caps
 def test_a_measure_that_fails_does_not_keep_a_capture_from_being_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flashpoint.watching.values.by_sequence", lambda *_: 1 / 0)
+    monkeypatch.setattr("flashpoint.watching.logged_metrics.by_sequence", lambda *_: 1 / 0)
     with pytest.raises(Enough):
         loop(tmp_path, step=nan_weights, steps=STEPS, interval=500)
     assert list(captured_steps(tmp_path / "own")) == [3, 4]
@@ -215,7 +215,7 @@ def test_losses_that_end_above_the_margin_are_told_and_kept(
     assert (f"the loss has exploded, since step 203: {rule}" in told) == (after == 80)
     assert told.count("17 steps of the 50 that make an explosion; 33 more would decide") == (after == 20)
     assert ("the tensors are of step 0, which was observed last" in told) == (after == 20)
-    assert ("watch: the loop ends with the loss" in told) == (after == 20)
+    assert ("watch own: the loop ends with the loss" in told) == (after == 20)
 
 
 @pytest.mark.parametrize(("high", "steps"), [(9.0, 30), (9.0, 130), (5.2, 30), (9.0, 12)])

@@ -13,7 +13,7 @@ from flashpoint.errors import UserError
 from flashpoint.runs.fingerprints import batches_of
 from flashpoint.runs.folder import RunFolder
 from flashpoint.watching.captures import read_calls
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.loop import Watch
 from tests.records import call, refusal
 from tests.watching.loops import Pair, capturing, loop, plain
 
@@ -102,14 +102,20 @@ def test_with_a_run_of_the_same_steps_it_is_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "error", "told"),
     [
-        ({"first_step": -1}, "first_step=-1: give a whole number, 0 or more"),
-        ({"first_step": 1.5}, "first_step=1.5: give a whole number, 0 or more"),
-        ({"first_step": 10, "steps": 10}, "steps=10: counts from 0, as first_step=10 does; give more than that"),
+        ({"first_step": -1}, ValueError, "first_step=-1: give a whole number, 0 or more"),
+        ({"first_step": 1.5}, TypeError, "first_step=1.5: give a whole number, 0 or more"),
+        (
+            {"first_step": 10, "steps": 10},
+            ValueError,
+            "steps=10: counts from 0, as first_step=10 does; give more than that",
+        ),
     ],
 )
-def test_a_first_step_that_cannot_be_is_refused(tmp_path: Path, options: dict[str, float], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_first_step_that_cannot_be_is_refused(
+    tmp_path: Path, options: dict[str, float], error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
         flashpoint.watch(Pair(), runs_dir=tmp_path / "runs", **options)  # type: ignore[arg-type]
     assert not any(tmp_path.iterdir())

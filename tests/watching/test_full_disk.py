@@ -12,7 +12,7 @@ from torch import nn
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError
 from flashpoint.watching.captures import read_calls
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.loop import Watch
 from tests.watching.loops import loop, plain
 
 
@@ -35,7 +35,7 @@ def test_a_capture_that_the_disk_had_no_room_for_is_told_when_it_is_diagnosed(
 
     monkeypatch.setattr(AttentionCall, "write", until_full)
     loop(tmp_path, step=step)
-    assert "watch: step 1: writing a capture failed (OSError: [Errno 28] No space left" in capsys.readouterr().err
+    assert "watch own: step 1: writing a capture failed (OSError: [Errno 28] No space left" in capsys.readouterr().err
     assert [call.layer for call in read_calls(tmp_path / "own")] == [1]
     assert "captures/step-0000001: layers 2 are missing: the disk was full" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "own/captures/step-0000001")

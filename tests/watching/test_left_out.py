@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashpoint.watching.captures import read_calls
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.loop import Watch
 from tests.watching.loops import Block, loop, plain
 
 

@@ -20,7 +20,7 @@ import flashpoint
 from flashpoint.errors import UserError
 from flashpoint.runs.select import open_run
 from flashpoint.watching.captures import read_calls
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.loop import Watch
 from tests.watching.loops import Pair, loop, plain
 
 
@@ -359,8 +359,8 @@ def test_a_disk_that_is_full_before_the_first_step_is_one_line(tmp_path: Path, m
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("flashpoint.watching.run.write_json", full)
-    with pytest.raises(UserError, match="No space left on device; choose"):
+    monkeypatch.setattr("flashpoint.watching.watched_run.write_json", full)
+    with pytest.raises(ValueError, match="No space left on device; choose"):
         flashpoint.watch(Pair(), runs_dir=tmp_path)
 
 
@@ -370,7 +370,7 @@ def test_what_fails_in_one_line_elsewhere_does_not_end_the_training(
     def refuse(*_: Any) -> None:
         raise UserError("no such thing")
 
-    monkeypatch.setattr("flashpoint.watching.values.by_sequence", refuse)
+    monkeypatch.setattr("flashpoint.watching.logged_metrics.by_sequence", refuse)
     assert loop(tmp_path).verdict == "stable to 4"
     assert capsys.readouterr().err.count("no such thing") == 1
 
@@ -405,7 +405,7 @@ def test_a_run_that_vanishes_while_it_trains_is_told_once(
     assert watched.verdict == "stable"
     told = capsys.readouterr().err.splitlines()
     (line,) = [line for line in told if "has been removed" in line or "failed" in line]
-    assert line.startswith(f"watch: {tmp_path}/own has been removed")
+    assert line.startswith(f"watch own: {tmp_path}/own has been removed")
     folder = tmp_path / f"own/captures/step-{captured:07}"
     tensors = {"layer-01.safetensors", "layer-02.safetensors", "batch.pt"} if captured > 3 else set()
     assert {path for path in (tmp_path / "own").rglob("*") if path.is_file()} == {

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import flashpoint
 from flashpoint.runs.select import open_run
 from flashpoint.watching.captures import read_calls
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.loop import Watch
 from tests.watching.loops import Pair, loop, plain, spectral_norms
 
 

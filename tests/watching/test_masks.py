@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.watching.captures import read_calls
+from flashpoint.watching.functions import masking
+from flashpoint.watching.interception import intercepting_interface
 from flashpoint.watching.interceptor import Interceptor
-from flashpoint.watching.interface import intercepting_interface
-from flashpoint.watching.masks import masking
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.loop import Watch
 from tests.watching.loops import loop
 
 LOWER = torch.ones(12, 12, dtype=torch.bool).tril()
@@ -237,5 +237,5 @@ def test_what_is_not_causal_though_no_mask_tells_so_is_left_out_aloud(
     q, k, v = (torch.randn(1, heads, 12, 8, requires_grad=True) for heads in (4, 2, 2))
     get_interface = intercepting_interface(interceptor, lambda *_: attend)
     get_interface(None, "flash_attention_2", attend)(nn.Module(), q, k, v, None, **given)
-    assert set(interceptor.missed) == (set() if told is None else {f"flash_attention_2: {told}"})
+    assert set(interceptor.calls.missed) == (set() if told is None else {f"flash_attention_2: {told}"})
     assert len(interceptor.calls) == (told is None)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor, nn
 
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.loop import Watch
 from tests.watching.loops import loop, plain
 
 

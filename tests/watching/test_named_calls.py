@@ -15,7 +15,7 @@ from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.errors import UserError
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.functions import NoMask, replaced
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.loop import Watch
 from tests.watching.loops import Pair, loop, plain
 
 
@@ -97,7 +97,7 @@ def test_no_memory_for_copies_does_not_end_the_training(
         tries.append(1)
         raise torch.OutOfMemoryError(f"CUDA out of memory. {len(tries)} bytes are free")
 
-    place = {"forward": "interceptor.InterceptedCall", "mask": "call_mode.masking"}.get(of)
+    place = {"forward": "interceptor.AttentionCalled", "mask": "interception.masking"}.get(of)
     with contextlib.ExitStack() as entered:
         if place:
             monkeypatch.setattr(f"flashpoint.watching.{place}", full)

@@ -14,7 +14,7 @@ import flashpoint
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.watching.captures import read_calls
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.loop import Watch
 from tests.watching.loops import loop
 from tests.watching.test_named_calls import captured
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flashpoint.cli.main import main
 from flashpoint.watching.captures import read_calls, read_samples
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.loop import Watch
 from tests.watching.loops import Pair, loop
 
 Batch = Callable[[Tensor, int], Any]

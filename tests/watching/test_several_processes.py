@@ -19,8 +19,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashpoint.runs.select import open_run
-from flashpoint.watching.sharding import is_sharded
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.left_out import is_sharded
+from flashpoint.watching.loop import Watch
 from tests import warm
 from tests.conftest import environment
 from tests.watching import sharded_loop

@@ -15,11 +15,10 @@ import flashpoint
 from examples import nanogpt, plain_pytorch
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.verdict import diagnose
-from flashpoint.errors import UserError
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 from flashpoint.watching.captures import read_calls
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.loop import Watch
 from tests.watching.loops import spectral_norms
 
 TEXT = Path(nanogpt.__file__).read_bytes()
@@ -241,7 +240,7 @@ def test_an_attention_of_ones_own_is_named(
     assert "functions=['MODULE:NAME']" in capsys.readouterr().err
     monkeypatch.setattr(_Here, "attend", staticmethod(own))
     model = Net(lambda *qkv, **options: _attend(*qkv, **options))
-    with pytest.raises(UserError, match="has no function nowhere"):
+    with pytest.raises(ValueError, match="has no function nowhere"):
         loop(model, tmp_path, functions=[f"{__name__}:nowhere"])
     run = loop(model, tmp_path, steps=1, functions=[f"{__name__}:_attend"])
     assert run.title == f"{__name__}:_attend"
@@ -258,7 +257,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, enable_gqa: bool =
 def test_what_fails_in_watching_does_not_end_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("flashpoint.watching.values.by_sequence", lambda *_: 1 / 0)
+    monkeypatch.setattr("flashpoint.watching.logged_metrics.by_sequence", lambda *_: 1 / 0)
     assert loop(Net(), tmp_path, interval=2).verdict == "stable to 6"
     assert "ZeroDivisionError: division by zero); training goes on" in capsys.readouterr().err
 

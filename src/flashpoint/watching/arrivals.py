@@ -7,64 +7,78 @@ arrived.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
-from flashpoint.watching.guard import Guard
+from flashpoint.watching.events import Handler, LastRead, Publish, ReadDue
+from flashpoint.watching.left_out import whole
 
 Number = Tensor | float
-_Take = Callable[[Sequence[Number]], None]
+
+
+class Arrival(Protocol):
+    """An event, as a frozen dataclass, that has numbers."""
+
+    @property
+    def numbers(self) -> Sequence[Number]: ...
 
 
 class Arrivals:
-    """Hands over numbers in the order in which they were asked for: those of the host at once, unless others are before
-    them; those of a GPU at the second turn after they were asked for, however fast the GPU is.
+    """Publishes events once their numbers can be read, in the order in which they were asked for.
 
-    What fails in handing over is told, and the others are handed over.
+    Those with numbers of the host come at once, unless others are before them; those of a GPU at the second turn after
+    they were asked for, however fast the GPU is.
     """
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-        self._asked: list[tuple[str, Sequence[Number], _Take]] = []
+    def __init__(self, publish: Publish) -> None:
+        self._publish = publish
+        self._asked: list[Any] = []
         self._hand_over: Callable[[], None] | None = None  # what is being copied
 
-    def ask(self, what: str, numbers: Sequence[Number], take: _Take) -> None:
-        """Have ``take`` called with numbers, those of a GPU as tensors of the same bits on the CPU. Tensors may not be
-        overwritten before.
+    @property
+    def handlers(self) -> Sequence[Handler]:
+        """Turns, after those who ask at the same event."""
+        what = "reading from the GPU"
+        return Handler(ReadDue, what, lambda _: self.turn()), Handler(LastRead, what, lambda _: self.end())
 
-        Args:
-            what: is told where it fails.
-        """
-        if self._asked or self._hand_over is not None or any(map(is_far, numbers)):
-            self._asked.append((what, numbers, take))
+    def ask(self, event: Arrival) -> None:
+        """Have an event published with its numbers, those of a GPU as tensors of the same bits on the CPU. Tensors may
+        not be overwritten before."""
+        if self._asked or self._hand_over is not None or any(map(is_far, event.numbers)):
+            self._asked.append(event)
         else:
-            self._guard.do(what, partial(take, numbers))
+            self._publish(event)
 
     def turn(self) -> None:
         """Begin to copy what was asked for since the last turn, and hand over what was begun to be copied there."""
         asked, self._asked = self._asked, []
         hand_over, self._hand_over = self._hand_over, None
-        if asked:
-            self._guard.do("reading from the GPU", lambda: self._begin(asked))
-        if hand_over is not None:
-            self._guard.do("reading from the GPU", hand_over)
+        try:
+            if asked:
+                self._begin(asked)
+        finally:
+            if hand_over is not None:
+                hand_over()
 
     def end(self) -> None:
         """Hand over everything."""
-        self.turn()
-        self.turn()
+        try:
+            self.turn()
+        finally:
+            self.turn()
 
-    def _begin(self, asked: Sequence[tuple[str, Sequence[Number], _Take]]) -> None:
-        arrived = begin_copies([one for _, numbers, _ in asked for one in numbers if is_far(one)])
+    def _begin(self, asked: Sequence[Any]) -> None:
+        arrived = begin_copies([one for event in asked for one in event.numbers if is_far(one)])
 
         def hand_over() -> None:
             here = iter(arrived())
-            for what, numbers, take in asked:
-                self._guard.do(what, partial(take, [next(here) if is_far(one) else one for one in numbers]))
+            for event in asked:
+                numbers = [next(here) if is_far(one) else one for one in event.numbers]
+                self._publish(dataclasses.replace(event, numbers=numbers))
 
         self._hand_over = hand_over
 
@@ -106,3 +120,29 @@ def begin_copy(packed: Tensor) -> Callable[[], Tensor]:
         return host
 
     return wait
+
+
+def one_number(value: Any, name: str) -> Tensor | float:
+    """Return a number; one on a device is copied, as the loop may overwrite its own, and not read from there.
+
+    Raises:
+        ValueError: it is none, or several, or this process holds a part of it.
+    """
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"{name} has {value.numel():,} numbers: give one, e.g. their mean")
+        value = whole(value.detach(), name)
+        if value.is_meta or value.layout != torch.strided:
+            raise ValueError(f"{name} is a tensor without memory, or a sparse one: give a number")
+        return value.reshape(()).clone()
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is {type(value).__name__}: give a number") from None
+
+
+def floats(values: Sequence[Tensor | float]) -> list[float]:
+    """Return numbers, of tensors [] float32; those on a device by one copy."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    read = iter(torch.stack(tensors).float().tolist() if tensors else ())
+    return [next(read) if isinstance(value, Tensor) else float(value) for value in values]

@@ -19,7 +19,6 @@ from torch import Tensor
 from flashpoint.diagnosis.sink import sink_of
 from flashpoint.errors import UserError
 from flashpoint.other_softmax import CAPS, other_softmax
-from flashpoint.watching.masks import masking
 
 _ROWS = 64
 _FAR = 0.5
@@ -37,6 +36,9 @@ _LIKE_MASKS = ("mask", "bias")
 """Parts of names. What an argument with another name says by True, False or a word is taken to be no mask."""
 
 _NAMES = (("q", "query"), ("k", "key"), ("v", "value"))
+
+_CLOSED = -65_504.0
+"""What is added to the score of a pair that is masked is this or less: the least number of FP16, or −∞."""
 
 
 class NoMask:
@@ -211,6 +213,29 @@ def _is_plain(mask: Tensor, length: int) -> bool:
     if not mask.is_floating_point() and bool((mask != 0).all()):  # one of padding, of which there is none
         return True
     return masking(mask, length) is not None or (mask.dtype == torch.bool and masking(~mask, length) is not None)
+
+
+@torch.no_grad()
+def masking(mask: Any, length: int) -> bool | None:
+    """Return whether a call with this mask is causal; None where it is neither causal nor sees every key.
+
+    Args:
+        mask: [..., T, T] as PyTorch's attention takes it: bool, True where a query sees a key, or floating point, which
+            is added to the scores. Anything else, as a mask of padding [B, T], is None, too.
+        length: T.
+    """
+    if not isinstance(mask, Tensor) or mask.shape[-2:] != (length, length):
+        return None
+    if mask.dtype == torch.bool:
+        seen = mask
+    elif mask.is_floating_point() and bool(((mask == 0) | (mask <= _CLOSED)).all()):
+        seen = mask == 0
+    else:
+        return None
+    lower = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
+    if bool((seen == lower).all()):
+        return True
+    return False if bool(seen.all()) else None
 
 
 @torch.no_grad()

@@ -1,4 +1,8 @@
-"""Keeps what each attention of somebody's model takes and gives in one forward and backward pass.
+"""Shows what each attention of somebody's model takes and gives in one forward and backward pass.
+
+A hook of a tensor gets the sum of gradients over all of its uses, and layers may share keys and values. So the nodes of
+the graph that the call made are hooked, where they lead to q, k or v. The graph stays as it is, with the order of its
+sums.
 
 Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d features per head.
 """
@@ -12,44 +16,76 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
+from flashpoint.watching.events import (
+    AttentionCalled,
+    BackwardReached,
+    CallLeftOut,
+    GradientSeen,
+    GradientsUnknown,
+    KeepingFailed,
+    Publish,
+)
 from flashpoint.watching.functions import output_of
-from flashpoint.watching.guard import described
-from flashpoint.watching.intercepted_call import Hook, InterceptedCall, with_hooks
-from flashpoint.watching.left_out import FROZEN, TRANSFORMED, TWICE, WITHOUT_GRADIENTS, is_transformed, shapes_left_out
-from flashpoint.watching.own_gradients import GradientInParts, edges_of, next_node
-from flashpoint.watching.sharding import SHARDED, is_dtensor
+from flashpoint.watching.left_out import (
+    FROZEN,
+    SHARDED,
+    TRANSFORMED,
+    WITHOUT_GRADIENTS,
+    is_dtensor,
+    is_transformed,
+    shapes_left_out,
+)
+from flashpoint.watching.notices import described
+from flashpoint.watching.step_calls import CallEvent, StepCalls
+
+
+class Hook:
+    """A hook of a module that copies and files of the module have in name only."""
+
+    def __init__(self, do: Callable[..., None] | None = None) -> None:
+        self._do = do
+
+    def __call__(self, *given: Any) -> None:
+        if self._do is not None:
+            self._do(*given)
+
+    def __reduce__(self) -> Any:
+        return Hook, ()
+
+
+def with_hooks(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that take hooks: scripted ones take none, and call nothing that is Python's."""
+    return [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
 
 
 class Interceptor:
-    """Keeps calls of attentions, which :func:`~flashpoint.watching.interception.intercept` has come to it.
+    """Makes events of the calls of attentions, which :func:`flashpoint.watching.interception.intercept` has come to it.
 
     Args:
         sequences: of a batch that are kept, the first ones.
         layers: whose tensors are kept, from 1; None is all.
+        publish: takes each event, after :attr:`calls` has it.
 
     Attributes:
+        calls: what the events show.
         called: names of the attentions that were called at all, kept or not.
-        calls: in their order, of all forward passes before the first backward pass.
-        failed: what else went wrong in keeping them, each once.
-        incomplete: which gradients of calls were not kept, and why, each once.
+        weights: of the module inside which attentions are called, if they are known.
         in_other_thread: whether a forward pass began in another thread than the one that observes: PyTorch shows calls
             to the thread alone that asks for them.
-        at_gradient: called with each call to whose output a gradient comes, before its graph is freed.
     """
 
-    def __init__(self, sequences: int, layers: Collection[int] | None = None) -> None:
-        self._sequences, self._layers = sequences, layers
-        self._inside = False
+    def __init__(
+        self, sequences: int, layers: Collection[int] | None = None, publish: Publish = lambda _event: None
+    ) -> None:
+        self._sequences, self._layers, self._publish = sequences, layers, publish
+        self.calls = StepCalls()
         self.called: set[str] = set()
-        self.calls: list[InterceptedCall] = []
-        self._missed: dict[tuple[int, str], list[int]] = {}  # by forward pass and reason, the numbers of the calls
-        self.failed: set[str] = set()
-        self.incomplete: set[str] = set()
-        self.at_gradient: Callable[[InterceptedCall], object] = lambda _call: self.stop()
+        self.weights: tuple[nn.Parameter, ...] = ()
+        self._inside = False
         self._forward = self._since = 0
-        self._evaluations: set[int] = set()  # forward passes that began without gradients
         self._depth: int | None = None
         self._taking = self._keeping = True
         self._thread, self.in_other_thread = threading.current_thread(), False
@@ -85,13 +121,13 @@ class Interceptor:
             return None
         if self._depth and torch.is_grad_enabled():  # without, the model may call itself
             self._depth = 1  # a KeyboardInterrupt leaves modules without their hooks
-        if not self._taking and self.is_incomplete:
+        if not self._taking and self.calls.is_incomplete:
             self.calls.clear()
             self.remove_hooks()
             self._taking = True
         self._forward += 1
         if not torch.is_grad_enabled():
-            self._evaluations.add(self._forward)
+            self.calls.begin_evaluation(self._forward)
         self.in_other_thread |= threading.current_thread() is not self._thread
         return self._forward if self._taking and torch.is_grad_enabled() else None
 
@@ -108,151 +144,14 @@ class Interceptor:
         finally:
             self._keeping = True
 
-    def trained(self) -> list[InterceptedCall]:
-        """Return the calls of the first forward pass whose outputs have got gradients; empty without one.
-
-        Where the beginning of none was seen, as where a loop calls a model's parts, calls without gradients are those
-        of an evaluation.
-        """
-        trained = self._trained_pass
-        calls = [call for call in self.calls if call.forward == trained]
-        return [call for call in calls if "grad_out" in call.kept] if trained == 0 else calls
-
-    @property
-    def _trained_pass(self) -> int | None:
-        shown = (call.forward for call in self.calls if "grad_out" in call.kept and not call.is_differentiated_twice)
-        return min(shown, default=None)
-
-    @property
-    def is_incomplete(self) -> bool:
-        """Whether gradients came to some calls of the forward pass that is trained, and to others none."""
-        return any("grad_out" not in call.kept for call in self.trained() if call.kept)
-
-    def miss(self, reason: str) -> None:
-        """Note why a call of the current forward pass is not kept."""
-        earlier = sum(call.forward == self._forward for call in self.calls)
-        earlier += sum(len(numbers) for (of, _), numbers in self._missed.items() if of == self._forward)
-        self._missed.setdefault((self._forward, reason), []).append(1 + earlier)
-
-    @property
-    def missed(self) -> dict[str, list[int]]:
-        """Why calls were not kept, and their numbers in the forward pass, from 1: those of the pass that is trained, or
-        where none is of all but evaluations. Where the beginning of that pass was not seen, there are no numbers."""
-        trained, passes = self._trained_pass, {of for of, _ in self._missed}
-        asked = (passes - self._evaluations or passes) if trained is None else {trained}
-        reasons = {reason: numbers for (of, reason), numbers in self._missed.items() if of in asked}
-        # Such a pass, as where a loop calls a model's parts, has an evaluation's calls, too.
-        return {reason: [] for reason in reasons if reason != WITHOUT_GRADIENTS} if trained == 0 else reasons
-
-    def keep(
-        self,
-        name: str,
-        tensors: dict[str, Tensor],
-        is_causal: bool,
-        scale: float | None,
-        *,
-        by_token: Sequence[str] = (),
-        in_order: bool = False,
-    ) -> None:
-        """Keep the call that :meth:`call` has made, and have its gradients kept.
-
-        Args:
-            tensors: q, k, v and out, [B, H, T, d] and for keys [B, H_kv, T, d].
-            by_token: names of those that are [B, T, H, d].
-            in_order: as of :func:`edges_of`.
-        """
-        if not tensors["out"].requires_grad:
-            self.miss(FROZEN)
-            return
-        by_head = {of: x.transpose(1, 2) if of in by_token and x.dim() == 4 else x for of, x in tensors.items()}
-        if reason := shapes_left_out(by_head):
-            self.miss(f"{name}: {reason}")
-            return
-        q, k = by_head["q"], by_head["k"]
-        scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-        call = InterceptedCall(name, q, k, is_causal, scale, forward=self._forward)
-        layer = 1 + sum(before.forward == self._forward for before in self.calls)
-        if self._layers is None or layer in self._layers or not self._forward:  # else its number may be another
-            self._copy(call, tensors, by_token, in_order)
-        self.calls.append(call)  # at last: one that cannot be kept is none
-
-    def _copy(self, call: InterceptedCall, tensors: dict[str, Tensor], by_token: Sequence[str], in_order: bool) -> None:
-        """Copy what a call was given and gave, and have its gradients copied."""
-
-        def copy(tensor: Tensor, of: str) -> Tensor:
-            few = tensor.detach()[: self._sequences]
-            return (few.transpose(1, 2) if of in by_token else few).clone(memory_format=torch.contiguous_format)
-
-        device = call.q.device.type
-        cast = torch.is_autocast_enabled(device)
-        for of, tensor in tensors.items():
-            kept = copy(tensor, of)
-            # Autocast casts what the attention is given; the copies are what it computes with.
-            call.kept[of] = kept.to(torch.get_autocast_dtype(device)) if cast and of != "out" else kept
-        self._copy_gradients(call, tensors, copy, in_order)
-
-    def _copy_gradients(
-        self,
-        call: InterceptedCall,
-        tensors: dict[str, Tensor],
-        copy: Callable[[Tensor, str], Tensor],
-        in_order: bool,
-    ) -> None:
-        inputs = {of: tensor for of, tensor in tensors.items() if of != "out"}
-        edges = edges_of(inputs, tensors["out"], self._since, in_order)
-        gradients = {of: GradientInParts(len(found)) for of, found in edges.items()}
-        if unknown := [of for of, found in edges.items() if not found]:
-            self.incomplete.add(
-                f"{call.attention}: gradients of {', '.join(unknown)}, not to be told from others of the same tensor"
-            )
-
-        def attempt(do: Callable[[], object]) -> None:
-            if self._keeping:
-                self._attempt(f"{call.attention}: gradients", do)
-
-        def keep_out(gradient: Tensor | None) -> None:
-            if gradient is None or not self._keeping:  # None at a part of a chunked tensor that nothing asks for
-                return
-            if call.has_derivative:  # what comes now is of the graph of the gradients, too
-                call.is_differentiated_twice = True
-                self._missed.setdefault((call.forward, TWICE), [])
-            call.has_derivative = gradient.requires_grad
-            for of, one in gradients.items():
-                one.begin()
-                call.kept.pop(f"grad_{of}", None)
-            attempt(lambda: call.kept.update(grad_out=copy(gradient, "out")))
-            if not call.has_derivative:  # else the training's own backward pass may follow
-                self._attempt("the end of the forward pass", lambda: self.at_gradient(call))
-
-        def keeping(of: str, at: int) -> Callable[..., None]:
-            def keep(from_node: Sequence[Tensor | None], _to_node: object) -> None:
-                def add() -> None:
-                    part = from_node[at]
-                    if (whole := gradients[of].add(None if part is None else copy(part, of))) is not None:
-                        call.kept[f"grad_{of}"] = whole
-
-                attempt(add)
-
-            return keep
-
-        self._gradient_hooks.append(tensors["out"].register_hook(keep_out))
-        for of, found in edges.items():
-            self._gradient_hooks += [node.register_hook(keeping(of, at)) for node, at in found]
-
-    def remove_hooks(self) -> None:
-        """Part the graph of the model from what is kept of it: Python cannot collect a cycle through a hook."""
-        for hook in self._gradient_hooks:
-            hook.remove()
-        self._gradient_hooks.clear()
-
-    def _attempt(self, name: str, do: Callable[[], object]) -> None:
-        """Keep a part of a call. Where that fails, the reason is told later; the training's pass goes on."""
+    @contextlib.contextmanager
+    def calls_with(self, weights: tuple[nn.Parameter, ...]) -> Iterator[None]:
+        """In the block, attentions are called with these weights."""
+        self.weights = weights
         try:
-            do()
-        except torch.OutOfMemoryError:  # its message has other numbers each time
-            self.failed.add(f"{name}: no memory for its copies; give a smaller sequences=, or train on fewer at once")
-        except Exception as error:  # whatever fails in watching, the training goes on
-            self.failed.add(f"{name}: keeping it failed ({described(error)})")
+            yield
+        finally:
+            self.weights = ()
 
     @property
     def listening(self) -> bool:
@@ -289,9 +188,199 @@ class Interceptor:
         elif wanted and any(map(is_dtensor, (*positional, *options.values(), output_of(result)))):
             self.miss(f"{name}: {SHARDED}")
         elif wanted:
-            self._attempt(name, lambda: keep(result))
+            with self._attempt(name):
+                keep(result)
         return result
+
+    def miss(self, reason: str) -> None:
+        """Show that a call of the current forward pass is not kept, and why."""
+        self._show(CallLeftOut(self._forward, reason))
+
+    def keep(
+        self,
+        name: str,
+        tensors: dict[str, Tensor],
+        is_causal: bool,
+        scale: float | None,
+        *,
+        by_token: Sequence[str] = (),
+        in_order: bool = False,
+    ) -> None:
+        """Show the call that :meth:`call` has made, and later its gradients.
+
+        Args:
+            tensors: q, k, v and out, [B, H, T, d] and for keys [B, H_kv, T, d].
+            by_token: names of those that are [B, T, H, d].
+            in_order: as of :func:`edges_of`.
+        """
+        if not tensors["out"].requires_grad:
+            self.miss(FROZEN)
+            return
+        by_head = {of: x.transpose(1, 2) if of in by_token and x.dim() == 4 else x for of, x in tensors.items()}
+        if reason := shapes_left_out(by_head):
+            self.miss(f"{name}: {reason}")
+            return
+        q, k = by_head["q"], by_head["k"]
+        scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+        layer = 1 + self.calls.of_pass(self._forward)
+        wanted = self._layers is None or layer in self._layers or not self._forward  # else its number may be another
+        kept = self._copies(tensors, by_token) if wanted else {}
+        call = AttentionCalled(name, self._forward, q, k, is_causal, scale, kept, self.weights)
+        if wanted:
+            self._hook_gradients(call, tensors, by_token, in_order)
+        self._show(call)  # at last: one that cannot be kept is none
+
+    def remove_hooks(self) -> None:
+        """Part the graph of the model from what is kept of it: Python cannot collect a cycle through a hook."""
+        for hook in self._gradient_hooks:
+            hook.remove()
+        self._gradient_hooks.clear()
+
+    def _show(self, event: CallEvent) -> None:
+        self.calls.take(event)
+        self._publish(event)
+
+    def _copies(self, tensors: Mapping[str, Tensor], by_token: Sequence[str]) -> dict[str, Tensor]:
+        """Return copies of what a call was given and gave."""
+        device = tensors["q"].device.type
+        cast = torch.is_autocast_enabled(device)
+        kept = {}
+        for of, tensor in tensors.items():
+            copy = self._copy(tensor, of in by_token)
+            # Autocast casts what the attention is given; the copies are what it computes with.
+            kept[of] = copy.to(torch.get_autocast_dtype(device)) if cast and of != "out" else copy
+        return kept
+
+    def _copy(self, tensor: Tensor, by_token: bool) -> Tensor:
+        few = tensor.detach()[: self._sequences]
+        return (few.transpose(1, 2) if by_token else few).clone(memory_format=torch.contiguous_format)
+
+    def _hook_gradients(
+        self, call: AttentionCalled, tensors: dict[str, Tensor], by_token: Sequence[str], in_order: bool
+    ) -> None:
+        """Have the gradients of a call shown when they come."""
+        inputs = {of: tensor for of, tensor in tensors.items() if of != "out"}
+        edges = edges_of(inputs, tensors["out"], self._since, in_order)
+        sums = {of: _GradientInParts(len(found)) for of, found in edges.items()}
+        if unknown := [of for of, found in edges.items() if not found]:
+            told = f"gradients of {', '.join(unknown)}, not to be told from others of the same tensor"
+            self._show(GradientsUnknown(f"{call.attention}: {told}"))
+
+        def keep_out(gradient: Tensor | None) -> None:
+            if gradient is None or not self._keeping:  # None at a part of a chunked tensor that nothing asks for
+                return
+            for one in sums.values():
+                one.begin()
+            differentiable = gradient.requires_grad
+            self.calls.take(reached := BackwardReached(call, differentiable))
+            with self._attempt(f"{call.attention}: gradients"):
+                self._show(GradientSeen(call, "out", self._copy(gradient, "out" in by_token)))
+            if not differentiable:  # else the training's own backward pass may follow
+                self.stop()  # the step's first forward pass is over
+            self._publish(reached)
+
+        def keeping(of: str, at: int) -> Callable[..., None]:
+            def keep(from_node: Sequence[Tensor | None], _to_node: object) -> None:
+                if not self._keeping:
+                    return
+                with self._attempt(f"{call.attention}: gradients"):
+                    part = from_node[at]
+                    copy = None if part is None else self._copy(part, of in by_token)
+                    if (whole := sums[of].add(copy)) is not None:
+                        self._show(GradientSeen(call, of, whole))
+
+            return keep
+
+        self._gradient_hooks.append(tensors["out"].register_hook(keep_out))
+        for of, found in edges.items():
+            self._gradient_hooks += [node.register_hook(keeping(of, at)) for node, at in found]
+
+    @contextlib.contextmanager
+    def _attempt(self, name: str) -> Iterator[None]:
+        """Keep a part of a call. Where that fails, the reason is told later; the training's pass goes on."""
+        try:
+            yield
+        except torch.OutOfMemoryError:  # its message has other numbers each time
+            told = "no memory for its copies; give a smaller sequences=, or train on fewer at once"
+            self._show(KeepingFailed(f"{name}: {told}"))
+        except Exception as error:  # whatever fails in watching, the training goes on
+            self._show(KeepingFailed(f"{name}: keeping it failed ({described(error)})"))
 
 
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
+
+
+Edge = tuple[Any, int]
+"""A node of the graph, and the place of one of its inputs; or of an input itself, the place in what its node gave."""
+
+
+def next_node() -> int:
+    """Return the number that the graph's next node will have."""
+    number: int = torch._C._autograd._get_sequence_nr()
+    return number
+
+
+def edges_of(inputs: Mapping[str, Tensor], out: Tensor, since: int, in_order: bool) -> dict[str, list[Edge]]:
+    """Return by which edges a call gives each input its gradient; none where they cannot be told.
+
+    Args:
+        inputs: q, k and v. Those that want no gradient are left out.
+        since: number of the graph's next node when the call began.
+        in_order: whether the call is known to compute softmax(QKᵀ)V in this order, by which edges are told apart
+            where one tensor is two of its inputs.
+    """
+    names: dict[Edge, list[str]] = {}
+    for name, tensor in inputs.items():
+        if tensor.requires_grad:
+            names.setdefault(_origin(tensor), []).append(name)
+    told: dict[str, list[Edge]] = {}
+    for origin, edges in _edges_to(names, out, since).items():
+        alike = names[origin]
+        if len(alike) == 1:
+            told[alike[0]] = edges
+        else:
+            known = in_order and len(edges) == len(alike)
+            told |= {name: [edges[at]] if known else [] for at, name in enumerate(alike)}
+    return told
+
+
+def _origin(tensor: Tensor) -> Edge:
+    edge = get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
+def _edges_to(origins: Mapping[Edge, object], out: Tensor, since: int) -> dict[Edge, list[Edge]]:
+    """Return the edges that lead from the nodes since a number to each origin, in the order of the inputs."""
+    found: dict[Edge, list[Edge]] = {origin: [] for origin in origins}
+    seen = set()
+    open_edges: list[tuple[Edge | None, Edge]] = [(None, _origin(out))]
+    while open_edges:
+        edge, end = open_edges.pop()
+        node, _ = end
+        if end in found and edge is not None:
+            found[end].append(edge)
+        elif node is not None and node not in seen and node._sequence_nr() >= since:
+            seen.add(node)
+            open_edges += [((node, at), onward) for at, onward in reversed([*enumerate(node.next_functions)])]
+    return found
+
+
+class _GradientInParts:
+    """A gradient of one backward pass, which comes by several edges."""
+
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
+        self.begin()
+
+    def begin(self) -> None:
+        """Take what comes from here on as of another backward pass."""
+        self._missing = self._parts
+        self._sum: Tensor | None = None
+
+    def add(self, part: Tensor | None) -> Tensor | None:
+        """Add a part, None being zeros, and return the gradient once it is whole."""
+        if part is not None:
+            self._sum = part if self._sum is None else self._sum + part
+        self._missing -= 1
+        return None if self._missing else self._sum

@@ -1,12 +1,18 @@
-"""Why an attention call is not recorded."""
+"""Which attention calls are not recorded, and why; tensors of which this process holds a part are among the reasons.
+
+To compute with such a tensor is to wait for all other processes. Only the first process watches: what it computes
+there, the others do not, and the training stands still. Nothing is imported for it: a loop that shards has imported
+what it shards with.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flashpoint.diagnosis.call import is_self_attention
 
@@ -14,7 +20,7 @@ WITHOUT_GRADIENTS = "called without gradients, as in an evaluation or in checkpo
 TWICE = "differentiated twice, as for a gradient penalty, where only first derivatives are recorded"
 FROZEN = "no gradient goes through it, as in a frozen layer"
 TRANSFORMED = "called inside torch.vmap or another transform of torch.func, where nothing is recorded; call it outside"
-
+SHARDED = "tensors are DTensors, of which each process holds a part"
 DROPOUT = "dropout, where only 0 is recorded; set the attention's dropout to 0"
 
 
@@ -42,3 +48,42 @@ def shapes_left_out(tensors: Mapping[str, Tensor]) -> str:
     }
     found = (reason for reason, is_so in reasons.items() if is_so)
     return f"{told}: {next(found, 'out is not of the shape of q, or nothing is in them')}"
+
+
+def is_dtensor(value: Any) -> bool:
+    """Return whether a value is a tensor of which each process holds a part, or the whole."""
+    return _is(value, "torch.distributed.tensor", "DTensor")
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether processes share the weights of a model, or of a part of it.
+
+    While ``fully_shard`` has a module's weights together they are plain tensors, so its modules are looked at, too.
+    """
+    wrappers = ("FSDPModule", "FullyShardedDataParallel")
+    return any(map(is_dtensor, model.parameters())) or any(
+        _is(module, "torch.distributed.fsdp", name) for module in model.modules() for name in wrappers
+    )
+
+
+def local(tensor: Any) -> Any:
+    """Return the part of a tensor that this process holds, or the tensor if it is whole."""
+    return tensor.to_local() if is_dtensor(tensor) else tensor
+
+
+def whole(tensor: Tensor, name: str) -> Tensor:
+    """Return a tensor that every process holds whole as a plain one.
+
+    Raises:
+        ValueError: this process holds a part of it.
+    """
+    if is_dtensor(tensor) and not all(placement.is_replicate() for placement in tensor.placements):  # type: ignore[attr-defined]
+        raise ValueError(f"{name} is a DTensor, of which each process holds a part: give {name}.full_tensor(), which "
+                         "all processes have to call")  # fmt: skip
+    found: Tensor = local(tensor)
+    return found
+
+
+def _is(value: Any, module: str, name: str) -> bool:
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)

@@ -1,65 +1,143 @@
-"""The losses of a watched loop: read when they have arrived, judged for what goes wrong, and logged."""
+"""Recorders of a watched loop's losses: read when they have arrived, judged for what goes wrong, and logged; and of the
+verdict at its end."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from flashpoint.detector import DetectorConfig, ExplosionDetector
 from flashpoint.early_warning import Sentinel
 from flashpoint.listeners import Metrics
-from flashpoint.runs.outcome import Verdict
-from flashpoint.watching.arrivals import Arrivals, Number
-from flashpoint.watching.batches import LatestBatches
-from flashpoint.watching.guard import Guard
-from flashpoint.watching.observation_schedule import ObservationSchedule
-from flashpoint.watching.overflows import Overflows
-from flashpoint.watching.run import WatchedRun
-from flashpoint.watching.values import floats, one_number
+from flashpoint.runs.outcome import NO_LOSS, Verdict
+from flashpoint.watching.arrivals import Arrivals, Number, floats, one_number
+from flashpoint.watching.events import (
+    CaptureWanted,
+    Dispatcher,
+    Handler,
+    LastRead,
+    LoopEnded,
+    LoopLeft,
+    LossesRead,
+    LossSeen,
+    NormSeen,
+    NotFinite,
+    ReadDue,
+)
+from flashpoint.watching.left_out import is_dtensor, is_sharded
+from flashpoint.watching.notices import Notices
+from flashpoint.watching.watched_run import WatchedRun
 
 _SUM = 30.0
 """Nats. The mean loss of a token begins near the logarithm of the vocabulary's size: 12.5 with 256,000 tokens."""
 _LATEST = 10
 """Losses at the end of a loop that are compared with its first. One alone may be that of a hard batch."""
+_OVERFLOW_CAPTURES = 3
+"""That gradient norms which are not finite get in a run, at most."""
 
 
-class Losses:
+@dataclass(frozen=True, slots=True)
+class _LossesArrived:
+    """Losses and gradient norms can be read.
+
+    Attributes:
+        steps: of each loss, and whether a gradient norm is of the same step.
+        numbers: the losses, and behind them the norms that there are.
+    """
+
+    steps: Sequence[tuple[int, bool]]
+    numbers: Sequence[Number]
+
+
+class GradientNorms:
+    """Computes the norm of a model's gradients.
+
+    Args:
+        interval: steps between looks at which parameters there are.
+    """
+
+    def __init__(self, model: nn.Module, interval: int, notices: Notices) -> None:
+        self._model, self._interval, self._notices = model, interval, notices
+        self._parameters = list[nn.Parameter]()
+        self._sharded = False
+
+    def of(self, step: int) -> Tensor | None:
+        """Return the norm at a step; None where there are no gradients, or processes share them."""
+        if not self._parameters or (step + 1) % self._interval == 0:
+            self._parameters = list(self._model.parameters())  # takes longer than their norm
+            self._sharded = is_sharded(self._model)
+        if self._sharded:
+            self._notices.warn(
+                "the norm of sharded gradients is not measured: all processes would have to; hand over what they "
+                "computed together: watched.step(…, grad_norm=…)"
+            )
+            return None
+        norm = gradient_norm(self._parameters)
+        if norm is None:
+            self._notices.warn("no gradients at watched.step; call it after the backward pass and before zero_grad")
+        return norm
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor | None:
+    """Return the norm of all gradients together; None where no parameter has one, or processes share one."""
+    gradients = [grad for p in parameters if (grad := p.grad) is not None]
+    if any(map(is_dtensor, gradients)):  # their norm is summed over processes, and this one alone asks for it
+        return None
+    dense = [one.coalesce().values() if one.is_sparse else one for one in gradients]
+    return nn.utils.get_total_norm(dense) if dense else None
+
+
+class LossRecorder:
     """Judges losses and gradient norms in the order of their steps. What they show is captured.
 
     The detector compares with a mean of earlier losses. Where a loop diverges at once they are as high as what follows.
-
-    Attributes:
-        loop_goes_on: whether another step may follow.
     """
 
     def __init__(
         self,
         run: WatchedRun,
-        schedule: ObservationSchedule,
-        batches: LatestBatches,
+        gradient_norms: GradientNorms,
         sentinel: Sentinel,
-        arrivals: Arrivals,
-        guard: Guard,
         bounds: DetectorConfig,
+        arrivals: Arrivals,
+        dispatcher: Dispatcher,
+        notices: Notices,
     ) -> None:
-        self._run, self._schedule, self._batches, self._sentinel = run, schedule, batches, sentinel
-        self._arrivals, self._guard, self._bounds = arrivals, guard, bounds
-        self._detector, self._overflows = ExplosionDetector(bounds), Overflows()
+        self._run, self._gradient_norms, self._sentinel, self._bounds = run, gradient_norms, sentinel, bounds
+        self._arrivals, self._dispatcher, self._notices = arrivals, dispatcher, notices
+        self._detector, self._overflows = ExplosionDetector(bounds), _Overflows()
         self._pending: list[tuple[int, Number, Number | None]] = []
         self._first: float | None = None
         self._latest: deque[float] = deque(maxlen=_LATEST)
-        self.loop_goes_on = True
+        self._loop_goes_on = True
+
+    @property
+    def handlers(self) -> Sequence[Handler]:
+        """What it does, by event."""
+        logging = "logging the losses"
+        return (
+            Handler(LossSeen, "reading the loss", self._add),
+            Handler(NormSeen, "reading the gradient norm", self._add_norm),
+            Handler(ReadDue, logging, self._ask),
+            Handler(LoopLeft, logging, self._leave),
+            Handler(LastRead, logging, self._ask),
+            Handler(_LossesArrived, logging, self._judge),
+            Handler(LoopEnded, "judging the end", self._end),
+        )
 
     @property
     def verdict(self) -> Verdict:
+        """By the losses that have been read."""
         return self._detector.verdict
 
     @property
     def onset_step(self) -> int | None:
+        """Of an explosion, or of the first loss that is no finite number."""
         return self._detector.onset_step
 
     @property
@@ -69,11 +147,78 @@ class Losses:
 
     @property
     def none_read(self) -> bool:
+        """Whether no loss has been read."""
         return not self._latest
 
-    @property
-    def undecided(self) -> str | None:
-        """What is said of a loss that ends too high for a loop that is called stable; None of any other."""
+    def _add(self, event: LossSeen) -> None:
+        self._pending.append((event.step, one_number(event.loss, "the loss"), None))
+
+    def _add_norm(self, event: NormSeen) -> None:
+        """Add the gradient norm to the loss of its step, if there is one."""
+        norm = self._gradient_norms.of(event.step) if event.norm is None else event.norm
+        if norm is not None and self._pending and self._pending[-1][0] == event.step:
+            self._pending[-1] = event.step, self._pending[-1][1], one_number(norm, "grad_norm")
+
+    def _leave(self, _: LoopLeft) -> None:
+        self._loop_goes_on = False
+
+    def _ask(self, _: ReadDue | LastRead) -> None:
+        """Have the losses since the last time read, judged and logged."""
+        pending, self._pending = self._pending, []
+        if pending:
+            numbers = [loss for _, loss, _ in pending] + [norm for _, _, norm in pending if norm is not None]
+            self._arrivals.ask(_LossesArrived([(step, norm is not None) for step, _, norm in pending], numbers))
+
+    def _judge(self, event: _LossesArrived) -> None:
+        """Judge and log losses, and the gradient norms that there are."""
+        count, last_step = len(event.steps), event.steps[-1][0]
+        losses, norms = floats(event.numbers[:count]), iter(self._norms(event.numbers[count:]))
+        lines: list[tuple[int, Metrics]] = []
+        for (step, has_norm), loss in zip(event.steps, losses, strict=True):
+            norm = next(norms) if has_norm else None
+            self._judge_step(step, loss, norm)
+            lines.append((step, {"loss": loss} if norm is None else {"loss": loss, "grad_norm": norm}))
+        self._dispatcher.publish(LossesRead(last_step, self.verdict))
+        if self._first is None:
+            self._first = losses[0]
+            self._warn_of_sum(self._first)
+        self._latest.extend(losses)
+        self._run.log_all(lines)  # last: all are judged on a full disk
+
+    def _norms(self, read: Sequence[Number]) -> Sequence[float | None]:
+        """Return gradient norms; None for all of them where one cannot be read, which is no reason to lose losses."""
+        with self._dispatcher.shield("reading the gradient norms"):
+            return floats(read)
+        return [None] * len(read)
+
+    def _judge_step(self, step: int, loss: float, norm: float | None) -> None:
+        stable = self.verdict == "stable"
+        self._detector.update(step, loss, 0.0)  # by the loss: a step that a GradScaler skips has no finite norm
+        overflow = norm is not None and self._overflows.update(norm)
+        if stable and (overflow or self.verdict == "nonfinite"):
+            reason = f"loss {loss}" if norm is None else f"loss {loss}, gradient norm {norm}"
+            self._dispatcher.publish(NotFinite(step, reason, self._loop_goes_on))
+        elif stable and self.verdict == "exploded":
+            hottest = self._sentinel.hottest(1)
+            self._dispatcher.publish(CaptureWanted(self._detector.decision, hottest[0].layer if hottest else None))
+
+    def _warn_of_sum(self, first: float) -> None:
+        if _SUM < first < math.inf:
+            self._notices.warn(
+                f"the first loss is {first:.3g}: if it is a sum, divide it by the number of its tokens; an explosion "
+                f"is judged by {self._bounds.margin} nats of their mean"
+            )
+
+    def _end(self, event: LoopEnded) -> None:
+        """Tell of a loop whose losses do not decide, and have its last observation kept: no other one comes."""
+        if self.none_read:
+            if event.made:
+                self._notices.warn(f"{NO_LOSS}, and nothing is judged: the run counts as stopped")
+        elif (undecided := self._undecided()) is not None:
+            self._dispatcher.publish(CaptureWanted(undecided, None))
+
+    def _undecided(self) -> str | None:
+        """Return what is said of a loss that ends too high for a loop that is called stable; None of any other."""
         above, of, margin = self._detector.steps_above, self._bounds.hold_steps, self._bounds.margin
         if self.verdict != "stable":
             return None
@@ -90,65 +235,42 @@ class Losses:
             )
         return None
 
-    def add(self, step: int, loss: Tensor | float) -> None:
-        self._pending.append((step, one_number(loss, "the loss"), None))
 
-    def add_norm(self, step: int, grad_norm: Tensor | float) -> None:
-        """Add the gradient norm to the loss of its step, if there is one."""
-        if self._pending and self._pending[-1][0] == step:
-            self._pending[-1] = step, self._pending[-1][1], one_number(grad_norm, "grad_norm")
+class _Overflows:
+    """Judges the gradient norms of a run, in order.
 
-    def flush(self) -> None:
-        """Have the losses since the last time read, judged and logged."""
-        pending, self._pending = self._pending, []
-        numbers = [loss for _, loss, _ in pending] + [norm for _, _, norm in pending if norm is not None]
-        if pending:
-            self._arrivals.ask("logging the losses", numbers, partial(self._judge, pending))
+    The first one that is not finite is worth a capture, as the loss may fail with it. A GradScaler skips such steps
+    now and then, at the start of a run above all. So later, after finite norms, it takes two in a row.
+    """
 
-    def _judge(self, pending: Sequence[tuple[int, Number, Number | None]], read: Sequence[Number]) -> None:
-        """Judge and log losses, after which come the gradient norms that there are."""
-        losses, norms = floats(read[: len(pending)]), iter(self._norms(read[len(pending) :]))
-        lines: list[tuple[int, Metrics]] = []
-        for (step, _, taken), loss in zip(pending, losses, strict=True):
-            norm = None if taken is None else next(norms)
-            self._judge_step(step, loss, norm)
-            lines.append((step, {"loss": loss} if norm is None else {"loss": loss, "grad_norm": norm}))
-        self._schedule.read(pending[-1][0])
-        if self._first is None:
-            self._first = losses[0]
-            self._tell_sum(self._first)
-        self._latest.extend(losses)
-        if self.verdict == "nonfinite":
-            self._schedule.collect_no_more()
-        else:
-            self._batches.forget(pending[-1][0])
-        self._run.log_all(lines)  # last: all are judged on a full disk
+    def __init__(self) -> None:
+        self._captures, self._in_a_row, self._needed = 0, 0, 1
 
-    def _tell_sum(self, first: float) -> None:
-        if _SUM < first < math.inf:
-            self._guard.tell(
-                f"the first loss is {first:.3g}: if it is a sum, divide it by the number of its tokens; an explosion "
-                f"is judged by {self._bounds.margin} nats of their mean"
-            )
+    def update(self, norm: float) -> bool:
+        """Take in the next norm; return whether a capture is to be made."""
+        if math.isfinite(norm):
+            self._in_a_row, self._needed = 0, 2 if self._captures else 1
+            return False
+        self._in_a_row += 1
+        if self._in_a_row != self._needed or self._captures == _OVERFLOW_CAPTURES:
+            return False
+        self._captures += 1
+        return True
 
-    def _judge_step(self, step: int, loss: float, norm: float | None) -> None:
-        stable = self.verdict == "stable"
-        self._detector.update(step, loss, 0.0)  # by the loss: a step that a GradScaler skips has no finite norm
-        overflow = norm is not None and self._overflows.update(norm)
-        if stable and (overflow or self.verdict == "nonfinite"):
-            reason = f"loss {loss}" if norm is None else f"loss {loss}, gradient norm {norm}"
-            keep = partial(self._schedule.keep_nonfinite, reason, step, self.loop_goes_on)
-            self._guard.do("writing a capture", keep)
-        elif stable and self.verdict == "exploded":
-            hottest = self._sentinel.hottest(1)
-            self._schedule.want_next(self._detector.decision, hottest[0].layer if hottest else None)
 
-    def _norms(self, read: Sequence[Number]) -> Sequence[float | None]:
-        """Return gradient norms; None for all of them where one cannot be read, which is no reason to lose losses."""
-        found: list[float | None] = [None] * len(read)
+class VerdictRecorder:
+    """Writes the verdict at the end of the loop."""
 
-        def take() -> None:
-            found[:] = floats(read)
+    def __init__(self, run: WatchedRun, losses: LossRecorder) -> None:
+        self._run, self._losses = run, losses
+        self._started = time.perf_counter()
 
-        self._guard.do("reading the gradient norms", take)
-        return found
+    @property
+    def handlers(self) -> Sequence[Handler]:
+        """What it does, by event."""
+        return (Handler(LoopEnded, "writing the verdict", self._write),)
+
+    def _write(self, event: LoopEnded) -> None:
+        losses, seconds = self._losses, time.perf_counter() - self._started
+        interrupted = event.interrupted or (NO_LOSS if losses.none_read else None)
+        self._run.close(losses.verdict, losses.onset_step, event.steps, losses.last, seconds, interrupted)

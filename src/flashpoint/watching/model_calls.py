@@ -64,7 +64,7 @@ def batches_of_model(
             end()
         calls = [one for layer, call in enumerate(interceptor.calls, 1) if (one := call.with_gradients(layer, 0))]
         if not calls:
-            why = "; ".join(sorted(interceptor.missed)) or "it calls none that is known"
+            why = "; ".join(sorted(interceptor.calls.missed)) or "it calls none that is known"
             raise UserError(f"{name}: no attention was recorded ({why}); name it with --function MODULE:NAME")
         if not any(call.is_causal for call in calls):
             raise UserError(

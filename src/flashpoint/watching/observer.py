@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 from torch import nn
 
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.watching.call_mode import forget_ended
+from flashpoint.watching.events import AttentionCalled, BackwardReached, Dispatcher, ForwardStarted, Handler
 from flashpoint.watching.functions import NamedFunction
-from flashpoint.watching.guard import Guard
-from flashpoint.watching.inputs import ModelInputs
-from flashpoint.watching.intercepted_call import Hook, InterceptedCall
-from flashpoint.watching.interception import intercept
-from flashpoint.watching.interceptor import Interceptor
+from flashpoint.watching.interception import forget_ended, intercept
+from flashpoint.watching.interceptor import Hook, Interceptor
+from flashpoint.watching.latest_batches import ModelInputs
+from flashpoint.watching.left_out import is_sharded
+from flashpoint.watching.notices import Notices
 from flashpoint.watching.projections import Found, ModuleOutputs, Projection, by_metric, projections_of
-from flashpoint.watching.sharding import is_sharded
+from flashpoint.watching.step_calls import ShownCall
 
 _TOLD = 4
 """Numbers of calls that a line names."""
@@ -39,35 +39,49 @@ class Observer:
         seen: attentions that the last observed step called.
         rows: sequences of the batch that they were given; 0 where that differs.
         not_recorded: why that step's attentions were left out, as far as they were.
-
-    Raises:
-        UserError: one of the functions is not there.
     """
 
     _at_work: ClassVar[Observer | None] = None
 
-    def __init__(self, model: nn.Module, sequences: int, functions: Sequence[str], guard: Guard) -> None:
-        self._model, self._sequences, self._guard = model, sequences, guard
-        self._functions = [NamedFunction.of(word) for word in functions]
+    def __init__(
+        self,
+        model: nn.Module,
+        sequences: int,
+        functions: Sequence[NamedFunction],
+        dispatcher: Dispatcher,
+        notices: Notices,
+    ) -> None:
+        self._model, self._sequences, self._functions = model, sequences, functions
+        self._publish, self._notices = dispatcher.publish, notices
         self.projections: dict[str, list[Projection]] | None = None
         self.since = 0
         self.partial = False
         self.seen = self.rows = 0
         self.not_recorded: list[str] = []
-        self._found: dict[InterceptedCall, Found] = {}
+        self._found: dict[AttentionCalled, Found] = {}
         self._interceptor: Interceptor | None = None
+        self._outputs: ModuleOutputs | None = None
         self._inputs = ModelInputs(sequences)
         self._trained_pass = 0
         self._end_interception: Callable[[], None] | None = None
 
     @property
+    def handlers(self) -> Sequence[Handler]:
+        """What it does in the passes of an observed step."""
+        return (
+            Handler(ForwardStarted, "copying the inputs", self._copy_inputs),
+            Handler(BackwardReached, "finding W_Q and W_K", self._find_weights),
+        )
+
+    @property
     def observing(self) -> bool:
+        """Whether a step is being observed."""
         return self._interceptor is not None
 
     @property
     def has_calls(self) -> bool:
         """Whether the step that is observed has shown an attention."""
-        return self._interceptor is not None and bool(self._interceptor.calls)
+        return self._interceptor is not None and len(self._interceptor.calls) > 0
 
     @property
     def must_wait(self) -> bool:
@@ -81,6 +95,7 @@ class Observer:
             Observer._at_work.drop()
 
     def keep_at_least(self, sequences: int) -> None:
+        """Keep more sequences of what the observed step is still to show."""
         if self._interceptor is not None:
             self._interceptor.keep_at_least(sequences)
             self._inputs.keep_at_least(sequences)
@@ -93,7 +108,8 @@ class Observer:
     def begin(self, step: int, at_least: int, layers: Collection[int] | None = None) -> None:
         """Observe the next forward pass: at least so many sequences, and of some layers alone if any are given."""
         self._leave_out_sharded_weights()
-        interceptor = Interceptor(max(self._sequences, at_least), layers)
+        sequences = max(self._sequences, at_least)
+        interceptor = Interceptor(sequences, layers, self._publish)
         outputs = ModuleOutputs(self._model, lambda: interceptor.listening) if self.projections is None else None
         with contextlib.ExitStack() as entered:
             entered.callback(intercept(interceptor, self._functions))
@@ -101,25 +117,16 @@ class Observer:
                 entered.enter_context(outputs)  # before the next line, by whose hooks a module has ended
             entered.callback(interceptor.only_inside(self._model))
 
-            def at_gradient(call: InterceptedCall) -> None:
-                """The step's first forward pass is over, and the graph of the call's layer is still there."""
-                interceptor.stop()
-                if outputs is not None and call not in self._found:
-                    self._guard.do("finding W_Q and W_K", lambda: self._find_weights(interceptor, call, outputs))
-
-            interceptor.at_gradient = at_gradient
-            inputs = ModelInputs(max(self._sequences, at_least))
-
             def begin_forward(_: nn.Module, positional: Any, options: Any) -> None:
                 if (forward := interceptor.begin_forward()) is not None:
-                    self._guard.do("copying the inputs", lambda: inputs.take(forward, positional, options))
+                    self._publish(ForwardStarted(forward, positional, options))
 
             begin = Hook(begin_forward)
             entered.callback(self._model.register_forward_pre_hook(begin, with_kwargs=True).remove)
             self._end_interception = entered.pop_all().close
         Observer._at_work = self
         self._interceptor, self.since, self.partial = interceptor, step, layers is not None
-        self._inputs = inputs
+        self._outputs, self._inputs = outputs, ModelInputs(sequences)
 
     def finish(self, step: int) -> list[AttentionCall]:
         """Return the calls of the step that was observed; none where it showed no attention, of which the reason is
@@ -127,38 +134,15 @@ class Observer:
         interceptor, self._interceptor = self._interceptor, None
         assert interceptor is not None
         self.stop()
-        trained = interceptor.trained()
+        trained = interceptor.calls.trained()
         self.seen = len(trained)
-        rows = {len(call.q) for call in trained}
+        rows = {len(call.called.q) for call in trained}
         self.rows = rows.pop() if len(rows) == 1 else 0
-        self._trained_pass = trained[0].forward if trained else 0
+        self._trained_pass = trained[0].called.forward if trained else 0
         self._keep_weights(trained)
         found = [call.with_gradients(layer, step) for layer, call in enumerate(trained, 1)]
         calls = [call for call in found if call is not None]
-        lacking = {"no gradient came to them before watched.step"} if interceptor.is_incomplete else set()
-        missed = interceptor.missed
-        reasons = sorted(interceptor.failed | missed.keys() | lacking)
-        if not calls:
-            called = any(not call.is_differentiated_twice for call in interceptor.calls)
-            reasons = self._why_none(reasons, called and not interceptor.failed, interceptor.in_other_thread)
-            lacks = "" if self.projections else f". Until a step shows one, {_unlogged(())}"
-            self._guard.tell(f"no attention was recorded: {'; '.join(reasons)}{lacks}")
-        elif reasons:
-            of = len(trained) + sum(map(len, missed.values()))
-            reasons = [f"{reason}{_at_calls(missed.get(reason, []), of)}" for reason in reasons]
-            told = "; ".join(reasons)
-            self._guard.tell(f"some attentions are not recorded ({told}); layers are counted without them")
-        uncalled = [
-            f"{one.word} was not called by its name in a module: it is not seen where it is an attribute or in a list"
-            for one in self._functions
-            if one.word not in interceptor.called
-        ]
-        for line in uncalled:
-            self._guard.tell(line)
-        incomplete = sorted(interceptor.incomplete)
-        if incomplete:
-            self._guard.tell(f"some gradients are not recorded ({'; '.join(incomplete)})")
-        self.not_recorded = [*reasons, *uncalled, *incomplete]
+        self._tell_left_out(interceptor, calls, len(trained))
         interceptor.calls.clear()  # at once: they hold q and k of whole batches
         return calls
 
@@ -172,30 +156,66 @@ class Observer:
 
     def stop(self) -> None:
         """Put back what the observation replaced."""
+        self._outputs = None
         if self._end_interception is not None:
             Observer._at_work = None
             end, self._end_interception = self._end_interception, None
             end()
         forget_ended()
 
-    def _leave_out_sharded_weights(self) -> None:
-        if self.projections is None and is_sharded(self._model):  # hooks would gather weights, which all have to ask
-            self.projections = {}
-            self._guard.tell(f"weights are sharded: {_unlogged(())}")
+    def _copy_inputs(self, event: ForwardStarted) -> None:
+        self._inputs.take(event.forward, event.positional, event.options)
 
-    def _find_weights(self, interceptor: Interceptor, call: InterceptedCall, outputs: ModuleOutputs) -> None:
+    def _find_weights(self, event: BackwardReached) -> None:
+        """Find W_Q and W_K of a layer, whose graph is there."""
+        interceptor, outputs, call = self._interceptor, self._outputs, event.call
+        if interceptor is None or outputs is None or event.differentiable or call in self._found:
+            return
         self._found[call] = None, None  # if it fails
         with interceptor.deaf():
             self._found[call] = projections_of(call, outputs)
 
-    def _keep_weights(self, trained: Sequence[InterceptedCall]) -> None:
+    def _leave_out_sharded_weights(self) -> None:
+        if self.projections is None and is_sharded(self._model):  # hooks would gather weights, which all have to ask
+            self.projections = {}
+            self._notices.warn(f"weights are sharded: {_unlogged(())}")
+
+    def _keep_weights(self, trained: Sequence[ShownCall]) -> None:
         """Keep what was found, once it was looked for in all layers of a step."""
-        found = [self._found.get(call, (None, None)) for call in trained]
+        found = [self._found.get(call.called, (None, None)) for call in trained]
         self._found.clear()
         if self.projections is None and found:
             self.projections = by_metric(found)
             if len(self.projections) < 2:
-                self._guard.tell(f"no matrix found that makes q or k of every layer: {_unlogged(self.projections)}")
+                self._notices.warn(f"no matrix found that makes q or k of every layer: {_unlogged(self.projections)}")
+
+    def _tell_left_out(self, interceptor: Interceptor, calls: Sequence[AttentionCall], trained: int) -> None:
+        """Tell and note why attentions and gradients are not recorded, as far as they are not."""
+        shown = interceptor.calls
+        lacking = {"no gradient came to them before watched.step"} if shown.is_incomplete else set()
+        missed = shown.missed
+        reasons = sorted(shown.failed | missed.keys() | lacking)
+        if not calls:
+            called = any(not call.is_differentiated_twice for call in shown)
+            reasons = self._why_none(reasons, called and not shown.failed, interceptor.in_other_thread)
+            lacks = "" if self.projections else f". Until a step shows one, {_unlogged(())}"
+            self._notices.warn(f"no attention was recorded: {'; '.join(reasons)}{lacks}")
+        elif reasons:
+            of = trained + sum(map(len, missed.values()))
+            reasons = [f"{reason}{_at_calls(missed.get(reason, []), of)}" for reason in reasons]
+            told = "; ".join(reasons)
+            self._notices.warn(f"some attentions are not recorded ({told}); layers are counted without them")
+        uncalled = [
+            f"{one.word} was not called by its name in a module: it is not seen where it is an attribute or in a list"
+            for one in self._functions
+            if one.word not in interceptor.called
+        ]
+        for line in uncalled:
+            self._notices.warn(line)
+        incomplete = sorted(shown.incomplete)
+        if incomplete:
+            self._notices.warn(f"some gradients are not recorded ({'; '.join(incomplete)})")
+        self.not_recorded = [*reasons, *uncalled, *incomplete]
 
     def _why_none(self, reasons: list[str], called: bool, in_other_thread: bool) -> list[str]:
         if called:

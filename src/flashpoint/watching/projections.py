@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from flashpoint.early_warning import largest_eigenvalue
-from flashpoint.watching.intercepted_call import Hook, InterceptedCall, with_hooks
+from flashpoint.watching.events import AttentionCalled
+from flashpoint.watching.interceptor import Hook, with_hooks
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def _digits(heads: int) -> int:
     return max(1, math.ceil(math.log(heads, _DIGITS)))
 
 
-def _of_multihead(call: InterceptedCall, part: int) -> Projection | None:
+def _of_multihead(call: AttentionCalled, part: int) -> Projection | None:
     """Return the projection of ``nn.MultiheadAttention``: part 0 makes q, 1 makes k."""
     heads, width = call.q.shape[1], call.q.shape[1] * call.q.shape[-1]
     if not call.weights:
@@ -174,7 +175,7 @@ Found = tuple[Projection | None, Projection | None]
 """What makes q, and what makes k."""
 
 
-def projections_of(call: InterceptedCall, outputs: ModuleOutputs) -> Found:
+def projections_of(call: AttentionCalled, outputs: ModuleOutputs) -> Found:
     """Return the projections of a layer, whose graph is there."""
     groups = call.q.shape[1] // call.k.shape[1]
     return (

@@ -30,8 +30,7 @@ from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metric_table import LOSS, W_Q_NORM
 from flashpoint.runs.run import Run
 from flashpoint.user_code import file_digest, load
-from flashpoint.watching.watch import watch
-from flashpoint.watching.watched import Watch
+from flashpoint.watching.loop import Watch, watch
 
 IN_ITS_PLACE = ("flash_fp32", "flash_unrounded_out", "flash_delta_fp32", "flash_exact_rowsum")
 """Attentions that are tried everywhere in the place of the run's: what they round tells what its rounding does."""

@@ -12,7 +12,7 @@ from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Results, over_sequences
 from flashpoint.diagnosis.probe import results_of
 from flashpoint.drop_in import attention
-from flashpoint.watching.values import METRICS, measures_of
+from flashpoint.watching.logged_metrics import METRICS, measures_of
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, _: bool, scale: float) -> Tensor:

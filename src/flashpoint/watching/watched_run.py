@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import platform
 import time
@@ -15,7 +16,6 @@ import torch
 import flashpoint
 from flashpoint.detector import DetectorConfig
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.errors import notify
 from flashpoint.files import whole, write_json
 from flashpoint.hardware import hardware_name
 from flashpoint.listeners import Listener, Listeners, Metrics
@@ -23,8 +23,7 @@ from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import command_line
 from flashpoint.runs.metrics import MetricsFile
 from flashpoint.runs.outcome import Outcome, Verdict
-from flashpoint.watching.batches import on_cpu
-from flashpoint.watching.guard import without_numbers
+from flashpoint.watching.notices import tell, without_numbers
 
 
 class WatchedRun:
@@ -57,7 +56,7 @@ class WatchedRun:
     ) -> None:
         self.folder = RunFolder.create(runs_dir, name)
         if self.folder.path != runs_dir / name:
-            notify(f"watch: {runs_dir / name} is there already: this run is {self.folder.path}")
+            tell(f"watch {self.name}: {runs_dir / name} is there already: this run is {self.folder.path}")
         self._listeners = Listeners(listeners)
         self._manifest: dict[str, Any] = {
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -88,15 +87,21 @@ class WatchedRun:
         self._told_removed = False
         self._listeners.begun(self.folder, first_step)
 
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.folder.path.name
+
     def _is_there(self) -> bool:
         """Return whether the run's folder still is where it was made. If not, tell so once: its open files take what is
         written, which somebody finds only where the folder was moved."""
         there = self.folder.manifest.is_file()
         if not there and not self._told_removed:
             self._told_removed = True
-            notify(
-                f"watch: {self.folder.path} has been removed or moved: nothing is recorded there any more but "
-                "captures; training goes on"
+            tell(
+                f"watch {self.name}: {self.folder.path} has been removed or moved: nothing is recorded there any more "
+                "but captures; training goes on",
+                logging.WARNING,
             )
         return there
 
@@ -148,11 +153,11 @@ class WatchedRun:
         return folder
 
     def keep_batch(self, batch: Any, step: int) -> None:
-        """Write the batch of a step beside its captures."""
+        """Write the batch of a step, plain containers of tensors on the CPU, beside its captures."""
         folder = self._capture(step)
         folder.mkdir(parents=True, exist_ok=True)
         with whole(folder / "batch.pt", durable=False) as partial:
-            torch.save(on_cpu(batch), partial)
+            torch.save(batch, partial)
 
     def has_capture(self, step: int) -> bool:
         """Whether tensors of a step are written."""

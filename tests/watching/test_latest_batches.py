@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.watching.batches import LatestBatches, sums
+from flashpoint.watching.latest_batches import LatestBatches, sums
 
 BITS = (1 << 64) - 1
 

@@ -1,4 +1,4 @@
-"""Batches of somebody's loop: the latest ones, their fingerprints, and how they are kept."""
+"""Batches of somebody's loop, and what the model is given of them: which are held, fingerprinted and kept."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import mul
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flashpoint.diagnosis.repeats import digests
-from flashpoint.watching.sharding import local
+from flashpoint.watching.arrivals import Arrivals, Number
+from flashpoint.watching.events import BatchSeen, CaptureWritten, Handler, LastRead, LossesRead, ReadDue
+from flashpoint.watching.left_out import is_transformed, local
+from flashpoint.watching.notices import Notices
+from flashpoint.watching.watched_run import WatchedRun
 
 _BITS = (1 << 64) - 1
 _FACTOR = 0x5851F42D4C957F2D
@@ -59,6 +63,37 @@ class LatestBatches:
             self._held.popleft()
 
 
+class ModelInputs:
+    """Copies of the first sequences that forward passes of one step were given.
+
+    Args:
+        sequences: of a batch that are copied.
+    """
+
+    def __init__(self, sequences: int) -> None:
+        self._sequences = sequences
+        self._given: dict[int, list[tuple[int, Tensor]]] = {}
+
+    def keep_at_least(self, sequences: int) -> None:
+        """Copy so many sequences from now on."""
+        self._sequences = max(self._sequences, sequences)
+
+    def take(self, forward: int, *given: Any) -> None:
+        """Copy what a forward pass of this number is given: a loop may refill its tensors.
+
+        What has a gradient moves with the weights, and tells no repetition.
+        """
+        tensors = (x for x in tensors_in(given) if x.dim() > 1 and not x.requires_grad and not is_transformed(x))
+        self._given[forward] = [
+            (len(x), x[: self._sequences].detach().to(torch.device("cpu"), copy=True)) for x in tensors
+        ]
+
+    def identities(self, forward: int, rows: int, first: int) -> tuple[str, ...]:
+        """Return the identities of the first sequences of a forward pass, of so many rows; empty where no tensor that
+        it was given shows them. A sequence keeps its identity when weights move."""
+        return digests([x[:first] for count, x in self._given.get(forward, ()) if count == rows and len(x) >= first])
+
+
 @dataclass
 class Sums:
     """What the fingerprint of a batch comes from.
@@ -77,6 +112,73 @@ class Sums:
         """Return 64 bits of the tensors of a batch, in their order, from the numbers, which may have been copied."""
         found = (int(one) for one in (self.tensors if numbers is None else numbers))
         return (self.constant + sum(map(mul, self.factors, found))) & _BITS
+
+
+@dataclass(frozen=True, slots=True)
+class _SumsArrived:
+    """The sums of batches, by step, can be read.
+
+    Attributes:
+        numbers: those of all batches, one behind the other.
+    """
+
+    sums: Sequence[tuple[int, Sums]]
+    numbers: Sequence[Number]
+
+
+class BatchRecorder:
+    """Records which batches steps trained on, by their fingerprints, and keeps the batch of a captured step."""
+
+    def __init__(self, run: WatchedRun, batches: LatestBatches, arrivals: Arrivals, notices: Notices) -> None:
+        self._run, self._batches, self._arrivals, self._notices = run, batches, arrivals, notices
+        self._pending: list[tuple[int, Sums]] = []
+
+    @property
+    def handlers(self) -> Sequence[Handler]:
+        """What it does, by event."""
+        recording = "recording the batches"
+        return (
+            Handler(BatchSeen, "reading the batch", self._take),
+            Handler(ReadDue, recording, self._ask),
+            Handler(LastRead, recording, self._ask),
+            Handler(_SumsArrived, recording, self._record),
+            Handler(CaptureWritten, "keeping the batch", self._keep),
+            Handler(LossesRead, "letting go of batches", self._forget),
+        )
+
+    def _take(self, event: BatchSeen) -> None:
+        if (summed := self._batches.add(event.step, event.batch)) is not None:
+            self._pending.append((event.step, summed))
+        else:
+            self._notices.warn(
+                f"a batch that is {type(event.batch).__name__} shows no tensors: it is not kept, and branches are not "
+                "checked against it; hand over tensors, or dicts and lists of them"
+            )
+
+    def _ask(self, _: ReadDue | LastRead) -> None:
+        pending, self._pending = self._pending, []
+        if pending:
+            self._arrivals.ask(_SumsArrived(pending, [one for _, summed in pending for one in summed.tensors]))
+
+    def _record(self, event: _SumsArrived) -> None:
+        numbers = iter(cast(Sequence[Tensor], event.numbers))
+        self._run.note_batches(
+            [(step, summed.fingerprint(next(numbers) for _ in summed.tensors)) for step, summed in event.sums]
+        )
+
+    def _keep(self, event: CaptureWritten) -> None:
+        batch, unchanged = self._batches.of(event.step)
+        if not unchanged:
+            self._notices.warn(
+                "a batch is not kept: its tensors have been overwritten since its step; hand over copies"
+            )
+        elif batch is not None:
+            self._run.keep_batch(on_cpu(batch), event.step)
+
+    def _forget(self, event: LossesRead) -> None:
+        """Let go of batches whose losses are finite, until one is not: its capture may still come."""
+        if event.verdict != "nonfinite":
+            self._batches.forget(event.step)
 
 
 def sums(batch: Any) -> Sums:

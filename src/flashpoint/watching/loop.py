@@ -1,0 +1,251 @@
+"""Watches somebody's own training loop: three lines in it write a run folder of this package's.
+
+with flashpoint.watch(model) as watched:
+    for batch in batches:
+        loss = …; loss.backward()
+        watched.step(loss, batch)
+        optimizer.step(); optimizer.zero_grad()
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from numbers import Integral
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+
+from flashpoint.errors import UserError, is_first_process
+from flashpoint.listeners import Listener
+from flashpoint.names import check_name
+from flashpoint.watching.delta_collection import SEQUENCES
+from flashpoint.watching.events import (
+    BatchSeen,
+    CaptureAsked,
+    LastRead,
+    LoopEnded,
+    LoopLeft,
+    LossSeen,
+    NormSeen,
+    NumbersSeen,
+    ReadDue,
+    StepEnded,
+    StepStarted,
+)
+from flashpoint.watching.functions import NamedFunction
+from flashpoint.watching.recording import NullRecorder, Options, Recorder, Recording
+from flashpoint.watching.watched_run import WatchedRun
+
+_Wandb = Literal["disabled", "auto", "online", "offline"]
+
+
+def watch(
+    model: nn.Module,
+    *,
+    runs_dir: str | Path = "runs",
+    name: str | None = None,
+    first_step: int = 0,
+    steps: int | None = None,
+    warmup_steps: int = 0,
+    interval: int = 500,
+    weights_interval: int = 50,
+    log_interval: int = 10,
+    sequences: int = 4,
+    functions: Sequence[str] = (),
+    wandb: _Wandb = "disabled",
+    project: str = "flashpoint",
+) -> Watch:
+    """Watch a training loop; use it as a context and call :meth:`Watch.step` once an optimiser step.
+
+    Args:
+        model: what the loop trains, compiled or not, wrapped in DistributedDataParallel or not.
+        runs_dir: folder of runs; the run gets a folder of its own there.
+        name: of the run; None is the time.
+        first_step: number of the optimiser step that comes next, of a loop that goes on from a checkpoint: so many
+            were made before. All steps of the run count from there, those of the two options that follow, too.
+        steps: the number of steps at which the loop ends, for the time left; None leaves it out.
+        warmup_steps: of the learning rate. The early warning passes over them: norms of every head grow there.
+        interval: steps between observations of the attention. An observed step runs uncompiled.
+        weights_interval: steps between norms of the weights.
+        log_interval: steps between reads of the losses from the device.
+        sequences: of the batch that are observed. A capture has 16, if the batch does; the steps after it are measured
+            for the error of δ, until it is known of 256 sequences.
+        functions: attentions that are neither PyTorch's nor Transformers', ``MODULE:NAME`` each, with ``@bthd`` behind
+            where they take [B, T, H, d].
+        wandb: as ``tracking`` of own runs.
+        project: of Weights & Biases.
+
+    Raises:
+        TypeError: an argument is of another kind.
+        ValueError: an argument has a value that cannot be meant: a function that is not there, a model without
+            parameters, a ``runs_dir`` in which no run can be made, ``wandb`` without its packages.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"watch: {type(model).__name__} is no torch.nn.Module; give the model that is trained")
+    if isinstance(functions, str) or not isinstance(functions, Sequence):
+        raise TypeError(f"functions={functions!r}: give a list of MODULE:NAME")
+    if wandb not in get_args(_Wandb):
+        raise ValueError(f"wandb={wandb!r}: give one of {', '.join(get_args(_Wandb))}")
+    if not isinstance(runs_dir, str | os.PathLike):
+        raise TypeError(f"runs_dir={runs_dir!r}: give a folder; the run's own is made in it")
+    options = Options(
+        runs_dir=Path(runs_dir),
+        name=name,
+        first_step=_count("first_step", first_step, least=0),
+        steps=None if steps is None else _count("steps", steps),
+        warmup_steps=_count("warmup_steps", warmup_steps, least=0),
+        interval=_count("interval", interval),
+        weights_interval=_count("weights_interval", weights_interval),
+        log_interval=_count("log_interval", log_interval),
+        sequences=_count("sequences", sequences),
+    )
+    if options.steps is not None and options.steps <= options.first_step:
+        raise ValueError(f"steps={steps}: counts from 0, as first_step={first_step} does; give more than that")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name={name!r}: give the name of one folder; it is made in runs_dir")
+    listeners: list[Listener] = []
+    try:
+        if wandb != "disabled":
+            from flashpoint.extras import from_lab
+
+            listeners.append(from_lab("wandb_tracking.listener:tracking", f"wandb={wandb!r}")(wandb, project))
+        if name is not None:
+            check_name(name, "name")
+        return Watch(_recorder(model, options, functions, listeners), options)
+    except UserError as error:
+        raise ValueError(str(error)) from error
+    except OSError as error:  # as on a full disk
+        raise ValueError(f"runs_dir={runs_dir}: {error.strerror}; choose one that can be written") from error
+
+
+def _recorder(model: nn.Module, options: Options, functions: Sequence[str], listeners: Sequence[Listener]) -> Recorder:
+    """Return what records a loop in this process."""
+    if not is_first_process():
+        return NullRecorder()
+    if next(model.parameters(), None) is None:
+        raise UserError(f"watch: {type(model).__name__} has no parameters; give the module that is trained")
+    found = [NamedFunction.of(word) for word in functions]  # may refuse: before a folder is made
+    return Recording(model, options, found, listeners)
+
+
+def _count(option: str, value: Any, *, least: int = 1) -> int:
+    """Return an option's whole number, also one of NumPy's."""
+    is_count = isinstance(value, Integral) and not isinstance(value, bool)
+    if is_count and int(value) >= least:
+        return int(value)
+    raise (ValueError if is_count else TypeError)(f"{option}={value!r}: give a whole number, {least} or more")
+
+
+class Watch:
+    """A training loop that is watched; :func:`watch` makes it.
+
+    What it is told becomes events, which a recorder takes. What fails in watching is told in one line and switched off.
+    It does not stop the training.
+    """
+
+    def __init__(self, recorder: Recorder, options: Options) -> None:
+        self._recorder = recorder
+        self._log_interval = options.log_interval
+        self._first_step = self._step = options.first_step
+        self._entered = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
+        """Return this watch: a copy of a model that holds it, as of a moving average, is no second run."""
+        return self
+
+    def __enter__(self) -> Watch:
+        if self._entered or self._made:
+            raise UserError("watch: a run is entered once; call flashpoint.watch again for another one")
+        self._entered = True
+        self._recorder.take(StepStarted(self._step))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered = False
+        self._recorder.take(LoopLeft())
+        if not self._made and kind is None:
+            self._recorder.warn("watched.step was never called: nothing is recorded; call it once an optimiser step")
+        self._recorder.take(LastRead())
+        interrupted = None if kind is None else _named(kind)
+        self._recorder.take(LoopEnded(self._step, bool(self._made), interrupted))
+
+    def step(
+        self, loss: Tensor | float, batch: Any = None, *, grad_norm: Tensor | float | None = None, **metrics: float
+    ) -> None:
+        """Take in one step of the optimiser; call it between the backward pass and ``zero_grad``.
+
+        Args:
+            loss: of the step, the mean of its tokens, nats: an explosion is judged by it.
+            batch: what the step trained on: tensors, or dicts and lists of them. Its fingerprint is recorded, and it is
+                kept when something goes wrong.
+            grad_norm: before clipping; None computes it from the gradients at every ``log_interval``-th step. That of
+                sharded gradients is not computed: all processes would have to.
+            metrics: other numbers to log, as ``lr=1e-3``, by names that the watch does not log itself.
+                ``tokens_per_second`` gives the rate.
+        """
+        take, step = self._recorder.take, self._step
+        if not self._entered:
+            self._recorder.warn(
+                "step outside of the block is not recorded; with flashpoint.watch(model) as watched: begins it"
+            )
+            return
+        due = (step + 1) % self._log_interval == 0
+        take(LossSeen(step, loss))
+        if grad_norm is not None or due:
+            take(NormSeen(step, grad_norm))
+        if batch is not None:
+            take(BatchSeen(step, batch))
+        take(StepEnded(step))
+        if metrics:
+            take(NumbersSeen(step, metrics))
+        if due:
+            take(ReadDue())
+        self._step += 1
+        take(StepStarted(self._step))
+
+    def capture(self, reason: str = "asked for", *, sequences: int = SEQUENCES) -> None:
+        """Observe the next forward pass, of this step or of the next one, and write the tensors of all its layers.
+
+        Args:
+            reason: is told with it.
+            sequences: of the steps that follow, of which the error of δ alone is measured and written. 0 is none.
+        """
+        if not self._entered:
+            self._recorder.warn("a capture outside of the block is not made; call it between watched.step and another")
+            return
+        if isinstance(sequences, bool) or not isinstance(sequences, int) or sequences < 0:
+            self._recorder.warn(f"capture(sequences={sequences!r}): give 0 or more; none are measured")
+            sequences = 0
+        self._recorder.take(CaptureAsked(self._step, reason, sequences))
+
+    @property
+    def run(self) -> WatchedRun | None:
+        """The run's folder and files; None in processes other than the first."""
+        return self._recorder.run
+
+    @property
+    def verdict(self) -> str:
+        """``stable``, ``exploded`` or ``nonfinite``, by the losses that have been read: those of a GPU are read when
+        they are up to twice ``log_interval`` steps old."""
+        return self._recorder.verdict
+
+    @property
+    def busy(self) -> bool:
+        """Whether a capture, or sequences of the steps after it, are still to come, by what has been read: a loop that
+        stops loses them."""
+        return self._recorder.busy
+
+    @property
+    def _made(self) -> int:
+        """Steps that the loop has handed over."""
+        return self._step - self._first_step
+
+
+def _named(kind: type[BaseException]) -> str:
+    """Return what ended a loop, as ``interrupted`` of an outcome says it."""
+    return "SIGINT" if issubclass(kind, KeyboardInterrupt) else kind.__name__

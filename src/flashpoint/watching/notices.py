@@ -1,0 +1,95 @@
+"""What a watch tells: records of the logger ``flashpoint.watch``.
+
+A host program filters, redirects or silences them as it does those of any library. Where it has given neither the
+logger nor one above it a handler, lines are printed on stderr as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from contextlib import suppress
+
+from flashpoint.errors import is_first_process
+
+LOGGER = logging.getLogger("flashpoint.watch")
+_LONGEST = 300  # characters of somebody else's message
+_NUMBER = re.compile(r"(?<!\w)\d[\w.,]*")  # an address, too; not the digit of a name
+
+
+class StderrHandler(logging.Handler):
+    """Prints lines on stderr while the host program has set up no handler that takes them.
+
+    A run outlives its terminal: a line that nobody can read any more is left out. So is one that a signal's handler
+    tells while another line is being printed, which Python refuses.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record's message."""
+        if self._is_alone(logging.getLogger(record.name)):
+            with suppress(OSError, RuntimeError):
+                print(record.getMessage(), file=sys.stderr, flush=True)
+
+    def _is_alone(self, logger: logging.Logger | None) -> bool:
+        while logger is not None:
+            if any(handler is not self for handler in logger.handlers):
+                return False
+            logger = logger.parent if logger.propagate else None
+        return True
+
+
+def _set_up() -> None:
+    """Give the package's logger its handler, and the level at which nothing is lost if nobody has chosen one."""
+    package = logging.getLogger("flashpoint")
+    package.addHandler(StderrHandler())
+    if package.level == logging.NOTSET:
+        package.setLevel(logging.INFO)
+
+
+_set_up()
+
+
+def tell(line: str, level: int = logging.INFO) -> None:
+    """Log one line, in the first of several processes only."""
+    if is_first_process():
+        LOGGER.log(level, "%s", line)
+
+
+class Notices:
+    """The lines of one watch, each with the name of its run.
+
+    Args:
+        run: its name.
+        step: of the loop, which :meth:`warn` tells.
+    """
+
+    def __init__(self, run: str, step: int) -> None:
+        self._run = run
+        self.step = step
+        self._told: set[str] = set()
+
+    def tell(self, line: str, level: int = logging.INFO) -> None:
+        """Tell something that has happened."""
+        tell(f"watch {self._run}: {line}", level)
+
+    def warn(self, line: str) -> None:
+        """Tell something once, with the step at which it was first so; with other numbers it is the same thing."""
+        if (thing := without_numbers(line)) not in self._told:
+            self._told.add(thing)
+            self.tell(f"step {self.step:,}: {line}", logging.WARNING)
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Tell once that a part of watching failed."""
+        self.warn(f"{what} failed ({described(error)}); training goes on")
+
+
+def without_numbers(line: str) -> str:
+    """Return a line by which the same thing is known again, whatever numbers and shapes it has."""
+    return _NUMBER.sub("#", line)
+
+
+def described(error: Exception) -> str:
+    """Return an error's kind and the first line of its message."""
+    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return f"{type(error).__name__}: {first[:_LONGEST]}"

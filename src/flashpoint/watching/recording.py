@@ -1,0 +1,167 @@
+"""What takes the events of a watched loop in: the recorders of the first process, and nothing in the others."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn
+
+from flashpoint.detector import DetectorConfig
+from flashpoint.early_warning import Sentinel
+from flashpoint.listeners import Listener
+from flashpoint.runs.outcome import Verdict
+from flashpoint.watching.arrivals import Arrivals
+from flashpoint.watching.capture_recorder import CaptureRecorder
+from flashpoint.watching.delta_collection import DeltaRecorder
+from flashpoint.watching.events import Dispatcher, LoopLeft, StepStarted
+from flashpoint.watching.functions import NamedFunction
+from flashpoint.watching.latest_batches import BatchRecorder, LatestBatches
+from flashpoint.watching.logged_metrics import AttentionMetrics, LoopMetrics
+from flashpoint.watching.losses import GradientNorms, LossRecorder, VerdictRecorder
+from flashpoint.watching.notices import Notices
+from flashpoint.watching.observer import Observer
+from flashpoint.watching.schedule import ObservationSchedule
+from flashpoint.watching.watched_run import WatchedRun
+from flashpoint.watching.weight_recorders import MicroBatches, WeightNorms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Those of :func:`flashpoint.watch`, checked; ``functions`` are found already."""
+
+    runs_dir: Path
+    name: str | None
+    first_step: int
+    steps: int | None
+    warmup_steps: int
+    interval: int
+    weights_interval: int
+    log_interval: int
+    sequences: int
+
+
+class Recorder(Protocol):
+    """Takes all events of a loop."""
+
+    @property
+    def run(self) -> WatchedRun | None:
+        """The run's folder and files."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """By the losses that have been read."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a capture, or sequences of the steps after it, are still to come."""
+
+    def take(self, event: Any) -> None:
+        """Take in an event."""
+
+    def warn(self, line: str) -> None:
+        """Tell a mistake of the loop once."""
+
+
+class NullRecorder:
+    """Takes everything and does nothing: what processes other than the first have."""
+
+    run: WatchedRun | None = None
+    verdict: Verdict = "stable"
+    busy = False
+
+    def take(self, event: Any) -> None:
+        """Do nothing."""
+
+    def warn(self, line: str) -> None:
+        """Tell nothing: the first process does."""
+
+
+class Recording:
+    """The recorders of one run. A process that is forked from the one that made them takes no part in it.
+
+    Raises:
+        UserError: the run's folder cannot be made.
+        OSError: a file in it cannot be written.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Options,
+        functions: Sequence[NamedFunction],
+        listeners: Sequence[Listener],
+    ) -> None:
+        parameters = list(model.parameters())
+        detector, sentinel = DetectorConfig(), Sentinel(options.warmup_steps)
+        self.run = run = WatchedRun(
+            options.runs_dir, options.name or time.strftime("%Y-%m-%d_%H-%M-%S_watched"), options.first_step,
+            options.steps, options.warmup_steps, detector, sum(one.numel() for one in parameters),
+            parameters[0].device, listeners,
+        )  # fmt: skip
+        self._notices = notices = Notices(run.name, options.first_step)
+        self._dispatcher = dispatcher = Dispatcher(notices)
+        publish = dispatcher.publish
+        arrivals = Arrivals(publish)
+        batches = LatestBatches(2 * options.log_interval)  # so old is a batch when the loss of its step is known
+        observer = Observer(model, options.sequences, functions, dispatcher, notices)
+        norms = GradientNorms(model, options.weights_interval, notices)
+        self._losses = LossRecorder(run, norms, sentinel, detector, arrivals, dispatcher, notices)
+        self._deltas, self._captures = DeltaRecorder(notices), CaptureRecorder(run, publish, notices)
+        dispatcher.add(
+            observer,
+            self._losses,
+            BatchRecorder(run, batches, arrivals, notices),
+            MicroBatches(model, arrivals, notices),
+            AttentionMetrics(run, notices),
+            self._deltas,  # before the captures: a step that is captured is the last that an earlier capture measures
+            self._captures,  # before the schedule, which observes what is wanted
+            ObservationSchedule(
+                observer, self._captures, self._deltas, batches, options.interval, options.log_interval,
+                options.first_step, dispatcher,
+            ),
+            WeightNorms(observer, options.weights_interval, run, sentinel, arrivals, publish),
+            LoopMetrics(run, arrivals),
+            arrivals,  # after those who ask for numbers
+            VerdictRecorder(run, self._losses),
+        )  # fmt: skip
+        self._process, self._forked = os.getpid(), False
+
+    @property
+    def verdict(self) -> Verdict:
+        """By the losses that have been read."""
+        return self._losses.verdict
+
+    @property
+    def busy(self) -> bool:
+        """Whether a capture, or sequences of the steps after it, are still to come."""
+        return self._captures.wanted or bool(self._deltas.layers)
+
+    def take(self, event: Any) -> None:
+        """Hand an event to the recorders."""
+        if self._leave_to_parent():
+            return
+        if isinstance(event, StepStarted):
+            self._notices.step = event.step
+        self._dispatcher.publish(event)
+
+    def warn(self, line: str) -> None:
+        """Tell a mistake of the loop once."""
+        if not self._leave_to_parent():
+            self._notices.warn(line)
+
+    def _leave_to_parent(self) -> bool:
+        """Return whether this process was forked from the one that watches, which alone writes the run. If so, tell it
+        once, and observe no more."""
+        if os.getpid() != self._process and not self._forked:
+            self._forked = True
+            self._notices.warn(
+                f"process {os.getpid()} was forked from the one that watches, {self._process}: what it does is not "
+                "recorded; call flashpoint.watch in the process that trains"
+            )
+            self._dispatcher.publish(LoopLeft())
+        return self._forked
