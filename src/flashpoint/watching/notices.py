@@ -51,9 +51,11 @@ _set_up()
 
 
 def tell(line: str, level: int = logging.INFO) -> None:
-    """Log one line, in the first of several processes only."""
+    """Log one line, in the first of several processes only. A handler of the host program that fails loses it: the
+    training goes on."""
     if is_first_process():
-        LOGGER.log(level, "%s", line)
+        with suppress(Exception):
+            LOGGER.log(level, "%s", line)
 
 
 class Notices:
