@@ -20,6 +20,7 @@ from flashpoint.diagnosis.measure_table import (
     OUT_ERROR,
     SCORE_OFFSET,
     TIES,
+    Measure,
 )
 
 if TYPE_CHECKING:
@@ -30,8 +31,20 @@ if TYPE_CHECKING:
     from flashpoint.diagnosis.finding import Finding
     from flashpoint.diagnosis.verdict import Diagnosis
 
-_BIAS = (DELTA.bias.words, "standard errors", DELTA.sum.axis, DELTA.noise.words)
-_COLUMNS = {
+_STANDARD_ERRORS = Measure(
+    name="standard_errors",
+    words="standard errors",
+    trouble="away from 0",
+    sentence="The bias over its standard error, which is that of a ratio of sums, from the spread between sequences.",
+)
+BIAS_COLUMNS = {
+    DELTA.bias.words: DELTA.bias,
+    _STANDARD_ERRORS.words: _STANDARD_ERRORS,
+    DELTA.sum.axis: DELTA.sum,
+    DELTA.noise.words: DELTA.noise,
+}
+"""What is shown of δ's error over several sequences, by column."""
+COLUMNS = {
     FOLLOWS_OUT: ".2f",
     OUT_ERROR: ".1e",
     GRAD_Q.error: ".1e",
@@ -41,7 +54,7 @@ _COLUMNS = {
     LARGEST_SCORE: ".3g",
     SCORE_OFFSET: ".2g",
 }
-"""Measures that are shown, each with the format of its values."""
+"""The other measures that are shown, each with the format of its values."""
 
 
 def heading(diagnoses: Sequence[Diagnosis], attention: str | None, weights: str) -> str:
@@ -110,7 +123,9 @@ def delta_tables(samples: Mapping[int, DeltaSample], later: str = "") -> list[Ta
     unjudged, unseen = _unjudged(known, ""), _unseen(known, "")
     note = " ".join(part for part in (later, unjudged, unseen) if part)
     nothing = "" if unjudged else "Nothing found."
-    return _told(findings, Table(("layer", "head", *_BIAS), measured, note), nothing, bool(unjudged or unseen), "")
+    return _told(
+        findings, Table(("layer", "head", *BIAS_COLUMNS), measured, note), nothing, bool(unjudged or unseen), ""
+    )
 
 
 def tables(diagnoses: Sequence[Diagnosis], more: str, attention: str | None, later: str = "") -> list[Table]:
@@ -129,7 +144,7 @@ def tables(diagnoses: Sequence[Diagnosis], more: str, attention: str | None, lat
     note = " ".join(part for part in (later, coarse, unjudged, hidden, unseen, _scaled(diagnoses)) if part)
     beyond = " beyond what FP32 itself may do" if coarse else ""
     nothing = f"Nothing found{beyond}{', and δ was not judged' if unjudged else ''}."
-    measures = Table(("layer", "head", *_BIAS, *(measure.words for measure in _COLUMNS)), measured, note)
+    measures = Table(("layer", "head", *BIAS_COLUMNS, *(measure.words for measure in COLUMNS)), measured, note)
     suspected = suspects(diagnoses, attention)
     return _told(findings, measures, nothing, bool(unjudged or hidden or unseen), suspected)
 
@@ -150,7 +165,7 @@ def _measures(diagnosis: Diagnosis) -> list[list[Cell | int]]:
 
     of = over_sequences(diagnosis.measures)
     columns = _bias_columns(diagnosis.bias)
-    columns += [(of.get(measure.name), form) for measure, form in _COLUMNS.items()]
+    columns += [(of.get(measure.name), form) for measure, form in COLUMNS.items()]
     return [
         [head + 1, *(_cell(values, head, form) for values, form in columns)]
         for head in range(diagnosis.call.q.shape[1])
@@ -166,7 +181,7 @@ def _cell(values: Tensor | None, head: int, form: str) -> Cell:
 def _bias_columns(bias: DeltaBias | None) -> list[tuple[Tensor | None, str]]:
     """Return the values [H] of the columns of δ's bias, and how they are written."""
     if bias is None:
-        return [(None, "")] * len(_BIAS)
+        return [(None, "")] * len(BIAS_COLUMNS)
     sure = bias.mean / bias.error.clamp_min(1e-300) if bias.sequences > 1 else None
     return [(bias.mean, "+.1e"), (sure, "+.1f"), (bias.nats, "+.1e"), (bias.noise, ".1e")]
 

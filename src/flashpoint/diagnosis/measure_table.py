@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from flashpoint.runs.metric_table import (
@@ -74,42 +75,39 @@ class GradientMeasures:
 
 def _error_of_delta(source: str, by: str) -> DeltaErrorMeasures:
     """Return the rows of an error of δ; ``source`` begins their names, ``by`` says what tells of the error."""
+    measure = partial(Measure, measured_by=f"`flashpoint diagnose`, by {by}", pooled="of sums")
     return DeltaErrorMeasures(
-        bias=Measure(
+        bias=measure(
             name=f"{source}_bias",
             words="δ bias",
             symbol="Σe / Σ|dO||O|",
             unit="|dO||O|",
             trouble="away from 0",
-            pooled="of sums",
-            sentence=f"Over the rows of all sequences, e by {by}; sequences without loss (dO = 0) do not count.",
+            sentence="Over the rows of all sequences; sequences without loss (dO = 0) do not count.",
         ),
-        noise=Measure(
+        noise=measure(
             name=f"{source}_noise",
             words="δ noise",
             symbol="(Σe² / Σ(|dO||O|)²)^½",
             unit="|dO||O|",
-            pooled="of sums",
-            sentence="In each sequence; of sequences the root mean square, which weigh by (Σ|dO||O|)².",
+            sentence="Root mean square in each sequence; over sequences, too, which weigh by (Σ|dO||O|)².",
         ),
-        sum=Measure(
+        sum=measure(
             name=f"{source}_sum",
             words="δ error",
             symbol="Σe",
             unit="nats",
             trouble="away from 0",
-            pooled="of sums",
             sentence=(
                 "Over all tokens: by so much, to first order, the error of O changes the loss as `backward` was called "
                 "on it ([the loop](#the-loop))."
             ),
         ),
-        bound=Measure(
+        bound=measure(
             name=f"{source}_bound",
             words="size of δ's terms",
             symbol="Σ|dO||O|",
             unit="nats",
-            pooled="of sums",
             sentence="The unit of the bias.",
         ),
     )
@@ -190,7 +188,7 @@ LARGEST_SCORE = Measure(
     trouble="up",
     pooled="largest",
     logged_as=SCORE_MAX,
-    sentence="Empty where q, k or v hold NaN or infinity.",
+    sentence="Over all rows and keys; empty where q, k or v hold NaN or infinity.",
 )
 SCORE_OFFSET = Measure(
     name="score_offset",
@@ -312,7 +310,7 @@ GRAD_OUT_SIZE = Measure(
 )
 
 DELTA, GRAD_DELTA, ROW_SUMS = (
-    _error_of_delta("delta", "O: δ has it if it is rowsum(dO∘O) of the returned O"),
+    _error_of_delta("delta", "O, as δ = rowsum(dO∘O) has it"),
     _error_of_delta("grad_delta", "dQ's error along PK"),
     _error_of_delta("row_sum", "row sums of dS"),
 )

@@ -36,7 +36,7 @@ class Metric:
     trouble: Trouble | None = None
     """None where neither direction is one."""
     sentence: str
-    """What it is, in Markdown, one sentence; its unit stands in ``unit``."""
+    """What it is: one sentence in Markdown, with links from docs/."""
 
     @property
     def axis(self) -> str:
@@ -82,14 +82,18 @@ LOSS = _every_step(
     sentence="Mean cross-entropy of the step's tokens.",
 )
 GRAD_NORM = _every_step(
-    name="grad_norm", words="gradient norm", symbol="‖g‖", trouble="up", sentence="Of all gradients, before clipping."
+    name="grad_norm",
+    words="gradient norm",
+    symbol="‖g‖",
+    trouble="up",
+    sentence="Norm of all gradients, not clipped.",
 )
 UPDATE_NORM = _every_step(
     name="update_norm",
     words="update norm",
     symbol="‖Δw‖",
     trouble="up",
-    sentence="Of what the step added to all weights.",
+    sentence="Norm of what the step added to all weights.",
 )
 CLIP_FACTOR = _every_step(
     name="clip_factor",
@@ -97,7 +101,7 @@ CLIP_FACTOR = _every_step(
     trouble="down",
     sentence="What clipping multiplied the gradients by; 1 where it left them alone.",
 )
-LEARNING_RATE = _every_step(name="lr", words="learning rate", sentence="Of the step.")
+LEARNING_RATE = _every_step(name="lr", words="learning rate", sentence="Learning rate of the step.")
 
 _at_intervals = partial(Metric, per="run", measured_by="at intervals")
 VALIDATION_LOSS = _at_intervals(
@@ -111,10 +115,13 @@ TOKENS_PER_SECOND = _at_intervals(
     name="tokens_per_second",
     words="tokens per second",
     unit="1/s",
-    sentence="Rate since the last reading, every `train.log_interval` steps.",
+    sentence="Tokens trained on since the last reading over its time, every `train.log_interval` steps.",
 )
 MEMORY = _at_intervals(
-    name="memory_gib", words="memory", unit="GiB", sentence="Largest so far that PyTorch has reserved on the GPU."
+    name="memory_gib",
+    words="memory",
+    unit="GiB",
+    sentence="Largest that PyTorch has reserved on the GPU so far.",
 )
 
 _of_tensors = partial(Metric, per="tensor", measured_by="`probes.weights_against`")
@@ -122,13 +129,13 @@ WEIGHTS_LARGEST = _of_tensors(
     name="weights_largest",
     words="largest difference",
     symbol="max |w − w'|",
-    sentence="Of an element from the other run's.",
+    sentence="Largest difference of an element from the other run's.",
 )
 WEIGHTS_WASSERSTEIN = _of_tensors(
     name="weights_wasserstein",
     words="1-Wasserstein distance",
     symbol="W₁",
-    sentence="Of the two runs' distributions of values ([W₁](glossary.md#attention)).",
+    sentence="[W₁](glossary.md#attention) of the two runs' distributions of values.",
 )
 WEIGHTS_SPREAD = _of_tensors(
     name="weights_spread", words="spread", symbol="σ(w')", sentence="Standard deviation of the other run's values."
@@ -158,14 +165,14 @@ DELTA_ERROR_SUM = _delta_error(
     symbol="Σ (δ_lp − δ_hp)",
     unit="nats",
     trouble="away from 0",
-    sentence="δ_lp is δ as the variant computes it, δ_hp is δ from the FP32 O of the same P̄.",
+    sentence="Over the observed tokens: δ_lp is δ as the variant computes it, δ_hp is δ from the FP32 O of the same P̄.",
 )
 DELTA_ERROR_VARIANCE = _delta_error(
     name="delta_error_variance",
     words="variance of the error of δ",
     symbol="Var(δ_lp − δ_hp)",
     unit="nats²",
-    sentence="Over the observed tokens.",
+    sentence="Variance of that error over the observed tokens.",
 )
 DELTA_ERROR_CUMULATIVE = _delta_error(
     name="delta_error_cumulative",
@@ -193,7 +200,7 @@ DELTA_ERROR = DeltaErrorMetrics(
     variance=DELTA_ERROR_VARIANCE,
 )
 DELTA_ABS_MEAN = _delta_error(
-    name="delta_abs_mean", words="mean |δ|", symbol="mean |δ_hp|", unit="nats", sentence="Size of δ_hp."
+    name="delta_abs_mean", words="mean |δ|", symbol="mean |δ_hp|", unit="nats", sentence="Mean size of δ_hp."
 )
 ROW_SUM_MEAN = _delta_error(
     name="row_sum_mean",
@@ -201,7 +208,7 @@ ROW_SUM_MEAN = _delta_error(
     symbol="mean Σⱼ dSᵢⱼ",
     unit="nats",
     trouble="away from 0",
-    sentence="What is left of Σⱼ dSᵢⱼ = 0.",
+    sentence="Mean of what is left of Σⱼ dSᵢⱼ = 0.",
 )
 ROW_SUM_ABS_MEAN = _delta_error(
     name="row_sum_abs_mean",
@@ -209,7 +216,7 @@ ROW_SUM_ABS_MEAN = _delta_error(
     symbol="mean |Σⱼ dSᵢⱼ|",
     unit="nats",
     trouble="up",
-    sentence="Size of what is left of Σⱼ dSᵢⱼ = 0.",
+    sentence="Mean size of what is left of Σⱼ dSᵢⱼ = 0.",
 )
 ROW_SUM = DeltaErrorMetrics(
     bias=_delta_error(
@@ -234,7 +241,7 @@ SIGN_AGREEMENT = _delta_error(
     words="dO and error of O: mean product of signs",
     symbol="mean sign(dO)·sign(O_lp − O_hp)",
     trouble="away from 0",
-    sentence="From −1 to 1.",
+    sentence="Mean product of the signs of dO and O_lp − O_hp, from −1 to 1.",
 )
 
 _ties = partial(Metric, per="head", measured_by="`ties`")
@@ -242,31 +249,34 @@ TIED_ROWS = _ties(
     name="tied_rows",
     words="share of rows with two or more P̄ = 1",
     trouble="up",
-    sentence="As P̄ is rounded; of a watched loop the rows whose two largest scores are one BF16 number.",
+    sentence=(
+        "Share of rows with two or more P̄ that are 1 as rounded; of a watched loop, of rows whose two largest scores "
+        "are one BF16 number."
+    ),
 )
 TIE_MULTIPLICITY = _ties(
     name="tie_multiplicity",
     words="how many P̄ = 1 such a row has",
     trouble="up",
-    sentence="Mean over the rows with two or more.",
+    sentence="How many P̄ = 1 such a row has, a mean over these rows.",
 )
 TIES_ON_FIRST_KEYS = _ties(
     name="ties_on_first_keys",
     words="share of these P̄ = 1 on the first four keys",
-    sentence="Where an attention sink is.",
+    sentence="Share of these P̄ = 1 on the first four keys, where an attention sink is.",
 )
 TIED_OUT_BIAS = _ties(
     name="tied_out_error_bias",
     words="rounding of O away from 0, tied rows",
     symbol="Σ (O_lp − O_hp)·sign O_hp / Σ |O_lp − O_hp|",
     trouble="away from 0",
-    sentence="1 where every element is rounded away from 0, −1 towards it; 0 without such a row.",
+    sentence="In such rows: 1 where every element is rounded away from 0, −1 towards it; 0 without such a row.",
 )
 UNTIED_OUT_BIAS = _ties(
     name="untied_out_error_bias",
     words="rounding of O away from 0, other rows",
     trouble="away from 0",
-    sentence="The same in rows without a tie.",
+    sentence="The same in the other rows.",
 )
 ONE_SIDED_TIED_OUT_BIAS = _ties(
     name="one_sided_tied_out_error_bias",
@@ -277,7 +287,12 @@ ONE_SIDED_TIED_OUT_BIAS = _ties(
 
 _scores = partial(Metric, per="head", measured_by="`scores`")
 SCORE_MAX = _scores(
-    name="score_max", words="largest |S|", symbol="max |S|", unit="nats", trouble="up", sentence="Of all scores."
+    name="score_max",
+    words="largest |S|",
+    symbol="max |S|",
+    unit="nats",
+    trouble="up",
+    sentence="Size of the largest score.",
 )
 SCORE_MEAN = _scores(
     name="score_mean",
@@ -285,7 +300,7 @@ SCORE_MEAN = _scores(
     symbol="mean |S|",
     unit="nats",
     trouble="up",
-    sentence="Over the keys that each query sees.",
+    sentence="Mean size of the scores of the keys that each query sees.",
 )
 ENTROPY = _scores(
     name="entropy",
@@ -293,7 +308,7 @@ ENTROPY = _scores(
     symbol="−Σⱼ Pᵢⱼ ln Pᵢⱼ",
     unit="nats",
     trouble="down",
-    sentence="Mean over rows.",
+    sentence="Entropy of the attention, a mean over rows.",
 )
 
 _rows = partial(Metric, per="head", measured_by="`rows`")
@@ -302,7 +317,7 @@ ROW_MASS = _rows(
     words="mean Σⱼ Pᵢⱼ",
     symbol="mean Σⱼ Pᵢⱼ",
     trouble="down",
-    sentence="As the backward pass has P; 1 in exact arithmetic.",
+    sentence="Mean mass of a row as the backward pass has P; 1 in exact arithmetic.",
 )
 HALF_MASS_ROWS = _rows(
     name="half_mass_rows",
@@ -361,14 +376,14 @@ V_SIGN = _out_bias(
     name="v_sign_max",
     words="V: share of one sign, most one-sided feature",
     trouble="up",
-    sentence="From ½, as many of either sign, to 1.",
+    sentence="Of a head's most one-sided feature of V, the share of keys with one sign, from ½ to 1.",
 )
 OUT_BIAS_LARGEST = _out_bias(
     name="out_error_bias_max",
     words="error of O: |mean| / mean size, most biased feature",
     symbol="|mean (O_lp − O_hp)| / mean |O_lp − O_hp|",
     trouble="up",
-    sentence="0 without a bias, 1 where all errors have one sign.",
+    sentence="In the most biased feature: 0 without a bias, 1 where all errors have one sign.",
 )
 OUT_BIAS_MEAN = _out_bias(
     name="out_error_bias_mean",
@@ -381,8 +396,8 @@ FEATURE_SIGN_AGREEMENT = _out_bias(
     words="share of rows where dO and the error of O have one sign, in one feature",
     trouble="up",
     sentence=(
-        "In the feature in which they have it most often: the first half of the rows chooses it, and the second is "
-        "counted, so that it is one half where the errors have no bias."
+        "Share of rows where dO and O_lp − O_hp have one sign, in the feature in which they have it most often: the "
+        "first half of the rows chooses it and the second is counted, so that it is ½ where errors have no bias."
     ),
 )
 FEATURE_V_SIGN_AGREEMENT = _out_bias(
@@ -396,7 +411,7 @@ _null_direction = partial(Metric, per="head", measured_by="`null_direction`", tr
 W_Q_MEAN_KEY = _null_direction(
     name="w_q_mean_key_share",
     words="share of ‖W_Q‖² along the mean key",
-    sentence="0 is none of W_Q, 1 all of it.",
+    sentence="Share of ‖W_Q‖² along the mean key: 0 is none of W_Q, 1 all of it.",
 )
 W_Q_FIRST_KEY = _null_direction(
     name="w_q_first_key_share",
@@ -406,7 +421,7 @@ W_Q_FIRST_KEY = _null_direction(
 W_Q_UPDATE_MEAN_KEY = _null_direction(
     name="w_q_update_mean_key_share",
     words="share of W_Q's last update along the mean key",
-    sentence="Of the squared norm of what the step added to W_Q.",
+    sentence="Share of the squared norm of what the step added to W_Q.",
 )
 W_Q_UPDATE_FIRST_KEY = _null_direction(
     name="w_q_update_first_key_share",
@@ -417,7 +432,7 @@ ATTENDED_KEY_COSINE = _null_direction(
     name="attended_key_mean_key_cosine",
     words="cosine of mean PK with the mean key",
     symbol="cos(mean PK, mean K)",
-    sentence="Errors of δ push W_Q along PK.",
+    sentence="Cosine of the mean key with the mean PK, along which errors of δ push W_Q.",
 )
 
 _similarity = partial(Metric, per="head", measured_by="`similarity`")
@@ -425,25 +440,25 @@ TOKEN_SIMILARITY = _similarity(
     name="token_similarity",
     words="mean cosine between the tokens of a step",
     trouble="up",
-    sentence="Of [(PK)[T]ᵀX[T]](glossary.md#what-grows).",
+    sentence="Mean cosine of [(PK)[T]ᵀX[T]](glossary.md#what-grows) between the tokens of a step.",
 )
 STEP_SIMILARITY = _similarity(
     name="step_similarity",
     words="mean cosine with the step observed before",
     trouble="up",
-    sentence="Of the same; the first observation has none.",
+    sentence="The same between the tokens of two observations; the first observation has none.",
 )
 ATTENDED_KEY_SIMILARITY = _similarity(
     name="attended_key_similarity",
     words="mean cosine between the tokens' PK",
     trouble="up",
-    sentence="The one factor of `token_similarity`.",
+    sentence="Mean cosine of PK between tokens, one factor of `token_similarity`.",
 )
 INPUT_SIMILARITY = _similarity(
     name="input_similarity",
     words="mean cosine between the tokens' inputs",
     trouble="up",
-    sentence="The other factor.",
+    sentence="Mean cosine of X between tokens, the other factor.",
 )
 EFFECTIVE_RANK = _similarity(
     name="w_q_error_effective_rank",
@@ -459,7 +474,7 @@ GRAD_Q_ALONG_MEAN_KEY = Metric(
     per="head",
     measured_by="`flashpoint.watch`",
     trouble="up",
-    sentence="Against FP64.",
+    sentence="Share of dQ's squared error along the mean key, against FP64.",
 )
 
 
