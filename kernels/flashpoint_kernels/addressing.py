@@ -1,9 +1,31 @@
 """Which part of the tensors a program reads and writes."""
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from flashpoint_kernels.rounding import INTERPRETED
+
+
+class Head(NamedTuple):
+    """One head of one sequence."""
+
+    sequence: tl.tensor
+    index: tl.tensor
+    """Of the head in its sequence."""
+    number: tl.tensor
+    """Of the head among those of all sequences."""
+    count: tl.tensor
+    """H: heads of a sequence."""
+    length: tl.tensor
+    """T: tokens of a sequence."""
+
+
+@triton.jit
+def head_of(number, H, T):
+    """Return the head of a number among those of all sequences."""
+    return Head(number // H, number % H, number, H, T)
 
 
 @triton.jit
@@ -17,13 +39,14 @@ def block_and_head(n_blocks, n_heads, GROUP):
 
 
 @triton.jit
-def token_offsets(i_b, i_h, o_tokens, H, T, D: tl.constexpr):
+def token_offsets(head, o_tokens, D: tl.constexpr):
     """Return the offsets [BT, D] of tokens in a tensor that lies in memory as [B, T, H, D]."""
-    return ((i_b.to(tl.int64) * T + o_tokens)[:, None] * H + i_h) * D + tl.arange(0, D)[None, :]
+    o_first = head.sequence.to(tl.int64) * head.length
+    return ((o_first + o_tokens)[:, None] * head.count + head.index) * D + tl.arange(0, D)[None, :]
 
 
 @triton.jit
-def load_rows(desc, i_b, i_h, first, BT: tl.constexpr, D: tl.constexpr):
+def load_rows(desc, head, first, BT: tl.constexpr, D: tl.constexpr):
     """Return the tokens [BT, D] of one head as an operand; 0 past the last token."""
-    x = tl.reshape(desc.load([i_b, i_h, first, 0]), [BT, D])
+    x = tl.reshape(desc.load([head.sequence, head.index, first, 0]), [BT, D])
     return x.to(tl.float32) if INTERPRETED else x

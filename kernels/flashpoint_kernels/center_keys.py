@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from flashpoint_kernels.addressing import token_offsets
+from flashpoint_kernels.addressing import head_of, token_offsets
 from flashpoint_kernels.rounding import to_dtype_of
 
 
@@ -36,5 +36,5 @@ def center_keys_kernel(
     for first in range(0, T, BT):
         b_k = load_chunk(k_ptr, stride_b, stride_h, stride_t, i_bh, first, H, T, D, BT)
         o_tokens = first + tl.arange(0, BT)
-        o_out = token_offsets(i_bh // H, i_bh % H, o_tokens, H, T, D)
+        o_out = token_offsets(head_of(i_bh, H, T), o_tokens, D)
         tl.store(centered_ptr + o_out, to_dtype_of(b_k - b_mean, centered_ptr), mask=(o_tokens < T)[:, None])

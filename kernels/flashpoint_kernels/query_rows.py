@@ -5,8 +5,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from flashpoint_kernels.addressing import load_rows
-from flashpoint_kernels.rounding import product, round_point
+from flashpoint_kernels.addressing import Head, load_rows
+from flashpoint_kernels.rounding import Noise, product, round_point
 from flashpoint_kernels.scores import probabilities, tile_scores
 
 
@@ -21,6 +21,8 @@ class QueryRows(NamedTuple):
     """L [BQ], FP32; +∞ past the last query."""
     positions: tl.tensor
     """[BQ], of the queries in the sequence."""
+    column: tl.tensor
+    """The same [BQ, 1]."""
     offsets: tl.tensor
     """[BQ, D], of the rows in O."""
     out_ptr: tl.tensor
@@ -29,20 +31,16 @@ class QueryRows(NamedTuple):
     """What the forward pass saved beside it."""
     k_desc: tl.tensor
     v_desc: tl.tensor
-    noise_ptr: tl.tensor
-    i_q: tl.tensor
-    """Number of the block."""
-    i_bh: tl.tensor
-    """Number of the head, of all sequences."""
-    H: tl.tensor
-    T: tl.tensor
-    layer: tl.tensor
+    block: tl.tensor
+    """Number of the block of queries."""
+    head: Head
+    noise: Noise
 
 
 @triton.jit
 def rows_of(ptr, rows):
     """Return the rows [BQ, D] of O, or of what lies as O does; 0 past the last query."""
-    return tl.load(ptr + rows.offsets, mask=rows.positions[:, None] < rows.T, other=0)
+    return tl.load(ptr + rows.offsets, mask=rows.column < rows.head.length, other=0)
 
 
 @triton.jit
@@ -56,25 +54,33 @@ def seen_keys(i_q, T, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
+def probs_of(rows, b_k, columns, C: tl.constexpr, MASKED: tl.constexpr):
+    """Return P [BQ, BK] of the tile of keys ``b_k`` at ``columns``, FP32."""
+    b_s = tile_scores(rows.q, tl.trans(b_k), rows.column, columns, rows.head.length, rows.noise, C, MASKED, False)
+    return probabilities(b_s, rows.logsumexp[:, None], C)
+
+
+@triton.jit
+def grad_probs_of(rows, b_v, columns, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
+    """Return dP [BQ, BK] of the tile of values ``b_v`` at ``columns``, rounded: line 13."""
+    GRAD_PROBS: tl.constexpr = C.grad_probs
+    b_dp = product(rows.grad_out, tl.trans(b_v), tl.zeros([BQ, BK], tl.float32))
+    return round_point(b_dp, GRAD_PROBS, rows.noise, 0, rows.column, columns)
+
+
+@triton.jit
 def row_sums(rows, D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, MASS: tl.constexpr):
     """Return Σ_j P_ij·dP_ij and, with MASS, Σ_j P_ij, [BQ] each: a pass over the keys of its own."""
-    GRAD_PROBS: tl.constexpr = C.grad_probs
-    i_b, i_h = rows.i_bh // rows.H, rows.i_bh % rows.H
-    o_rows = rows.positions[:, None]
-    whole, end = seen_keys(rows.i_q, rows.T, BQ, BK, C)
+    whole, end = seen_keys(rows.block, rows.head.length, BQ, BK, C)
     b_sum, b_mass = tl.zeros([BQ], tl.float32), tl.zeros([BQ], tl.float32)
     for masked in tl.static_range(2):
         first, last = (whole, end) if masked else (0, tl.minimum(whole, end))
         for start in range(first, last, BK):
             columns = (start + tl.arange(0, BK))[None, :]
-            b_k = load_rows(rows.k_desc, i_b, i_h, start, BK, D)
-            b_v = load_rows(rows.v_desc, i_b, i_h, start, BK, D)
-            b_s = tile_scores(
-                rows.q, tl.trans(b_k), o_rows, columns, rows.T, rows.noise_ptr, rows.layer, rows.i_bh, C, masked, False
-            )
-            b_p = probabilities(b_s, rows.logsumexp[:, None], C)
-            b_dp = product(rows.grad_out, tl.trans(b_v), tl.zeros([BQ, BK], tl.float32))
-            b_dp = round_point(b_dp, GRAD_PROBS, rows.noise_ptr, rows.layer, 0, rows.i_bh, o_rows, columns)
+            b_k = load_rows(rows.k_desc, rows.head, start, BK, D)
+            b_v = load_rows(rows.v_desc, rows.head, start, BK, D)
+            b_p = probs_of(rows, b_k, columns, C, masked)
+            b_dp = grad_probs_of(rows, b_v, columns, BQ, BK, C)
             b_sum += tl.sum(b_p * b_dp, 1)
             if MASS:
                 b_mass += tl.sum(b_p, 1)

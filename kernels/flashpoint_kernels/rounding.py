@@ -6,6 +6,7 @@ others the rounding is done by bits, too.
 """
 
 import os
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -18,6 +19,15 @@ STREAM_UNIT = tl.constexpr(codes.STREAM_UNIT)
 BLOCK_UNIT = tl.constexpr(codes.BLOCK_UNIT)
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 LOG2E = tl.constexpr(1.4426950408889634)
+
+
+class Noise(NamedTuple):
+    """Where random bits come from, for one head of all sequences in one layer."""
+
+    key_ptr: tl.tensor
+    """Seed and step, int64."""
+    layer: tl.tensor
+    head: tl.tensor
 
 
 @triton.jit
@@ -57,40 +67,40 @@ def round_stochastic(x, noise, BITS: tl.constexpr):
 
 
 @triton.jit
-def noise_words(noise_ptr, layer, STREAM: tl.constexpr, block, head_number, rows, columns):
+def noise_words(noise, STREAM: tl.constexpr, block, rows, columns):
     """Return Philox4x32-10 words of a tile; the key is (seed, step), 32 bits of each; the counter is the position.
 
     ``rows`` and ``columns`` broadcast to the tile: [R, 1] and [1, C], or [1, R] and [C, 1].
     """
-    layer_and_stream = layer | (STREAM * STREAM_UNIT)
+    layer_and_stream = noise.layer | (STREAM * STREAM_UNIT)
     # Of a wider seed the upper bits would hide some of the step's.
-    seed = (tl.load(noise_ptr).to(tl.uint64) & 0xFFFFFFFF) | (tl.load(noise_ptr + 1).to(tl.uint64) << 32)
+    seed = (tl.load(noise.key_ptr).to(tl.uint64) & 0xFFFFFFFF) | (tl.load(noise.key_ptr + 1).to(tl.uint64) << 32)
     zeros = rows * 0 + columns * 0
     c0 = (rows + zeros).to(tl.uint32)
     c1 = (columns + zeros).to(tl.uint32)
-    c2 = (head_number + zeros).to(tl.uint32)
+    c2 = (noise.head + zeros).to(tl.uint32)
     c3 = ((layer_and_stream | (block * BLOCK_UNIT)) + zeros).to(tl.uint32)
     word, _, _, _ = tl.philox(seed, c0, c1, c2, c3, n_rounds=10)
     return word
 
 
 @triton.jit
-def round_point(x, POINT: tl.constexpr, noise_ptr, layer, block, head_number, rows, columns):
+def round_point(x, POINT: tl.constexpr, noise, block, rows, columns):
     """Return a tile rounded as a variant's rounding point says, in FP32."""
     if POINT.mode == "nearest":
         x = round_nearest(x, POINT.bits)
     elif POINT.mode == "stochastic":
-        noise = noise_words(noise_ptr, layer, POINT.stream, block, head_number, rows, columns)
-        x = round_stochastic(x, noise, POINT.bits)
+        words = noise_words(noise, POINT.stream, block, rows, columns)
+        x = round_stochastic(x, words, POINT.bits)
     return x
 
 
 @triton.jit
-def as_operand(x, POINT: tl.constexpr, noise_ptr, layer, head_number, rows, columns):
+def as_operand(x, POINT: tl.constexpr, noise, rows, columns):
     """Return a tile rounded as a rounding point says and ready for :func:`product`: BF16, or FP32 where it does not
     fit."""
     if INTERPRETED or POINT.mode == "stochastic" or POINT.bits != BF16_BITS:
-        x = round_point(x, POINT, noise_ptr, layer, 0, head_number, rows, columns)
+        x = round_point(x, POINT, noise, 0, rows, columns)
     return x if INTERPRETED or POINT.mode == "none" or POINT.bits > BF16_BITS else x.to(tl.bfloat16)
 
 

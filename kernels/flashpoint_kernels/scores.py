@@ -12,8 +12,7 @@ from flashpoint_kernels.rounding import BF16_BITS, LOG2E, exponential, product, 
 
 @triton.jit
 def tile_scores(
-    a, b, rows, columns, T, noise_ptr, layer, head_number, C: tl.constexpr, MASKED: tl.constexpr,
-    PACKED: tl.constexpr,
+    a, b, rows, columns, T, noise, C: tl.constexpr, MASKED: tl.constexpr, PACKED: tl.constexpr
 ):  # fmt: skip
     """Return S of one tile, a·b, rounded; MASKED: −inf where the query does not see the key.
 
@@ -25,7 +24,7 @@ def tile_scores(
     if C.prescale != 1:
         b_s *= C.prescale
     if not PACKED or SCORES.bits != BF16_BITS:
-        b_s = round_point(b_s, SCORES, noise_ptr, layer, 0, head_number, rows, columns)
+        b_s = round_point(b_s, SCORES, noise, 0, rows, columns)
     if MASKED:
         seen = columns <= rows if C.causal else columns < T
         b_s = tl.where(seen, b_s, float("-inf"))

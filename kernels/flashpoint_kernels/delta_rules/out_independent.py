@@ -9,4 +9,5 @@ from flashpoint_kernels.query_rows import rows_of
 @triton.jit
 def delta(rows, D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
     """Return δ [BQ]."""
-    return tl.sum(rows.grad_out.to(tl.float32) * rows_of(rows.saved_out_ptr, rows).to(tl.float32), 1)
+    b_o = rows_of(rows.saved_out_ptr, rows)
+    return tl.sum(rows.grad_out.to(tl.float32) * b_o.to(tl.float32), 1)

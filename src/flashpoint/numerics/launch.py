@@ -17,7 +17,8 @@ from flashpoint.numerics.layout import by_token
 from flashpoint.numerics.residual import dtype_of_saved
 from flashpoint.numerics.variant import AttentionVariant, Groups
 from flashpoint_kernels.center_keys import center_keys_kernel
-from flashpoint_kernels.flash_bwd import flash_bwd_dkdv_kernel, flash_bwd_dq_kernel
+from flashpoint_kernels.flash_bwd_dkdv import flash_bwd_dkdv_kernel
+from flashpoint_kernels.flash_bwd_dq import flash_bwd_dq_kernel
 from flashpoint_kernels.flash_fwd import flash_fwd_kernel
 from flashpoint_kernels.rounding import INTERPRETED
 from flashpoint_kernels.tile_sizes import FALLBACK, GROUP_BYTES, Tiles, tiles_of
