@@ -15,8 +15,7 @@ from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.bias import Window
 from flashpoint.lab.cli import delta_tables as tables
-from flashpoint.lab.cli.options import refuse_given
-from flashpoint.lab.cli.shared_options import figure_option, tell_of_texts
+from flashpoint.lab.cli.shared_options import figure_option, refuse_given, tell_of_texts
 from flashpoint.runs.metric_table import DELTA_ERROR, ROW_SUM, DeltaErrorMetrics
 from flashpoint.runs.provenance import provenance
 from flashpoint.runs.run import Run

@@ -11,9 +11,8 @@ import click
 
 from flashpoint.cli.selection import device_named, format_option
 from flashpoint.errors import UserError, notify
-from flashpoint.lab.cli.options import refuse_given
-from flashpoint.lab.cli.shared_options import figures_option
-from flashpoint.lab.cli.words import count, each, format_of, tile, unit
+from flashpoint.lab.cli.deviation_options import count, each, format_of, tile, unit
+from flashpoint.lab.cli.shared_options import figures_option, refuse_given
 from flashpoint.lab.deviation.defaults import HEAD_SIZE, LENGTH, SEEDS
 
 if TYPE_CHECKING:

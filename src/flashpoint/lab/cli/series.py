@@ -13,7 +13,7 @@ from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.departure import Departure, departure, twins
 from flashpoint.lab.analysis.metric_series import Head, metric_series, together
-from flashpoint.lab.cli.options import refuse_given
+from flashpoint.lab.cli.shared_options import refuse_given
 from flashpoint.runs.provenance import provenance
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run

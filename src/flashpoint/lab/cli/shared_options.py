@@ -1,4 +1,4 @@
-"""Options that several verbs of the laboratory take: the control, and files of figures."""
+"""Options that several verbs of the laboratory take: the control, files of figures, and which were given."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from flashpoint.errors import UserError, nearest
 
@@ -74,3 +75,27 @@ def tell_of_texts(compared: Iterable[Sequence[Run]], what: str) -> None:
     if corpora := pooled_corpora(compared):
         told = f"rows are counted or compared over {len(corpora)} texts (corpus {', '.join(corpora)})"
         print(f"{told}, and the {what} depends on the text; name runs of one text", file=sys.stderr)
+
+
+def refuse_given(context: click.Context, told: str, names: Iterable[str]) -> None:
+    """Refuse parameters that have no effect beside others.
+
+    Args:
+        told: those others, as they were given.
+        names: the parameters' names in the command's function.
+
+    Raises:
+        click.UsageError: some were given, in whatever value; it tells which.
+    """
+    words = {one.name: _word(one) for one in context.command.params}
+    given = [word for name, word in words.items() if name in set(names) and _was_given(context, name)]
+    if given:
+        raise click.UsageError(f"{told}: takes no {' and no '.join(given)}")
+
+
+def _word(one: click.Parameter) -> str:
+    return one.opts[0] if isinstance(one, click.Option) else one.human_readable_name.strip("[].")
+
+
+def _was_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE

@@ -15,11 +15,11 @@ from flashpoint.lab.analysis.ratios import onset_ratios, pairs
 from flashpoint.lab.analysis.response import responses
 from flashpoint.lab.analysis.severity import severity
 from flashpoint.lab.analysis.survival import by_variant, grouped, settings_of, side_by_side, usual_settings
-from flashpoint.lab.cli.options import refuse_given
 from flashpoint.lab.cli.shared_options import (
     CONTROL,
     control_option,
     figure_option,
+    refuse_given,
     refuse_unknown_control,
     tell_of_texts,
 )

@@ -8,6 +8,7 @@ decimal.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,19 @@ def _depth(kind: Any) -> int:
 
 def _leaf(kind: Any) -> Any:
     return kind if not hasattr(kind, "value_type") else _leaf(kind.value_type)
+
+
+def write_data(folder: Path, name: str, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Write the columns, of strings or numbers or None, as ``name.csv`` and ``name.parquet``: what a figure draws.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    import pyarrow as pa
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.csv").open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([columns, *zip(*columns.values(), strict=True)])
+    table = pa.table(dict(columns))
+    words = [field.name for field in table.schema if pa.types.is_string(field.type)]
+    write_parquet(folder / f"{name}.parquet", table.schema, [table], words)

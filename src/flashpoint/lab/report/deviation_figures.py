@@ -13,9 +13,9 @@ from flashpoint.lab.analysis.intervals import mean_interval
 from flashpoint.lab.deviation.pairs import GOLDEN
 from flashpoint.lab.deviation.statistics import QUANTILES
 from flashpoint.lab.deviation.sweep import Measured
+from flashpoint.lab.evidence.arrow import write_data
 from flashpoint.lab.report.axes import set_log_scale
 from flashpoint.lab.report.colours import colour
-from flashpoint.lab.report.data import write_data
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

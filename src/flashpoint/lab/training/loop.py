@@ -1,4 +1,4 @@
-"""The training loop: batches in, optimiser steps, metrics, tape and chain out."""
+"""The training loop: batches in, optimiser steps, metrics, validation, tape and chain out."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flashpoint.detector import ExplosionDetector
 from flashpoint.errors import notify
+from flashpoint.lab.config import Config
 from flashpoint.lab.data.batches import gather_windows
+from flashpoint.lab.data.tokens import TokenDataset
+from flashpoint.lab.model import GPT
+from flashpoint.lab.precision import autocast
 from flashpoint.lab.probes.runner import Failed
 from flashpoint.lab.progress import progress_bar
 from flashpoint.lab.training.checkpoints import Checkpoint
 from flashpoint.lab.training.nonfinite import locate
-from flashpoint.lab.training.optimizer import learning_rate
 from flashpoint.lab.training.parts import Parts
 from flashpoint.lab.training.start import Start
-from flashpoint.lab.training.validation import validation_loss
+from flashpoint.lab.training.step import learning_rate
 from flashpoint.lab.training.writer import RunWriter
 from flashpoint.runs.metric_table import (
     CLIP_FACTOR,
@@ -286,3 +290,26 @@ class Trainer:
         if self._device.type != "cuda":
             return {}
         return {MEMORY.name: torch.cuda.max_memory_reserved(self._device) / 2**30}
+
+
+@torch.no_grad()
+def validation_loss(
+    model: GPT, tokens: TokenDataset, config: Config, device: torch.device, seed_and_step: Tensor
+) -> float:
+    """Return the mean loss, nats, over the first ``train.eval_sequences`` windows of the validation tokens.
+
+    Args:
+        seed_and_step: [2] int64, key of stochastic rounding; its count stays as it is.
+    """
+    context, batch = config.model.context, config.train.sequences
+    count = min(config.train.eval_sequences, (len(tokens.val) - 1) // context)
+    assert count >= 1, "refused before the run"
+    total = 0.0
+    for start in range(0, count, batch):
+        windows = np.arange(start, min(start + batch, count), dtype=np.uint32)
+        sequences = gather_windows(tokens.val, windows, context).to(device)
+        with autocast(device, config.train.precision):
+            # Uncompiled: a short last batch would compile once more.
+            loss = model(sequences[:, :-1], sequences[:, 1:], seed_and_step)
+        total += loss.item() * len(windows)
+    return total / count

@@ -1,4 +1,4 @@
-"""One optimiser step on the device, captured as a CUDA graph where there is a GPU."""
+"""One optimiser step on the device, captured as a CUDA graph where there is a GPU, with its AdamW and learning rate."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 
-from flashpoint.lab.config import Config
+from flashpoint.lab.config import Config, TrainConfig
 from flashpoint.lab.cuda_graph import Graphed
 from flashpoint.lab.model import GPT, Block
 from flashpoint.lab.precision import autocast, linear_dtype, loss_scale
 from flashpoint.lab.training.digests import state_checksum
-from flashpoint.lab.training.optimizer import build_optimizer
 from flashpoint.lab.training.parallel import Ranks, flattened, take_from
 from flashpoint.numerics.ops import forget_graphs
 
@@ -190,3 +189,26 @@ class OptimizerStep:
         self._optimizer.step()
         update = nn.utils.get_total_norm(torch._foreach_sub(weights, before))
         self.result.copy_(torch.stack([self._total, norm, update]))
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig, lr: Tensor) -> torch.optim.AdamW:
+    """Return AdamW in its fused form; weight decay on matrices only. ``lr`` [] float32, on the parameters' device."""
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    betas = (config.beta1, config.beta2)
+    # Capturable: a CUDA graph may hold the step.
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=config.eps, fused=True, capturable=lr.is_cuda)
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Return the learning rate: a linear warm-up, then a cosine from ``lr`` to ``min_lr_ratio · lr`` at
+    ``decay_steps``, then constant."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    decay_steps = config.decay_steps or config.steps
+    progress = min(1.0, (step - config.warmup_steps) / max(1, decay_steps - config.warmup_steps))
+    cosine = 0.5 * (1 + math.cos(math.pi * progress))
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)

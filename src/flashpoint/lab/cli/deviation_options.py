@@ -1,4 +1,4 @@
-"""Options that take several words with commas between them, and what one word may be."""
+"""Options of ``flashpoint deviation`` that take several words with commas between them, and what one may be."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from flashpoint.lab.config import TrainConfig
-from flashpoint.lab.training.optimizer import build_optimizer, learning_rate
+from flashpoint.lab.training.step import build_optimizer, learning_rate
 
 CONFIG = TrainConfig(steps=1100, warmup_steps=100, lr=2e-3, min_lr_ratio=0.1, weight_decay=0.1)
 
