@@ -12,7 +12,18 @@ from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Results, over_sequences
 from flashpoint.diagnosis.probe import results_of
 from flashpoint.drop_in import attention
-from flashpoint.watching.logged_metrics import METRICS, measures_of
+from flashpoint.watching.logged_metrics import measures_of
+
+METRICS = {
+    "delta_bias": "row_sum_relative_bias",
+    "delta_noise": "row_sum_relative_noise",
+    "tied_rows": "tied_rows",
+    "score_max": "score_max",
+    "dead_rows": "half_norm_rows",
+    "out_error": "out_deviation_rms",
+    "along_mean_key": "grad_q_error_mean_key_share",
+}
+"""Measures of a diagnosis, and the metrics that runs of earlier versions have them under."""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, _: bool, scale: float) -> Tensor:

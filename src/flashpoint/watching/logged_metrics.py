@@ -12,27 +12,21 @@ from numpy.typing import NDArray
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.input_measures import of_scores
+from flashpoint.diagnosis.measure_table import MEASURES
 from flashpoint.diagnosis.measured import by_sequence
 from flashpoint.diagnosis.measures import Measures, Results, finite_part, over_sequences
 from flashpoint.diagnosis.probe import Probed
 from flashpoint.diagnosis.result_measures import of_grad_q, of_out
 from flashpoint.diagnosis.sink import with_sink
+from flashpoint.runs.metric_table import GRAD_NORM, LOSS, W_K_NORM, W_Q_NORM
 from flashpoint.watching.arrivals import Arrivals, Number, one_number
 from flashpoint.watching.events import Handler, NumbersSeen, StepObserved
 from flashpoint.watching.notices import Notices
 from flashpoint.watching.watched_run import WatchedRun
 
-METRICS = {
-    "delta_bias": "row_sum_relative_bias",
-    "delta_noise": "row_sum_relative_noise",
-    "tied_rows": "tied_rows",
-    "score_max": "score_max",
-    "dead_rows": "half_norm_rows",
-    "out_error": "out_deviation_rms",
-    "along_mean_key": "grad_q_error_mean_key_share",
-}
-"""Measures of a diagnosis that are logged, and the names of the same quantities in this package's own runs."""
-LOGGED = frozenset(("step", "loss", "grad_norm", "w_q_spectral_norm", "w_k_spectral_norm", *METRICS.values()))
+_LOGGED_MEASURES = {measure.name: measure.logged_as.name for measure in MEASURES.values() if measure.logged_as}
+"""Measures of a diagnosis that are logged, and the metrics that they are."""
+LOGGED = frozenset(("step", LOSS.name, GRAD_NORM.name, W_Q_NORM.name, W_K_NORM.name, *_LOGGED_MEASURES.values()))
 """What a watch writes itself: a number of the loop by such a name would make the metrics file unreadable."""
 
 
@@ -42,7 +36,9 @@ def measures_of(calls: Sequence[AttentionCall]) -> dict[str, NDArray[np.float64]
     known = [with_sink(call, call.out) for call in calls]
     by_layer = [over_sequences(by_sequence(call, Results.kept(call), None, _of_heads)) for call in known]
     return {
-        METRICS[name]: torch.stack([one[name] for one in by_layer]).numpy() for name in by_layer[0] if name in METRICS
+        _LOGGED_MEASURES[name]: torch.stack([one[name] for one in by_layer]).numpy()
+        for name in by_layer[0]
+        if name in _LOGGED_MEASURES
     }
 
 

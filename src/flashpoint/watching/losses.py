@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flashpoint.detector import DetectorConfig, ExplosionDetector
 from flashpoint.early_warning import Sentinel
 from flashpoint.listeners import Metrics
+from flashpoint.runs.metric_table import GRAD_NORM, LOSS
 from flashpoint.runs.outcome import NO_LOSS, Verdict
 from flashpoint.watching.arrivals import Arrivals, Number, floats, one_number
 from flashpoint.watching.events import (
@@ -177,7 +178,7 @@ class LossRecorder:
         for (step, has_norm), loss in zip(event.steps, losses, strict=True):
             norm = next(norms) if has_norm else None
             self._judge_step(step, loss, norm)
-            lines.append((step, {"loss": loss} if norm is None else {"loss": loss, "grad_norm": norm}))
+            lines.append((step, {LOSS.name: loss} if norm is None else {LOSS.name: loss, GRAD_NORM.name: norm}))
         self._dispatcher.publish(LossesRead(last_step, self.verdict))
         if self._first is None:
             self._first = losses[0]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.runs.metric_table import W_K_NORM, W_Q_NORM
 from flashpoint.watching.events import AttentionCalled, BackwardReached, Dispatcher, ForwardStarted, Handler
 from flashpoint.watching.functions import NamedFunction
 from flashpoint.watching.interception import forget_ended, intercept
@@ -234,6 +235,6 @@ def _at_calls(numbers: Sequence[int], of: int) -> str:
 
 def _unlogged(metrics: Collection[str]) -> str:
     """Return what is not logged where these norms alone are."""
-    lacking = [of for of in ("W_Q", "W_K") if f"{of.lower()}_spectral_norm" not in metrics]
+    lacking = [matrix for matrix, norm in (("W_Q", W_Q_NORM), ("W_K", W_K_NORM)) if norm.name not in metrics]
     warning = ", and no early warning comes" if "W_Q" in lacking else ""
     return f"norms of {' and '.join(lacking)} are not logged{warning}"

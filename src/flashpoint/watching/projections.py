@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from flashpoint.early_warning import largest_eigenvalue
+from flashpoint.runs.metric_table import W_K_NORM, W_Q_NORM
 from flashpoint.watching.events import AttentionCalled
 from flashpoint.watching.interceptor import Hook, with_hooks
 
@@ -186,8 +187,7 @@ def projections_of(call: AttentionCalled, outputs: ModuleOutputs) -> Found:
 
 def by_metric(layers: list[Found]) -> dict[str, list[Projection]]:
     """Return the projections of all layers by metric; without those that one of the layers lacks."""
-    names = ("w_q_spectral_norm", "w_k_spectral_norm")
-    found = {name: [layer[part] for layer in layers] for part, name in enumerate(names)}
+    found = {metric.name: [layer[part] for layer in layers] for part, metric in enumerate((W_Q_NORM, W_K_NORM))}
     return {name: [one for one in parts if one] for name, parts in found.items() if all(parts)}
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flashpoint.early_warning import LOOKBACK, Sentinel
+from flashpoint.runs.metric_table import W_Q_NORM
 from flashpoint.watching.arrivals import Arrivals, Number
 from flashpoint.watching.events import CaptureWanted, Handler, Publish, StepEnded
 from flashpoint.watching.left_out import is_sharded
@@ -72,7 +73,7 @@ class WeightNorms:
         read = zip(event.names, event.numbers, strict=True)
         norms = {name: cast(Tensor, one).cpu().double().numpy() for name, one in read}
         self._run.log(event.step, norms)
-        if "w_q_spectral_norm" in norms and (warning := self._sentinel.update(event.step, norms["w_q_spectral_norm"])):
+        if W_Q_NORM.name in norms and (warning := self._sentinel.update(event.step, norms[W_Q_NORM.name])):
             reason = (
                 f"W_Q of layer {warning.layer}, head {warning.head} has grown ×{warning.growth:.1f} in {LOOKBACK} "
                 f"steps, to {warning.norm:.1f}: an explosion may follow"
