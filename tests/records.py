@@ -11,7 +11,6 @@ from typing import Any
 from click.testing import CliRunner
 
 from flashpoint.cli.main import main
-from flashpoint.lab.analysis.survival import SETTINGS
 from flashpoint.lab.config import Config
 
 MANIFEST: Mapping[str, Any] = {
@@ -28,11 +27,6 @@ _SETTINGS = {
     "detector": {"window": 1, "margin": 1.0, "hold_steps": 1},
 }
 """In which made-up runs are not as the defaults."""
-
-
-def settings(section: str, value: float) -> dict[str, float]:
-    """Every setting of a section that makes an experiment, at this value."""
-    return {key.partition(".")[2]: value for key in SETTINGS if key.startswith(f"{section}.")}
 
 
 def write_run(

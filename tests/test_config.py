@@ -21,15 +21,24 @@ from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.lab.training.needs import capacity
 from flashpoint.numerics.choices import DeltaError, Rounding
 from flashpoint.numerics.variant import REMOVED_CHOICES, AttentionVariant
+from flashpoint.runs import migrations
+from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 from tests.composed import CONFIGS, composed, composed_values
 from tests.conftest import REPOSITORY
 
+
+def stored_config(run: Run) -> dict[str, Any]:
+    text = run.folder.config.read_text() if run.folder else run.stored.row["config"]  # type: ignore[attr-defined]
+    values: dict[str, Any] = json.loads(text)
+    return values
+
+
 # One run of each attention that was ever recorded.
 RECORDED = {
-    json.dumps(run.config["attn"]): name
+    json.dumps(migrations.config_as_kept(stored_config(run))["attn"]): run
     for runs in Evidence(REPOSITORY / "runs/reference").experiments.values()
-    for name, run in runs.items()
+    for run in runs.values()
 }
 
 
@@ -84,10 +93,10 @@ def test_the_gpu_default_is_the_setting_in_which_the_explosion_was_seen() -> Non
     config = composed("experiment=ignite")
     assert config.model == ModelConfig(n_layer=6, n_head=4, d_model=256, context=2048, vocab_size=8192)
     settings = open_run("ignite-h200:flash_bf16_seed-1", REPOSITORY / "runs").config
-    assert config.model == ModelConfig(**settings["model"])
+    assert config.model == settings.model
     fields = ("batch_size", "lr", "warmup_steps", "min_lr_ratio", "beta1", "beta2", "eps", "weight_decay", "grad_clip")
     for field in fields:
-        assert getattr(config.train, field) == settings["train"][field], field
+        assert getattr(config.train, field) == getattr(settings.train, field), field
 
 
 @pytest.mark.parametrize("experiment", ["laptop", "ignite"])
@@ -144,10 +153,10 @@ def test_an_injected_error_is_keys_of_a_group_and_tells_itself() -> None:
         composed("attn.delta_error.kind=drift")
 
 
-@pytest.mark.parametrize("text", RECORDED, ids=RECORDED.get)
-def test_the_attention_of_older_runs_still_builds(text: str) -> None:
+@pytest.mark.parametrize(("text", "run"), RECORDED.items(), ids=[run.name for run in RECORDED.values()])
+def test_the_attention_of_older_runs_still_builds(text: str, run: Run) -> None:
     recorded = json.loads(text)
-    choices = json.loads(json.dumps(AttentionVariant.from_dict(recorded).to_dict()))
+    choices = json.loads(json.dumps(run.attention.to_dict()))
     assert _of_names_in(recorded, choices) == recorded
 
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flashpoint.detector import DetectorConfig, ExplosionDetector
+from flashpoint.detector import ExplosionDetector
 from flashpoint.errors import UserError
 from flashpoint.lab.data.batches import BatchOrder
 from flashpoint.lab.data.tape import TapeHeader, TapeWriter
 from flashpoint.lab.evidence.archive import index_of
 from flashpoint.lab.evidence.tables import Evidence, InTables
+from flashpoint.lab.stored_config import trained_config
+from flashpoint.runs import migrations
 from flashpoint.runs.chain import first_difference, steps_of_both
 from flashpoint.runs.metrics import Series
 from flashpoint.runs.run import Run
@@ -80,7 +82,9 @@ def test_every_run_of_the_tables_is_whole() -> None:
     """Every configuration, series and digest chain can be read, and all that is said to be there is."""
     for row in EVIDENCE.rows:
         run = EVIDENCE.experiments[row["experiment"]][row["name"]]
-        assert run.attention.name == run.config["attn"]["name"]
+        stored = migrations.config_as_kept(json.loads(row["config"]))
+        assert run.attention.name == stored["attn"]["name"]
+        assert (run.seed, run.batch_size) == (stored["seed"], stored["train"]["batch_size"])
         if row["digits"] is None:
             with pytest.raises(UserError, match="kept without metrics"):
                 run.columns  # noqa: B018
@@ -149,8 +153,8 @@ def test_the_batches_of_a_run_follow_from_its_seed(tmp_path: Path, name: str) ->
     run = kept(name)
     assert isinstance(run.stored, InTables)
     data = json.loads(run.stored.row["manifest"])["data"]
-    context, size = run.config["model"]["context"], run.config["train"]["batch_size"]
-    sequences = run.config["train"]["micro_batch_size"] or size
+    context, size = run.shape.context, run.batch_size
+    sequences = trained_config(run).train.sequences
     n_tokens = data["files"]["train"]["tokens"]
     header = TapeHeader(
         data_fingerprint=data["fingerprint"],
@@ -159,7 +163,7 @@ def test_the_batches_of_a_run_follow_from_its_seed(tmp_path: Path, name: str) ->
         micro_batches=size // sequences,
         ranks=1,
         sequences=sequences,
-        seed=run.config["seed"],
+        seed=run.seed,
         initial_weights=run.manifest.initial_weights,
     )
     tape, order = TapeWriter(tmp_path / "tape.bin", header), BatchOrder(n_tokens, context, header.shape, header.seed)
@@ -184,7 +188,7 @@ def _by_step(series: Series) -> dict[int, float]:
 @pytest.mark.parametrize("name", ["default-h200:explosion", "ranks-h200:ranks"])
 def test_a_verdict_follows_from_the_digest_chain(name: str) -> None:
     run = kept(name)
-    detector = ExplosionDetector(DetectorConfig(**run.config["detector"]))
+    detector = ExplosionDetector(trained_config(run).detector)
     assert len(run.chain.records) == run.chain.steps  # of these two runs each step is kept
     losses, norms = (run.chain.records[part].view(np.float32).tolist() for part in ("loss", "grad_norm"))
     for step, (loss, norm) in enumerate(zip(losses, norms, strict=True)):

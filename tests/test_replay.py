@@ -31,7 +31,7 @@ def recorded(run: RunFolder) -> dict[str, Any]:
     tape = TapeWriter(run.tape, header)
     tape.append(np.zeros(header.shape, np.uint32))
     tape.close()
-    return run.read_config()
+    return run.read_config().to_dict()
 
 
 def resumed(run: RunFolder, *overrides: str) -> dict[str, Any]:

@@ -204,7 +204,7 @@ def test_without_an_index_a_run_records_the_text_that_it_took_instead(train: Com
     result = train(*own, *choices, tiny=False, env=offline)
     digest = outcome_of(result)[5]
     assert "data=python_corpus" in result.stderr
-    assert RunFolder(tmp_path / "runs/offline").read_config()["data"]["source"] == "python_corpus"
+    assert json.loads(RunFolder(tmp_path / "runs/offline").config.read_text())["data"]["source"] == "python_corpus"
     assert outcome_of(train("replay=offline", tiny=False, env=offline))[5] == digest
 
 

@@ -127,7 +127,7 @@ def sentinel_of(run: Run, before: int | None = None) -> Sentinel:
         UserError: the run has not measured them.
     """
     steps, norms = run.measured_by_head(W_Q_NORM.name)
-    sentinel = Sentinel(run.config["train"]["warmup_steps"])
+    sentinel = Sentinel(run.config.train.warmup_steps)
     for step, norms_then in zip(steps, np.moveaxis(norms, -1, 0), strict=True):
         if before is None or step < before:
             sentinel.update(int(step), norms_then)

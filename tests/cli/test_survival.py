@@ -79,9 +79,9 @@ def test_choices_without_an_effect_split_no_group(tmp_path: Path) -> None:
 
 def test_other_definitions_of_the_onset_are_another_experiment(tmp_path: Path) -> None:
     attn = {"name": "flash_bf16"}
-    runs = [write_run(tmp_path / str(m), attn, seed=m, onset=50, detector={"margin": m}) for m in (1, 2)]
-    assert call("survival", *runs).stdout.splitlines()[1] == "unless a row says otherwise: detector.margin=1"
-    assert [row["setting"] for row in values("survival", *runs)] == ["", "detector.margin=2"]
+    runs = [write_run(tmp_path / str(m), attn, seed=int(m), onset=50, detector={"margin": m}) for m in (1.5, 2.5)]
+    assert call("survival", *runs).stdout.splitlines()[1] == "unless a row says otherwise: detector.margin=1.5"
+    assert [row["setting"] for row in values("survival", *runs)] == ["", "detector.margin=2.5"]
 
 
 def test_a_control_that_several_rows_are_is_to_be_named(tmp_path: Path) -> None:

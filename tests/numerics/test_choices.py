@@ -1,6 +1,5 @@
 """A rounding as one value: what it refuses, and how records that are older than it read."""
 
-import dataclasses
 import json
 from typing import Any
 
@@ -11,14 +10,8 @@ from flashpoint.numerics.effective import effective_choices
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint_kernels.codes import BLOCK_UNIT, STREAM_UNIT, Stream
 
+
 # The attention of runs/reference/laptop/flash_bf16_seed-0, as it was written then.
-OLDER: dict[str, Any] = {
-    "name": "flash_bf16", "kernel": "flash", "scores": "nearest", "scores_bits": 7, "probs": "nearest", "probs_bits": 7,
-    "out_unnormalized": "nearest", "out_unnormalized_bits": 1, "out_unnormalized_when": "final", "out": "nearest",
-    "out_bits": 7, "grad_scores": "nearest", "grad_scores_bits": 7, "shift": "rowmax",
-}  # fmt: skip
-
-
 def test_the_defaults_are_flash_attention_2s() -> None:
     variant = AttentionVariant()
     assert (variant.scores, variant.out_unnormalized) == (UNROUNDED, UNROUNDED)
@@ -50,16 +43,6 @@ def test_a_rounding_that_cannot_be_is_refused_by_name(fields: dict[str, Any], to
 def test_parts_that_are_left_out_are_the_defaults() -> None:
     variant = AttentionVariant.from_dict({"probs": {"bits": 3}, "scores": {"mode": "nearest"}})
     assert (variant.probs, variant.scores) == (Rounding("nearest", 3), NEAREST)
-
-
-def test_records_with_two_fields_a_rounding_stay_readable() -> None:
-    expected = AttentionVariant(name="flash_bf16", scores=NEAREST, out_unnormalized=Rounding("nearest", 1))
-    assert AttentionVariant.from_dict(OLDER) == expected
-    nested = {**OLDER, "layers": [1], "elsewhere": {**OLDER, "name": "other", "scores_bits": 3}}
-    elsewhere = AttentionVariant.from_dict(nested).elsewhere
-    assert elsewhere == dataclasses.replace(expected, name="other", scores=Rounding("nearest", 3))
-    without_bits = {name: value for name, value in OLDER.items() if not name.endswith("_bits")}
-    assert AttentionVariant.from_dict(without_bits).out_unnormalized == NEAREST
 
 
 def test_records_with_a_choice_that_is_gone_stay_readable_where_they_did_not_make_it() -> None:

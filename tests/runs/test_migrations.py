@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,11 @@ import pytest
 from pydantic import ValidationError
 
 from flashpoint.errors import UserError
+from flashpoint.lab.config import Config
+from flashpoint.lab.stored_config import config_to_repeat
+from flashpoint.numerics.choices import NEAREST, Rounding
+from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.runs import migrations
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import Environment, Resumption
 from flashpoint.runs.run import Run
@@ -47,6 +53,14 @@ WATCHED = {
     "watched": True,
 }
 """Those of a watched loop before it told its first step."""
+SHAPE = {"n_layer": 2, "n_head": 4, "d_model": 32, "context": 16}
+
+OLDER: dict[str, Any] = {
+    "name": "flash_bf16", "kernel": "flash", "scores": "nearest", "scores_bits": 7, "probs": "nearest", "probs_bits": 7,
+    "out_unnormalized": "nearest", "out_unnormalized_bits": 1, "out_unnormalized_when": "final", "out": "nearest",
+    "out_bits": 7, "grad_scores": "nearest", "grad_scores_bits": 7, "shift": "rowmax",
+}  # fmt: skip
+"""An attention of a version that had a mode and its bits in two keys."""
 
 
 def folder_with(tmp_path: Path, **files: Mapping[str, Any]) -> RunFolder:
@@ -111,6 +125,84 @@ def test_what_a_resumption_adds_is_all_that_changes_in_a_manifest(tmp_path: Path
     assert list(changed.items()) == list(stored.items())
 
 
+def attention(stored: dict[str, Any]) -> AttentionVariant:
+    return AttentionVariant.from_dict(migrations.config({"attn": stored})["attn"])
+
+
+def test_records_with_two_fields_a_rounding_stay_readable() -> None:
+    expected = AttentionVariant(name="flash_bf16", scores=NEAREST, out_unnormalized=Rounding("nearest", 1))
+    assert attention(OLDER) == expected
+    nested = {**OLDER, "layers": [1], "elsewhere": {**OLDER, "name": "other", "scores_bits": 3}}
+    elsewhere = attention(nested).elsewhere
+    assert elsewhere == dataclasses.replace(expected, name="other", scores=Rounding("nearest", 3))
+    without_bits = {name: value for name, value in OLDER.items() if not name.endswith("_bits")}
+    assert attention(without_bits).out_unnormalized == NEAREST
+
+
+CONFIG = {name: value for name, value in Config(seed=5).to_dict().items() if name != "allow_world_size_change"}
+NO_LATER = {
+    "checkpoints": None, "probes": None, "model": {"init_seed", "init_ulps"},
+    "train": {"checksum_interval", "precision", "order_seed", "deterministic"},
+}  # fmt: skip
+"""Sections, and keys of sections, that the first version did not have."""
+
+
+def first_version() -> dict[str, Any]:
+    values = {name: value for name, value in CONFIG.items() if NO_LATER.get(name, "") is not None}
+    for name in ("model", "train"):
+        values[name] = {key: value for key, value in values[name].items() if key not in NO_LATER[name]}
+    return {**values, "attn": OLDER}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, {"probes.weights_interval": 50, "train.precision": "bf16", "checkpoints.interval": 500}),
+        ({"probes": {"w_q_interval": 7, "attention": ["ties"]}}, {"probes.weights_interval": 7}),
+        ({"probes": {"attention": ["ties", "an_older_one"]}}, {"probes.attention": ("ties", "an_older_one")}),
+        ({"checkpoints": {"interval": 5, "budget_gib": 1}}, {"checkpoints.interval": 5, "checkpoints.budget_gib": 1.0}),
+    ],
+)
+def test_a_configuration_of_every_generation_has_the_settings_of_today(
+    tmp_path: Path, change: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    folder = folder_with(tmp_path, config={**first_version(), **change})
+    config = folder.read_config()
+    assert isinstance(config, Config)
+    assert {key: attrgetter(key)(config) for key in expected} == expected
+    assert config.attn == attention(OLDER)
+    untouched = ("model", "train", "detector", "data", "tracking")
+    assert [getattr(config, name) for name in untouched] == [getattr(Config(), name) for name in untouched]
+    assert config.seed == 5
+
+
+def test_a_setting_of_a_newer_version_is_passed_over_but_not_in_a_repetition(tmp_path: Path) -> None:
+    train = {**CONFIG["train"], "later": 1}
+    folder = folder_with(tmp_path, config={**CONFIG, "train": train})
+    assert folder.read_config() == Config(seed=5)
+    with pytest.raises(UserError, match=r"^train\.later: no such key"):
+        config_to_repeat(folder.config)
+
+
+@pytest.mark.parametrize(
+    ("stored", "name", "shape", "steps"),
+    [
+        ({"attn": {"name": "sdpa"}, "model": SHAPE, "train": {}}, "sdpa", SHAPE, None),
+        ({"train": {"steps": 9, "warmup_steps": 3}}, "unknown", None, 9),
+        # The first versions had the defaults of the trainer there.
+        ({**first_version(), "attn": {"name": "unknown"}}, "unknown", None, 20_000),
+    ],
+)
+def test_what_is_known_of_a_loop_of_every_generation(
+    tmp_path: Path, stored: dict[str, Any], name: str, shape: object, steps: int | None
+) -> None:
+    detector = {"window": 100, "margin": 0.3, "hold_steps": 50}
+    config = folder_with(tmp_path, manifest=WATCHED, config={"detector": detector, **stored}).read_config()
+    assert (config.seed, config.attn.name, config.train.steps) == (None, name, steps)
+    assert config.train.batch_size is None
+    assert config.to_dict().get("model") == shape
+
+
 def _manifest(run: Run) -> None:
     run.manifest.hardware = "another"  # type: ignore[misc]
 
@@ -123,7 +215,11 @@ def _outcome(run: Run) -> None:
     run.outcome.step = 3  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("change", [_manifest, _environment, _outcome])
+def _config(run: Run) -> None:
+    run.config.train.steps = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("change", [_manifest, _environment, _outcome, _config])
 def test_a_record_that_was_read_cannot_be_changed(tmp_path: Path, change: Callable[[Run], None]) -> None:
     run = Run.of_folder(folder_with(tmp_path))
     with pytest.raises((ValidationError, dataclasses.FrozenInstanceError)):

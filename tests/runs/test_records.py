@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError
+from flashpoint.lab.config import Config, ProbesConfig
 from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import ProbeOff
@@ -110,8 +111,8 @@ def test_keys_of_newer_and_of_older_versions_are_read(tmp_path: Path) -> None:
         change(folder.config, key, GONE)
     change(folder.config, "attn", {**ATTN, "probs": "nearest", "probs_bits": 5})  # as earlier versions stored it
     run = Run.of_folder(folder)
-    assert run.config["later"] == {"a": [1]}
-    assert (run.config["probes"], run.attention.probs.bits) == ({}, 5)
+    assert isinstance(run.config, Config)
+    assert (run.config.probes, run.config.train.precision, run.attention.probs.bits) == (ProbesConfig(), "bf16", 5)
     assert run.manifest.parameters == 1000
     folder.note_probe_off(ProbeOff(probe="own.py:P", step=4, error="ValueError"))
     assert json.loads(folder.manifest.read_text())["later"] == {"a": [1]}  # what is not known is not lost

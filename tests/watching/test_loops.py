@@ -42,7 +42,7 @@ def test_parts_of_a_model_may_be_called_one_by_one(tmp_path: Path) -> None:
 
     expected: list[Any] = []
     run = loop(tmp_path, step=step, steps=1)
-    assert run.config["model"]["n_layer"] == 2
+    assert run.shape.n_layer == 2
     np.testing.assert_allclose(run.columns["w_q_spectral_norm"][1][..., 0], expected, rtol=1e-3)
 
 
@@ -95,7 +95,7 @@ def test_layers_of_several_lengths_are_measured_and_cross_attention_is_left_out_
             return self.second(self.second(x), memory)
 
     run = loop(tmp_path, Crossed())
-    assert run.config["model"]["n_layer"] == 2
+    assert run.shape.n_layer == 2
     assert run.columns["row_sum_relative_bias"][0].tolist() == [0, 1, 2, 3]
     assert capsys.readouterr().err.count("two lengths") == 1
 
@@ -240,6 +240,6 @@ def test_two_models_of_one_loop_are_watched_in_turn(tmp_path: Path) -> None:
     for name in ("one", "other"):  # an observation that finds the other one under way comes some steps later
         run = open_run(name, tmp_path)
         assert len(run.columns["row_sum_relative_bias"][0]) >= 2
-        assert run.config["model"]["n_layer"] == 2
+        assert run.shape.n_layer == 2
     assert not torch.overrides._get_current_function_mode_stack()
     assert not any(module._forward_hooks or module._forward_pre_hooks for model in models for module in model.modules())

@@ -66,7 +66,7 @@ def test_layers_in_reentrant_checkpoints_are_left_out_aloud_beside_others(
         watched.step(loss)
 
     run = loop(tmp_path, Half(), step)
-    assert run.config["model"]["n_layer"] == 1
+    assert run.shape.n_layer == 1
     assert capsys.readouterr().err.count("use_reentrant=False") == 1
     assert ["use_reentrant=False" in reason for reason in run.manifest.not_recorded] == [True]
 
@@ -177,7 +177,7 @@ def test_a_pass_whose_backward_pass_failed_is_not_taken_for_the_steps(
         watched.step(loss)
 
     run = loop(tmp_path, Fallible(), step, steps=2)
-    assert run.config["model"]["n_layer"] == 2
+    assert run.shape.n_layer == 2
     calls = read_calls(tmp_path / "own")
     assert [(call.layer, call.q.shape[0]) for call in calls] == [(1, 3), (2, 3)]
     for call in calls:
@@ -199,7 +199,7 @@ def test_after_an_interrupt_inside_the_model_another_model_is_not_taken_for_it(t
 
     Failing.error, other = None, Pair()
     run = loop(tmp_path, Fallible(), step, steps=2)
-    assert run.config["model"]["n_layer"] == 2
+    assert run.shape.n_layer == 2
     assert run.columns["row_sum_relative_bias"][1].shape == (2, 4, 2)
 
 

@@ -141,7 +141,7 @@ def test_an_attention_and_a_batch_that_are_shared_ask_the_other_process_for_noth
     told = capsys.readouterr().err
     assert told.count("DTensors, of which each process holds a part") == 1
     assert "failed" not in told
-    assert run.config["model"]["n_layer"] == 2
+    assert run.shape.n_layer == 2
     kept = torch.load(tmp_path / "own/captures/step-0000000/batch.pt")
     assert torch.equal(kept, batches[0])
     loop(tmp_path / "whole", step=lambda model, number, watched: plain_with(model, batches[number], watched))

@@ -65,7 +65,7 @@ def loop(
 def test_a_watched_loop_is_a_run(tmp_path: Path) -> None:
     model = Net()
     run = loop(model, tmp_path, interval=3, weights_interval=6, log_interval=2)
-    assert (run.verdict, run.title, run.config["model"]["n_layer"]) == ("stable to 6", "sdpa", 2)
+    assert (run.verdict, run.title, run.shape.n_layer) == ("stable to 6", "sdpa", 2)
     assert run.columns["loss"][0].tolist() == list(range(6))
     assert run.columns["grad_norm"][0].tolist() == [1, 3, 5]
     assert run.columns["row_sum_relative_bias"][0].tolist() == [0, 2, 5]
@@ -189,7 +189,7 @@ def test_pytorchs_multi_head_attention_is_found_with_its_matrices(tmp_path: Path
 
     expected: list[Any] = []
     run = loop(model, tmp_path, steps=2, at=at, weights_interval=2)
-    assert (run.title, run.config["model"]["n_head"]) == ("sdpa", 4)
+    assert (run.title, run.shape.n_head) == ("sdpa", 4)
     for name, norms in zip(("w_q_spectral_norm", "w_k_spectral_norm"), expected, strict=True):
         np.testing.assert_allclose(run.columns[name][1][0, :, 0], norms, rtol=1e-3)
 

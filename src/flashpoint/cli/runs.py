@@ -28,7 +28,7 @@ def outcomes(runs: Sequence[Run]) -> Table:
     """
     told: dict[str, Callable[[Run], object]] = {
         "attention": lambda run: code(run.title),
-        "seed": lambda run: run.config.get("seed"),
+        "seed": lambda run: run.config.seed,
         "hardware": lambda run: run.manifest.hardware,
     }
     known = [run for run, _ in answered(runs, lambda run: (run.title, run.config, run.manifest))]
@@ -73,18 +73,18 @@ def rates(runs: Sequence[Run]) -> Table:
     columns = ["run", "attention", "model", "tokens/s", "quartiles", "readings", "hardware", "torch", "seed", "day"]
     rows, names = [], _names(runs)
     for run, found in answered(runs, throughput):
-        model, manifest = run.config.get("model"), run.manifest
+        model, manifest = run.config.model, run.manifest
         rows.append(
             [
                 names[run.where],
                 code(run.title),
-                f"{model['n_layer']} × {model['d_model']}, T {model['context']}" if model else None,
+                f"{model.n_layer} × {model.d_model}, T {model.context}" if model else None,
                 number(found.median, ",.0f"),
                 Cell({"low": found.low, "high": found.high}, f"{found.low:,.0f} to {found.high:,.0f}"),
                 found.readings,
                 manifest.hardware,
                 manifest.environment.torch,
-                run.config.get("seed"),
+                run.config.seed,
                 manifest.day,
             ]
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 
 from flashpoint.detector import DetectorConfig
 from flashpoint.errors import UserError
+from flashpoint.files import CONFIGS
 from flashpoint.lab.config import CheckpointsConfig, Config, DataConfig, ModelConfig, ProbesConfig, TrainConfig
 from flashpoint.lab.surroundings import HardwareConfig, TrackingConfig
 from flashpoint.numerics.named import resolved
@@ -67,6 +69,29 @@ def hydra_schema() -> type:
     hardware = structured_config(HardwareConfig)
     beside = [("hardware", hardware, field(default_factory=hardware)), ("help", str | None, None)]
     return dataclasses.make_dataclass("Composed", beside, bases=(structured_config(Config),))
+
+
+def changed(config: Config, changes: Mapping[str, Any]) -> Config:
+    """Return a configuration with other values of some keys, ``train.steps``; a whole section is a key, too.
+
+    Raises:
+        UserError: as of :func:`build_config`.
+    """
+    values = config.to_dict()
+    for key, value in changes.items():
+        put(values, key, value)
+    return build_config(values, CONFIGS / "attn")
+
+
+def value_at(values: dict[str, Any], key: str) -> Any:
+    """Return what composed values have at a dotted key."""
+    return functools.reduce(operator.getitem, key.split("."), values)
+
+
+def put(values: dict[str, Any], key: str, value: object) -> None:
+    """Set a dotted key of composed values."""
+    section, _, last = key.rpartition(".")
+    (value_at(values, section) if section else values)[last] = value
 
 
 def build_config(values: dict[str, Any], variants_dir: Path) -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,10 +10,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from flashpoint.errors import UserError
 from flashpoint.field_types import FromTape
-from flashpoint.lab.build_config import keys
+from flashpoint.lab.build_config import keys, put, value_at
 from flashpoint.lab.data.tape import Tape
+from flashpoint.lab.stored_config import config_to_repeat
 from flashpoint.numerics.variant import ROUNDING_POINTS
-from flashpoint.runs.configuration import attention_of
 from flashpoint.runs.folder import RunFolder
 
 _FIXED = {
@@ -40,25 +41,23 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
     if composed["resume"] is not None:
         raise UserError(f"resume={composed['resume']} and replay={composed['replay']}: give one of the two")
     original = RunFolder.open(composed["replay"], composed["runs_dir"])
-    values = original.read_config()
-    attention = attention_of(values)
-    values["attn"] = attention.to_dict()  # the fields of today
+    config = config_to_repeat(original.config)
+    values = config.to_dict()
     keys = _named(overrides)
     for key in keys:
         for fixed, reason in _FIXED.items():
             if key == fixed or (key.startswith(f"{fixed}.") and key != "data.root"):  # where, and not what
                 raise UserError(f"{key} contradicts replay={composed['replay']}: {reason}; drop one of the two")
-    values["train"]["steps"] = _recorded_steps(original)
+    put(values, "train.steps", _recorded_steps(original))
     for name in _NOT_INHERITED:
         values[name] = composed[name]
-    values["probes"]["weights_against"] = None  # the original's twin differs from the original in one thing
+    put(values, "probes.weights_against", None)  # the original's twin differs from the original in one thing
     # Another attention keeps the formats in which the original was coarse: they belong to its experiment.
     for key in keys:
         _take(key, composed, values)
         if key == "attn":
-            chosen = values["attn"]
-            formats = {point: {**chosen[point], "bits": getattr(attention, point).bits} for point in ROUNDING_POINTS}
-            values["attn"] = {**chosen, **formats}
+            for point in ROUNDING_POINTS:
+                put(values, f"attn.{point}.bits", getattr(config.attn, point).bits)
     return values
 
 
@@ -80,7 +79,7 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
         )
     if folder.watched:
         raise UserError(f"resume={composed['resume']}: a watched run; the loop that made it alone goes on with it")
-    values = folder.read_config()
+    values = config_to_repeat(folder.config).to_dict()
     keys = _named(overrides)
     for key in keys:
         if key not in _OF_A_RESUMPTION and key.split(".")[0] not in ("tracking", "checkpoints"):
@@ -92,7 +91,7 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
         _take(key, composed, values)
     if folder.outcome.is_file():
         outcome = folder.read_outcome()
-        ended = outcome.outcome != "stable" or outcome.step >= values["train"]["steps"]
+        ended = outcome.outcome != "stable" or outcome.step >= value_at(values, "train.steps")
         if ended and not outcome.interrupted:
             raise UserError(
                 f"resume={composed['resume']}: the run is complete ({outcome.outcome} at step {outcome.step:,}); "
@@ -120,11 +119,9 @@ def _named(overrides: list[str]) -> list[str]:
 
 def _take(key: str, composed: dict[str, Any], values: dict[str, Any]) -> None:
     """Set one key, or a whole group, to what was composed."""
-    *parents, last = key.split(".")
-    for parent in parents:
-        composed, values = composed[parent], values.setdefault(parent, {})  # older than the choice, maybe
-    if last in composed:
-        values[last] = composed[last]
+    section, _, last = key.rpartition(".")
+    if last in (value_at(composed, section) if section else composed):
+        put(values, key, copy.deepcopy(value_at(composed, key)))
 
 
 def _recorded_steps(original: RunFolder) -> int:

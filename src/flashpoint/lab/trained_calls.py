@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,12 +9,12 @@ import torch
 
 from flashpoint.diagnosis.call import AttentionCall, joined
 from flashpoint.errors import UserError, notify
-from flashpoint.files import CONFIGS
-from flashpoint.lab.build_config import build_config
+from flashpoint.lab.build_config import changed
 from flashpoint.lab.config import Config
 from flashpoint.lab.data.batches import gather_windows
 from flashpoint.lab.data.tape import Tape
 from flashpoint.lab.probes.instrumented import InstrumentedPass
+from flashpoint.lab.stored_config import config_to_repeat
 from flashpoint.lab.training.checkpoints import verified
 from flashpoint.lab.training.parallel import Ranks
 from flashpoint.lab.training.parts import build
@@ -116,12 +115,10 @@ def _calls(step: OptimizerStep, config: Config, sequences: torch.Tensor, number:
 
 
 def _replaying(folder: RunFolder, step: int, attention: AttentionVariant | None) -> Config:
-    values = folder.read_config()
-    values["probes"] = {**values["probes"], "attention": [], "weights_against": None}
-    values["checkpoints"] = {**values["checkpoints"], "interval": 0}
-    values["train"] = {**values["train"], "compile": False, "device": "auto", "threads": None}
+    changes: dict[str, object] = {"probes.attention": (), "probes.weights_against": None, "checkpoints.interval": 0}
+    changes |= {"train.compile": False, "train.device": "auto", "train.threads": None}
     if attention is not None:
-        values["attn"] = attention.to_dict()
-        values["train"]["deterministic"] = attention.kernel == "flash" or PRODUCTION[attention.kernel].deterministic
-    config = build_config(values, CONFIGS / "attn")
-    return dataclasses.replace(config, replay=str(folder.path), from_step=step, resume=None)
+        deterministic = attention.kernel == "flash" or PRODUCTION[attention.kernel].deterministic
+        changes |= {"attn": attention.to_dict(), "train.deterministic": deterministic}
+    changes |= {"replay": str(folder.path), "from_step": step, "resume": None}
+    return changed(config_to_repeat(folder.config), changes)

@@ -83,16 +83,13 @@ class ResidualFormat:
 def take_rounding(fields: dict[str, Any], point: str, default: Rounding) -> Rounding:
     """Take a rounding point out of stored fields. A part that the fields leave out is that of ``default``.
 
-    Older runs have the mode in the field of the point's name, and the bits in another field, such as
-    ``scores_bits``.
+    A mode alone, as text, is a rounding of that mode.
 
     Raises:
         ValueError: naming the point and the part that has a value outside its range.
     """
-    given, older_bits = fields.pop(point, {}), fields.pop(f"{point}_bits", None)
+    given = fields.pop(point, {})
     parts = {"mode": given} if isinstance(given, str) else dict(given)
-    if older_bits is not None:
-        parts["bits"] = older_bits
     try:
         return dataclasses.replace(default, **parts)
     except ValueError as error:

@@ -1,126 +1,142 @@
-"""What ``config.json`` holds: of somebody's own loop what is known of it, and what stored names mean today."""
+"""What ``config.json`` tells of every run, whoever trained it, and what a watch knows of somebody's own loop.
+
+A run of ``flashpoint train`` tells all its settings (:mod:`flashpoint.lab.stored_config`).
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pydantic import Field
-
-from flashpoint.errors import UserError
 from flashpoint.field_types import Count
+from flashpoint.runs import migrations
+from flashpoint.schema import Kind, Step, read_record
 
 if TYPE_CHECKING:
     from flashpoint.numerics.variant import AttentionVariant
-from flashpoint.schema import Kind, Step
 
 
-def as_of_today(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored configuration with all sections and with today's name of its attention."""
-    return {**with_all_sections(config), "attn": _named_as_today(config["attn"])}
+class Shape(Protocol):
+    """Of the model: layers, heads of a layer, width, and tokens of a sequence."""
+
+    @property
+    def n_layer(self) -> int: ...
+    @property
+    def n_head(self) -> int: ...
+    @property
+    def d_model(self) -> int: ...
+    @property
+    def context(self) -> int: ...
 
 
-def with_all_sections(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored configuration in which sections that are younger than the run are empty."""
-    return {"probes": {}, "checkpoints": {}, **config}
+class Training(Protocol):
+    """Steps to run, those of the warm-up, and sequences a step. None is what a loop did not tell."""
+
+    @property
+    def steps(self) -> int | None: ...
+    @property
+    def warmup_steps(self) -> int: ...
+    @property
+    def batch_size(self) -> int | None: ...
 
 
-def _named_as_today(attn: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored attention with today's name.
+class Criterion(Protocol):
+    """When a run counts as exploded (:class:`flashpoint.detector.ExplosionDetector`)."""
 
-    ``flash_fixed`` was Algorithm 1, then Algorithm 1 with exact row sums, before it became a δ of O in two parts. What
-    is called so today has that δ, or its name tells another one, as ``flash_fixed delta=p_dp`` does.
-    """
-    name, space, differing = attn["name"].partition(" ")
-    if name == "flash_fp32_delta_split":
-        name = "flash_fixed"
-    elif name == "flash_fixed" and attn.get("delta") != "out_fp32" and "delta=" not in differing:
-        name = "flash_fixed_paper" + (" exact_row_sum=True" if attn.get("exact_row_sum") else "")
-    return {**attn, "name": f"{name}{space}{differing}"}
+    @property
+    def window(self) -> int: ...
+    @property
+    def margin(self) -> float: ...
+    @property
+    def hold_steps(self) -> int: ...
 
 
-def attention_of(config: Mapping[str, Any]) -> AttentionVariant:
-    """Return the attention of a stored configuration; a choice that is younger than the run has its default.
+class RunConfig(Protocol):
+    """The settings that readers of any run ask for. None is what somebody's own loop did not tell."""
 
-    Raises:
-        ValueError: a choice has a value outside its range, or two contradict each other.
-    """
-    return _variant(json.dumps(config["attn"], sort_keys=True))
+    @property
+    def seed(self) -> int | None: ...
+    @property
+    def attn(self) -> AttentionVariant: ...
+    @property
+    def model(self) -> Shape | None: ...
+    @property
+    def train(self) -> Training: ...
+    @property
+    def detector(self) -> Criterion: ...
 
-
-@lru_cache(maxsize=1024)  # many runs, few attentions
-def _variant(text: str) -> AttentionVariant:
-    from flashpoint.numerics.variant import AttentionVariant  # a loop that is watched does without
-
-    return AttentionVariant.from_dict(json.loads(text))
-
-
-_UNSEEN = "unknown"
-"""The name of an attention that no step has shown."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        ...
 
 
 class _Attention(Kind):
-    name: str = _UNSEEN
+    name: str
 
 
-class _Shape(Kind):
+class WatchedShape(Kind):
+    """Attentions of a forward pass, their heads, width of all heads, and tokens of a sequence, as first seen."""
+
     n_layer: Count
     n_head: Count
     d_model: Count
     context: Count
 
 
-class _Training(Kind):
-    steps: Step | None = None
-    warmup_steps: Step = 0
+class WatchedTraining(Kind):
+    """What ``watch`` was given."""
+
+    steps: Step | None
+    warmup_steps: Step
+
+    @property
+    def batch_size(self) -> None:
+        """A loop does not tell it."""
 
 
-class _Criterion(Kind):
+class WatchedCriterion(Kind):
+    """By which the watch judges the losses."""
+
     window: Count
     margin: float
     hold_steps: Count
 
 
-class WatchedConfig(Kind):
-    """The kind of ``config.json`` of somebody's own loop: what :func:`flashpoint.watch` was told, has seen or does."""
-
-    attn: _Attention = Field(default_factory=_Attention)
-    """The name of what the layers call; unknown until a step has shown it."""
-    model: _Shape | None = None
-    """Attentions of a forward pass, their heads, width of all heads, and tokens of a sequence, as first seen."""
-    train: _Training
-    """What ``watch`` was given."""
-    detector: _Criterion
-    """By which the watch judges the losses."""
+class _Stored(Kind):
+    attn: _Attention
+    model: WatchedShape | None
+    train: WatchedTraining
+    detector: WatchedCriterion
 
 
-class KnownSettings(dict[str, Any]):
-    """A section of what is known of somebody's own loop. To ask it for anything else raises a :class:`UserError`."""
+@dataclass(frozen=True, slots=True)
+class WatchedConfig:
+    """What :func:`flashpoint.watch` was told, has seen or does: a :class:`RunConfig`."""
 
-    def __init__(self, values: Mapping[str, Any], where: str, section: str = "") -> None:
-        super().__init__(
-            {
-                name: KnownSettings(value, where, f"{section}{name}.") if isinstance(value, dict) else value
-                for name, value in values.items()
-            }
-        )
-        self._where, self._section = where, section
+    attn: AttentionVariant
+    """The name of what the layers call, ``unknown`` until a step has shown it. Its choices are not known."""
+    model: WatchedShape | None
+    """None until a step has shown it."""
+    train: WatchedTraining
+    detector: WatchedCriterion
+    seed: None = None
+    """A loop does not tell it."""
 
-    def __missing__(self, key: str) -> Any:
-        raise UserError(f"{self._where}: its loop did not tell {self._section}{key}; leave the run out")
+    @classmethod
+    def read(cls, path: Path) -> WatchedConfig:
+        """Read ``config.json`` of a watched run.
 
+        Raises:
+            UserError: the file is missing, or holds something else.
+        """
+        from flashpoint.numerics.variant import AttentionVariant  # a loop that is watched does without
 
-def known_settings(config: Mapping[str, Any], where: str) -> KnownSettings:
-    """Return what is known of an :class:`WatchedConfig`.
+        stored = read_record(path, _Stored, migrations.watched_config)
+        return cls(AttentionVariant(name=stored.attn.name), stored.model, stored.train, stored.detector)
 
-    Earlier versions stored their own defaults beside it, which say nothing of the loop: they are left out.
-
-    Args:
-        where: what messages call the run.
-    """
-    known = WatchedConfig.model_validate(config).model_dump(exclude_none=True)
-    if known["attn"]["name"] == _UNSEEN:
-        known.pop("model", None)  # seen together; before that earlier versions had a default there
-    return KnownSettings(with_all_sections(known), where)
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plain values that are known."""
+        sections = {name: getattr(self, name) for name in ("model", "train", "detector")}
+        known = {name: value.model_dump(exclude_none=True) for name, value in sections.items() if value is not None}
+        return {"attn": {"name": self.attn.name}, **known}

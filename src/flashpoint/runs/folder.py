@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from flashpoint.errors import UserError
 from flashpoint.files import is_locked
 from flashpoint.runs import migrations
-from flashpoint.runs.configuration import WatchedConfig, as_of_today, known_settings
+from flashpoint.runs.configuration import RunConfig, WatchedConfig
 from flashpoint.runs.lines import as_kept, packed
 from flashpoint.runs.localized import KeptBranch, Localized
 from flashpoint.runs.manifest import Manifest, Origin, ProbeOff, Resumption
@@ -147,19 +147,20 @@ class RunFolder:
         """Whether somebody's own loop made the run (:func:`flashpoint.watch`)."""
         return self.manifest.exists() and self.read_manifest().watched
 
-    def read_config(self) -> dict[str, Any]:
-        """Return what :attr:`config` holds (:data:`flashpoint.lab.stored_config.CONFIG`); of somebody's own loop what
-        is known of it (:class:`flashpoint.runs.configuration.WatchedConfig`).
+    def read_config(self) -> RunConfig:
+        """Return what :attr:`config` holds: the :class:`~flashpoint.lab.config.Config` of a run of the trainer, or the
+        :class:`~flashpoint.runs.configuration.WatchedConfig` of somebody's own loop.
 
         Raises:
             UserError: it is missing, or holds something else; this and the following.
         """
         if self.watched:
-            return known_settings(read_json(self.config, WatchedConfig), str(self.path))
+            return WatchedConfig.read(self.config)
         from flashpoint.extras import from_lab
 
-        kind = from_lab("stored_config:CONFIG", f"{self.path}, a run of flashpoint train")
-        return as_of_today(read_json(self.config, kind))
+        read: Callable[[Path], RunConfig]
+        read = from_lab("stored_config:read_config", f"{self.path}, a run of flashpoint train")
+        return read(self.config)
 
     def read_manifest(self) -> Manifest:
         """Return what :attr:`manifest` holds."""

@@ -6,7 +6,12 @@ plain JSON before it is checked: what is damaged passes through, and the record 
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
+
+UNSEEN = "unknown"
+"""The name of an attention that no step has shown."""
 
 Json = dict[str, Any]
 """A JSON object."""
@@ -50,6 +55,90 @@ def _environment(values: Json) -> Json:
 def _resumption(values: Json) -> Json:
     values = dict(values)
     _change(values, "environment", _environment)
+    return values
+
+
+def config(values: Json) -> Json:
+    """Return ``config.json`` of a run of the trainer with every section, name and shape of today.
+
+    Single settings that are younger than the run are left out: their defaults stand with :class:`.Config`.
+    """
+    values = config_as_kept(values)
+    _change(values, "attn", _attention)
+    _change(values, "probes", _probes)
+    return values
+
+
+def config_as_kept(values: Json) -> Json:
+    """Return ``config.json`` as the evidence tables keep it: with all sections, and today's name of its attention."""
+    values = {"probes": {}, "checkpoints": {}, **values}
+    _change(values, "attn", _named_as_today)
+    return values
+
+
+def unknown_keys(text: bytes, known: Mapping[str, Any]) -> list[str]:
+    """Return the settings of ``config.json`` that this version does not know, ``train.later``; ``attn`` refuses them.
+
+    Args:
+        known: those that it knows, as a configuration has them.
+    """
+    values = config(json.loads(text))
+    sections = {name: section for name, section in known.items() if isinstance(section, dict) and name != "attn"}
+    inside = [f"{name}.{key}" for name, section in sections.items() for key in values[name] if key not in section]
+    return [*inside, *(name for name in values if name not in known)]
+
+
+def _named_as_today(attn: Json) -> Json:
+    """Return an attention with today's name.
+
+    ``flash_fixed`` was Algorithm 1, then Algorithm 1 with exact row sums, before it became a δ of O in two parts. What
+    is called so today has that δ, or its name tells another one, as ``flash_fixed delta=p_dp`` does.
+    """
+    if not isinstance(attn.get("name"), str):
+        return attn
+    name, space, differing = attn["name"].partition(" ")
+    if name == "flash_fp32_delta_split":
+        name = "flash_fixed"
+    elif name == "flash_fixed" and attn.get("delta") != "out_fp32" and "delta=" not in differing:
+        name = "flash_fixed_paper" + (" exact_row_sum=True" if attn.get("exact_row_sum") else "")
+    return {**attn, "name": f"{name}{space}{differing}"}
+
+
+def _attention(attn: Json) -> Json:
+    """Return an attention whose roundings have a mode and bits. The first versions stored the mode alone, and then the
+    bits in a key of their own, such as ``scores_bits``."""
+    from flashpoint.numerics.variant import ROUNDING_POINTS  # a loop that is watched does without
+
+    attn = dict(attn)
+    for point in ROUNDING_POINTS:
+        bits = attn.pop(f"{point}_bits", None)
+        if isinstance(mode := attn.get(point), str):
+            attn[point] = {"mode": mode}
+        if bits is not None and isinstance(rounding := attn.setdefault(point, {}), dict):
+            attn[point] = {**rounding, "bits": bits}
+    _change(attn, "elsewhere", _attention)
+    return attn
+
+
+def _probes(values: Json) -> Json:
+    """Return the probes' settings with today's names: the weights' were of W_Q alone."""
+    values = dict(values)
+    if (interval := values.pop("w_q_interval", None)) is not None:
+        values.setdefault("weights_interval", interval)
+    return values
+
+
+def watched_config(values: Json) -> Json:
+    """Return ``config.json`` of somebody's own loop with every key that is read of one.
+
+    The first versions stored defaults of this package beside what they knew, and a model's shape before they had seen
+    it. Those say nothing of the loop.
+    """
+    values = {"attn": {}, "model": None, **values}
+    _change(values, "attn", lambda attn: {"name": UNSEEN, **attn})
+    _change(values, "train", lambda train: {"steps": None, "warmup_steps": 0, **train})
+    if isinstance(attn := values["attn"], dict) and attn["name"] == UNSEEN:
+        values["model"] = None
     return values
 
 

@@ -48,7 +48,7 @@ def progress_of(run: Run, now: float | None = None) -> Progress:
     Raises:
         UserError: the configuration is missing, or the metrics are damaged.
     """
-    steps: int | None = run.config["train"].get("steps")
+    steps = run.config.train.steps
     done = run.logged_steps
     rate = None
     if TOKENS_PER_SECOND.name in run.columns:
@@ -77,7 +77,7 @@ def _seconds_a_step(run: Run, done: int, rate: float | None) -> float | None:
             return None
         seconds = run.folder.metrics.stat().st_mtime - began
         return seconds / (done - run.first_step) if seconds > 0 else None  # a copy's file can have any time
-    tokens: int = run.config["train"]["batch_size"] * run.config["model"]["context"]
+    tokens = run.batch_size * run.shape.context
     return tokens / rate if rate else None
 
 

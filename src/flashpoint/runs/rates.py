@@ -39,7 +39,7 @@ def step_milliseconds(run: Run) -> float:
         UserError: the run has no reading.
     """
     rates = _tokens_per_second(run)
-    tokens = run.config["train"]["batch_size"] * run.config["model"]["context"]
+    tokens = run.batch_size * run.shape.context
     return float(1e3 * tokens * (1 / rates[int(len(rates) * 0.5) :]).mean())
 
 

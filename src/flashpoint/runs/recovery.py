@@ -44,7 +44,7 @@ def recovery(run: Run) -> Recovery:
     before = [step for step in known if step <= (run.onset or 0)]
     if not before or end not in known:
         raise UserError(f"{run.where}: not validated both before its onset and at its end")
-    loss_before, margin = known[max(before)], run.config["detector"]["margin"]
+    loss_before, margin = known[max(before)], run.config.detector.margin
     latest_first = sorted(known, reverse=True)
     lasting = [*itertools.takewhile(lambda step: not known[step] - loss_before <= margin, latest_first)]  # or NaN
     return Recovery(loss_before, known[end], margin, lasting[-1] if lasting else None)

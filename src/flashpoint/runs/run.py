@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from flashpoint.errors import UserError
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.chain import Chain
-from flashpoint.runs.configuration import attention_of
+from flashpoint.runs.configuration import RunConfig, Shape
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import Manifest, Origin
 from flashpoint.runs.metric_table import LOSS, W_Q_NORM
 from flashpoint.runs.metrics import Columns, Series, read_metrics
 from flashpoint.runs.outcome import Ending, Outcome
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Stored(Protocol):
     @property
     def ended(self) -> bool: ...
 
-    def config(self) -> dict[str, Any]: ...
+    def config(self) -> RunConfig: ...
     def manifest(self) -> Manifest: ...
     def outcome(self) -> Outcome: ...
     def metrics(self) -> Columns: ...
@@ -74,7 +76,7 @@ class InFolder:
     def ended(self) -> bool:
         return self.folder.outcome.exists()
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> RunConfig:
         return self.folder.read_config()
 
     def manifest(self) -> Manifest:
@@ -131,7 +133,7 @@ class Run:
         return self.stored.ended
 
     @cached_property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> RunConfig:
         return self.stored.config()
 
     @cached_property
@@ -171,7 +173,27 @@ class Run:
     def attention(self) -> AttentionVariant:
         """Every numerical choice; one that is younger than the run has its default. Of somebody's own loop only the
         name is known."""
-        return attention_of(self.config)
+        return self.config.attn
+
+    @property
+    def seed(self) -> int:
+        """Raises UserError: somebody's own loop did not tell it."""
+        return self._told(self.config.seed, "seed")
+
+    @property
+    def shape(self) -> Shape:
+        """The model's. Raises UserError: somebody's own loop did not show it."""
+        return self._told(self.config.model, "model")
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences a step. Raises UserError: somebody's own loop did not tell it."""
+        return self._told(self.config.train.batch_size, "train.batch_size")
+
+    def _told(self, value: T | None, key: str) -> T:
+        if value is None:
+            raise UserError(f"{self.where}: its loop did not tell {key}; leave the run out")
+        return value
 
     @property
     def variant(self) -> str:
@@ -255,7 +277,7 @@ class Run:
             return None
         at, values = self.columns[name]
         spacing = max(1, int(np.median(np.diff(at)))) if len(at) > 1 else 1  # a thinned run has not every step
-        window = max(1, min(self.config["detector"]["window"] // spacing, len(values) // 4))
+        window = max(1, min(self.config.detector.window // spacing, len(values) // 4))
         averages = np.convolve(values, np.ones(window) / window, mode="valid")
         return Smoothed((at[window - 1 :], averages), window * spacing)
 
@@ -264,7 +286,7 @@ class Run:
         """The layer of :attr:`hottest_head`: in an explosion the one that explodes; 2, the paper's, if not measured, or
         the last of a smaller model."""
         if self.w_q_norms is None:
-            return min(2, self.config.get("model", {}).get("n_layer", 2))  # a watched loop may not tell
+            return min(2, self.config.model.n_layer) if self.config.model else 2  # a watched loop may not tell
         return self.hottest_head[0]
 
     @cached_property

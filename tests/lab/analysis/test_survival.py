@@ -1,5 +1,7 @@
 """Survival statistics against a textbook: remission times of Freireich et al. (1963), as in Kleinbaum & Klein."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -8,10 +10,12 @@ import pytest
 from scipy.stats import binom
 
 from flashpoint.lab.analysis.survival import Lifetimes, control_of, logrank_p, settings_of
+from flashpoint.lab.config import Config, TrainConfig
 from flashpoint.quantiles import clopper_pearson
+from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.provenance import ranges
 from flashpoint.runs.run import Run
-from tests.records import settings as named_settings
+from tests.records import write_run
 
 TREATED = Lifetimes(
     "treated",
@@ -90,22 +94,25 @@ def test_a_control_is_found_by_its_label_or_else_by_its_name() -> None:
 
 
 def test_the_length_of_a_decay_that_there_is_not_is_no_setting() -> None:
-    def run(**train: float) -> Run:
-        settings = {**named_settings("train", 0.5), **train}
-        config = {"model": {"n_layer": 2}, "train": settings, "detector": named_settings("detector", 1)}
+    def run(min_lr_ratio: float, decay_steps: int) -> Run:
+        config = Config(train=TrainConfig(lr=0.5, min_lr_ratio=min_lr_ratio, decay_steps=decay_steps))
         return cast(Run, SimpleNamespace(watched=False, config=config))
 
     assert settings_of(run(min_lr_ratio=1.0, decay_steps=9)) == settings_of(run(min_lr_ratio=1.0, decay_steps=7))
     assert settings_of(run(min_lr_ratio=0.1, decay_steps=9)) != settings_of(run(min_lr_ratio=0.1, decay_steps=7))
 
 
-def test_a_run_older_than_a_setting_has_its_default() -> None:
-    def run(**train: str) -> Run:
-        sections = {name: named_settings(name, 1) for name in ("model", "detector")}
-        old = {name: value for name, value in named_settings("train", 0.5).items() if name != "precision"}
-        return cast(Run, SimpleNamespace(watched=False, config={**sections, "train": {**old, **train}}))
+def test_a_run_older_than_a_setting_has_its_default(tmp_path: Path) -> None:
+    def run(name: str, **train: str) -> Run:
+        write_run(tmp_path / name, {"name": "flash_bf16"}, train=train)
+        return Run.of_folder(RunFolder(tmp_path / name))
 
-    assert settings_of(run()) == settings_of(run(precision="bf16")) != settings_of(run(precision="fp32"))
+    old, half = run("old"), run("half", precision="fp16")
+    config = json.loads((tmp_path / "old/config.json").read_text())
+    del config["train"]["precision"]
+    (tmp_path / "old/config.json").write_text(json.dumps(config))
+    assert settings_of(old) == settings_of(run("new", precision="bf16"))
+    assert settings_of(old) != settings_of(half)
 
 
 def test_the_medians_interval_is_the_textbooks() -> None:

@@ -21,7 +21,7 @@ def evidence(tmp_path: Path) -> Evidence:
 
 def read_all(evidence: Evidence) -> None:
     run = open_run("small:run", evidence.root.parent)
-    assert run.config["seed"] == 0
+    assert run.seed == 0
     assert run.columns["loss"]
     assert run.chain.steps == 45
 

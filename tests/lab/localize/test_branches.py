@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from flashpoint.detector import DetectorConfig
 from flashpoint.errors import UserError
+from flashpoint.lab.config import TrainConfig
 from flashpoint.lab.localize.branches import Branch, Branches, OutOfTimeError
 from flashpoint.lab.localize.questions import answers
 from flashpoint.lab.localize.subject import Trained
@@ -24,13 +26,23 @@ Cells = frozenset[tuple[int, int]]
 
 
 @dataclass(frozen=True)
+class FakeShape:
+    n_layer: int = 3
+    n_head: int = 2
+
+
+@dataclass(frozen=True)
+class FakeConfig:
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(warmup_steps=0))
+    detector: DetectorConfig = field(default_factory=lambda: DetectorConfig(hold_steps=50))
+
+
+@dataclass(frozen=True)
 class FakeRun:
     failed_at: int = 1000
     verdict: str = "exploded at 1,000"
-    outcome: dict[str, Any] = field(default_factory=lambda: {"step": 1100})
-    config: dict[str, Any] = field(
-        default_factory=lambda: {"model": {"n_layer": 3, "n_head": 2}, "detector": {"hold_steps": 50}, "train": {}}
-    )
+    shape: FakeShape = field(default_factory=FakeShape)
+    config: FakeConfig = field(default_factory=FakeConfig)
 
 
 @dataclass(frozen=True)
@@ -272,7 +284,7 @@ def test_no_branch_starts_in_the_warm_up(tmp_path: Path) -> None:
     """There the norms of every head grow."""
 
     def warming_up(steps: int) -> FakeSubject:
-        return FakeSubject(run=FakeRun(config=FakeRun().config | {"train": {"warmup_steps": steps}}))
+        return FakeSubject(run=FakeRun(config=FakeConfig(train=TrainConfig(warmup_steps=steps))))
 
     with Branches(warming_up(300), RunFolder(tmp_path), 200, None) as branches:
         assert branches.checkpoints == [300, 500, 700]

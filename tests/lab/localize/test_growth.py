@@ -44,9 +44,12 @@ class Chaotic:
 
     @property
     def run(self) -> Any:
-        model = {"n_layer": LAYERS, "n_head": HEADS}
         return SimpleNamespace(
-            config={"model": model, "train": {}}, failed_at=None, outcome={"step": 10_000}, verdict="stable to 10,000"
+            shape=SimpleNamespace(n_layer=LAYERS, n_head=HEADS),
+            config=SimpleNamespace(train=SimpleNamespace(warmup_steps=0)),
+            failed_at=None,
+            outcome=SimpleNamespace(step=10_000),
+            verdict="stable to 10,000",
         )
 
     @property

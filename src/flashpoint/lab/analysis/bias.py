@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.lab.config import ProbesConfig
+from flashpoint.lab.stored_config import trained_config
 from flashpoint.runs.metric_table import DELTA_ERROR_SUM, DELTA_ERROR_VARIANCE, DeltaErrorMetrics
 from flashpoint.runs.run import Run
 
@@ -60,8 +60,8 @@ class Sums:
         steps, sums = run.measured_by_head(DELTA_ERROR_SUM.name)
         _, variances = run.measured_by_head(DELTA_ERROR_VARIANCE.name)
         chosen = window.of(run, steps)
-        observed = run.config["probes"].get("sequences", ProbesConfig.sequences)
-        all_sequences, context = run.config["train"]["batch_size"], run.config["model"]["context"]
+        all_sequences, context = run.batch_size, run.shape.context
+        observed = trained_config(run).probes.sequences
         return cls(sums[..., chosen], variances[..., chosen], observed * context, all_sequences * context)
 
     def expected(self, layer: int, heads: slice = slice(None)) -> float:

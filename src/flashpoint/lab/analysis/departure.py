@@ -83,6 +83,6 @@ def _for_good(outside: NDArray[np.bool_]) -> int:
 def _after_warmup(metric: str, run: Run, head: tuple[int, int] | None) -> Series:
     """Return the metric of one head, or its largest value over all heads, after the warm-up."""
     steps, values = run.measured_by_head(metric)
-    later = steps >= run.config["train"]["warmup_steps"]
+    later = steps >= run.config.train.warmup_steps
     one = values.max(axis=(0, 1)) if head is None else values[head[0] - 1, head[1] - 1]
     return steps[later], one[later]

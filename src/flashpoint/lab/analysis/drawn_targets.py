@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.bias import Sums, Window
+from flashpoint.lab.stored_config import trained_config
 from flashpoint.runs.run import Run
 
 MEASURES = (
@@ -78,7 +79,7 @@ def by_digest(runs: Sequence[Run]) -> list[Group]:
     for run in runs:
         digest = run.outcome.digest
         group = groups.setdefault(digest, Group(run))
-        targets = run.config["probes"].get("targets", "data")  # the only ones before there was a choice
+        targets = trained_config(run).probes.targets
         if targets in group.by_targets:
             raise UserError(f"{run.where}: a second run with targets={targets} of digest {digest}")
         sums = group.by_targets[targets] = Sums.of(run, Window())

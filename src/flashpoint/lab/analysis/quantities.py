@@ -72,7 +72,7 @@ def _bias_exponents(runs: Sequence[Run], _against: Sequence[Run], _asked: Interv
         if len(known) < 2 or any(point.bias <= 0 for point in known):
             raise UserError(f"{name}: two or more roundings with a positive bias make an exponent; leave its runs out")
         noises, biases = np.log([point.variance for point in known]), np.log([point.bias for point in known])
-        exponents.append((points[0].run.config["seed"], float(np.polyfit(noises, biases, 1)[0])))
+        exponents.append((points[0].run.seed, float(np.polyfit(noises, biases, 1)[0])))
     return _by_seed(exponents)
 
 
@@ -87,7 +87,7 @@ def _random_over_nearest(runs: Sequence[Run], _against: Sequence[Run], _asked: I
                 f"{name}: one rounding of Ō at random and one to nearest, each with a positive bias, make a ratio; "
                 "leave other runs out"
             )
-        ratios.append((points[0].run.config["seed"], float(np.log(factors["stochastic"] / factors["nearest"]))))
+        ratios.append((points[0].run.seed, float(np.log(factors["stochastic"] / factors["nearest"]))))
     return np.exp(_by_seed(ratios))
 
 
@@ -98,9 +98,7 @@ def _bias_with_targets(targets: str) -> Callable[..., NDArray[np.float64]]:
     def values(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
         groups = [group for group in by_digest(runs) if group.complete]
         measured = [(group, group.measure("bias", targets, group.heaviest_layer)) for group in groups]
-        return _by_seed(
-            [(group.first.config["seed"], float(found.mean())) for group, found in measured if found is not None]
-        )
+        return _by_seed([(group.first.seed, float(found.mean())) for group, found in measured if found is not None])
 
     return values
 

@@ -75,7 +75,7 @@ def pairs(runs: Sequence[Run], controls: Sequence[Run]) -> Pairs:
 
 
 def _seed(run: Run) -> int:
-    return int(run.config["seed"])
+    return run.seed
 
 
 def _ratio(run: Run, control: Run) -> OnsetRatio:

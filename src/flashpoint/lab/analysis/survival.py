@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from flashpoint.errors import UserError
 from flashpoint.field_types import EXPERIMENT
 from flashpoint.lab.build_config import keys
+from flashpoint.lab.stored_config import trained_config
 from flashpoint.numerics.effective import effective_choices
 from flashpoint.quantiles import CONFIDENCE
 from flashpoint.runs.run import Run
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 _EPS = 1e-9  # the shares are products of fractions
 FEWEST = 3
 """Runs of each group that a log-rank test needs."""
-SETTINGS = {key.name: key.default for key in keys() if EXPERIMENT in key.marks}
-"""Keys of the configuration that make an experiment, besides attention, data and seed, and their defaults."""
+SETTINGS = tuple(key.name for key in keys() if EXPERIMENT in key.marks)
+"""Keys of the configuration that make an experiment, besides attention, data and seed."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def seed_and_corpus(run: Run) -> tuple[int | str, str | None]:
     """
     if run.watched:
         return run.where, None
-    return run.config["seed"], run.manifest.data.fingerprint
+    return run.seed, run.manifest.data.fingerprint
 
 
 def pooled_corpora(groups: Iterable[Sequence[Run]]) -> list[str]:
@@ -202,7 +204,7 @@ def lifetimes(label: str, setting: str, runs: Sequence[Run]) -> Lifetimes:
     for run in runs:
         refuse_late_entry(run)
         if (same := seen.setdefault(pairing(run), run)) is not run:
-            seed = run.config.get("seed")  # a watched loop may not have told it
+            seed = run.config.seed  # a watched loop may not have told it
             told = f"{run.where} and {same.where} are one experiment" + ("" if seed is None else f" with seed {seed}")
             raise UserError(
                 f"{told}; leave one of them out, or tell them apart with --by hardware"
@@ -235,16 +237,13 @@ def choices_of(run: Run) -> Mapping[str, Any]:
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """Return what makes an experiment besides attention and seed; a key that is younger than the run is its default.
+    """Return what makes an experiment besides attention and seed.
 
     Of somebody's own loop it is the model's shape, if it was seen.
     """
     if run.watched:
-        return {f"model.{name}": value for name, value in run.config.get("model", {}).items()}
-    settings = {}
-    for key, default in SETTINGS.items():
-        section, name = key.split(".")
-        settings[key] = run.config[section].get(name, default)
-    if settings["train.min_lr_ratio"] == 1:
-        del settings["train.decay_steps"]  # nothing decays
-    return settings
+        shape = run.config.to_dict().get("model", {})
+        return {f"model.{name}": value for name, value in shape.items()}
+    config = trained_config(run)
+    nothing_decays = config.train.min_lr_ratio == 1
+    return {key: attrgetter(key)(config) for key in SETTINGS if not (nothing_decays and key == "train.decay_steps")}

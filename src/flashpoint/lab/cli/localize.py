@@ -93,7 +93,7 @@ def command(
                 seen.add(answer)
     rows = [[answer.question, answer.verdict, answer.evidence] for answer in stand]
     run, trained = subject.run, f"{branches.trained} of them trained now in {(time.monotonic() - started) / 60:.1f} min"
-    seed = "" if function else f", seed {run.config['seed']}"  # nobody knows that of somebody else's loop
+    seed = "" if function else f", seed {run.seed}"  # nobody knows that of somebody else's loop
     heading = (
         f"{run.name}: {run.title}{seed}, {run.verdict}; "
         f"{branches.known} branches, {trained}; {run.manifest.place}; {run.manifest.day}"

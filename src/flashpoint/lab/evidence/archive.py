@@ -31,6 +31,7 @@ from flashpoint.lab.evidence.arrow import (
     wrong_metrics_column,
 )
 from flashpoint.lab.evidence.tables import Evidence, Table
+from flashpoint.runs import migrations
 from flashpoint.runs.metric_table import LOSS
 from flashpoint.runs.metrics import Columns
 from flashpoint.runs.run import Run
@@ -94,7 +95,7 @@ def index_of(evidence: Evidence) -> str:
     for run in evidence.kept:
         table.writerow(
             [
-                *(run.experiment, run.name, run.config["attn"]["name"], run.config["seed"]),
+                *(run.experiment, run.name, run.config.attn.name, run.config.seed),
                 run.ending,
                 *(run.outcome.onset_step, run.outcome.step, run.outcome.digest),
                 run.manifest.day,
@@ -178,7 +179,11 @@ def _add(evidence: Evidence, experiment: str, runs: Sequence[tuple[Run, Columns]
 
 def _row(experiment: str, run: Run, digits: int) -> dict[str, Any]:
     assert run.folder, "the tables take runs of folders"
-    parts = {"config": run.config, "manifest": _plain(run.folder.manifest), "outcome": _plain(run.folder.outcome)}
+    parts = {
+        "config": migrations.config_as_kept(_plain(run.folder.config)),
+        "manifest": _plain(run.folder.manifest),
+        "outcome": _plain(run.folder.outcome),
+    }
     texts = {name: json.dumps(part, ensure_ascii=False, separators=(",", ":")) for name, part in parts.items()}
     return {"experiment": experiment, "name": run.name, "digits": digits, "chain": True, **texts}
 

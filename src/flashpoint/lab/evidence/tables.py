@@ -19,17 +19,17 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from flashpoint.errors import UserError
+from flashpoint.lab.config import Config
 from flashpoint.lab.evidence.arrow import chain_of, metrics_of, wrong_chain_column, wrong_metrics_column
-from flashpoint.lab.stored_config import CONFIG
+from flashpoint.lab.stored_config import config_of
 from flashpoint.runs import migrations
 from flashpoint.runs.chain import Chain
-from flashpoint.runs.configuration import as_of_today
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import Manifest
 from flashpoint.runs.metrics import Columns
 from flashpoint.runs.outcome import Outcome, outcome_of
 from flashpoint.runs.run import Run
-from flashpoint.schema import Kind, checked, parsed, understood
+from flashpoint.schema import Kind, checked, understood
 
 _RESTORE = "restore the file"
 
@@ -131,8 +131,8 @@ class InTables:
     def ended(self) -> bool:
         return True
 
-    def config(self) -> dict[str, Any]:
-        return as_of_today(parsed(self.row["config"], CONFIG, self._place("config"), _RESTORE))
+    def config(self) -> Config:
+        return config_of(self.row["config"], self._place("config"), _RESTORE)
 
     def manifest(self) -> Manifest:
         return understood(self.row["manifest"], Manifest, self._place("manifest"), _RESTORE, migrations.manifest)

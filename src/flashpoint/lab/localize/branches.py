@@ -72,7 +72,7 @@ class Branches(Generic[A]):
         run = subject.run
         self.failed_at = run.failed_at
         end = run.outcome.step if self.failed_at is None else self.failed_at
-        warmup = int(run.config["train"].get("warmup_steps", 0))
+        warmup = run.config.train.warmup_steps
         self.checkpoints = [step for step in subject.checkpoints if step >= warmup and step + steps <= end]
         if not self.checkpoints:
             after = f"after the warm-up of {warmup:,} steps and " if warmup else ""

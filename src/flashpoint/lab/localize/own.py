@@ -76,8 +76,7 @@ class OwnLoop:
             raise UserError(f"--checkpoints {pattern}: no file there with a step in its name, e.g. step-001000.pt")
         load(function, f"--function {function}")
         run = Run.of_folder(folder)
-        config = run.config
-        if "model" not in config:  # nobody knows its layers and heads
+        if run.config.model is None:  # nobody knows its layers and heads
             raise UserError(
                 f"{folder.path}: its attention was not recorded; name it with "
                 "flashpoint.watch(functions=['MODULE:NAME']) and watch the run again"
@@ -91,7 +90,7 @@ class OwnLoop:
                 f"from step {run.first_step:,} to {run.logged_steps:,}; a loop that goes on from a checkpoint says of "
                 "which step: flashpoint.watch(first_step=STEP)"
             )
-        seen = config["attn"]["name"]
+        seen = run.config.attn.name
         known = seen == "sdpa" or packaged(seen) is not None
         if attention is None and not known:
             raise UserError(f"{folder.path}: its attention is {seen}; name it with --attention FILE.py:FUNCTION")
@@ -124,7 +123,7 @@ class OwnLoop:
 
     @property
     def _n_layer(self) -> int:
-        return int(self.run.config["model"]["n_layer"])
+        return self.run.shape.n_layer
 
     @property
     def _twin(self) -> str:
@@ -197,7 +196,7 @@ class OwnLoop:
         if (run := losses.get(start)) is None:
             return
         found = float(branch.columns[LOSS.name][1][0])
-        margin = max(self.run.config["detector"]["margin"], 0.1 * abs(run))  # a sum over tokens has more noise
+        margin = max(self.run.config.detector.margin, 0.1 * abs(run))  # a sum over tokens has more noise
         if abs(found - run) > margin:
             raise UserError(
                 f"--function {self.function}: with the run's attention step {start:,} has loss {found:.2f}, and the "

@@ -61,8 +61,8 @@ class Parts(Generic[A]):
 
     @property
     def _shape(self) -> tuple[int, int]:
-        model = self.subject.run.config["model"]
-        return model["n_layer"], model["n_head"]
+        model = self.subject.run.shape
+        return model.n_layer, model.n_head
 
 
 def _words(noun: str, numbers: Sequence[int]) -> str:

@@ -159,7 +159,7 @@ def _confirmed(branches: Branches[A], failed_at: int, start: int, named: Mapping
 
 def _horizon(branches: Branches[A], failed_at: int) -> int:
     """The step up to which a branch is trained to see whether it explodes."""
-    return failed_at + int(branches.subject.run.config["detector"]["hold_steps"]) + branches.steps
+    return failed_at + branches.subject.run.config.detector.hold_steps + branches.steps
 
 
 def _point_of_no_return(branches: Branches[A], failed_at: int) -> tuple[int | None, Answer]:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from flashpoint.errors import UserError
-from flashpoint.files import CONFIGS
-from flashpoint.lab.build_config import build_config
+from flashpoint.lab.build_config import changed
 from flashpoint.lab.config import Config
 from flashpoint.lab.localize.subject import Cells, Trained, as_options, selection
+from flashpoint.lab.stored_config import config_to_repeat
 from flashpoint.lab.training.run import run as train
 from flashpoint.numerics.choices import NEAREST, UNROUNDED, DeltaError
 from flashpoint.numerics.effective import effective_choices
@@ -138,11 +138,10 @@ def only_in(variant: AttentionVariant, elsewhere: AttentionVariant, cells: Cells
 
 
 def _branching(run: RunFolder, variant: AttentionVariant, start: int, steps: int, folder: Path) -> Config:
-    values = run.read_config()
-    values["probes"] = {**values["probes"], "attention": [], "weights_against": None, "weights_interval": steps}
-    values["checkpoints"] = {**values["checkpoints"], "interval": 0, "weights_interval": 0}
-    values["detector"] = {**values["detector"], "tail_steps": steps}  # measured at their end
-    values["train"] = {**values["train"], "steps": start + steps, "eval_interval": start + steps, "eval_sequences": 1}
-    values |= {"attn": variant.to_dict(), "resume": None, "run_name": folder.name, "runs_dir": str(folder.parent)}
-    config = build_config({**values, "replay": None, "from_step": None}, CONFIGS / "attn")
-    return dataclasses.replace(config, replay=str(run.path), from_step=start)
+    end = start + steps
+    changes: dict[str, object] = {"probes.attention": (), "probes.weights_against": None}
+    changes |= {"probes.weights_interval": steps, "checkpoints.interval": 0, "checkpoints.weights_interval": 0}
+    changes["detector.tail_steps"] = steps  # measured at their end
+    changes |= {"train.steps": end, "train.eval_interval": end, "train.eval_sequences": 1}
+    changes |= {"attn": variant.to_dict(), "resume": None, "run_name": folder.name, "runs_dir": str(folder.parent)}
+    return changed(config_to_repeat(run.config), {**changes, "replay": str(run.path), "from_step": start})

@@ -76,9 +76,9 @@ def _draw_norms(panel: Axes, run: Run) -> None:
 
 
 def _title(run: Run) -> str:
-    model = run.config["model"]
+    model = run.shape
     return (
         f"{literal(run.title)}: {run.verdict}\n"
-        f"{model['n_layer']} layers × {model['d_model']}, {model['n_head']} heads, T {model['context']}, "
-        f"seed {run.config['seed']}, {run.manifest.hardware}"
+        f"{model.n_layer} layers × {model.d_model}, {model.n_head} heads, T {model.context}, "
+        f"seed {run.seed}, {run.manifest.hardware}"
     )

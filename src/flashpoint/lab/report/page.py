@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from flashpoint.lab.report.localization_sections import localization_sections
 from flashpoint.lab.report.panels import PANELS, Panel
+from flashpoint.lab.stored_config import trained_config
 from flashpoint.numerics.variant import ROUNDING_POINTS
 from flashpoint.quantiles import clopper_pearson
 from flashpoint.runs.run import Run
@@ -155,7 +156,7 @@ def _exploded(runs: Sequence[Run]) -> str:
     told = f"{exploded} of {len(runs)} runs exploded"
     if unfinished := sum(not run.ended or run.ending == "stopped" for run in runs):
         return f"{told}, {unfinished} have not run to the end"
-    seeds = {run.config.get("seed") for run in runs if not (run.origin and run.origin[1])}
+    seeds = {run.config.seed for run in runs if not (run.origin and run.origin[1])}
     if len(seeds) < len(runs):
         return told
     low, high = clopper_pearson(exploded, len(runs))
@@ -194,15 +195,15 @@ def _shared(runs: Sequence[Run], of: Callable[[Run], object]) -> str:
 
 def _batches(run: Run) -> tuple[object, ...]:
     """Return what a run's batches follow from, as far as it goes."""
-    train = run.config["train"]
-    asked = train.get("order_seed")  # a key that older runs lack
-    order = run.config["seed"] if asked is None else asked
-    return run.manifest.data.fingerprint, order, train["batch_size"], run.config["model"]["context"]
+    config = trained_config(run)
+    order = config.seed if config.train.order_seed is None else config.train.order_seed
+    return run.manifest.data.fingerprint, order, config.train.batch_size, config.model.context
 
 
 def _criterion(runs: Sequence[Run]) -> str:
     """Say what an explosion is, if it is the same for all runs."""
-    asked = {tuple(run.config["detector"][key] for key in ("window", "margin", "hold_steps")) for run in runs}
+    criteria = [run.config.detector for run in runs]
+    asked = {(criterion.window, criterion.margin, criterion.hold_steps) for criterion in criteria}
     if len(asked) > 1:
         return "A dashed line is the onset of an explosion."
     ((window, margin, hold),) = asked
@@ -225,8 +226,8 @@ def _coarse(runs: Sequence[Run]) -> str:
 
 
 def _row(run: Run) -> str:
-    model = run.config.get("model")
-    shape = f"{model['n_layer']} × {model['d_model']}, {model['n_head']} heads, T {model['context']}" if model else ""
+    model = run.config.model
+    shape = f"{model.n_layer} × {model.d_model}, {model.n_head} heads, T {model.context}" if model else ""
     place = f"{run.manifest.place}, {run.manifest.day}"
     kind, digest = "", ""
     steps = f"{run.logged_steps:,} so far" if run.logged_steps else ""
@@ -235,7 +236,8 @@ def _row(run: Run) -> str:
     hottest = ""
     if run.w_q_norms:
         hottest = "layer {}, head {}: {:.1f}".format(*run.hottest_head, run.hottest_norms.max())
-    before, after = ([run.name, run.title], [steps, hottest, run.config.get("seed", UNKNOWN), shape or UNKNOWN, place])
+    seed = UNKNOWN if run.config.seed is None else run.config.seed
+    before, after = ([run.name, run.title], [steps, hottest, seed, shape or UNKNOWN, place])
     why = run.outcome.nonfinite if run.ended else None
     verdict = f'<td class="{kind}">{escape(": ".join(filter(None, [run.verdict, why])))}</td>'
     return f"<tr>{_cells(before)}{verdict}{_cells(after)}<td><code>{digest}</code></td></tr>"

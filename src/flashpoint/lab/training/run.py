@@ -184,7 +184,7 @@ def compare_with_original(original: RunFolder, folder: RunFolder, since: int) ->
     if difference := first_difference(one, other):
         made_on = original.read_manifest().hardware
         place = f"; {original.path} was made on {made_on}" if made_on != folder.read_manifest().hardware else ""
-        ours, theirs = (run.read_config()["attn"]["name"] for run in (folder, original))
+        ours, theirs = (run.read_config().attn.name for run in (folder, original))
         other_attention = f"; its attention is {ours}, the original's {theirs}" if ours != theirs else ""
         quantity = difference.quantity
         notify(

@@ -7,8 +7,8 @@ A run with ``checkpoints.weights_interval`` keeps its weights every so many step
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +23,8 @@ from flashpoint.lab.build_config import keys
 from flashpoint.lab.config import Config
 from flashpoint.lab.data.batches import Order
 from flashpoint.lab.data.tape import Tape, TapeHeader
+from flashpoint.lab.stored_config import read_config
 from flashpoint.numerics.effective import effective_choices
-from flashpoint.runs.configuration import attention_of
 from flashpoint.runs.folder import RunFolder, by_step, of_step
 from flashpoint.runs.metric_table import ALL_TENSORS, WEIGHTS_LARGEST, WEIGHTS_SPREAD, WEIGHTS_WASSERSTEIN
 
@@ -107,7 +107,7 @@ class Twin:
         told = f"probes.weights_against={name}"
         if not self.steps:
             raise UserError(f"{told}: keeps no weights; record it with checkpoints.weights_interval=N")
-        self.differs_in = _one_difference(told, config, self._folder.read_config())
+        self.differs_in = _one_difference(told, config, read_config(self._folder.config))
         if self.differs_in != "batch order":
             _require_same_batches(told, self._folder, header, order)
 
@@ -116,19 +116,18 @@ class Twin:
         return distances(weights, read_snapshot(self._folder.weights, step))
 
 
-def _one_difference(told: str, config: Config, there: Mapping[str, Any]) -> str:
+def _one_difference(told: str, config: Config, there: Config) -> str:
     """Name the one thing that the two configurations differ in."""
-    here, attention = config.to_dict(), attention_of(there)
     found = []
-    if effective_choices(config.attn) != effective_choices(attention):
-        found.append(f"attention {config.attn.title} for {attention.title}")
-    if config.seed != there["seed"]:
-        raise UserError(f"{told}: seed {there['seed']} there, {config.seed} here; take the runs of one seed")
+    if effective_choices(config.attn) != effective_choices(there.attn):
+        found.append(f"attention {config.attn.title} for {there.attn.title}")
+    if config.seed != there.seed:
+        raise UserError(f"{told}: seed {there.seed} there, {config.seed} here; take the runs of one seed")
     for key in keys():
         section, _, name = key.name.partition(".")
         if not name or EXPERIMENT not in key.marks or section == "detector":
             continue
-        own, others = here[section][name], there[section].get(name, key.default)
+        own, others = map(attrgetter(key.name), (config, there))
         if own == others:
             continue
         if key.name not in _OF_ONE_THING:

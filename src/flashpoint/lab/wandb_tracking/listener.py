@@ -60,7 +60,7 @@ class WandbListener:
             "name": folder.path.name,
             "dir": str(folder.path),
             "id_file": str(folder.wandb_id),
-            "config": folder.read_config(),
+            "config": folder.read_config().to_dict(),
             "finish_seconds": self._finish_seconds,
         }
         # The environment of a notebook or another run may name a W&B service, which would not end with this run.
