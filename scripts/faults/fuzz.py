@@ -15,7 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from flashpoint.cli.table import Table, show
-from flashpoint.lab.progress import progress_bar
+from flashpoint.lab.progress_bar import progress_bar
 from tests.fuzz.judge import FAULTS, Command, Ending, Kind, Tally, explore, kinds, told
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from flashpoint.hardware import cores
 from flashpoint.lab.config import BUILT_IN_PROBES
-from flashpoint.lab.probes.built_in import BUILT_IN
+from flashpoint.lab.probes.runner import BUILT_IN
 from tests.fuzz.judge import laid_out, run
 
 ABOUT_SIZE = "the run needs at least "

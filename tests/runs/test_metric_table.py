@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flashpoint.diagnosis.measure_table import MEASURES
-from flashpoint.lab.probes.built_in import BUILT_IN
+from flashpoint.lab.probes.runner import BUILT_IN
 from flashpoint.runs.metric_table import GRAD_Q_ALONG_MEAN_KEY, MEMORY, METRICS, WEIGHTS_LARGEST
 from flashpoint.runs.select import open_run
 from tests.conftest import Command

@@ -14,7 +14,14 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import DeltaSample
 from flashpoint.diagnosis.factors import Factors, factor_findings, factors_of
 from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, as_rounded, explained, fp32_error, maker
-from flashpoint.diagnosis.gross import differing_rows, fp16_underflow, nonfinite, wrong_delta, wrong_rows, wrong_weights
+from flashpoint.diagnosis.large_faults import (
+    differing_rows,
+    fp16_underflow,
+    nonfinite,
+    wrong_delta,
+    wrong_rows,
+    wrong_weights,
+)
 from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Measures, Results
 from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
@@ -115,12 +122,12 @@ def _findings(
     if (heads := differing.any(-1).any(0)).any():
         rows = int(differing.sum())
         return [finding("random_row", heads, f"a second call on the same inputs returns {rows:,} rows that differ")]
-    gross = (
+    large_faults = (
         wrong_weights(call, of, probed, factors, finding),
         wrong_rows(of, factors, finding),
         fp16_underflow(of, finding),
     )
-    if named := next((one for one in gross if one), None):
+    if named := next((one for one in large_faults if one), None):
         return [named]
     length, expected = (of[one.name].square().mean(0) for one in (table.LENGTH_ERROR, table.LENGTH_ERROR_EXPECTED))
     by_rounding = of[table.OUT_ERROR_EXPECTED.name].square().mean(0)

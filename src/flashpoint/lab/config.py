@@ -29,7 +29,7 @@ GPT2_VOCABULARY = 50_257
 BUILT_IN_PROBES = (
     "delta_error", "ties", "scores", "rows", "deviation", "out_bias", "null_direction", "similarity"
 )  # fmt: skip
-"""The probes of :mod:`flashpoint.lab.probes.built_in`, named here: a wrong one is told before PyTorch is there."""
+"""The probes of :mod:`flashpoint.lab.probes.runner`, named here: a wrong one is told before PyTorch is there."""
 SIMILARITY_TOKENS = 256
 """Of an observation, between which the probe ``similarity`` compares; a checkpoint holds their directions."""
 

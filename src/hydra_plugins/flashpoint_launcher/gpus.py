@@ -66,7 +66,7 @@ class GpusLauncher(Launcher):
             UserError: a run failed, its log says why; or the sweep is refused, before its first run.
             SystemExit: a signal stopped it, with the signal's status.
         """
-        from flashpoint.lab.progress import progress_bar
+        from flashpoint.lab.progress_bar import progress_bar
 
         if not 1 <= self._runs_per_gpu <= _MOST_RUNS:
             raise UserError(f"hydra.launcher.runs_per_gpu={self._runs_per_gpu}: give 1 or more, {_MOST_RUNS} at most")

@@ -10,8 +10,7 @@ from flashpoint.errors import UserError
 from flashpoint.lab.config import Config, ModelConfig, ProbesConfig, TrainConfig
 from flashpoint.lab.model import GPT
 from flashpoint.lab.probes import user_probes
-from flashpoint.lab.probes.built_in import BUILT_IN
-from flashpoint.lab.probes.runner import ProbeRunner
+from flashpoint.lab.probes.runner import BUILT_IN, ProbeRunner
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import ProbeOff
 from flashpoint.runs.metrics import read_metrics

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from flashpoint.files import file_sha256, write_json
-from flashpoint.lab.probes.built_in import BUILT_IN
+from flashpoint.lab.probes.runner import BUILT_IN
 from flashpoint.lab.training.needs import Quantities
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import read_metrics

@@ -30,10 +30,11 @@ from flashpoint.lab.cli.composition import CONFIG, store_schema
 from flashpoint.lab.cli.key_help import print_keys
 from flashpoint.lab.cli.refusals import refusal
 from flashpoint.lab.config import Config
-from flashpoint.lab.surroundings import HardwareConfig, sets_hardware
+from flashpoint.lab.surroundings import HardwareConfig, TrackingConfig, sets_hardware
 from flashpoint.lab.training.admission import admit
 
 if TYPE_CHECKING:
+    from flashpoint.listeners import Listener
     from flashpoint.runs.outcome import Outcome
 
 SWEEP = os.environ.setdefault("FLASHPOINT_SWEEP", time.strftime("sweep_%Y-%m-%d_%H-%M-%S"))
@@ -104,11 +105,19 @@ def configured(composed: DictConfig, group: str | None) -> Config:
 
 def _run(config: Config) -> Outcome:
     # Imported late: neither --help nor bad input is to wait for PyTorch.
-    from flashpoint.lab.cli.listeners import default_listeners
     from flashpoint.lab.training.run import run
 
     refuse_unusable_gpu(config.train.device)
-    return run(config, default_listeners(config.tracking))
+    return run(config, _listeners(config.tracking))
+
+
+def _listeners(tracking: TrackingConfig) -> list[Listener]:
+    """Return who hears of a run: drawings first, then W&B, which uploads the drawings."""
+    from flashpoint.lab.report.ending import EndOfRunDrawing
+    from flashpoint.lab.wandb_tracking.listener import WandbListener
+
+    tracked = tracking.wandb != "disabled"
+    return [EndOfRunDrawing(report=tracked), *([WandbListener(tracking)] if tracked else [])]
 
 
 def main(arguments: Sequence[str]) -> None:

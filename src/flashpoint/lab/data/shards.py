@@ -25,7 +25,7 @@ from flashpoint.files import file_sha256, write_json
 from flashpoint.lab.data.corpus import Shard
 from flashpoint.lab.data.tokenizer import Tokenizer, gpt2_tokenizer, load_bpe
 from flashpoint.lab.data.workers import follow_parent, worker_processes
-from flashpoint.lab.progress import progress_bar
+from flashpoint.lab.progress_bar import progress_bar
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,24 @@ from flashpoint.lab.cuda_graph import Graphed
 from flashpoint.lab.model import GPT
 from flashpoint.lab.precision import exact_fp32_products
 from flashpoint.lab.probes import user_probes
-from flashpoint.lab.probes.built_in import BUILT_IN
+from flashpoint.lab.probes.attention import DeltaError, Deviation, NullDirection, Probe, Rows, Scores, Similarity
 from flashpoint.lab.probes.instrumented import InstrumentedPass
 from flashpoint.lab.probes.observation import Observation
+from flashpoint.lab.probes.out_error import OutBias, Ties
 from flashpoint.lab.probes.spectral import weight_norms
 from flashpoint.runs.metric_table import W_Q_NORM
+
+BUILT_IN: dict[str, type[Probe]] = {
+    "delta_error": DeltaError,
+    "ties": Ties,
+    "scores": Scores,
+    "rows": Rows,
+    "deviation": Deviation,
+    "out_bias": OutBias,
+    "null_direction": NullDirection,
+    "similarity": Similarity,
+}
+"""The probes that a configuration can name. The names stand in :mod:`flashpoint.lab.config`, too."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from flashpoint.lab.data.tokens import TokenDataset
 from flashpoint.lab.model import GPT
 from flashpoint.lab.precision import autocast
 from flashpoint.lab.probes.runner import Failed
-from flashpoint.lab.progress import progress_bar
+from flashpoint.lab.progress_bar import progress_bar
 from flashpoint.lab.training.checkpoints import Checkpoint
 from flashpoint.lab.training.nonfinite import locate
 from flashpoint.lab.training.parts import Parts
