@@ -1,6 +1,7 @@
-"""A name of a metric stands in the tables of metrics alone."""
+"""A name of a metric stands in the tables of metrics alone, and one of a file in RunFolder."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from flashpoint.diagnosis.measure_table import MEASURES
@@ -25,6 +26,13 @@ OTHER_MEANINGS = {
     "one_sided_tied_out_error_bias": "a quantity of claims",
 }
 """Names that are words of something else, too."""
+FOLDERS = {"flashpoint/runs/folder.py", "flashpoint/runs/subfolders.py"}
+FILES = (
+    "config.json", "manifest.json", "outcome.json", "tape.bin", "chain.bin", "metrics.jsonl", "batches.csv",
+    "localize.json", "curves.png", "report.html", "delta.jsonl", "batch.pt", "layer-*", "step-*.",
+)  # fmt: skip
+"""Of a run, as docs/reference.md lists them."""
+SUBFOLDERS = {"checkpoints", "weights", "captures", "branches", "report", "comparison", "figures", "wandb_id"}
 
 
 def test_no_other_module_spells_a_name() -> None:
@@ -41,16 +49,30 @@ def test_no_module_makes_names_of_parts() -> None:
     assert not made, "give the name a row: " + "; ".join(made)
 
 
+def test_run_folder_alone_knows_file_names() -> None:
+    """Not in a path, a pattern or a message of another module."""
+    names = re.compile("|".join(re.escape(name) for name in FILES))
+    spelled = [f"{path}:{line} {text!r}" for path, line, text in _texts() if path not in FOLDERS and names.search(text)]
+    assert not spelled, "ask RunFolder: " + "; ".join(spelled)
+
+
+def test_run_folder_alone_knows_its_folders() -> None:
+    joined = [f"{path}:{line} {text}" for path, line, text in _joined() if path not in FOLDERS and text in SUBFOLDERS]
+    assert not joined, "ask RunFolder: " + "; ".join(joined)
+
+
 def _trees() -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(SOURCES.rglob("*.py")):
         yield path.relative_to(SOURCES).as_posix(), ast.parse(path.read_text())
 
 
 def _texts() -> Iterator[tuple[str, int, str]]:
-    """Return the module, line and value of each string."""
+    """Return the module, line and value of each string that is not for readers of the source."""
     for path, tree in _trees():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        nodes = list(ast.walk(tree))
+        prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
                 yield path, node.lineno, node.value
 
 
@@ -62,3 +84,11 @@ def _pieces() -> Iterator[tuple[str, int, str]]:
                 for before, piece in zip(node.values, node.values[1:], strict=False):
                     if isinstance(before, ast.FormattedValue) and isinstance(piece, ast.Constant):
                         yield path, node.lineno, str(piece.value)
+
+
+def _joined() -> Iterator[tuple[str, int, str]]:
+    """Return the module, line and value of each string that a path is joined with."""
+    for path, tree in _trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.right, ast.Constant):
+                yield path, node.lineno, str(node.right.value)

@@ -30,7 +30,7 @@ def told_of_run(path: Path, capture: int | None, step: int) -> tuple[list[Table]
     from flashpoint.watching.captures import capture_folder, captured_steps
 
     of_tensors = (path.parent if path.is_file() else capture_folder(path, capture)).resolve()
-    folder = RunFolder(of_tensors.parents[1] if of_tensors.parent.name == "captures" else path)
+    folder = RunFolder.of_capture(of_tensors) or RunFolder(path)
     if not (folder.config.is_file() and folder.metrics.is_file()):
         return [], ""
     try:

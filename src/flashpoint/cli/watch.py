@@ -12,7 +12,7 @@ from flashpoint.cli.selection import answered
 from flashpoint.errors import UserError
 from flashpoint.extras import from_lab, missing
 from flashpoint.files import is_locked, whole
-from flashpoint.runs.folder import EVIDENCE, sweep_lock
+from flashpoint.runs.folder import EVIDENCE, is_run, runs_in, runs_in_folders_of, sweep_lock
 from flashpoint.runs.progress import cut_short, unended
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
@@ -95,7 +95,7 @@ def _named(word: str) -> list[Run]:
     """Return the runs that a word names, with those of the sweeps in its folder."""
     folder = Path(word)
     sweeps = _sweeps_in(folder)
-    return select_runs([*([word] if not sweeps or any(folder.glob("*/config.json")) else []), *sweeps])
+    return select_runs([*([word] if not sweeps or runs_in(folder) else []), *sweeps])
 
 
 def _identity(run: Run) -> object:
@@ -104,8 +104,8 @@ def _identity(run: Run) -> object:
 
 def _sweeps_in(folder: Path) -> list[str]:
     """Return the folders in this one that are no runs and hold runs. The evidence's have ended."""
-    sweeps = {config.parent.parent for config in folder.glob("*/*/config.json")}
-    return sorted(str(path) for path in sweeps if path.name != EVIDENCE and not (path / "config.json").exists())
+    sweeps = {run.parent for run in runs_in_folders_of(folder)}
+    return sorted(str(path) for path in sweeps if path.name != EVIDENCE and not is_run(path))
 
 
 def _how_it_went(run: Run) -> str:

@@ -20,6 +20,7 @@ from flashpoint.runs.lines import as_kept, packed
 from flashpoint.runs.localized import KeptBranch, Localized
 from flashpoint.runs.manifest import Manifest, Origin, ProbeOff, Resumption
 from flashpoint.runs.outcome import Outcome, read_outcome
+from flashpoint.runs.subfolders import CaptureFolder, ReportFolder
 from flashpoint.schema import append_to, parsed, read_json, read_record
 
 _READER_SECONDS = 0.2
@@ -30,21 +31,30 @@ EVIDENCE = "reference"
 """Folder of the evidence tables under ``runs_dir``."""
 
 
+CONFIG_FILE, CHAIN_FILE = "config.json", "chain.bin"
+"""Names that messages tell."""
+_CAPTURES = "captures"
+
+
 def sweep_lock(folder: Path) -> Path:
     """Return the file that the launcher of a sweep into this folder holds locked until the last run has ended, and with
     ``hydra/launcher=gpus`` the runs, too. Jobs of ``hydra/launcher=slurm`` hold none."""
     return folder / ".logs" / ".lock"
 
 
-def of_step(folder: Path, step: int, suffix: str) -> Path:
-    """Return where a folder holds what is of a step (:func:`by_step`)."""
-    return folder / f"step-{step:09}{suffix}"
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run's: a run writes its configuration first."""
+    return (path / CONFIG_FILE).is_file()
 
 
-def by_step(folder: Path, suffix: str = "") -> dict[int, Path]:
-    """Return what a folder holds under names of steps, ``step-NUMBER`` and the suffix, in the order of the steps."""
-    places = {path.name.removeprefix("step-").removesuffix(suffix): path for path in folder.glob(f"step-*{suffix}")}
-    return dict(sorted((int(number), path) for number, path in places.items() if number.isdecimal()))
+def runs_in(folder: Path) -> list[Path]:
+    """Return the folders of runs in a folder, by name."""
+    return sorted(config.parent for config in folder.glob(f"*/{CONFIG_FILE}"))
+
+
+def runs_in_folders_of(folder: Path) -> list[Path]:
+    """Return the folders of runs in the folders of a folder, by name."""
+    return sorted(config.parent for config in folder.glob(f"*/*/{CONFIG_FILE}"))
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ class RunFolder:
     @property
     def config(self) -> Path:
         """The resolved configuration, JSON."""
-        return self.path / "config.json"
+        return self.path / CONFIG_FILE
 
     @property
     def manifest(self) -> Path:
@@ -81,7 +91,7 @@ class RunFolder:
     @property
     def chain(self) -> Path:
         """What every step computed (:mod:`flashpoint.runs.chain`)."""
-        return self.path / "chain.bin"
+        return self.path / CHAIN_FILE
 
     @property
     def metrics(self) -> Path:
@@ -109,13 +119,27 @@ class RunFolder:
 
     @property
     def captures(self) -> Path:
-        """Folder of captured attention calls, a folder for each step (:mod:`flashpoint.diagnosis.call`)."""
-        return self.path / "captures"
+        """Folder of captured attention calls, a folder for each step (:class:`.CaptureFolder`)."""
+        return self.path / _CAPTURES
+
+    def capture(self, step: int) -> CaptureFolder:
+        """Return the capture of a step."""
+        return CaptureFolder(self.captures / f"step-{step:07}")
+
+    @classmethod
+    def of_capture(cls, capture: Path) -> RunFolder | None:
+        """Return the run that a capture's folder is of; None where it lies elsewhere."""
+        return cls(capture.parents[1]) if capture.parent.name == _CAPTURES else None
 
     @property
     def batches(self) -> Path:
         """Step and fingerprint of the batch of each step of somebody's own loop, CSV."""
         return self.path / "batches.csv"
+
+    @property
+    def branches(self) -> Path:
+        """Folder of the branches that a localisation trains; it is gone afterwards."""
+        return self.path / "branches"
 
     @property
     def branch_log(self) -> Path:
@@ -141,6 +165,16 @@ class RunFolder:
     def figure(self) -> Path:
         """Loss, gradient norm and W_Q norms over steps, PNG."""
         return self.path / "curves.png"
+
+    @property
+    def report(self) -> ReportFolder:
+        """The page of this run."""
+        return ReportFolder(self.path / "report")
+
+    @property
+    def comparison(self) -> ReportFolder:
+        """The page of this run and others."""
+        return ReportFolder(self.path / "comparison")
 
     @property
     def watched(self) -> bool:
@@ -261,10 +295,10 @@ class RunFolder:
             UserError: no run is there.
         """
         for path in (Path(run), Path(runs_dir) / run):
-            if (path / "config.json").is_file():
+            if is_run(path):
                 return cls(path)
         tables = "; a run of the evidence tables has no tape and no checkpoints" if ":" in str(run) else ""
-        raise UserError(f"{run}: no run there (no config.json){tables}; give a run's folder, e.g. {runs_dir}/NAME")
+        raise UserError(f"{run}: no run there (no {CONFIG_FILE}){tables}; give a run's folder, e.g. {runs_dir}/NAME")
 
     @property
     def under_way(self) -> bool:

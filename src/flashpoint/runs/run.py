@@ -13,7 +13,7 @@ from flashpoint.errors import UserError
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.chain import Chain
 from flashpoint.runs.configuration import RunConfig, Shape
-from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.folder import CHAIN_FILE, RunFolder
 from flashpoint.runs.manifest import Manifest, Origin
 from flashpoint.runs.metric_table import LOSS, W_Q_NORM
 from flashpoint.runs.metrics import Columns, Series, read_metrics
@@ -160,7 +160,7 @@ class Run:
         if self.ended and self.chain.steps < self.outcome.step:
             raise UserError(
                 f"{self.where}: its chain ends at step {self.chain.steps:,}, the run at {self.outcome.step:,}; "
-                "restore chain.bin"
+                f"restore {CHAIN_FILE}"
             )
         return self.chain
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from flashpoint.errors import UserError, nearest
 from flashpoint.extras import from_lab
-from flashpoint.runs.folder import EVIDENCE, RunFolder
+from flashpoint.runs.folder import CONFIG_FILE, EVIDENCE, RunFolder, is_run, runs_in
 from flashpoint.runs.run import Run
 
 _LISTED = 12
@@ -72,15 +72,13 @@ def _named(word: str, runs_dir: Path, evidence: KeptRuns | None) -> list[Run]:
         )
         return _kept(word, tables)
     raise UserError(
-        f"{word}: no run there (no config.json); give a run's folder, e.g. {runs_dir}/NAME, or EXPERIMENT:PATTERN"
+        f"{word}: no run there (no {CONFIG_FILE}); give a run's folder, e.g. {runs_dir}/NAME, or EXPERIMENT:PATTERN"
     )
 
 
 def _at(path: Path) -> list[Run]:
     """Return the run in this folder, or the runs in its folders."""
-    if (path / "config.json").is_file():
-        return [Run.of_folder(RunFolder(path))]
-    return [Run.of_folder(RunFolder(config.parent)) for config in sorted(path.glob("*/config.json"))]
+    return [Run.of_folder(RunFolder(folder)) for folder in ([path] if is_run(path) else runs_in(path))]
 
 
 def _kept(word: str, evidence: KeptRuns) -> list[Run]:

@@ -8,11 +8,9 @@ from pathlib import Path
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import DeltaSample
 from flashpoint.errors import UserError, notify
-from flashpoint.runs.folder import RunFolder, by_step
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.subfolders import LAYERS, CaptureFolder, by_step
 from flashpoint.watching import delta_file
-
-_LAYERS = "layer-*.safetensors"
-"""Files of a capture."""
 
 
 def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
@@ -21,12 +19,12 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
     Raises:
         UserError: there are none, or one cannot be read.
     """
-    if step is not None and (path.is_file() or any(path.glob(_LAYERS))):
+    if step is not None and (path.is_file() or CaptureFolder(path).layers):
         raise UserError(f"--step {step}: {path} is one capture, of one step; leave --step out")
     if path.is_file():
         return [AttentionCall.read(path)]
     folder = capture_folder(path, step)
-    files = sorted(folder.glob(_LAYERS), key=lambda file: (len(file.name), file.name))  # layer 100 after 99
+    files = CaptureFolder(folder).layers
     if not files and (run := RunFolder(path)).manifest.is_file():
         left_out = "; ".join(run.read_manifest().not_recorded)
         remedy = left_out and f"its attention was not recorded ({left_out})"
@@ -35,7 +33,7 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
             raise UserError(f"{told}: the disk was full, or their files have been deleted; watch the loop again")
         raise UserError(f"{path}: no capture was made; {remedy or 'watched.capture() in the loop makes one'}")
     if not files:
-        raise UserError(f"{folder}: holds no {_LAYERS}; give a capture, a run, a .safetensors file, or a model of "
+        raise UserError(f"{folder}: holds no {LAYERS}; give a capture, a run, a .safetensors file, or a model of "
                         "Transformers and --text FILE")  # fmt: skip
     _tell_others(path, step)
     calls = [AttentionCall.read(file) for file in files]
@@ -60,11 +58,11 @@ def read_delta(path: Path, step: int | None = None) -> dict[int, DeltaSample]:
     Raises:
         UserError: they cannot be read.
     """
-    file = delta_file.place(capture_folder(path, step))
-    if not file.is_file() or any(file.parent.glob(_LAYERS)):
+    capture = CaptureFolder(capture_folder(path, step))
+    if not capture.delta.is_file() or capture.layers:
         return {}
     _tell_others(path, step)
-    return delta_file.read(file)
+    return delta_file.read(capture.delta)
 
 
 def read_samples(path: Path, step: int | None, calls: Sequence[AttentionCall]) -> dict[int, DeltaSample]:
@@ -76,7 +74,7 @@ def read_samples(path: Path, step: int | None, calls: Sequence[AttentionCall]) -
     Raises:
         UserError: they cannot be read, or are of other heads than the calls.
     """
-    file = delta_file.place(path.parent if path.is_file() else capture_folder(path, step))
+    file = CaptureFolder(path.parent if path.is_file() else capture_folder(path, step)).delta
     samples = delta_file.read(file) if file.is_file() else {}
     for call in calls:
         if call.layer in samples and (found := samples[call.layer].heads) != call.q.shape[1]:
@@ -98,7 +96,7 @@ def capture_folder(path: Path, step: int | None) -> Path:
         return path
     if step is not None and step not in steps:
         raise UserError(f"--step {step}: {path} captured steps {', '.join(map(str, steps))}")
-    whole = [at for at, folder in steps.items() if any(folder.glob(_LAYERS))]
+    whole = [at for at, folder in steps.items() if CaptureFolder(folder).layers]
     return steps[max(whole or steps) if step is None else step]
 
 
@@ -113,5 +111,6 @@ def captured_steps(path: Path) -> dict[int, Path]:
 
 def is_capture(folder: Path) -> bool:
     """Whether a folder holds the tensors of a capture, or the errors of δ that were measured after it."""
-    errors = delta_file.place(folder)
-    return any(folder.glob(_LAYERS)) or (errors.is_file() and errors.stat().st_size > 0)
+    capture = CaptureFolder(folder)
+    errors = capture.delta
+    return bool(capture.layers) or (errors.is_file() and errors.stat().st_size > 0)

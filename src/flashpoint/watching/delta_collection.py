@@ -9,6 +9,7 @@ from pathlib import Path
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import delta_sample
 from flashpoint.diagnosis.repeats import by_identity
+from flashpoint.runs.subfolders import CaptureFolder
 from flashpoint.watching import delta_file
 from flashpoint.watching.events import CaptureMade, Handler, LoopEnded, LossesRead, StepObserved
 from flashpoint.watching.notices import Notices
@@ -120,7 +121,7 @@ class _Collection:
         if not count:  # none is finite
             return
         self._folder.mkdir(parents=True, exist_ok=True)  # somebody may have removed the run
-        delta_file.append(self._folder / delta_file.NAME, ours[0].step, samples)
+        delta_file.append(CaptureFolder(self._folder).new_delta, ours[0].step, samples)
         if not self._steps:
             self._notices.tell(f"step {ours[0].step:,}: from here on δ is measured, on {self._wanted:,} sequences")
         self._sequences += count

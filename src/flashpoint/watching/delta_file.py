@@ -18,10 +18,9 @@ from flashpoint.diagnosis.delta_sample import DeltaSample, joined_samples
 from flashpoint.diagnosis.measure_table import SOURCES
 from flashpoint.diagnosis.measures import Measures
 from flashpoint.errors import UserError
-from flashpoint.runs.lines import as_kept, whole_lines
+from flashpoint.runs.lines import whole_lines
 from flashpoint.schema import Kind, Step, understood
 
-NAME = "delta.jsonl"
 _REMEDY = "restore the file, or delete that line; tensors beside the file are diagnosed without it"
 
 
@@ -48,11 +47,6 @@ class _Line(Kind):
         if self.identities is not None and len(self.identities) != next(iter(shapes))[0]:
             raise ValueError("identities: expected as many as there are sequences")
         return self
-
-
-def place(capture: Path) -> Path:
-    """Return where a capture's file is, or would be; compressed where the capture is kept as evidence."""
-    return as_kept(capture / NAME)
 
 
 def append(path: Path, step: int, samples: Mapping[int, DeltaSample]) -> None:

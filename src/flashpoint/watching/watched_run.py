@@ -144,27 +144,24 @@ class WatchedRun:
 
     def keep(self, calls: Sequence[AttentionCall], step: int) -> Path:
         """Write captures of layers; return their folder, which is there if there are some."""
-        folder = self._capture(step)
+        capture = self.folder.capture(step)
         if calls:
-            folder.mkdir(parents=True, exist_ok=True)
+            capture.path.mkdir(parents=True, exist_ok=True)
         layers = tuple(call.layer for call in calls)
         for call in calls:
-            dataclasses.replace(call, together=layers).write(folder / f"layer-{call.layer:02}.safetensors")
-        return folder
+            dataclasses.replace(call, together=layers).write(capture.layer(call.layer))
+        return capture.path
 
     def keep_batch(self, batch: Any, step: int) -> None:
         """Write the batch of a step, plain containers of tensors on the CPU, beside its captures."""
-        folder = self._capture(step)
-        folder.mkdir(parents=True, exist_ok=True)
-        with whole(folder / "batch.pt", durable=False) as partial:
+        capture = self.folder.capture(step)
+        capture.path.mkdir(parents=True, exist_ok=True)
+        with whole(capture.batch, durable=False) as partial:
             torch.save(batch, partial)
 
     def has_capture(self, step: int) -> bool:
         """Whether tensors of a step are written."""
-        return any(self._capture(step).glob("layer-*"))
-
-    def _capture(self, step: int) -> Path:
-        return self.folder.captures / f"step-{step:07}"
+        return bool(self.folder.capture(step).layers)
 
     def close(
         self, verdict: Verdict, onset: int | None, steps: int, loss: float, seconds: float, interrupted: str | None

@@ -20,7 +20,7 @@ from flashpoint.errors import UserError
 from flashpoint.files import write_json
 from flashpoint.lab.surroundings import sets_hardware
 from flashpoint.lab.training.admission import check_place
-from flashpoint.runs.folder import RunFolder, sweep_lock
+from flashpoint.runs.folder import RunFolder, runs_in, sweep_lock
 from flashpoint.schema import Kind, read_json
 
 _LONGEST_NAME = 120
@@ -171,7 +171,7 @@ class Sweep:
         settings = sorted(o for o in shared if _key(o) not in ("runs_dir", "run_name"))
         own = {job.name: sorted(set(job.overrides) - set(shared)) for job in jobs}
         remedy = "delete it, and the sweep takes the settings of this command"
-        begun = any(self.folder.glob("*/config.json"))  # where all were refused, the settings are to be corrected
+        begun = bool(runs_in(self.folder))  # where all were refused, the settings are to be corrected
         before = read_json(self._file, _SweepFile, remedy) if begun else dict[str, Any]()
         runs = before.get("runs", {})
         if (then := before.get("shared", settings)) != settings:

@@ -24,8 +24,9 @@ from flashpoint.lab.training.run import run
 from flashpoint.lab.training.snapshots import snapshot_steps
 from flashpoint.lab.training.step import OptimizerStep
 from flashpoint.listeners import Listener, Metrics
-from flashpoint.runs.folder import RunFolder, by_step
+from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
+from flashpoint.runs.subfolders import by_step
 from tests.composed import composed
 from tests.conftest import TINY
 from tests.verdicts import metrics_of

@@ -25,5 +25,6 @@ def command(words: tuple[str, ...], out: Path | None) -> None:
     if out is None:
         if runs[0].folder is None:
             raise UserError(f"{runs[0].where}: in a table, which holds no report; choose its folder with --out")
-        out = runs[0].folder.path / ("report" if len(runs) == 1 else "comparison")  # the first keeps its own page
+        first = runs[0].folder
+        out = (first.report if len(runs) == 1 else first.comparison).path  # the first keeps its own page
     click.echo(write_report(runs, out))

@@ -55,5 +55,5 @@ def check_replay(taped: TapeHeader, here: TapeHeader, tokens: TokenDataset) -> N
         if recorded != current:
             raise UserError(
                 f"{item.name} differs from the tape's: {current} here, {recorded} on the tape; restore the tape if it "
-                "is another run's, or replay with the versions that recorded it (manifest.json)"
+                "is another run's, or replay with the versions that recorded it, which its manifest tells"
             )

@@ -129,9 +129,8 @@ def _kept(run: Run) -> Columns:
     if not run.ended:
         raise UserError(f"{run.where}: has not ended; {run.folder.resume_setting} goes on with it")
     if not run.folder.chain.exists():
-        raise UserError(
-            f"{run.where}: has no chain.bin, which evidence keeps; {run.folder.replay_setting} makes the run anew"
-        )
+        missing = f"{run.where}: has no {run.folder.chain.name}, which evidence keeps"
+        raise UserError(f"{missing}; {run.folder.replay_setting} makes the run anew")
     told = run.outcome.chain_digest
     if run.chain.digest != told:
         raise UserError(f"{run.folder.chain}: ends in {run.chain.digest}, the outcome says {told}; restore the file")

@@ -24,7 +24,7 @@ from flashpoint.lab.evidence.arrow import chain_of, metrics_of, wrong_chain_colu
 from flashpoint.lab.stored_config import config_of
 from flashpoint.runs import migrations
 from flashpoint.runs.chain import Chain
-from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.folder import RunFolder, runs_in_folders_of
 from flashpoint.runs.manifest import Manifest
 from flashpoint.runs.metrics import Columns
 from flashpoint.runs.outcome import Outcome, outcome_of
@@ -216,9 +216,8 @@ class Evidence:
         found: dict[str, dict[str, Run]] = {}
         for run in self.kept:
             found.setdefault(str(run.experiment), {})[run.name] = run
-        for config in self.root.glob("*/*/config.json"):
-            folder = RunFolder(config.parent)
-            found.setdefault(config.parent.parent.name, {})[config.parent.name] = Run.of_folder(folder)
+        for path in runs_in_folders_of(self.root):
+            found.setdefault(path.parent.name, {})[path.name] = Run.of_folder(RunFolder(path))
         return {experiment: dict(sorted(found[experiment].items())) for experiment in sorted(found)}
 
 

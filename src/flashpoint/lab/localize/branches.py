@@ -25,6 +25,7 @@ from flashpoint.errors import UserError, notify
 from flashpoint.lab.localize.processes import branch_processes
 from flashpoint.lab.localize.subject import A, Subject, Trained
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.subfolders import log_of_branch
 
 
 class OutOfTimeError(Exception):
@@ -98,10 +99,10 @@ class Branches(Generic[A]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            self._held.callback(shutil.rmtree, self._folder.path / "branches", ignore_errors=True)
+            self._held.callback(shutil.rmtree, self._folder.branches, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):  # the log of a branch that failed stays
-                (self._folder.path / "branches").rmdir()
+                self._folder.branches.rmdir()
         self._held.__exit__(kind, error, trace)
 
     @property
@@ -143,7 +144,7 @@ class Branches(Generic[A]):
         """
         missing = {key: branch for branch in branches if (key := self._key(branch)) not in self._known}
         if missing:
-            (self._folder.path / "branches").mkdir(exist_ok=True)
+            self._folder.branches.mkdir(exist_ok=True)
         running: dict[Future[tuple[Trained, float]], str] = {}
         waiting, late, failed = list(missing), False, list[Exception]()
         while waiting or running:
@@ -198,10 +199,10 @@ class Branches(Generic[A]):
 
 def _train_one(subject: Subject[A], branch: Branch[A], folder: RunFolder, key: str) -> tuple[Trained, float]:
     """Train a branch in a folder that is gone afterwards; return its end and its seconds."""
-    place = folder.path / "branches" / key
+    place = folder.branches / key
     shutil.rmtree(place, ignore_errors=True)
     started = time.monotonic()
     trained = subject.train(branch.attention, branch.start, branch.steps, place)
     shutil.rmtree(place, ignore_errors=True)
-    place.with_suffix(".log").unlink(missing_ok=True)
+    log_of_branch(place).unlink(missing_ok=True)
     return trained, time.monotonic() - started

@@ -29,6 +29,7 @@ from flashpoint.runs.fingerprints import batches_of
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metric_table import LOSS, W_Q_NORM
 from flashpoint.runs.run import Run
+from flashpoint.runs.subfolders import log_of_branch
 from flashpoint.user_code import file_digest, load
 from flashpoint.watching.loop import Watch, watch
 
@@ -170,7 +171,7 @@ class OwnLoop:
             )  # fmt: skip
 
         with (
-            folder.with_suffix(".log").open("w") as log,
+            log_of_branch(folder).open("w") as log,
             contextlib.redirect_stderr(log),
             contextlib.redirect_stdout(log),
         ):
@@ -217,7 +218,7 @@ class OwnLoop:
             raise UserError(f"{told}: did not call attention({min(missing)}); give each layer its own, from 1")
         if W_Q_NORM.name not in branch.columns:
             raise UserError(
-                f"{told}: no matrix was found that makes q of every layer; {folder.path.with_suffix('.log')} tells "
+                f"{told}: no matrix was found that makes q of every layer; {log_of_branch(folder.path)} tells "
                 "what was seen of their attention"
             )
         run_batches = batches_of(self.folder)

@@ -21,9 +21,10 @@ from flashpoint.lab.training.run import run as train
 from flashpoint.numerics.choices import NEAREST, UNROUNDED, DeltaError
 from flashpoint.numerics.effective import effective_choices
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
-from flashpoint.runs.folder import RunFolder, by_step
+from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metric_table import W_Q_NORM
 from flashpoint.runs.run import Run
+from flashpoint.runs.subfolders import SIDECAR, TENSORS, by_step, log_of_branch
 
 REMEDIES: dict[str, dict[str, Any]] = {
     **{f"{symbol} is not rounded": {point: UNROUNDED} for point, symbol in ROUNDING_POINTS.items()},
@@ -48,8 +49,8 @@ class ReplayedRun:
 
     @cached_property
     def checkpoints(self) -> list[int]:
-        weights = by_step(self.folder.checkpoints, ".safetensors")
-        saved = [step for step in by_step(self.folder.checkpoints, ".json") if step in weights]
+        weights = by_step(self.folder.checkpoints, TENSORS)
+        saved = [step for step in by_step(self.folder.checkpoints, SIDECAR) if step in weights]
         origin = self.run.origin
         return [0, *saved] if origin is None or origin[1] == 0 else saved  # from its beginning, too
 
@@ -88,7 +89,7 @@ class ReplayedRun:
         return json.dumps({**attention.to_dict(), "name": ""}, sort_keys=True)
 
     def train(self, attention: AttentionVariant, start: int, steps: int, folder: Path) -> Trained:
-        with folder.with_suffix(".log").open("w") as log, contextlib.redirect_stderr(log):
+        with log_of_branch(folder).open("w") as log, contextlib.redirect_stderr(log):
             outcome = train(_branching(self.folder, attention, start, steps, folder))
         if outcome.interrupted:  # what ended the branch ends the localisation: half a branch says nothing
             signal.raise_signal(signal.Signals[outcome.interrupted])

@@ -32,7 +32,7 @@ class EndOfRunDrawing:
         """Draw."""
         draw_curves(folder)
         if self._report:
-            write_report([Run.of_folder(folder)], folder.path / "report")
+            write_report([Run.of_folder(folder)], folder.report.path)
 
     def failed(self, folder: RunFolder) -> None:
         """A run without a verdict is not drawn."""

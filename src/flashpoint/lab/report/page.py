@@ -15,6 +15,7 @@ from flashpoint.lab.stored_config import trained_config
 from flashpoint.numerics.variant import ROUNDING_POINTS
 from flashpoint.quantiles import clopper_pearson
 from flashpoint.runs.run import Run
+from flashpoint.runs.subfolders import ReportFolder
 from flashpoint_kernels.codes import BF16_BITS
 
 if TYPE_CHECKING:
@@ -65,17 +66,17 @@ def write_report(runs: Sequence[Run], folder: Path) -> Path:
         UserError: a run's files are missing or damaged.
         OSError: the folder cannot be written.
     """
-    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    report = ReportFolder(folder)
     images = _images(runs)
     for panel in PANELS:
-        file = folder / "figures" / f"{panel.key}.png"
+        file = report.figure(panel.key)
+        file.parent.mkdir(parents=True, exist_ok=True)
         if panel in images:
             file.write_bytes(images[panel].png)
         else:
             file.unlink(missing_ok=True)  # of an earlier report, of other runs
-    written = folder / "report.html"
-    written.write_text(_page(runs, images, with_files=True), encoding="utf-8")
-    return written
+    report.page.write_text(_page(runs, images, with_files=True), encoding="utf-8")
+    return report.page
 
 
 def page(runs: Sequence[Run], reload_seconds: float | None = None) -> str:

@@ -27,8 +27,8 @@ from flashpoint.files import file_sha256, whole, write_json
 from flashpoint.hardware import is_of_full_memory
 from flashpoint.lab.config import CheckpointsConfig
 from flashpoint.lab.training.needs import capacity
-from flashpoint.runs.folder import by_step, of_step
 from flashpoint.runs.outcome import Verdict
+from flashpoint.runs.subfolders import SIDECAR, TENSORS, by_step, files_of_steps, of_step
 from flashpoint.schema import Kind, Number, Step, parsed, read_json
 
 
@@ -94,17 +94,17 @@ def verified(folder: Path, notify: Callable[[str], None], up_to: int | None = No
     Args:
         up_to: the last step that counts; None is any. A later checkpoint is not read: it can be large.
     """
-    for named, sidecar in reversed(by_step(folder, ".json").items()):
+    for named, sidecar in reversed(by_step(folder, SIDECAR).items()):
         if up_to is not None and named > up_to:
             continue
-        path = sidecar.with_suffix(".safetensors")
+        path = sidecar.with_suffix(TENSORS)
         reason = "damaged or cut short"
         try:
             expected = read_json(sidecar, _Sidecar, "")
             with safe_open(path, "pt") as file:
                 step = parsed((file.metadata() or {}).get("state", ""), State, "its state", "")["step"]
             intact = path.stat().st_size == expected["size"] and file_sha256(path) == expected["sha256"]
-            if intact and sidecar == of_step(folder, step, ".json"):
+            if intact and sidecar == of_step(folder, step, SIDECAR):
                 yield Checkpoint(path, step)
                 continue
         except UserError as error:
@@ -178,13 +178,13 @@ class CheckpointWriter:
 
     def _write(self, copies: dict[str, Tensor], copied: torch.cuda.Event | None, state: dict[str, Any]) -> None:
         step = state["step"]
-        path = of_step(self._folder, step, ".safetensors")
+        path = of_step(self._folder, step, TENSORS)
         with self._unwritten_is_told(step):
             self._make_room(step)
             with whole(path) as partial:
                 save_file(_to_host(copies, copied), partial, metadata={"state": json.dumps(state)})
                 sidecar = {"step": step, "size": partial.stat().st_size, "sha256": file_sha256(partial)}
-            write_json(path.with_suffix(".json"), sidecar)
+            write_json(path.with_suffix(SIDECAR), sidecar)
             _sync_folder(self._folder)
 
     @contextlib.contextmanager
@@ -194,23 +194,22 @@ class CheckpointWriter:
         except (OSError, MemoryError, RuntimeError) as error:
             if not (isinstance(error, OSError) or is_of_full_memory(error)):
                 raise
-            path = of_step(self._folder, step, ".safetensors")
+            path = of_step(self._folder, step, TENSORS)
             self._notify(f"{path}: checkpoint not written ({one_line(error)}); the run goes on without it")
 
     def _make_room(self, step: int) -> None:
         """Delete before writing, so that the budget holds all the time; what a kill left unfinished goes, too."""
         steps = self._steps()
         kept = set(steps) & retained([*steps, step], self._config.interval, self._capacity, self._pinned)
-        kept_files = {of_step(self._folder, old, suffix) for old in kept for suffix in (".json", ".safetensors")}
-        for pattern in ("step-*.json", "step-*.safetensors", ".step-*.partial"):  # a sidecar before its checkpoint
-            for path in self._folder.glob(pattern):
-                if path not in kept_files:
-                    path.unlink(missing_ok=True)
+        kept_files = {of_step(self._folder, old, suffix) for old in kept for suffix in (SIDECAR, TENSORS)}
+        for path in files_of_steps(self._folder):  # a sidecar before its checkpoint
+            if path not in kept_files:
+                path.unlink(missing_ok=True)
 
     def _steps(self) -> list[int]:
         """Return the steps of the checkpoints that have their sidecars."""
-        sidecars = by_step(self._folder, ".json").items()
-        return [step for step, path in sidecars if path.with_suffix(".safetensors").exists()]
+        sidecars = by_step(self._folder, SIDECAR).items()
+        return [step for step, path in sidecars if path.with_suffix(TENSORS).exists()]
 
 
 def _to_host(tensors: dict[str, Tensor], ready: torch.cuda.Event | None) -> dict[str, Tensor]:

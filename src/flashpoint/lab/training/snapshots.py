@@ -25,8 +25,9 @@ from flashpoint.lab.data.batches import Order
 from flashpoint.lab.data.tape import Tape, TapeHeader
 from flashpoint.lab.stored_config import read_config
 from flashpoint.numerics.effective import effective_choices
-from flashpoint.runs.folder import RunFolder, by_step, of_step
+from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metric_table import ALL_TENSORS, WEIGHTS_LARGEST, WEIGHTS_SPREAD, WEIGHTS_WASSERSTEIN
+from flashpoint.runs.subfolders import TENSORS, by_step, of_step
 
 _OF_ONE_THING = {
     "model.init_seed": "initial weights",
@@ -44,13 +45,13 @@ def write_snapshot(folder: Path, step: int, weights: Mapping[str, Tensor]) -> No
         OSError: the file cannot be written.
     """
     folder.mkdir(exist_ok=True)
-    with whole(of_step(folder, step, ".safetensors")) as partial:
+    with whole(of_step(folder, step, TENSORS)) as partial:
         save_file({name: tensor.detach().cpu() for name, tensor in weights.items()}, partial)
 
 
 def snapshot_steps(folder: Path) -> list[int]:
     """Return the steps after which the folder has weights, in order."""
-    return list(by_step(folder, ".safetensors"))
+    return list(by_step(folder, TENSORS))
 
 
 def read_snapshot(folder: Path, step: int) -> dict[str, Tensor]:
@@ -60,10 +61,10 @@ def read_snapshot(folder: Path, step: int) -> dict[str, Tensor]:
         UserError: the file is missing or damaged.
     """
     try:
-        return load_file(of_step(folder, step, ".safetensors"))
+        return load_file(of_step(folder, step, TENSORS))
     except (OSError, SafetensorError) as error:
         raise UserError(
-            f"{of_step(folder, step, '.safetensors')}: {error}; restore the file, or drop probes.weights_against"
+            f"{of_step(folder, step, TENSORS)}: {error}; restore the file, or drop probes.weights_against"
         ) from error
 
 

@@ -15,7 +15,8 @@ from flashpoint.errors import UserError, notify
 from flashpoint.lab.config import Config
 from flashpoint.lab.training.checkpoints import Checkpoint, verified
 from flashpoint.runs.chain import Chain
-from flashpoint.runs.folder import RunFolder, by_step
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.subfolders import SIDECAR, by_step
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def starting_point(
     """
     start, source = Start(), resumed or original
     if resumed:
-        if taped is not None and max(by_step(resumed.checkpoints, ".json"), default=0) > taped:
+        if taped is not None and max(by_step(resumed.checkpoints, SIDECAR), default=0) > taped:
             notify(f"{resumed.tape}: damaged after {taped:,} steps; using a checkpoint before")
         start = _newest(resumed, taped) or _beginning(resumed, config.runs_dir)
     elif original and config.from_step is not None:
@@ -112,7 +113,7 @@ def _branching_point(original: RunFolder, from_step: int) -> Start:
                 "verdict; begin earlier to see whether an attention holds"
             )
         return dataclasses.replace(start, chain=original.chain)
-    later = [step for step in by_step(original.checkpoints, ".json") if step > from_step]
+    later = [step for step in by_step(original.checkpoints, SIDECAR) if step > from_step]
     if not later:
         raise UserError(f"from_step={from_step}: {original.path} has no checkpoint; replay it from the start")
     raise UserError(

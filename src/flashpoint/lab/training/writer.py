@@ -17,10 +17,11 @@ from flashpoint.lab.training.parts import Parts
 from flashpoint.lab.training.snapshots import write_snapshot
 from flashpoint.listeners import Listeners, Metrics
 from flashpoint.runs.chain import ChainWriter
-from flashpoint.runs.folder import RunFolder, by_step
+from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import ProbeOff
 from flashpoint.runs.metrics import MetricsFile
 from flashpoint.runs.outcome import Outcome
+from flashpoint.runs.subfolders import SIDECAR, TENSORS, by_step
 
 
 class RunWriter:
@@ -47,7 +48,7 @@ class RunWriter:
         goes_on = first_step > 0 and folder.chain.exists()
         self.chain = ChainWriter(folder.chain, steps=first_step if goes_on else None)
         self._metrics = MetricsFile(folder.metrics, first_step)
-        for states, suffix in ((folder.checkpoints, ".json"), (folder.weights, ".safetensors")):
+        for states, suffix in ((folder.checkpoints, SIDECAR), (folder.weights, TENSORS)):
             for step, path in by_step(states, suffix).items():
                 if step > first_step:  # a checkpoint without its sidecar does not count
                     path.unlink()

@@ -85,8 +85,8 @@ class WandbListener:
 
     def ended(self, folder: RunFolder, outcome: Outcome) -> None:
         """Hand over the verdict, the report's figures and the run's files; wait until they have arrived, or give up."""
-        figures = sorted((folder.path / "report" / "figures").glob("*.png"))
-        files = [folder.tape, folder.chain, folder.config, folder.manifest, folder.path / "report" / "report.html"]
+        figures = folder.report.figures
+        files = [folder.tape, folder.chain, folder.config, folder.manifest, folder.report.page]
         summary = {**outcome.to_dict(), "outcome": outcome.ending}
         paths = [str(file) for file in files if file.exists()]
         self._messages.put(("end", (summary, list(map(str, figures)), paths)))

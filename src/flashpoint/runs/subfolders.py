@@ -1,0 +1,90 @@
+"""File names in the folders inside a run. :class:`flashpoint.runs.folder.RunFolder` says where these folders are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashpoint.runs.lines import as_kept
+
+TENSORS = ".safetensors"
+"""Suffix of a checkpoint's or a snapshot's tensors."""
+SIDECAR = ".json"
+"""Suffix of what is said of a checkpoint beside its tensors; one without it does not count."""
+LAYERS = f"layer-*{TENSORS}"
+"""Pattern of the files of a capture that hold tensors."""
+
+
+def of_step(folder: Path, step: int, suffix: str) -> Path:
+    """Return where a folder holds what is of a step (:func:`by_step`)."""
+    return folder / f"step-{step:09}{suffix}"
+
+
+def by_step(folder: Path, suffix: str = "") -> dict[int, Path]:
+    """Return what a folder holds under names of steps, ``step-NUMBER`` and the suffix, in the order of the steps."""
+    places = {path.name.removeprefix("step-").removesuffix(suffix): path for path in folder.glob(f"step-*{suffix}")}
+    return dict(sorted((int(number), path) for number, path in places.items() if number.isdecimal()))
+
+
+def files_of_steps(folder: Path) -> Iterator[Path]:
+    """Return the files of checkpoints, each sidecar before its tensors, and then what a kill left unfinished."""
+    for pattern in (f"step-*{SIDECAR}", f"step-*{TENSORS}", ".step-*.partial"):
+        yield from folder.glob(pattern)
+
+
+def log_of_branch(folder: Path) -> Path:
+    """Return where what a branch printed is kept while it trains, beside its folder."""
+    return folder.with_suffix(".log")
+
+
+@dataclass(frozen=True)
+class CaptureFolder:
+    """A capture: the attention calls of one step, and the errors of δ that were measured after it."""
+
+    path: Path
+
+    def layer(self, number: int) -> Path:
+        """Return where the call of a layer, from 1, is written (:mod:`flashpoint.diagnosis.call`)."""
+        return self.path / f"layer-{number:02}{TENSORS}"
+
+    @property
+    def layers(self) -> list[Path]:
+        """The files of calls, in the order of their layers."""
+        return sorted(self.path.glob(LAYERS), key=lambda file: (len(file.name), file.name))  # layer 100 after 99
+
+    @property
+    def batch(self) -> Path:
+        """The step's batch, as ``torch.save`` writes it."""
+        return self.path / "batch.pt"
+
+    @property
+    def new_delta(self) -> Path:
+        """Where errors of δ are added (:mod:`flashpoint.watching.delta_file`)."""
+        return self.path / "delta.jsonl"
+
+    @property
+    def delta(self) -> Path:
+        """The errors of δ; compressed where the capture is kept as evidence."""
+        return as_kept(self.new_delta)
+
+
+@dataclass(frozen=True)
+class ReportFolder:
+    """A page of runs and its figures (:mod:`flashpoint.lab.report.page`)."""
+
+    path: Path
+
+    @property
+    def page(self) -> Path:
+        """One HTML file with the figures inside."""
+        return self.path / "report.html"
+
+    def figure(self, key: str) -> Path:
+        """Return where a figure is written, PNG."""
+        return self.path / "figures" / f"{key}.png"
+
+    @property
+    def figures(self) -> list[Path]:
+        """The figures that are there, by name."""
+        return sorted(self.figure("*").parent.glob(self.figure("*").name))
