@@ -1,5 +1,6 @@
 """What documents show of commands is what the commands print, and links lead somewhere."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -106,3 +107,14 @@ def test_a_page_is_filled_with_what_commands_print(tmp_path: Path) -> None:
     assert failed.returncode != 0
     assert "nowhere: no run there" in failed.stderr
     assert page.read_text() == before
+
+
+def test_the_walks_of_the_architecture_lead_through_code_that_is_there() -> None:
+    page = REPOSITORY / "docs/architecture.md"
+    stations = re.findall(r"^\d+\. \[`[^`]+`\]\(([^)]+)\): ((?:`\w+`(?:, )?)+)", page.read_text(), re.MULTILINE)
+    assert len(stations) > 30
+    for link, words in stations:
+        tree = ast.parse((page.parent / link).read_text())
+        named = [node.targets if isinstance(node, ast.Assign) else [node] for node in ast.walk(tree)]
+        there = {getattr(one, "name", getattr(one, "id", None)) for some in named for one in some}
+        assert not set(re.findall(r"`(\w+)`", words)) - there, link
