@@ -47,7 +47,7 @@ def test_a_commit_is_of_a_repository_that_tracks_the_source(tmp_path: Path, monk
         return subprocess.check_output(["git", *own, *arguments], cwd=tmp_path, text=True).strip()
 
     def commit() -> object:
-        return describe_environment(torch.device("cpu"), Config())["commit"]
+        return describe_environment(torch.device("cpu"), Config()).commit
 
     package = tmp_path / ".venv/flashpoint"
     package.mkdir(parents=True)
@@ -76,7 +76,7 @@ def test_a_manifest_names_pytorchs_kernel_of_the_precision(
     monkeypatch.setattr(determinism, "sdpa_operation", lambda q: str(q.dtype))
     attention = AttentionVariant(name="sdpa", kernel="sdpa")
     config = dataclasses.replace(Config(), attn=attention, train=TrainConfig(precision=precision))
-    assert describe_environment(torch.device("cpu"), config)["sdpa"] == str(dtype)
+    assert describe_environment(torch.device("cpu"), config).sdpa == str(dtype)
 
 
 @pytest.mark.parametrize(
