@@ -24,6 +24,7 @@ SHAPE = (2, 4, 512, 64)
 @pytest.fixture(autouse=True)
 def _restored() -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()
+    torch._dynamo.reset()  # each variant is a graph of its own
     yield
     torch.use_deterministic_algorithms(before)
 
@@ -52,7 +53,8 @@ def computed(variant: AttentionVariant, compiled: bool) -> list[Tensor]:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(q, k, v, variant, layer=1, seed_and_step=key)
 
-    out = (torch.compile(attend, fullgraph=True) if compiled else attend)(*given)
+    with torch.autocast("cuda", torch.bfloat16):  # as in a training
+        out = (torch.compile(attend, fullgraph=True) if compiled else attend)(*given)
     return [out.detach(), *torch.autograd.grad(out, given, grad_out)]
 
 
@@ -70,7 +72,7 @@ def exact() -> list[Tensor]:
 def test_output_and_gradients_are_near_fp64(name: str, compiled: bool, front: dict[str, object]) -> None:
     variant = replace(variant_here(name), **front)
     for found, wanted in zip(computed(variant, compiled), exact(), strict=True):
-        assert float((found.double() - wanted).norm() / wanted.norm()) < 2**-6
+        assert float((found.double() - wanted).norm() / wanted.norm()) < 2**-5
 
 
 @pytest.mark.parametrize("name", KERNELS)

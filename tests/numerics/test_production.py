@@ -13,7 +13,7 @@ import flashpoint
 from flashpoint.drop_in import variant_of
 from flashpoint.errors import UserError
 from flashpoint.numerics.dispatch import attention
-from flashpoint.numerics.production import PRODUCTION, refuse_missing
+from flashpoint.numerics.production import PRODUCTION, make_ready, refuse_missing
 from flashpoint.numerics.stabilizers import center, in_fp16, power_of_two
 from flashpoint.numerics.variant import AttentionVariant
 
@@ -82,6 +82,39 @@ def test_fp16_inside_rounds_eight_times_finer() -> None:
         gradients(replace(variant_of("sdpa_math"), fp16_inside=True), torch.bfloat16), exact(torch.bfloat16)
     )
     assert max(errors) < 2**-8
+
+
+def test_fp16_inside_stays_fp16_under_autocast() -> None:
+    """Autocast casts the inputs of PyTorch's attention to BF16, whatever they are."""
+    seen = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        seen.append(torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+        return seen[-1]
+
+    q, k, v, _ = (x.bfloat16() for x in inputs())
+    with torch.autocast("cpu", torch.bfloat16):
+        out = in_fp16(attend, q, k, v)
+        assert torch.nn.functional.scaled_dot_product_attention(q.half(), k.half(), v.half()).dtype == torch.bfloat16
+    assert seen[0].dtype == torch.float16
+    assert out.dtype == torch.bfloat16
+
+
+def test_flexattention_is_traced_with_and_without_a_mask_that_is_there() -> None:
+    """Of a length that was never seen, and of one that was."""
+    q, k, v, _ = (x.float() for x in inputs())
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    for ready in (False, True):
+        if ready:
+            make_ready("flex", q.shape[2], CPU)
+        torch._dynamo.reset()
+
+        @torch.compile(fullgraph=True, backend="aot_eager")
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attention(q, k, v, variant_of("flex"), layer=1, seed_and_step=KEY)
+
+        for _ in range(2):
+            torch.testing.assert_close(attend(q, k, v), wanted)
 
 
 @pytest.mark.parametrize("size", [1e-30, 3e-7, 1.0, 1.9e4])

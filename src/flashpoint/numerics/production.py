@@ -65,12 +65,22 @@ _MASKS: dict[tuple[int, str], Any] = {}
 
 
 def _causal_mask(length: int, device: str) -> Any:
-    """Return FlexAttention's causal mask of so many tokens. It is made once, outside of what a compiler traces."""
+    """Return FlexAttention's causal mask of so many tokens, made once. A compiler that meets a new length makes it in
+    its graph: what it traces may not change the table."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    if (length, device) not in _MASKS:
-        _MASKS[length, device] = create_block_mask(_not_later, None, None, length, length, device)
-    return _MASKS[length, device]
+    if (length, device) in _MASKS:
+        return _MASKS[length, device]
+    mask = create_block_mask(_not_later, None, None, length, length, device)
+    if not torch.compiler.is_compiling():
+        _MASKS[length, device] = mask
+    return mask
+
+
+def make_ready(kernel: str, length: int, device: torch.device) -> None:
+    """Make what a kernel needs for causal attention over so many tokens, before a compiler traces it."""
+    if kernel == "flex":
+        _causal_mask(length, str(device))
 
 
 def _not_later(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:

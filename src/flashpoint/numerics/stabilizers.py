@@ -57,7 +57,9 @@ def in_fp16(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """
     scale = q.new_ones((), dtype=torch.float32)
     *inner, scale = _Enter.apply(q, k, v, scale)
-    out: Tensor = _Leave.apply(attention(*inner), scale, q.dtype)
+    with torch.autocast(q.device.type, enabled=False):  # under which PyTorch's attention casts FP16 to BF16
+        inside = attention(*inner)
+    out: Tensor = _Leave.apply(inside, scale, q.dtype)
     return out
 
 

@@ -18,6 +18,8 @@ from flashpoint.lab.precision import autocast, linear_dtype, loss_scale
 from flashpoint.lab.training.digests import state_checksum
 from flashpoint.lab.training.parallel import Ranks, flattened, take_from
 from flashpoint.numerics.ops import forget_graphs
+from flashpoint.numerics.production import make_ready
+from flashpoint.numerics.variant import kernel_in
 
 _EAGER_STEPS = 3
 """Steps before the capture: they compile, allocate the optimiser's state and choose algorithms."""
@@ -73,8 +75,14 @@ class OptimizerStep:
         if self._compiled:
             # PyTorch keeps a graph with a custom gradient, as the embedding's, out of its cache unless it is told.
             functorch_config.autograd_cache_allow_custom_autograd_functions = True
+            attentions = []
+            for attention in (cast(Block, block).attention for block in self.model.blocks):
+                kernel = kernel_in(attention.variant, attention.layer)
+                if kernel == "flash":
+                    attentions.append(attention.attend)
+                else:
+                    make_ready(kernel, self._batch.shape[2] - 1, self._batch.device)
             with ThreadPoolExecutor(1) as beside:
-                attentions = [cast(Block, block).attention.attend for block in self.model.blocks]
                 kernels = beside.submit(self._compile_kernels, attentions)
                 self._loss(self._batch[0]).backward()
                 kernels.result()
