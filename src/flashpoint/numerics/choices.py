@@ -12,6 +12,9 @@ from flashpoint.typed import check_literals
 from flashpoint_kernels.codes import BF16_BITS
 
 Mode = Literal["none", "nearest", "stochastic"]
+Shift = Literal["none", "sequence", "sequence_detached", "batch_detached"]
+"""Of what the vector c of a head, which a stabiliser takes from K or V, is the mean: a sequence, with its gradient or
+without, or batch and tokens."""
 
 
 @dataclass(frozen=True)

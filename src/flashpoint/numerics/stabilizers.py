@@ -6,13 +6,13 @@ Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d feature
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Shift = Literal["none", "sequence", "sequence_detached", "batch_detached"]
-"""Of what the vector c of a head is the mean: a sequence, with its gradient or without, or batch and tokens."""
+from flashpoint.numerics.choices import Shift
+
 FP16_MAX = 65_504.0
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q [B, H, T, d], k and v [B, H_kv, T, d] to O [B, H, T, d]."""

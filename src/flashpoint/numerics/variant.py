@@ -17,6 +17,7 @@ from flashpoint.numerics.choices import (
     Heads,
     ResidualFormat,
     Rounding,
+    Shift,
     distinct,
     heads_in,
     selected_heads,
@@ -24,7 +25,6 @@ from flashpoint.numerics.choices import (
 )
 from flashpoint.numerics.delta_rules import RULES, DeltaName
 from flashpoint.numerics.delta_rules.rule import SavedOut
-from flashpoint.numerics.stabilizers import Shift
 from flashpoint.typed import check_literals
 from flashpoint_kernels.codes import BF16_BITS
 
