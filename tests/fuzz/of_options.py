@@ -22,7 +22,7 @@ _OF_HYDRA = (
     "hydra.launcher", "hydra.callbacks", "hydra", "hydra.job.config.override_dirname.kv_sep", "hydra.job.env_set",
 )  # fmt: skip
 KEYS = (*(key.name for key in keys()), *(f"attn.{name}" for name in _OF_ATTENTION), "attn")
-_FOLDERS = ("runs_dir", "hydra.run.dir", "hydra.sweep.dir", "hydra.output_subdir")
+_FOLDERS = ("runs_dir", "hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir")
 _SECTIONS = ("model", "data", "train", "detector", "probes", "checkpoints", "tracking", "attn")
 
 _NUMBERS = st.one_of(

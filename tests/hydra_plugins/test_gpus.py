@@ -24,7 +24,7 @@ from hydra_plugins.flashpoint_launcher.gpus import GpusLauncher
 from hydra_plugins.flashpoint_launcher.slurm import SlurmLauncher
 from tests import warm
 from tests.composed import composed_hardware
-from tests.conftest import Command, environment, wait_until
+from tests.conftest import SOME_TEXT, TINY, Command, environment, wait_until
 from tests.test_hardware import Driver
 
 SWEEP = (
@@ -82,9 +82,8 @@ def launch(jobs: Sequence[Sequence[str]], runs_per_gpu: int = 1, sweep: str = "s
     sys.argv[0] = "stand_in.py"
     launcher = GpusLauncher(sweep, runs_per_gpu)
     sources = [{"provider": "main", "path": "configs"}, {"provider": "command-line", "path": "mine"}]
-    config = OmegaConf.create(
-        {"runs_dir": "runs", "hardware": {"gpu": None}, "hydra": {"runtime": {"config_sources": sources}}}
-    )
+    own_files = {"runtime": {"config_sources": sources}, "job": {"config_name": "mine"}, "searchpath": ["a b"]}
+    config = OmegaConf.create({"runs_dir": "runs", "hardware": {"gpu": None}, "hydra": own_files})
     launcher.setup(hydra_context=context(), task_function=print, config=config)
     launcher.launch(jobs, 0)
 
@@ -144,6 +143,23 @@ def test_a_failed_run_stops_no_other_and_the_same_command_runs_what_is_missing(t
     (run / "outcome.json").write_text(json.dumps({**outcome, "interrupted": "SIGINT"}))
     assert train(*command).stdout == first.stdout
     assert interrupted(sweep) == {run.name: None}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("found_by", [("hydra.searchpath=[mine]",), ("--config-dir", "mine", "-cn", "longer")])
+def test_runs_find_the_users_own_files(train: Command, tmp_path: Path, found_by: Sequence[str]) -> None:
+    """They were refused, or took another configuration than the one that was named."""
+    (tmp_path / "mine/attn").mkdir(parents=True)
+    (tmp_path / "mine/attn/own.yaml").write_text("name: own\nbeta: 3.0\n")
+    (tmp_path / "mine/longer.yaml").write_text("defaults: [train, _self_]\ntrain: {eval_sequences: 6}\n")
+    (tmp_path / "words.txt").write_text(SOME_TEXT)
+    given = [argument for argument in TINY if not argument.startswith("train.eval_sequences")]
+    result = train(*found_by, *given, "data.path=words.txt", *SWEEP, "attn=own", tiny=False)
+    assert result.returncode == 0, result.stderr
+    (path,) = tmp_path.glob("runs/s/*/config.json")
+    config = json.loads(path.read_text())
+    assert (config["attn"]["name"], config["attn"]["beta"]) == ("own", 3.0)
+    assert config["train"]["eval_sequences"] == (6 if "-cn" in found_by else 64)
 
 
 @pytest.mark.slow
@@ -228,7 +244,8 @@ def test_runs_killed_as_they_began_keep_their_names(stand_in: Path) -> None:
     new, resumed = (starts(stand_in / f"seed-{seed}")[0]["given"] for seed in range(2))
     assert "run_name" in new
     assert "resume" in resumed
-    assert new["--config-dir"] == "mine"  # where the user's own YAML files are
+    assert new["--config-dir"] == new["--config-name"] == "mine"  # the user's own YAML files
+    assert new["hydra.searchpath"] == "['a b']"
 
 
 def test_a_sweep_goes_on_only_with_the_settings_that_it_began_with(
@@ -282,7 +299,15 @@ def names_of(sweep: str, job_overrides: Sequence[Sequence[str]]) -> list[str]:
 
 def _own(given: dict[str, str]) -> list[str]:
     """Without what the launcher adds."""
-    added = ("--config-dir", "tracking.group", "train.threads", "runs_dir", "run_name")
+    added = (
+        "--config-dir",
+        "--config-name",
+        "hydra.searchpath",
+        "tracking.group",
+        "train.threads",
+        "runs_dir",
+        "run_name",
+    )
     return [f"{key}={value}" for key, value in given.items() if key not in added]
 
 

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from flashpoint.errors import UserError
 from flashpoint.files import write_json
+from flashpoint.lab.cli.arguments import quoted
 from flashpoint.lab.surroundings import sets_hardware
 from flashpoint.lab.training.admission import check_place
 from flashpoint.runs.folder import RunFolder, runs_in, sweep_lock
@@ -122,8 +123,8 @@ class Sweep:
     """The folder of a sweep."""
 
     folder: Path
-    config_dirs: tuple[str, ...] = ()
-    """The user's own folders of YAML files, in which a new run looks too."""
+    own_files: tuple[str, ...] = ()
+    """Arguments with which a new run, too, finds the user's own YAML files."""
 
     @contextlib.contextmanager
     def claimed(self, shared: Sequence[str], jobs: Sequence[Job]) -> Iterator[int]:
@@ -217,7 +218,7 @@ class Sweep:
             return [f"resume={quoted(run.path)}"]
         settings = {"tracking.group": quoted(self.folder.name), **settings}
         return [
-            *(f"--config-dir={folder}" for folder in self.config_dirs),
+            *self.own_files,
             *(o for o in job.overrides if _key(o) not in ("runs_dir", "run_name")),
             *(f"{key}={value}" for key, value in settings.items() if job.get(key) is None),
             f"runs_dir={quoted(self.folder)}",
@@ -243,8 +244,3 @@ def _key(override: str) -> str:
 def _name(overrides: Sequence[str]) -> str:
     name = "_".join(o.lstrip("+") for o in overrides).replace("attn=", "")
     return "".join(c if (c.isascii() and c.isalnum()) or c in "._+-" else "-" for c in name).lstrip(".-") or "run"
-
-
-def quoted(value: object) -> str:
-    """Quote a value so that Hydra takes it literally."""
-    return "'" + str(value).replace("'", r"\'") + "'"

@@ -19,6 +19,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from flashpoint.errors import UserError, notify
+from flashpoint.lab.cli.arguments import quoted
+from flashpoint.lab.cli.composition import CONFIG
 from flashpoint.lab.training.interrupt import StopRequests
 from flashpoint.names import check_name
 
@@ -49,14 +51,13 @@ class GpusLauncher(Launcher):
     def __init__(self, sweep: str | None, runs_per_gpu: int) -> None:
         self._name, self._runs_per_gpu = sweep or os.environ.get("FLASHPOINT_SWEEP", "sweep"), runs_per_gpu
         self._runs_dir = Path("runs")
-        self._config_dirs: tuple[str, ...] = ()
+        self._own_files: tuple[str, ...] = ()
         self._hardware: Hardware | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Each run composes its own configuration; only where all are to be, and from what, is taken from here."""
         self._runs_dir = Path(config.runs_dir)
-        sources = config.hydra.runtime.config_sources
-        self._config_dirs = tuple(source.path for source in sources if source.provider == "command-line")
+        self._own_files = _own_files(config.hydra)
         self._hardware = Hardware(hydra_context, config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
@@ -73,7 +74,7 @@ class GpusLauncher(Launcher):
         check_name(self._name, "hydra.launcher.sweep")
         assert self._hardware is not None
         gpus = [self._hardware.of(overrides)["gpu"] for overrides in job_overrides]
-        jobs, sweep = named(job_overrides, gpus), Sweep(self._runs_dir / self._name, self._config_dirs)
+        jobs, sweep = named(job_overrides, gpus), Sweep(self._runs_dir / self._name, self._own_files)
         slots = slots_for(jobs, self._runs_per_gpu)
         with (
             sweep.claimed(shared_overrides(job_overrides), jobs) as lock,
@@ -108,6 +109,21 @@ class GpusLauncher(Launcher):
             told = f"{len(failed)} of {len(jobs)} runs failed ({', '.join(sorted(failed))})"
             raise UserError(f"{told}; {remedy} command with {goes_on}")
         return [_completed(job) for job in jobs]
+
+
+def _own_files(settings: DictConfig) -> tuple[str, ...]:
+    """Return the arguments with which a run, too, finds the user's own YAML files.
+
+    Args:
+        settings: Hydra's.
+    """
+    given = [source.path for source in settings.runtime.config_sources if source.provider == "command-line"]
+    arguments = [f"--config-dir={folder}" for folder in given]
+    if settings.job.config_name != CONFIG:
+        arguments.append(f"--config-name={settings.job.config_name}")
+    if settings.searchpath:
+        arguments.append(f"hydra.searchpath=[{','.join(map(quoted, settings.searchpath))}]")
+    return tuple(arguments)
 
 
 def _completed(job: Job) -> JobReturn:

@@ -16,9 +16,10 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 
 from flashpoint.errors import UserError, notify
+from flashpoint.lab.cli.arguments import quoted
 from flashpoint.runs.folder import RunFolder
 
-from ._sweep import Hardware, Job, named, quoted
+from ._sweep import Hardware, Job, named
 
 if find_spec("hydra_plugins.hydra_submitit_launcher"):  # else Hydra would tell of it in every sweep
     from hydra_plugins.hydra_submitit_launcher import submitit_launcher

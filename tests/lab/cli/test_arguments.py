@@ -115,6 +115,13 @@ def test_flags_and_overrides_may_be_mixed() -> None:
     assert parsed(["replay=RUN"]).for_hydra() == ["replay=RUN"]
 
 
+@pytest.mark.parametrize("name", ["1e3", "1.50", "1_000", "true", "1e400", "007", "a", "null", "${seed}"])
+def test_a_key_of_text_takes_its_text(name: str) -> None:
+    lines = parsed(["experiment=laptop", f"run_name={name}"]).for_hydra()
+    assert composed_values(lines)["run_name"] == {"null": None, "${seed}": "0"}.get(name, name)
+    assert parsed(["replay=RUN", "hydra.launcher.sweep=1e-3"]).for_hydra()[1] == "hydra.launcher.sweep='1e-3'"
+
+
 @pytest.mark.slow
 def test_help_tells_how_to_begin_and_every_key_with_its_value(train: Command, tmp_path: Path) -> None:
     short, whole = (train(*how, tiny=False) for how in (["--help"], ["help=all", "model=laptop", "train.lr=0.25"]))

@@ -30,7 +30,7 @@ _SWITCHES = (
     ("--help", "-h"), ("--hydra-help",), ("--version",), ("--resolve",), ("--run", "-r"), ("--multirun", "-m"),
     ("--shell-completion", "-sc"),
 )  # fmt: skip
-_WITH_A_VALUE = (("--package", "-p"), ("--config-path", "-cp"), ("--config-name", "-cn"), ("--config-dir", "-cd"))
+_WITH_A_VALUE = (("--package", "-p"), ("--config-name", "-cn"), ("--config-dir", "-cd"))
 _INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.output_subdir")
 """Where Hydra writes, if it is told to."""
@@ -42,12 +42,13 @@ class Arguments:
     """The command line, in two parts."""
 
     flags: argparse.Namespace
-    """Those that Hydra documents. ``--experimental-rerun`` is none of them: it unpickles; ``replay=RUN`` repeats."""
+    """Those that Hydra documents, but two: ``--experimental-rerun`` unpickles, where ``replay=RUN`` repeats a run, and
+    ``--config-path`` would leave out every file of this project."""
     overrides: list[Override]
 
     def for_hydra(self) -> list[str]:
         """Return the arguments with the preset for this hardware, unless they name a preset or a run."""
-        lines = [str(override.input_line) for override in self.overrides]
+        lines = [_as_text(override) for override in self.overrides]
         given = {override.key_or_group: override.value() for override in self.overrides}
         if not given.keys() & {"experiment", "replay", "resume"}:
             lines.insert(0, f"experiment={default_experiment(str(given.get('train.device', 'auto')))}")
@@ -108,6 +109,20 @@ def check(arguments: Arguments) -> None:
     if any(override.key_or_group == "help" for override in arguments.overrides) and arguments.flags.multirun:
         raise UserError("help=all: tells the keys of one run; leave out -m")
     check_chosen(arguments.overrides, arguments.flags.config_name, own_folders)
+
+
+def quoted(value: object) -> str:
+    """Quote a value so that Hydra takes it literally."""
+    return "'" + str(value).replace("'", r"\'") + "'"
+
+
+def _as_text(override: Override) -> str:
+    """Return an override as it stands, but with quotes where a key of text has a number: 1e3 would be 1000.0."""
+    key = override.key_or_group
+    of_text = key_types().get(key, "").startswith("text") or key == "hydra.launcher.sweep"
+    if of_text and isinstance(override.value(), int | float):
+        return f"{override.get_key_element()}={quoted(override.get_value_string().strip())}"
+    return str(override.input_line)
 
 
 def _flags() -> argparse.ArgumentParser:

@@ -66,7 +66,7 @@ def _remedy(error: Exception) -> str:
     keys = [one.full_key or "" for one in _chain(error) if isinstance(one, OmegaConfBaseException)]
     if not keys:
         return ""
-    key = keys[-1]
+    key = keys[-1].partition("[")[0]  # of an element of a list
     if key.startswith("hydra."):
         return "flashpoint train -c hydra lists the keys of Hydra"
     if key == "experiment":

@@ -1,0 +1,62 @@
+"""Seconds in which ``flashpoint train`` refuses, and shows its help: of this checkout and of others, in turns."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from flashpoint.cli.table import Table, show
+
+_HERE = Path(__file__).parents[2]
+_COMMANDS = ("train.lr=abc", "trian.steps=3", "attn.layers=[9]", "-m seed=0,1,abc", "--help")
+"""A value of the wrong type, no key, what the run itself refuses, a sweep, and no refusal."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkouts", nargs="*", type=Path, metavar="FOLDER", help="others to compare with")
+    parser.add_argument("--rounds", type=int, default=7, help="calls of each; default: %(default)s")
+    given = parser.parse_args()
+    checkouts = [_HERE, *(folder.resolve() for folder in given.checkouts)]
+    calls = [(command, checkout) for command in _COMMANDS for checkout in checkouts]
+    seconds: dict[tuple[str, Path], list[float]] = {call: [] for call in calls}
+    for _ in range(given.rounds):
+        for command, checkout in calls:
+            seconds[command, checkout].append(_seconds(command, checkout))
+    rows = [[command, *(_of_all(seconds[command, checkout]) for checkout in checkouts)] for command in _COMMANDS]
+    show(Table(("flashpoint train", *map(_commit, checkouts)), rows), "markdown")
+
+
+def _seconds(command: str, checkout: Path) -> float:
+    """Return how long a call took, from its start to its end."""
+    path = os.pathsep.join(str(checkout / folder) for folder in ("src", "kernels"))
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        ended = subprocess.run(
+            [sys.executable, str(checkout / "train.py"), *command.split()],
+            cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False,
+        )  # fmt: skip
+        took = time.perf_counter() - begin
+    assert ended.returncode == (0 if command == "--help" else 2), ended.stderr.decode()
+    return took
+
+
+def _of_all(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f})"
+
+
+def _commit(checkout: Path) -> str:
+    named = subprocess.run(
+        ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+    )
+    return named.stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
