@@ -102,8 +102,9 @@ def drift_of(inputs, head, D: tl.constexpr):
     b_drift = tl.zeros([D], tl.float32)
     for first in range(0, inputs.DRIFTS, 16):
         numbers = (first + tl.arange(0, 16))[:, None]
-        offsets = (head.number.to(tl.int64) * inputs.DRIFTS + numbers) * D + tl.arange(0, D)[None, :]
-        b_drift += tl.sum(tl.load(inputs.drift_ptr + offsets, mask=numbers < inputs.DRIFTS, other=0.0), 0)
+        o_drifts = (head.number.to(tl.int64) * inputs.DRIFTS + numbers) * D
+        pointers = inputs.drift_ptr + o_drifts + tl.arange(0, D)[None, :]
+        b_drift += tl.sum(tl.load(pointers, mask=numbers < inputs.DRIFTS, other=0.0), 0)
     return b_drift
 
 
