@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 import flashpoint.cli.diagnose
 import flashpoint.cli.runs
 import flashpoint.diagnosis.verdict
-import flashpoint.lab.analysis.survival
+import flashpoint.lab.analysis.lifetimes
 import flashpoint.lab.cli.claims
 import flashpoint.lab.cli.delta
 import flashpoint.lab.cli.deviation

@@ -11,7 +11,7 @@ from flashpoint.detector import ExplosionDetector
 from flashpoint.errors import UserError
 from flashpoint.lab.data.batches import BatchOrder
 from flashpoint.lab.data.tape import TapeHeader, TapeWriter
-from flashpoint.lab.evidence.archive import index_of
+from flashpoint.lab.evidence.archiving import index_of
 from flashpoint.lab.evidence.tables import Evidence, InTables
 from flashpoint.lab.stored_config import trained_config
 from flashpoint.runs import migrations

@@ -29,7 +29,7 @@ from flashpoint.errors import UserError, exit_in_one_line
 from flashpoint.files import CONFIGS
 from flashpoint.lab.trained_calls import calls_of_run
 from flashpoint.numerics import reference
-from flashpoint.numerics.delta import SavedForBackward, deltas_of
+from flashpoint.numerics.deltas import SavedForBackward, deltas_of
 from flashpoint.numerics.key_blocks import Inputs
 from flashpoint.numerics.named import variant_named, variant_names
 from flashpoint.numerics.rounding import NoiseKey

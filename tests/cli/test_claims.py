@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flashpoint.lab.analysis.claims import read_claims
+from flashpoint.lab.analysis.claims_file import read_claims
 from flashpoint.lab.cli.claims import FILE
 from tests.conftest import REPOSITORY
 from tests.records import call, refusal, rows, write_run

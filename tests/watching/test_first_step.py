@@ -10,7 +10,7 @@ from torch import nn
 
 import flashpoint
 from flashpoint.errors import UserError
-from flashpoint.runs.fingerprints import batches_of
+from flashpoint.runs.comparison import batches_of
 from flashpoint.runs.folder import RunFolder
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.loop import Watch

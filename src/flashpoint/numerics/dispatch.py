@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashpoint.numerics import delta, reference
+from flashpoint.numerics import deltas, reference
 from flashpoint.numerics.ops import flash_fwd_op, graph_name, index_of, kernels_for, noise_key
 from flashpoint.numerics.production import production_attention
 from flashpoint.numerics.stabilizers import stabilized
@@ -117,7 +117,7 @@ def delta_error(
     for group, heads in variant.groups(layer, grad_out.shape[1]):
         if group.delta_error.into != "grad_k":
             noise, at = noise_key(grad_out, seed_and_step, layer, heads), index_of(heads, grad_out)
-            error[:, at] = delta.delta_error(grad_out[:, at], out[:, at], group.delta_error, noise)
+            error[:, at] = deltas.delta_error(grad_out[:, at], out[:, at], group.delta_error, noise)
     return error
 
 

@@ -9,7 +9,7 @@ from scipy.stats import ttest_1samp
 
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis import isolated
-from flashpoint.lab.analysis.claims import Claim
+from flashpoint.lab.analysis.claims_file import Claim
 from flashpoint.lab.analysis.quantities import QUANTITIES
 from flashpoint.lab.analysis.ratios import OnsetRatio
 from flashpoint.lab.analysis.verdicts import (

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flashpoint.errors import UserError
-from flashpoint.lab.evidence.archive import archive
+from flashpoint.lab.evidence.archiving import archive
 from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.runs.select import open_run
 from tests.lab.evidence.kept import write_kept_run

@@ -23,7 +23,7 @@ from flashpoint.lab.localize.engine import engine
 from flashpoint.lab.localize.mixture import LayerOf, Mixture, mixed
 from flashpoint.lab.localize.own import OwnLoop
 from flashpoint.lab.localize.subject import Trained
-from flashpoint.runs.fingerprints import batches_of
+from flashpoint.runs.comparison import batches_of
 from flashpoint.runs.folder import RunFolder
 
 SMALL = {"layers": "2", "heads": "2", "width": "32", "context": "16", "batch": "4", "lr": "3e-3", "steps": "20",

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.lab.analysis.survival import pairing
+from flashpoint.lab.analysis.lifetimes import pairing
 from flashpoint.runs.metrics import Series
 from flashpoint.runs.run import Run
 

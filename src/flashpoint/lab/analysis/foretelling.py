@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.bias import Relative, Window
-from flashpoint.lab.analysis.survival import grouped, pairing
-from flashpoint.lab.analysis.weights import apart
+from flashpoint.lab.analysis.lifetimes import grouped, pairing
+from flashpoint.lab.analysis.weight_distances import apart
 from flashpoint.lab.deviation.defaults import HEAD_SIZE, LENGTH, SEEDS
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.metric_table import ROW_SUM

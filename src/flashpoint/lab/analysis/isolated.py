@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flashpoint.lab.analysis.claims import Deviates, Differs, EmulatedSetting
+from flashpoint.lab.analysis.claims_file import Deviates, Differs, EmulatedSetting
 from flashpoint.lab.deviation.arithmetic import arithmetic
 from flashpoint.lab.deviation.defaults import HEAD_SIZE, SEEDS
 from flashpoint.lab.deviation.drawn_inputs import drawn

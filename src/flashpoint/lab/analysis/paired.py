@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.lab.analysis.survival import control_of, grouped, lifetimes, pairing
+from flashpoint.lab.analysis.lifetimes import control_of, grouped, lifetimes, pairing
 from flashpoint.runs.recovery import validations
 from flashpoint.runs.run import Run
 

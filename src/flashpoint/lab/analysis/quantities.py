@@ -12,11 +12,11 @@ from flashpoint.errors import UserError
 from flashpoint.lab.analysis.bias import BEFORE_ONSET, Window
 from flashpoint.lab.analysis.bias_breakdown import by_layer
 from flashpoint.lab.analysis.bias_law import by_weights
-from flashpoint.lab.analysis.claims import Interval, QuantityName
+from flashpoint.lab.analysis.claims_file import Interval, QuantityName
 from flashpoint.lab.analysis.drawn_targets import by_digest
+from flashpoint.lab.analysis.lifetimes import choices_of, grouped
 from flashpoint.lab.analysis.paired import losses_at
-from flashpoint.lab.analysis.survival import choices_of, grouped
-from flashpoint.lab.analysis.weights import Apart, apart, by_difference
+from flashpoint.lab.analysis.weight_distances import Apart, apart, by_difference
 from flashpoint.runs.metric_table import (
     EFFECTIVE_RANK,
     FEATURE_SIGN_AGREEMENT,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flashpoint.errors import UserError
-from flashpoint.lab.analysis.survival import grouped, pairing, refuse_late_entry
+from flashpoint.lab.analysis.lifetimes import grouped, pairing, refuse_late_entry
 from flashpoint.runs.run import Run
 
 

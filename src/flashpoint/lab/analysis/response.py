@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flashpoint.errors import UserError, nearest
-from flashpoint.lab.analysis.survival import Lifetimes, choices_of, differing, lifetimes, seed_and_corpus, settings_of
+from flashpoint.lab.analysis.lifetimes import Lifetimes, choices_of, differing, lifetimes, seed_and_corpus, settings_of
 from flashpoint.runs.run import Run
 
 HARDWARE = "hardware"

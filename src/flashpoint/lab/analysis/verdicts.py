@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.lab.analysis.claims import Claim, Deviates, Differs, Explodes, Holds, Interval, Layer, Onset
+from flashpoint.lab.analysis.claims_file import Claim, Deviates, Differs, Explodes, Holds, Interval, Layer, Onset
 from flashpoint.lab.analysis.intervals import mean_interval, ratio_interval
+from flashpoint.lab.analysis.lifetimes import lifetimes
 from flashpoint.lab.analysis.quantities import QUANTITIES, of_one_attention
 from flashpoint.lab.analysis.ratios import OnsetRatio, onset_ratios, pairs
-from flashpoint.lab.analysis.survival import lifetimes
 from flashpoint.quantiles import clopper_pearson
 from flashpoint.runs.run import Run
 

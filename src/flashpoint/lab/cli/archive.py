@@ -9,7 +9,7 @@ import click
 from flashpoint.cli.selection import tell
 from flashpoint.errors import UserError
 from flashpoint.lab.cli.shared_options import refuse_given
-from flashpoint.lab.evidence.archive import archive, remove
+from flashpoint.lab.evidence.archiving import archive, remove
 from flashpoint.lab.evidence.arrow import HEAD_DIGITS, RUN_DIGITS
 from flashpoint.runs.folder import EVIDENCE, RunFolder
 from flashpoint.runs.run import Run

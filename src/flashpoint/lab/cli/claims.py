@@ -12,7 +12,7 @@ from flashpoint.cli.cells import code, share, share_interval
 from flashpoint.cli.selection import answered, format_option
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError
-from flashpoint.lab.analysis.claims import (
+from flashpoint.lab.analysis.claims_file import (
     Claim,
     Criterion,
     Deviates,

@@ -13,8 +13,8 @@ from click.core import ParameterSource
 from flashpoint.errors import UserError, nearest
 
 if TYPE_CHECKING:
+    from flashpoint.lab.analysis.lifetimes import Lifetimes
     from flashpoint.lab.analysis.paired import Losses
-    from flashpoint.lab.analysis.survival import Lifetimes
     from flashpoint.runs.run import Run
 
 CONTROL = "flash_fp32"
@@ -70,7 +70,7 @@ def tell_of_texts(compared: Iterable[Sequence[Run]], what: str) -> None:
     Args:
         what: what then depends on the text.
     """
-    from flashpoint.lab.analysis.survival import pooled_corpora
+    from flashpoint.lab.analysis.lifetimes import pooled_corpora
 
     if corpora := pooled_corpora(compared):
         told = f"rows are counted or compared over {len(corpora)} texts (corpus {', '.join(corpora)})"

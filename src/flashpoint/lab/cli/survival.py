@@ -11,10 +11,9 @@ import click
 from flashpoint.cli.selection import ended, format_option, runs_argument
 from flashpoint.cli.table import is_shown, show
 from flashpoint.lab.analysis.foretelling import foretellings
+from flashpoint.lab.analysis.lifetimes import by_variant, grouped, settings_of, severity, side_by_side, usual_settings
 from flashpoint.lab.analysis.ratios import onset_ratios, pairs
 from flashpoint.lab.analysis.response import responses
-from flashpoint.lab.analysis.severity import severity
-from flashpoint.lab.analysis.survival import by_variant, grouped, settings_of, side_by_side, usual_settings
 from flashpoint.lab.cli.shared_options import (
     CONTROL,
     control_option,

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from flashpoint.cli.cells import code, number, share, share_interval, step
 from flashpoint.cli.table import Cell, Table
 from flashpoint.lab.analysis.foretelling import Foretelling
+from flashpoint.lab.analysis.lifetimes import FEWEST, Lifetimes, Severity, control_of, logrank_p
 from flashpoint.lab.analysis.ratios import OnsetRatio
 from flashpoint.lab.analysis.response import HARDWARE, Dose, exponents
-from flashpoint.lab.analysis.severity import Severity
-from flashpoint.lab.analysis.survival import FEWEST, Lifetimes, control_of, logrank_p
 from flashpoint.lab.analysis.verdicts import Tally, compared
 from flashpoint.lab.cli.interval_cells import interval, mean, median_and_range, steps_between
 from flashpoint.lab.cli.shared_options import attention_names

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flashpoint.lab.analysis.lifetimes import Lifetimes
 from flashpoint.lab.analysis.response import Dose, is_quantity
-from flashpoint.lab.analysis.survival import Lifetimes
 from flashpoint.lab.report.axes import literal, set_log_scale
 from flashpoint.lab.report.colours import colour
 

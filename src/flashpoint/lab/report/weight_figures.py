@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flashpoint.lab.analysis.weights import Apart
+from flashpoint.lab.analysis.weight_distances import Apart
 from flashpoint.lab.evidence.arrow import write_data
 from flashpoint.lab.report.axes import set_log_scale
 from flashpoint.lab.report.colours import colour

@@ -1,4 +1,4 @@
-"""How long runs of a variant last: Kaplan–Meier curves of the onset step, their intervals, and the log-rank test.
+"""How long runs of a variant last: Kaplan–Meier curves of the onset step, intervals, the log-rank test, severity.
 
 A run that ended without an explosion is censored at its length: it says only that the onset is not before.
 """
@@ -25,6 +25,10 @@ from flashpoint.runs.run import Run
 
 if TYPE_CHECKING:
     from scipy.stats import CensoredData
+from contextlib import suppress
+
+from flashpoint.runs.metric_table import W_Q_NORM
+from flashpoint.runs.recovery import recovery
 
 _EPS = 1e-9  # the shares are products of fractions
 FEWEST = 3
@@ -247,3 +251,25 @@ def settings_of(run: Run) -> dict[str, Any]:
     config = trained_config(run)
     nothing_decays = config.train.min_lr_ratio == 1
     return {key: attrgetter(key)(config) for key in SETTINGS if not (nothing_decays and key == "train.decay_steps")}
+
+
+@dataclass(frozen=True)
+class Severity:
+    """Of the runs of one attention."""
+
+    rises: NDArray[np.float64]
+    """Validation loss at the end less that before the onset, nats per token; of each run that exploded."""
+    norms: NDArray[np.float64]
+    """Largest spectral norm of W_Q over all heads, at the end of each run."""
+
+
+def severity(runs: Sequence[Run]) -> Severity:
+    """Return both; a run that has not measured one of them, or found no number, is left out there."""
+    rises, norms = [], []
+    for run in runs:
+        if run.onset is not None:
+            with suppress(UserError):
+                rises.append(recovery(run).rise)
+        with suppress(UserError):
+            norms.append(float(run.measured_by_head(W_Q_NORM.name)[1][..., -1].max()))
+    return Severity(*(found[np.isfinite(found)] for found in (np.array(rises), np.array(norms))))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from flashpoint.lab.analysis.survival import Lifetimes, control_of, logrank_p, settings_of
+from flashpoint.lab.analysis.lifetimes import Lifetimes, control_of, logrank_p, settings_of
 from flashpoint.lab.config import Config, TrainConfig
 from flashpoint.quantiles import clopper_pearson
 from flashpoint.runs.folder import RunFolder

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from flashpoint.errors import UserError
-from flashpoint.lab.evidence import archive as module
-from flashpoint.lab.evidence.archive import archive, remove
+from flashpoint.lab.evidence import archiving as module
+from flashpoint.lab.evidence.archiving import archive, remove
 from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.lab.replay import resumed_values
 from flashpoint.runs.folder import RunFolder

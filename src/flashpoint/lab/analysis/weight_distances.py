@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.lab.analysis.survival import seed_and_corpus
+from flashpoint.lab.analysis.lifetimes import seed_and_corpus
 from flashpoint.runs.metric_table import ALL_TENSORS, WEIGHTS_LARGEST, WEIGHTS_SPREAD, WEIGHTS_WASSERSTEIN
 from flashpoint.runs.run import Run
 
