@@ -19,7 +19,7 @@ from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.probe import results_of
 from flashpoint.drop_in import attention
 from flashpoint.runs.folder import RunFolder
-from flashpoint.watching import delta_file
+from flashpoint.watching import delta_collection
 from flashpoint.watching.interceptor import Interceptor
 from tests.conftest import Command
 
@@ -340,7 +340,7 @@ def test_what_was_collected_after_a_capture_counts(tmp_path: Path) -> None:
     assert refused.exit_code == 2
     assert "watched.capture(sequences=9) in the loop measures δ on as many more" in refused.stderr
     for step in range(10, 50):
-        delta_file.append(folder / "delta.jsonl", step, {3: delta_sample(captured(fault, step))})
+        delta_collection.append(folder / "delta.jsonl", step, {3: delta_sample(captured(fault, step))})
     for path in (tmp_path, folder, folder / "layer-03.safetensors"):
         told = diagnose(str(path))
         (found,) = told["tables"][0]["rows"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import delta_sample
-from flashpoint.watching import delta_file
+from flashpoint.watching import delta_collection
 from tests.conftest import SOME_TEXT, TINY
 from tests.fuzz.judge import Command, run
 
@@ -94,7 +94,7 @@ def base() -> Path:
     captured = AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.25, 1, 0, "mine")
     captured.write(work / "captures/layer-01.safetensors")
     sample = delta_sample(dataclasses.replace(captured, out=v, grad_q=q))
-    delta_file.append(work / "captures/delta.jsonl", 1, {1: sample})
+    delta_collection.append(work / "captures/delta.jsonl", 1, {1: sample})
     branch = {"key": "k", "outcome": "stable", "norms": [[1.0, 2.0], [3.0, 4.0]]}
     (work / "runs/original/localize.jsonl").write_text(json.dumps(branch) + "\n")
     return tree

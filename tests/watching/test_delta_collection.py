@@ -20,7 +20,7 @@ from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.errors import UserError
 from flashpoint.watching.captures import read_calls, read_samples
-from flashpoint.watching.delta_collection import SEQUENCES
+from flashpoint.watching.events import SEQUENCES
 from flashpoint.watching.loop import Watch
 from tests.watching.loops import Pair, capturing, loop
 

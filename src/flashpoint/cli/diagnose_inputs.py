@@ -21,7 +21,7 @@ from flashpoint.numerics.named import variant_named
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
 from flashpoint.watching.captures import is_capture, read_calls, read_delta, read_samples
-from flashpoint.watching.delta_collection import SEQUENCES
+from flashpoint.watching.events import SEQUENCES
 
 _FEW = 16
 """Sequences of a text on a CPU."""

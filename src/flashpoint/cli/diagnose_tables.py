@@ -231,7 +231,7 @@ def _unjudged(biases: Mapping[int, DeltaBias], more: str) -> str:
         more: how a user gets more sequences, with ``{}`` for their number; empty where there is no way.
     """
     from flashpoint.diagnosis.significance import FEW
-    from flashpoint.watching.delta_collection import SEQUENCES
+    from flashpoint.watching.events import SEQUENCES
 
     parts = []
     if without := {layer: bias for layer, bias in biases.items() if not bias.judges}:

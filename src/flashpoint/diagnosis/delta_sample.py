@@ -14,8 +14,7 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_measures import delta_error_of
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.measure_table import DELTA, GRAD_DELTA, ROW_SUMS
-from flashpoint.diagnosis.measured import by_sequence
-from flashpoint.diagnosis.measures import Measures, Results, relative
+from flashpoint.diagnosis.measures import Measures, Results, by_sequence, relative
 from flashpoint.diagnosis.probe import Function, Probed, delta_error_of_row_sums, probe, results_of
 from flashpoint.diagnosis.repeats import identities_of
 from flashpoint.diagnosis.sink import with_sink

@@ -5,12 +5,22 @@ Shapes: N sequences, H heads, T tokens, d features per head.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall
+
+if TYPE_CHECKING:
+    from flashpoint.diagnosis.probe import Probed
+
+_ELEMENTS = 1 << 24
+"""Scores that are held at a time, if those of one head of keys are not more."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,47 @@ class Results:
 
 Measures = dict[str, Tensor]
 """Measures by name, float64: [H] of a sequence, [N, H] of a call. Those of results that nobody kept are left out."""
+
+
+_OfHeads = Callable[[AttentionCall, Results, "Probed | None", int], Measures]
+"""Measures the heads of a call [H], in the sequence of a number."""
+
+
+def by_sequence(call: AttentionCall, results: Results, probed: Probed | None, of_heads: _OfHeads) -> Measures:
+    """Return what ``of_heads`` measures of each sequence, [N, H] on the CPU; it is given some heads at a time."""
+    if not call.q.shape[0]:
+        raise ValueError("a call of no sequence")
+    found = []
+    for n in range(call.q.shape[0]):
+        parts = [of_heads(*some, n) for some in _split(call, results, probed)]
+        found.append({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+    return {name: torch.stack([one[name] for one in found]).cpu() for name in found[0]}
+
+
+def _split(
+    call: AttentionCall, results: Results, probed: Probed | None
+) -> Iterator[tuple[AttentionCall, Results, Probed | None]]:
+    """Return the call in parts of some heads of keys each, with the heads of queries that share them."""
+    length, groups = call.q.shape[-2], call.groups
+    step = max(1, _ELEMENTS // (groups * length**2))
+    for start in range(0, call.k.shape[1], step):
+        keys = slice(start, min(start + step, call.k.shape[1]))
+        queries = slice(keys.start * groups, keys.stop * groups)
+        some = Results(
+            out=None if results.out is None else results.out[:, queries],
+            grad_q=None if results.grad_q is None else results.grad_q[:, queries],
+            grad_k=None if results.grad_k is None else results.grad_k[:, keys],
+            grad_v=None if results.grad_v is None else results.grad_v[:, keys],
+        )
+        asked = probed and dataclasses.replace(
+            probed,
+            out=probed.out[:, queries],
+            row_sums=probed.row_sums[:, queries],
+            responses=probed.responses[:, queries],
+            weights=probed.weights[:, queries],
+            masses=probed.masses[:, keys],
+        )
+        yield call.of_heads(keys), some, asked
 
 
 def over_sequences(of: Measures) -> Measures:

@@ -14,7 +14,6 @@ from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_measures import delta_error_of, delta_follows, noise_of_grad_q
 from flashpoint.diagnosis.exact import Exact
-from flashpoint.diagnosis.factors import factor_of_grad_q, factors_of_scores, fitted_factor
 from flashpoint.diagnosis.measures import Measures, Results, finite_part, relative
 
 if TYPE_CHECKING:
@@ -43,6 +42,8 @@ def of_results(
     A gradient's error is NaN where it and FP64's are 0, as without loss (:func:`_size`). Where an O is off by more than
     :data:`OUT_OFF`, ``score_factor`` and ``score_factor_left`` are of :func:`.fitted_factor`.
     """
+    from flashpoint.diagnosis.factors import factor_of_grad_q  # a loop that is watched does without
+
     measured: Measures = {}
     heads, length, _ = true.out.shape
     nonfinite = torch.zeros(heads, length, dtype=torch.bool, device=true.out.device)
@@ -82,6 +83,8 @@ def _of_returned_out(
     call: AttentionCall, out: Tensor, true: Exact, n: int, declared: AttentionVariant | None
 ) -> Measures:
     """Return the measures of a sequence's O, and of what else its roundings would be."""
+    from flashpoint.diagnosis.factors import factors_of_scores, fitted_factor
+
     found = finite_part(out[n])
     measured = of_out(found, true, call.grad_out[n].double())
     expected, coarse = _references(call, n, out.dtype, declared)

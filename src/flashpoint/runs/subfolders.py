@@ -60,7 +60,7 @@ class CaptureFolder:
 
     @property
     def new_delta(self) -> Path:
-        """Where errors of δ are added (:mod:`flashpoint.watching.delta_file`)."""
+        """Where errors of δ are added (:mod:`flashpoint.watching.delta_collection`)."""
         return self.path / "delta.jsonl"
 
     @property

@@ -1,4 +1,4 @@
-"""Which captures of a watched loop are made, and of which observation."""
+"""Which captures of a watched loop are made, of which observation, and the errors of δ after them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.watching.delta_collection import SEQUENCES
 from flashpoint.watching.events import (
+    SEQUENCES,
     CaptureAsked,
     CaptureMade,
     CaptureWanted,
@@ -26,6 +27,9 @@ from flashpoint.watching.events import (
 )
 from flashpoint.watching.notices import Notices
 from flashpoint.watching.watched_run import WatchedRun
+
+if TYPE_CHECKING:
+    from flashpoint.watching.delta_collection import DeltaCollection
 
 CAPTURED = 16
 """Sequences of a capture, and of each step in which δ is measured: a batch of any size fits beside the training."""
@@ -199,3 +203,61 @@ class CaptureRecorder:
         if calls:
             self._notices.tell(f"{shlex.join(['flashpoint', 'diagnose', str(folder)])} says what its attention did")
         return folder
+
+
+class DeltaRecorder:
+    """Measures the errors of δ in the steps that follow a capture, of one capture at a time.
+
+    What follows a loss that is no finite number is none either: nothing is measured from then on.
+    """
+
+    def __init__(self, notices: Notices) -> None:
+        self._notices = notices
+        self._collection: DeltaCollection | None = None
+        self._collects = True
+
+    @property
+    def handlers(self) -> Sequence[Handler]:
+        """What it does, by event."""
+        what = "measuring δ"
+        return (
+            Handler(StepObserved, what, self._take),
+            Handler(CaptureMade, what, self._begin),
+            Handler(LossesRead, what, self._read),
+            Handler(LoopEnded, what, lambda _: self._end()),
+        )
+
+    @property
+    def layers(self) -> frozenset[int]:
+        """Those in which δ is being measured; none where it is not."""
+        return frozenset() if self._collection is None else self._collection.layers
+
+    def _begin(self, event: CaptureMade) -> None:
+        if event.replaces:
+            self._end()
+        if event.calls and event.sequences and self._collects:
+            from flashpoint.watching.delta_collection import DeltaCollection  # few loops come so far
+
+            self._collection = DeltaCollection(event.folder, event.calls, event.seen, event.sequences, self._notices)
+
+    def _take(self, event: StepObserved) -> None:
+        """Add a step. A collection that is complete, or in which measuring fails, is at its end."""
+        if (collection := self._collection) is None:
+            return
+        failed = True
+        try:
+            collection.take(event.calls, event.seen)
+            failed = False
+        finally:
+            if failed or collection.complete or collection.given_up:
+                self._end()
+
+    def _read(self, event: LossesRead) -> None:
+        if event.verdict == "nonfinite":
+            self._collects = False
+            self._end()
+
+    def _end(self) -> None:
+        ended, self._collection = self._collection, None
+        if ended is not None:
+            ended.tell()

@@ -10,7 +10,7 @@ from flashpoint.diagnosis.delta_sample import DeltaSample
 from flashpoint.errors import UserError, notify
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.subfolders import LAYERS, CaptureFolder, by_step
-from flashpoint.watching import delta_file
+from flashpoint.watching import delta_collection
 
 
 def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
@@ -62,7 +62,7 @@ def read_delta(path: Path, step: int | None = None) -> dict[int, DeltaSample]:
     if not capture.delta.is_file() or capture.layers:
         return {}
     _tell_others(path, step)
-    return delta_file.read(capture.delta)
+    return delta_collection.read(capture.delta)
 
 
 def read_samples(path: Path, step: int | None, calls: Sequence[AttentionCall]) -> dict[int, DeltaSample]:
@@ -75,7 +75,7 @@ def read_samples(path: Path, step: int | None, calls: Sequence[AttentionCall]) -
         UserError: they cannot be read, or are of other heads than the calls.
     """
     file = CaptureFolder(path.parent if path.is_file() else capture_folder(path, step)).delta
-    samples = delta_file.read(file) if file.is_file() else {}
+    samples = delta_collection.read(file) if file.is_file() else {}
     for call in calls:
         if call.layer in samples and (found := samples[call.layer].heads) != call.q.shape[1]:
             raise UserError(f"{file}: layer {call.layer} with {found} heads, its tensors have {call.q.shape[1]}; "

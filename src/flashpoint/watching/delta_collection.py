@@ -1,85 +1,38 @@
-"""Collects the errors of δ in the steps that follow a capture."""
+"""The errors of δ in the steps that follow a capture, of which no tensors are kept: collected, and in a file beside it.
+
+One JSON object a line, for a step and a layer: each measure of :class:`DeltaSample` is a list of sequences, each a list
+of heads. Lines are added step by step: a loop that is killed leaves those of the steps before.
+"""
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
+
+import torch
+from pydantic import Field, model_validator
 
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.diagnosis.delta_sample import delta_sample
+from flashpoint.diagnosis.delta_sample import DeltaSample, delta_sample, joined_samples
+from flashpoint.diagnosis.measure_table import SOURCES
+from flashpoint.diagnosis.measures import Measures
 from flashpoint.diagnosis.repeats import by_identity
+from flashpoint.errors import UserError
+from flashpoint.runs.lines import whole_lines
 from flashpoint.runs.subfolders import CaptureFolder
-from flashpoint.watching import delta_file
-from flashpoint.watching.events import CaptureMade, Handler, LoopEnded, LossesRead, StepObserved
+from flashpoint.schema import Kind, Step, understood
 from flashpoint.watching.notices import Notices
 
-SEQUENCES = 256
-"""How many are collected. Where δ has a noise of 2e-4 a row, as in the explosion of docs/findings/own_run.md, the bias
-of a sequence of 2,048 rows spreads by 2e-4 / √2048 = 4.4e-6. Student's t of 256 sequences and 4 heads begins at 3.7:
-what shows is 3.7 · 4.4e-6 / √256 = 1.0e-6, the smallest error that made a run explode (docs/findings/injected.md)."""
+_REMEDY = "restore the file, or delete that line; tensors beside the file are diagnosed without it"
 _PATIENCE = 100
 """Steps in a row that show none of the captured attentions, as where all batches are padded, after which no more are
 awaited."""
 
 
-class DeltaRecorder:
-    """Measures the errors of δ in the steps that follow a capture, of one capture at a time.
-
-    What follows a loss that is no finite number is none either: nothing is measured from then on.
-    """
-
-    def __init__(self, notices: Notices) -> None:
-        self._notices = notices
-        self._collection: _Collection | None = None
-        self._collects = True
-
-    @property
-    def handlers(self) -> Sequence[Handler]:
-        """What it does, by event."""
-        what = "measuring δ"
-        return (
-            Handler(StepObserved, what, self._take),
-            Handler(CaptureMade, what, self._begin),
-            Handler(LossesRead, what, self._read),
-            Handler(LoopEnded, what, lambda _: self._end()),
-        )
-
-    @property
-    def layers(self) -> frozenset[int]:
-        """Those in which δ is being measured; none where it is not."""
-        return frozenset() if self._collection is None else self._collection.layers
-
-    def _begin(self, event: CaptureMade) -> None:
-        if event.replaces:
-            self._end()
-        if event.calls and event.sequences and self._collects:
-            self._collection = _Collection(event.folder, event.calls, event.seen, event.sequences, self._notices)
-
-    def _take(self, event: StepObserved) -> None:
-        """Add a step. A collection that is complete, or in which measuring fails, is at its end."""
-        if (collection := self._collection) is None:
-            return
-        failed = True
-        try:
-            collection.take(event.calls, event.seen)
-            failed = False
-        finally:
-            if failed or collection.complete or collection.given_up:
-                self._end()
-
-    def _read(self, event: LossesRead) -> None:
-        if event.verdict == "nonfinite":
-            self._collects = False
-            self._end()
-
-    def _end(self) -> None:
-        ended, self._collection = self._collection, None
-        if ended is not None:
-            ended.tell()
-
-
-class _Collection:
+class DeltaCollection:
     """The errors of δ in the captured layers, step by step, until there are enough sequences.
 
     Args:
@@ -121,7 +74,7 @@ class _Collection:
         if not count:  # none is finite
             return
         self._folder.mkdir(parents=True, exist_ok=True)  # somebody may have removed the run
-        delta_file.append(CaptureFolder(self._folder).new_delta, ours[0].step, samples)
+        append(CaptureFolder(self._folder).new_delta, ours[0].step, samples)
         if not self._steps:
             self._notices.tell(f"step {ours[0].step:,}: from here on δ is measured, on {self._wanted:,} sequences")
         self._sequences += count
@@ -146,3 +99,71 @@ class _Collection:
             f"step {last:,}: δ of {which} was measured on {count} sequences{of_them}, of steps {first:,} to {last:,}; "
             f"{shlex.join(['flashpoint', 'diagnose', str(self._folder)])} counts them in"
         )
+
+
+class _Line(Kind):
+    """Errors of δ in the sequences of a step, in a layer from 1."""
+
+    step: Step
+    layer: Annotated[int, Field(ge=1, lt=2**31)]
+    identities: list[str] | None = None  # older files have none
+    measures: dict[str, list[list[float]]]
+
+    @model_validator(mode="after")
+    def _check(self) -> _Line:
+        found = set(self.measures)
+        sources = [source for source in SOURCES if source.bias.name in found]
+        whole = {name for source in sources for name in source.names}
+        without_bounds = whole - {source.bound.name for source in sources}  # as older files are
+        if not sources or found not in (whole, without_bounds):
+            names, expected = ", ".join(self.measures), ", ".join(SOURCES[0].names)
+            raise ValueError(f"measures: found {names}; expected {expected}, or others of δ's errors")
+        shapes = {(len(of), *map(len, of)) for of in self.measures.values()}
+        if len(shapes) > 1 or len({*next(iter(shapes))[1:]}) != 1:
+            raise ValueError("measures: expected as many sequences and heads of each")
+        if self.identities is not None and len(self.identities) != next(iter(shapes))[0]:
+            raise ValueError("identities: expected as many as there are sequences")
+        return self
+
+
+def append(path: Path, step: int, samples: Mapping[int, DeltaSample]) -> None:
+    """Add what a step's sequences showed in some layers."""
+    with path.open("a") as file:
+        for layer, sample in samples.items():
+            measures = {name: of.tolist() for name, of in sample.measures.items()}
+            line = {"step": step, "layer": layer, "identities": sample.identities, "measures": measures}
+            file.write(json.dumps(line) + "\n")
+
+
+def read(path: Path) -> dict[int, DeltaSample]:
+    """Return the sample of each layer. A last line cut short, as a killed loop leaves it, is left out.
+
+    Raises:
+        UserError: a line is damaged, or a layer has other heads or measures than before, or steps that are not later.
+    """
+    found: dict[int, list[DeltaSample]] = {}
+    for number, text in enumerate(whole_lines(path, _REMEDY), 1):
+        line = understood(text, _Line, f"{path}:{number}", _REMEDY)
+        measures = {name: torch.tensor(of, dtype=torch.float64) for name, of in line.measures.items()}
+        count = len(next(iter(measures.values())))
+        identities = tuple(line.identities or ("",) * count)
+        sample = DeltaSample((line.step,) * count, identities, _with_bounds(measures))
+        before = found.setdefault(line.layer, [])
+        if before and before[0].heads != sample.heads:
+            raise UserError(f"{path}:{number}: {sample.heads} heads, and {before[0].heads} before; {_REMEDY}")
+        if before and not before[0].measures.keys() & measures.keys():
+            raise UserError(f"{path}:{number}: none of the measures that there were before; {_REMEDY}")
+        if before and before[-1].steps[-1] >= line.step:
+            raise UserError(f"{path}:{number}: step {line.step:,} after step {before[-1].steps[-1]:,}; {_REMEDY}")
+        before.append(sample)
+    return {layer: joined_samples(samples) for layer, samples in found.items()}
+
+
+def _with_bounds(measures: Measures) -> Measures:
+    """Return measures with Σ |dO||O|, which older files leave out; 0 for a sequence that has no error either."""
+    found = dict(measures)
+    for source in SOURCES:
+        if source.sum.name in measures and source.bound.name not in measures:
+            sums, biases = measures[source.sum.name], measures[source.bias.name]
+            found[source.bound.name] = torch.where(biases == 0, 0.0, sums / biases)
+    return found

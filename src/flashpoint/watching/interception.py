@@ -8,17 +8,14 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from flashpoint import drop_in
 from flashpoint.files import CONFIGS
-from flashpoint.numerics.named import named_by_choices
-from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.other_softmax import other_softmax
 from flashpoint.watching.functions import (
     NamedFunction,
@@ -36,6 +33,9 @@ from flashpoint.watching.functions import (
 )
 from flashpoint.watching.interceptor import Interceptor
 from flashpoint.watching.left_out import DROPOUT
+
+if TYPE_CHECKING:
+    from flashpoint.numerics.variant import AttentionVariant
 
 _SDPA = F.scaled_dot_product_attention
 _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -95,7 +95,7 @@ class CallMode(TorchFunctionMode):
             if kwargs.get("need_weights") and self._interceptor.listening:
                 self._interceptor.miss("nn.MultiheadAttention with need_weights=True, which calls no attention")
             return result
-        if func is not _SDPA and func is not drop_in.attention:
+        if func is not _SDPA and not _is_drop_in(func):
             return func(*args, **kwargs)
         name = "scaled_dot_product_attention" if func is _SDPA else "flashpoint.attention"
         return self._interceptor.call(name, func, args, kwargs, lambda out: self._keep(func, args, kwargs, out))
@@ -134,11 +134,18 @@ def _set_stack(modes: list[Any]) -> None:
         _push_mode(mode)
 
 
+def _is_drop_in(function: Any) -> bool:
+    """Return whether a function is this package's attention, which nobody calls before it is loaded."""
+    return function is getattr(sys.modules.get("flashpoint.drop_in"), "attention", _SDPA)
+
+
 @functools.cache
 def _variant_name(variant: AttentionVariant | str) -> str:
     """Return the name of a variant with what differs from its file: δ of two such attentions is not the same."""
     if isinstance(variant, str):
         return variant
+    from flashpoint.numerics.named import named_by_choices
+
     return named_by_choices(variant, CONFIGS / "attn").title
 
 

@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flashpoint.diagnosis.repeats import digests
 from flashpoint.watching.arrivals import Arrivals, Number
-from flashpoint.watching.events import BatchSeen, CaptureWritten, Handler, LastRead, LossesRead, ReadDue
-from flashpoint.watching.left_out import is_transformed, local
+from flashpoint.watching.events import BatchSeen, CaptureWritten, Handler, LastRead, LossesRead, ReadDue, StepEnded
+from flashpoint.watching.left_out import is_sharded, is_transformed, local
 from flashpoint.watching.notices import Notices
 from flashpoint.watching.watched_run import WatchedRun
 
@@ -24,6 +24,12 @@ _BITS = (1 << 64) - 1
 _FACTOR = 0x5851F42D4C957F2D
 _FACTORS_KEPT = 1 << 18
 """Numbers of a tensor whose factors are kept: 2 MiB, of up to four sizes."""
+STEPS = 10
+"""That are looked at, from the second step on."""
+_UNCHANGED = 5
+"""Of them, from which on it is told. With two micro-batches a step it is half."""
+_PARAMETERS, _ELEMENTS = 16, 256
+"""That are compared."""
 
 
 class LatestBatches:
@@ -244,3 +250,71 @@ def _as_tensor(batch: Any) -> Any:
 def _parts(batch: Any) -> Sequence[Any]:
     """Return what a dict, list or tuple holds; a batch of Transformers' tokenizers is a mapping, but no dict."""
     return list(batch.values()) if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _SameArrived:
+    """The number of steps with the weights of the step before can be read."""
+
+    numbers: Sequence[Number]
+
+
+class MicroBatches:
+    """Tells whether a loop hands over micro-batches: gradients are added to those before, and the weights are the same.
+
+    Compares some weights at each of the first steps with those at the step before; no number is waited for.
+
+    The weights alone do not tell: they stand still where a loop trains nothing, where a GradScaler skips a step, and
+    where an update is too small for BF16. There ``zero_grad`` makes new gradients.
+    """
+
+    def __init__(self, model: nn.Module, arrivals: Arrivals, notices: Notices) -> None:
+        self._model, self._arrivals, self._notices = model, arrivals, notices
+        self._parameters: list[nn.Parameter] | None = None
+        self._before: tuple[Tensor, int] | None = None
+        self._same: Tensor | float = 0.0  # steps so far that added to the gradients of the weights of the step before
+        self._left = STEPS
+
+    @property
+    def handlers(self) -> Sequence[Handler]:
+        """What it does, by event."""
+        what = "comparing weights"
+        return Handler(StepEnded, what, self._take), Handler(_SameArrived, what, self._judge)
+
+    def _take(self, _: StepEnded) -> None:
+        """Look at the weights and the gradients of a step."""
+        if not self._left:
+            return
+        if not self._parameters:
+            if self._parameters is None and is_sharded(self._model):  # to compare would be to wait for other processes
+                self._left = 0
+                return
+            self._parameters = _some_trained(self._model)  # none at a step without gradients
+        if not self._parameters:
+            return
+        now = torch.cat([one.detach().flatten()[:_ELEMENTS] for one in self._parameters])
+        # A version counts the writes to a gradient in place; a new gradient begins at 0.
+        written = sum(one.grad._version for one in self._parameters if one.grad is not None)
+        before, self._before = self._before, (now, written)
+        if before is None:
+            return
+        if written > before[1]:
+            self._same = self._same + (now == before[0]).all()
+        self._left -= 1
+        if not self._left:
+            self._arrivals.ask(_SameArrived([self._same]))
+            self._same, self._before = 0.0, None
+
+    def _judge(self, event: _SameArrived) -> None:
+        if (same := int(event.numbers[0])) >= _UNCHANGED:
+            self._notices.warn(
+                f"in {same} of {STEPS} steps the weights were those of the step before, and gradients were added to "
+                "its own; if these are micro-batches, call watched.step once an optimiser step, with their mean loss"
+            )
+
+
+def _some_trained(model: nn.Module) -> list[nn.Parameter]:
+    """Return parameters with gradients, spread over the model, on one device."""
+    trained = [one for one in model.parameters() if one.grad is not None and one.numel() and not one.is_meta]
+    there = [one for one in trained if one.device == trained[0].device]
+    return there[:: max(1, len(there) // _PARAMETERS)][:_PARAMETERS]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,9 +14,7 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.input_measures import of_scores
 from flashpoint.diagnosis.measure_table import MEASURES
-from flashpoint.diagnosis.measured import by_sequence
-from flashpoint.diagnosis.measures import Measures, Results, finite_part, over_sequences
-from flashpoint.diagnosis.probe import Probed
+from flashpoint.diagnosis.measures import Measures, Results, by_sequence, finite_part, over_sequences
 from flashpoint.diagnosis.result_measures import of_grad_q, of_out
 from flashpoint.diagnosis.sink import with_sink
 from flashpoint.runs.metric_table import GRAD_NORM, LOSS, W_K_NORM, W_Q_NORM
@@ -23,6 +22,9 @@ from flashpoint.watching.arrivals import Arrivals, Number, one_number
 from flashpoint.watching.events import Handler, NumbersSeen, StepObserved
 from flashpoint.watching.notices import Notices
 from flashpoint.watching.watched_run import WatchedRun
+
+if TYPE_CHECKING:
+    from flashpoint.diagnosis.probe import Probed
 
 _LOGGED_MEASURES = {measure.name: measure.logged_as.name for measure in MEASURES.values() if measure.logged_as}
 """Measures of a diagnosis that are logged, and the metrics that they are."""

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from flashpoint.errors import UserError, is_first_process
 from flashpoint.listeners import Listener
-from flashpoint.names import check_name
-from flashpoint.watching.delta_collection import SEQUENCES
 from flashpoint.watching.events import (
+    SEQUENCES,
     BatchSeen,
     CaptureAsked,
     LastRead,
@@ -113,6 +112,8 @@ def watch(
 
             listeners.append(from_lab("wandb_tracking.listener:tracking", f"wandb={wandb!r}")(wandb, project))
         if name is not None:
+            from flashpoint.names import check_name
+
             check_name(name, "name")
         return Watch(_recorder(model, options, functions, listeners), options)
     except UserError as error:

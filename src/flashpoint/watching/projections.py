@@ -1,4 +1,4 @@
-"""Which weights make the queries and keys of each head, and their spectral norms.
+"""Which weights make the queries and keys of each head, their spectral norms, and the early warning by these.
 
 Nobody tells which part of which matrix feeds a head: it is found once, in the graph of a layer. The one module with a
 matrix through which q comes is the projection, and those of its output's features are a head's on which q of the head
@@ -8,18 +8,20 @@ depends.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from flashpoint.early_warning import largest_eigenvalue
+from flashpoint.early_warning import LOOKBACK, Sentinel, largest_eigenvalue
 from flashpoint.runs.metric_table import W_K_NORM, W_Q_NORM
-from flashpoint.watching.events import AttentionCalled
+from flashpoint.watching.arrivals import Arrivals, Number
+from flashpoint.watching.events import AttentionCalled, CaptureWanted, Handler, Publish, StepEnded
 from flashpoint.watching.interceptor import Hook, with_hooks
+from flashpoint.watching.watched_run import WatchedRun
 
 
 @dataclass(frozen=True)
@@ -209,3 +211,56 @@ def _gram(matrices: Tensor) -> Tensor:
 def _roots(grams: Tensor) -> Tensor:
     """Return the square root of each matrix's largest eigenvalue, float32."""
     return largest_eigenvalue(grams, torch.eye(grams.shape[-1], dtype=grams.dtype, device=grams.device)).sqrt().float()
+
+
+@dataclass(frozen=True, slots=True)
+class _NormsArrived:
+    """Norms of a step can be read: of each metric [layers, H] float32."""
+
+    step: int
+    names: Sequence[str]
+    numbers: Sequence[Number]
+
+
+class WeightNorms:
+    """Logs the spectral norms of W_Q and W_K at an interval, and has a head captured that grows as before an explosion.
+
+    Args:
+        found: returns the matrices by metric, once a step has shown them.
+        sentinel: judges the norms.
+    """
+
+    def __init__(
+        self,
+        found: Callable[[], Mapping[str, list[Projection]] | None],
+        interval: int,
+        run: WatchedRun,
+        sentinel: Sentinel,
+        arrivals: Arrivals,
+        publish: Publish,
+    ) -> None:
+        self._found, self._interval, self._run = found, interval, run
+        self._sentinel, self._arrivals, self._publish = sentinel, arrivals, publish
+
+    @property
+    def handlers(self) -> Sequence[Handler]:
+        """What it does, by event."""
+        what = "measuring W_Q and W_K"
+        return Handler(StepEnded, what, self._measure), Handler(_NormsArrived, what, self._log)
+
+    def _measure(self, event: StepEnded) -> None:
+        projections = self._found()
+        if projections and (event.step + 1) % self._interval == 0:
+            norms = [spectral_norms(some) for some in projections.values()]
+            self._arrivals.ask(_NormsArrived(event.step, tuple(projections), norms))
+
+    def _log(self, event: _NormsArrived) -> None:
+        read = zip(event.names, event.numbers, strict=True)
+        norms = {name: cast(Tensor, one).cpu().double().numpy() for name, one in read}
+        self._run.log(event.step, norms)
+        if W_Q_NORM.name in norms and (warning := self._sentinel.update(event.step, norms[W_Q_NORM.name])):
+            reason = (
+                f"W_Q of layer {warning.layer}, head {warning.head} has grown ×{warning.growth:.1f} in {LOOKBACK} "
+                f"steps, to {warning.norm:.1f}: an explosion may follow"
+            )
+            self._publish(CaptureWanted(reason, warning.layer))

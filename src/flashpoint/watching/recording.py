@@ -16,18 +16,16 @@ from flashpoint.early_warning import Sentinel
 from flashpoint.listeners import Listener
 from flashpoint.runs.outcome import Verdict
 from flashpoint.watching.arrivals import Arrivals
-from flashpoint.watching.capture_recorder import CaptureRecorder
-from flashpoint.watching.delta_collection import DeltaRecorder
+from flashpoint.watching.capture_recorder import CaptureRecorder, DeltaRecorder
 from flashpoint.watching.events import Dispatcher, LoopLeft, StepStarted
 from flashpoint.watching.functions import NamedFunction
-from flashpoint.watching.latest_batches import BatchRecorder, LatestBatches
+from flashpoint.watching.latest_batches import BatchRecorder, LatestBatches, MicroBatches
 from flashpoint.watching.logged_metrics import AttentionMetrics, LoopMetrics
 from flashpoint.watching.losses import GradientNorms, LossRecorder, VerdictRecorder
 from flashpoint.watching.notices import Notices
-from flashpoint.watching.observer import Observer
-from flashpoint.watching.schedule import ObservationSchedule
+from flashpoint.watching.observer import ObservationSchedule, Observer
+from flashpoint.watching.projections import WeightNorms
 from flashpoint.watching.watched_run import WatchedRun
-from flashpoint.watching.weight_recorders import MicroBatches, WeightNorms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +122,7 @@ class Recording:
                 observer, self._captures, self._deltas, batches, options.interval, options.log_interval,
                 options.first_step, dispatcher,
             ),
-            WeightNorms(observer, options.weights_interval, run, sentinel, arrivals, publish),
+            WeightNorms(lambda: observer.projections, options.weights_interval, run, sentinel, arrivals, publish),
             LoopMetrics(run, arrivals),
             arrivals,  # after those who ask for numbers
             VerdictRecorder(run, self._losses),
