@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import lzma
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -171,7 +172,7 @@ def summary(of: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
 
 def table(paths: Sequence[Path], step: int, layer: int) -> Table:
     """Return a row for each attention: means over runs, with 95 % intervals, of one layer at one step."""
-    rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    rows = [json.loads(line) for path in paths for line in _text(path).splitlines()]
     rows = [row for row in rows if row["step"] == step and row["layer"] == layer]
     found = []
     for word in dict.fromkeys(row["attention"] for row in rows):
@@ -198,6 +199,10 @@ def table(paths: Sequence[Path], step: int, layer: int) -> Table:
     return Table(columns, found)
 
 
+def _text(path: Path) -> str:
+    return lzma.open(path, "rt").read() if path.suffix == ".xz" else path.read_text()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN|FILE")
@@ -212,7 +217,6 @@ def main() -> None:
     with command_errors():
         if arguments.table:
             for step in arguments.steps:
-                print(f"step {step:,}, layer {arguments.layer}")
                 show(table(arguments.paths, step, arguments.layer), "markdown")
             return
         until = time.monotonic() + arguments.minutes * 60
