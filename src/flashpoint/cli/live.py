@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flashpoint.runs.metric_table import LOSS, W_Q_NORM
+from flashpoint.runs.metric_table import LOSS, TOKENS_PER_SECOND, W_Q_NORM
 from flashpoint.runs.progress import SILENT_SECONDS, Progress, progress_of
 from flashpoint.runs.run import Run
 
@@ -43,8 +43,9 @@ def frame(runs: Sequence[Run], width: int, height: int, curves: Curves | None) -
 def _table(runs: Sequence[Run]) -> Table:
     table = Table(box=None, pad_edge=False)
     named = ("run", "attention") if len(runs) > 1 else ()
-    for column in (*named, "step", LOSS.words, "largest W_Q norms", "tokens/s", "left", "state"):
-        table.add_column(column, overflow="fold", justify="right" if column in ("step", "tokens/s", "left") else "left")
+    numbers = ("step", TOKENS_PER_SECOND.unit, "left")
+    for column in (*named, "step", LOSS.words, "largest W_Q norms", TOKENS_PER_SECOND.unit, "left", "state"):
+        table.add_column(column, overflow="fold", justify="right" if column in numbers else "left")
     for run in runs:
         progress = progress_of(run)
         rate = "" if progress.tokens_per_second is None else f"{progress.tokens_per_second:,.0f}"

@@ -13,7 +13,7 @@ from flashpoint.cli.selection import answered, chosen, format_option, runs_argum
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.early_warning import foretold, warning_of
 from flashpoint.errors import UserError
-from flashpoint.runs.metric_table import W_Q_NORM
+from flashpoint.runs.metric_table import TOKENS_PER_SECOND, W_Q_NORM
 from flashpoint.runs.provenance import provenance
 from flashpoint.runs.rates import step_milliseconds, throughput
 from flashpoint.runs.recovery import recovery
@@ -70,7 +70,8 @@ def _logged(run: Run) -> int | None:
 
 def rates(runs: Sequence[Run]) -> Table:
     """Return the tokens per second: median and quartiles without the first fifth of the readings."""
-    columns = ["run", "attention", "model", "tokens/s", "quartiles", "readings", "hardware", "torch", "seed", "day"]
+    rate = TOKENS_PER_SECOND.unit
+    columns = ["run", "attention", "model", rate, "quartiles", "readings", "hardware", "torch", "seed", "day"]
     rows, names = [], _names(runs)
     for run, found in answered(runs, throughput):
         model, manifest = run.config.model, run.manifest

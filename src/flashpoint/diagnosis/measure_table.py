@@ -78,23 +78,23 @@ def _error_of_delta(source: str, by: str) -> DeltaErrorMeasures:
     measure = partial(Measure, measured_by=f"`flashpoint diagnose`, by {by}", pooled="of sums")
     return DeltaErrorMeasures(
         bias=measure(
-            name=f"{source}_bias",
-            words="δ bias",
+            f"{source}_bias",
+            "δ bias",
             symbol="Σe / Σ|dO||O|",
             unit="|dO||O|",
             trouble="away from 0",
             sentence="Over the rows of all sequences; sequences without loss (dO = 0) do not count.",
         ),
         noise=measure(
-            name=f"{source}_noise",
-            words="δ noise",
+            f"{source}_noise",
+            "δ noise",
             symbol="(Σe² / Σ(|dO||O|)²)^½",
             unit="|dO||O|",
             sentence="Root mean square in each sequence; over sequences, too, which weigh by (Σ|dO||O|)².",
         ),
         sum=measure(
-            name=f"{source}_sum",
-            words="δ error",
+            f"{source}_sum",
+            "δ error",
             symbol="Σe",
             unit="nats",
             trouble="away from 0",
@@ -104,11 +104,7 @@ def _error_of_delta(source: str, by: str) -> DeltaErrorMeasures:
             ),
         ),
         bound=measure(
-            name=f"{source}_bound",
-            words="size of δ's terms",
-            symbol="Σ|dO||O|",
-            unit="nats",
-            sentence="The unit of the bias.",
+            f"{source}_bound", "size of δ's terms", symbol="Σ|dO||O|", unit="nats", sentence="The unit of the bias."
         ),
     )
 
@@ -118,23 +114,20 @@ def _rows_off(name: str, symbol: str) -> RowsOff:
     pooled: Pooling = "mean where known" if name == "grad_q" else "mean"
     return RowsOff(
         count=Measure(
-            name=f"{name}_rows_off",
-            words=f"rows of {symbol} that are off",
+            f"{name}_rows_off",
+            f"rows of {symbol} that are off",
             trouble="up",
             pooled=pooled,
             sentence="How many are off by more than a tenth of their length.",
         ),
         first=Measure(
-            name=f"{name}_rows_off_first",
-            words=f"first row of {symbol} that is off",
+            f"{name}_rows_off_first",
+            f"first row of {symbol} that is off",
             pooled=pooled,
             sentence="From 0; −1 for none.",
         ),
         last=Measure(
-            name=f"{name}_rows_off_last",
-            words=f"last row of {symbol} that is off",
-            pooled=pooled,
-            sentence="From 0; −1 for none.",
+            f"{name}_rows_off_last", f"last row of {symbol} that is off", pooled=pooled, sentence="From 0; −1 for none."
         ),
     )
 
@@ -142,16 +135,16 @@ def _rows_off(name: str, symbol: str) -> RowsOff:
 def _gradient(name: str, symbol: str) -> GradientMeasures:
     """Return the rows of the table about a gradient."""
     error = Measure(
-        name=f"{name}_error",
-        words=f"{symbol} error",
+        f"{name}_error",
+        f"{symbol} error",
         symbol=f"‖Δ{symbol}‖ / ‖{symbol}‖",
         trouble="up",
         pooled="mean where known",
         sentence="Against FP64, and of gradients that cancel less; mean over the sequences with loss.",
     )
     fp16 = Measure(
-        name=f"{name}_fp16",
-        words=f"{symbol} error by FP16",
+        f"{name}_fp16",
+        f"{symbol} error by FP16",
         trouble="up",
         pooled="mean where known",
         sentence="The error of a backward pass that holds dP, dS and its results in FP16.",
@@ -162,8 +155,8 @@ def _gradient(name: str, symbol: str) -> GradientMeasures:
 def _unexplained(name: str, symbol: str) -> Measure:
     """Return the row of what an error of δ does not explain in a gradient."""
     return Measure(
-        name=f"{name}_unexplained",
-        words=f"{symbol} error beside δ",
+        f"{name}_unexplained",
+        f"{symbol} error beside δ",
         trouble="up",
         pooled="mean where known",
         sentence="The error without the part that an error of δ makes.",
@@ -171,8 +164,8 @@ def _unexplained(name: str, symbol: str) -> Measure:
 
 
 TIES = Measure(
-    name="tied_rows",
-    words="ties",
+    "tied_rows",
+    "ties",
     trouble="up",
     logged_as=TIED_ROWS,
     sentence=(
@@ -181,8 +174,8 @@ TIES = Measure(
     ),
 )
 LARGEST_SCORE = Measure(
-    name="score_max",
-    words="largest score",
+    "score_max",
+    "largest score",
     symbol="max |S|",
     unit="nats",
     trouble="up",
@@ -191,55 +184,51 @@ LARGEST_SCORE = Measure(
     sentence="Over all rows and keys; empty where q, k or v hold NaN or infinity.",
 )
 SCORE_OFFSET = Measure(
-    name="score_offset",
-    words="offset",
+    "score_offset",
+    "offset",
     unit="nats",
     trouble="up",
     sentence="Mean over rows of |mean S| of the keys that the row sees.",
 )
 SCORE_SPACING = Measure(
-    name="score_spacing",
-    words="FP32 spacing of scores",
+    "score_spacing",
+    "FP32 spacing of scores",
     unit="nats",
     trouble="up",
     sentence="How far apart FP32 numbers lie at the largest α Σ|qₑkₑ|: no partial sum of S is larger.",
 )
 MEAN_KEY_SHARE = Measure(
-    name="mean_key_share",
-    words="share of the mean key",
+    "mean_key_share",
+    "share of the mean key",
     symbol="|mean K|² / mean |K|²",
     trouble="up",
     sentence="1 where all keys are one.",
 )
 
-NONFINITE = Measure(
-    name="nonfinite", words="rows not finite", trouble="up", sentence="Rows with NaN or infinity in any result."
-)
+NONFINITE = Measure("nonfinite", "rows not finite", trouble="up", sentence="Rows with NaN or infinity in any result.")
 NONFINITE_OUT = Measure(
-    name="nonfinite_out", words="rows of O not finite", trouble="up", sentence="Rows with NaN or infinity in O."
+    "nonfinite_out", "rows of O not finite", trouble="up", sentence="Rows with NaN or infinity in O."
 )
 OUT_ERROR = Measure(
-    name="out_error",
-    words="O error",
+    "out_error",
+    "O error",
     symbol="‖ΔO‖ / ‖O‖",
     trouble="up",
     logged_as=OUT_DEVIATION.rms,
     sentence="Norm of the difference from FP64, over the norm in FP64; mean over sequences.",
 )
 OUT_ERROR_EXPECTED = Measure(
-    name="out_error_expected",
-    words="O error of FlashAttention-2",
-    sentence="By this package's reference, which rounds P̄ and O.",
+    "out_error_expected", "O error of FlashAttention-2", sentence="By this package's reference, which rounds P̄ and O."
 )
 OUT_ERROR_COARSE = Measure(
-    name="out_error_coarse",
-    words="O error of a coarser attention",
+    "out_error_coarse",
+    "O error of a coarser attention",
     sentence="Of the declared variant, or of one that rounds S and Ō, too.",
 )
 OUT_ROWS_OFF = _rows_off("out", "O")
 FIRST_ROW_TURNED = Measure(
-    name="first_row_turned",
-    words="turn of O's first row",
+    "first_row_turned",
+    "turn of O's first row",
     trouble="up",
     sentence=(
         "Its part across FP64's, over |O|: under a causal mask the row has one key, so that O is along v whatever is "
@@ -247,8 +236,8 @@ FIRST_ROW_TURNED = Measure(
     ),
 )
 DEAD_ROWS = Measure(
-    name="dead_rows",
-    words="dead rows",
+    "dead_rows",
+    "dead rows",
     trouble="up",
     logged_as=HALF_NORM_ROWS,
     sentence=(
@@ -257,53 +246,51 @@ DEAD_ROWS = Measure(
     ),
 )
 LENGTH_ERROR = Measure(
-    name="length_error",
-    words="error of O's length",
+    "length_error",
+    "error of O's length",
     trouble="up",
     sentence="Standard deviation over rows of O's error along O, over |O|: what a rounded ℓ makes.",
 )
 LENGTH_ERROR_EXPECTED = Measure(
-    name="length_error_expected",
-    words="error of O's length in FlashAttention-2",
+    "length_error_expected",
+    "error of O's length in FlashAttention-2",
     sentence="By this package's reference, which rounds P̄ and O.",
 )
 SCORE_FACTOR = Measure(
-    name="score_factor",
-    words="factor of the scores, less 1",
+    "score_factor",
+    "factor of the scores, less 1",
     trouble="away from 0",
     sentence="By least squares on O; NaN where no row tells.",
 )
 SCORE_FACTOR_COARSE = Measure(
-    name="score_factor_coarse",
-    words="factor of the scores in a coarser attention, less 1",
+    "score_factor_coarse",
+    "factor of the scores in a coarser attention, less 1",
     sentence="The same of the O of `out_error_coarse`.",
 )
 SCORE_FACTOR_LEFT = Measure(
-    name="score_factor_left",
-    words="share of O's error beside the factor",
-    sentence="1 where O is not far off.",
+    "score_factor_left", "share of O's error beside the factor", sentence="1 where O is not far off."
 )
 
 GRAD_Q, GRAD_K, GRAD_V = _gradient("grad_q", "dQ"), _gradient("grad_k", "dK"), _gradient("grad_v", "dV")
 GRAD_Q_UNEXPLAINED, GRAD_K_UNEXPLAINED = _unexplained("grad_q", "dQ"), _unexplained("grad_k", "dK")
 GRAD_Q_ROWS_OFF = _rows_off("grad_q", "dQ")
 GRAD_Q_FACTOR = Measure(
-    name="grad_q_factor",
-    words="factor of dQ, less 1",
+    "grad_q_factor",
+    "factor of dQ, less 1",
     trouble="away from 0",
     pooled="mean where known",
     sentence="By least squares across PK, where an error of δ moves nothing.",
 )
 ALONG_MEAN_KEY = Measure(
-    name="along_mean_key",
-    words="along mean key",
+    "along_mean_key",
+    "along mean key",
     trouble="up",
     logged_as=GRAD_Q_ALONG_MEAN_KEY,
     sentence="Share of dQ's squared error along the mean key.",
 )
 GRAD_OUT_SIZE = Measure(
-    name="grad_out_size",
-    words="size of dO",
+    "grad_out_size",
+    "size of dO",
     trouble="down",
     pooled="mean where known",
     sentence="Root mean square of dO over rows that are not 0, of tensors in FP16.",
@@ -325,15 +312,15 @@ SOURCES = (ROW_SUMS, GRAD_DELTA, DELTA)
 The last tells of δ only where the backward pass takes it from the O that was returned.
 """
 GRAD_DELTA_ROUNDING = Measure(
-    name="grad_delta_rounding",
-    words="δ noise by BF16",
+    "grad_delta_rounding",
+    "δ noise by BF16",
     unit="|dO||O|",
     pooled="mean where known",
     sentence="What roundings of dS and dQ to BF16 add to `grad_delta_noise` at most.",
 )
 FOLLOWS_OUT = Measure(
-    name="delta_follows_out",
-    words="follows O",
+    "delta_follows_out",
+    "follows O",
     pooled="mean where known",
     sentence=(
         "Slope of e on what the rounding of O adds to rowsum(dO∘O): 1 in every FlashAttention, 0 where δ comes from an "
@@ -342,36 +329,33 @@ FOLLOWS_OUT = Measure(
     ),
 )
 DELTA_ROUNDING = Measure(
-    name="delta_rounding",
-    words="δ noise by the rounding of O",
+    "delta_rounding",
+    "δ noise by the rounding of O",
     unit="|dO||O|",
     sentence="What the rounding of O adds in the rows that tell, as `delta_noise`.",
 )
 SHIFT_BIAS = Measure(
-    name="shift_bias",
-    words="δ bias by a shift of scores",
+    "shift_bias",
+    "δ bias by a shift of scores",
     unit="|dO||O|",
     trouble="away from 0",
     sentence="What of `row_sum_bias` the response of O to a shift of all scores accounts for; NaN with a sink.",
 )
 
 WEIGHT_ERROR = Measure(
-    name="weight_error",
-    words="error of weights",
+    "weight_error",
+    "error of weights",
     trouble="up",
     sentence="Largest mean |error| of the weight that a block of queries gives a block of keys.",
 )
-WEIGHT_ERROR_QUERIES = Measure(name="weight_error_queries", words="block of queries", sentence="Of that error, from 0.")
-WEIGHT_ERROR_KEYS = Measure(name="weight_error_keys", words="block of keys", sentence="Of that error, from 0.")
-WEIGHT_FOUND = Measure(name="weight_found", words="weight", sentence="What that block of queries gave those keys.")
-WEIGHT_EXACT = Measure(name="weight_exact", words="exact weight", sentence="What it had to give.")
+WEIGHT_ERROR_QUERIES = Measure("weight_error_queries", "block of queries", sentence="Of that error, from 0.")
+WEIGHT_ERROR_KEYS = Measure("weight_error_keys", "block of keys", sentence="Of that error, from 0.")
+WEIGHT_FOUND = Measure("weight_found", "weight", sentence="What that block of queries gave those keys.")
+WEIGHT_EXACT = Measure("weight_exact", "exact weight", sentence="What it had to give.")
 MASS_ERROR = Measure(
-    name="mass_error",
-    words="error of Σⱼ Pᵢⱼ",
-    trouble="up",
-    sentence="Largest over blocks of queries, in the backward pass.",
+    "mass_error", "error of Σⱼ Pᵢⱼ", trouble="up", sentence="Largest over blocks of queries, in the backward pass."
 )
-MASS_ERROR_BLOCK = Measure(name="mass_error_block", words="block of queries", sentence="Of that error, from 0.")
+MASS_ERROR_BLOCK = Measure("mass_error_block", "block of queries", sentence="Of that error, from 0.")
 
 
 def _rows_of(found: object) -> list[Measure]:

@@ -6,7 +6,7 @@ Notation of Qiu & Yao (arXiv 2510.04212): lp is what the attention computes, hp 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Literal
 
@@ -19,7 +19,7 @@ ALL_TENSORS = "all"
 """In the place of a tensor's name: the distance over all weights, as in ``weights_largest/all``."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Metric:
     """One quantity that is measured."""
 
@@ -27,6 +27,7 @@ class Metric:
     """In the metrics file and in the evidence."""
     words: str
     """What figures and tables call it."""
+    _: KW_ONLY
     symbol: str = ""
     unit: str = ""
     """Empty for a number without one."""
@@ -75,124 +76,109 @@ class DeviationMetrics:
 
 _every_step = partial(Metric, per="run", measured_by="every step")
 LOSS = _every_step(
-    name="loss",
-    words="loss",
-    unit="nats per token",
-    trouble="up",
-    sentence="Mean cross-entropy of the step's tokens.",
+    "loss", "loss", unit="nats per token", trouble="up", sentence="Mean cross-entropy of the step's tokens."
 )
 GRAD_NORM = _every_step(
-    name="grad_norm",
-    words="gradient norm",
-    symbol="‖g‖",
-    trouble="up",
-    sentence="Norm of all gradients, not clipped.",
+    "grad_norm", "gradient norm", symbol="‖g‖", trouble="up", sentence="Norm of all gradients, not clipped."
 )
 UPDATE_NORM = _every_step(
-    name="update_norm",
-    words="update norm",
-    symbol="‖Δw‖",
-    trouble="up",
-    sentence="Norm of what the step added to all weights.",
+    "update_norm", "update norm", symbol="‖Δw‖", trouble="up", sentence="Norm of what the step added to all weights."
 )
 CLIP_FACTOR = _every_step(
-    name="clip_factor",
-    words="clip factor",
+    "clip_factor",
+    "clip factor",
     trouble="down",
     sentence="What clipping multiplied the gradients by; 1 where it left them alone.",
 )
-LEARNING_RATE = _every_step(name="lr", words="learning rate", sentence="Learning rate of the step.")
+LEARNING_RATE = _every_step("lr", "learning rate", sentence="Learning rate of the step.")
 
 _at_intervals = partial(Metric, per="run", measured_by="at intervals")
 VALIDATION_LOSS = _at_intervals(
-    name="val_loss",
-    words="validation loss",
+    "val_loss",
+    "validation loss",
     unit="nats per token",
     trouble="up",
     sentence="Mean cross-entropy of the validation sequences, every `train.eval_interval` steps and at the end.",
 )
 TOKENS_PER_SECOND = _at_intervals(
-    name="tokens_per_second",
-    words="tokens per second",
-    unit="1/s",
+    "tokens_per_second",
+    "rate",
+    unit="tokens/s",
     sentence="Tokens trained on since the last reading over its time, every `train.log_interval` steps.",
 )
 MEMORY = _at_intervals(
-    name="memory_gib",
-    words="memory",
-    unit="GiB",
-    sentence="Largest that PyTorch has reserved on the GPU so far.",
+    "memory_gib", "memory", unit="GiB", sentence="Largest that PyTorch has reserved on the GPU so far."
 )
 
 _of_tensors = partial(Metric, per="tensor", measured_by="`probes.weights_against`")
 WEIGHTS_LARGEST = _of_tensors(
-    name="weights_largest",
-    words="largest difference",
+    "weights_largest",
+    "largest difference",
     symbol="max |w − w'|",
     sentence="Largest difference of an element from the other run's.",
 )
 WEIGHTS_WASSERSTEIN = _of_tensors(
-    name="weights_wasserstein",
-    words="1-Wasserstein distance",
+    "weights_wasserstein",
+    "1-Wasserstein distance",
     symbol="W₁",
     sentence="[W₁](glossary.md#attention) of the two runs' distributions of values.",
 )
 WEIGHTS_SPREAD = _of_tensors(
-    name="weights_spread", words="spread", symbol="σ(w')", sentence="Standard deviation of the other run's values."
+    "weights_spread", "spread", symbol="σ(w')", sentence="Standard deviation of the other run's values."
 )
 
 _of_weights = partial(Metric, per="head", measured_by="`probes.weights_interval`", trouble="up")
 W_Q_NORM = _of_weights(
-    name="w_q_spectral_norm", words="W_Q spectral norm", symbol="‖W_Q‖₂", sentence="Largest singular value of W_Q."
+    "w_q_spectral_norm", "W_Q spectral norm", symbol="‖W_Q‖₂", sentence="Largest singular value of W_Q."
 )
 W_K_NORM = _of_weights(
-    name="w_k_spectral_norm", words="W_K spectral norm", symbol="‖W_K‖₂", sentence="Largest singular value of W_K."
+    "w_k_spectral_norm", "W_K spectral norm", symbol="‖W_K‖₂", sentence="Largest singular value of W_K."
 )
 W_V_NORM = _of_weights(
-    name="w_v_spectral_norm", words="W_V spectral norm", symbol="‖W_V‖₂", sentence="Largest singular value of W_V."
+    "w_v_spectral_norm", "W_V spectral norm", symbol="‖W_V‖₂", sentence="Largest singular value of W_V."
 )
 QK_NORM = _of_weights(
-    name="qk_spectral_norm",
-    words="QK spectral norm",
+    "qk_spectral_norm",
+    "QK spectral norm",
     symbol="‖W_Qᵀ W_K‖₂",
     sentence="Largest singular value of QKᵀ as a form on the inputs, without α.",
 )
 
 _delta_error = partial(Metric, per="head", measured_by="`delta_error`")
 DELTA_ERROR_SUM = _delta_error(
-    name="delta_error_sum",
-    words="error of δ, summed over the observed tokens",
+    "delta_error_sum",
+    "error of δ, summed over the observed tokens",
     symbol="Σ (δ_lp − δ_hp)",
     unit="nats",
     trouble="away from 0",
     sentence="Over the observed tokens: δ_lp is δ as the variant computes it, δ_hp is δ from the FP32 O of the same P̄.",
 )
 DELTA_ERROR_VARIANCE = _delta_error(
-    name="delta_error_variance",
-    words="variance of the error of δ",
+    "delta_error_variance",
+    "variance of the error of δ",
     symbol="Var(δ_lp − δ_hp)",
     unit="nats²",
     sentence="Variance of that error over the observed tokens.",
 )
 DELTA_ERROR_CUMULATIVE = _delta_error(
-    name="delta_error_cumulative",
-    words="error of δ, summed over the observed steps",
+    "delta_error_cumulative",
+    "error of δ, summed over the observed steps",
     unit="nats",
     trouble="away from 0",
     sentence="The sum over all observed steps so far.",
 )
 DELTA_ERROR = DeltaErrorMetrics(
     bias=_delta_error(
-        name="delta_error_relative_bias",
-        words="bias of δ against δ_hp",
+        "delta_error_relative_bias",
+        "bias of δ against δ_hp",
         symbol="Σ (δ_lp − δ_hp) / Σ |dO||O|",
         unit="|dO||O|",
         trouble="away from 0",
         sentence="Mean of that error.",
     ),
     noise=_delta_error(
-        name="delta_error_relative_noise",
-        words="noise of δ against δ_hp",
+        "delta_error_relative_noise",
+        "noise of δ against δ_hp",
         unit="|dO||O|",
         sentence="Root mean square of that error.",
     ),
@@ -200,19 +186,19 @@ DELTA_ERROR = DeltaErrorMetrics(
     variance=DELTA_ERROR_VARIANCE,
 )
 DELTA_ABS_MEAN = _delta_error(
-    name="delta_abs_mean", words="mean |δ|", symbol="mean |δ_hp|", unit="nats", sentence="Mean size of δ_hp."
+    "delta_abs_mean", "mean |δ|", symbol="mean |δ_hp|", unit="nats", sentence="Mean size of δ_hp."
 )
 ROW_SUM_MEAN = _delta_error(
-    name="row_sum_mean",
-    words="mean Σⱼ dSᵢⱼ",
+    "row_sum_mean",
+    "mean Σⱼ dSᵢⱼ",
     symbol="mean Σⱼ dSᵢⱼ",
     unit="nats",
     trouble="away from 0",
     sentence="Mean of what is left of Σⱼ dSᵢⱼ = 0.",
 )
 ROW_SUM_ABS_MEAN = _delta_error(
-    name="row_sum_abs_mean",
-    words="mean |Σⱼ dSᵢⱼ|",
+    "row_sum_abs_mean",
+    "mean |Σⱼ dSᵢⱼ|",
     symbol="mean |Σⱼ dSᵢⱼ|",
     unit="nats",
     trouble="up",
@@ -220,8 +206,8 @@ ROW_SUM_ABS_MEAN = _delta_error(
 )
 ROW_SUM = DeltaErrorMetrics(
     bias=_delta_error(
-        name="row_sum_relative_bias",
-        words="bias of δ",
+        "row_sum_relative_bias",
+        "bias of δ",
         unit="|dO||O|",
         trouble="away from 0",
         sentence=(
@@ -230,15 +216,12 @@ ROW_SUM = DeltaErrorMetrics(
         ),
     ),
     noise=_delta_error(
-        name="row_sum_relative_noise",
-        words="noise of δ",
-        unit="|dO||O|",
-        sentence="Root mean square of that error.",
+        "row_sum_relative_noise", "noise of δ", unit="|dO||O|", sentence="Root mean square of that error."
     ),
 )
 SIGN_AGREEMENT = _delta_error(
-    name="grad_out_error_sign_agreement",
-    words="dO and error of O: mean product of signs",
+    "grad_out_error_sign_agreement",
+    "dO and error of O: mean product of signs",
     symbol="mean sign(dO)·sign(O_lp − O_hp)",
     trouble="away from 0",
     sentence="Mean product of the signs of dO and O_lp − O_hp, from −1 to 1.",
@@ -246,8 +229,8 @@ SIGN_AGREEMENT = _delta_error(
 
 _ties = partial(Metric, per="head", measured_by="`ties`")
 TIED_ROWS = _ties(
-    name="tied_rows",
-    words="share of rows with two or more P̄ = 1",
+    "tied_rows",
+    "share of rows with two or more P̄ = 1",
     trouble="up",
     sentence=(
         "Share of rows with two or more P̄ that are 1 as rounded; of a watched loop, of rows whose two largest scores "
@@ -255,56 +238,51 @@ TIED_ROWS = _ties(
     ),
 )
 TIE_MULTIPLICITY = _ties(
-    name="tie_multiplicity",
-    words="how many P̄ = 1 such a row has",
+    "tie_multiplicity",
+    "how many P̄ = 1 such a row has",
     trouble="up",
     sentence="How many P̄ = 1 such a row has, a mean over these rows.",
 )
 TIES_ON_FIRST_KEYS = _ties(
-    name="ties_on_first_keys",
-    words="share of these P̄ = 1 on the first four keys",
+    "ties_on_first_keys",
+    "share of these P̄ = 1 on the first four keys",
     sentence="Share of these P̄ = 1 on the first four keys, where an attention sink is.",
 )
 TIED_OUT_BIAS = _ties(
-    name="tied_out_error_bias",
-    words="rounding of O away from 0, tied rows",
+    "tied_out_error_bias",
+    "rounding of O away from 0, tied rows",
     symbol="Σ (O_lp − O_hp)·sign O_hp / Σ |O_lp − O_hp|",
     trouble="away from 0",
     sentence="In such rows: 1 where every element is rounded away from 0, −1 towards it; 0 without such a row.",
 )
 UNTIED_OUT_BIAS = _ties(
-    name="untied_out_error_bias",
-    words="rounding of O away from 0, other rows",
+    "untied_out_error_bias",
+    "rounding of O away from 0, other rows",
     trouble="away from 0",
     sentence="The same in the other rows.",
 )
 ONE_SIDED_TIED_OUT_BIAS = _ties(
-    name="one_sided_tied_out_error_bias",
-    words="rounding of O away from 0, tied rows, most one-sided feature of V",
+    "one_sided_tied_out_error_bias",
+    "rounding of O away from 0, tied rows, most one-sided feature of V",
     trouble="away from 0",
     sentence="The same in tied rows, in the feature whose V is most of one sign.",
 )
 
 _scores = partial(Metric, per="head", measured_by="`scores`")
 SCORE_MAX = _scores(
-    name="score_max",
-    words="largest |S|",
-    symbol="max |S|",
-    unit="nats",
-    trouble="up",
-    sentence="Size of the largest score.",
+    "score_max", "largest |S|", symbol="max |S|", unit="nats", trouble="up", sentence="Size of the largest score."
 )
 SCORE_MEAN = _scores(
-    name="score_mean",
-    words="mean |S|",
+    "score_mean",
+    "mean |S|",
     symbol="mean |S|",
     unit="nats",
     trouble="up",
     sentence="Mean size of the scores of the keys that each query sees.",
 )
 ENTROPY = _scores(
-    name="entropy",
-    words="entropy of the attention",
+    "entropy",
+    "entropy of the attention",
     symbol="−Σⱼ Pᵢⱼ ln Pᵢⱼ",
     unit="nats",
     trouble="down",
@@ -313,27 +291,27 @@ ENTROPY = _scores(
 
 _rows = partial(Metric, per="head", measured_by="`rows`")
 ROW_MASS = _rows(
-    name="row_mass_mean",
-    words="mean Σⱼ Pᵢⱼ",
+    "row_mass_mean",
+    "mean Σⱼ Pᵢⱼ",
     symbol="mean Σⱼ Pᵢⱼ",
     trouble="down",
     sentence="Mean mass of a row as the backward pass has P; 1 in exact arithmetic.",
 )
 HALF_MASS_ROWS = _rows(
-    name="half_mass_rows",
-    words="share of rows with half their mass",
+    "half_mass_rows",
+    "share of rows with half their mass",
     trouble="up",
     sentence="Share of rows whose Σⱼ Pᵢⱼ is below one half.",
 )
 HALF_NORM_ROWS = _rows(
-    name="half_norm_rows",
-    words="share of rows with half their |O|",
+    "half_norm_rows",
+    "share of rows with half their |O|",
     trouble="up",
     sentence="Share of rows whose |O| is below half of exact attention's.",
 )
 ZERO_GRAD_ROWS = _rows(
-    name="zero_grad_rows",
-    words="share of rows without a gradient",
+    "zero_grad_rows",
+    "share of rows without a gradient",
     trouble="up",
     sentence="Share of rows whose dS are all 0, the first row apart.",
 )
@@ -344,23 +322,23 @@ def _deviation(name: str, symbol: str, unit: str = "") -> DeviationMetrics:
     row = partial(Metric, per="head", measured_by="`deviation`")
     return DeviationMetrics(
         largest=row(
-            name=f"{name}_deviation_max",
-            words=f"largest error of {symbol}",
+            f"{name}_deviation_max",
+            f"largest error of {symbol}",
             symbol=f"max |Δ{symbol}|",
             unit=unit,
             trouble="up",
             sentence=f"Largest difference of {symbol} from that of attention in FP32 throughout.",
         ),
         rms=row(
-            name=f"{name}_deviation_rms",
-            words=f"relative error of {symbol}",
+            f"{name}_deviation_rms",
+            f"relative error of {symbol}",
             symbol=f"‖Δ{symbol}‖ / ‖{symbol}‖",
             trouble="up",
             sentence="Root mean square of these differences over that of the FP32 values.",
         ),
         mean=row(
-            name=f"{name}_deviation_mean",
-            words=f"relative bias of {symbol}",
+            f"{name}_deviation_mean",
+            f"relative bias of {symbol}",
             trouble="away from 0",
             sentence="Their signed mean over the same.",
         ),
@@ -373,27 +351,24 @@ GRAD_Q_DEVIATION = _deviation("grad_q", "dQ")
 
 _out_bias = partial(Metric, per="head", measured_by="`out_bias`")
 V_SIGN = _out_bias(
-    name="v_sign_max",
-    words="V: share of one sign, most one-sided feature",
+    "v_sign_max",
+    "V: share of one sign, most one-sided feature",
     trouble="up",
     sentence="Of a head's most one-sided feature of V, the share of keys with one sign, from ½ to 1.",
 )
 OUT_BIAS_LARGEST = _out_bias(
-    name="out_error_bias_max",
-    words="error of O: |mean| / mean size, most biased feature",
+    "out_error_bias_max",
+    "error of O: |mean| / mean size, most biased feature",
     symbol="|mean (O_lp − O_hp)| / mean |O_lp − O_hp|",
     trouble="up",
     sentence="In the most biased feature: 0 without a bias, 1 where all errors have one sign.",
 )
 OUT_BIAS_MEAN = _out_bias(
-    name="out_error_bias_mean",
-    words="error of O: |mean| / mean size",
-    trouble="up",
-    sentence="The same, a mean over features.",
+    "out_error_bias_mean", "error of O: |mean| / mean size", trouble="up", sentence="The same, a mean over features."
 )
 FEATURE_SIGN_AGREEMENT = _out_bias(
-    name="feature_sign_agreement",
-    words="share of rows where dO and the error of O have one sign, in one feature",
+    "feature_sign_agreement",
+    "share of rows where dO and the error of O have one sign, in one feature",
     trouble="up",
     sentence=(
         "Share of rows where dO and O_lp − O_hp have one sign, in the feature in which they have it most often: the "
@@ -401,76 +376,76 @@ FEATURE_SIGN_AGREEMENT = _out_bias(
     ),
 )
 FEATURE_V_SIGN_AGREEMENT = _out_bias(
-    name="feature_v_error_sign_agreement",
-    words="share of keys whose V has the sign of the error of O, in that feature",
+    "feature_v_error_sign_agreement",
+    "share of keys whose V has the sign of the error of O, in that feature",
     trouble="up",
     sentence="Share of keys whose V has, in that feature, the sign of the second half's Σ (O_lp − O_hp).",
 )
 
 _null_direction = partial(Metric, per="head", measured_by="`null_direction`", trouble="up")
 W_Q_MEAN_KEY = _null_direction(
-    name="w_q_mean_key_share",
-    words="share of ‖W_Q‖² along the mean key",
+    "w_q_mean_key_share",
+    "share of ‖W_Q‖² along the mean key",
     sentence="Share of ‖W_Q‖² along the mean key: 0 is none of W_Q, 1 all of it.",
 )
 W_Q_FIRST_KEY = _null_direction(
-    name="w_q_first_key_share",
-    words="share of ‖W_Q‖² along the first token's key",
+    "w_q_first_key_share",
+    "share of ‖W_Q‖² along the first token's key",
     sentence="The same along the first token's key.",
 )
 W_Q_UPDATE_MEAN_KEY = _null_direction(
-    name="w_q_update_mean_key_share",
-    words="share of W_Q's last update along the mean key",
+    "w_q_update_mean_key_share",
+    "share of W_Q's last update along the mean key",
     sentence="Share of the squared norm of what the step added to W_Q.",
 )
 W_Q_UPDATE_FIRST_KEY = _null_direction(
-    name="w_q_update_first_key_share",
-    words="share of W_Q's last update along the first token's key",
+    "w_q_update_first_key_share",
+    "share of W_Q's last update along the first token's key",
     sentence="The same along the first token's key.",
 )
 ATTENDED_KEY_COSINE = _null_direction(
-    name="attended_key_mean_key_cosine",
-    words="cosine of mean PK with the mean key",
+    "attended_key_mean_key_cosine",
+    "cosine of mean PK with the mean key",
     symbol="cos(mean PK, mean K)",
     sentence="Cosine of the mean key with the mean PK, along which errors of δ push W_Q.",
 )
 
 _similarity = partial(Metric, per="head", measured_by="`similarity`")
 TOKEN_SIMILARITY = _similarity(
-    name="token_similarity",
-    words="mean cosine between the tokens of a step",
+    "token_similarity",
+    "mean cosine between the tokens of a step",
     trouble="up",
     sentence="Mean cosine of [(PK)[T]ᵀX[T]](glossary.md#what-grows) between the tokens of a step.",
 )
 STEP_SIMILARITY = _similarity(
-    name="step_similarity",
-    words="mean cosine with the step observed before",
+    "step_similarity",
+    "mean cosine with the step observed before",
     trouble="up",
     sentence="The same between the tokens of two observations; the first observation has none.",
 )
 ATTENDED_KEY_SIMILARITY = _similarity(
-    name="attended_key_similarity",
-    words="mean cosine between the tokens' PK",
+    "attended_key_similarity",
+    "mean cosine between the tokens' PK",
     trouble="up",
     sentence="Mean cosine of PK between tokens, one factor of `token_similarity`.",
 )
 INPUT_SIMILARITY = _similarity(
-    name="input_similarity",
-    words="mean cosine between the tokens' inputs",
+    "input_similarity",
+    "mean cosine between the tokens' inputs",
     trouble="up",
     sentence="Mean cosine of X between tokens, the other factor.",
 )
 EFFECTIVE_RANK = _similarity(
-    name="w_q_error_effective_rank",
-    words="effective rank of the error of dW_Q",
+    "w_q_error_effective_rank",
+    "effective rank of the error of dW_Q",
     symbol="(Σσ²)² / Σσ⁴",
     trouble="down",
     sentence="[Effective rank](glossary.md#what-grows) of the gradient error of W_Q; 0 without an error.",
 )
 
 GRAD_Q_ALONG_MEAN_KEY = Metric(
-    name="grad_q_error_mean_key_share",
-    words="share of dQ's squared error along the mean key",
+    "grad_q_error_mean_key_share",
+    "share of dQ's squared error along the mean key",
     per="head",
     measured_by="`flashpoint.watch`",
     trouble="up",

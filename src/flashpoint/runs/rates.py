@@ -47,5 +47,5 @@ def _tokens_per_second(run: Run) -> NDArray[np.float64]:
     """Return the readings of a run, [n]."""
     if TOKENS_PER_SECOND.name not in run.columns:
         why = "give a run of more steps" if run.folder else "this evidence keeps none"
-        raise UserError(f"{run.where}: no reading of tokens_per_second; {why}")
+        raise UserError(f"{run.where}: no reading of {TOKENS_PER_SECOND.name}; {why}")
     return run.columns[TOKENS_PER_SECOND.name][1]

@@ -307,7 +307,7 @@ class Run:
         """
         self.measured_by_head(W_Q_NORM.name)
         if self.w_q_norms is None:
-            raise UserError(f"{self.where}: w_q_spectral_norm of heads was never a number")
+            raise UserError(f"{self.where}: {W_Q_NORM.name} of heads was never a number")
         steps, norms = self.w_q_norms
         end = len(steps) - 1
         return norms[..., end if self.onset is None else min(int(np.searchsorted(steps, self.onset)), end)]
