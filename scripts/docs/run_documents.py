@@ -29,6 +29,8 @@ from flashpoint.cli.table import Table, show
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_RUN = {
+    "git clone": "the address is the reader's",
+    "python train.py -m": "sixteen trainings",
     "pytest": "the suite is run by itself",
     "pip install": "what an installation needs differs",
     "source ": "nothing to run",
