@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
+from safetensors.torch import save_file
 
+from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError
 from flashpoint.lab.config import Config
 from flashpoint.lab.stored_config import config_to_repeat
@@ -201,6 +204,49 @@ def test_what_is_known_of_a_loop_of_every_generation(
     assert (config.seed, config.attn.name, config.train.steps) == (None, name, steps)
     assert config.train.batch_size is None
     assert config.to_dict().get("model") == shape
+
+
+LATER = {"is_causal": False, "scale": 0.5, "layer": 2, "step": 30, "attention": "sdpa"}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        (None, (True, 0.25, 1, 0, "unknown", (), ())),
+        ({"layer": 3}, (True, 0.25, 3, 0, "unknown", (), ())),
+        (LATER, (False, 0.5, 2, 30, "sdpa", (), ())),
+        ({**LATER, "identities": ["a"], "together": [1, 2]}, (False, 0.5, 2, 30, "sdpa", ("a",), (1, 2))),
+    ],
+)
+def test_a_capture_of_every_generation_is_read(
+    tmp_path: Path, metadata: dict[str, Any] | None, expected: tuple[object, ...]
+) -> None:
+    tensors = {name: torch.zeros(1, 1, 4, 16) for name in ("q", "k", "v", "grad_out")}
+    save_file(tensors, tmp_path / "call.safetensors", metadata and {"flashpoint": json.dumps(metadata)})
+    call = AttentionCall.read(tmp_path / "call.safetensors")
+    call.write(tmp_path / "anew.safetensors")
+    for read in (call, AttentionCall.read(tmp_path / "anew.safetensors")):
+        told = (read.is_causal, read.scale, read.layer, read.step, read.attention, read.identities, read.together)
+        assert told == expected
+
+
+def test_a_branch_of_a_version_that_timed_none_took_no_time(tmp_path: Path) -> None:
+    line = {
+        "key": "k",
+        "attention": "a",
+        "start": 5,
+        "steps": 9,
+        "outcome": "stable",
+        "onset": None,
+        "norms": [["nan"]],
+    }
+    folder = folder_with(tmp_path)
+    folder.branch_log.write_text(json.dumps(line) + "\n")
+    (branch,) = folder.read_branches()
+    assert (branch.seconds, branch.shape, branch.steps) == (0.0, (1, 1), 9)
+    folder.append_branch(branch)
+    keys = ["key", "attention", "start", "steps", "seconds", "outcome", "onset", "norms"]
+    assert list(json.loads(folder.branch_log.read_text().splitlines()[1])) == keys
 
 
 def _manifest(run: Run) -> None:

@@ -9,6 +9,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,24 +19,27 @@ from torch import Tensor
 
 from flashpoint.errors import UserError
 from flashpoint.files import whole
-from flashpoint.schema import Kind, Step, parsed
+from flashpoint.runs import migrations
+from flashpoint.schema import Kind, Step, understood
 
+_METADATA = "flashpoint"
+"""Key of a file's metadata under which it says of the call, as JSON, what no tensor does."""
 _NEEDED = ("q", "k", "v", "grad_out")
 _OPTIONAL = ("out", "grad_q", "grad_k", "grad_v")
 _LIKE_K = ("k", "v", "grad_k", "grad_v")
 _DTYPES = {"bfloat16", "float16", "float32", "float64"}
 
 
-class _Told(Kind):
-    """What the metadata of a file says of the call."""
+class CallRecord(Kind):
+    """What the metadata of a file says of the call; each field as of :class:`AttentionCall`."""
 
-    is_causal: bool = True
-    scale: Annotated[float, Field(gt=0)] = 1.0
-    layer: Annotated[int, Field(ge=1, lt=2**31)] = 1
-    step: Step = 0
-    attention: str = "unknown"
-    identities: list[str] = Field(default_factory=list)
-    together: list[Annotated[int, Field(ge=1, lt=2**31)]] = Field(default_factory=list)
+    is_causal: bool
+    scale: Annotated[float, Field(gt=0)]
+    layer: Annotated[int, Field(ge=1, lt=2**31)]
+    step: Step
+    attention: str
+    identities: tuple[str, ...]
+    together: tuple[Annotated[int, Field(ge=1, lt=2**31)], ...]
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,9 @@ class AttentionCall:
 
         tensors = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL)}
         kept = {name: x.detach().contiguous().cpu() for name, x in tensors.items() if x is not None}
-        told = {name: getattr(self, name) for name in _Told.model_fields}
+        told = {name: getattr(self, name) for name in CallRecord.model_fields}
         with whole(path, durable=False) as partial:  # a training loop waits for it
-            save_file(kept, partial, metadata={"flashpoint": json.dumps(told)})
+            save_file(kept, partial, metadata={_METADATA: json.dumps(told)})
 
     @classmethod
     def read(cls, path: Path) -> AttentionCall:
@@ -105,7 +109,10 @@ class AttentionCall:
             with safe_open(path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
                 metadata = file.metadata() or {}
-            told = parsed(metadata.get("flashpoint", "{}"), _Told, f"{path}: metadata", "write it anew")
+            head_size = tensors["q"].shape[-1] if "q" in tensors and tensors["q"].ndim else 1
+            migration = partial(migrations.call, head_size=head_size)
+            text = metadata.get(_METADATA, "{}")
+            record = understood(text, CallRecord, f"{path}: metadata", "write it anew", migration)
         except FileNotFoundError:
             raise UserError(f"{path}: no such file; give a capture, a run, or a .safetensors file") from None
         except (SafetensorError, OSError, ValueError) as error:
@@ -115,23 +122,8 @@ class AttentionCall:
             ) from error
         if missing := [name for name in _NEEDED if name not in tensors]:
             raise UserError(f"{path}: no tensor {', '.join(missing)}; it needs {', '.join(_NEEDED)}")
-        call = cls(
-            q=tensors["q"],
-            k=tensors["k"],
-            v=tensors["v"],
-            grad_out=tensors["grad_out"],
-            out=tensors.get("out"),
-            grad_q=tensors.get("grad_q"),
-            grad_k=tensors.get("grad_k"),
-            grad_v=tensors.get("grad_v"),
-            is_causal=told.get("is_causal", True),
-            scale=told.get("scale", max(1, *tensors["q"].shape[-1:]) ** -0.5),
-            layer=told.get("layer", 1),
-            step=told.get("step", 0),
-            attention=told.get("attention", "unknown"),
-            identities=tuple(told.get("identities", ())),
-            together=tuple(told.get("together", ())),
-        )
+        held: dict[str, Any] = {name: tensors.get(name) for name in (*_NEEDED, *_OPTIONAL)}
+        call = cls(**held, **dict(record))
         call._check(path)
         return call
 

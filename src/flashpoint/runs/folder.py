@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
 from flashpoint.errors import UserError
-from flashpoint.files import is_locked
+from flashpoint.files import is_locked, write_json
 from flashpoint.runs import migrations
 from flashpoint.runs.configuration import RunConfig, WatchedConfig
 from flashpoint.runs.lines import as_kept, packed
@@ -21,7 +20,7 @@ from flashpoint.runs.localized import KeptBranch, Localized
 from flashpoint.runs.manifest import Manifest, Origin, ProbeOff, Resumption
 from flashpoint.runs.outcome import Outcome, read_outcome
 from flashpoint.runs.subfolders import CaptureFolder, ReportFolder
-from flashpoint.schema import append_to, parsed, read_json, read_record
+from flashpoint.schema import append_to, read_record, understood
 
 _READER_SECONDS = 0.2
 """For which a run's lock is waited for: a reader that looks whether the run is under way holds it for a moment."""
@@ -230,27 +229,34 @@ class RunFolder:
             raise UserError(f"{self.outcome}: missing; the run has not ended, {how}; {shows} shows it")
         return read_outcome(self.outcome)
 
-    def read_branches(self) -> list[dict[str, Any]]:
+    def read_branches(self) -> list[KeptBranch]:
         """Return what :attr:`branch_log` holds; a line cut short at its end is left out."""
         if not self.branch_log.exists():
             return []
         *lines, _unfinished = self.branch_log.read_bytes().split(b"\n")
         anew = "delete it, and branches are trained anew"
-        found = [parsed(line, KeptBranch, f"{self.branch_log}:{number}", anew) for number, line in enumerate(lines, 1)]
-        if len({(len(one["norms"]), len(one["norms"][0])) for one in found}) > 1:
+        found = [
+            understood(line, KeptBranch, f"{self.branch_log}:{number}", anew, migrations.branch)
+            for number, line in enumerate(lines, 1)
+        ]
+        if len({one.shape for one in found}) > 1:
             raise UserError(f"{self.branch_log}: norms of models with other layers or heads; {anew}")
         return found
 
-    def append_branch(self, values: Mapping[str, Any]) -> None:
+    def append_branch(self, branch: KeptBranch) -> None:
         """Add a line to :attr:`branch_log`, in place of one cut short at its end."""
         with self.branch_log.open("ab+") as file:
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
-            file.write(json.dumps(values, ensure_ascii=False).encode() + b"\n")
+            file.write(json.dumps(branch.model_dump(), ensure_ascii=False).encode() + b"\n")
 
-    def read_localized(self) -> dict[str, Any]:
+    def read_localized(self) -> Localized:
         """Return what :attr:`localized` holds."""
-        return read_json(self.localized, Localized, "delete it, or localise the run again")
+        return read_record(self.localized, Localized, remedy="delete it, or localise the run again")
+
+    def write_localized(self, found: Localized) -> None:
+        """Write :attr:`localized`."""
+        write_json(self.localized, found.model_dump())
 
     @property
     def begun(self) -> bool:

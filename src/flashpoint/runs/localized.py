@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -19,11 +19,16 @@ class KeptBranch(Kind):
     attention: str
     start: Step
     steps: Count
+    seconds: Annotated[float, Field(ge=0)]
     outcome: Verdict
     onset: Step | None
-    norms: Annotated[list[Annotated[list[Number], Field(min_length=1)]], Field(min_length=1)]
+    norms: Annotated[tuple[Annotated[tuple[Number, ...], Field(min_length=1)], ...], Field(min_length=1)]
     """Spectral norms of W_Q at the end, by layer and head."""
-    seconds: Annotated[float, Field(ge=0)] = 0.0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Layers, and heads of a layer."""
+        return len(self.norms), len(self.norms[0])
 
     @model_validator(mode="after")
     def _check(self) -> KeptBranch:
@@ -36,5 +41,5 @@ class Localized(Kind):
     """What was found, for the report."""
 
     heading: str
-    columns: list[str]
-    rows: list[list[Any]]
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]

@@ -152,6 +152,26 @@ def outcome(values: Json) -> Json:
     return {"nonfinite": None, "val_step": at_end, "chain_digest": None, **values}
 
 
+def branch(values: Json) -> Json:
+    """Return a line of ``localize.jsonl`` with every key of today: the first versions did not time a branch."""
+    return {"seconds": 0.0, **values}
+
+
+def call(values: Json, head_size: int) -> Json:
+    """Return the metadata of a captured call with every key of today.
+
+    Whoever writes tensors without metadata has taken a causal call with α = 1/√d. The first versions of captures had no
+    identities, and did not say which layers were captured at once.
+    """
+    told = {"is_causal": True, "scale": max(1, head_size) ** -0.5, "layer": 1, "step": 0, "attention": UNSEEN}
+    return {**told, "identities": [], "together": [], **values}
+
+
+def delta_line(values: Json) -> Json:
+    """Return a line of ``delta.jsonl`` with every key of today: the first versions had no identities."""
+    return {"identities": None, **values}
+
+
 def _change(values: Json, key: str, migrate: Any) -> None:
     """Bring an object inside to the shape of today."""
     if isinstance(inside := values.get(key), dict):

@@ -21,6 +21,7 @@ from flashpoint.diagnosis.measure_table import SOURCES
 from flashpoint.diagnosis.measures import Measures
 from flashpoint.diagnosis.repeats import by_identity
 from flashpoint.errors import UserError
+from flashpoint.runs import migrations
 from flashpoint.runs.lines import whole_lines
 from flashpoint.runs.subfolders import CaptureFolder
 from flashpoint.schema import Kind, Step, understood
@@ -106,7 +107,7 @@ class _Line(Kind):
 
     step: Step
     layer: Annotated[int, Field(ge=1, lt=2**31)]
-    identities: list[str] | None = None  # older files have none
+    identities: tuple[str, ...] | None
     measures: dict[str, list[list[float]]]
 
     @model_validator(mode="after")
@@ -143,10 +144,10 @@ def read(path: Path) -> dict[int, DeltaSample]:
     """
     found: dict[int, list[DeltaSample]] = {}
     for number, text in enumerate(whole_lines(path, _REMEDY), 1):
-        line = understood(text, _Line, f"{path}:{number}", _REMEDY)
+        line = understood(text, _Line, f"{path}:{number}", _REMEDY, migrations.delta_line)
         measures = {name: torch.tensor(of, dtype=torch.float64) for name, of in line.measures.items()}
         count = len(next(iter(measures.values())))
-        identities = tuple(line.identities or ("",) * count)
+        identities = line.identities or ("",) * count
         sample = DeltaSample((line.step,) * count, identities, _with_bounds(measures))
         before = found.setdefault(line.layer, [])
         if before and before[0].heads != sample.heads:

@@ -12,7 +12,6 @@ import click
 from flashpoint.cli.selection import format_option
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError
-from flashpoint.files import write_json
 
 if TYPE_CHECKING:
     from flashpoint.lab.localize.subject import Subject
@@ -79,6 +78,7 @@ def command(
     from flashpoint.lab.localize.branches import Branches
     from flashpoint.lab.localize.questions import answers
     from flashpoint.runs.folder import RunFolder
+    from flashpoint.runs.localized import Localized
 
     folder = RunFolder.open(Path(word))
     subject = _subject(folder, function, checkpoints, attention)
@@ -91,14 +91,14 @@ def command(
                 evidence = f" ({answer.evidence})" if answer.evidence else ""
                 print(f"{answer.question}: {answer.verdict}{evidence}", file=sys.stderr, flush=True)
                 seen.add(answer)
-    rows = [[answer.question, answer.verdict, answer.evidence] for answer in stand]
+    rows = [(answer.question, answer.verdict, answer.evidence) for answer in stand]
     run, trained = subject.run, f"{branches.trained} of them trained now in {(time.monotonic() - started) / 60:.1f} min"
     seed = "" if function else f", seed {run.seed}"  # nobody knows that of somebody else's loop
     heading = (
         f"{run.name}: {run.title}{seed}, {run.verdict}; "
         f"{branches.known} branches, {trained}; {run.manifest.place}; {run.manifest.day}"
     )
-    write_json(folder.localized, {"heading": heading, "columns": columns, "rows": rows})
+    folder.write_localized(Localized(heading=heading, columns=columns, rows=tuple(rows)))
     show(Table(columns, rows), form, heading)
 
 

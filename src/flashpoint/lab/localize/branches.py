@@ -13,10 +13,10 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic
+from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from flashpoint.errors import UserError, notify
 from flashpoint.lab.localize.processes import branch_processes
 from flashpoint.lab.localize.subject import A, Subject, Trained
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.localized import KeptBranch
 from flashpoint.runs.subfolders import log_of_branch
 
 
@@ -80,8 +81,8 @@ class Branches(Generic[A]):
             told = f"no checkpoint lies {after}{steps:,} steps before that; give fewer --steps"
             raise UserError(f"{folder.path}: {run.verdict}; {told}")
         self._until = None if minutes is None else time.monotonic() + 60 * minutes
-        self._known = {branch["key"]: branch for branch in folder.read_branches()}
-        self._seconds = max((one.get("seconds", 0.0) / one["steps"] for one in self._known.values()), default=0.0)
+        self._known = {branch.key: branch for branch in folder.read_branches()}
+        self._seconds = max((one.seconds / one.steps for one in self._known.values()), default=0.0)
         self.side_by_side, self._gpus, self._per_gpu = gpus * per_gpu, gpus, per_gpu
         self._pool: ProcessPoolExecutor | None = None
         self._held = contextlib.ExitStack()
@@ -118,16 +119,16 @@ class Branches(Generic[A]):
     def onset(self, attention: A, start: int, steps: int) -> int | None:
         """Return the step at which a branch of another length explodes, or is no longer finite; None if it holds."""
         known = self._one(Branch(attention, start, steps))
-        if known["outcome"] == "stable":
+        if known.outcome == "stable":
             return None
-        return start + steps if known["onset"] is None else int(known["onset"])
+        return start + steps if known.onset is None else known.onset
 
     def norms(self, attention: A, start: int) -> NDArray[np.float64]:
         """Return the spectral norms of W_Q [n_layer, n_head] at the end of a branch."""
-        norms: NDArray[np.float64] = np.array(self._one(Branch(attention, start, self.steps))["norms"])
+        norms: NDArray[np.float64] = np.array(self._one(Branch(attention, start, self.steps)).norms)
         return norms
 
-    def _one(self, branch: Branch[A]) -> dict[str, Any]:
+    def _one(self, branch: Branch[A]) -> KeptBranch:
         self.train([branch])
         return self._known[self._key(branch)]
 
@@ -190,8 +191,16 @@ class Branches(Generic[A]):
         return future
 
     def _keep(self, key: str, branch: Branch[A], trained: Trained, seconds: float) -> None:
-        told = {"key": key, "attention": self.subject.told(branch.attention), "start": branch.start}
-        self._known[key] = {**told, "steps": branch.steps, "seconds": round(seconds, 1), **asdict(trained)}
+        self._known[key] = KeptBranch(
+            key=key,
+            attention=self.subject.told(branch.attention),
+            start=branch.start,
+            steps=branch.steps,
+            seconds=round(seconds, 1),
+            outcome=trained.outcome,
+            onset=trained.onset,
+            norms=tuple(map(tuple, trained.norms)),
+        )
         self._folder.append_branch(self._known[key])
         self._seconds = max(self._seconds, seconds / branch.steps)
         self.trained += 1

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.numerics.choices import Heads
+from flashpoint.runs.outcome import Verdict
 from flashpoint.runs.run import Run
 
 A = TypeVar("A")
@@ -30,7 +31,7 @@ class Trained:
         norms: spectral norms of W_Q, [n_layer][n_head].
     """
 
-    outcome: str
+    outcome: Verdict
     onset: int | None
     norms: list[list[float]]
 

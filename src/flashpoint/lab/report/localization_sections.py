@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import Any
 
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.localized import KeptBranch
 from flashpoint.runs.run import Run
 
 
@@ -18,21 +18,21 @@ def localization_sections(runs: Sequence[Run]) -> str:
 
 
 def _section(name: str, folder: RunFolder) -> str:
-    told = folder.read_localized()
+    found = folder.read_localized()
     branches = [_branch(branch) for branch in folder.read_branches()]
     columns = ("attention", "from step", "steps", "outcome", "largest norm of W_Q, by layer", "seconds")
     return (
         f"<section><h2>What of its attention makes W_Q of {escape(name)} grow?</h2>"
-        f"{_table(told['columns'], told['rows'])}<p>{escape(told['heading'])}</p>"
+        f"{_table(found.columns, found.rows)}<p>{escape(found.heading)}</p>"
         f"<details><summary>{len(branches)} branches</summary>{_table(columns, branches)}</details></section>"
     )
 
 
-def _branch(branch: dict[str, Any]) -> list[str]:
-    at = "" if branch["onset"] is None else f" at {branch['onset']:,}"
-    norms = ", ".join(f"{max(layer):.2f}" for layer in branch["norms"])
-    steps = (f"{branch[name]:,}" for name in ("start", "steps"))
-    return [branch["attention"], *steps, branch["outcome"] + at, norms, f"{branch.get('seconds', 0):.1f}"]
+def _branch(branch: KeptBranch) -> list[str]:
+    at = "" if branch.onset is None else f" at {branch.onset:,}"
+    norms = ", ".join(f"{max(layer):.2f}" for layer in branch.norms)
+    steps = (f"{count:,}" for count in (branch.start, branch.steps))
+    return [branch.attention, *steps, branch.outcome + at, norms, f"{branch.seconds:.1f}"]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
