@@ -1,4 +1,4 @@
-"""Files that are whole or not there: JSON written atomically, digests of bytes, and where the package's own lie."""
+"""Files that are whole or not there, lines that a kill may have cut short, digests of bytes, and where ours lie."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import lzma
 import os
 import re
 from collections.abc import Iterator
 from io import RawIOBase
 from pathlib import Path
 from typing import Any
+
+from flashpoint.errors import UserError
 
 _PACKAGE = Path(__file__).parent
 CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs")))
@@ -104,3 +107,31 @@ def folder_sha256(folder: Path) -> str:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     told = [f"{path.relative_to(folder)} {file_sha256(path)}" for path in files]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()
+
+
+def whole_lines(path: Path, missing: str) -> list[bytes]:
+    """Return the lines of a file, compressed by xz if its name says so, but for a last one without its end.
+
+    Args:
+        missing: what to do where the file cannot be read.
+
+    Raises:
+        UserError: it cannot be read, or its compression is damaged.
+    """
+    try:
+        content = path.read_bytes()
+        *lines, _unfinished = (_unpacked(content) if path.suffix == ".xz" else content).split(b"\n")
+    except lzma.LZMAError as error:
+        raise UserError(f"{path}: damaged ({error}); restore the file") from error
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; {missing}") from error
+    return lines
+
+
+def _unpacked(content: bytes) -> bytes:
+    """Return what was compressed; unlike ``lzma.decompress`` it refuses what follows a whole stream, or is missing."""
+    unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+    found = unpacker.decompress(content)
+    if not unpacker.eof or unpacker.unused_data:
+        raise lzma.LZMAError("cut short" if not unpacker.eof else "more than one file")
+    return found

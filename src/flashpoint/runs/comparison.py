@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 
 from flashpoint.errors import UserError
+from flashpoint.files import whole_lines
 from flashpoint.runs.chain import LossDifferences
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.lines import whole_lines
 from flashpoint.runs.metric_table import LOSS
 from flashpoint.runs.run import Run
 

@@ -15,11 +15,10 @@ from flashpoint.errors import UserError
 from flashpoint.files import is_locked, write_json
 from flashpoint.runs import migrations
 from flashpoint.runs.configuration import RunConfig, WatchedConfig
-from flashpoint.runs.lines import as_kept, packed
 from flashpoint.runs.localized import KeptBranch, Localized
 from flashpoint.runs.manifest import Manifest, Origin, ProbeOff, Resumption
 from flashpoint.runs.outcome import Outcome, read_outcome
-from flashpoint.runs.subfolders import CaptureFolder, ReportFolder
+from flashpoint.runs.subfolders import CaptureFolder, ReportFolder, as_kept, packed
 from flashpoint.schema import append_to, read_record, understood
 
 _READER_SECONDS = 0.2

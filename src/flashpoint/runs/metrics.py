@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.files import whole
-from flashpoint.runs.lines import whole_lines
+from flashpoint.files import whole, whole_lines
 from flashpoint.runs.metric_table import LOSS, OF_THE_RUN
 from flashpoint.schema import NONFINITE
 

@@ -6,14 +6,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashpoint.runs.lines import as_kept
-
 TENSORS = ".safetensors"
 """Suffix of a checkpoint's or a snapshot's tensors."""
 SIDECAR = ".json"
 """Suffix of what is said of a checkpoint beside its tensors; one without it does not count."""
 LAYERS = f"layer-*{TENSORS}"
 """Pattern of the files of a capture that hold tensors."""
+
+
+def packed(path: Path) -> Path:
+    """Return where a file is compressed, as evidence keeps it: NAME.xz beside it."""
+    return path.with_name(f"{path.name}.xz")
+
+
+def as_kept(path: Path) -> Path:
+    """Return the compressed file where there is one, else the path."""
+    return packed(path) if packed(path).exists() else path
 
 
 def of_step(folder: Path, step: int, suffix: str) -> Path:

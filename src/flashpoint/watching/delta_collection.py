@@ -21,8 +21,8 @@ from flashpoint.diagnosis.measure_table import SOURCES
 from flashpoint.diagnosis.measures import Measures
 from flashpoint.diagnosis.repeats import by_identity
 from flashpoint.errors import UserError
+from flashpoint.files import whole_lines
 from flashpoint.runs import migrations
-from flashpoint.runs.lines import whole_lines
 from flashpoint.runs.subfolders import CaptureFolder
 from flashpoint.schema import Kind, Step, understood
 from flashpoint.watching.notices import Notices
