@@ -31,7 +31,7 @@ import flashpoint.lab.cli.survival
 import flashpoint.lab.deviation.engines
 import flashpoint.lab.report.page
 import flashpoint.lab.report.terminal_curves
-import flashpoint.lab.training.run
+import flashpoint.lab.training.execution
 from flashpoint.lab.cli.composition import store_schema
 
 # The first composition finds Hydra's plugins and fills its parser's caches.

@@ -18,7 +18,7 @@ from flashpoint.errors import UserError
 from flashpoint.lab.build_config import build_config, hydra_schema, keys
 from flashpoint.lab.config import Config, ModelConfig
 from flashpoint.lab.evidence.tables import Evidence
-from flashpoint.lab.training.needs import capacity
+from flashpoint.lab.training.run_size import capacity
 from flashpoint.numerics.choices import DeltaError, Rounding
 from flashpoint.numerics.variant import REMOVED_CHOICES, AttentionVariant
 from flashpoint.runs import migrations

@@ -19,7 +19,7 @@ from flashpoint.lab.model import GPT
 from flashpoint.lab.probes.instrumented import InstrumentedPass
 from flashpoint.lab.report.ending import EndOfRunDrawing
 from flashpoint.lab.training import plan
-from flashpoint.lab.training.run import run
+from flashpoint.lab.training.execution import run
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
 from tests import warm

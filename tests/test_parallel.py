@@ -16,7 +16,7 @@ from flashpoint.lab.config import Config, DataConfig, ModelConfig, TrainConfig
 from flashpoint.lab.data.tape import Tape
 from flashpoint.lab.training import plan
 from flashpoint.lab.training.parallel import Ranks
-from flashpoint.lab.training.parts import build
+from flashpoint.lab.training.prepared_run import prepare_run
 from tests import warm
 from tests.conftest import Command, environment, train_command, wait_until
 
@@ -94,7 +94,7 @@ def test_no_collective_waits_for_the_data(text_file: Path, tmp_path: Path, monke
         data=DataConfig(source="text", path=str(text_file), root=str(tmp_path), vocab_size=300, val_fraction=0.1),
         train=TrainConfig(batch_size=2, device="cpu"),
     )
-    build(plan.settle(config, None, Ranks(rank=1, world=2), torch.device("cpu")))
+    prepare_run(plan.settle(config, None, Ranks(rank=1, world=2), torch.device("cpu")))
     assert list(tmp_path.glob("text-*/train.bin"))
 
 

@@ -28,7 +28,7 @@ def main() -> None:
     begun = time.monotonic()
 
     import flashpoint.lab.cli.train
-    import flashpoint.lab.training.run  # noqa: F401 - the imports of a training
+    import flashpoint.lab.training.execution  # noqa: F401 - the imports of a training
     from benchmarks.loops import LEARNING_RATE, random_batches, threads
     from benchmarks.rounds import block, synchronize
     from benchmarks.shapes import composed

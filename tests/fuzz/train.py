@@ -24,8 +24,8 @@ def run(config: Any, _listeners: Any = ()) -> _Outcome:
 
 
 if __name__ == "__main__":
-    stand_in: Any = types.ModuleType("flashpoint.lab.training.run")
+    stand_in: Any = types.ModuleType("flashpoint.lab.training.execution")
     stand_in.run = run
-    sys.modules["flashpoint.lab.training.run"] = stand_in
+    sys.modules["flashpoint.lab.training.execution"] = stand_in
     os.environ["FLASHPOINT_SWEEP"] = "sweep"
     main(sys.argv[1:])

@@ -17,8 +17,8 @@ from flashpoint.lab.probes.instrumented import InstrumentedPass
 from flashpoint.lab.stored_config import config_to_repeat
 from flashpoint.lab.training.checkpoints import verified
 from flashpoint.lab.training.parallel import Ranks
-from flashpoint.lab.training.parts import build
 from flashpoint.lab.training.plan import settle
+from flashpoint.lab.training.prepared_run import prepare_run
 from flashpoint.lab.training.step import OptimizerStep
 from flashpoint.numerics.production import PRODUCTION
 from flashpoint.numerics.variant import AttentionVariant
@@ -70,20 +70,20 @@ def batches_of_run(
         notify(f"{folder.path}: no checkpoint up to step {wanted_step:,}; its initial weights are taken")
     config = _replaying(folder, newest, attention)
     plan = settle(config, None, Ranks(), device)
-    parts = build(plan)
-    if parts.start.step:
-        parts.optimizer_step.load_state(parts.start.take_tensors())
+    prepared = prepare_run(plan)
+    if prepared.start.step:
+        prepared.optimizer_step.load_state(prepared.start.take_tensors())
     length, batch_size = config.model.context, config.train.batch_size
     at_once = -(-TOKENS_AT_ONCE // length)
     wanted = sequences or at_once
-    steps = range(parts.start.step, min(tape.steps, parts.start.step + -(-wanted // batch_size)))
-    windows = np.concatenate([parts.order.windows(at)[:, 0].reshape(-1) for at in steps])[:wanted]
+    steps = range(prepared.start.step, min(tape.steps, prepared.start.step + -(-wanted // batch_size)))
+    windows = np.concatenate([prepared.order.windows(at)[:, 0].reshape(-1) for at in steps])[:wanted]
 
     def batches() -> Iterator[list[AttentionCall]]:
         for start in range(0, len(windows), at_once):
-            batch = gather_windows(parts.tokens.train, windows[start : start + at_once], length).to(device)
+            batch = gather_windows(prepared.tokens.train, windows[start : start + at_once], length).to(device)
             micro = batch.split(config.train.sequences)
-            found = [_calls(parts.optimizer_step, config, some, parts.start.step) for some in micro]
+            found = [_calls(prepared.optimizer_step, config, some, prepared.start.step) for some in micro]
             yield [joined(layer) for layer in zip(*found, strict=True)]
 
     return batches(), config.attn

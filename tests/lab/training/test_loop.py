@@ -18,9 +18,9 @@ from torch import Tensor
 
 from flashpoint.errors import UserError
 from flashpoint.lab.config import Config
-from flashpoint.lab.training import loop, manifest, plan
+from flashpoint.lab.training import loop, plan, run_description
 from flashpoint.lab.training.checkpoints import Checkpoint
-from flashpoint.lab.training.run import run
+from flashpoint.lab.training.execution import run
 from flashpoint.lab.training.snapshots import snapshot_steps
 from flashpoint.lab.training.step import OptimizerStep
 from flashpoint.listeners import Listener, Metrics
@@ -266,7 +266,7 @@ def test_a_disk_that_is_full_at_once_leaves_no_folder(runs: Runs, monkeypatch: p
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(manifest, "write_json", full)
+        patched.setattr(run_description, "write_json", full)
         with pytest.raises(UserError, match=r"free space, then start the run again$"):
             runs.train("run_name=early")
     assert runs.train("run_name=early").run == str(runs.folder / "early")

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from flashpoint.files import file_sha256, write_json
 from flashpoint.lab.probes.runner import BUILT_IN
-from flashpoint.lab.training.needs import Quantities
+from flashpoint.lab.training.run_size import RunSize
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import read_metrics
 from tests.composed import composed
@@ -91,7 +91,7 @@ def test_a_checkpoint_is_as_large_as_its_budget_counts(run: RunFolder, text_file
     data = (f"data.path={text_file}",)
     with safe_open(run.checkpoints / "step-000000012.safetensors", "pt") as file:
         size = sum(file.get_tensor(name).nbytes for name in file.keys())  # noqa: SIM118 - not a mapping
-    assert Quantities.of(composed(*TINY, *EVERY, *data), "cpu").state_bytes == size
+    assert RunSize.of_config(composed(*TINY, *EVERY, *data), "cpu").state_bytes == size
     plain = without(run.checkpoints / "step-000000012.safetensors", "probes/")
     fewer = composed(*TINY, *EVERY, *data, "probes.attention_interval=0")
-    assert Quantities.of(fewer, "cpu").state_bytes == size - plain
+    assert RunSize.of_config(fewer, "cpu").state_bytes == size - plain

@@ -105,7 +105,7 @@ def configured(composed: DictConfig, group: str | None) -> Config:
 
 def _run(config: Config) -> Outcome:
     # Imported late: neither --help nor bad input is to wait for PyTorch.
-    from flashpoint.lab.training.run import run
+    from flashpoint.lab.training.execution import run
 
     refuse_unusable_gpu(config.train.device)
     return run(config, _listeners(config.tracking))

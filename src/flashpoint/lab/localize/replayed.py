@@ -17,7 +17,7 @@ from flashpoint.lab.build_config import changed
 from flashpoint.lab.config import Config
 from flashpoint.lab.localize.subject import Cells, Trained, as_options, selection
 from flashpoint.lab.stored_config import config_to_repeat
-from flashpoint.lab.training.run import run as train
+from flashpoint.lab.training.execution import run as train
 from flashpoint.numerics.choices import NEAREST, UNROUNDED, DeltaError
 from flashpoint.numerics.effective import effective_choices
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant

@@ -13,7 +13,7 @@ from typing import Any
 from flashpoint.errors import UserError, notify
 from flashpoint.hardware import cores, cuda_devices, gpu_memory, memory, refuse_without_gpu
 from flashpoint.lab.config import Config
-from flashpoint.lab.training.needs import Quantities, Sizes, capacity, total
+from flashpoint.lab.training.run_size import RunSize, Sizes, capacity, total
 from flashpoint.names import check_name
 
 _THREADS_PER_CORE = 4
@@ -110,10 +110,10 @@ def _check_threads(config: Config) -> None:
 def _check_sizes(config: Config) -> None:
     on_gpu = gpu_memory() if config.train.device != "cpu" else None
     device = "cuda" if on_gpu is not None else "cpu"
-    needed = Quantities.of(config, device, int(os.environ.get("WORLD_SIZE", "1")))
+    needed = RunSize.of_config(config, device, int(os.environ.get("WORLD_SIZE", "1")))
     if on_gpu is not None:
         _compare(needed, lambda of: of.memory("cuda"), on_gpu, "GPU memory, the GPU")
-        _compare(needed, Quantities.host_memory, memory(), "memory, this machine")
+        _compare(needed, RunSize.host_memory, memory(), "memory, this machine")
     else:
         _compare(needed, lambda of: of.memory("cpu"), memory(), "memory, this machine")
     if needed.interval:
@@ -121,11 +121,11 @@ def _check_sizes(config: Config) -> None:
     if config.resume is None:  # which has a part of its files already
         of_disk = f"disk, runs_dir={config.runs_dir}"
         free = shutil.disk_usage(_there(config.runs_dir)).free
-        _compare(needed, Quantities.disk, free, of_disk, "free space or choose another runs_dir")
+        _compare(needed, RunSize.disk, free, of_disk, "free space or choose another runs_dir")
 
 
 def _compare(
-    needed: Quantities, sizes_of: Callable[[Quantities], Sizes], has: int, of_what: str, otherwise: str = _SMALLER
+    needed: RunSize, sizes_of: Callable[[RunSize], Sizes], has: int, of_what: str, otherwise: str = _SMALLER
 ) -> None:
     """Refuse what is too large, with its largest part and the key to lower, or what to do where one is too few."""
     sizes = sizes_of(needed)
@@ -139,7 +139,7 @@ def _compare(
     )
 
 
-def _remedy(needed: Quantities, fits: Callable[[Quantities], bool]) -> str:
+def _remedy(needed: RunSize, fits: Callable[[RunSize], bool]) -> str:
     """Return the first key by which alone the run fits, with the largest value that does; nothing without one."""
     if needed.weights_interval and fits(replace(needed, weights_interval=needed.steps + 1)):
         return f"raise checkpoints.weights_interval={needed.weights_interval}, or set it to 0"
@@ -157,7 +157,7 @@ def _remedy(needed: Quantities, fits: Callable[[Quantities], bool]) -> str:
     return ""
 
 
-def _with(needed: Quantities, name: str, value: Any) -> Quantities:
+def _with(needed: RunSize, name: str, value: Any) -> RunSize:
     changed = replace(needed, **{name: value})
     return replace(changed, micro_batch_size=min(changed.micro_batch_size, changed.batch_size))
 

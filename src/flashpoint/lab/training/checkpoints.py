@@ -26,7 +26,7 @@ from flashpoint.errors import UserError, one_line
 from flashpoint.files import file_sha256, whole, write_json
 from flashpoint.hardware import is_of_full_memory
 from flashpoint.lab.config import CheckpointsConfig
-from flashpoint.lab.training.needs import capacity
+from flashpoint.lab.training.run_size import capacity
 from flashpoint.runs.outcome import Verdict
 from flashpoint.runs.subfolders import SIDECAR, TENSORS, by_step, files_of_steps, of_step
 from flashpoint.schema import Kind, Number, Step, parsed, read_json

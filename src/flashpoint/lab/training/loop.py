@@ -23,7 +23,7 @@ from flashpoint.lab.probes.runner import Failed
 from flashpoint.lab.progress_bar import progress_bar
 from flashpoint.lab.training.checkpoints import Checkpoint
 from flashpoint.lab.training.nonfinite import locate
-from flashpoint.lab.training.parts import Parts
+from flashpoint.lab.training.prepared_run import PreparedRun
 from flashpoint.lab.training.start import Start
 from flashpoint.lab.training.step import learning_rate
 from flashpoint.lab.training.writer import RunWriter
@@ -70,27 +70,27 @@ class Trainer:
         failed_probe: the probe whose failure ends a run with ``probes.strict``.
     """
 
-    def __init__(self, parts: Parts, files: RunWriter, *, stop_requested: Callable[[], bool]) -> None:
-        plan, self._optimizer_step = parts.plan, parts.optimizer_step
-        self.model, self._tokens, self._order = parts.optimizer_step.model, parts.tokens, parts.order
+    def __init__(self, prepared: PreparedRun, files: RunWriter, *, stop_requested: Callable[[], bool]) -> None:
+        plan, self._optimizer_step = prepared.plan, prepared.optimizer_step
+        self.model, self._tokens, self._order = prepared.optimizer_step.model, prepared.tokens, prepared.order
         self._config, self._device, self._ranks = plan.config, plan.device, plan.ranks
-        self._files, self._probes, self._twin = files, parts.probes, parts.twin
+        self._files, self._probes, self._twin = files, prepared.probes, prepared.twin
         self._stop_requested = stop_requested
-        self._first_step, self._last_loss = parts.start.step, math.nan
+        self._first_step, self._last_loss = prepared.start.step, math.nan
         self._val_loss: float | None = None
         self._val_step: int | None = None
         self.detector = ExplosionDetector(plan.config.detector)
         self.failed_probe: Failed | None = None
         # Losses and gradient norms wait on the device, so that a step never waits for the host.
         self._pending = torch.zeros(
-            plan.config.train.log_interval, len(parts.optimizer_step.result), device=plan.device
+            plan.config.train.log_interval, len(prepared.optimizer_step.result), device=plan.device
         )
         self._pending_steps: list[int] = []
         self._pending_checksums: dict[int, Tensor] = {}
         self._ended = False
         """Whether the checkpoint to start from is of the run's last step."""
-        if parts.start.state:
-            self._take_over(parts.start)
+        if prepared.start.state:
+            self._take_over(prepared.start)
 
     def run(self) -> LoopResult:
         """Train until ``train.steps``, the detector's last step, or a request to stop.

@@ -6,7 +6,7 @@ import torch
 
 from flashpoint.errors import notify
 from flashpoint.lab.config import Config
-from flashpoint.lab.training.needs import Quantities
+from flashpoint.lab.training.run_size import RunSize
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import steps_logged
 
@@ -20,7 +20,7 @@ MOST_PARAMETERS = 1_000_000
 def tell_what_kind_of_run(config: Config, device: torch.device) -> None:
     """Say if there is no GPU, if formats are not BF16's, and if errors are injected."""
     if device.type == "cpu":
-        parameters = Quantities.of(config, "cpu").parameters
+        parameters = RunSize.of_config(config, "cpu").parameters
         notify(
             "no GPU: the model is small and explodes where Ō, the unnormalised output of attention, is rounded to few "
             "bits (experiment=laptop); BF16's own explosion takes thousands of steps of experiment=ignite, which needs "

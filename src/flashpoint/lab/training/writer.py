@@ -12,8 +12,8 @@ from flashpoint.errors import notify
 from flashpoint.files import whole, write_json
 from flashpoint.lab.data.tape import Tape, TapeHeader, TapeWriter
 from flashpoint.lab.training.checkpoints import CheckpointWriter
-from flashpoint.lab.training.needs import Quantities
-from flashpoint.lab.training.parts import Parts
+from flashpoint.lab.training.prepared_run import PreparedRun
+from flashpoint.lab.training.run_size import RunSize
 from flashpoint.lab.training.snapshots import write_snapshot
 from flashpoint.listeners import Listeners, Metrics
 from flashpoint.runs.chain import ChainWriter
@@ -39,12 +39,12 @@ class RunWriter:
         OSError: a file cannot be written, here and from every method.
     """
 
-    def __init__(self, parts: Parts, folder: RunFolder, listeners: Listeners) -> None:
-        plan, first_step = parts.plan, parts.start.step
+    def __init__(self, prepared: PreparedRun, folder: RunFolder, listeners: Listeners) -> None:
+        plan, first_step = prepared.plan, prepared.start.step
         kept = plan.config.checkpoints
         self._folder, self._listeners = folder, listeners
         self._weights_interval = kept.weights_interval if plan.ranks.first else 0
-        self.tape = _tape_writer(folder, parts.header, plan.tape, first_step)
+        self.tape = _tape_writer(folder, prepared.header, plan.tape, first_step)
         goes_on = first_step > 0 and folder.chain.exists()
         self.chain = ChainWriter(folder.chain, steps=first_step if goes_on else None)
         self._metrics = MetricsFile(folder.metrics, first_step)
@@ -54,7 +54,7 @@ class RunWriter:
                     path.unlink()
         self._checkpoints = None
         if kept.interval and plan.ranks.first:
-            needed = Quantities.of(plan.config, plan.device.type, plan.ranks.world)
+            needed = RunSize.of_config(plan.config, plan.device.type, plan.ranks.world)
             self._checkpoints = CheckpointWriter(folder.checkpoints, kept, needed.state_bytes, notify)
 
     def __enter__(self) -> Self:

@@ -9,7 +9,7 @@ import pytest
 from flashpoint.errors import UserError
 from flashpoint.lab.model import GPT
 from flashpoint.lab.training import admission
-from flashpoint.lab.training.needs import Quantities, total
+from flashpoint.lab.training.run_size import RunSize, total
 from tests.composed import composed
 
 GIB = 2**30
@@ -26,23 +26,23 @@ MEASURED = {
 
 @pytest.mark.parametrize("overrides", MEASURED, ids=" ".join)
 def test_what_a_gpu_run_needs_is_below_what_it_took(overrides: tuple[str, ...]) -> None:
-    needed = total(Quantities.of(composed(*overrides), "cuda").memory("cuda")) / GIB
+    needed = total(RunSize.of_config(composed(*overrides), "cuda").memory("cuda")) / GIB
     assert 0.25 * MEASURED[overrides] < needed < MEASURED[overrides]
 
 
 def test_the_presets_fit_the_machines_they_are_for() -> None:
     laptop, ignite, gpt2 = (composed(f"experiment={name}") for name in ("laptop", "ignite", "gpt2_124m"))
-    assert total(Quantities.of(laptop, "cpu").memory("cpu")) < GIB / 2
-    assert total(Quantities.of(ignite, "cuda").memory("cuda")) < CARD_OF_8_GIB
-    assert total(Quantities.of(gpt2, "cuda").memory("cuda")) < H200
-    assert total(Quantities.of(gpt2, "cuda").host_memory()) < 4 * GIB
-    assert all(total(Quantities.of(config, "cpu").disk()) < 40 * GIB for config in (laptop, ignite, gpt2))
+    assert total(RunSize.of_config(laptop, "cpu").memory("cpu")) < GIB / 2
+    assert total(RunSize.of_config(ignite, "cuda").memory("cuda")) < CARD_OF_8_GIB
+    assert total(RunSize.of_config(gpt2, "cuda").memory("cuda")) < H200
+    assert total(RunSize.of_config(gpt2, "cuda").host_memory()) < 4 * GIB
+    assert all(total(RunSize.of_config(config, "cpu").disk()) < 40 * GIB for config in (laptop, ignite, gpt2))
 
 
 def test_parameters_are_counted_exactly() -> None:
     config = composed("experiment=laptop", "model.n_layer=3", "model.d_model=96", "model.n_head=3", "model.context=40")
     model = GPT(config.model, config.attn, 0)
-    needed = Quantities.of(config, "cpu")
+    needed = RunSize.of_config(config, "cpu")
     assert needed.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -93,8 +93,8 @@ def test_a_branch_needs_disk_for_what_it_writes_itself() -> None:
     """It was refused for the snapshots and checkpoints of the steps before it, too."""
     every = ("experiment=laptop", "checkpoints.interval=10", "checkpoints.weights_interval=5", "train.steps=1005")
     branch = dataclasses.replace(composed(*every), replay="original", from_step=998)
-    needed = Quantities.of(branch, "cpu")
+    needed = RunSize.of_config(branch, "cpu")
     assert needed.disk()["snapshots of the weights"] == 2 * 4 * needed.parameters  # after 1,000 and 1,005 steps
     assert needed.disk()["checkpoints"] == needed.checkpoint_bytes  # after 1,000 steps
-    whole = Quantities.of(composed(*every), "cpu")
+    whole = RunSize.of_config(composed(*every), "cpu")
     assert needed.disk()["the tape"] == whole.disk()["the tape"]  # that of the steps before is copied

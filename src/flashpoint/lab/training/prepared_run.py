@@ -24,15 +24,15 @@ from flashpoint.lab.probes.runner import ProbeRunner
 from flashpoint.lab.training.chip import told_if_too_large
 from flashpoint.lab.training.digests import weights_digest
 from flashpoint.lab.training.interrupt import surely_interrupted
-from flashpoint.lab.training.needs import Quantities, capacity
 from flashpoint.lab.training.plan import Plan
+from flashpoint.lab.training.run_size import RunSize, capacity
 from flashpoint.lab.training.snapshots import Twin
 from flashpoint.lab.training.start import Start, starting_point
 from flashpoint.lab.training.step import OptimizerStep
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class PreparedRun:
     """Everything that a run needs before it has a folder.
 
     Attributes:
@@ -57,7 +57,7 @@ class Parts:
     compile_seconds: float
 
 
-def build(plan: Plan) -> Parts:
+def prepare_run(plan: Plan) -> PreparedRun:
     """Prepare the data, make the model, and check them against the tape.
 
     Raises:
@@ -70,7 +70,7 @@ def build(plan: Plan) -> Parts:
     with surely_interrupted(), prepared as preparing:  # a compiler's callbacks can drop Ctrl-C, too
         model = GPT(config.model, config.attn, config.seed)
         if config.checkpoints.interval:
-            needed = Quantities.of(config, plan.device.type, ranks.world)
+            needed = RunSize.of_config(config, plan.device.type, ranks.world)
             capacity(config.checkpoints, needed.state_bytes)  # refused before there is a folder
         model.to(plan.device)  # where it may not fit
         optimizer_step = OptimizerStep(model, config, plan.device, ranks)
@@ -92,7 +92,7 @@ def build(plan: Plan) -> Parts:
         check_replay(tape.header, header, tokens)
     probes = ProbeRunner(config.probes, model, config.train, plan.device, notify) if ranks.first else None
     trained_on = ReplayedOrder(tape, order) if tape else order
-    return Parts(
+    return PreparedRun(
         plan=dataclasses.replace(plan, config=config, tape=tape),
         tokens=tokens,
         optimizer_step=optimizer_step,

@@ -11,12 +11,12 @@ from flashpoint.lab.config import Config, DataConfig, ModelConfig, TrainConfig
 from flashpoint.lab.data import prepare
 from flashpoint.lab.training import plan
 from flashpoint.lab.training.parallel import Ranks
-from flashpoint.lab.training.parts import Parts, build
+from flashpoint.lab.training.prepared_run import PreparedRun, prepare_run
 from flashpoint.lab.training.step import OptimizerStep
 
 
-def built(text_file: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
-    """The parts of a run that compiles its model. The compilation itself is left out."""
+def built(text_file: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> PreparedRun:
+    """A prepared run that compiles its model. The compilation itself is left out."""
     monkeypatch.setattr(plan, "fix_numerics", lambda *_: None)  # which outlasts the test
     monkeypatch.setattr(OptimizerStep, "warm_up", lambda _: None)
     config = Config(
@@ -25,7 +25,7 @@ def built(text_file: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Parts
         data=DataConfig(source="text", path=str(text_file), root=str(root), vocab_size=300, val_fraction=0.1),
         train=TrainConfig(batch_size=2, device="cpu", compile=True),
     )
-    return build(plan.settle(config, None, Ranks(), torch.device("cpu")))
+    return prepare_run(plan.settle(config, None, Ranks(), torch.device("cpu")))
 
 
 def test_while_the_model_compiles_another_process_prepares_the_data(
@@ -35,10 +35,10 @@ def test_while_the_model_compiles_another_process_prepares_the_data(
         raise AssertionError
 
     monkeypatch.setattr(prepare, "load_tokenizer", here)
-    parts = built(text_file, tmp_path, monkeypatch)
-    assert len(parts.tokens.train) > 0
+    prepared = built(text_file, tmp_path, monkeypatch)
+    assert len(prepared.tokens.train) > 0
     again = built(text_file, tmp_path, monkeypatch)  # which finds them
-    assert again.tokens.fingerprint == parts.tokens.fingerprint
+    assert again.tokens.fingerprint == prepared.tokens.fingerprint
 
 
 def test_what_the_other_process_refuses_is_told_as_ever(

@@ -29,7 +29,7 @@ _OF_ALL_SCORES = frozenset(("delta_error", "scores", "rows", "null_direction", "
 
 
 @dataclass(frozen=True)
-class Quantities:
+class RunSize:
     """The numbers that sizes depend on, each named as its key."""
 
     n_layer: int
@@ -57,8 +57,8 @@ class Quantities:
     world: int
 
     @classmethod
-    def of(cls, config: Config, device: str, world: int = 1) -> Quantities:
-        """Return the quantities of a run.
+    def of_config(cls, config: Config, device: str, world: int = 1) -> RunSize:
+        """Return those of a run.
 
         Args:
             device: ``cpu`` or ``cuda``.

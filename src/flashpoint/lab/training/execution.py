@@ -1,4 +1,4 @@
-"""One run from configuration to verdict: settle a plan, build the parts, execute."""
+"""One run from configuration to verdict: settle a plan, prepare the run, execute it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from flashpoint.lab.config import Config
 from flashpoint.lab.training.digests import run_digest, weights_digest
 from flashpoint.lab.training.interrupt import StopRequests
 from flashpoint.lab.training.loop import LoopResult, Trainer
-from flashpoint.lab.training.manifest import describe_run, note_resumption
 from flashpoint.lab.training.notices import (
     tell_of_a_long_compilation,
     tell_of_a_small_corpus,
@@ -26,8 +25,9 @@ from flashpoint.lab.training.notices import (
     tell_what_kind_of_run,
 )
 from flashpoint.lab.training.parallel import join, leave
-from flashpoint.lab.training.parts import Parts, build
 from flashpoint.lab.training.plan import Plan, settle, usable_device
+from flashpoint.lab.training.prepared_run import PreparedRun, prepare_run
+from flashpoint.lab.training.run_description import describe_run, note_resumption
 from flashpoint.lab.training.start import checkpoints_before
 from flashpoint.lab.training.writer import RunWriter
 from flashpoint.listeners import Listener, Listeners
@@ -57,12 +57,12 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
                 held.enter_context(existing.locked())
             plan = settle(config, existing, ranks, device)
             tell_what_kind_of_run(plan.config, device)
-            parts = build(plan)
-            tell_of_a_small_corpus(parts.plan.config, len(parts.tokens.train))
-            tell_of_a_long_compilation(parts.compile_seconds)
+            prepared = prepare_run(plan)
+            tell_of_a_small_corpus(prepared.plan.config, len(prepared.tokens.train))
+            tell_of_a_long_compilation(prepared.compile_seconds)
             ranks.wait()  # until all have read what the first will now write to
             folder = _folder(plan, existing, held)
-            outcome = execute(parts, folder, Listeners(listeners if ranks.first else ()))
+            outcome = execute(prepared, folder, Listeners(listeners if ranks.first else ()))
     except (MemoryError, RuntimeError) as error:
         if not is_of_full_memory(error):
             raise
@@ -72,7 +72,7 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
     finally:
         leave()
     if plan.original and plan.original.chain.is_file() and ranks.first:
-        compare_with_original(plan.original, folder, parts.start.step)
+        compare_with_original(plan.original, folder, prepared.start.step)
     return outcome
 
 
@@ -87,7 +87,7 @@ def _folder(plan: Plan, existing: RunFolder | None, held: contextlib.ExitStack) 
     return folder
 
 
-def execute(parts: Parts, folder: RunFolder, listeners: Listeners) -> Outcome:
+def execute(prepared: PreparedRun, folder: RunFolder, listeners: Listeners) -> Outcome:
     """Write who the run is, train, and write its verdict.
 
     Raises:
@@ -95,8 +95,8 @@ def execute(parts: Parts, folder: RunFolder, listeners: Listeners) -> Outcome:
         KeyboardInterrupt: with how the run goes on.
     """
     try:
-        _describe(parts, folder)
-        return _train(parts, folder, listeners)
+        _describe(prepared, folder)
+        return _train(prepared, folder, listeners)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"flashpoint train {folder.resume_setting} goes on with it") from None
     except OSError as error:
@@ -113,26 +113,26 @@ def execute(parts: Parts, folder: RunFolder, listeners: Listeners) -> Outcome:
         ) from error
 
 
-def _describe(parts: Parts, folder: RunFolder) -> None:
+def _describe(prepared: PreparedRun, folder: RunFolder) -> None:
     """Write configuration and manifest, and for a branch the digest chain up to its first step."""
-    start, plan = parts.start, parts.plan
+    start, plan = prepared.start, prepared.plan
     if plan.resumed and plan.ranks.first:
         note_resumption(folder, plan.config, start.step, plan.ranks.world, plan.environment)
         tell_of_missing_metrics(folder, folder.first_step, start.step)
     else:
         parent = Parent(run=str(plan.original.path), from_step=start.step) if plan.original else None
-        weights = parts.header.initial_weights
-        model = parts.optimizer_step.model
-        describe_run(folder, plan.config, parts.tokens, model, weights, plan.environment, parent, parts.twin)
+        weights = prepared.header.initial_weights
+        model = prepared.optimizer_step.model
+        describe_run(folder, plan.config, prepared.tokens, model, weights, plan.environment, parent, prepared.twin)
     if start.chain:
         shutil.copyfile(start.chain, folder.chain)
 
 
-def _train(parts: Parts, folder: RunFolder, listeners: Listeners) -> Outcome:
+def _train(prepared: PreparedRun, folder: RunFolder, listeners: Listeners) -> Outcome:
     """Run the loop; write the verdict once all files are closed."""
-    plan, stop = parts.plan, StopRequests("ending after this step; once more to quit at once")
-    with listeners.told(folder, parts.start.step), RunWriter(parts, folder, listeners) as files:
-        trainer = Trainer(parts, files, stop_requested=lambda: bool(stop.received))
+    plan, stop = prepared.plan, StopRequests("ending after this step; once more to quit at once")
+    with listeners.told(folder, prepared.start.step), RunWriter(prepared, folder, listeners) as files:
+        trainer = Trainer(prepared, files, stop_requested=lambda: bool(stop.received))
         started = time.perf_counter()
         with stop:
             result = trainer.run()
