@@ -20,8 +20,9 @@ from flashpoint.lab.config import Config, ModelConfig
 from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.lab.training.run_size import capacity
 from flashpoint.numerics.choices import DeltaError, Rounding
-from flashpoint.numerics.variant import REMOVED_CHOICES, AttentionVariant
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs import migrations
+from flashpoint.runs.migrations import REMOVED_CHOICES
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 from tests.composed import CONFIGS, composed, composed_values

@@ -1,6 +1,5 @@
 """A rounding as one value: what it refuses, and how records that are older than it read."""
 
-import json
 from typing import Any
 
 import pytest
@@ -43,14 +42,6 @@ def test_a_rounding_that_cannot_be_is_refused_by_name(fields: dict[str, Any], to
 def test_parts_that_are_left_out_are_the_defaults() -> None:
     variant = AttentionVariant.from_dict({"probs": {"bits": 3}, "scores": {"mode": "nearest"}})
     assert (variant.probs, variant.scores) == (Rounding("nearest", 3), NEAREST)
-
-
-def test_records_with_a_choice_that_is_gone_stay_readable_where_they_did_not_make_it() -> None:
-    nested = {"layers": [1], "elsewhere": {"name": "other", "fused_exponent": False}, "fused_exponent": False}
-    variant = AttentionVariant.from_dict(nested)
-    assert "fused_exponent" not in json.dumps(variant.to_dict())
-    with pytest.raises(ValueError, match=r"attn\.fused_exponent=True: computed no longer"):
-        AttentionVariant.from_dict({"fused_exponent": True})
 
 
 def test_effective_choices_are_flat_and_leave_out_what_says_nothing() -> None:

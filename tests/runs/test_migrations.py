@@ -179,6 +179,22 @@ def test_a_configuration_of_every_generation_has_the_settings_of_today(
     assert config.seed == 5
 
 
+@pytest.mark.parametrize(("name", "only"), migrations.REMOVED_CHOICES.items())
+def test_a_choice_that_is_gone_is_read_as_the_one_that_every_run_made(tmp_path: Path, name: str, only: Any) -> None:
+    def read(value: Any) -> AttentionVariant:
+        attn = {"name": "flash_fp32", "layers": [1], "elsewhere": {"name": "other", name: value}, name: value}
+        folder = tmp_path / str(value)
+        folder.mkdir()
+        config = folder_with(folder, config={**first_version(), "attn": attn}).read_config()
+        assert isinstance(config, Config)
+        return config.attn
+
+    others = AttentionVariant(name="other")
+    assert read(only) == AttentionVariant(name="flash_fp32", layers=(1,), elsewhere=others)
+    with pytest.raises(UserError, match=name):
+        read(not only)
+
+
 def test_a_setting_of_a_newer_version_is_passed_over_but_not_in_a_repetition(tmp_path: Path) -> None:
     train = {**CONFIG["train"], "later": 1}
     folder = folder_with(tmp_path, config={**CONFIG, "train": train})

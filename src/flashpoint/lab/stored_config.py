@@ -15,7 +15,7 @@ from pydantic import WrapValidator
 from flashpoint.errors import UserError
 from flashpoint.lab.config import Config
 from flashpoint.numerics.choices import DeltaError, Rounding
-from flashpoint.numerics.variant import REMOVED_CHOICES, ROUNDING_POINTS, AttentionVariant
+from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint.runs import migrations
 from flashpoint.runs.run import Run
 from flashpoint.schema import Kind, kind_of, read_record, understood
@@ -47,7 +47,6 @@ def _attention_kind() -> type[Kind]:
         AttentionVariant,
         required=["name"],
         instead={**dict.fromkeys(ROUNDING_POINTS, rounding), "delta_error": error, "elsewhere": dict[str, Any] | None},
-        more=dict.fromkeys(REMOVED_CHOICES, bool),
         closed=True,  # an attention with a choice that is not known here is another one
     )
 

@@ -36,8 +36,6 @@ ROUNDING_POINTS: dict[RoundingPoint, str] = {
     "grad_scores": "dS", "grad_blocks": "blocks of dQ, dK, dV"
 }  # fmt: skip
 """The fields that hold a :class:`Rounding`, with what the paper calls the values."""
-REMOVED_CHOICES = {"fused_exponent": False}
-"""Choices of older versions that no recorded run made, each with the value that every record has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,13 +171,9 @@ class AttentionVariant:
         rounding.
 
         Raises:
-            ValueError: a field has a value outside its range, two fields contradict each other, or a choice of an
-                older version is no longer computed.
+            ValueError: a field has a value outside its range, or two fields contradict each other.
         """
         fields = dict(fields)
-        for name, only in REMOVED_CHOICES.items():
-            if (value := fields.pop(name, only)) != only:
-                raise ValueError(f"attn.{name}={value}: computed no longer; read it with the version that wrote it")
         for point in ROUNDING_POINTS:
             fields[point] = take_rounding(fields, point, _DEFAULTS[point])
         if isinstance(fields.get("delta_error"), dict):

@@ -104,12 +104,20 @@ def _named_as_today(attn: Json) -> Json:
     return {**attn, "name": f"{name}{space}{differing}"}
 
 
+REMOVED_CHOICES = {"fused_exponent": False}
+"""Choices of an attention that no recorded run made, each with the value that every run has. Another is refused."""
+
+
 def _attention(attn: Json) -> Json:
-    """Return an attention whose roundings have a mode and bits. The first versions stored the mode alone, and then the
-    bits in a key of their own, such as ``scores_bits``."""
+    """Return an attention with the choices of today, whose roundings have a mode and bits.
+
+    The first versions stored the mode alone, and then the bits in a key of their own, such as ``scores_bits``.
+    """
     from flashpoint.numerics.variant import ROUNDING_POINTS  # a loop that is watched does without
 
-    attn = dict(attn)
+    attn = {
+        name: value for name, value in attn.items() if name not in REMOVED_CHOICES or value != REMOVED_CHOICES[name]
+    }
     for point in ROUNDING_POINTS:
         bits = attn.pop(f"{point}_bits", None)
         if isinstance(mode := attn.get(point), str):
