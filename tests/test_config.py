@@ -30,7 +30,7 @@ from tests.conftest import REPOSITORY
 
 
 def stored_config(run: Run) -> dict[str, Any]:
-    text = run.folder.config.read_text() if run.folder else run.stored.row["config"]  # type: ignore[attr-defined]
+    text = run.folder.config.read_text() if run.folder else run.stored.row.config  # type: ignore[attr-defined]
     values: dict[str, Any] = json.loads(text)
     return values
 

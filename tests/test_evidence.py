@@ -81,25 +81,25 @@ def name_of_equal(request: pytest.FixtureRequest) -> tuple[str, str]:
 def test_every_run_of_the_tables_is_whole() -> None:
     """Every configuration, series and digest chain can be read, and all that is said to be there is."""
     for row in EVIDENCE.rows:
-        run = EVIDENCE.experiments[row["experiment"]][row["name"]]
-        stored = migrations.config_as_kept(json.loads(row["config"]))
+        run = EVIDENCE.experiments[row.experiment][row.name]
+        stored = migrations.config_as_kept(json.loads(row.config))
         assert run.attention.name == stored["attn"]["name"]
         assert (run.seed, run.batch_size) == (stored["seed"], stored["train"]["batch_size"])
-        if row["digits"] is None:
+        if row.digits is None:
             with pytest.raises(UserError, match="kept without metrics"):
                 run.columns  # noqa: B018
         else:
             assert run.columns
-        if row["chain"]:
+        if row.chain:
             assert run.chain.digest == run.outcome.chain_digest
 
 
 def test_the_index_is_that_of_the_tables() -> None:
     assert EVIDENCE.index_path.read_text() == index_of(EVIDENCE)
-    experiments = {row["experiment"] for row in EVIDENCE.rows if row["digits"] is not None}
+    experiments = {row.experiment for row in EVIDENCE.rows if row.digits is not None}
     assert {path.stem for path in (REFERENCE / "metrics").iterdir()} == experiments
     assert {path.stem for path in (REFERENCE / "chains").iterdir()} == {
-        row["experiment"] for row in EVIDENCE.rows if row["chain"]
+        row.experiment for row in EVIDENCE.rows if row.chain
     }
 
 
@@ -152,7 +152,7 @@ def test_runs_of_two_days_have_the_same_bits(name: str) -> None:
 def test_the_batches_of_a_run_follow_from_its_seed(tmp_path: Path, name: str) -> None:
     run = kept(name)
     assert isinstance(run.stored, InTables)
-    data = json.loads(run.stored.row["manifest"])["data"]
+    data = json.loads(run.stored.row.manifest)["data"]
     context, size = run.shape.context, run.batch_size
     sequences = trained_config(run).train.sequences
     n_tokens = data["files"]["train"]["tokens"]

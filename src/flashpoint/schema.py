@@ -177,17 +177,16 @@ def understood(
         raise UserError(f"{where}: {_told(error, kind)}; {remedy}") from error
 
 
-def checked(values: dict[str, Any], kind: type[Kind], where: str, remedy: str = RESTORE) -> dict[str, Any]:
-    """Return values as they are, once they are known to be of a kind.
+def checked(values: dict[str, Any], kind: type[K], where: str, remedy: str = RESTORE) -> K:
+    """Return plain values as an object of the kind.
 
     Raises:
         UserError: they are not of that kind.
     """
     try:
-        kind.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
         raise UserError(f"{where}: {_told(error, kind)}; {remedy}") from error
-    return values
 
 
 def _told(error: ValidationError, kind: type[Kind]) -> str:

@@ -180,6 +180,19 @@ def delta_line(values: Json) -> Json:
     return {"identities": None, **values}
 
 
+def sidecar(values: Json) -> Json:
+    """Return ``meta.json`` of prepared tokens with every key that is read: a tokeniser that no file holds has no
+    digest."""
+    values = dict(values)
+    _change(values, "tokenizer", lambda tokenizer: {"sha256": None, **tokenizer})
+    return values
+
+
+def sweep(values: Json) -> Json:
+    """Return ``.sweep.json`` with every key of today: the first sweeps did not keep the settings of each run."""
+    return {"runs": {}, **values}
+
+
 def _change(values: Json, key: str, migrate: Any) -> None:
     """Bring an object inside to the shape of today."""
     if isinstance(inside := values.get(key), dict):

@@ -14,15 +14,15 @@ from typing import Any
 
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
-from pydantic import Field
 
 from flashpoint.errors import UserError
 from flashpoint.files import write_json
 from flashpoint.lab.cli.arguments import quoted
 from flashpoint.lab.surroundings import sets_hardware
 from flashpoint.lab.training.admission import check_place
+from flashpoint.runs import migrations
 from flashpoint.runs.folder import RunFolder, runs_in, sweep_lock
-from flashpoint.schema import Kind, read_json
+from flashpoint.schema import Kind, read_record
 
 _LONGEST_NAME = 120
 
@@ -112,10 +112,10 @@ def named(job_overrides: Sequence[Sequence[str]], gpus: Sequence[str | None]) ->
 class _SweepFile(Kind):
     """What ``.sweep.json`` holds."""
 
-    shared: list[str]
+    shared: tuple[str, ...]
     """The settings that all runs of the sweep have."""
-    runs: dict[str, list[str]] = Field(default_factory=dict)
-    """Those of each run besides, by its name; sweeps of earlier versions lack them."""
+    runs: dict[str, tuple[str, ...]]
+    """Those of each run besides, by its name."""
 
 
 @dataclass(frozen=True)
@@ -169,14 +169,16 @@ class Sweep:
 
     def _settle(self, shared: Sequence[str], jobs: Sequence[Job]) -> None:
         """Keep the settings of the runs, or see that those that are there were made with them."""
-        settings = sorted(o for o in shared if _key(o) not in ("runs_dir", "run_name"))
-        own = {job.name: sorted(set(job.overrides) - set(shared)) for job in jobs}
+        settings = tuple(sorted(o for o in shared if _key(o) not in ("runs_dir", "run_name")))
+        own = {job.name: tuple(sorted(set(job.overrides) - set(shared))) for job in jobs}
         remedy = "delete it, and the sweep takes the settings of this command"
         begun = bool(runs_in(self.folder))  # where all were refused, the settings are to be corrected
-        before = read_json(self._file, _SweepFile, remedy) if begun else dict[str, Any]()
-        runs = before.get("runs", {})
-        if (then := before.get("shared", settings)) != settings:
-            raise self._another(self.folder, then, settings)
+        before = _SweepFile(shared=settings, runs={})
+        if begun:
+            before = read_record(self._file, _SweepFile, migrations.sweep, remedy)
+        runs = before.runs
+        if before.shared != settings:
+            raise self._another(self.folder, before.shared, settings)
         for name, overrides in own.items():  # a name lacks some characters of the settings that it is made of
             if runs.get(name, overrides) != overrides and (self.folder / name).exists():
                 raise self._another(self.folder / name, runs[name], overrides)

@@ -51,7 +51,7 @@ def test_text_that_changes_while_it_is_prepared_is_refused(
         patch.setattr(preparation, "_join", grown)
         assert_refused(settings, f"data.path={jsonl}: changed while it was prepared; run again")
     assert [path.suffix for path in (tmp_path / "data").iterdir()] == [".lock"]
-    assert prepare(settings).sidecar["documents"] == 301
+    assert prepare(settings).description()["documents"] == 301
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_a_link_to_nothing_is_refused_and_a_folder_with_a_suffix_is_entered(tmp_
     (tmp_path / "text/inner.txt").mkdir(parents=True)
     (tmp_path / "text/inner.txt/a.txt").write_text(DOCUMENTS[0])
     dataset = prepare(config(tmp_path / "text", tmp_path / "data"))
-    assert dataset.sidecar["characters"] == len(DOCUMENTS[0])
+    assert dataset.description()["characters"] == len(DOCUMENTS[0])
     (tmp_path / "text/gone.txt").symlink_to(tmp_path / "nowhere")
     assert_refused(config(tmp_path / "text", tmp_path / "data"), "gone.txt", "mend or delete")
 

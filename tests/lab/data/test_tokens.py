@@ -101,11 +101,11 @@ def test_the_sidecar_describes_the_files(jsonl: Path, tmp_path: Path) -> None:
         content = (dataset.path / f"{split}.bin").read_bytes()
         described = {"tokens": len(content) // 2, "sha256": hashlib.sha256(content).hexdigest()}
         little_endian = np.array([low + 256 * high for low, high in zip(content[::2], content[1::2], strict=True)])
-        assert dataset.sidecar["files"][split] == {**described, "largest": int(little_endian.max())}
+        assert getattr(dataset.sidecar.files, split).model_dump() == {**described, "largest": int(little_endian.max())}
         assert np.array_equal(tokens, little_endian)
     texts = [json.loads(line)["text"] for path in sorted(jsonl.iterdir()) for line in path.read_text().splitlines()]
-    assert dataset.sidecar["documents"] == len(texts)
-    assert dataset.sidecar["characters"] == sum(map(len, texts))
-    assert dataset.sidecar["bytes"] == sum(len(text.encode()) for text in texts)
+    assert dataset.description()["documents"] == len(texts)
+    assert dataset.description()["characters"] == sum(map(len, texts))
+    assert dataset.description()["bytes"] == sum(len(text.encode()) for text in texts)
     tokenizer = (dataset.path / "tokenizer.json").read_bytes()
-    assert dataset.sidecar["tokenizer"]["sha256"] == hashlib.sha256(tokenizer).hexdigest()
+    assert dataset.sidecar.tokenizer.sha256 == hashlib.sha256(tokenizer).hexdigest()

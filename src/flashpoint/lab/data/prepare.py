@@ -23,7 +23,7 @@ from flashpoint.hardware import cores
 from flashpoint.lab.config import DataConfig
 from flashpoint.lab.data.corpus import Shard, source_identity, source_shards
 from flashpoint.lab.data.packages import fetched
-from flashpoint.lab.data.shards import Job, digest, is_whole, load_tokenizer, read_record, tokenize
+from flashpoint.lab.data.shards import Job, digest, earlier_record, is_whole, load_tokenizer, tokenize
 from flashpoint.lab.data.tokenizer import train_bpe
 from flashpoint.lab.data.tokens import (
     FORMAT_VERSION,
@@ -31,9 +31,11 @@ from flashpoint.lab.data.tokens import (
     SPLITS,
     TRAINED_TOKENIZER,
     TokenDataset,
+    TokenFile,
     fingerprint,
     open_tokens,
 )
+from flashpoint.schema import Kind
 
 _LONG = 5
 """Seconds that are told."""
@@ -139,21 +141,21 @@ def _prepare(config: DataConfig, request: dict[str, Any], final: Path) -> None:
         for number, shard in enumerate(shards)
     ]
     records = list(tokenize(jobs, config.workers or cores(), tokenizer, final.name))
-    files = _join([job.path for job in jobs], sum(record["tokens"] for record in records), config, partial)
+    files = _join([job.path for job in jobs], sum(record.tokens for record in records), config, partial)
     sidecar = {
         "format_version": FORMAT_VERSION,
-        "fingerprint": fingerprint(*(files[split]["sha256"] for split in SPLITS)),
+        "fingerprint": fingerprint(*(files[split].sha256 for split in SPLITS)),
         "source": config.source,
-        "documents": sum(record["documents"] for record in records),
-        "characters": sum(record["characters"] for record in records),
-        "bytes": sum(record["bytes"] for record in records),
+        "documents": sum(record.documents for record in records),
+        "characters": sum(record.characters for record in records),
+        "bytes": sum(record.bytes for record in records),
         "tokenizer": {
             "name": config.tokenizer,
             "vocab_size": tokenizer.vocab_size,
             "sha256": tokenizer_sha256,
         },
         "dtype": "uint16, little-endian",
-        "files": files,
+        "files": {split: file.model_dump() for split, file in files.items()},
         "request": request,
     }
     if _request(config) != request:
@@ -167,17 +169,24 @@ def _prepare(config: DataConfig, request: dict[str, Any], final: Path) -> None:
     partial.replace(final)
 
 
+class _TrainedOn(Kind):
+    """The text that a tokeniser was trained on, and the digest of its file."""
+
+    corpus: str
+    sha256: str
+
+
 def _trained(shards: list[Shard], vocab_size: int, folder: Path) -> Path:
     """Return the tokeniser trained on these shards: that of an earlier attempt if it is whole, else a new one."""
     path, record_path = folder / TRAINED_TOKENIZER, folder / f"{TRAINED_TOKENIZER}.record"
-    record, corpus = read_record(record_path), digest([repr(shard) for shard in shards])
-    if record.get("corpus") != corpus or not is_whole(path, record):
+    record, corpus = earlier_record(record_path, _TrainedOn), digest([repr(shard) for shard in shards])
+    if record is None or record.corpus != corpus or not is_whole(path, record.sha256):
         train_bpe((text for shard in shards for text in shard.documents()), vocab_size, path)
-        write_json(record_path, {"corpus": corpus, "sha256": file_sha256(path)})
+        write_json(record_path, _TrainedOn(corpus=corpus, sha256=file_sha256(path)).model_dump())
     return path
 
 
-def _join(shards: list[Path], total: int, config: DataConfig, folder: Path) -> dict[str, dict[str, Any]]:
+def _join(shards: list[Path], total: int, config: DataConfig, folder: Path) -> dict[str, TokenFile]:
     """Write ``train.bin`` and ``val.bin``, the tail of the stream; tokens, digest and largest id of each."""
     val = round(total * config.val_fraction)
     if not 0 < val < total:
@@ -186,7 +195,7 @@ def _join(shards: list[Path], total: int, config: DataConfig, folder: Path) -> d
             "of them for validation; give more text or a larger data.val_fraction"
         )
     left = {"train": total - val, "val": val}
-    files: dict[str, dict[str, Any]] = {}
+    files: dict[str, TokenFile] = {}
     stream = _Stream(shards)
     for split in SPLITS:
         sha256, largest = hashlib.sha256(), 0
@@ -197,7 +206,7 @@ def _join(shards: list[Path], total: int, config: DataConfig, folder: Path) -> d
                 file.write(tokens.tobytes())
             file.flush()
             os.fsync(file.fileno())
-        files[split] = {"tokens": left[split], "sha256": sha256.hexdigest(), "largest": largest}
+        files[split] = TokenFile(tokens=left[split], sha256=sha256.hexdigest(), largest=largest)
     return files
 
 

@@ -26,6 +26,20 @@ from flashpoint.lab.data.corpus import Shard
 from flashpoint.lab.data.tokenizer import Tokenizer, gpt2_tokenizer, load_bpe
 from flashpoint.lab.data.workers import follow_parent, worker_processes
 from flashpoint.lab.progress_bar import progress_bar
+from flashpoint.schema import K, Kind, Step, read_record
+
+
+class ShardRecord(Kind):
+    """What is known of a shard's tokens once they are whole."""
+
+    key: str
+    """:attr:`Job.key`."""
+    sha256: str
+    tokens: Step
+    documents: Step
+    characters: Step
+    bytes: Step
+    """Of the text, UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +61,12 @@ class Job:
     def record_path(self) -> Path:
         return self.path.with_suffix(".json")
 
-    def finished(self) -> dict[str, Any] | None:
+    def finished(self) -> ShardRecord | None:
         """Return the record of an earlier, complete attempt at the same shard."""
-        record = read_record(self.record_path)
-        return record if record.get("key") == self.key and is_whole(self.path, record) else None
+        record = earlier_record(self.record_path, ShardRecord)
+        return record if record and record.key == self.key and is_whole(self.path, record.sha256) else None
 
-    def run(self, tokenizer: Tokenizer) -> dict[str, Any]:
+    def run(self, tokenizer: Tokenizer) -> ShardRecord:
         """Write the tokens, then the record that makes them count."""
         tokens, documents, characters, size = 0, 0, 0, 0
 
@@ -69,16 +83,16 @@ class Job:
                 file.write(ids.astype("<u2").tobytes())
             file.flush()
             os.fsync(file.fileno())
-        record = {
-            "key": self.key,
-            "sha256": file_sha256(partial),
-            "tokens": tokens,
-            "documents": documents,
-            "characters": characters,
-            "bytes": size,
-        }
+        record = ShardRecord(
+            key=self.key,
+            sha256=file_sha256(partial),
+            tokens=tokens,
+            documents=documents,
+            characters=characters,
+            bytes=size,
+        )
         partial.replace(self.path)
-        write_json(self.record_path, record)
+        write_json(self.record_path, record.model_dump())
         return record
 
 
@@ -92,12 +106,12 @@ def _start_worker(tokenizer_file: Path | None) -> None:
     _worker_tokenizer = load_tokenizer(tokenizer_file)
 
 
-def _run_in_worker(job: Job) -> dict[str, Any]:
+def _run_in_worker(job: Job) -> ShardRecord:
     assert _worker_tokenizer is not None
     return job.run(_worker_tokenizer)
 
 
-def tokenize(jobs: list[Job], workers: int, tokenizer: Tokenizer, name: str) -> Iterator[dict[str, Any]]:
+def tokenize(jobs: list[Job], workers: int, tokenizer: Tokenizer, name: str) -> Iterator[ShardRecord]:
     """Return the records of all jobs, in order."""
     records = [job.finished() for job in jobs]
     missing = [job for job, record in zip(jobs, records, strict=True) if record is None]
@@ -113,7 +127,7 @@ def tokenize(jobs: list[Job], workers: int, tokenizer: Tokenizer, name: str) -> 
 
 
 @contextlib.contextmanager
-def _in_workers(jobs: list[Job], workers: int) -> Iterator[Iterator[dict[str, Any]]]:
+def _in_workers(jobs: list[Job], workers: int) -> Iterator[Iterator[ShardRecord]]:
     """Records of ``jobs``, in order, from processes that end at once when the caller fails or is interrupted."""
     try:
         with worker_processes(workers, _start_worker, jobs[0].tokenizer_file) as pool:
@@ -128,7 +142,7 @@ def _in_workers(jobs: list[Job], workers: int) -> Iterator[Iterator[dict[str, An
         ) from error
 
 
-def _submitted(pool: ProcessPoolExecutor, job: Job) -> Future[dict[str, Any]]:
+def _submitted(pool: ProcessPoolExecutor, job: Job) -> Future[ShardRecord]:
     """Submit a job.
 
     Submitting starts a process. If another one dies meanwhile, the pool closes the pipes that the new process is to
@@ -156,15 +170,14 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """Return a record of an earlier attempt; empty if there is none or it is damaged."""
+def earlier_record(path: Path, kind: type[K]) -> K | None:
+    """Return a record of an earlier attempt; None if there is none, or it is damaged or another version's."""
     try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
+        return read_record(path, kind)
+    except UserError:
+        return None
 
 
-def is_whole(path: Path, record: dict[str, Any]) -> bool:
-    """Whether the file is there and is the one that the record is about."""
-    return path.is_file() and record.get("sha256") == file_sha256(path)
+def is_whole(path: Path, sha256: str) -> bool:
+    """Whether the file is there and is the one that a record is about."""
+    return path.is_file() and sha256 == file_sha256(path)

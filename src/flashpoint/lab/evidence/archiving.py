@@ -30,7 +30,7 @@ from flashpoint.lab.evidence.arrow import (
     wrong_chain_column,
     wrong_metrics_column,
 )
-from flashpoint.lab.evidence.tables import Evidence, Table
+from flashpoint.lab.evidence.tables import Evidence, Row, Table
 from flashpoint.runs import migrations
 from flashpoint.runs.metric_table import LOSS
 from flashpoint.runs.metrics import Columns
@@ -176,7 +176,7 @@ def _add(evidence: Evidence, experiment: str, runs: Sequence[tuple[Run, Columns]
     _rewrite(evidence, experiment, rows, measured, chains)
 
 
-def _row(experiment: str, run: Run, digits: int) -> dict[str, Any]:
+def _row(experiment: str, run: Run, digits: int) -> Row:
     assert run.folder, "the tables take runs of folders"
     parts = {
         "config": migrations.config_as_kept(_plain(run.folder.config)),
@@ -184,7 +184,7 @@ def _row(experiment: str, run: Run, digits: int) -> dict[str, Any]:
         "outcome": _plain(run.folder.outcome),
     }
     texts = {name: json.dumps(part, ensure_ascii=False, separators=(",", ":")) for name, part in parts.items()}
-    return {"experiment": experiment, "name": run.name, "digits": digits, "chain": True, **texts}
+    return Row(experiment=experiment, name=run.name, digits=digits, chain=True, **texts)
 
 
 def _plain(path: Path) -> Any:
@@ -194,7 +194,7 @@ def _plain(path: Path) -> Any:
 def _rewrite(
     evidence: Evidence,
     experiment: str,
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[Row],
     measured: Mapping[str, Any],
     chains: Mapping[str, Any],
     without: Collection[str] = (),
@@ -205,8 +205,8 @@ def _rewrite(
     """
     import pyarrow as pa
 
-    left = [row for row in evidence.rows if row["experiment"] != experiment or row["name"] not in without]
-    of_experiment = [row["name"] for row in left if row["experiment"] == experiment]
+    left = [row for row in evidence.rows if row.experiment != experiment or row.name not in without]
+    of_experiment = [row.name for row in left if row.experiment == experiment]
     for path, new, schema, wrong in (
         (evidence.metrics_path(experiment), measured, None, wrong_metrics_column),
         (evidence.chains_path(experiment), chains, chain_schema(), wrong_chain_column),
@@ -214,8 +214,8 @@ def _rewrite(
         old = Table(path, wrong).by_run() if path.exists() else {}
         tables = {**{name: table for name, table in old.items() if name in of_experiment}, **new}
         _write(path, tables, schema or _metrics_schema(tables))
-    everything = sorted([*left, *rows], key=lambda row: (row["experiment"], row["name"]))
-    table = pa.Table.from_pylist(everything, schema=_runs_schema())
+    everything = sorted([*left, *rows], key=lambda row: (row.experiment, row.name))
+    table = pa.Table.from_pylist([row.model_dump() for row in everything], schema=_runs_schema())
     write_parquet(evidence.runs_path, table.schema, [table], dictionary=["experiment"])
     index = index_of(Evidence(evidence.root))
     with whole(evidence.index_path) as partial:

@@ -112,8 +112,7 @@ class InTables:
 
     experiment: str
     name: str
-    row: dict[str, Any]
-    """The run's :class:`Row`."""
+    row: Row
     path: Path
     """Of ``runs.parquet``."""
     measured: Table
@@ -132,23 +131,23 @@ class InTables:
         return True
 
     def config(self) -> Config:
-        return config_of(self.row["config"], self._place("config"), _RESTORE)
+        return config_of(self.row.config, self._place("config"), _RESTORE)
 
     def manifest(self) -> Manifest:
-        return understood(self.row["manifest"], Manifest, self._place("manifest"), _RESTORE, migrations.manifest)
+        return understood(self.row.manifest, Manifest, self._place("manifest"), _RESTORE, migrations.manifest)
 
     def outcome(self) -> Outcome:
-        return outcome_of(self.row["outcome"], self._place("outcome"), _RESTORE)
+        return outcome_of(self.row.outcome, self._place("outcome"), _RESTORE)
 
     def metrics(self) -> Columns:
-        if self.row["digits"] is None:
+        if self.row.digits is None:
             raise UserError(f"{self.where}: kept without metrics; give a run that has them")
         rows = self.measured.of(self.name)
         with told_in_one_line(self.measured.path):
-            return metrics_of(rows, self.row["digits"])
+            return metrics_of(rows, self.row.digits)
 
     def chain(self) -> Chain:
-        if not self.row["chain"]:
+        if not self.row.chain:
             raise UserError(f"{self.where}: kept without its digest chain; give a run that has one")
         rows = self.chains.of(self.name)
         with told_in_one_line(self.chains.path):
@@ -187,7 +186,7 @@ class Evidence:
         return self.root / "chains" / f"{experiment}.parquet"
 
     @cached_property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """The rows of ``runs.parquet`` by experiment and name; empty if there is no such file."""
         import pyarrow.parquet as pq
 
@@ -203,7 +202,7 @@ class Evidence:
         tables: dict[str, tuple[Table, Table]] = {}
         found = []
         for row in self.rows:
-            name, experiment = row["name"], row["experiment"]
+            name, experiment = row.name, row.experiment
             if experiment not in tables:
                 measured = Table(self.metrics_path(experiment), wrong_metrics_column)
                 tables[experiment] = measured, Table(self.chains_path(experiment), wrong_chain_column)

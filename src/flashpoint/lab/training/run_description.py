@@ -32,7 +32,7 @@ def describe_run(
             "started": _now(),
             "hardware": environment.hardware,
             "environment": environment.model_dump(mode="json"),
-            "data": {"path": str(tokens.path), **tokens.sidecar},
+            "data": {"path": str(tokens.path), **tokens.description()},
             "initial_weights": initial_weights,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "parent": parent.model_dump() if parent else None,
