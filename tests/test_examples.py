@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from flashpoint.cli.main import main
-from flashpoint.lab.localize.own import Mixture, OwnLoop
+from flashpoint.lab.localize.own_loop import Mixture, OwnLoop
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.select import open_run
 from flashpoint.watching.loop import watch

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flashpoint.lab.build_config import build_config
-from flashpoint.lab.training.notices import tell_of_a_small_corpus, tell_what_kind_of_run
+from flashpoint.lab.training.remarks import tell_of_a_small_corpus, tell_what_kind_of_run
 from flashpoint.runs.chain import Chain
 from flashpoint.runs.folder import RunFolder
 from tests.composed import CONFIGS, composed_values

@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.cli.cells import number
-from flashpoint.cli.table import Table, show
+from flashpoint.cli.table import Table, number, show
 from flashpoint.errors import UserError, command_errors
 from flashpoint.lab.analysis.intervals import slope_interval
 from flashpoint.lab.cli.interval_cells import plus_minus

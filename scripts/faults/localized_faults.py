@@ -31,7 +31,7 @@ from flashpoint.diagnosis.probe import Function
 from flashpoint.lab.localize.branches import Branches
 from flashpoint.lab.localize.engine import engine
 from flashpoint.lab.localize.growth import NoGrowthError
-from flashpoint.lab.localize.own import OwnLoop
+from flashpoint.lab.localize.own_loop import OwnLoop
 from flashpoint.lab.localize.questions import answers
 from flashpoint.runs.folder import RunFolder
 

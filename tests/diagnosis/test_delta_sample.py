@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from flashpoint.diagnosis.bias import DeltaBias
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.delta_bias import DeltaBias
 from flashpoint.diagnosis.delta_sample import DeltaSample, delta_sample, joined_samples
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.measured import measured

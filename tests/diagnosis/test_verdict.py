@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.diagnosis.bias import DeltaBias, ignited
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.delta_bias import DeltaBias, ignited
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.faults import BLOCK, KINDS, Fault, faulty_attention
 from flashpoint.diagnosis.measured import measured

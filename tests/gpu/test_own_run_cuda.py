@@ -11,7 +11,7 @@ from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.other_attention import function_named
 from flashpoint.diagnosis.probe import Function, probe, results_of
 from flashpoint.diagnosis.verdict import diagnose
-from flashpoint.lab.localize.own import Mixture, OwnLoop, mixed
+from flashpoint.lab.localize.own_loop import Mixture, OwnLoop, mixed
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.select import open_run
 from flashpoint.watching.captures import read_calls

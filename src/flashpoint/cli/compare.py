@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from flashpoint.cli.cells import number
 from flashpoint.cli.selection import format_option
-from flashpoint.cli.table import Cell, Table, show
+from flashpoint.cli.table import Cell, Table, number, show
 from flashpoint.errors import UserError
 from flashpoint.runs.chain import Difference, first_difference, loss_differences, steps_of_both
 from flashpoint.runs.comparison import compared

@@ -7,8 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashpoint.cli.cells import number
-from flashpoint.cli.table import Table
+from flashpoint.cli.table import Table, number
 from flashpoint.errors import UserError, notify
 from flashpoint.runs.metric_table import LOSS, W_Q_NORM
 

@@ -7,9 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from flashpoint.cli.cells import number
 from flashpoint.cli.diagnose_advice import advice, suspects
-from flashpoint.cli.table import Cell, Table
+from flashpoint.cli.table import Cell, Table, number
 from flashpoint.diagnosis.measure_table import (
     ALONG_MEAN_KEY,
     DEAD_ROWS,
@@ -26,7 +25,7 @@ from flashpoint.diagnosis.measure_table import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flashpoint.diagnosis.bias import DeltaBias
+    from flashpoint.diagnosis.delta_bias import DeltaBias
     from flashpoint.diagnosis.delta_sample import DeltaSample
     from flashpoint.diagnosis.finding import Finding
     from flashpoint.diagnosis.verdict import Diagnosis
@@ -109,7 +108,7 @@ def delta_heading(samples: Mapping[int, DeltaSample]) -> str:
 
 def delta_tables(samples: Mapping[int, DeltaSample], later: str = "") -> list[Table]:
     """Return the findings, where there are some, and the bias of δ in each head; ``later`` as of :func:`tables`."""
-    from flashpoint.diagnosis.bias import DeltaBias
+    from flashpoint.diagnosis.delta_bias import DeltaBias
     from flashpoint.diagnosis.verdict import delta_finding
 
     biases = {layer: DeltaBias.of_samples([sample]) for layer, sample in samples.items()}
@@ -266,7 +265,7 @@ def _unseen(biases: Mapping[int, DeltaBias], more: str) -> str:
         biases: by layer.
         more: how a user gets more sequences, with ``{}`` for their number; empty where there is no way.
     """
-    from flashpoint.diagnosis.bias import IGNITED
+    from flashpoint.diagnosis.delta_bias import IGNITED
     from flashpoint.diagnosis.significance import FEW
 
     # Of a layer with NaN or infinity there is a finding; how many sequences would show a bias there, nobody knows.

@@ -8,13 +8,11 @@ from collections.abc import Callable, Sequence
 import click
 import numpy as np
 
-from flashpoint.cli.cells import code, number, share, share_interval, step
-from flashpoint.cli.selection import answered, chosen, format_option, runs_argument
-from flashpoint.cli.table import Cell, Table, show
+from flashpoint.cli.selection import answered, chosen, format_option, provenance, runs_argument
+from flashpoint.cli.table import Cell, Table, code, number, share, share_interval, show, step
 from flashpoint.early_warning import foretold, warning_of
 from flashpoint.errors import UserError
 from flashpoint.runs.metric_table import TOKENS_PER_SECOND, W_Q_NORM
-from flashpoint.runs.provenance import provenance
 from flashpoint.runs.rates import step_milliseconds, throughput
 from flashpoint.runs.recovery import recovery
 from flashpoint.runs.run import Run

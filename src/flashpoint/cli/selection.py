@@ -1,9 +1,10 @@
-"""What verbs share: the runs that words name, and the format of tables."""
+"""What verbs share: the runs that words name, where these were made, and the format of tables."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -128,3 +129,23 @@ def device_named(where: str, told: str = "--device cuda", instead: str = "--devi
     if where == "cuda" and not available:
         raise UserError(f"{told}: no CUDA device is visible; use {instead}")
     return torch.device("cuda" if available and where != "cpu" else "cpu")
+
+
+def provenance(runs: Sequence[Run]) -> str:
+    """Return one line with the hardware, PyTorch versions, corpora, seeds and days of the runs; corpora and
+    seeds are left out of runs of other loops, which do not tell them."""
+    hardware = {run.manifest.place for run in runs}
+    own = [run for run in runs if not run.watched]
+    data = {(run.manifest.data.fingerprint or "unknown")[:8] for run in own}
+    days = sorted({run.manifest.day for run in runs})
+    between = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+    what = f"corpus {', '.join(sorted(data))}; seeds {ranges(run.seed for run in own)}; " if own else ""
+    return f"{'; '.join(sorted(hardware))}; {what}{between}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Write numbers as people do: ``0, 2 to 4`` for 0, 2, 3 and 4."""
+    known = sorted(set(numbers))
+    gaps = [(before, after) for before, after in pairwise(known) if after > before + 1]
+    starts, ends = [known[0], *(after for _, after in gaps)], [*(before for before, _ in gaps), known[-1]]
+    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from flashpoint.diagnosis import measure_table as table
-from flashpoint.diagnosis.bias import DeltaBias, ignited
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.delta_bias import DeltaBias, ignited
 from flashpoint.diagnosis.delta_sample import DeltaSample
 from flashpoint.diagnosis.factors import Factors, factor_findings, factors_of
 from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, as_rounded, explained, fp32_error, maker

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from flashpoint.cli.selection import ranges
 from flashpoint.lab.analysis.lifetimes import Lifetimes, control_of, logrank_p, settings_of
 from flashpoint.lab.config import Config, TrainConfig
 from flashpoint.quantiles import clopper_pearson
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.provenance import ranges
 from flashpoint.runs.run import Run
 from tests.records import write_run
 

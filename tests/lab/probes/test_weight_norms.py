@@ -7,7 +7,7 @@ import torch
 from flashpoint.early_warning import largest_eigenvalue
 from flashpoint.lab.config import ModelConfig
 from flashpoint.lab.model import GPT
-from flashpoint.lab.probes.spectral import weight_norms
+from flashpoint.lab.probes.runner import weight_norms
 from flashpoint.numerics.variant import AttentionVariant
 
 CONFIG = ModelConfig(n_layer=3, n_head=2, d_model=64, context=8, vocab_size=11)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-from flashpoint.cli.cells import code, share, share_interval
-from flashpoint.cli.selection import answered, format_option
-from flashpoint.cli.table import Cell, Table, show
+from flashpoint.cli.selection import answered, format_option, provenance
+from flashpoint.cli.table import Cell, Table, code, share, share_interval, show
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.claims_file import (
     Claim,
@@ -29,7 +28,6 @@ from flashpoint.lab.analysis.quantities import QUANTITIES
 from flashpoint.lab.analysis.verdicts import Finding, Verdict, judge
 from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.runs.folder import EVIDENCE
-from flashpoint.runs.provenance import provenance
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
 

@@ -10,14 +10,13 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.cli.selection import answered, ended, format_option, runs_argument
+from flashpoint.cli.selection import answered, ended, format_option, provenance, runs_argument
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.bias import Window
 from flashpoint.lab.cli import delta_tables as tables
 from flashpoint.lab.cli.shared_options import figure_option, refuse_given, tell_of_texts
 from flashpoint.runs.metric_table import DELTA_ERROR, ROW_SUM, DeltaErrorMetrics
-from flashpoint.runs.provenance import provenance
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.cli.cells import code, number, share, share_interval
-from flashpoint.cli.table import Cell, Table
+from flashpoint.cli.table import Cell, Table, code, number, share, share_interval
 from flashpoint.lab.analysis.bias import BEFORE_ONSET
 from flashpoint.lab.analysis.bias_breakdown import AttentionErrors, HeadError, LayerErrors
 from flashpoint.lab.analysis.bias_law import Point

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.cli.cells import number
-from flashpoint.cli.table import Cell, Table, cell_text
+from flashpoint.cli.table import Cell, Table, cell_text, number
 from flashpoint.lab.cli.interval_cells import interval, mean, ratio
 from flashpoint.lab.deviation.emulated import Block
 from flashpoint.lab.deviation.pairs import GOLDEN

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flashpoint.cli.cells import number, step
-from flashpoint.cli.table import Cell
+from flashpoint.cli.table import Cell, number, step
 from flashpoint.lab.analysis.intervals import mean_interval, ratio_interval
 
 

@@ -74,9 +74,9 @@ def command(
     last line names what is missing. Branches are kept in RUN/localize.jsonl: the same command goes on where it was
     stopped. The answers are in the page of flashpoint report, too.
     """
-    from flashpoint.lab.localize.answer import Answer
     from flashpoint.lab.localize.branches import Branches
     from flashpoint.lab.localize.questions import answers
+    from flashpoint.lab.localize.subject import Answer
     from flashpoint.runs.folder import RunFolder
     from flashpoint.runs.localized import Localized
 
@@ -120,7 +120,7 @@ def _subject(folder: RunFolder, function: str | None, checkpoints: str | None, a
         raise UserError(
             f"{folder.path}: a run without a tape; for a watched run give --function FILE.py:step and --checkpoints"
         )
-    from flashpoint.lab.localize.own import OwnLoop
+    from flashpoint.lab.localize.own_loop import OwnLoop
 
     return OwnLoop.of(folder, function, checkpoints, attention)
 

@@ -8,14 +8,12 @@ from collections.abc import Sequence
 import click
 import numpy as np
 
-from flashpoint.cli.cells import code, number
-from flashpoint.cli.selection import ended, format_option, runs_argument
-from flashpoint.cli.table import Table, show
+from flashpoint.cli.selection import ended, format_option, provenance, runs_argument
+from flashpoint.cli.table import Table, code, number, show
 from flashpoint.lab.analysis.lifetimes import side_by_side
 from flashpoint.lab.analysis.paired import Losses, last_common_step, losses_at
 from flashpoint.lab.cli.interval_cells import interval, mean
 from flashpoint.lab.cli.shared_options import CONTROL, control_option, refuse_unknown_control, tell_of_texts
-from flashpoint.runs.provenance import provenance
 
 
 def table(found: Sequence[Losses], after: int, control: str) -> Table:

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 import click
 import numpy as np
 
-from flashpoint.cli.cells import code, number, share
-from flashpoint.cli.selection import ended, format_option
-from flashpoint.cli.table import Cell, Table, show
+from flashpoint.cli.selection import ended, format_option, provenance
+from flashpoint.cli.table import Cell, Table, code, number, share, show
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.departure import Departure, departure, twins
 from flashpoint.lab.analysis.metric_series import Head, metric_series, together
 from flashpoint.lab.cli.shared_options import refuse_given
-from flashpoint.runs.provenance import provenance
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from flashpoint.cli.selection import ended, format_option, runs_argument
+from flashpoint.cli.selection import ended, format_option, provenance, runs_argument
 from flashpoint.cli.table import is_shown, show
 from flashpoint.lab.analysis.foretelling import foretellings
 from flashpoint.lab.analysis.lifetimes import by_variant, grouped, settings_of, severity, side_by_side, usual_settings
@@ -23,7 +23,6 @@ from flashpoint.lab.cli.shared_options import (
     tell_of_texts,
 )
 from flashpoint.lab.cli.survival_tables import by_attention, by_measure, by_seed, by_setting, of_logrank, why_no_p
-from flashpoint.runs.provenance import provenance
 from flashpoint.runs.run import Run
 
 OF_THE_TEXT = ("model.vocab_size",)

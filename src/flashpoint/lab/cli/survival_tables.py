@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flashpoint.cli.cells import code, number, share, share_interval, step
-from flashpoint.cli.table import Cell, Table
+from flashpoint.cli.table import Cell, Table, code, number, share, share_interval, step
 from flashpoint.lab.analysis.foretelling import Foretelling
 from flashpoint.lab.analysis.lifetimes import FEWEST, Lifetimes, Severity, control_of, logrank_p
 from flashpoint.lab.analysis.ratios import OnsetRatio

@@ -10,10 +10,9 @@ from typing import Generic
 
 import numpy as np
 
-from flashpoint.lab.localize.answer import Answer
 from flashpoint.lab.localize.growth import Effect, Measure
 from flashpoint.lab.localize.search import smallest_failing
-from flashpoint.lab.localize.subject import A, Cells, Subject
+from flashpoint.lab.localize.subject import A, Answer, Cells, Subject
 
 Part = tuple[int, ...]
 """A layer, ``(layer,)``, or a head of a layer, ``(layer, head)``; both count from 1."""

@@ -1,4 +1,7 @@
-"""Processes that train branches side by side, and end with this one."""
+"""Processes that train branches side by side, and end with this one.
+
+They import this module first, which is before PyTorch: what it reads at its import must be set by then.
+"""
 
 from __future__ import annotations
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Generic
 
-from flashpoint.lab.localize.answer import Answer
 from flashpoint.lab.localize.branches import Branches, OutOfTimeError
 from flashpoint.lab.localize.growth import Measure, Start, find_starts
 from flashpoint.lab.localize.layers_and_heads import Part, Parts, growing_alone, smallest, sure, told
-from flashpoint.lab.localize.subject import A
+from flashpoint.lab.localize.subject import A, Answer
 
 
 def answers(branches: Branches[A], starts: int) -> Iterator[list[Answer]]:

@@ -1,4 +1,4 @@
-"""What a localisation asks of a run: which attentions its branches may have, and to train one."""
+"""What a localisation asks of a run, and answers: which attentions its branches may have, and to train one."""
 
 from __future__ import annotations
 
@@ -99,3 +99,18 @@ def as_options(layers: tuple[int, ...], heads: Heads | None) -> str:
     """Return a selection as the command line takes it: ``layers=[2] heads=[1,3]``."""
     where = f"layers={json.dumps(layers)}" + (f" heads={json.dumps(heads)}" if heads is not None else "")
     return where.replace(", ", ",")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One verdict.
+
+    Attributes:
+        question: what was asked, e.g. ``layers``.
+        verdict: the answer in words.
+        evidence: the growth of the branches that decide it.
+    """
+
+    question: str
+    verdict: str
+    evidence: str

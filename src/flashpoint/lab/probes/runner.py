@@ -1,31 +1,30 @@
-"""Runs the probes beside the training and names what they measure."""
+"""Runs the probes beside the training: those of the attention, and norms of its weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flashpoint.early_warning import LOOKBACK, Sentinel
+from flashpoint.early_warning import LOOKBACK, Sentinel, largest_eigenvalue
 from flashpoint.errors import UserCodeError, UserError, one_line
 from flashpoint.hardware import is_of_full_memory
 from flashpoint.lab.config import ProbesConfig, TrainConfig
 from flashpoint.lab.cuda_graph import Graphed
-from flashpoint.lab.model import GPT
+from flashpoint.lab.model import GPT, Block
 from flashpoint.lab.precision import exact_fp32_products
 from flashpoint.lab.probes import user_probes
 from flashpoint.lab.probes.attention import DeltaError, Deviation, NullDirection, Probe, Rows, Scores, Similarity
 from flashpoint.lab.probes.instrumented import InstrumentedPass
 from flashpoint.lab.probes.observation import Observation
 from flashpoint.lab.probes.out_error import OutBias, Ties
-from flashpoint.lab.probes.spectral import weight_norms
-from flashpoint.runs.metric_table import W_Q_NORM
+from flashpoint.runs.metric_table import W_Q_NORM, WEIGHT_NORMS
 
 BUILT_IN: dict[str, type[Probe]] = {
     "delta_error": DeltaError,
@@ -197,3 +196,20 @@ def _prefix(name: str) -> str:
 
 def _is_due(step: int, interval: int) -> bool:
     return interval > 0 and (step + 1) % interval == 0
+
+
+@torch.no_grad()
+def weight_norms(model: GPT) -> dict[str, Tensor]:
+    """Return the largest singular values of W_Q, W_K, W_V and of the bilinear form W_Qᵀ W_K of each head.
+
+    Returns:
+        Of each of :data:`.WEIGHT_NORMS` [n_layer, n_head] float32, relative error below 1e-3.
+    """
+    H, C = model.config.n_head, model.config.d_model
+    packed = torch.stack([cast(Block, block).attention.qkv.weight for block in model.blocks])
+    weights = packed.view(-1, 3, H, C // H, C).transpose(0, 1)  # [3, L, H, d, C]
+    grams = weights.double() @ weights.double().mT  # W Wᵀ
+    unit = torch.eye(C // H, dtype=grams.dtype, device=grams.device).expand_as(grams[0])
+    # W_Qᵀ W_K has the squared norm of W_Q W_Qᵀ · W_K W_Kᵀ.
+    eigenvalues = largest_eigenvalue(torch.stack([*grams, grams[0]]), torch.stack([unit, unit, unit, grams[1]]))
+    return {metric.name: norms for metric, norms in zip(WEIGHT_NORMS, eigenvalues.sqrt().float(), strict=True)}

@@ -17,18 +17,18 @@ from flashpoint.hardware import is_of_full_memory
 from flashpoint.lab.config import Config
 from flashpoint.lab.training.digests import run_digest, weights_digest
 from flashpoint.lab.training.interrupt import StopRequests
-from flashpoint.lab.training.loop import LoopResult, Trainer
-from flashpoint.lab.training.notices import (
+from flashpoint.lab.training.parallel import join, leave
+from flashpoint.lab.training.plan import Plan, settle, usable_device
+from flashpoint.lab.training.prepared_run import PreparedRun, prepare_run
+from flashpoint.lab.training.remarks import (
     tell_of_a_long_compilation,
     tell_of_a_small_corpus,
     tell_of_missing_metrics,
     tell_what_kind_of_run,
 )
-from flashpoint.lab.training.parallel import join, leave
-from flashpoint.lab.training.plan import Plan, settle, usable_device
-from flashpoint.lab.training.prepared_run import PreparedRun, prepare_run
 from flashpoint.lab.training.run_description import describe_run, note_resumption
 from flashpoint.lab.training.start import checkpoints_before
+from flashpoint.lab.training.trainer import LoopResult, Trainer
 from flashpoint.lab.training.writer import RunWriter
 from flashpoint.listeners import Listener, Listeners
 from flashpoint.runs.chain import Chain, first_difference

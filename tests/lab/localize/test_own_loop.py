@@ -21,7 +21,7 @@ from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.errors import UserError
 from flashpoint.lab.localize.engine import engine
 from flashpoint.lab.localize.mixture import LayerOf, Mixture, mixed
-from flashpoint.lab.localize.own import OwnLoop
+from flashpoint.lab.localize.own_loop import OwnLoop
 from flashpoint.lab.localize.subject import Trained
 from flashpoint.runs.comparison import batches_of
 from flashpoint.runs.folder import RunFolder

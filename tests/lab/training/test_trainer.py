@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flashpoint.errors import UserError
 from flashpoint.lab.config import Config
-from flashpoint.lab.training import loop, plan, run_description
+from flashpoint.lab.training import plan, run_description, trainer
 from flashpoint.lab.training.checkpoints import Checkpoint
 from flashpoint.lab.training.execution import run
 from flashpoint.lab.training.snapshots import snapshot_steps
@@ -81,7 +81,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._now, self._monkeypatch = 0.0, monkeypatch
-        monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: self._now))
+        monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: self._now))
 
     def takes(self, owner: object, name: str, seconds: float) -> None:
         """Every call takes so long."""
@@ -98,7 +98,7 @@ def test_the_rate_is_that_of_the_steps_wherever_a_validation_falls(runs: Runs, m
     """A validation between two readings made the steps before it count without their time."""
     clock = Clock(monkeypatch)
     clock.takes(OptimizerStep, "__call__", 1.0)
-    clock.takes(loop, "validation_loss", 1000.0)
+    clock.takes(trainer, "validation_loss", 1000.0)
     runs.train("run_name=timed", "train.log_interval=5", "train.eval_interval=3")
     rates = [line["tokens_per_second"] for line in metrics_of(runs.folder / "timed") if "tokens_per_second" in line]
     assert rates == [4 * 16] * 3  # of four sequences of 16 tokens a step, read after steps 5, 10 and 12
@@ -252,7 +252,7 @@ def test_memory_too_small_to_look_at_a_nan_does_not_cost_the_verdict(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     known = runs.train("run_name=known", *TURNS_NAN)
-    monkeypatch.setattr(loop, "locate", too_much)
+    monkeypatch.setattr(trainer, "locate", too_much)
     unknown = runs.train("run_name=unknown", *TURNS_NAN)
     assert unknown.nonfinite is None
     assert (unknown.outcome, unknown.step, unknown.digest) == (known.outcome, known.step, known.digest)
@@ -351,7 +351,7 @@ def test_a_run_that_fails_closes_its_files_and_tells_who_listens(runs: Runs, mon
         return [link for link in links if link.startswith(str(folder)) and not link.endswith(".lock")]
 
     heard, threads = list[str](), threading.active_count()
-    monkeypatch.setattr(loop, "validation_loss", fails)
+    monkeypatch.setattr(trainer, "validation_loss", fails)
     with pytest.raises(ValueError, match="no idea"):
         runs.train("run_name=fails", "checkpoints.interval=5", listeners=[Hears()])
     assert heard == ["begun", "failed with 0 open"]
