@@ -195,7 +195,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
 
 
 def _check_layer(layer: int) -> None:
-    if not isinstance(layer, int | torch.SymInt):
+    if not isinstance(layer, (int, torch.SymInt)):
         raise ValueError(f"layer is {type(layer).__name__}: give an int")
     if not 1 <= layer < STREAM_UNIT:  # from there on it would have the random bits of another stream
         raise ValueError(f"layer={int(layer)}: give one from 1 to {STREAM_UNIT - 1:,}")

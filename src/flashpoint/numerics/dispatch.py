@@ -16,6 +16,9 @@ from flashpoint.numerics.production import production_attention
 from flashpoint.numerics.stabilizers import stabilized
 from flashpoint.numerics.variant import AttentionVariant, in_front, kernel_in
 
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: True)
+"""PyTorch 2.6 does not tell. There every graph has a variant's key: it is right in an export, too."""
+
 
 def attention(
     q: Tensor,
@@ -73,7 +76,7 @@ def flash_fwd(
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     # A program that is exported runs where no variant has that name, or another one.
-    name = variant.key if torch.compiler.is_exporting() else graph_name(variant.key)
+    name = variant.key if _is_exporting() else graph_name(variant.key)
     out, logsumexp, out_for_delta, centered = flash_fwd_op(q, k, v, seed_and_step, name, layer, causal, scale)
     return out, logsumexp, out_for_delta, centered
 

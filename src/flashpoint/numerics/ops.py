@@ -9,17 +9,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flashpoint.errors import notify
 from flashpoint.numerics import reference
 from flashpoint.numerics.layout import by_token
 from flashpoint.numerics.residual import dtype_of_saved
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant, variant_from_key
+
+TRITON = 3, 6
+"""The oldest release of Triton that the kernels compile with."""
 
 
 @torch.library.custom_op("flashpoint::flash_fwd", mutates_args=())
@@ -125,12 +130,28 @@ def _named(word: str) -> AttentionVariant:
 
 def kernels_for(q: Tensor, variant: AttentionVariant, layer: int) -> ModuleType | None:
     """Return the kernels' launcher if the kernels support every variant of the layer on this device, else None."""
-    if q.is_cuda:
+    if q.is_cuda and triton_suffices():
         from flashpoint.numerics import launch  # a CPU need not wait for Triton
 
         if all(launch.kernels_support(q, group) for group, _ in variant.groups(layer, q.shape[1])):
             return launch
     return None
+
+
+@lru_cache
+def triton_suffices() -> bool:
+    """Whether Triton is new enough for the kernels; if not, tell it once."""
+    try:
+        found = version("triton")
+    except PackageNotFoundError:
+        found = "none"
+    new_enough = found != "none" and tuple(map(int, found.split(".")[:2])) >= TRITON
+    if not new_enough:
+        notify(
+            f"the kernels need Triton {'.'.join(map(str, TRITON))}, which PyTorch 2.10 brings; here it is {found}: "
+            "the reference computes in their place, slower"
+        )
+    return new_enough
 
 
 def noise_key(q: Tensor, seed_and_step: Tensor, layer: int, heads: tuple[int, ...]) -> NoiseKey:
