@@ -24,9 +24,12 @@ from flashpoint.numerics.ops import flash_bwd_op
 from flashpoint.numerics.variant import AttentionVariant, in_front, kernel_in
 from flashpoint_kernels.codes import HEAD_SIZES, STREAM_UNIT
 
+# PyTorch 2.6 cannot trace a constant that is a dataclass: there a compiled model breaks its graph at the attention.
+_traced_where_possible = (lambda call: call) if hasattr(torch.compiler, "is_exporting") else torch.compiler.disable
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
+@_traced_where_possible
 def attention(
     query: Tensor,
     key: Tensor,
