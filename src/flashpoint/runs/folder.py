@@ -1,4 +1,4 @@
-"""The only place that knows file names inside a run."""
+"""The only place, with :mod:`flashpoint.runs.subfolders`, that knows file names inside a run."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from flashpoint.schema import append_to, read_record, understood
 
 _READER_SECONDS = 0.2
 """For which a run's lock is waited for: a reader that looks whether the run is under way holds it for a moment."""
-
-
 EVIDENCE = "reference"
 """Folder of the evidence tables under ``runs_dir``."""
 
