@@ -8,15 +8,16 @@ No postponed annotations here, as in ``gpus.py``.
 
 import itertools
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -86,12 +87,30 @@ def _values(override: Override) -> list[str]:
         return [f"{key}={override.get_value_element_as_str()}"]
     if not override.is_discrete_sweep():
         raise UserError(f"{override.input_line}: takes any number between two; list some, e.g. {key}=1,2,3")
-    try:
-        if isinstance(value, RangeSweep) and len(list(itertools.islice(value.range(), MOST_RUNS + 1))) > MOST_RUNS:
-            raise UserError(f"{override.input_line}: more than {MOST_RUNS:,} values; give fewer")
-        return [f"{key}={one}" for one in override.sweep_string_iterator()]
-    except (HydraException, ArithmeticError, ValueError) as error:
-        raise HydraException(f"{override.input_line}: {error}") from error
+    if isinstance(value, RangeSweep):
+        numbers = _numbers(value, str(override.input_line))
+        return [f"{key}={number}" for number in (random.sample(numbers, len(numbers)) if value.shuffle else numbers)]
+    return [f"{key}={one}" for one in override.sweep_string_iterator()]
+
+
+def _numbers(value: RangeSweep, line: str) -> list[float]:
+    """Return the numbers of a range, without its stop.
+
+    They are counted in decimals, as they are written. Hydra adds up binary fractions: its range(0,0.9,0.3) has four
+    numbers, and the last is 0.8999999999999999.
+
+    Raises:
+        UserError: there are too many to list, or no list of them.
+    """
+    given = value.start, value.stop, value.step
+    start, stop, step = (Decimal(str(number)) for number in given)
+    if not (start.is_finite() and stop.is_finite() and step.is_finite() and step):
+        raise UserError(f"{line}: give finite numbers, and a step that is not 0")
+    count = max(0, math.ceil((stop - start) / step))
+    if count > MOST_RUNS:
+        raise UserError(f"{line}: more than {MOST_RUNS:,} values; give fewer")
+    whole = all(isinstance(number, int) for number in given)
+    return [int(number) if whole else float(number) for number in (start + i * step for i in range(count))]
 
 
 def _each_value_once(axes: Sequence[Sequence[str]]) -> list[list[str]]:

@@ -113,6 +113,7 @@ def test_flags_and_overrides_may_be_mixed() -> None:
     ]  # fmt: skip
     assert parsed(["seed=1", "train.device=cpu"]).for_hydra() == ["experiment=laptop", "seed=1", "train.device=cpu"]
     assert parsed(["replay=RUN"]).for_hydra() == ["replay=RUN"]
+    assert parsed(["--hydra-help"]).for_hydra() == ["--hydra-help"]  # composes Hydra's configuration alone
 
 
 @pytest.mark.parametrize("name", ["1e3", "1.50", "1_000", "true", "1e400", "007", "a", "null", "${seed}"])

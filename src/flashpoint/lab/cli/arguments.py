@@ -50,7 +50,7 @@ class Arguments:
         """Return the arguments with the preset for this hardware, unless they name a preset or a run."""
         lines = [_as_text(override) for override in self.overrides]
         given = {override.key_or_group: override.value() for override in self.overrides}
-        if not given.keys() & {"experiment", "replay", "resume"}:
+        if not self.flags.hydra_help and not given.keys() & {"experiment", "replay", "resume"}:
             lines.insert(0, f"experiment={default_experiment(str(given.get('train.device', 'auto')))}")
         for name, value in vars(self.flags).items():
             flag = f"--{name.replace('_', '-')}"
