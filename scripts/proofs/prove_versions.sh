@@ -13,6 +13,8 @@ folder=$(mkdir -p "${1:?give a folder for the environments}" && cd "$1" && pwd)
 shift
 [ $# -gt 0 ] || set -- 2.6.0 2.9.1 2.13.0 2.14.1 2.15.0
 cd "$repository"
+unset PYTHONPATH
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 own_run=(tests/watching tests/diagnosis tests/cli/test_diagnose.py tests/test_detector.py tests/test_early_warning.py
   tests/test_other_softmax.py tests/test_quantiles.py tests/test_user_code.py)
 reference=(tests/numerics tests/test_drop_in.py tests/test_drop_in_use.py)
@@ -27,7 +29,6 @@ for version in "$@"; do
   environment=$folder/$version
   logs=$folder/$version-logs
   mkdir -p "$logs"
-  unset PYTHONPATH
   if [ ! -d "$environment" ]; then
     python3 -m venv "$environment"
     "$environment/bin/pip" install --quiet --no-cache-dir "torch==$version" numpy
@@ -46,15 +47,15 @@ for version in "$@"; do
   rm -rf "$logs/work" && mkdir "$logs/work"
   (
     cd "$logs/work"
-    "$python" "$repository/examples/plain_pytorch.py" attention=flash_exact_rowsum name=drop-in epochs=1
+    "$python" "$repository/examples/plain_pytorch.py" attention=flash_exact_rowsum name=drop-in epochs=1 waves=32
     "$python" "$repository/examples/plain_pytorch.py"
     "$environment/bin/flashpoint" diagnose runs/plain
     "$environment/bin/flashpoint" runs runs/plain
     "$environment/bin/flashpoint" watch --once runs/plain
-    "$python" "$repository/examples/nanogpt.py" steps=30
+    "$python" "$repository/examples/nanogpt.py" steps=8
     if "$environment/bin/flashpoint" survival runs/plain; then exit 1; fi  # in one line
     "$environment/bin/pip" install --quiet --no-cache-dir 'transformers>=5,<6'
-    "$python" "$repository/examples/transformers_gpt2.py" steps=30
+    "$python" "$repository/examples/transformers_gpt2.py" steps=8
   ) > "$logs/examples.txt" 2>&1 && examples=works || { examples=fails; status=1; }
 
   "$environment/bin/pip" install --quiet --no-cache-dir pytest ml-dtypes scipy mpmath hypothesis
