@@ -93,7 +93,7 @@ def main() -> None:
                 by_start.append((growth, [run, step, *(number(x, ".2f") for x in (growth, rms, rms / growth))]))
             for name, effect in found.items():
                 alike = plus_minus([effect.branch[step] / growth for step, growth in effect.run.items()], ".2f")
-                decided.append([run, name, alike, effect.told])
+                decided.append([run, name, alike, effect.evidence])
         columns = ["run", "start", "growth, nats", "RMS residual, nats", "RMS residual over growth"]
         show(Table(columns, [row for _, row in sorted(by_start, key=itemgetter(0))]), "markdown")
         print()

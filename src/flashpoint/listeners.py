@@ -53,7 +53,7 @@ class Listeners:
         self._each(lambda listener: listener.ended(folder, outcome))
 
     @contextlib.contextmanager
-    def told(self, folder: RunFolder, first_step: int) -> Iterator[None]:
+    def listening(self, folder: RunFolder, first_step: int) -> Iterator[None]:
         """Tell them that the run begins, and if the block fails that it did."""
         self.begun(folder, first_step)
         try:

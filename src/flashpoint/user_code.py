@@ -37,7 +37,7 @@ def load(word: str, where: str) -> Any:
     sys.modules[spec.name] = module  # where dataclasses and pickle look for what the file defines
     if (folder := str(Path(file).resolve().parent)) not in sys.path:
         sys.path.insert(0, folder)  # the file may import others beside it, as with python FILE.py
-    with told(word, where):
+    with errors_in_one_line(word, where):
         spec.loader.exec_module(module)
     if not hasattr(module, name):
         known = [other for other, value in vars(module).items() if getattr(value, "__module__", "") == spec.name]
@@ -53,7 +53,7 @@ def file_digest(word: str) -> str:
 
 
 @contextmanager
-def told(word: str, where: str = "", hint: str = "") -> Iterator[None]:
+def errors_in_one_line(word: str, where: str = "", hint: str = "") -> Iterator[None]:
     """Tell an error of the user's code in one line, with the last of the user's lines that it went through.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from flashpoint import user_code
-from flashpoint.cli.diagnose_run import told_of_run
+from flashpoint.cli.diagnose_run import context_of_capture
 from flashpoint.cli.diagnose_tables import delta_heading, delta_tables, heading, tables
 from flashpoint.cli.selection import device_named, format_option
 from flashpoint.cli.table import show
@@ -56,16 +56,16 @@ def command(
 
     if samples := delta_of(what, attention, text, layers, **reading):
         last = max(max(sample.steps) for sample in samples.values())
-        grown, later = told_of_run(place(what), reading["step"], last)
+        grown, later = context_of_capture(place(what), reading["step"], last)
         show([*grown, *delta_tables(samples, later)], form, delta_heading(samples))
         return
     device = device_named(where)
     inputs = inputs_of(what, attention, text, device, **reading).of_layers(layers)
     try:
-        with user_code.told(attention) if attention and ".py:" in attention else contextlib.nullcontext():
+        with user_code.errors_in_one_line(attention) if attention and ".py:" in attention else contextlib.nullcontext():
             diagnoses = inputs.diagnoses(device)
     except ValueError as error:
         raise UserError(f"{what}: {error}; --attention names it") from error
-    grown, later = ([], "") if text else told_of_run(place(what), reading["step"], diagnoses[0].call.step)
+    grown, later = ([], "") if text else context_of_capture(place(what), reading["step"], diagnoses[0].call.step)
     found = tables(diagnoses, inputs.more, attention, later)
     show([*grown, *found], form, heading(diagnoses, attention, inputs.weights))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flashpoint.runs.run import Run
 
 
-def told_of_run(path: Path, capture: int | None, step: int) -> tuple[list[Table], str]:
+def context_of_capture(path: Path, capture: int | None, step: int) -> tuple[list[Table], str]:
     """Return what W_Q did before the run's onset, and which attentions were not recorded and what came after the
     tensors; both are empty where there is nothing to tell, or no run.
 

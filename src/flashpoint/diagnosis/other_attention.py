@@ -126,7 +126,7 @@ def users_function(word: str) -> Call:
 
     def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor | None]:
         factor = scale * q.shape[-1] ** 0.5  # such a function takes 1/√d for α
-        with user_code.told(word, word, "it is called with q, k, v, is_causal"):
+        with user_code.errors_in_one_line(word, word, "it is called with q, k, v, is_causal"):
             out = function(q if math.isclose(factor, 1.0, rel_tol=1e-9) else q * factor, k, v, causal)
         if not isinstance(out, Tensor):
             raise UserError(f"{word}: returns a {type(out).__name__}; return O [B, H, T, d] as a tensor")

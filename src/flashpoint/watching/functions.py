@@ -144,7 +144,7 @@ def output_of(result: Any) -> Tensor | None:
     return first if isinstance(first, Tensor) else None
 
 
-def told_causal(given: Mapping[str, Any], *, perhaps_masked: bool = False) -> bool | None:
+def causal_by_options(given: Mapping[str, Any], *, perhaps_masked: bool = False) -> bool | None:
     """Return whether a call was told to be causal; None where only O shows it.
 
     Beside a mask or a window, which may be the causal one, "not causal" says nothing.
@@ -182,7 +182,7 @@ def changing(given: Mapping[str, Any], length: int) -> str | None:
         given: its arguments by name.
         length: T.
     """
-    causal = bool(told_causal(given))
+    causal = bool(causal_by_options(given))
     here = {name: value for name, value in given.items() if value is not None}
     dropped = _DROPOUT if here.get("training", True) else ()
     for name, value in here.items():

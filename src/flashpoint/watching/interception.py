@@ -20,6 +20,7 @@ from flashpoint.other_softmax import other_softmax
 from flashpoint.watching.functions import (
     NamedFunction,
     arguments_of,
+    causal_by_options,
     changing,
     masking,
     masking_of,
@@ -29,7 +30,6 @@ from flashpoint.watching.functions import (
     queries_keys_values,
     replaced,
     scale_of,
-    told_causal,
 )
 from flashpoint.watching.interceptor import Interceptor
 from flashpoint.watching.left_out import DROPOUT
@@ -255,7 +255,7 @@ def _keep_named(
         interceptor.miss(f"{named.word}: {by}, where only softmax(QKᵀ·scale)V is recorded, causal or not")
         return
     masks = perhaps_masks(given, qkv)
-    told = told_causal(given, perhaps_masked=bool(masks))
+    told = causal_by_options(given, perhaps_masked=bool(masks))
     is_causal = masking_of(ordered, told, scale, perhaps_masked=bool(masks))
     if is_causal is None:
         mask = f"a mask by {', '.join(masks)}" if masks else "a mask"

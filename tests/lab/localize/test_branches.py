@@ -65,11 +65,11 @@ class FakeSubject:
         yield "nothing", self.whole
         yield "everything", self.twin
 
-    def told(self, attention: Cells) -> str:
+    def describe(self, attention: Cells) -> str:
         return str(sorted(attention))
 
     def identity(self, attention: Cells, start: int) -> str:
-        return self.told(attention)
+        return self.describe(attention)
 
     def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
         time.sleep(self.seconds)

@@ -62,11 +62,11 @@ class Chaotic:
     def changes(self) -> Iterator[tuple[str, Cells]]:
         yield from ()
 
-    def told(self, attention: Cells) -> str:
+    def describe(self, attention: Cells) -> str:
         return str(sorted(attention))
 
     def identity(self, attention: Cells, start: int) -> str:
-        return self.told(attention)
+        return self.describe(attention)
 
     def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
         chance = np.random.default_rng([start, *(10 * layer + head for layer, head in sorted(attention))])
@@ -192,7 +192,7 @@ def grid(**changed: float) -> NDArray[np.float64]:
 def test_a_head_grows_from_three_times_chance_on() -> None:
     found = start(1, grid(of_12=0.0601, of_33=0.0599, of_44=0.5))
     assert [tuple(map(int, cell)) for cell in np.argwhere(found.growing)] == [(0, 1), (3, 3)]
-    assert found.told == "growth ×1.65, chance ×1.02"
+    assert found.evidence == "growth ×1.65, chance ×1.02"
     assert not start(1, grid(of_12=0.9), chance=0.31).growing.any()
     assert not start(1, np.full((4, 4), np.nan)).growing.any()
     assert not start(1, grid(of_12=0.9), chance=np.nan).growing.any()
@@ -204,7 +204,7 @@ def test_chance_is_what_the_second_twin_differs_by_in_either_direction(tmp_path:
     pair = sign * grid(of_34=0.1)
     (found, _), others = starts_of(Known({0: (), 1000: ()}, ends=(grid(of_12=0.31, of_44=0.29), pair)), tmp_path)
     assert found.chance == pytest.approx(0.1)
-    assert (found.told, others) == ("growth ×1.36, chance ×1.11", [])
+    assert (found.evidence, others) == ("growth ×1.36, chance ×1.11", [])
     assert [tuple(map(int, cell)) for cell in np.argwhere(found.growing)] == [(0, 1)]
 
 
@@ -349,10 +349,10 @@ def effect(run: Sequence[float], branch: Sequence[float]) -> Effect:
 
 def test_an_interval_over_starts_tells_whether_it_decides() -> None:
     """Where the run grows alike from all starts: the mean share, and Student's t with two degrees of freedom, 4.303."""
-    assert effect([1, 1, 1], [0.8, 0.9, 1.0]).told == "0.90 ± 0.25 of the growth, 3 of 3 starts"
+    assert effect([1, 1, 1], [0.8, 0.9, 1.0]).evidence == "0.90 ± 0.25 of the growth, 3 of 3 starts"
     undecided = effect([1, 1, 1], [0.4, 0.9, 0.6])
-    assert (undecided.told, undecided.decided) == ("0.63 ± 0.63 of the growth, 2 of 3 starts", False)
-    assert effect([2], [1.6]).told == "0.80 of the growth, 1 of 1 starts"
+    assert (undecided.evidence, undecided.decided) == ("0.63 ± 0.63 of the growth, 2 of 3 starts", False)
+    assert effect([2], [1.6]).evidence == "0.80 of the growth, 1 of 1 starts"
 
 
 def test_a_start_from_which_little_grows_says_little() -> None:
@@ -360,6 +360,6 @@ def test_a_start_from_which_little_grows_says_little() -> None:
 
     The second start has 2² / (1² + 2²) of the weight.
     """
-    assert effect([1, 2], [1, 1]).told == "0.60 ± 2.54 of the growth, 1 of 2 starts, one with 80% of the weight"
+    assert effect([1, 2], [1, 1]).evidence == "0.60 ± 2.54 of the growth, 1 of 2 starts, one with 80% of the weight"
     chance = effect([2.0, 1.6, 0.1], [0.1, 0.0, 0.1])  # shares of 0.05, 0 and 1
     assert (chance.grows, chance.decided, chance.votes) == (False, True, 1)

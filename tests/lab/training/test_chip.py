@@ -8,7 +8,7 @@ from triton.runtime.errors import OutOfResources
 
 from flashpoint import hardware
 from flashpoint.errors import UserError
-from flashpoint.lab.training.chip import refuse_chip_without_kernels, told_if_too_large
+from flashpoint.lab.training.chip import refuse_chip_without_kernels, refusing_too_large
 from flashpoint.numerics.variant import AttentionVariant
 
 GPU = torch.device("cuda")
@@ -38,7 +38,7 @@ def test_an_old_chip_is_refused_where_an_attention_has_kernels(attention: Attent
 def test_a_kernel_that_does_not_fit_is_told() -> None:
     error, attention = OutOfResources(70_000, 65_536, "shared memory"), AttentionVariant(name="flash_fp32")
     told = r"^attn=flash_fp32: a kernel needs 70,000 of shared memory, and NVIDIA T4 has 65,536; .*model\.n_head"
-    with pytest.raises(UserError, match=told), told_if_too_large(attention, GPU):
+    with pytest.raises(UserError, match=told), refusing_too_large(attention, GPU):
         raise error
-    with pytest.raises(OutOfResources), told_if_too_large(attention, torch.device("cpu")):
+    with pytest.raises(OutOfResources), refusing_too_large(attention, torch.device("cpu")):
         raise error

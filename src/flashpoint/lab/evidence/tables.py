@@ -65,7 +65,7 @@ class Table:
         Raises:
             UserError: the file is missing or damaged.
         """
-        with told_in_one_line(self.path):
+        with damage_in_one_line(self.path):
             if run not in self._places:
                 raise UserError(f"{self.path}: no rows of {run}; restore the file")
             number, start, length = self._places[run]
@@ -75,7 +75,7 @@ class Table:
 
     def by_run(self) -> dict[str, Any]:
         """Return all rows."""
-        with told_in_one_line(self.path):
+        with damage_in_one_line(self.path):
             return {run: self.of(run) for run in self._places}
 
     @cached_property
@@ -143,14 +143,14 @@ class InTables:
         if self.row.digits is None:
             raise UserError(f"{self.where}: kept without metrics; give a run that has them")
         rows = self.measured.of(self.name)
-        with told_in_one_line(self.measured.path):
+        with damage_in_one_line(self.measured.path):
             return metrics_of(rows, self.row.digits)
 
     def chain(self) -> Chain:
         if not self.row.chain:
             raise UserError(f"{self.where}: kept without its digest chain; give a run that has one")
         rows = self.chains.of(self.name)
-        with told_in_one_line(self.chains.path):
+        with damage_in_one_line(self.chains.path):
             chain = chain_of(rows)
         if chain.digest != (told := self.outcome().chain_digest):
             raise UserError(f"{self.chains.path}: {self.name} ends in {chain.digest}, not {told}; restore the file")
@@ -192,7 +192,7 @@ class Evidence:
 
         if not self.runs_path.exists():
             return []
-        with told_in_one_line(self.runs_path):  # not read_table, which imports pandas
+        with damage_in_one_line(self.runs_path):  # not read_table, which imports pandas
             rows = pq.ParquetFile(self.runs_path, page_checksum_verification=True).read().to_pylist()
         return [checked(row, Row, f"{self.runs_path}: row {number}", _RESTORE) for number, row in enumerate(rows, 1)]
 
@@ -221,7 +221,7 @@ class Evidence:
 
 
 @contextmanager
-def told_in_one_line(path: Path) -> Iterator[None]:
+def damage_in_one_line(path: Path) -> Iterator[None]:
     """What Arrow raises of a file that is damaged or missing, as a :class:`UserError`."""
     import pyarrow as pa
 

@@ -193,7 +193,7 @@ class Branches(Generic[A]):
     def _keep(self, key: str, branch: Branch[A], trained: Trained, seconds: float) -> None:
         self._known[key] = KeptBranch(
             key=key,
-            attention=self.subject.told(branch.attention),
+            attention=self.subject.describe(branch.attention),
             start=branch.start,
             steps=branch.steps,
             seconds=round(seconds, 1),

@@ -87,7 +87,7 @@ class Start:
         return "no growth to localise here"
 
     @property
-    def told(self) -> str:
+    def evidence(self) -> str:
         """``growth ×1.37, chance ×1.02``."""
         if not np.isfinite(self.growth).all():
             return "W_Q is no number"
@@ -223,7 +223,7 @@ class Effect:
         return half is None or abs(share - 0.5) >= half
 
     @property
-    def told(self) -> str:
+    def evidence(self) -> str:
         """``0.93 ± 0.04 of the growth, 3 of 3 starts``: a 95 % interval over starts. It rests on one of them where this
         has most of the weight."""
         share, half = self._interval

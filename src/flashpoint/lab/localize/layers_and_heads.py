@@ -51,7 +51,7 @@ class Parts(Generic[A]):
             cells[tuple(number - 1 for number in part)] = True
         return cells
 
-    def words(self, some: Sequence[Part]) -> str:
+    def named(self, some: Sequence[Part]) -> str:
         """Return their names: ``heads 2, 3 of layer 2 and head 1 of layer 3``."""
         if self.layers is None:
             return _words("layer", [layer for (layer,) in some])
@@ -97,21 +97,23 @@ def smallest(parts: Parts[A], measure: Measure[A], alone: dict[Part, Effect]) ->
     return list(smallest_failing(parts.every, grows))
 
 
-def told(parts: Parts[A], found: list[Part], alone: dict[Part, Effect], measure: Measure[A]) -> Iterator[Answer]:
+def sufficient_and_necessary(
+    parts: Parts[A], found: list[Part], alone: dict[Part, Effect], measure: Measure[A]
+) -> Iterator[Answer]:
     """Say whether the parts are sufficient, each and together, and necessary: whether nothing grows without them."""
     if list(alone) != found or len(found) > 1:
         for one, effect in alone.items():
             verdict = sure(effect, "grows" if effect.grows else "does not grow", "whether it grows")
-            yield Answer(parts.question, f"{parts.words([one])} alone: {verdict}", effect.told)
+            yield Answer(parts.question, f"{parts.named([one])} alone: {verdict}", effect.evidence)
     effect = measure.effect(parts.only(found))
     together = "together" if len(found) > 1 else "alone"
     verdict = sure(effect, "sufficient" if effect.grows else "not sufficient", "whether sufficient")
-    yield Answer(parts.question, f"{parts.words(found)} {together}: {verdict}", effect.told)
+    yield Answer(parts.question, f"{parts.named(found)} {together}: {verdict}", effect.evidence)
     if others := [one for one in parts.every if one not in found]:
         without = measure.effect(parts.only(others))
         verdict = "not necessary: the others grow without" if without.grows else "necessary: the others do not grow"
         verdict = sure(without, verdict, "whether necessary")
-        yield Answer(parts.question, f"{parts.words(found)}: {verdict}", without.told)
+        yield Answer(parts.question, f"{parts.named(found)}: {verdict}", without.evidence)
 
 
 def sure(effect: Effect, verdict: str, question: str) -> str:

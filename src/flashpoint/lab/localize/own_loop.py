@@ -138,7 +138,7 @@ class OwnLoop:
             if name != self.attention:
                 yield f"{name} in its place", Mixture(name, self._twin)
 
-    def told(self, attention: Mixture) -> str:
+    def describe(self, attention: Mixture) -> str:
         where = () if attention.layers is None else (as_options(attention.layers, attention.heads),)
         return " ".join((attention.inside, *where))
 

@@ -7,7 +7,14 @@ from typing import Generic
 
 from flashpoint.lab.localize.branches import Branches, OutOfTimeError
 from flashpoint.lab.localize.growth import Measure, Start, find_starts
-from flashpoint.lab.localize.layers_and_heads import Part, Parts, growing_alone, smallest, sure, told
+from flashpoint.lab.localize.layers_and_heads import (
+    Part,
+    Parts,
+    growing_alone,
+    smallest,
+    sufficient_and_necessary,
+    sure,
+)
 from flashpoint.lab.localize.subject import A, Answer
 
 
@@ -83,7 +90,7 @@ class _Asking(Generic[A]):
 
 def _about(branches: Branches[A], found: list[Start], others: list[Start], wanted: int) -> list[Answer]:
     """Say which starts do not count, and that those that do are too few for an interval."""
-    rows = [Answer("starts", f"step {one.step:,}: {one.refused}", one.told) for one in others]
+    rows = [Answer("starts", f"step {one.step:,}: {one.refused}", one.evidence) for one in others]
     if len(found) == 1 < wanted:
         told = (
             f"1 of {wanted} that were asked for, and no interval: keep more checkpoints of the last thousands of "
@@ -112,22 +119,22 @@ class _Round(Generic[A]):
         starts = sorted(self._measure.starts, key=lambda start: start.step)
         steps = ", ".join(f"{start.step:,}" for start in starts)
         told = f"W_Q against the twin's after {self._measure.branches.steps:,} steps from {steps}"
-        yield Answer("criterion", told, "; ".join(start.told for start in starts))
+        yield Answer("criterion", told, "; ".join(start.evidence for start in starts))
 
     def _of_layers(self) -> Iterator[Answer]:
         parts = Parts(self._subject)
         alone = growing_alone(parts, self._measure)
         self._layers = smallest(parts, self._measure, alone)
         others = [layer for layer in parts.every if layer not in self._layers]
-        self.without = {f"without {parts.words(self._layers)}": parts.only(others) if others else self._subject.twin}
-        yield from told(parts, self._layers, alone, self._measure)
+        self.without = {f"without {parts.named(self._layers)}": parts.only(others) if others else self._subject.twin}
+        yield from sufficient_and_necessary(parts, self._layers, alone, self._measure)
 
     def _of_heads(self) -> Iterator[Answer]:
         parts = Parts(self._subject, tuple(layer for (layer,) in self._layers))
         alone = growing_alone(parts, self._measure)
         heads = smallest(parts, self._measure, alone)
-        self.found = {f"{parts.words(heads)} alone": parts.only(heads)}
-        yield from told(parts, heads, alone, self._measure)
+        self.found = {f"{parts.named(heads)} alone": parts.only(heads)}
+        yield from sufficient_and_necessary(parts, heads, alone, self._measure)
 
     def _choices(self) -> Iterator[Answer]:
         changes = list(self._subject.changes())
@@ -136,7 +143,7 @@ class _Round(Generic[A]):
         for name, changed in changes:
             effect = self._measure.effect(changed)
             verdict = "does not stop the growth" if effect.grows else "stops the growth"
-            yield Answer("choice", f"{name}: {sure(effect, verdict, 'whether it stops the growth')}", effect.told)
+            yield Answer("choice", f"{name}: {sure(effect, verdict, 'whether it stops the growth')}", effect.evidence)
 
 
 def _beyond(branches: Branches[A], failed_at: int, starts: Sequence[Start], named: Mapping[str, A]) -> Iterator[Answer]:

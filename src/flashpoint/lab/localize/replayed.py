@@ -82,7 +82,7 @@ class ReplayedRun:
             if effective_choices(changed) != effective_choices(self.whole):
                 yield name, changed
 
-    def told(self, attention: AttentionVariant) -> str:
+    def describe(self, attention: AttentionVariant) -> str:
         return attention.name
 
     def identity(self, attention: AttentionVariant, start: int) -> str:

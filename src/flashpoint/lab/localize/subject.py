@@ -68,7 +68,7 @@ class Subject(Protocol[A]):
     def changes(self) -> Iterator[tuple[str, A]]:
         """Return attentions that differ from the run's in a choice, each with what was changed."""
 
-    def told(self, attention: A) -> str:
+    def describe(self, attention: A) -> str:
         """Return an attention's name."""
 
     def identity(self, attention: A, start: int) -> str:

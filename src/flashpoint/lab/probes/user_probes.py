@@ -28,7 +28,7 @@ def load(name: str) -> Probe:
     """
     where = f"probes.attention={name}"
     kind = user_code.load(name, where)
-    with user_code.told(name, where):
+    with user_code.errors_in_one_line(name, where):
         probe = kind()
     if not isinstance(probe, Probe):
         raise UserError(f"{where}: no subclass of flashpoint.lab.probes.attention.Probe")
@@ -47,7 +47,7 @@ def measured(name: str, probe: Probe, seen: Observation, others: Collection[str]
         UserCodeError: the probe fails, or returns something else.
     """
     shape = seen.w_q.shape[:2]
-    with user_code.told(name):
+    with user_code.errors_in_one_line(name):
         found = probe.measure(seen)
         if not isinstance(found, Mapping):
             raise _wrong(name, probe.measure, f"returns a {type(found).__name__}, expected tensors [L, H] by name")
@@ -72,7 +72,7 @@ def state_of(name: str, probe: Probe) -> dict[str, Any]:
     Raises:
         UserCodeError: the probe fails, or its state holds other than plain values.
     """
-    with user_code.told(name):
+    with user_code.errors_in_one_line(name):
         state = probe.state()
         if not isinstance(state, dict):
             raise _wrong(name, probe.state, f"returns a {type(state).__name__}, expected a dict of plain values")
@@ -87,7 +87,7 @@ def state_of(name: str, probe: Probe) -> dict[str, Any]:
 
 def take_state(name: str, probe: Probe, state: dict[str, Any]) -> None:
     """Give a probe its state back. Raises UserCodeError if it fails."""
-    with user_code.told(name):
+    with user_code.errors_in_one_line(name):
         probe.load_state(state)
 
 

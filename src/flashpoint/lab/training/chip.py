@@ -33,7 +33,7 @@ def refuse_chip_without_kernels(attention: AttentionVariant, device: torch.devic
 
 
 @contextmanager
-def told_if_too_large(attention: AttentionVariant, device: torch.device) -> Iterator[None]:
+def refusing_too_large(attention: AttentionVariant, device: torch.device) -> Iterator[None]:
     """Tell in one line of a kernel that does not fit the chip, where kernels are compiled for the first time.
 
     Raises:

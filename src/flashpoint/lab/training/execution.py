@@ -131,7 +131,7 @@ def _describe(prepared: PreparedRun, folder: RunFolder) -> None:
 def _train(prepared: PreparedRun, folder: RunFolder, listeners: Listeners) -> Outcome:
     """Run the loop; write the verdict once all files are closed."""
     plan, stop = prepared.plan, StopRequests("ending after this step; once more to quit at once")
-    with listeners.told(folder, prepared.start.step), RunWriter(prepared, folder, listeners) as files:
+    with listeners.listening(folder, prepared.start.step), RunWriter(prepared, folder, listeners) as files:
         trainer = Trainer(prepared, files, stop_requested=lambda: bool(stop.received))
         started = time.perf_counter()
         with stop:

@@ -21,7 +21,7 @@ from flashpoint.lab.data.tokens import TokenDataset
 from flashpoint.lab.data.workers import in_background
 from flashpoint.lab.model import GPT
 from flashpoint.lab.probes.runner import ProbeRunner
-from flashpoint.lab.training.chip import told_if_too_large
+from flashpoint.lab.training.chip import refusing_too_large
 from flashpoint.lab.training.digests import weights_digest
 from flashpoint.lab.training.interrupt import surely_interrupted
 from flashpoint.lab.training.plan import Plan
@@ -75,7 +75,7 @@ def prepare_run(plan: Plan) -> PreparedRun:
         model.to(plan.device)  # where it may not fit
         optimizer_step = OptimizerStep(model, config, plan.device, ranks)
         started = time.perf_counter()
-        with told_if_too_large(config.attn, plan.device):
+        with refusing_too_large(config.attn, plan.device):
             optimizer_step.warm_up()
         compile_seconds = time.perf_counter() - started
         config = dataclasses.replace(config, data=preparing())
