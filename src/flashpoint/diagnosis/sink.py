@@ -9,12 +9,15 @@ Shapes: N sequences, H heads, T tokens, R rows that are looked at.
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.diagnosis.finding import Finding, Make
+
+if TYPE_CHECKING:
+    from flashpoint.diagnosis.finding import Finding, Make
 
 _ROWS = 64
 """Of a sequence that are looked at, most of them among the first: with few keys a sink shows most."""

@@ -8,18 +8,21 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
 from flashpoint.errors import UserError
 from flashpoint.files import is_locked, write_json
 from flashpoint.runs import migrations
-from flashpoint.runs.configuration import RunConfig, WatchedConfig
-from flashpoint.runs.localized import KeptBranch, Localized
 from flashpoint.runs.manifest import Manifest, Origin, ProbeOff, Resumption
 from flashpoint.runs.outcome import Outcome, read_outcome
 from flashpoint.runs.subfolders import CaptureFolder, ReportFolder, as_kept, packed
 from flashpoint.schema import append_to, read_record, understood
+
+if TYPE_CHECKING:  # a loop that is watched writes neither, and does without
+    from flashpoint.runs.configuration import RunConfig
+    from flashpoint.runs.localized import KeptBranch, Localized
 
 _READER_SECONDS = 0.2
 """For which a run's lock is waited for: a reader that looks whether the run is under way holds it for a moment."""
@@ -185,6 +188,8 @@ class RunFolder:
             UserError: it is missing, or holds something else; this and the following.
         """
         if self.watched:
+            from flashpoint.runs.configuration import WatchedConfig
+
             return WatchedConfig.read(self.config)
         from flashpoint.extras import from_lab
 
@@ -230,6 +235,8 @@ class RunFolder:
         """Return what :attr:`branch_log` holds; a line cut short at its end is left out."""
         if not self.branch_log.exists():
             return []
+        from flashpoint.runs.localized import KeptBranch
+
         *lines, _unfinished = self.branch_log.read_bytes().split(b"\n")
         anew = "delete it, and branches are trained anew"
         found = [
@@ -249,6 +256,8 @@ class RunFolder:
 
     def read_localized(self) -> Localized:
         """Return what :attr:`localized` holds."""
+        from flashpoint.runs.localized import Localized
+
         return read_record(self.localized, Localized, remedy="delete it, or localise the run again")
 
     def write_localized(self, found: Localized) -> None:
