@@ -27,6 +27,12 @@ _VARIANTS = {
     "released": "#7b3f00",
     "released_fixed": "#332288",
     "standard": "#777777",
+    "sdpa_math": "#843c39",
+    "sdpa_flash": "#8ca252",
+    "sdpa_efficient": "#a55194",
+    "sdpa_cudnn": "#6b6ecf",
+    "flex": "#17becf",
+    "fa4": "#bcbd22",
 }
 """Those of ``configs/attn/``. The first six are the README's, and told apart by colour-blind readers, too: Okabe & Ito
 (2008), warm where a loss explodes, cold where it holds."""
@@ -34,17 +40,14 @@ _VARIANTS = {
 _ENGINES = {
     "flash": "#393b79",
     "baseline": "#b114ff",
-    "sdpa:math": "#843c39",
-    "sdpa:flash": "#8ca252",
-    "sdpa:efficient": "#a55194",
-    "sdpa:cudnn": "#6b6ecf",
 }
 """Engines of ``flashpoint deviation`` that are no variants, by tones that no variant has."""
 
 
 def colour(name: str) -> str:
-    """A variant's or engine's as ``#rrggbb``; black for one that is neither PyTorch's nor in ``configs/attn/``."""
-    return (_VARIANTS | _ENGINES).get(name, "#000000")
+    """A variant's or engine's as ``#rrggbb``; black for one that is neither PyTorch's nor in ``configs/attn/``. The
+    engine ``sdpa:flash`` is the variant ``sdpa_flash``."""
+    return (_VARIANTS | _ENGINES).get(name.replace("sdpa:", "sdpa_"), "#000000")
 
 
 HOTTEST_LAYER = "#d62728"
