@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from flashpoint.early_warning import HeadGrowth, Sentinel
+from flashpoint.early_warning import HeadGrowth, Sentinel, SentinelState
 
 
 def norms(hot: float) -> np.ndarray:
@@ -50,6 +50,6 @@ def test_the_hottest_come_first_and_survive_a_resumption() -> None:
     assert sentinel.hottest(2) == [HeadGrowth(500, 1, 2, 3.0, 3.0), HeadGrowth(500, 2, 2, 1.0, 2.0)]
     assert str(sentinel.hottest(1)[0]) == "L1H2 3.0 (×3.00)"
     resumed = Sentinel()
-    resumed.load_state(json.loads(json.dumps(sentinel.state())))
+    resumed.load_state(SentinelState.model_validate_json(json.dumps(sentinel.state().model_dump())))
     assert resumed.hottest(4) == sentinel.hottest(4)
     assert resumed.warning == sentinel.warning == HeadGrowth(500, 1, 2, 3.0, 3.0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from flashpoint.field_types import CHECKED, EXPERIMENT, Count, CountOrNone
 from flashpoint.runs.outcome import Verdict
+from flashpoint.schema import Kind, Number, Step
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
@@ -25,6 +26,17 @@ class DetectorConfig:
     """Consecutive steps out of bounds that make an explosion; its onset is the first of them."""
     tail_steps: CountOrNone = 500
     """Steps run on after the verdict, so that the explosion is seen."""
+
+
+class DetectorState(Kind):
+    """What :meth:`ExplosionDetector.state` returns."""
+
+    losses: tuple[float, ...]
+    minimum: Number
+    above: Step
+    verdict: Verdict
+    onset_step: Step | None
+    last_step: Step | None
 
 
 class ExplosionDetector:
@@ -63,25 +75,25 @@ class ExplosionDetector:
             f"more than {self._config.margin} nats above its minimum for {self._config.hold_steps} steps"
         )
 
-    def state(self) -> dict[str, Any]:
-        """Return the plain values that :meth:`load_state` takes back."""
-        return {
-            "losses": list(self._losses),
-            "minimum": self._minimum,
-            "above": self.steps_above,
-            "verdict": self.verdict,
-            "onset_step": self.onset_step,
-            "last_step": self.last_step,
-        }
+    def state(self) -> DetectorState:
+        """Return what :meth:`load_state` takes back."""
+        return DetectorState(
+            losses=tuple(self._losses),
+            minimum=self._minimum,
+            above=self.steps_above,
+            verdict=self.verdict,
+            onset_step=self.onset_step,
+            last_step=self.last_step,
+        )
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: DetectorState) -> None:
         """Go on from :meth:`state`, also of a detector with other settings.
 
         Steps out of bounds that are ``hold_steps`` or more by now are an explosion if the next one is, too.
         """
-        self._losses.extend(state["losses"])
-        self._minimum, self.steps_above = state["minimum"], state["above"]
-        self.verdict, self.onset_step, self.last_step = state["verdict"], state["onset_step"], state["last_step"]
+        self._losses.extend(state.losses)
+        self._minimum, self.steps_above = state.minimum, state.above
+        self.verdict, self.onset_step, self.last_step = state.verdict, state.onset_step, state.last_step
 
     def update(self, step: int, loss: float, grad_norm: float) -> None:
         """Take in one step; steps come in order, none left out."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -39,11 +39,21 @@ class HeadGrowth:
         return f"L{self.layer}H{self.head} {self.norm:.1f} (×{self.growth:.2f})"
 
 
+class GrowthState(Kind):
+    """A :class:`HeadGrowth` as checkpoints hold it."""
+
+    step: Step
+    layer: int
+    head: int
+    norm: Number
+    growth: Number
+
+
 class SentinelState(Kind):
     """What :meth:`Sentinel.state` returns."""
 
-    history: list[tuple[Step, list[list[Number]]]]
-    warning: dict[str, float] | None
+    history: tuple[tuple[Step, tuple[tuple[Number, ...], ...]], ...]
+    warning: GrowthState | None
 
 
 class Sentinel:
@@ -85,17 +95,15 @@ class Sentinel:
         places = zip(*np.unravel_index(order, growth.shape), strict=True)
         return [HeadGrowth(step, int(i) + 1, int(j) + 1, float(latest[i, j]), float(growth[i, j])) for i, j in places]
 
-    def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on, as plain values."""
-        return {
-            "history": [(step, norms.tolist()) for step, norms in self._history],
-            "warning": self.warning and vars(self.warning),
-        }
+    def state(self) -> SentinelState:
+        """Return what a resumed run needs to go on."""
+        history = tuple((step, tuple(map(tuple, norms.tolist()))) for step, norms in self._history)
+        return SentinelState(history=history, warning=GrowthState(**vars(self.warning)) if self.warning else None)
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: SentinelState) -> None:
         """Inverse of :meth:`state`."""
-        self._history = deque((step, np.array(norms)) for step, norms in state["history"])
-        self.warning = HeadGrowth(**state["warning"]) if state["warning"] else None
+        self._history = deque((step, np.array(norms)) for step, norms in state.history)
+        self.warning = HeadGrowth(**dict(state.warning)) if state.warning else None
 
 
 @dataclass(frozen=True)

@@ -101,15 +101,6 @@ def _stored(annotation: Any) -> Any:
     return annotation
 
 
-def read_json(path: Path, kind: type[Kind], remedy: str = RESTORE) -> dict[str, Any]:
-    """Read what :func:`flashpoint.files.write_json` wrote, as plain values.
-
-    Raises:
-        UserError: as of :func:`read_record`.
-    """
-    return parsed(_text_of(path, remedy), kind, str(path), remedy)
-
-
 def read_record(path: Path, kind: type[K], migration: Migration | None = None, remedy: str = RESTORE) -> K:
     """Read what :func:`flashpoint.files.write_json` wrote.
 
@@ -137,20 +128,6 @@ def append_to(path: Path, key: str, added: Kind, kind: type[Kind], migration: Mi
     understood(text, kind, str(path), RESTORE, migration)
     values = from_json(text)
     write_json(path, {**values, key: [*values.get(key, ()), added.model_dump(mode="json")]})
-
-
-def parsed(text: bytes | str, kind: type[Kind], where: str, remedy: str = RESTORE) -> dict[str, Any]:
-    """Return a JSON object as it stands, once it is known to be of a kind.
-
-    Args:
-        where: what messages begin with.
-
-    Raises:
-        UserError: it is not of that kind.
-    """
-    understood(text, kind, where, remedy)
-    values: dict[str, Any] = from_json(text)
-    return values
 
 
 def understood(

@@ -11,7 +11,8 @@ from flashpoint.lab.config import Config, ModelConfig, ProbesConfig, TrainConfig
 from flashpoint.lab.model import GPT
 from flashpoint.lab.probes.runner import ProbeRunner
 from flashpoint.lab.training.checkpoints import State
-from flashpoint.schema import parsed
+from flashpoint.runs import migrations
+from flashpoint.schema import understood
 
 
 def main(name: str) -> None:
@@ -26,8 +27,16 @@ def main(name: str) -> None:
         runner.before_step(step, torch.arange(36).view(4, 9), torch.tensor([0, step]))
         assert "tied_rows" in runner.after_step(step, last=False)
         tensors, plain = runner.state()
-        state = {"step": step, "loss": 1.0, "chain": "", "detector": detector, "probes": plain}
-        runner.load_state(tensors, parsed(json.dumps(state), State, "state")["probes"])
+        state = {
+            "step": step,
+            "loss": 1.0,
+            "chain": "",
+            "detector": detector.model_dump(),
+            "probes": plain.model_dump(),
+        }
+        runner.load_state(
+            tensors, understood(json.dumps(state), State, "state", migration=migrations.loop_state).probes
+        )
     assert all(map(torch.equal, weights, model.parameters()))
     for failed in runner.failed:
         assert failed.error.isprintable()

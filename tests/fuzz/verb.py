@@ -13,8 +13,8 @@ def execute(prepared: Any, folder: Any, _listeners: Any) -> Outcome:
     """In place of the training: what a checkpoint holds is taken over, and nothing is written."""
     if prepared.start.state:
         prepared.optimizer_step.load_state(prepared.start.tensors)
-        ExplosionDetector(prepared.plan.config.detector).load_state(prepared.start.state["detector"])
-        prepared.probes.load_state(prepared.start.tensors, prepared.start.state["probes"])
+        ExplosionDetector(prepared.plan.config.detector).load_state(prepared.start.state.detector)
+        prepared.probes.load_state(prepared.start.tensors, prepared.start.state.probes)
     return Outcome("stable", 0, None, None, 0.0, None, None, "", "", "", "", 0, None, 0.0, str(folder.path))
 
 

@@ -12,16 +12,19 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import save_file
 
+from flashpoint.detector import DetectorConfig, ExplosionDetector
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError
 from flashpoint.lab.config import Config
 from flashpoint.lab.stored_config import config_to_repeat
+from flashpoint.lab.training.checkpoints import State
 from flashpoint.numerics.choices import NEAREST, Rounding
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs import migrations
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import Environment, Resumption
 from flashpoint.runs.run import Run
+from flashpoint.schema import understood
 from tests.records import write_run
 
 ATTN = {"name": "flash_bf16"}
@@ -263,6 +266,17 @@ def test_a_branch_of_a_version_that_timed_none_took_no_time(tmp_path: Path) -> N
     folder.append_branch(branch)
     keys = ["key", "attention", "start", "steps", "seconds", "outcome", "onset", "norms"]
     assert list(json.loads(folder.branch_log.read_text().splitlines()[1])) == keys
+
+
+def test_the_state_of_a_loop_that_kept_no_validation_is_read(tmp_path: Path) -> None:
+    detector = {"losses": [2.5], "minimum": "inf", "above": 0, "verdict": "stable"}
+    detector |= {"onset_step": None, "last_step": None}
+    stored = {"step": 4, "loss": 2.5, "chain": "c", "detector": detector, "probes": {}}
+    state = understood(json.dumps(stored), State, "state", migration=migrations.loop_state)
+    assert (state.val_loss, state.val_step, state.probes.attention, state.probes.sentinel) == (None, None, {}, None)
+    resumed = ExplosionDetector(DetectorConfig())
+    resumed.load_state(state.detector)
+    assert resumed.state() == state.detector
 
 
 def _manifest(run: Run) -> None:

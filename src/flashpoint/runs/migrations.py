@@ -193,6 +193,14 @@ def sweep(values: Json) -> Json:
     return {"runs": {}, **values}
 
 
+def loop_state(values: Json) -> Json:
+    """Return the state of a training loop, in a checkpoint, with every key of today: the first versions kept no
+    validation, and a process without probes keeps nothing of them."""
+    values = {"val_loss": None, "val_step": None, **values}
+    _change(values, "probes", lambda probes: {"attention": {}, "sentinel": None, **probes})
+    return values
+
+
 def _change(values: Json, key: str, migrate: Any) -> None:
     """Bring an object inside to the shape of today."""
     if isinstance(inside := values.get(key), dict):

@@ -127,7 +127,7 @@ def test_a_probe_that_fails_is_off_and_told_with_its_users_line(
         runner.before_step(step, batch, torch.tensor([0, step]))
         metrics = runner.after_step(step, last=False)
         assert "tied_rows" in metrics
-        assert json.dumps(runner.state()[1])
+        assert json.dumps(runner.state()[1].model_dump())
     assert "a" not in metrics
     (failed,) = runner.failed
     assert failed.probe == name

@@ -1,7 +1,6 @@
 """Checkpoints on disk: what damage is found, what is kept, and that the budget holds."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -9,8 +8,9 @@ import torch
 from flashpoint.detector import DetectorConfig, ExplosionDetector
 from flashpoint.errors import UserError
 from flashpoint.lab.config import CheckpointsConfig, Config
+from flashpoint.lab.probes.user_probes import ProbesState
 from flashpoint.lab.training import checkpoints
-from flashpoint.lab.training.checkpoints import CheckpointWriter, retained, verified
+from flashpoint.lab.training.checkpoints import CheckpointWriter, State, retained, verified
 from flashpoint.lab.training.start import starting_point
 from flashpoint.runs.chain import ChainWriter
 from flashpoint.runs.folder import RunFolder
@@ -18,10 +18,11 @@ from flashpoint.runs.folder import RunFolder
 TENSORS = {"a": torch.arange(1000, dtype=torch.float32), "b": torch.tensor(3.0)}
 
 
-def state(step: int, chain: str = "c") -> dict[str, Any]:
+def state(step: int, chain: str = "c") -> State:
     """The loop's, before the detector has a mean loss, of a process without probes."""
     detector = ExplosionDetector(DetectorConfig()).state()
-    return {"step": step, "loss": 2.5, "chain": chain, "detector": detector, "probes": {}}
+    probes = ProbesState(attention={}, sentinel=None)
+    return State(step=step, loss=2.5, val_loss=None, val_step=None, chain=chain, detector=detector, probes=probes)
 
 
 def record(folder: Path, steps: range, chain: Path | None = None) -> list[str]:
@@ -50,7 +51,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     (checkpoint,) = verified(tmp_path / "c", print)
     tensors, loaded = checkpoint.load()
     assert loaded == state(10)
-    assert loaded["detector"]["minimum"] == float("inf")
+    assert loaded.detector.minimum == float("inf")
     assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
 
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from flashpoint.errors import UserError
 from flashpoint.field_types import Count
 from flashpoint.files import append_whole
-from flashpoint.schema import kind_of, parsed
+from flashpoint.schema import kind_of, understood
 
 MAGIC = b"FPTAPE01"
 _DIGEST_BYTES = 8
@@ -191,7 +191,7 @@ def _read_head(path: Path, data: bytes) -> tuple[TapeHeader, bytes, int]:
         raise UserError(f"{path}: {len(data)} bytes, cut short within the header; restore the file")
     if digest != _chain(b"", data[:end]):
         raise UserError(f"{path}: header edited or damaged; restore the file or replay another run")
-    header = TapeHeader(**parsed(data[fixed:end], _HEADER, f"{path}: header"))
+    header = TapeHeader(**dict(understood(data[fixed:end], _HEADER, f"{path}: header")))
     return header, digest, end + _DIGEST_BYTES
 
 

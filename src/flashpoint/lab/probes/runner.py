@@ -24,6 +24,7 @@ from flashpoint.lab.probes.attention import DeltaError, Deviation, NullDirection
 from flashpoint.lab.probes.instrumented import InstrumentedPass
 from flashpoint.lab.probes.observation import Observation
 from flashpoint.lab.probes.out_error import OutBias, Ties
+from flashpoint.lab.probes.user_probes import ProbesState
 from flashpoint.runs.metric_table import W_Q_NORM, WEIGHT_NORMS
 
 BUILT_IN: dict[str, type[Probe]] = {
@@ -119,7 +120,7 @@ class ProbeRunner:
             )
         return values
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def state(self) -> tuple[dict[str, Tensor], ProbesState]:
         """Return what a resumed run needs to go on: tensors by name, not copied, and plain values."""
         tensors: dict[str, Tensor] = {}
         plain: dict[str, dict[str, Any]] = {}
@@ -132,16 +133,17 @@ class ProbeRunner:
             with self._off_if_it_fails(name):
                 plain[name] = user_probes.state_of(name, probe)
         kept = {name: state for name, state in plain.items() if state}
-        return tensors, {"attention": kept, "sentinel": self.sentinel.state()}
+        return tensors, ProbesState(attention=kept, sentinel=self.sentinel.state())
 
-    def load_state(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], state: ProbesState) -> None:
         """Inverse of :meth:`state`. States of probes that this run does not have are ignored, and a probe without one,
         as of an earlier version, begins anew."""
-        self.sentinel.load_state(state["sentinel"])
+        if state.sentinel is not None:
+            self.sentinel.load_state(state.sentinel)
         for name, probe in (self._built_in | self._own).items():
             prefix = _prefix(name)
             held = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-            kept = {**state["attention"].get(name, {}), **held}
+            kept = {**state.attention.get(name, {}), **held}
             if not kept:
                 continue
             if name in self._built_in:

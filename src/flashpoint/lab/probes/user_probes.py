@@ -11,10 +11,12 @@ from pydantic_core import from_json
 from torch import Tensor
 
 from flashpoint import user_code
+from flashpoint.early_warning import SentinelState
 from flashpoint.errors import UserCodeError, UserError
 from flashpoint.lab.probes.attention import Probe
 from flashpoint.lab.probes.observation import Observation
 from flashpoint.runs.metric_table import OF_THE_RUN, WEIGHT_NORMS
+from flashpoint.schema import Kind
 
 _TAKEN = OF_THE_RUN | {metric.name for metric in WEIGHT_NORMS} | {"step", "run"}
 _LARGEST_STATE = 10_000_000  # characters; the header of a checkpoint, which holds it, may have ten times as many
@@ -64,6 +66,15 @@ def measured(name: str, probe: Probe, seen: Observation, others: Collection[str]
                 )
             values[metric] = torch.empty(shape, dtype=torch.float64, device=seen.w_q.device).copy_(value)
     return values
+
+
+class ProbesState(Kind):
+    """What a resumed run needs of its probes to go on, beside tensors."""
+
+    attention: dict[str, dict[str, Any]]
+    """Plain values by the probe's name in the configuration."""
+    sentinel: SentinelState | None
+    """None of a process without probes."""
 
 
 def state_of(name: str, probe: Probe) -> dict[str, Any]:

@@ -13,23 +13,25 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from flashpoint.early_warning import SentinelState
+from flashpoint.detector import DetectorState
 from flashpoint.errors import UserError, one_line
 from flashpoint.files import file_sha256, whole, write_json
 from flashpoint.hardware import is_of_full_memory
 from flashpoint.lab.config import CheckpointsConfig
+from flashpoint.lab.probes.user_probes import ProbesState
 from flashpoint.lab.training.run_size import capacity
-from flashpoint.runs.outcome import Verdict
+from flashpoint.runs import migrations
 from flashpoint.runs.subfolders import SIDECAR, TENSORS, by_step, files_of_steps, of_step
-from flashpoint.schema import Kind, Number, Step, parsed, read_json
+from flashpoint.schema import Kind, Number, Step, read_record, understood
+
+_STATE = "state"
+"""Key of a checkpoint's metadata that holds the loop's state."""
 
 
 class _Sidecar(Kind):
@@ -41,36 +43,20 @@ class _Sidecar(Kind):
     sha256: str
 
 
-class _Detector(Kind):
-    losses: list[float]
-    minimum: Number
-    above: Step
-    verdict: Verdict
-    onset_step: Step | None
-    last_step: Step | None
-
-
-class _Probes(Kind):
-    attention: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """By the probe's name in the configuration."""
-    sentinel: SentinelState | None = None
-
-
 class State(Kind):
     """The loop's state."""
 
     step: Step
+    """Steps done."""
     loss: Number
-    val_loss: Number | None = None
+    val_loss: Number | None
     """Of the last validation; None before the first one, and in checkpoints of earlier versions."""
-    val_step: Step | None = None
+    val_step: Step | None
     """Steps done then."""
     chain: str
     """Hex digest of all steps."""
-    detector: _Detector
-    """:meth:`flashpoint.detector.ExplosionDetector.state`."""
-    probes: _Probes
-    """:meth:`flashpoint.lab.probes.runner.ProbeRunner.state`; empty of a process without probes."""
+    detector: DetectorState
+    probes: ProbesState
 
 
 @dataclass(frozen=True)
@@ -80,11 +66,12 @@ class Checkpoint:
     path: Path
     step: int
 
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def load(self) -> tuple[dict[str, Tensor], State]:
         """Return the tensors in host memory, and the loop's state."""
         with safe_open(self.path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-            state = parsed(file.metadata()["state"], State, f"{self.path}: state")
+            text = file.metadata()[_STATE]
+        state = understood(text, State, f"{self.path}: state", migration=migrations.loop_state)
         return tensors, state
 
 
@@ -100,10 +87,11 @@ def verified(folder: Path, notify: Callable[[str], None], up_to: int | None = No
         path = sidecar.with_suffix(TENSORS)
         reason = "damaged or cut short"
         try:
-            expected = read_json(sidecar, _Sidecar, "")
+            expected = read_record(sidecar, _Sidecar, remedy="")
             with safe_open(path, "pt") as file:
-                step = parsed((file.metadata() or {}).get("state", ""), State, "its state", "")["step"]
-            intact = path.stat().st_size == expected["size"] and file_sha256(path) == expected["sha256"]
+                text = (file.metadata() or {}).get(_STATE, "")
+            step = understood(text, State, "its state", "", migrations.loop_state).step
+            intact = path.stat().st_size == expected.size and file_sha256(path) == expected.sha256
             if intact and sidecar == of_step(folder, step, SIDECAR):
                 yield Checkpoint(path, step)
                 continue
@@ -160,15 +148,15 @@ class CheckpointWriter:
             before = [step for step in self._steps() if step <= limit]
             self._pinned |= {max(before)} if before else set()
 
-    def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Copy the tensors and write them in the background; ``state["step"]`` is the number of steps done."""
+    def save(self, tensors: Mapping[str, Tensor], state: State) -> None:
+        """Copy the tensors and write them in the background."""
         self.wait()
-        with self._unwritten_is_told(state["step"]):
+        with self._unwritten_is_told(state.step):
             copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
             copied = torch.cuda.Event() if any(tensor.is_cuda for tensor in copies.values()) else None
             if copied:
                 copied.record()
-            self._writer = threading.Thread(target=self._write, args=(copies, copied, dict(state)))
+            self._writer = threading.Thread(target=self._write, args=(copies, copied, state))
             self._writer.start()
 
     def wait(self) -> None:
@@ -176,13 +164,13 @@ class CheckpointWriter:
         if self._writer:
             self._writer.join()
 
-    def _write(self, copies: dict[str, Tensor], copied: torch.cuda.Event | None, state: dict[str, Any]) -> None:
-        step = state["step"]
+    def _write(self, copies: dict[str, Tensor], copied: torch.cuda.Event | None, state: State) -> None:
+        step = state.step
         path = of_step(self._folder, step, TENSORS)
         with self._unwritten_is_told(step):
             self._make_room(step)
             with whole(path) as partial:
-                save_file(_to_host(copies, copied), partial, metadata={"state": json.dumps(state)})
+                save_file(_to_host(copies, copied), partial, metadata={_STATE: json.dumps(state.model_dump())})
                 sidecar = {"step": step, "size": partial.stat().st_size, "sha256": file_sha256(partial)}
             write_json(path.with_suffix(SIDECAR), sidecar)
             _sync_folder(self._folder)

@@ -7,13 +7,12 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from flashpoint.errors import UserError, notify
 from flashpoint.lab.config import Config
-from flashpoint.lab.training.checkpoints import Checkpoint, verified
+from flashpoint.lab.training.checkpoints import Checkpoint, State, verified
 from flashpoint.runs.chain import Chain
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.subfolders import SIDECAR, by_step
@@ -25,7 +24,8 @@ class Start:
 
     step: int = 0
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    state: dict[str, Any] = field(default_factory=dict)
+    state: State | None = None
+    """The loop's; None at step 0."""
     chain: Path | None = None
     """At a checkpoint of another run, the digest chain that this one's begins with."""
 
@@ -69,7 +69,7 @@ def _newest(run: RunFolder, up_to: int | None) -> Start | None:
     for checkpoint in verified(run.checkpoints, notify, up_to):
         tensors, state = checkpoint.load()
         digests = Chain.read(run.chain, until_broken=True).digests
-        if len(digests) >= checkpoint.step and digests[checkpoint.step - 1].hex() == state["chain"]:
+        if len(digests) >= checkpoint.step and digests[checkpoint.step - 1].hex() == state.chain:
             return Start(checkpoint.step, tensors, state)
         notify(f"{checkpoint.path}: not of this run's digest chain; using the checkpoint before it")
     return None
@@ -107,7 +107,7 @@ def _branching_point(original: RunFolder, from_step: int) -> Start:
     if start := _newest(original, from_step):
         if start.step < from_step:
             notify(f"from_step={from_step}: starting from the checkpoint before it, {start.step}")
-        if (onset := start.state["detector"]["onset_step"]) is not None:
+        if start.state is not None and (onset := start.state.detector.onset_step) is not None:
             notify(
                 f"from_step={from_step}: {original.path} has exploded before, at {onset:,}, and its branch keeps that "
                 "verdict; begin earlier to see whether an attention holds"

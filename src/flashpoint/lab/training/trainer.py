@@ -20,8 +20,9 @@ from flashpoint.lab.data.tokens import TokenDataset
 from flashpoint.lab.model import GPT
 from flashpoint.lab.precision import autocast
 from flashpoint.lab.probes.runner import Failed
+from flashpoint.lab.probes.user_probes import ProbesState
 from flashpoint.lab.progress_bar import progress_bar
-from flashpoint.lab.training.checkpoints import Checkpoint
+from flashpoint.lab.training.checkpoints import Checkpoint, State
 from flashpoint.lab.training.nonfinite import locate
 from flashpoint.lab.training.prepared_run import PreparedRun
 from flashpoint.lab.training.start import Start
@@ -176,15 +177,16 @@ class Trainer:
     def _take_over(self, start: Start) -> None:
         """Go on from a checkpoint, the run's own or of the run that it branches off."""
         tensors, state, train = start.take_tensors(), start.state, self._config.train
+        assert state is not None
         self._optimizer_step.load_state(tensors)
-        self.detector.load_state(state["detector"])
+        self.detector.load_state(state.detector)
         if self._probes:
-            self._probes.load_state(tensors, state["probes"])
+            self._probes.load_state(tensors, state.probes)
             self._note_failed_probes(start.step)
-        self._last_loss, last = state["loss"], self.detector.last_step
+        self._last_loss, last = state.loss, self.detector.last_step
         self._ended = start.step == train.steps
         if start.chain is None:  # a branch has not logged what the run before it validated, nor ended with it
-            self._val_loss, self._val_step = state.get("val_loss"), state.get("val_step")
+            self._val_loss, self._val_step = state.val_loss, state.val_step
             self._ended |= last is not None and start.step > last and start.step % train.log_interval == 0
         if self.detector.onset_step is not None:
             self._files.keep_before(self.detector.onset_step)
@@ -205,16 +207,16 @@ class Trainer:
     def _checkpoint(self, steps: int) -> None:
         if self._pending_steps:
             self._read_pending()
-        of_probes, probes = self._probes.state() if self._probes else ({}, {})
-        state = {
-            "step": steps,
-            "loss": self._last_loss,
-            "val_loss": self._val_loss,
-            "val_step": self._val_step,
-            "chain": self._files.chain.digest,
-            "detector": self.detector.state(),
-            "probes": probes,
-        }
+        of_probes, probes = self._probes.state() if self._probes else ({}, ProbesState(attention={}, sentinel=None))
+        state = State(
+            step=steps,
+            loss=self._last_loss,
+            val_loss=self._val_loss,
+            val_step=self._val_step,
+            chain=self._files.chain.digest,
+            detector=self.detector.state(),
+            probes=probes,
+        )
         if self._probes:
             self._note_failed_probes(steps - 1)
         self._files.save(self._optimizer_step.state() | of_probes, state)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 from torch import Tensor
 
 from flashpoint.errors import notify
 from flashpoint.files import whole, write_json
 from flashpoint.lab.data.tape import Tape, TapeHeader, TapeWriter
-from flashpoint.lab.training.checkpoints import CheckpointWriter
+from flashpoint.lab.training.checkpoints import CheckpointWriter, State
 from flashpoint.lab.training.prepared_run import PreparedRun
 from flashpoint.lab.training.run_size import RunSize
 from flashpoint.lab.training.snapshots import write_snapshot
@@ -74,7 +74,7 @@ class RunWriter:
         """Whether a checkpoint follows when ``steps`` are done; ``now`` where the run is about to end."""
         return self._checkpoints is not None and (now or self._checkpoints.due(steps))
 
-    def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    def save(self, tensors: Mapping[str, Tensor], state: State) -> None:
         """Write a checkpoint, in the background, once all that it counts on is on the disk."""
         assert self._checkpoints is not None
         for file in (self.tape, self.chain, self._metrics):
