@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_measures import delta_follows
 from flashpoint.diagnosis.exact import exact
-from flashpoint.diagnosis.input_measures import of_inputs
-from flashpoint.diagnosis.measures import Measures, Results, by_sequence
+from flashpoint.diagnosis.measures import Measures, Results, by_sequence, of_inputs
 from flashpoint.diagnosis.probe import Probed, delta_error_of_row_sums, probed_measures
 from flashpoint.diagnosis.result_measures import of_results
 

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
-from flashpoint.diagnosis.input_measures import of_scores
 from flashpoint.diagnosis.measure_table import MEASURES
-from flashpoint.diagnosis.measures import Measures, Results, by_sequence, finite_part, over_sequences
+from flashpoint.diagnosis.measures import Measures, Results, by_sequence, finite_part, of_scores, over_sequences
 from flashpoint.diagnosis.result_measures import of_grad_q, of_out
 from flashpoint.diagnosis.sink import with_sink
 from flashpoint.runs.metric_table import GRAD_NORM, LOSS, W_K_NORM, W_Q_NORM
