@@ -103,7 +103,7 @@ def config_to_repeat(path: Path) -> Config:
     config = read_config(path)
     unknown = migrations.unknown_keys(path.read_bytes(), config.to_dict())
     if unknown:
-        raise UserError(f"{unknown[0]}: no such key; flashpoint train --help lists them")
+        raise UserError(f"{unknown[0]}: no such key; flashpoint train help=all lists them")
     return config
 
 
