@@ -9,9 +9,8 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from flashpoint.field_types import CHECKED, EXPERIMENT, Count, CountOrNone
 from flashpoint.runs.outcome import Verdict
-from flashpoint.schema import Kind, Number, Step
+from flashpoint.schema import CHECKED, EXPERIMENT, Count, CountOrNone, Kind, Number, Step
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)

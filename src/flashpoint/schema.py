@@ -1,4 +1,4 @@
-"""JSON that is read from disk, as an object of the one declaration of what it holds.
+"""JSON that is read from disk, as an object of the one declaration of what it holds, and types of its fields.
 
 A kind is a subclass of :class:`Kind`, declared beside what it describes. Types are as written: ``"3"`` is no number.
 Keys that a kind does not declare are passed over, so that a newer version may add some. A kind that cannot be
@@ -12,6 +12,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, cast
 
@@ -21,6 +22,25 @@ from pydantic_core import from_json, to_json
 from flashpoint.errors import UserError
 from flashpoint.files import write_json
 from flashpoint.typed import constraints
+
+CHECKED = ConfigDict(use_attribute_docstrings=True, allow_inf_nan=False, extra="forbid")
+"""How the sections are checked: a docstring describes each field, and no other key is taken."""
+Count = Annotated[int, Field(gt=0)]
+CountOrNone = Annotated[int, Field(ge=0)]
+"""A count that may be 0, which means none."""
+Share = Annotated[float, Field(ge=0, le=1)]
+Folder = Annotated[str, Field(min_length=1)]
+
+EXPERIMENT = "experiment"
+"""Mark of a setting that makes an experiment: runs that differ in it, or in attention, data or seed, are not alike."""
+
+
+@dataclass(frozen=True)
+class FromTape:
+    """Mark of a setting, or of a whole section, that a replay takes from its original."""
+
+    reason: str
+
 
 RESTORE = "restore the file, or choose another run"
 """What to do about a file of a run that is damaged."""

@@ -1,7 +1,7 @@
 """The typed configuration of a run: what Hydra composes, what the run folder stores.
 
 A key's default, constraint and description stand with its field, and nowhere else; so do two marks, by which replays
-and statistics know it: :data:`EXPERIMENT` and :class:`FromTape` of :mod:`flashpoint.field_types`.
+and statistics know it: :data:`EXPERIMENT` and :class:`FromTape` of :mod:`flashpoint.schema`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pydantic import Field, InstanceOf, model_validator
 from pydantic.dataclasses import dataclass
 
 from flashpoint.detector import DetectorConfig
-from flashpoint.field_types import CHECKED, EXPERIMENT, Count, CountOrNone, Folder, FromTape, Share
 from flashpoint.lab.precision import Precision
 from flashpoint.lab.surroundings import TrackingConfig
 from flashpoint.numerics.variant import AttentionVariant, check_in_model
+from flashpoint.schema import CHECKED, EXPERIMENT, Count, CountOrNone, Folder, FromTape, Share
 from flashpoint.typed import require_numbers_of_the_device
 from flashpoint_kernels.codes import HEAD_SIZES
 

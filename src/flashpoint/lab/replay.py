@@ -9,12 +9,12 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from flashpoint.errors import UserError
-from flashpoint.field_types import FromTape
 from flashpoint.lab.build_config import keys, put, value_at
 from flashpoint.lab.data.tape import Tape
 from flashpoint.lab.stored_config import config_to_repeat
 from flashpoint.numerics.variant import ROUNDING_POINTS
 from flashpoint.runs.folder import RunFolder
+from flashpoint.schema import FromTape
 
 _FIXED = {
     "experiment": "the configuration comes from the run",

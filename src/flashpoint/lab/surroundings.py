@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from flashpoint.field_types import CHECKED
+from flashpoint.schema import CHECKED
 
 WandbName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^/\\#?%:]+$")]
 """What W&B takes as a name."""

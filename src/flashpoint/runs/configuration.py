@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flashpoint.field_types import Count
 from flashpoint.runs import migrations
-from flashpoint.schema import Kind, Step, read_record
+from flashpoint.schema import Count, Kind, Step, read_record
 
 if TYPE_CHECKING:
     from flashpoint.numerics.variant import AttentionVariant

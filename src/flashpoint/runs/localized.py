@@ -6,9 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from flashpoint.field_types import Count
 from flashpoint.runs.outcome import Verdict
-from flashpoint.schema import Kind, Number, Step
+from flashpoint.schema import Count, Kind, Number, Step
 
 
 class KeptBranch(Kind):

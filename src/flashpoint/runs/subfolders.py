@@ -6,12 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from flashpoint.errors import UserError
+
 TENSORS = ".safetensors"
 """Suffix of a checkpoint's or a snapshot's tensors."""
 SIDECAR = ".json"
 """Suffix of what is said of a checkpoint beside its tensors; one without it does not count."""
 LAYERS = f"layer-*{TENSORS}"
 """Pattern of the files of a capture that hold tensors."""
+_RESERVED = {"reference": "holds the evidence tables"}
+_LONGEST = 200  # bytes of UTF-8; most file systems take 255, and files beside the folder have longer names
+_OF_SELECTIONS = "/\\:*?["
+"""Characters by which RUN is more than a name: a path, a glob, or EXPERIMENT:PATTERN."""
 
 
 def packed(path: Path) -> Path:
@@ -96,3 +102,24 @@ class ReportFolder:
     def figures(self) -> list[Path]:
         """The figures that are there, by name."""
         return sorted(self.figure("*").parent.glob(self.figure("*").name))
+
+
+def check_name(name: str, key: str) -> None:
+    """Refuse what is not one new folder that every verb finds by its name.
+
+    Raises:
+        UserError: with ``key``, which gives the name.
+    """
+    told = f"{key}={name if name.isprintable() else repr(name)}"
+    if name in _RESERVED:
+        raise UserError(f"{told}: reserved, {name} {_RESERVED[name]}; choose another name")
+    if not name.strip():
+        raise UserError(f"{told}: an empty name; choose one")
+    if found := next((character for character in _OF_SELECTIONS if character in name), None):
+        raise UserError(f"{told}: a name cannot hold {found}, it is one folder under runs_dir; choose another")
+    if name[0] in ".-~ " or name[-1] == " ":
+        raise UserError(f"{told}: a name cannot begin with {name[0]!r} or end with a space; choose another")
+    if not name.isprintable():
+        raise UserError(f"{told}: a name cannot hold characters that do not print; choose another")
+    if (size := len(name.encode())) > _LONGEST:
+        raise UserError(f"{key}={name[:20]}…: a name of {size:,} bytes; give at most {_LONGEST}")

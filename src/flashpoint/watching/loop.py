@@ -112,7 +112,7 @@ def watch(
 
             listeners.append(from_lab("wandb_tracking.listener:tracking", f"wandb={wandb!r}")(wandb, project))
         if name is not None:
-            from flashpoint.names import check_name
+            from flashpoint.runs.subfolders import check_name
 
             check_name(name, "name")
         return Watch(_recorder(model, options, functions, listeners), options)

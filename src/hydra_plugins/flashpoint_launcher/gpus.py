@@ -22,7 +22,7 @@ from flashpoint.errors import UserError, notify
 from flashpoint.lab.cli.arguments import quoted
 from flashpoint.lab.cli.composition import CONFIG
 from flashpoint.lab.training.interrupt import StopRequests
-from flashpoint.names import check_name
+from flashpoint.runs.subfolders import check_name
 
 from ._processes import run_all
 from ._slots import slots_for

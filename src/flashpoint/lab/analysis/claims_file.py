@@ -12,8 +12,8 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from flashpoint.errors import UserError
-from flashpoint.field_types import CHECKED, Count
 from flashpoint.lab.deviation.defaults import LENGTH, TILE
+from flashpoint.schema import CHECKED, Count
 
 VERSION = 1
 """The version of the file that this module reads."""

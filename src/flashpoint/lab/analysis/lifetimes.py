@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.field_types import EXPERIMENT
 from flashpoint.lab.build_config import keys
 from flashpoint.lab.stored_config import trained_config
 from flashpoint.numerics.effective import effective_choices
 from flashpoint.quantiles import CONFIDENCE
 from flashpoint.runs.run import Run
+from flashpoint.schema import EXPERIMENT
 
 if TYPE_CHECKING:
     from scipy.stats import CensoredData

@@ -28,9 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.field_types import Count
 from flashpoint.files import append_whole
-from flashpoint.schema import kind_of, understood
+from flashpoint.schema import Count, kind_of, understood
 
 MAGIC = b"FPTAPE01"
 _DIGEST_BYTES = 8

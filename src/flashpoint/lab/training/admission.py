@@ -14,7 +14,7 @@ from flashpoint.errors import UserError, notify
 from flashpoint.hardware import cores, cuda_devices, gpu_memory, memory, refuse_without_gpu
 from flashpoint.lab.config import Config
 from flashpoint.lab.training.run_size import RunSize, Sizes, capacity, total
-from flashpoint.names import check_name
+from flashpoint.runs.subfolders import check_name
 
 _THREADS_PER_CORE = 4
 _LOWERED: dict[str, tuple[str, float | None]] = {

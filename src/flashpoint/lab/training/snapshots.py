@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flashpoint.errors import UserError
-from flashpoint.field_types import EXPERIMENT
 from flashpoint.files import whole
 from flashpoint.lab.build_config import keys
 from flashpoint.lab.config import Config
@@ -28,6 +27,7 @@ from flashpoint.numerics.effective import effective_choices
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metric_table import ALL_TENSORS, WEIGHTS_LARGEST, WEIGHTS_SPREAD, WEIGHTS_WASSERSTEIN
 from flashpoint.runs.subfolders import TENSORS, by_step, of_step
+from flashpoint.schema import EXPERIMENT
 
 _OF_ONE_THING = {
     "model.init_seed": "initial weights",
