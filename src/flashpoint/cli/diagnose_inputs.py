@@ -11,7 +11,6 @@ import torch
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import DeltaSample, delta_sample, joined_samples
-from flashpoint.diagnosis.other_attention import function_named, function_of_layer
 from flashpoint.diagnosis.probe import Function
 from flashpoint.diagnosis.verdict import Diagnosis, diagnose
 from flashpoint.errors import UserError
@@ -76,6 +75,8 @@ class Inputs:
         """Return what computes a call anew, and what that says that it rounds."""
         if self.variant is None:
             return self.function, None
+        from flashpoint.diagnosis.other_attention import function_of_layer
+
         return function_of_layer(self.variant, call.layer), _declared(self.variant, call)
 
 
@@ -131,7 +132,11 @@ def inputs_of(
         UserError: they name nothing that can be diagnosed.
     """
     variant = _variant(attention)
-    function = None if attention is None or variant is not None else function_named(attention)
+    function = None
+    if attention is not None and variant is None:
+        from flashpoint.diagnosis.other_attention import function_named
+
+        function = function_named(attention)
     path = place(what)
     _refuse(what, path, text, step, functions)
     reads = text is not None or RunFolder(path).tape.is_file()
