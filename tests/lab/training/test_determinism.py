@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,14 @@ from flashpoint.lab.training.determinism import (
     source_digest,
 )
 from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.runs import migrations
+from flashpoint.runs.manifest import Environment
+
+
+def as_read(environment: dict[str, Any]) -> Environment:
+    """Return the record of a manifest's environment; an older version wrote fewer keys."""
+    manifest = migrations.manifest({"environment": environment, "data": {}})
+    return Environment.model_validate(manifest["environment"])
 
 
 def test_the_source_is_all_python_files_and_their_places(tmp_path: Path) -> None:
@@ -90,15 +99,15 @@ def test_a_manifest_names_pytorchs_kernel_of_the_precision(
 )
 def test_another_production_kernel_is_told(recorded: str | None, here: str | None, told: str | None) -> None:
     same = {"torch": "2.11.0", "cuda": "13.0", "triton": "3.6.0", "hardware": "NVIDIA H200", "tiles": {}}
-    line = environment_difference({**same, "sdpa": recorded}, {**same, "sdpa": here})
+    line = environment_difference(as_read({**same, "sdpa": recorded}), as_read({**same, "sdpa": here}))
     whole = f"not the tape's environment ({told}): same batches and initial weights, other bits"
     assert line == (whole if told else None)
 
 
 def test_a_run_recorded_before_the_production_kernel_was_is_compared_in_the_rest() -> None:
     old = {"torch": "2.11.0", "cuda": None, "triton": None, "hardware": "CPU, 2 threads", "tiles": None}
-    assert environment_difference(old, {**old, "sdpa": "math"}) is None
-    line = environment_difference(old, {**old, "torch": "2.12.0", "sdpa": "math"})
+    assert environment_difference(as_read(old), as_read({**old, "sdpa": "math"})) is None
+    line = environment_difference(as_read(old), as_read({**old, "torch": "2.12.0", "sdpa": "math"}))
     assert line == "not the tape's environment (torch 2.11.0 → 2.12.0): same batches and initial weights, other bits"
 
 
@@ -111,6 +120,7 @@ def test_a_run_recorded_before_the_production_kernel_was_is_compared_in_the_rest
         ({}, None),
     ],
 )
-def test_a_run_that_goes_on_with_other_code_is_told(recorded: dict[str, str], told: str | None) -> None:
-    line = source_difference(recorded, {"source": "b" * 64, "commit": "2" * 40})
+def test_a_run_that_goes_on_with_other_code_is_told(recorded: dict[str, Any], told: str | None) -> None:
+    here = {"torch": "2.11.0", "source": "b" * 64, "commit": "2" * 40}
+    line = source_difference(as_read({"torch": "2.11.0", **recorded}), as_read(here))
     assert line == told or (told and line and line.startswith(f"begun with other source code ({told}): its digest"))
