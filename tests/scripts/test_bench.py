@@ -230,12 +230,22 @@ def test_compilation_on_a_cpu(tmp_path: Path) -> None:
     [
         ("kernels", "no CUDA device is visible"),
         ("all --device cpu", "kernels need a CUDA device"),
-        ("training --device cpu --attention flash_nothing", "attn=flash_nothing: no such option"),
-        ("training --device cpu --shape nothing", "experiment=nothing: no such option"),
+        (
+            "training --device cpu --attention flash_nothing",
+            "In 'train': Could not find 'attn/flash_nothing'; choose one of fa4, flash_bf16",
+        ),
+        (
+            "training --device cpu --shape nothing",
+            "In 'train': Could not find 'experiment/nothing'; choose one of gpt2_124m",
+        ),
         ("compile --device cpu --shape laptop/2", "--shape laptop/2: give EXPERIMENT"),
         ("training --device cpu --shape 1x2x64x16", "--shape 1x2x64x16: training takes EXPERIMENT"),
         ("training --device cpu --shape 1x2x64x96", "--shape 1x2x64x96: heads of 96 features"),
-        ("compile --device cpu --attention sdpa,train.nothing=1", "train.nothing: no such key"),
+        (
+            "compile --device cpu --attention sdpa,train.nothing=1",
+            "Could not override 'train.nothing': Key 'nothing' not in 'TrainConfig'; "
+            "train.nothing: no such key; flashpoint train help=all",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_told_in_one_line(arguments: str, told: str) -> None:

@@ -49,6 +49,7 @@ def test_an_attention_with_a_wrong_key_is_one_line_that_names_its_file(
         (["--experimental-rerun", "x"], "unrecognized arguments: --experimental-rerun"),
         (["-c", "jobs"], "argument --cfg/-c: invalid choice: 'jobs'"),
         (["seed=0,1"], "seed=0,1: several values are a sweep, which needs -m: flashpoint train -m 'seed=0,1'"),
+        (["model="], "model=: give the name of one option: gpt2_124m, ignite, laptop"),
         (["-cd", "nowhere"], "nowhere: no folder of YAML files"),
         (["hydra.searchpath=[nowhere]"], "nowhere: no folder of YAML files"),
     ],
@@ -65,10 +66,16 @@ def test_a_name_that_no_run_has_is_refused_without_a_composition(arguments: list
     [
         (["seed=null"], ["seed=null", "seed takes a whole number"]),
         (["train.lr=abc"], ["train.lr=abc", "train.lr takes a number"]),
-        (["train=3"], ["train=3", "train takes keys of its own"]),
-        (["attn.layers=3"], ["attn.layers=3", "attn.layers takes a list, each a whole number or null"]),
+        (["train=3"], ["train=3", "train takes keys of its own, each set by itself, as train.steps=VALUE"]),
+        (
+            ["attn.layers=3"],
+            ["attn.layers=3", "attn.layers takes a list, each a whole number or null, as attn.layers=[A,B]"],
+        ),
         (["attn.elsewhere=${nothing}"], ["attn.elsewhere", "nothing"]),
-        (["model=lapto"], ["model/lapto", "gpt2_124m, ignite, laptop", "FOLDER/model/lapto.yaml"]),
+        (
+            ["model=lapto"],
+            ["model/lapto", "did you mean laptop?", "gpt2_124m, ignite, laptop", "FOLDER/model/lapto.yaml"],
+        ),
         (["steps"], ["steps", "give KEY=VALUE"]),
         (["run_name=a#b"], ["run_name=a#b", """'run_name="a#b"'"""]),
         (["hydra.nothing=3"], ["hydra.nothing", "-c hydra"]),

@@ -34,7 +34,7 @@ _WITH_A_VALUE = (("--package", "-p"), ("--config-name", "-cn"), ("--config-dir",
 _INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.output_subdir")
 """Where Hydra writes, if it is told to."""
-_OPTION = re.compile(r"[\w+-][\w.+-]*(/[\w+-][\w.+-]*)*|")
+_OPTION = re.compile(r"[\w+-][\w.+-]*(/[\w+-][\w.+-]*)*")
 
 
 @dataclass(frozen=True)

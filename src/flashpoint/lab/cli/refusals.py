@@ -51,8 +51,9 @@ def _unreadable(error: OverrideParseException) -> str:
 def _missing(error: MissingConfigException) -> str:
     if not (error.options and error.missing_cfg_file):
         return _first_line(error)
+    meant = nearest(error.missing_cfg_file.rpartition("/")[2], error.options)
     own = f"a file of your own is FOLDER/{error.missing_cfg_file}.yaml, with --config-dir FOLDER"
-    return f"{_first_line(error)}; choose one of {', '.join(error.options)}; {own}"
+    return f"{_first_line(error)}; {meant}choose one of {', '.join(error.options)}; {own}"
 
 
 def _message(error: Exception) -> str:
@@ -72,8 +73,17 @@ def _remedy(error: Exception) -> str:
     if key == "experiment":
         return "begin the file of an experiment with # @package _global_"
     if key in key_types():
-        return f"{key} takes {key_types()[key]}"
+        return _taken_by(key)
     return no_such_key(key) if key else "flashpoint train help=all tells what each key takes"
+
+
+def _taken_by(key: str) -> str:
+    """Return what a key takes, and how a list or one of a group's keys is written."""
+    taken = f"{key} takes {key_types()[key]}"
+    if key_types()[key].startswith("a list"):
+        return f"{taken}, as {key}=[A,B]"
+    inside = next((name for name in key_types() if name.startswith(f"{key}.")), None)
+    return f"{taken}, as {inside}=VALUE" if inside else taken
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
