@@ -17,10 +17,10 @@ from flashpoint.cli.main import main
 from flashpoint.diagnosis.delta_bias import IGNITED
 from flashpoint.diagnosis.delta_sample import delta_sample
 from flashpoint.diagnosis.faults import Fault, faulty_attention
+from flashpoint.diagnosis.measure_table import SEQUENCES
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.errors import UserError
 from flashpoint.watching.captures import read_calls, read_samples
-from flashpoint.watching.events import SEQUENCES
 from flashpoint.watching.loop import Watch
 from tests.watching.loops import Pair, capturing, loop
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from flashpoint import user_code
 from flashpoint.cli.diagnose_run import context_of_capture
 from flashpoint.cli.diagnose_tables import delta_heading, delta_tables, heading, tables
 from flashpoint.cli.selection import device_named, format_option
@@ -62,10 +61,20 @@ def command(
     device = device_named(where)
     inputs = inputs_of(what, attention, text, device, **reading).of_layers(layers)
     try:
-        with user_code.errors_in_one_line(attention) if attention and ".py:" in attention else contextlib.nullcontext():
+        with _errors_in_one_line(attention):
             diagnoses = inputs.diagnoses(device)
     except ValueError as error:
         raise UserError(f"{what}: {error}; --attention names it") from error
     grown, later = ([], "") if text else context_of_capture(place(what), reading["step"], diagnoses[0].call.step)
     found = tables(diagnoses, inputs.more, attention, later)
     show([*grown, *found], form, heading(diagnoses, attention, inputs.weights))
+
+
+def _errors_in_one_line(attention: str | None) -> contextlib.AbstractContextManager[None]:
+    """Return what tells an error of the user's own attention in one line; of another attention errors stay as they
+    are."""
+    if attention is None or ".py:" not in attention:
+        return contextlib.nullcontext()
+    from flashpoint.user_code import errors_in_one_line
+
+    return errors_in_one_line(attention)

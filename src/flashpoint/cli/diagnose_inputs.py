@@ -11,16 +11,14 @@ import torch
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import DeltaSample, delta_sample, joined_samples
+from flashpoint.diagnosis.measure_table import SEQUENCES
 from flashpoint.diagnosis.probe import Function
 from flashpoint.diagnosis.verdict import Diagnosis, diagnose
 from flashpoint.errors import UserError
-from flashpoint.extras import from_lab
 from flashpoint.files import CONFIGS
-from flashpoint.numerics.named import variant_named
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
 from flashpoint.watching.captures import is_capture, read_calls, read_delta, read_samples
-from flashpoint.watching.events import SEQUENCES
 
 _FEW = 16
 """Sequences of a text on a CPU."""
@@ -161,6 +159,8 @@ def inputs_of(
             "Transformers"
         )
     elif RunFolder(path).tape.is_file():
+        from flashpoint.extras import from_lab
+
         batches_of_run = from_lab("trained_calls:batches_of_run", f"{what}, a run of flashpoint train")
         later, own = batches_of_run(RunFolder(path), step, sequences, device)
         calls = next(later)
@@ -217,6 +217,8 @@ def _variant(attention: str | None) -> AttentionVariant | None:
     variants = CONFIGS / "attn"
     if attention is None or not (variants / f"{attention}.yaml").is_file():
         return None
+    from flashpoint.numerics.named import variant_named
+
     return variant_named(attention, variants)
 
 

@@ -18,6 +18,7 @@ from flashpoint.diagnosis.measure_table import (
     LARGEST_SCORE,
     OUT_ERROR,
     SCORE_OFFSET,
+    SEQUENCES,
     TIES,
     Measure,
 )
@@ -230,7 +231,6 @@ def _unjudged(biases: Mapping[int, DeltaBias], more: str) -> str:
         more: how a user gets more sequences, with ``{}`` for their number; empty where there is no way.
     """
     from flashpoint.diagnosis.significance import FEW
-    from flashpoint.watching.events import SEQUENCES
 
     parts = []
     if without := {layer: bias for layer, bias in biases.items() if not bias.judges}:

@@ -11,7 +11,6 @@ from click.shell_completion import CompletionItem
 
 from flashpoint.cli.selection import BAD_RUNS
 from flashpoint.errors import UserError, command_errors, nearest
-from flashpoint.extras import from_lab
 
 VERBS = {
     "train": ("lab.cli.train:command", "Train, record or replay a model; KEY=VALUE sets its configuration."),
@@ -53,6 +52,8 @@ class Verbs(click.Group):
             return None
         name = VERBS[cmd_name][0]
         if name.startswith("lab."):
+            from flashpoint.extras import from_lab  # other verbs do without
+
             command: click.Command = from_lab(name.removeprefix("lab."), f"flashpoint {cmd_name}")
             return command
         module, attribute = name.split(":")

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.numerics.variant import AttentionVariant
-from flashpoint.runs.chain import Chain
 from flashpoint.runs.configuration import RunConfig, Shape
 from flashpoint.runs.folder import CHAIN_FILE, RunFolder
 from flashpoint.runs.manifest import Manifest, Origin
 from flashpoint.runs.metric_table import LOSS, W_Q_NORM
 from flashpoint.runs.metrics import Columns, Series, read_metrics
 from flashpoint.runs.outcome import Ending, Outcome
+
+if TYPE_CHECKING:
+    from flashpoint.runs.chain import Chain
 
 T = TypeVar("T")
 
@@ -91,6 +93,8 @@ class InFolder:
         return read_metrics(self.folder.metrics)
 
     def chain(self) -> Chain:
+        from flashpoint.runs.chain import Chain  # few readers ask for it
+
         return Chain.read(self.folder.chain)
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.measure_table import SEQUENCES
 from flashpoint.watching.events import (
-    SEQUENCES,
     CaptureAsked,
     CaptureMade,
     CaptureWanted,

@@ -10,7 +10,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from pydantic import Field, model_validator
@@ -25,7 +25,9 @@ from flashpoint.files import whole_lines
 from flashpoint.runs import migrations
 from flashpoint.runs.subfolders import CaptureFolder
 from flashpoint.schema import Kind, Step, understood
-from flashpoint.watching.notices import Notices
+
+if TYPE_CHECKING:  # to read a collection takes none
+    from flashpoint.watching.notices import Notices
 
 _REMEDY = "restore the file, or delete that line; tensors beside the file are diagnosed without it"
 _PATIENCE = 100

@@ -18,13 +18,6 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.runs.outcome import Verdict
 from flashpoint.watching.notices import Notices
 
-SEQUENCES = 256
-"""Of the steps after a capture, in which the error of δ is measured, unless the loop asks for others.
-
-Where δ has a noise of 2e-4 a row, as in the explosion of docs/findings/own_run.md, the bias of a sequence of 2,048 rows
-spreads by 2e-4 / √2048 = 4.4e-6. Student's t of 256 sequences and 4 heads begins at 3.7: what shows is
-3.7 · 4.4e-6 / √256 = 1.0e-6, the smallest error that made a run explode (docs/findings/injected.md)."""
-
 # Of the loop.
 
 

@@ -18,10 +18,10 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
+from flashpoint.diagnosis.measure_table import SEQUENCES
 from flashpoint.errors import UserError, is_first_process
 from flashpoint.listeners import Listener
 from flashpoint.watching.events import (
-    SEQUENCES,
     BatchSeen,
     CaptureAsked,
     LastRead,
