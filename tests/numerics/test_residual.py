@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flashpoint.numerics import launch, reference
 from flashpoint.numerics.choices import NEAREST, STOCHASTIC, UNROUNDED, ResidualFormat, Rounding
-from flashpoint.numerics.residual import dtype_of_saved, residual, two_parts
+from flashpoint.numerics.deltas import dtype_of_saved, residual, two_parts
 from flashpoint.numerics.rounding import round_mantissa
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint_kernels.residual import residual as kernels_residual

@@ -13,8 +13,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from flashpoint.hardware import capability, chip_of
 from flashpoint.numerics.compile_time import compile_time_choices, launch_options
+from flashpoint.numerics.deltas import dtype_of_saved
 from flashpoint.numerics.layout import by_token
-from flashpoint.numerics.residual import dtype_of_saved
 from flashpoint.numerics.variant import AttentionVariant, Groups
 from flashpoint_kernels.center_keys import center_keys_kernel
 from flashpoint_kernels.flash_bwd_dkdv import flash_bwd_dkdv_kernel

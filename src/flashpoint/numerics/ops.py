@@ -18,8 +18,8 @@ from torch import Tensor
 
 from flashpoint.errors import notify
 from flashpoint.numerics import reference
+from flashpoint.numerics.deltas import dtype_of_saved
 from flashpoint.numerics.layout import by_token
-from flashpoint.numerics.residual import dtype_of_saved
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant, variant_from_key
 

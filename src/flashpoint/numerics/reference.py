@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashpoint.numerics.deltas import SavedForBackward, deltas_of
+from flashpoint.numerics.deltas import SavedForBackward, deltas_of, dtype_of_saved, residual
 from flashpoint.numerics.key_blocks import Inputs, KeyBlock, exponential
-from flashpoint.numerics.residual import dtype_of_saved, residual
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint_kernels.codes import Stream

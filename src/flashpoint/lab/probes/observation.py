@@ -19,9 +19,9 @@ from torch import Tensor
 from flashpoint.lab.precision import Precision, linear_dtype
 from flashpoint.numerics.choices import UNROUNDED, Rounding
 from flashpoint.numerics.delta_rules import rule_of
+from flashpoint.numerics.deltas import whole_saved_out
 from flashpoint.numerics.dispatch import delta_error, flash_fwd, row_statistics, whole_scores
 from flashpoint.numerics.reference import centered_keys
-from flashpoint.numerics.residual import whole_saved_out
 from flashpoint.numerics.variant import AttentionVariant
 
 
