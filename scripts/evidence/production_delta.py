@@ -31,12 +31,11 @@ from torch import Tensor
 
 from flashpoint.cli.table import Table, show
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.diagnosis.delta_measures import delta_follows
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.measure_table import ROW_SUMS
 from flashpoint.diagnosis.measures import relative
 from flashpoint.diagnosis.probe import Function
-from flashpoint.diagnosis.result_measures import of_grad_q
+from flashpoint.diagnosis.result_measures import delta_follows, of_grad_q
 from flashpoint.errors import command_errors
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import hardware_name

@@ -10,10 +10,9 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_bias import DeltaBias
 from flashpoint.diagnosis.delta_sample import DeltaSample, delta_sample, joined_samples
 from flashpoint.diagnosis.faults import Fault, faulty_attention
-from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Results
 from flashpoint.diagnosis.probe import Function, probe, results_of
-from flashpoint.diagnosis.verdict import diagnose
+from flashpoint.diagnosis.verdict import diagnose, measured
 from flashpoint.drop_in import attention
 
 HEADS, LENGTH, SIZE = 2, 48, 32

@@ -3,9 +3,9 @@
 import torch
 
 from flashpoint.diagnosis.measure_table import MEASURES, SOURCES
-from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Results, over_sequences
 from flashpoint.diagnosis.probe import probe
+from flashpoint.diagnosis.verdict import measured
 from tests.diagnosis.calls import CLEAN, by_position, call_of, inputs
 
 

@@ -11,10 +11,9 @@ from flashpoint.cli.diagnose_tables import tables
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.faults import Fault, faulty_attention
-from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Results, over_sequences
 from flashpoint.diagnosis.rounded_out import out_of_rounded_probs
-from flashpoint.diagnosis.verdict import diagnose
+from flashpoint.diagnosis.verdict import diagnose, measured
 from tests.diagnosis.calls import HEADS, LENGTH, SIZE, by_position, call_of, inputs
 
 CAPTURED = 16

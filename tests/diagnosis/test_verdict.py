@@ -11,10 +11,9 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_bias import DeltaBias, ignited
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.faults import BLOCK, KINDS, Fault, faulty_attention
-from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Results
 from flashpoint.diagnosis.probe import probe
-from flashpoint.diagnosis.verdict import diagnose
+from flashpoint.diagnosis.verdict import diagnose, measured
 from flashpoint.drop_in import attention
 from tests.diagnosis.calls import CLEAN, HEADS, LENGTH, attention_with_fused_exponent, by_position, call_of, inputs
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.diagnosis.measured import measured
 from flashpoint.diagnosis.measures import Results, over_sequences
 from flashpoint.diagnosis.probe import results_of
+from flashpoint.diagnosis.verdict import measured
 from flashpoint.drop_in import attention
 from flashpoint.watching.logged_metrics import measures_of
 

@@ -94,7 +94,7 @@ def _count(number: int, noun: str) -> str:
 
 def delta_heading(samples: Mapping[int, DeltaSample]) -> str:
     """Return that only errors of δ are left, and of what."""
-    from flashpoint.diagnosis.repeats import by_identity
+    from flashpoint.diagnosis.call import by_identity
 
     sample = next(iter(samples.values()))  # what was measured beside each other has the same steps in each layer
     first, last = min(sample.steps), max(sample.steps)
@@ -230,7 +230,7 @@ def _unjudged(biases: Mapping[int, DeltaBias], more: str) -> str:
         biases: by layer.
         more: how a user gets more sequences, with ``{}`` for their number; empty where there is no way.
     """
-    from flashpoint.diagnosis.significance import FEW
+    from flashpoint.diagnosis.finding import FEW
 
     parts = []
     if without := {layer: bias for layer, bias in biases.items() if not bias.judges}:
@@ -266,7 +266,7 @@ def _unseen(biases: Mapping[int, DeltaBias], more: str) -> str:
         more: how a user gets more sequences, with ``{}`` for their number; empty where there is no way.
     """
     from flashpoint.diagnosis.delta_bias import IGNITED
-    from flashpoint.diagnosis.significance import FEW
+    from flashpoint.diagnosis.finding import FEW
 
     # Of a layer with NaN or infinity there is a finding; how many sequences would show a bias there, nobody knows.
     ignites = min(IGNITED)

@@ -1,11 +1,15 @@
 """One call of an attention in training: its inputs, its outputs and the gradients that went through it.
 
+A sequence has an *identity*, a word that it shares with its repetitions alone. A loop over few data repeats sequences,
+and a repetition is no further evidence. A sequence has the empty word where nobody knows whether it came before.
+
 Shapes: N sequences, H heads, H_kv heads of keys and values, T tokens, d features per head.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -56,8 +60,7 @@ class AttentionCall:
         layer: from 1.
         step: of the training, from 0.
         attention: what computed it, as a name that people read.
-        identities: of the sequences [N], equal for those that are repetitions (:mod:`flashpoint.diagnosis.repeats`);
-            empty where the tensors alone tell.
+        identities: of the sequences [N], equal for those that are repetitions; empty where the tensors alone tell.
         together: layers that were captured at once, this one among them; empty where nobody says.
         sink: the score [H] of one more key in each row's softmax, without a value, nats; −∞ for none, and None where no
             head has one. No file holds it: O shows it (:mod:`flashpoint.diagnosis.sink`).
@@ -178,3 +181,37 @@ def joined(calls: Sequence[AttentionCall]) -> AttentionCall:
     known = all(call.identities for call in calls)
     held["identities"] = tuple(one for call in calls for one in call.identities) if known else ()
     return dataclasses.replace(first, **held)
+
+
+def digests(tensors: Sequence[Tensor]) -> tuple[str, ...]:
+    """Return a digest of each of the rows [N] that tensors [N, …] have together: of their bytes. Without any, none."""
+    return tuple(_digest(rows) for rows in zip(*(x.detach().cpu() for x in tensors), strict=True))
+
+
+def identities_of(call: AttentionCall) -> tuple[str, ...]:
+    """Return the identities of a call's sequences [N]: its own, or else digests of Q, K and V of the first head.
+
+    Such a digest is another one as soon as the weights have moved.
+    """
+    return call.identities or digests([x[:, 0] for x in (call.q, call.k, call.v)])
+
+
+def by_identity(identities: Sequence[str]) -> list[list[int]]:
+    """Return the places of each different sequence, in the order in which the sequences came first."""
+    places: dict[str | int, list[int]] = {}
+    for place, one in enumerate(identities):
+        places.setdefault(one or place, []).append(place)
+    return list(places.values())
+
+
+def averaged(values: Tensor, identities: Sequence[str]) -> Tensor:
+    """Return values [S, H] of sequences as those of the different ones, each the mean over its repetitions. NaN is left
+    out where another repetition has a value."""
+    return torch.stack([values[places].nanmean(0) for places in by_identity(identities)])
+
+
+def _digest(tensors: Sequence[Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for one in tensors:
+        digest.update(one.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

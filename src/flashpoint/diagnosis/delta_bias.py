@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashpoint.diagnosis.call import averaged
 from flashpoint.diagnosis.delta_sample import DeltaSample
+from flashpoint.diagnosis.finding import FEW, standard_errors
 from flashpoint.diagnosis.measure_table import DELTA, GRAD_DELTA, SOURCES, DeltaErrorMeasures
 from flashpoint.diagnosis.measures import Measures, of_errors
-from flashpoint.diagnosis.repeats import averaged
-from flashpoint.diagnosis.significance import FEW, standard_errors
 
 _MOST = 10**15
 """Sequences: no training has so many."""

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.diagnosis.delta_measures import delta_error_of
+from flashpoint.diagnosis.call import AttentionCall, identities_of
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.measure_table import DELTA, GRAD_DELTA, ROW_SUMS
 from flashpoint.diagnosis.measures import Measures, Results, by_sequence, relative
 from flashpoint.diagnosis.probe import Function, Probed, delta_error_of_row_sums, probe, results_of
-from flashpoint.diagnosis.repeats import identities_of
+from flashpoint.diagnosis.result_measures import delta_error_of
 from flashpoint.diagnosis.sink import with_sink
 
 
@@ -26,7 +25,7 @@ class DeltaSample:
 
     Attributes:
         steps: of the training, from 0, one for each sequence [M].
-        identities: of the sequences [M] (:mod:`flashpoint.diagnosis.repeats`).
+        identities: of the sequences [M] (:func:`.identities_of`).
         measures: all of some :data:`.measure_table.SOURCES`, [M, H] float64.
     """
 

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.exact import Exact
-from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, explained, fp32_error
+from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, explained, fp32_error, surely_off
 from flashpoint.diagnosis.measures import Measures
-from flashpoint.diagnosis.significance import surely_off
 
 _SCORES_OFF = 5e-4
 """A factor of the scores that is told, beside 1. Roundings to BF16, of S too, make some 1e-4 without a sign."""

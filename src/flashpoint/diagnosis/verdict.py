@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from flashpoint.diagnosis import measure_table as table
-from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.call import AttentionCall, identities_of
 from flashpoint.diagnosis.delta_bias import DeltaBias, ignited
 from flashpoint.diagnosis.delta_sample import DeltaSample
+from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.factors import Factors, factor_findings, factors_of
-from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, as_rounded, explained, fp32_error, maker
+from flashpoint.diagnosis.finding import (
+    DEAD_ROWS,
+    FP32_COARSE,
+    Finding,
+    Make,
+    as_rounded,
+    explained,
+    fp32_error,
+    maker,
+    mean_and_margin,
+)
 from flashpoint.diagnosis.large_faults import (
     differing_rows,
     fp16_underflow,
@@ -22,14 +35,13 @@ from flashpoint.diagnosis.large_faults import (
     wrong_rows,
     wrong_weights,
 )
-from flashpoint.diagnosis.measured import measured
-from flashpoint.diagnosis.measures import Measures, Results
-from flashpoint.diagnosis.probe import Function, Probed, probe, results_of
-from flashpoint.diagnosis.repeats import identities_of
-from flashpoint.diagnosis.result_measures import BF16, ROW_OFF
-from flashpoint.diagnosis.significance import mean_and_margin
+from flashpoint.diagnosis.measures import Measures, Results, by_sequence, of_inputs
+from flashpoint.diagnosis.probe import Function, Probed, delta_error_of_row_sums, probe, probed_measures, results_of
+from flashpoint.diagnosis.result_measures import BF16, ROW_OFF, delta_follows, of_results
 from flashpoint.diagnosis.sink import sink_finding, with_sink
-from flashpoint.numerics.variant import AttentionVariant
+
+if TYPE_CHECKING:
+    from flashpoint.numerics.variant import AttentionVariant
 
 _LENGTH_OFF = 5e-4
 """Of the length error's root mean square beyond what is expected; a BF16 ℓ adds 1e-3 or more."""
@@ -105,6 +117,29 @@ def diagnose(
 def delta_finding(layer: int, bias: DeltaBias | None) -> Finding | None:
     """Return the finding that δ of a layer is biased, by its errors alone."""
     return None if bias is None or not bias.judges else _biased(bias, bias.igniting, None, maker(layer))
+
+
+def measured(
+    call: AttentionCall, results: Results, probed: Probed | None = None, declared: AttentionVariant | None = None
+) -> Measures:
+    """Return the measures of a call by name, [N, H] float64 on the CPU.
+
+    Those of inputs, of results, and where ``probed`` is given of what the attention said when it was asked.
+    ``declared`` is what the attention says that it rounds.
+    """
+    return by_sequence(call, results, probed, functools.partial(_of_heads, declared=declared))
+
+
+def _of_heads(
+    call: AttentionCall, results: Results, probed: Probed | None, n: int, declared: AttentionVariant | None
+) -> Measures:
+    true = exact(call, n)
+    found = {**of_inputs(true, call.q[n].double(), call.scale), **of_results(call, results, true, n, declared)}
+    if probed is not None and results.out is not None:
+        found |= probed_measures(call, probed, true, n)
+        noise = true.grad_scores.norm(dim=-1)  # of a key's feature that is 1, whatever K is
+        found |= delta_follows(call, results.out[n].double(), delta_error_of_row_sums(probed, true, n), noise, true, n)
+    return found
 
 
 def _findings(

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import Field, model_validator
 
-from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.call import AttentionCall, by_identity
 from flashpoint.diagnosis.delta_sample import DeltaSample, delta_sample, joined_samples
 from flashpoint.diagnosis.measure_table import SOURCES
 from flashpoint.diagnosis.measures import Measures
-from flashpoint.diagnosis.repeats import by_identity
 from flashpoint.errors import UserError
 from flashpoint.files import whole_lines
 from flashpoint.runs import migrations

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flashpoint.diagnosis.repeats import digests
+from flashpoint.diagnosis.call import digests
 from flashpoint.watching.arrivals import Arrivals, Number
 from flashpoint.watching.events import BatchSeen, CaptureWritten, Handler, LastRead, LossesRead, ReadDue, StepEnded
 from flashpoint.watching.left_out import is_sharded, is_transformed, local
