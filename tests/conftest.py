@@ -39,6 +39,9 @@ TINY = (
     "tracking=disabled",
 )
 
+TRAINING = frozenset({"recorded", "train"})
+"""Fixtures that run ``train.py``: tests that use one are marked ``lab``."""
+
 _SENTENCE = "the loss of a model falls until one head of the second layer explodes in low precision"
 _WORDS = _SENTENCE.split()
 SOME_TEXT = " ".join(_WORDS[(i * i + i // 7) % len(_WORDS)] for i in range(12_000))
@@ -82,9 +85,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
+    for item in items:
+        if not TRAINING.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.lab)
     items.sort(key=lambda item: item.path.name != "test_laptop.py")  # minutes: not to begin when all others have ended
     if not torch.cuda.is_available():
         for item in items:

@@ -6,7 +6,8 @@
 #
 # FOLDER gets a virtual environment and the logs of each version; an environment that is there is used again. Tests of
 # kernels, which run in Triton's interpreter, are left out where Triton is older than 3.6; tests that need the
-# laboratory are left out everywhere. The last lines are a Markdown table. The status is 1 where something failed.
+# laboratory, by what they import or by their marker, are left out everywhere. Skipped tests tell why in the logs. The
+# last lines are a Markdown table. The status is 1 where something failed.
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/../.." && pwd)
 folder=$(mkdir -p "${1:?give a folder for the environments}" && cd "$1" && pwd)
@@ -23,7 +24,7 @@ laboratory='^from flashpoint\.lab|^from tests\.(composed|records)|^from (hydra|p
 
 frozen() { "$1/bin/pip" freeze | { grep -E '^(torch|triton)' || true; }; }
 
-table=("| PyTorch | Triton | unchanged by pip | examples | own run: passed | reference: passed | failed |" "|---|---|---|---|---|---|---|")
+table=("| PyTorch | Triton | unchanged by pip | examples | own run: passed | reference: passed | failed | skipped |" "|---|---|---|---|---|---|---|---|")
 status=0
 for version in "$@"; do
   environment=$folder/$version
@@ -68,16 +69,18 @@ for version in "$@"; do
   done
   counts=()
   failed=0
+  skipped=0
   for part in own_run reference; do
     declare -n tests=$part
-    "$python" -m pytest -o addopts= -p no:logging -p no:cacheprovider -q --tb=short -m 'not exhaustive' \
+    "$python" -m pytest -o addopts= -p no:logging -p no:cacheprovider -q -rfEs --tb=short -m 'not exhaustive and not lab' \
       "${left_out[@]}" "${tests[@]}" > "$logs/$part.txt" 2>&1 || status=1
     summary=$(tail -1 "$logs/$part.txt")
     counts+=("$(grep -oE '[0-9]+ passed' <<< "$summary" | cut -d' ' -f1)")
+    skipped=$((skipped + $(grep -oE '[0-9]+ skipped' <<< "0 skipped $summary" | tail -1 | cut -d' ' -f1)))
     failed=$((failed + $(grep -cE '^(FAILED|ERROR) ' "$logs/$part.txt" || true)))
   done
   [ "$before" = "$(frozen "$environment")" ] || { unchanged=no; status=1; }
-  table+=("| $version | ${triton:-none} | $unchanged | $examples | ${counts[0]:-0} | ${counts[1]:-0} | $failed |")
+  table+=("| $version | ${triton:-none} | $unchanged | $examples | ${counts[0]:-0} | ${counts[1]:-0} | $failed | $skipped |")
   echo "${table[-1]}"
 done
 printf '%s\n' "${table[@]}"
