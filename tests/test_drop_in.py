@@ -15,6 +15,7 @@ import flashpoint
 from flashpoint.drop_in import attention, variant_of
 from flashpoint.numerics.choices import STOCHASTIC, DeltaError
 from flashpoint.numerics.variant import AttentionVariant
+from tests import releases
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -93,6 +94,7 @@ def test_grouped_heads_are_those_of_pytorchs_attention() -> None:
         assert (one - other).float().norm() <= 0.02 * other.float().norm()
 
 
+@releases.traces_attention
 @pytest.mark.slow
 def test_compiled_it_computes_the_same_bits() -> None:
     def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -201,6 +203,7 @@ def test_what_would_be_another_attention_is_one_clear_error(arguments: dict[str,
     assert "\n" not in str(raised.value)
 
 
+@releases.traces_attention
 def test_compiled_it_takes_other_layers_and_scales_and_refuses_the_same() -> None:
     def out(x: Tensor, layer: int, scale: float) -> Tensor:
         return attention(x, x, x, layer=layer, scale=scale)

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from flashpoint.drop_in import attention, variant_of
 from flashpoint.numerics.choices import STOCHASTIC, DeltaError
 from flashpoint.numerics.variant import AttentionVariant
+from tests import releases
 from tests.conftest import REPOSITORY, environment
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,7 +40,7 @@ BY_LAYER = {
 }
 
 
-@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=releases.traces_attention)])
 @pytest.mark.parametrize("which", BY_LAYER)
 def test_a_layer_that_pytorchs_attention_is_to_compute_is_computed_by_it(which: str, compiles: bool) -> None:
     """In FP32, whose O this package's attention would round to BF16."""
@@ -231,7 +232,7 @@ assert torch.equal(found, expected)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=releases.traces_attention)])
 def test_an_exported_program_computes_its_variant_in_another_process(tmp_path: Path, strict: bool) -> None:
     """In which another variant was the first whose results have this form."""
 

@@ -16,6 +16,7 @@ from flashpoint.numerics.dispatch import attention
 from flashpoint.numerics.production import PRODUCTION, make_ready, refuse_missing
 from flashpoint.numerics.stabilizers import center, in_fp16, power_of_two
 from flashpoint.numerics.variant import AttentionVariant
+from tests import releases
 
 KEY = torch.zeros(2, dtype=torch.int64)
 CPU = torch.device("cpu")
@@ -100,6 +101,7 @@ def test_fp16_inside_stays_fp16_under_autocast() -> None:
     assert out.dtype == torch.bfloat16
 
 
+@releases.traces_flex
 def test_flexattention_is_traced_with_and_without_a_mask_that_is_there() -> None:
     """Of a length that was never seen, and of one that was."""
     q, k, v, _ = (x.float() for x in inputs())

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flashpoint.runs.select import open_run
 from flashpoint.watching.left_out import is_sharded
 from flashpoint.watching.loop import Watch
-from tests import warm
+from tests import releases, warm
 from tests.conftest import environment
 from tests.watching import sharded_loop
 from tests.watching.loops import Pair, loop
@@ -43,6 +43,7 @@ def two_processes(folder: Path, *arguments: str) -> str:
     return told[0]
 
 
+@releases.shards_on_cpu
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["fully_shard", "fully_shard of parts"])
 def test_a_sharded_model_is_watched_by_the_first_process_alone(tmp_path: Path, how: str) -> None:

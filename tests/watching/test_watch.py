@@ -19,6 +19,7 @@ from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.loop import Watch
+from tests import releases
 from tests.watching.loops import spectral_norms
 
 TEXT = Path(nanogpt.__file__).read_bytes()
@@ -88,7 +89,7 @@ def test_norms_are_those_of_the_matrices_that_make_q_and_k(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=releases.compiles_to_bits_of_eager)])
 def test_watching_changes_no_bit_of_the_training(tmp_path: Path, compiled: bool) -> None:
     weights = []
     for watched in (True, False):
