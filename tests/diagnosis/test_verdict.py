@@ -180,8 +180,9 @@ def test_that_an_error_follows_the_rounding_of_o_is_said_only_where_its_slope_is
     dtype: torch.dtype, sure: bool
 ) -> None:
     """A planted bias of δ, far larger than what the rounding of O adds: the bias has another source, though δ follows
-    the rounding, too. In FP32 the rounding is so small beside the bias that the slope on it is chance."""
-    call = call_of(by_position(CLEAN["sdpa"]), [x.to(dtype) for x in inputs(1)])
+    the rounding, too. In FP32 the rounding is so small beside the bias that the slope on it is chance. In BF16 it is
+    sure of 24 sequences, and of 6 with some seeds only."""
+    call = call_of(by_position(CLEAN["sdpa"]), [x.to(dtype) for x in inputs(1, sequences=24)])
     assert call.out is not None
     assert call.grad_q is not None
     assert call.grad_k is not None
