@@ -44,9 +44,10 @@ for version in "$@"; do
   triton=$(sed -n 's/^triton==//p' <<< "$before")
 
   # The examples, and what the light installation says of them; Transformers is what the third one imports.
-  examples=0
   rm -rf "$logs/work" && mkdir "$logs/work"
+  set +e  # in a condition the first failure would not end the subshell
   (
+    set -e
     cd "$logs/work"
     "$python" "$repository/examples/plain_pytorch.py" attention=flash_exact_rowsum name=drop-in epochs=1 waves=32
     "$python" "$repository/examples/plain_pytorch.py"
@@ -57,7 +58,10 @@ for version in "$@"; do
     if "$environment/bin/flashpoint" survival runs/plain; then exit 1; fi  # in one line
     "$environment/bin/pip" install --quiet --no-cache-dir 'transformers>=5,<6'
     "$python" "$repository/examples/transformers_gpt2.py" steps=8
-  ) > "$logs/examples.txt" 2>&1 && examples=works || { examples=fails; status=1; }
+  ) > "$logs/examples.txt" 2>&1
+  examples=$?
+  set -e
+  [ "$examples" = 0 ] && examples=works || { examples=fails; status=1; }
 
   "$environment/bin/pip" install --quiet --no-cache-dir pytest ml-dtypes scipy mpmath hypothesis
   left_out=()
@@ -74,13 +78,13 @@ for version in "$@"; do
     declare -n tests=$part
     "$python" -m pytest -o addopts= -p no:logging -p no:cacheprovider -q -rfEs --tb=short -m 'not exhaustive and not lab' \
       "${left_out[@]}" "${tests[@]}" > "$logs/$part.txt" 2>&1 || status=1
-    summary=$(tail -1 "$logs/$part.txt")
-    counts+=("$(grep -oE '[0-9]+ passed' <<< "$summary" | cut -d' ' -f1)")
+    summary=$({ grep -E ' in [0-9.]+s' "$logs/$part.txt" || true; } | tail -1)  # Triton writes more as the process ends
+    counts+=("$(grep -oE '[0-9]+ passed' <<< "0 passed $summary" | tail -1 | cut -d' ' -f1)")
     skipped=$((skipped + $(grep -oE '[0-9]+ skipped' <<< "0 skipped $summary" | tail -1 | cut -d' ' -f1)))
     failed=$((failed + $(grep -cE '^(FAILED|ERROR) ' "$logs/$part.txt" || true)))
   done
   [ "$before" = "$(frozen "$environment")" ] || { unchanged=no; status=1; }
-  table+=("| $version | ${triton:-none} | $unchanged | $examples | ${counts[0]:-0} | ${counts[1]:-0} | $failed | $skipped |")
+  table+=("| $version | ${triton:-none} | $unchanged | $examples | ${counts[0]} | ${counts[1]} | $failed | $skipped |")
   echo "${table[-1]}"
 done
 printf '%s\n' "${table[@]}"
