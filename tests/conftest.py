@@ -90,7 +90,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
     for item in items:
-        if not TRAINING.isdisjoint(getattr(item, "fixturenames", ())):
+        given = item.callspec.params if hasattr(item, "callspec") else {}  # parameters that have a fixture's name
+        if TRAINING & set(getattr(item, "fixturenames", ())) - set(given):
             item.add_marker(pytest.mark.lab)
     items.sort(key=lambda item: item.path.name != "test_laptop.py")  # minutes: not to begin when all others have ended
     if not torch.cuda.is_available():
