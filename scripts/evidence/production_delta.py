@@ -18,7 +18,6 @@ import json
 import lzma
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.measure_table import ROW_SUMS
 from flashpoint.diagnosis.measures import relative
+from flashpoint.diagnosis.other_attention import function_of_layer
 from flashpoint.diagnosis.probe import Function
 from flashpoint.diagnosis.result_measures import delta_follows, of_grad_q
 from flashpoint.errors import command_errors
@@ -41,10 +41,9 @@ from flashpoint.files import CONFIGS
 from flashpoint.hardware import hardware_name
 from flashpoint.lab.analysis.intervals import mean_interval
 from flashpoint.lab.trained_calls import batches_of_run
-from flashpoint.numerics.dispatch import flash_fwd
 from flashpoint.numerics.named import variant_named
-from flashpoint.numerics.production import PRODUCTION, production_attention
-from flashpoint.numerics.stabilizers import center, in_fp16
+from flashpoint.numerics.production import PRODUCTION
+from flashpoint.numerics.stabilizers import center
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
 
@@ -64,15 +63,7 @@ def attention_of(word: str) -> AttentionVariant:
 
 def kernel_of(variant: AttentionVariant, layer: int) -> Function:
     """Return what computes a layer behind the shifts, as a function."""
-
-    def call(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
-        if variant.kernel != "flash":
-            attend = partial(production_attention, variant.kernel, is_causal=is_causal, scale=scale)
-            return in_fp16(attend, q, k, v) if variant.fp16_inside else attend(q, k, v)
-        key = torch.zeros(2, dtype=torch.int64, device=q.device)
-        return flash_fwd(q, k, v, variant, layer=layer, seed_and_step=key, causal=is_causal, scale=scale)[0]
-
-    return call
+    return function_of_layer(dataclasses.replace(variant, shift_keys="none", shift_values="none"), layer)
 
 
 def behind_shifts(call: AttentionCall, variant: AttentionVariant) -> AttentionCall:
