@@ -57,8 +57,8 @@ def test_every_option_composes(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_a_default_stands_once(path: Path) -> None:
-    """No YAML gives a key the value that it has without one."""
-    defaults = _defaults()
+    """No YAML gives a key the value that it has without one; an experiment stands on the choices of train.yaml."""
+    defaults = composed_values() if path.parent.name == "experiment" else _defaults()
     given = yaml.safe_load(path.read_text())
     within = defaults if path.parent.name == "experiment" else defaults[path.parent.name]
     assert list(_repeated({name: value for name, value in given.items() if name != "defaults"}, within)) == []
@@ -127,6 +127,12 @@ def test_a_rounding_is_a_group_of_two_keys() -> None:
     assert (config.attn.out, config.attn.scores) == (Rounding("stochastic"), Rounding("none"))
     assert config.attn.name == "flash_bf16 scores=none out=stochastic"
     assert composed("experiment=laptop").attn.out_unnormalized == Rounding("nearest", 1)
+    coarse, fixed = (composed("experiment=demo_cpu", f"attn={name}").attn for name in ("flash_bf16", "flash_fixed"))
+    assert fixed.out == Rounding("nearest", 1)
+    assert (
+        dataclasses.replace(fixed, name=coarse.name, delta=coarse.delta, out_residual_bits=coarse.out_residual_bits)
+        == coarse
+    )
     for wrong in ("attn.scores.mode=fp8", "attn.out.bits=0", "attn.out.bits=11"):
         with pytest.raises(UserError, match=wrong):
             composed(wrong)

@@ -55,7 +55,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("driver")
 def test_the_preset_follows_the_driver_and_the_wish_for_a_cpu() -> None:
     assert hardware.cuda_devices() == 2
-    assert [hardware.default_experiment(device) for device in ("auto", "cuda", "cpu")] == ["ignite", "ignite", "laptop"]
+    devices = ("auto", "cuda", "cpu")
+    assert [hardware.default_experiment(device) for device in devices] == ["ignite", "ignite", "demo_cpu"]
 
 
 @pytest.mark.usefixtures("driver")
@@ -73,7 +74,7 @@ def test_without_a_driver_the_cpu_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError("libcuda.so.1: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    assert hardware.default_experiment("auto") == "laptop"
+    assert hardware.default_experiment("auto") == "demo_cpu"
     hardware.refuse_unusable_gpu("auto")
 
 

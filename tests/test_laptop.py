@@ -8,9 +8,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from flashpoint.numerics.dispatch import attention
 from flashpoint.runs.select import open_run
 from tests import warm
+from tests.composed import composed
 from tests.conftest import environment, train_command
 from tests.verdicts import outcome_of
 
@@ -40,3 +43,20 @@ def test_the_laptop_explodes_and_its_fix_holds_on_the_same_batches(tmp_path: Pat
     assert outcomes[0]["step"] == outcomes[1]["step"]
     norms = [run.measured_by_head("w_q_spectral_norm")[1][..., -1].max() for run in (exploded, fixed)]
     assert norms[0] > 3 * norms[1]
+
+
+def test_both_commands_have_the_same_forward_pass_and_differ_in_delta_alone() -> None:
+    """dV = Pᵀdo does not know of δ; dQ and dK do."""
+    generator = torch.Generator().manual_seed(0)
+    do, *inputs = (torch.randn(2, 2, 63, 32, generator=generator, dtype=torch.float32).bfloat16() for _ in range(4))
+    results = []
+    for name in ("flash_bf16", "flash_fixed"):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        variant = composed("experiment=demo_cpu", f"attn={name}").attn
+        out = attention(*leaves, variant, layer=1, seed_and_step=torch.tensor([0, 0]))
+        results.append((out, *torch.autograd.grad(out, leaves, do)))
+    (out, dq, dk, dv), (fixed_out, fixed_dq, fixed_dk, fixed_dv) = results
+    assert torch.equal(out, fixed_out)
+    assert torch.equal(dv, fixed_dv)
+    assert not torch.equal(dq, fixed_dq)
+    assert not torch.equal(dk, fixed_dk)
