@@ -16,7 +16,7 @@ from flashpoint.runs.select import open_run
 from flashpoint.watching.loop import watch
 from tests.conftest import REPOSITORY
 
-OWN_RUN = REPOSITORY / "docs/own_run.md"
+WATCHING = REPOSITORY / "docs/watching.md"
 SMALL = {"layers": "2", "heads": "2", "width": "32", "context": "16", "batch": "4", "vocabulary": "300", "steps": "8",
          "keep": "3", "observe": "4", "warmup": "2", "runs": "runs"}  # fmt: skip
 
@@ -60,7 +60,7 @@ def test_a_bias_planted_as_the_documents_say_is_found_where_it_is(
 
     monkeypatch.chdir(tmp_path)
     ((head, *body),) = re.findall(
-        r"^(from dataclasses import replace\n.*?)^(biased = .*?)^```", OWN_RUN.read_text(), re.M | re.S
+        r"^(from dataclasses import replace\n.*?)^(biased = .*?)^```", WATCHING.read_text(), re.M | re.S
     )
     known: dict[str, Any] = {}
     exec(head + "\n".join(body).replace("out =", "attend = lambda q, k, v, is_causal:"), known)

@@ -121,7 +121,7 @@ class AttentionCall:
         except (SafetensorError, OSError, ValueError) as error:
             raise UserError(
                 f"{path}: no .safetensors file: {error}; write q, k, v and grad_out with safetensors.torch.save_file; "
-                "of a checkpoint of weights docs/own_run.md, A checkpoint alone, makes them"
+                "of a checkpoint of weights docs/watching.md, A checkpoint alone, makes them"
             ) from error
         if missing := [name for name in _NEEDED if name not in tensors]:
             raise UserError(f"{path}: no tensor {', '.join(missing)}; it needs {', '.join(_NEEDED)}")

@@ -69,7 +69,7 @@ def batches_of_model(
         if not any(call.is_causal for call in calls):
             raise UserError(
                 f"{name}: its attention is not causal, and --text takes the loss of the next token, which such a model "
-                "sees; run it in your loop with flashpoint.watch (docs/own_run.md, A checkpoint alone)"
+                "sees; run it in your loop with flashpoint.watch (docs/watching.md, A checkpoint alone)"
             )
         interceptor.calls.clear()
         yield calls
