@@ -100,7 +100,7 @@ def _error_of_delta(source: str, by: str) -> DeltaErrorMeasures:
             trouble="away from 0",
             sentence=(
                 "Over all tokens: by so much, to first order, the error of O changes the loss as `backward` was called "
-                "on it ([the loop](#the-loop))."
+                "on it."
             ),
         ),
         bound=measure(
