@@ -148,7 +148,7 @@ def test_bytes_an_element() -> None:
 
 @pytest.mark.parametrize(("mantissa", "bits"), [(7, 1), (7, 2), (7, 3), (1, 2), (1, 3)], ids=lambda number: str(number))
 def test_what_two_parts_leave_of_the_error_goes_against_the_error(mantissa: int, bits: int) -> None:
-    """E[ε·e] = −½·E[e²], and in BF16 E[e²] = 4^-bits·E[ε²]: docs/findings/residual.md."""
+    """E[ε·e] = −½·E[e²], and in BF16 E[e²] = 4^-bits·E[ε²]: docs/findings/mechanism.md."""
     unrounded = 1 + torch.rand(400_000, generator=torch.Generator().manual_seed(bits))
     out, coarse = torch.tensor(with_mantissa(unrounded.numpy(), mantissa)), Rounding("nearest", mantissa)
     form = ResidualFormat.of(UNROUNDED, coarse, bits)

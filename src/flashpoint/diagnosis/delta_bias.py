@@ -22,7 +22,7 @@ from flashpoint.diagnosis.measures import Measures, of_errors
 _MOST = 10**15
 """Sequences: no training has so many."""
 IGNITED = {1e-6: "2 of 4", 3e-6: "3 of 4", 1e-5: "4 of 4"}
-"""Runs that exploded with a constant error of δ of this share of |dO||O| in one layer (docs/findings/injected.md)."""
+"""Runs that exploded with a constant error of δ of this share of |dO||O| in one layer (docs/findings/mechanism.md)."""
 
 
 @dataclass(frozen=True)

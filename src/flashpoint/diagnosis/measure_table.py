@@ -316,7 +316,7 @@ SEQUENCES = 256
 
 Where δ has a noise of 2e-4 a row, as in the explosion of docs/findings/own_run.md, the bias of a sequence of 2,048 rows
 spreads by 2e-4 / √2048 = 4.4e-6. Student's t of 256 sequences and 4 heads begins at 3.7: what shows is
-3.7 · 4.4e-6 / √256 = 1.0e-6, the smallest error that made a run explode (docs/findings/injected.md)."""
+3.7 · 4.4e-6 / √256 = 1.0e-6, the smallest error that made a run explode (docs/findings/mechanism.md)."""
 
 GRAD_DELTA_ROUNDING = Measure(
     "grad_delta_rounding",
