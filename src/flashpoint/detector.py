@@ -49,8 +49,8 @@ class ExplosionDetector:
             not.
         verdict: ``stable`` until decided; the first decision stands.
         onset_step: None while stable.
-        last_step: the step after which the run is to stop, None while stable: ``tail_steps`` after the
-            decision for an explosion, the step itself for a non-finite value, which no step recovers from.
+        last_step: the step after which the run is to stop, None while stable. It is ``tail_steps`` after the decision
+            for an explosion, and the step itself for a non-finite value, which no step recovers from.
     """
 
     def __init__(self, config: DetectorConfig) -> None:

@@ -46,9 +46,9 @@ def attention(
 ) -> Tensor:
     """Compute self-attention with the numerics of a variant; gradients flow.
 
-    On a GPU this package's kernels compute it in bfloat16. On a CPU, and for float32, PyTorch does, slowly, by the
-    package's reference, with the variant's roundings all the same: O of float32 inputs has no more mantissa bits than
-    the variant leaves it. Under autocast the inputs are cast as PyTorch's own attention casts them.
+    On a GPU this package's kernels compute it in bfloat16. On a CPU, and for float32, the package's reference does in
+    PyTorch, slowly. The variant's roundings hold there, too: O of float32 inputs has no more mantissa bits than the
+    variant leaves it. Under autocast the inputs are cast as PyTorch's own attention casts them.
 
     Args:
         query: [B, H, T, d], bfloat16 or float32, d ≤ 128.

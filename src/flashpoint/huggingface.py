@@ -104,7 +104,7 @@ def attention_forward(
         O [B, T, H, d], and None in the place of the probabilities.
 
     Raises:
-        ValueError: a gradient is wanted of something that :func:`flashpoint.attention` does not compute; or the model
+        ValueError: a gradient is wanted of something that :func:`flashpoint.attention` does not compute. Or the model
             asks for a softmax that PyTorch's attention does not compute either, as with a soft cap or sinks.
         RuntimeError: the same in a compiled model, which finds it in the mask's values.
     """

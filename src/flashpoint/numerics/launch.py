@@ -64,8 +64,8 @@ def flash_fwd(
         scale: α; None is 1/√d.
 
     Returns:
-        O, L, what δ takes beside O and the centred keys as :func:`flashpoint.numerics.reference.flash_fwd` has them,
-        the last two empty where no variant asks; O lies in memory as [B, T, H, d].
+        O, L, what δ takes beside O, and the centred keys, as :func:`flashpoint.numerics.reference.flash_fwd` has them.
+        The last two are empty where no variant asks. O lies in memory as [B, T, H, d].
     """
     nothing = q.new_empty(0, dtype=torch.int32)
     return _flash_fwd(q, k, v, variant, layer, seed_and_step, nothing, nothing, causal, scale)

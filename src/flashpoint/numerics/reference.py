@@ -44,10 +44,9 @@ def flash_fwd(
     Returns:
         out: O [B, H, T, d], in the inputs' dtype, or float32 where O does not fit BF16.
         logsumexp: L [B, H, T] float32, of the centred scores where the variant centres keys.
-        out_for_delta: the O that δ is of, where it is not the one returned but has the same P̄ with Ō and O
-            unrounded, or rounded with other random bits; [B, H, T, d] float32, or empty. With ``out_residual_bits``
-            what the one returned lacks of it, in units of :class:`~flashpoint.numerics.choices.ResidualFormat`, int8
-            or int16.
+        out_for_delta: the O that δ is of, where it is not the one returned; [B, H, T, d] float32, or empty. It has the
+            same P̄, with Ō and O unrounded, or rounded with other random bits. With ``out_residual_bits`` what the one
+            returned lacks of it, in units of :class:`~flashpoint.numerics.choices.ResidualFormat`, int8 or int16.
         centered: K − mean_T(K) in K's shape and dtype; empty unless the variant centres keys.
     """
     centered = k.new_empty(0)

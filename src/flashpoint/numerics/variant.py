@@ -61,8 +61,8 @@ class AttentionVariant:
 
     # In front of any kernel
     shift_keys: Shift = "none"
-    """K − c instead of K, with a vector c for each head that softmax does not see: the mean over the sequence, with its
-    gradient or without, or the mean over batch and tokens without it."""
+    """K − c instead of K, with a vector c for each head that softmax does not see. c is the mean over the sequence,
+    with its gradient or without, or the mean over batch and tokens without it."""
     shift_values: Shift = "none"
     """attention(q, k, v − c) + c, which exact arithmetic does not see."""
     fp16_inside: bool = False
@@ -119,9 +119,9 @@ class AttentionVariant:
     """The rule of δ: ``out`` is rowsum(dO∘O) of O as returned. Each rule says what it is in the file of its name in
     :mod:`flashpoint.numerics.delta_rules`."""
     out_residual_bits: int | None = None
-    """How ``delta=out_fp32`` saves its O: null as a second O in FP32; a number from 1 to 8 as what O as returned lacks
-    of it, to so many mantissa bits beyond those of the coarser of the roundings of Ō and O, in a byte an element, or in
-    two where the residual can exceed one."""
+    """How ``delta=out_fp32`` saves its O. Null: as a second O in FP32. A number from 1 to 8: as what O as returned
+    lacks of it, in a byte an element, or in two where the residual can exceed one. It has so many mantissa bits beyond
+    those of the coarser of the roundings of Ō and O."""
     delta_error: DeltaError = field(default_factory=DeltaError)
     """An error added to δ after ``delta`` and ``exact_row_sum`` have determined it."""
     exact_row_sum: bool = False

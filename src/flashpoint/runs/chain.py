@@ -1,9 +1,9 @@
 """The digest chain: what every step computed, in 24 bytes, so that two runs compare in a second.
 
-Layout, little-endian: 8 bytes of magic and version, b"FPCHAIN1", then one record per optimiser step: the FP32 bits of
-loss and gradient norm, a checksum of weights and optimiser state (uint64; 0 where none was taken), and a digest,
-BLAKE2b of the previous digest and the 16 bytes before it. Equal digests mean equal steps up to there. A record cut
-short at the end is what a killed run leaves.
+Layout, little-endian: 8 bytes of magic and version, b"FPCHAIN1", then one record per optimiser step. A record has the
+FP32 bits of loss and gradient norm, a checksum, and a digest. The checksum is of weights and optimiser state (uint64; 0
+where none was taken). The digest is BLAKE2b of the previous digest and the 16 bytes before it. Equal digests mean equal
+steps up to there. A record cut short at the end is what a killed run leaves.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Chain:
     def milestones(self) -> Chain:
         """Return the records of the first 100 steps, of each hundredth and of the last.
 
-        A digest is one of all steps before: two runs are as surely equal by these as by all, but a first difference
+        A digest is one of all steps before. Two runs are as surely equal by these as by all, but a first difference
         among later steps is known to within 100 only.
         """
         kept = (self.at < _FIRST_STEPS) | ((self.at + 1) % _SPACING == 0) | (self.at == self.steps - 1)

@@ -31,8 +31,8 @@ class Progress:
     tokens_per_second: float | None
     """Median of the last readings; None before the first."""
     seconds_left: float | None
-    """The time left at that rate, of somebody's own loop at its mean rate so far; None before the first reading, after
-    the end and where nobody knows how many steps there are."""
+    """The time left at that rate, of somebody's own loop at its mean rate so far. None before the first reading, after
+    the end, and where nobody knows how many steps there are."""
     silent_seconds: float
     """Since the run last wrote; 0 of a run that has ended."""
     warning: HeadGrowth | None

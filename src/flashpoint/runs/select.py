@@ -40,9 +40,9 @@ def open_run(word: str, runs_dir: str | Path = "runs") -> Run:
 def select_runs(words: Sequence[str], runs_dir: str | Path = "runs", evidence: KeptRuns | None = None) -> list[Run]:
     """Return the runs that the words name, in the order of the words, those of one word by name.
 
-    A word is a run's folder, a run's name under ``runs_dir``, a folder of runs, a pattern of the shell for any of these
-    (``*``, ``?``, ``[…]``, ``{a,b}``), or ``EXPERIMENT:PATTERN`` of the evidence in ``runs_dir/reference``. A folder
-    goes before evidence.
+    A word is a run's folder, a run's name under ``runs_dir``, a folder of runs, or a pattern of the shell for any of
+    these (``*``, ``?``, ``[…]``, ``{a,b}``). Or it is ``EXPERIMENT:PATTERN`` of the evidence in ``runs_dir/reference``.
+    A folder goes before evidence.
 
     Args:
         evidence: the evidence in ``runs_dir``, for a caller who selects many times: it is read once.

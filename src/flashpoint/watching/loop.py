@@ -79,8 +79,8 @@ def watch(
 
     Raises:
         TypeError: an argument is of another kind.
-        ValueError: an argument has a value that cannot be meant: a function that is not there, a model without
-            parameters, a ``runs_dir`` in which no run can be made, ``wandb`` without its packages.
+        ValueError: an argument has a value that cannot be meant. It names a function that is not there, a model without
+            parameters, a ``runs_dir`` in which no run can be made, or ``wandb`` without its packages.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch: {type(model).__name__} is no torch.nn.Module; give the model that is trained")

@@ -42,9 +42,9 @@ def deviation(difference: Tensor, golden: Tensor, precision: Format, unit: Unit)
     Args:
         golden: the golden value, of the same shape.
         precision: the format whose ulps count.
-        unit: ``absolute``; ``relative`` to the root mean square of the input's golden value; ``ulps`` of the precision
-            at each golden element, or at that root mean square if the element is smaller: an element near 0 has an
-            ulp that says nothing about the sum it came from.
+        unit: ``absolute``; ``relative`` to the root mean square of the input's golden value; or ``ulps`` of the
+            precision at each golden element. If the element is smaller than that root mean square, they are those at
+            the latter. An element near 0 has an ulp that says nothing about the sum it came from.
     """
     in_unit = (difference / _scale(golden, precision, unit)).where(difference != 0, 0.0)  # nothing over 0 is nothing
     per_input = in_unit.flatten(1).cpu().numpy()

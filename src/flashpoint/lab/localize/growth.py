@@ -2,7 +2,7 @@
 
 The growth of a head from a start is ln(norm of W_Q in the run's branch / norm in the twin's), at their ends. Training
 is chaotic: without any cause, too, the two differ. By how much, a second twin tells. Its rows of dS sum to zero, too,
-and its forward pass rounds otherwise than the twin's: nothing drives W_Q in either, and from the first step on they
+and its forward pass rounds otherwise than the twin's. So nothing drives W_Q in either. From the first step on they
 differ by roundings, as the run and the twin do. Chance is the largest |ln(second twin / twin)| of all heads. This
 assumes that the rounding of P̄, in which the twins differ, parts two branches about as far as any other rounding.
 """
@@ -23,9 +23,9 @@ from flashpoint.lab.localize.subject import A, Cells
 
 CLEAR = 3.0
 """A growth is clear of chance from so many times chance on. The largest of all heads is compared with a largest of all
-heads, and of one pair of branches. If independent heads of both pairs spread alike, one of 24 heads is clear by chance
-from less than 0.01 % of starts with normal tails, from 0.4 % with those of Laplace, and from 2.5 % with Student's t of
-three degrees of freedom. Hence :data:`LEAST_GROWTH`."""
+heads, and of one pair of branches. Let independent heads of both pairs spread alike. Then one of 24 heads is clear by
+chance from less than 0.01 % of starts with normal tails, from 0.4 % with those of Laplace. With Student's t of three
+degrees of freedom it is from 2.5 %. Hence :data:`LEAST_GROWTH`."""
 LEAST_GROWTH = 1.25
 """A start counts by itself only if W_Q of a head grows by this factor beyond the twin's. Below, the same head has to
 grow clear of chance from another start. The twins share whatever has no cause in the attention; a growth beyond theirs
@@ -35,8 +35,8 @@ LEAST_REPEATED = 1.02
 thousandths, and where chance is small that is clear of it."""
 FEW_HEADS = 8
 """Of fewer heads in all a largest one tells too little of chance: there each start needs :data:`LEAST_GROWTH`. By
-chance, as above, of eight starts two agree about one of 8 heads in 0.5 % of runs at most, of 4 heads in 2 %, and about
-a single head in 19 to 26 %."""
+chance, as above, of eight starts two agree about one of 8 heads in 0.5 % of runs at most. About one of 4 heads they do
+in 2 %, about a single head in 19 to 26 %."""
 NEGLIGIBLE = 0.1
 """A head that grows less than this share of the head that grows most takes no part: where one grows much, others follow
 a little through the loss."""

@@ -37,10 +37,10 @@ class Probe:
 class DeltaError(Probe):
     """δ_lp − δ_hp, its sum over tokens and over the observed steps, and what it leaves of Σⱼ dSᵢⱼ = 0.
 
-    ``relative_bias`` and ``relative_noise`` are in the unit of the injected errors, |dO_i|₂·|O_i|₂: Σᵢ error over the
-    sum of these bounds, and the root of Σᵢ error² over that of their squares. ``row_sum_relative_bias`` and ``_noise``
-    are the same of the error against rowsum(P∘dP) / rowsum(P), the δ that leaves nothing of Σⱼ dSᵢⱼ: it holds the
-    rounding of P̄ too, which δ_hp shares.
+    ``relative_bias`` and ``relative_noise`` are in the unit of the injected errors, |dO_i|₂·|O_i|₂. They are Σᵢ error
+    over the sum of these bounds, and the root of Σᵢ error² over that of their squares. ``row_sum_relative_bias`` and
+    ``_noise`` are the same of the error against rowsum(P∘dP) / rowsum(P), the δ that leaves nothing of Σⱼ dSᵢⱼ: it
+    holds the rounding of P̄ too, which δ_hp shares.
     """
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ def _deviation(metrics: DeviationMetrics, found: Tensor, exact: Tensor) -> dict[
 
 
 class NullDirection(Probe):
-    """Shares of ‖W_Q‖² and of its last update along the mean key and along the first token's key; and the cosine of the
+    """Shares of ‖W_Q‖² and of its last update along the mean key and along the first token's key. And the cosine of the
     mean key with the mean PK of K as dQ takes it, which errors of δ push W_Q along.
 
     Adding c·q to a row of scores changes no probability, so nothing in the loss holds W_Q along what all keys share.

@@ -28,9 +28,9 @@ SINK_POSITIONS = 4
 
 
 class Ties(Probe):
-    """Rows in which several P̄ are exactly 1 as operands, the paper's trigger, where those keys are, and whether the
-    rounding of O points away from 0 in these rows and in the others, and in the tied rows' feature whose V is most of
-    one sign (§3.3.2).
+    """Rows in which several P̄ are exactly 1 as operands, the paper's trigger, and where those keys are. Whether the
+    rounding of O points away from 0 in these rows, in the others, and in the tied rows' feature whose V is most of one
+    sign (§3.3.2).
 
     Under the row's final maximum: a P̄ that was 1 until a later block of keys brought a larger score is none.
     """

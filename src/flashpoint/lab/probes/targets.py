@@ -1,10 +1,10 @@
 """Targets for an observed pass that are drawn from a prediction instead of taken from the data.
 
 Drawn from the prediction that the rounded O makes, the targets know of O's error ε, and dO has mean zero whatever ε is.
-Drawn from that of an unrounded O they do not, as the data does not: then E[dO·ε] = E[εᵀHε], H the second derivative of
-the loss by O, of which the Gauss–Newton part holds no targets. That part is what the gradients of tokens drawn from the
-model vary by (Fisher's identity): so N·dO·ε, the nats by which ε changes the loss summed over the step's N tokens, has
-the mean that its square has with the first kind of targets (docs/findings/mechanism.md).
+Drawn from that of an unrounded O they do not, as the data does not. Then E[dO·ε] = E[εᵀHε]. H is the second derivative
+of the loss by O, of which the Gauss–Newton part holds no targets. That part is what the gradients of tokens drawn from
+the model vary by (Fisher's identity). N·dO·ε is the nats by which ε changes the loss summed over the step's N tokens.
+So it has the mean that its square has with the first kind of targets (docs/findings/mechanism.md).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ if TYPE_CHECKING:  # every verb reads the rules, and none is to wait for PyTorch
     from torch import Tensor
 
 SavedOut = Literal["none", "unrounded", "redrawn"]
-"""The O that the forward pass saves for δ, of the same P̄ as the O that it returns: none; the one with Ō, ℓ and O
-unrounded; the one with other random bits in every stochastic rounding of Ō and O."""
+"""The O that the forward pass saves for δ, of the same P̄ as the O that it returns. ``unrounded``: with Ō, ℓ and O
+unrounded. ``redrawn``: with other random bits in every stochastic rounding of Ō and O."""
 
 
 class BackwardInputs(Protocol):
