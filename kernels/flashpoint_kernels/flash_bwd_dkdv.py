@@ -48,8 +48,8 @@ class Keys(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What a pass over the queries adds up for a block of keys, [BK, D] FP32; if blocks of queries are rounded, of the
-    block of queries at hand and of those before."""
+    """What a pass over the queries adds up for a block of keys, [BK, D] FP32. If blocks of queries are rounded, it is
+    that of the block of queries at hand and of those before."""
 
     grad_k: tl.tensor
     grad_v: tl.tensor

@@ -1,7 +1,7 @@
 """O in two parts: as returned, and what it lacks of the unrounded O, in whole units that go with O's exponent.
 
 Both directions run once an element of O, so each takes few instructions. Integers of a byte or two need none of the
-slow ones that convert between FP32 and integers: an FP32 number near 1.5·2²³ holds a whole number in its last bits.
+slow ones that convert between FP32 and integers. An FP32 number near 1.5·2²³ holds a whole number in its last bits.
 """
 
 import triton

@@ -1,7 +1,7 @@
 """The one way in which kernels round, exponentiate and divide, and the operands they hand to the matrix units.
 
-Triton's interpreter truncates where a GPU rounds to nearest even and computes BF16 on bit patterns, so there the
-rounding is done by bits and products take FP32 operands, which hold the same BF16 values. PTX is for NVIDIA's GPUs: on
+Triton's interpreter truncates where a GPU rounds to nearest even, and computes BF16 on bit patterns. So there the
+rounding is done by bits, and products take FP32 operands, which hold the same BF16 values. PTX is for NVIDIA's GPUs: on
 others the rounding is done by bits, too.
 """
 

@@ -27,7 +27,7 @@ def command(run: str, other: str, form: str) -> int:
     evidence, which keeps the first hundred steps, each hundredth and the last, a later one is known within a hundred.
 
     Two watched runs are compared by the losses that their loops handed over, and by the batches where both handed them
-    over, at steps of one number: they count from 0, or from what the loop gave as first_step=.
+    over. Steps of one number are compared: they count from 0, or from what the loop gave as first_step=.
 
     The exit status is 0 if they are equal over the steps that both have, 1 if not, 2 on bad input.
     """

@@ -44,7 +44,7 @@ _ALONE = {
 
 
 def suspects(diagnoses: Sequence[Diagnosis], attention: str | None) -> str:
-    """Return the user's function that seems to be no softmax(QKᵀ·scale)V: most heads err, and none in the direction of
+    """Return the user's function that seems to be no softmax(QKᵀ·scale)V. Most heads err, and none in the direction of
     a row with one key, which no function of the scores turns. Empty where none does.
 
     Args:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def context_of_capture(path: Path, capture: int | None, step: int) -> tuple[list[Table], str]:
     """Return what W_Q did before the run's onset, and which attentions were not recorded and what came after the
-    tensors; both are empty where there is nothing to tell, or no run.
+    tensors. Both are empty where there is nothing to tell, or no run.
 
     Args:
         path: of the run, of one of its captures, or of a file in that.

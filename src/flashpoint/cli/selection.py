@@ -132,8 +132,8 @@ def device_named(where: str, told: str = "--device cuda", instead: str = "--devi
 
 
 def provenance(runs: Sequence[Run]) -> str:
-    """Return one line with the hardware, PyTorch versions, corpora, seeds and days of the runs; corpora and
-    seeds are left out of runs of other loops, which do not tell them."""
+    """Return one line with the hardware, PyTorch versions, corpora, seeds and days of the runs. Corpora and seeds are
+    left out of runs of other loops, which do not tell them."""
     hardware = {run.manifest.place for run in runs}
     own = [run for run in runs if not run.watched]
     data = {(run.manifest.data.fingerprint or "unknown")[:8] for run in own}

@@ -1,7 +1,7 @@
 """Factors that an attention has beside what it was told: on the scores inside, and on dQ.
 
 Both look like an error of δ that has a mean. A softmax of S·(1 + η), as with another scale or a soft cap, moves O along
-the covariance of S and V under P. A factor of dQ, as of a backward pass whose P or α is off, moves dQ along itself; so
+the covariance of S and V under P. A factor of dQ, as of a backward pass whose P or α is off, moves dQ along itself. So
 it is looked for across PK, where an error of δ moves nothing.
 
 Shapes: N sequences, H heads, T tokens, d features per head.
@@ -71,8 +71,8 @@ def factors_of_scores(outs: Sequence[Tensor], true: Exact) -> list[Tensor]:
 
 
 def fitted_factor(found: Tensor, true: Exact, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Return η of the scores [H] in an O [H, T, d] that may be far from 0, and the share of O's error that it leaves;
-    ``start`` where it leaves more than :data:`_LEFT`, which is no such O."""
+    """Return η of the scores [H] in an O [H, T, d] that may be far from 0, and the share of O's error that it leaves.
+    Where it leaves more than :data:`_LEFT`, which is no such O, return ``start``."""
     scores, factor = _finite(true.scores), start.nan_to_num(0.0)
     for _ in range(_STEPS):
         probs = _with_factor(true, scores, factor)

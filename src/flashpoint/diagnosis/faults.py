@@ -1,7 +1,7 @@
 """Attentions with a fault put in on purpose, to see whether a diagnosis names it.
 
 Each is causal FlashAttention in PyTorch with BF16 operands and FP32 sums, tiles of :data:`BLOCK` queries by as many
-keys, and δ from an FP32 O: without its fault it has nothing to be found. Shapes: :mod:`flashpoint.diagnosis.call`.
+keys, and δ from an FP32 O. Without its fault it has nothing to be found. Shapes: :mod:`flashpoint.diagnosis.call`.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def standard_errors(sequences: int, heads: int) -> float:
 
 def mean_and_margin(values: Tensor, identities: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Return the mean [H] of values [N, H] over different sequences, and how far the true one surely is no farther from
-    it; infinite where fewer than :data:`FEW` have a value. NaN is none."""
+    it. The latter is infinite where fewer than :data:`FEW` have a value. NaN is none."""
     different = averaged(values, identities)
     mean, counts = different.nanmean(0), (~different.isnan()).sum(0)
     variance = (different - mean).square().nansum(0) / (counts - 1).clamp_min(1)

@@ -5,8 +5,8 @@ therefore read out what no attention returns, and change nothing else:
 
 - K has a feature that is 1: dQ there is α Σⱼ dSᵢⱼ, which is 0 in exact arithmetic and −α·(error of δ) else.
 - V has a feature for each block of keys, 1 on its keys: O there is the weight Σⱼ Pᵢⱼ that a query gives the block.
-- dO has a feature for each block of queries, 1 on its queries: dV there sums to Σᵢⱼ Pᵢⱼ over the block, as the backward
-  pass has P; with an L that is off the sum is off.
+- dO has a feature for each block of queries, 1 on its queries. dV there sums to Σᵢⱼ Pᵢⱼ over the block, as the backward
+  pass has P. With an L that is off the sum is off.
 
 K's feature that is 1 serves twice: with a number in that feature of Q all scores of a row grow alike, which changes no
 softmax. Where O changes, as with a soft cap, a correct dS has row sums that are not 0.

@@ -21,7 +21,7 @@ def out_of_rounded_probs(call: AttentionCall, n: int) -> Tensor:
 
 
 def out_of_rounded_scores(call: AttentionCall, n: int) -> Tensor:
-    """Return O [H, T, d] float64 of FlashAttention-2 in which S, P̄ and Ō are rounded, to FP16 or else to BF16: an
+    """Return O [H, T, d] float64 of FlashAttention-2 in which S, P̄ and Ō are rounded, to FP16 or else to BF16. An
     attention of FP32 tensors may hold them so."""
     rounding = Rounding("nearest", 7) if call.q.dtype == torch.float32 else _rounding(call)
     coarser = AttentionVariant(scores=rounding, probs=rounding, out_unnormalized=rounding, out=UNROUNDED)

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 class Graphed(Generic[Result]):
     """A computation that reads and makes tensors on one device and asks the host for nothing.
 
-    On a GPU a call after the first ones is captured as a CUDA graph and replayed from then on: some hundreds of
+    On a GPU a call after the first ones is captured as a CUDA graph and replayed from then on. Some hundreds of
     launches for a millisecond of work would otherwise cost more than the work. What a call returns is then overwritten
     by the next.
 

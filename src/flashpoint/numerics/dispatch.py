@@ -70,9 +70,9 @@ def flash_fwd(
     Arguments as for :func:`attention`.
 
     Returns:
-        O [B, H, T, d], which alone has gradients; L [B, H, T] float32; the O of δ, [B, H, T, d] float32; and the
-        centred keys [B, H, T, d], empty where none are centred. With ``out_residual_bits`` the third is what O lacks of
-        it. The third is empty where it is O.
+        O [B, H, T, d], which alone has gradients. L [B, H, T] float32. The O of δ, [B, H, T, d] float32. The centred
+        keys [B, H, T, d], empty where none are centred. With ``out_residual_bits`` the third is what O lacks of it. The
+        third is empty where it is O.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     # A program that is exported runs where no variant has that name, or another one.

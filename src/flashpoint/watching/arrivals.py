@@ -30,8 +30,8 @@ class Arrival(Protocol):
 class Arrivals:
     """Publishes events once their numbers can be read, in the order in which they were asked for.
 
-    Those with numbers of the host come at once, unless others are before them; those of a GPU at the second turn after
-    they were asked for, however fast the GPU is.
+    Those with numbers of the host come at once, unless others are before them. Those of a GPU come at the second turn
+    after they were asked for, however fast the GPU is.
     """
 
     def __init__(self, publish: Publish) -> None:

@@ -40,7 +40,7 @@ had some."""
 
 class _HeldObservations:
     """The last observation of all layers, and an earlier one as long as a step before the last one can turn out to have
-    failed: losses are read some steps late.
+    failed. Losses are read some steps late.
 
     The earlier one lies in the memory of the CPU. It is the newest that no such step precedes.
 
@@ -146,7 +146,7 @@ class CaptureRecorder:
     def _keep_nonfinite(self, event: NotFinite) -> None:
         """Write the last observation up to a step that had a number that is none, and its batch; if that step has a
         capture of its own, this stays. Where the observation is older than that and the loop goes on, capture the next
-        step, too: it may not come, and what was last finite does not show where it began."""
+        step, too. It may not come, and what was last finite does not show where it began."""
         step, told = event.step, event.reason
         calls = [] if self._run.has_capture(step) else self._observations.until(step)
         earlier = bool(calls) and calls[0].step < step

@@ -267,8 +267,8 @@ def masking_of(
 
 
 def _errors_of_rows(sequence: Sequence[Tensor], causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    """Return how far some rows of O are from what the definition makes of q, k and v, [H, T, d] each, over their norms,
-    beside the sink that they show in a head.
+    """Return how far some rows of O are from what the definition makes of q, k and v, over their norms. Each is
+    [H, T, d]. The definition has the sink that the rows show in a head.
 
     A row that almost cancels counts by the norm that it would have if its terms were independent.
 

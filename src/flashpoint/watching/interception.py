@@ -217,7 +217,7 @@ def _masked(module: Any, length: int, mask: Any, given: dict[str, Any]) -> tuple
 
 
 def _is_packed(given: dict[str, Any]) -> bool:
-    """Return whether a call without a mask has several sequences in a row, as FlashAttention takes them: positions
+    """Return whether a call without a mask has several sequences in a row, as FlashAttention takes them. Then positions
     begin anew, or more than the beginning and the end of one sequence are told."""
     positions, ends = given.get("position_ids"), given.get("cu_seq_lens_q")
     if isinstance(positions, Tensor) and positions.dim() == 2 and bool((positions.diff(dim=-1) < 1).any()):

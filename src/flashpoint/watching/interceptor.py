@@ -111,8 +111,8 @@ class Interceptor:
         self._sequences = max(self._sequences, sequences)
 
     def begin_forward(self) -> int | None:
-        """Take calls from here on as those of another forward pass; in the place of one whose backward pass has left
-        out gradients, as an error does that the loop passes over.
+        """Take calls from here on as those of another forward pass. It takes the place of one whose backward pass has
+        left out gradients, as an error does that the loop passes over.
 
         Returns:
             the number of the pass; None where its calls are not taken, or have no gradients.

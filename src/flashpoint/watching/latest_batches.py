@@ -188,9 +188,9 @@ class BatchRecorder:
 
 
 def sums(batch: Any) -> Sums:
-    """Return the sums of a batch: of a tensor Σ (w_i + 0x9E3779B9) · f_i over its words w, and of a container those of
-    its parts, each times a power of 0x100000001B3 by its place, all mod 2⁶⁴. Σ f_i is known, so that the device adds up
-    Σ w_i · f_i alone. Of a tensor that processes share it is the part of this one."""
+    """Return the sums of a batch, all mod 2⁶⁴. Of a tensor it is Σ (w_i + 0x9E3779B9) · f_i over its words w. Of a
+    container it is those of its parts, each times a power of 0x100000001B3 by its place. Σ f_i is known, so that the
+    device adds up Σ w_i · f_i alone. Of a tensor that processes share it is the part of this one."""
     summed = Sums()
     _add(summed, batch, 1)
     return summed

@@ -31,8 +31,8 @@ def is_transformed(value: Any) -> bool:
 
 
 def shapes_left_out(tensors: Mapping[str, Tensor]) -> str:
-    """Return why q, k, v and O, [B, H, T, d] and for keys [B, H_kv, T, d], are no self-attention that is recorded, with
-    their shapes and what to do; empty where they are one."""
+    """Return why q, k, v and O are no self-attention that is recorded, with their shapes and what to do; empty where
+    they are one. Tensors are [B, H, T, d], of keys [B, H_kv, T, d]."""
     shapes = {name: list(x.shape) for name, x in tensors.items()}
     if is_self_attention(shapes):
         return ""

@@ -36,8 +36,8 @@ from flashpoint.watching.step_calls import ShownCall
 _TOLD = 4
 """Numbers of calls that a line names."""
 _PATIENCE = 100
-"""Steps at most that a collection leaves out for another watched model that is to be observed, and that a model waits
-for another one, which may be trained no more, before it ends the observation of that one."""
+"""Steps at most that a collection leaves out for another watched model that is to be observed. Also those that a model
+waits for another one, which may be trained no more, before it ends the observation of that one."""
 
 
 class Observer:

@@ -1,7 +1,7 @@
 """``hydra/launcher=gpus``: the runs of a sweep as processes, one on each GPU of this machine, the others in a queue.
 
-Other launchers lack one of the three: Hydra's joblib launcher stops at the first failure and assigns no GPUs;
-submitit's local executor starts every job at once; neither goes on with the runs that are missing.
+Other launchers lack one of the three. Hydra's joblib launcher stops at the first failure and assigns no GPUs.
+submitit's local executor starts every job at once. Neither goes on with the runs that are missing.
 
 No postponed annotations here: Hydra imports plugins without registering them, and dataclasses could not resolve them.
 """

@@ -70,8 +70,8 @@ class Sums:
         return float(np.sqrt(self.tokens * self.variances[layer - 1, heads].sum()))
 
     def bias_in_nats(self, layer: int) -> NDArray[np.float64]:
-        """Return, for each of n steps, the mean over the tokens and heads of a layer (from 1) of N·error, the nats
-        by which a token's rounding error changes the summed loss."""
+        """Return, for each of n steps, the mean over the tokens and heads of a layer (from 1) of N·error. These are the
+        nats by which a token's rounding error changes the summed loss."""
         means: NDArray[np.float64] = self.all_tokens * self.by_step[layer - 1].mean(0) / self.tokens
         return means
 
@@ -91,11 +91,11 @@ class Sums:
         return spread + means**2
 
     def sensitivity(self, relative: Relative, layer: int) -> float:
-        """Return N·|dO_i|·|O_i|, root mean square over the tokens, heads and steps of a layer (from 1), in nats: how
-        much the summed loss depends on one row of O, to first order.
+        """Return N·|dO_i|·|O_i|, root mean square over the tokens, heads and steps of a layer (from 1), in nats. To
+        first order so much does the summed loss depend on one row of O.
 
-        Where all rows of a head attend to one key each, O is exact, no error tells it, and the step counts without that
-        head; nan where there is no error at all."""
+        Where all rows of a head attend to one key each, O is exact and no error tells it. Then the step counts without
+        that head; nan where there is no error at all."""
         noises = np.square(relative.noises[layer - 1])
         told = noises > 0
         squares = self.mean_squares[layer - 1][told] / noises[told]

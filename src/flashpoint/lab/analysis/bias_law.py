@@ -54,7 +54,7 @@ class Point:
 
 
 def by_weights(runs: Sequence[Run], window: Window) -> dict[str, list[Point]]:
-    """Group points by the run and step that their runs branched off; a run that is no branch has a group of its own, as
+    """Group points by the run and step that their runs branched off. A run that is no branch has a group of its own, as
     its name tells only in its experiment."""
     groups: dict[str, list[Point]] = {}
     for run in runs:

@@ -74,8 +74,8 @@ class Lifetimes:
         """Return the steps at which the curve's interval passes one half (Brookmeyer & Crowley 1982); None where not
         reached.
 
-        None at both ends of fewer than five runs, too: the lower end would be their first onset, and all of n onsets
-        come after the true median with probability 1/2ⁿ, more than the 5 % that the interval allows.
+        None at both ends of fewer than five runs, too. The lower end would be their first onset. All of n onsets come
+        after the true median with probability 1/2ⁿ, more than the 5 % that the interval allows.
         """
         if not len(self.onsets) or 0.5**self.count > 1 - CONFIDENCE:
             return None, None
@@ -183,8 +183,9 @@ def control_of(group: Lifetimes, groups: Sequence[Lifetimes], control: str) -> L
 
 
 def logrank_p(one: Lifetimes, other: Lifetimes) -> float | None:
-    """Return the two-sided p of the log-rank test; None where the runs say nothing: none exploded while both groups
-    had some, or there are fewer than :data:`FEWEST` in one of them, whose p could not be small."""
+    """Return the two-sided p of the log-rank test, or None where the runs say nothing. They do not if none exploded
+    while both groups had some. Nor if there are fewer than :data:`FEWEST` in one of them, whose p could not be
+    small."""
     from scipy.stats import logrank
 
     if not len(one.onsets) + len(other.onsets) or min(one.count, other.count) < FEWEST:

@@ -46,8 +46,8 @@ def pairs(runs: Sequence[Run], controls: Sequence[Run]) -> Pairs:
     It has the run's seed, and where any seed has several controls, the run's data and settings, too.
 
     Raises:
-        UserError: a run or control is a branch, a control lasted for no step, two controls have one seed and setting,
-            two runs of a group one seed, or a run has no control.
+        UserError: a run or control is a branch, a control lasted for no step, or a run has no control. Or two controls
+            have one seed and setting, or two runs of a group one seed.
     """
     for run in (*runs, *controls):
         refuse_late_entry(run)

@@ -67,8 +67,8 @@ def _value(run: Run, key: str) -> float | str:
 def exponents(doses: Sequence[Dose], key: str) -> list[float]:
     """Return p of onset ∝ value^p for each seed: the least-squares slope of log onset over log value.
 
-    Empty where the setting is no positive quantity of two values or more, or where a seed has no onset at one of them:
-    to leave out those that held would make the answer look smaller than it is.
+    Empty where the setting is no positive quantity of two values or more, or where a seed has no onset at one of them.
+    To leave out those that held would make the answer look smaller than it is.
     """
     from scipy.stats import linregress
 

@@ -194,9 +194,9 @@ def command(
     own standard error if the errors of all tokens were independent with mean zero. The share of observed steps at which
     the sum over tokens was positive. Bias and noise (root mean square) in units of |dO|·|O|.
 
-    --by layer: z of each layer, the hottest in bold. Of the hottest layer bias, noise and bias over noise²; and in nats
-    of the loss summed over the step's N tokens the sensitivity N·|dO|·|O|, and the mean of N·error over its mean
-    square. Several runs have a second table: Σz/√n, and means over the runs.
+    --by layer: z of each layer, the hottest in bold. Of the hottest layer bias, noise and bias over noise². In nats of
+    the loss summed over the step's N tokens, the sensitivity N·|dO|·|O|, and the mean of N·error over its mean square.
+    Several runs have a second table: Σz/√n, and means over the runs.
 
     --by layer --metric NAME: the mean of a metric over heads and steps, or the sensitivity. A line says in how many
     explosions the layer that explodes has the largest.
@@ -213,9 +213,9 @@ def command(
     with the model's targets. Where that was not measured, the bias is over its own variance, in italics, and in no
     mean.
 
-    --by time: the bias of each layer in units of |dO|·|O|, a mean over heads, observed steps and the runs that have no
-    onset yet, as long as they are no fewer than those that have one. --variant FILE.yaml writes exact row sums with
-    these biases injected: attn.delta_error.trajectory.
+    --by time: the bias of each layer in units of |dO|·|O|. It is a mean over heads, observed steps and the runs that
+    have no onset yet, as long as they are no fewer than those that have one. --variant FILE.yaml writes exact row sums
+    with these biases injected: attn.delta_error.trajectory.
 
     All intervals are 95 %.
     """

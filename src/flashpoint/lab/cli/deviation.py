@@ -162,9 +162,9 @@ def command(
 
     ENGINE... are flash and baseline unless named. Each is compared with the last one and with the golden value:
     baseline attention in FP64 on the inputs as rounded to the precision. flash and baseline are emulated, with every
-    operation rounded to nearest even in --precision. The others compute in tensors of the precision: a variant of
-    configs/attn (flash_bf16, released), on a GPU by its kernels; sdpa:math, sdpa:flash, sdpa:efficient, sdpa:cudnn, or
-    sdpa:all for each that is available; FILE.py:FUNCTION, which takes q, k, v and is_causal and returns O.
+    operation rounded to nearest even in --precision. The others compute in tensors of the precision. They are a variant
+    of configs/attn (flash_bf16, released), on a GPU by its kernels; sdpa:math, sdpa:flash, sdpa:efficient, sdpa:cudnn,
+    or sdpa:all for each that is available. FILE.py:FUNCTION takes q, k, v and is_causal and returns O.
 
     A row has the size of one difference over all elements of all inputs. A second table has each engine's distance from
     the golden value over that of the last one. What all rows have in common is told beneath. --columns all adds it as

@@ -66,9 +66,9 @@ def command(
     layers, heads or choices it has the run's attention, elsewhere the twin: the same attention with every row of dS
     summing to zero. A checkpoint counts if W_Q of some head grows beyond the twin's by more than chance: by more than a
     second twin's does, which rounds otherwise. A branch grows if W_Q of these heads comes nearer to the run's than to
-    the twin's. Asked are, in this order: the layers that make them grow, the heads of these layers, the choices that
-    stop the growth when they are changed, the last checkpoint from which the twin still holds, and whether what was
-    found explodes alone. The interval of a share is a 95 % one over starts of this run.
+    the twin's. First it asks which layers make them grow, and which heads of these layers. Then it asks which choices
+    stop the growth when they are changed. At last it asks for the last checkpoint from which the twin still holds, and
+    whether what was found explodes alone. The interval of a share is a 95 % one over starts of this run.
 
     When --minutes are over, layers, heads and choices have the answers of the starts that there was time for, and the
     last line names what is missing. Branches are kept in RUN/localize.jsonl: the same command goes on where it was

@@ -52,12 +52,12 @@ def command(
 ) -> None:
     """Count the runs that exploded, and when, a row for each attention and setting.
 
-    Exploded of n with its 95 % interval (Clopper–Pearson), and how many of them by a NaN or an infinity; Kaplan–Meier
-    median of the onset, the longest stable run, and the p of a log-rank test against the control. Why a row has no p
-    is told on stderr; where none has, there is no column.
+    Exploded of n with its 95 % interval (Clopper–Pearson), and how many of them by a NaN or an infinity. Kaplan–Meier
+    median of the onset, the longest stable run, and the p of a log-rank test against the control. Why a row has no p is
+    told on stderr; where none has, there is no column.
 
-    --severity: how far the validation loss of the runs that exploded ended above its value before the onset, and the
-    largest spectral norm of W_Q over all heads at the end of each run; median, least and most.
+    --severity: how far the validation loss of the runs that exploded ended above its value before the onset. And the
+    largest spectral norm of W_Q over all heads at the end of each run. Both have median, least and most.
 
     --by KEY: the median onset at each value of a setting, from five runs on with its 95 % interval. Where every seed
     exploded at every value, the exponent p of onset ∝ value^p follows: its mean over seeds, with its 95 % interval.

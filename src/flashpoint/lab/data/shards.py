@@ -146,7 +146,7 @@ def _submitted(pool: ProcessPoolExecutor, job: Job) -> Future[ShardRecord]:
     """Submit a job.
 
     Submitting starts a process. If another one dies meanwhile, the pool closes the pipes that the new process is to
-    inherit: spawning then raises a ``ValueError``, or an ``OSError`` that is no refusal of the system's.
+    inherit. Spawning then raises a ``ValueError``, or an ``OSError`` that is no refusal of the system's.
 
     Raises:
         BrokenProcessPool: a process of the pool died.

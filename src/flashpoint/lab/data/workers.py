@@ -104,8 +104,8 @@ def follow_parent() -> None:
 def in_background(work: Callable[..., T], *arguments: Any) -> Iterator[Future[T]]:
     """Do ``work`` in a process of its own: a Python process computes in one thread at a time.
 
-    Leaving the block waits for the process. Where the block fails, or this process dies, the other one is told to end:
-    it leaves its with-blocks when it next runs Python, and so removes what it has not finished.
+    Leaving the block waits for the process. Where the block fails, or this process dies, the other one is told to end.
+    It leaves its with-blocks when it next runs Python, and so removes what it has not finished.
 
     Args:
         work: a function of a module that is quick to import.

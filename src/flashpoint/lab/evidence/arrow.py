@@ -159,7 +159,7 @@ def _numbers(array: Any) -> NDArray[Any]:
 
 def chain_table(run: str, chain: Chain) -> Any:
     """Return the rows of a run: its name, and of each recorded step its number, loss, gradient norm, checksum, and
-    digest; null where no checksum was taken, and where the digest follows from the step before.
+    digest. Null stands where no checksum was taken, and where the digest follows from the step before.
     """
     import pyarrow as pa
 

@@ -54,8 +54,8 @@ class Branches(Generic[A]):
 
     Attributes:
         side_by_side: branches that train at a time, a process each; a single one trains in this process.
-        checkpoints: the steps from which a branch can start, in order: after the warm-up of the learning rate, in which
-            norms of every head grow, and so that it ends before the run's failure.
+        checkpoints: the steps from which a branch can start, in order. They lie after the warm-up of the learning rate,
+            in which norms of every head grow, and a branch ends before the run's failure.
 
     Raises:
         UserError: the run failed too early.

@@ -71,7 +71,7 @@ def _words(noun: str, numbers: Sequence[int]) -> str:
 def growing_alone(parts: Parts[A], measure: Measure[A]) -> dict[Part, Effect]:
     """Return, of each part that grows in the run, how much it grows where it alone has the run's attention.
 
-    It is measured in its own heads, and from the starts from which they grow: from different starts different heads
+    It is measured in its own heads, and from the starts from which they grow. From different starts different heads
     grow, and one that does not grow in the run says nothing of its attention.
     """
     growing = [one for one in parts.every if measure.growing(parts.cells([one]))]

@@ -21,10 +21,10 @@ from flashpoint.lab.localize.subject import A, Answer
 def answers(branches: Branches[A], starts: int) -> Iterator[list[Answer]]:
     """Ask all questions from so many starts; yield the answers as they stand, whenever there is a new one.
 
-    Layers, heads and choices are asked in rounds, the first from one start, the next from one more; where several
-    branches train side by side, from as many and as many more. When the time runs out they have the answers of the last
-    round that was finished: fewer starts for all of them, rather than none for the last. The last answer then says what
-    is missing.
+    Layers, heads and choices are asked in rounds, the first from one start, the next from one more. Where several
+    branches train side by side, it is from as many and as many more. When the time runs out they have the answers of
+    the last round that was finished: fewer starts for all of them, rather than none for the last. The last answer then
+    says what is missing.
 
     Raises:
         UserError: the run does not outgrow its twin, or a branch cannot be trained.

@@ -72,8 +72,8 @@ class Subject(Protocol[A]):
         """Return an attention's name."""
 
     def identity(self, attention: A, start: int) -> str:
-        """Return what makes two branches from one step the same: their attention, and where it is not the run's
-        folder that tells it, how they are trained and from which weights."""
+        """Return what makes two branches from one step the same: their attention. Where it is not the run's folder that
+        tells it, also how they are trained and from which weights."""
 
     def train(self, attention: A, start: int, steps: int, folder: Path) -> Trained:
         """Train so many steps on the run's batches from a checkpoint, in a folder that does not exist.

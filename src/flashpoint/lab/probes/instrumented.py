@@ -20,8 +20,9 @@ from flashpoint.lab.probes.targets import draw, with_unrounded_out
 
 @contextlib.contextmanager
 def recorded(model: GPT) -> Iterator[tuple[list[Tensor], list[Tensor], list[Tensor]]]:
-    """Yield lists that a forward pass in the block fills, by layer: what the attention's first projection takes
-    [B, T, C], what it returns, q, k and v [B, T, 3C], and what the second one takes, O [B, T, C]."""
+    """Yield lists that a forward pass in the block fills, by layer. They have what the attention's first projection
+    takes [B, T, C], and what it returns, q, k and v [B, T, 3C]. The third is what the second projection takes, O [B, T,
+    C]."""
     inputs: list[Tensor] = []
     packed: list[Tensor] = []
     outs: list[Tensor] = []

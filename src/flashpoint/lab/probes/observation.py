@@ -225,8 +225,8 @@ class _InputsOfDelta:
 
 
 def analysed(variant: AttentionVariant, precision: Precision) -> AttentionVariant:
-    """Return the variant to analyse: for PyTorch's own kernels FlashAttention-2's numerics, which they implement, with
-    the mantissa bits of the training's precision; in FP32 and TF32 nothing is rounded between their products."""
+    """Return the variant to analyse. For PyTorch's own kernels it is FlashAttention-2's numerics, which they implement,
+    with the mantissa bits of the training's precision. In FP32 and TF32 nothing is rounded between their products."""
     elsewhere = variant.elsewhere and analysed(variant.elsewhere, precision)
     if variant.kernel == "flash":
         return dataclasses.replace(variant, elsewhere=elsewhere)

@@ -58,8 +58,8 @@ def _norms(run: Run, width: int, height: int) -> RenderableType:
 def _drawing(
     title: str, lines: dict[str, Series], first_step: int, width: int, height: int, *, log: bool = False
 ) -> RenderableType:
-    """Return the lines of steps [n] and values [n] under a title, each in its colour, on an axis that begins at a step;
-    a logarithmic one leaves out values ≤ 0."""
+    """Return the lines of steps [n] and values [n] under a title, each in its colour, on an axis that begins at a step.
+    A logarithmic one leaves out values ≤ 0."""
     heading = Text(f"\n{title}", "bold")
     figure = plotille.Figure()
     figure.width, figure.height, figure.color_mode, figure.with_colors = width, height, "names", True

@@ -28,7 +28,7 @@ def run_digest(chain: str, weights: str) -> str:
 def state_checksum(tensors: Iterable[Tensor]) -> Tensor:
     """Return a checksum [] int64 on the tensors' device: a sum over all bits, the same in any order of summation.
 
-    Each tensor (float32) adds Σ x + Σ x² over its values as int32, times an odd number of its own, modulo 2⁶⁴: a
+    Each tensor (float32) adds Σ x + Σ x² over its values as int32, times an odd number of its own, modulo 2⁶⁴. A
     changed bit changes it, and so does a swap of two tensors.
     """
     total: Tensor | None = None

@@ -46,8 +46,8 @@ def starting_point(
         taped: whole steps of the tape of the run to resume; None is enough.
 
     Raises:
-        UserError: the run to branch from has no checkpoint that early, or not any more; the run that the checkpoint is
-            of has no digest chain; or ``train.steps`` is less than the steps done there. A chain or a tape that is
+        UserError: the run to branch from has no checkpoint that early, or not any more. Or the run that the checkpoint
+            is of has no digest chain, or ``train.steps`` is less than the steps done there. A chain or a tape that is
             damaged costs the checkpoints from there on.
     """
     start, source = Start(), resumed or original

@@ -150,8 +150,8 @@ class Trainer:
             from_initial_weights: whether the run's first step was step 0, to which it can go back without a checkpoint.
 
         Returns:
-            One sentence; None where no step was NaN or infinite, a branch has no checkpoint any more from before that
-            step, several processes share a batch, or a request to stop came in between.
+            One sentence, or None. None where no step was NaN or infinite, or a branch has no checkpoint any more from
+            before that step. Also where several processes share a batch, or a request to stop came in between.
         """
         onset = self.detector.onset_step
         if self.detector.verdict != "nonfinite" or onset is None or self._ranks.world > 1:
