@@ -44,6 +44,12 @@ class Net(nn.Module):
         return self.attend(q, k, v, is_causal=True, enable_gqa=True).square().mean()
 
 
+def ungrouped(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, enable_gqa: bool = False) -> Tensor:
+    """PyTorch's attention, which is given a key and a value for each head of q."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+
 def loop(
     model: nn.Module, runs: Path, steps: int = 6, at: Callable[[int, Watch], None] | None = None, **options: Any
 ) -> Run:
@@ -89,12 +95,19 @@ def test_norms_are_those_of_the_matrices_that_make_q_and_k(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=releases.compiles_to_bits_of_eager)])
-def test_watching_changes_no_bit_of_the_training(tmp_path: Path, compiled: bool) -> None:
+@pytest.mark.parametrize(
+    ("compiled", "attend"),
+    [
+        (False, F.scaled_dot_product_attention),
+        (True, ungrouped),
+        pytest.param(True, F.scaled_dot_product_attention, marks=releases.compiles_grouped_heads_to_bits_of_eager),
+    ],
+)
+def test_watching_changes_no_bit_of_the_training(tmp_path: Path, compiled: bool, attend: Callable[..., Tensor]) -> None:
     weights = []
     for watched in (True, False):
         torch.manual_seed(1)
-        model = Net()
+        model = Net(attend)
         trained: Any = torch.compile(model, backend="aot_eager") if compiled else model
         if watched:
             loop(trained, tmp_path, interval=2)

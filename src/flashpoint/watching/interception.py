@@ -48,7 +48,13 @@ def intercept(interceptor: Interceptor, functions: Sequence[NamedFunction]) -> C
     the interceptor, until what is returned is called. Compiled parts of the model run uncompiled meanwhile."""
     with contextlib.ExitStack() as entered:
         entered.callback(interceptor.remove_hooks)
-        entered.enter_context(torch.compiler.set_stance("force_eager"))
+        modes = _get_current_function_mode_stack()
+        _set_stack([])  # the first stance imports the compiler, which PyTorch 2.6 cannot do under a device "meta"
+        try:
+            stance = torch.compiler.set_stance("force_eager")
+        finally:
+            _set_stack(modes)
+        entered.enter_context(stance)
         for named in functions:
             original, intercepting = getattr(named.owner, named.name), intercepting_function(interceptor, named)
             for module, name in places_of(original):
