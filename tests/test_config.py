@@ -188,6 +188,13 @@ def test_what_the_run_folder_stores_builds_the_same_configuration() -> None:
     assert build_config(config.to_dict(), CONFIGS / "attn") == config
 
 
+def test_a_run_is_uploaded_only_where_it_is_asked_for() -> None:
+    assert (Config().tracking.wandb, composed().tracking.wandb) == ("offline", "offline")
+    assert {mode: composed(f"tracking={mode}").tracking.wandb for mode in ("disabled", "offline", "online")} == {
+        mode: mode for mode in ("disabled", "offline", "online")
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "told"),

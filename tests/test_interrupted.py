@@ -92,7 +92,7 @@ def test_a_signal_after_the_last_step_loses_nothing(
     monkeypatch.setattr(plan, "fix_numerics", lambda *_: None)  # which outlasts the test
     if late == "verdict":
         monkeypatch.setattr(Outcome, "to_dict", interrupted)
-    drawing = (Interrupted if late == "figure" else EndOfRunDrawing)(report=False)
+    drawing = (Interrupted if late == "figure" else EndOfRunDrawing)()
     before = signal.signal(signal.SIGTERM, lambda *_: unheeded.append(True))
     try:
         outcome = run(build_config({**values, "runs_dir": str(tmp_path)}, CONFIGS / "attn"), [drawing])
@@ -102,6 +102,7 @@ def test_a_signal_after_the_last_step_loses_nothing(
     assert (outcome.step, outcome.interrupted) == (12, None)
     assert json.loads((tmp_path / "original/outcome.json").read_text())["interrupted"] is None
     assert (tmp_path / "original/curves.png").is_file()
+    assert (tmp_path / "original/report/report.html").is_file()
 
 
 @pytest.mark.slow

@@ -54,8 +54,16 @@ def test_one_key_leaves_the_others_of_its_section(
 ) -> None:
     values = again(run, override)
     assert values["checkpoints"] == {**recorded["checkpoints"], "interval": 50}
-    for section in ("attn", "model", "data", "tracking", "probes"):
+    for section in ("attn", "model", "data", "probes"):
         assert values[section] == recorded[section]
+
+
+def test_a_replay_is_uploaded_only_where_it_is_asked_for(run: RunFolder, recorded: dict[str, Any]) -> None:
+    """It keeps the project: the original and its replay are to be seen beside each other."""
+    write_json(run.config, {**recorded, "tracking": {**recorded["tracking"], "wandb": "online"}})
+    assert replayed(run)["tracking"] == {**recorded["tracking"], "wandb": "offline"}
+    assert replayed(run, "tracking.wandb=online")["tracking"] == {**recorded["tracking"], "wandb": "online"}
+    assert resumed(run)["tracking"] == {**recorded["tracking"], "wandb": "online"}  # the same run goes on
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,7 @@ def first_version() -> dict[str, Any]:
         ({}, {"probes.weights_interval": 50, "train.precision": "bf16", "checkpoints.interval": 500}),
         ({"probes": {"w_q_interval": 7, "attention": ["ties"]}}, {"probes.weights_interval": 7}),
         ({"probes": {"attention": ["ties", "an_older_one"]}}, {"probes.attention": ("ties", "an_older_one")}),
+        ({"tracking": {**CONFIG["tracking"], "wandb": "auto"}}, {"tracking.wandb": "offline"}),
         ({"checkpoints": {"interval": 5, "budget_gib": 1}}, {"checkpoints.interval": 5, "checkpoints.budget_gib": 1.0}),
     ],
 )

@@ -37,7 +37,7 @@ def test_counts_of_numpy_are_taken(tmp_path: Path) -> None:
         ({"functions": ["torch"]}, "functions=torch: give MODULE:NAME"),
         ({"functions": [".torch:b"]}, "give MODULE:NAME of an installed module"),
         ({"functions": ["torch:Tensor"]}, "torch has no function Tensor"),
-        ({"wandb": "foo"}, "wandb='foo': give one of disabled, auto"),
+        ({"wandb": "foo"}, "wandb='foo': give one of disabled, offline"),
         ({"name": "a\nb"}, r"name='a\\nb': a name cannot hold characters that do not print"),
         *[
             ({"name": name}, "name=.*a name cannot")

@@ -20,7 +20,15 @@ _FIXED = {
     "experiment": "the configuration comes from the run",
     **{key.name: mark.reason for key in keys() for mark in key.marks if isinstance(mark, FromTape)},
 }
-_NOT_INHERITED = ("replay", "resume", "from_step", "allow_world_size_change", "runs_dir", "run_name")
+_NOT_INHERITED = (
+    "replay",
+    "resume",
+    "from_step",
+    "allow_world_size_change",
+    "runs_dir",
+    "run_name",
+    "tracking.wandb",  # a run is uploaded where its own command asks for it
+)
 _OF_A_RESUMPTION = ("resume", "runs_dir", "data.root", "allow_world_size_change", "train.steps", "probes.strict")
 
 
@@ -50,7 +58,7 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
                 raise UserError(f"{key} contradicts replay={composed['replay']}: {reason}; drop one of the two")
     put(values, "train.steps", _recorded_steps(original))
     for name in _NOT_INHERITED:
-        values[name] = composed[name]
+        put(values, name, value_at(composed, name))
     put(values, "probes.weights_against", None)  # the original's twin differs from the original in one thing
     # Another attention keeps the formats in which the original was coarse: they belong to its experiment.
     for key in keys:

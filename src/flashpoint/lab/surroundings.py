@@ -17,8 +17,8 @@ WandbName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^/\\#
 class TrackingConfig:
     """Weights & Biases. The local metrics file is always written."""
 
-    wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """``auto`` is online with a stored login and offline without one; no mode ever prompts."""
+    wandb: Literal["online", "offline", "disabled"] = "offline"
+    """``offline`` logs to the run's folder and ``online`` uploads, if there is a login; no mode ever prompts."""
     project: WandbName = "flashpoint"
     """W&B's project."""
     entity: WandbName | None = None

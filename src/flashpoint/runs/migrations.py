@@ -66,6 +66,7 @@ def config(values: Json) -> Json:
     values = config_as_kept(values)
     _change(values, "attn", _attention)
     _change(values, "probes", _probes)
+    _change(values, "tracking", _tracking)
     return values
 
 
@@ -134,6 +135,11 @@ def _probes(values: Json) -> Json:
     if (interval := values.pop("w_q_interval", None)) is not None:
         values.setdefault("weights_interval", interval)
     return values
+
+
+def _tracking(values: Json) -> Json:
+    """Return how a run is tracked. ``auto`` uploaded where a login was stored, which is done no more unasked."""
+    return {**values, "wandb": "offline"} if values.get("wandb") == "auto" else values
 
 
 def watched_config(values: Json) -> Json:

@@ -35,10 +35,11 @@ from flashpoint.watching.events import (
     StepStarted,
 )
 from flashpoint.watching.functions import NamedFunction
+from flashpoint.watching.notices import tell
 from flashpoint.watching.recording import NullRecorder, Options, Recorder, Recording
 from flashpoint.watching.watched_run import WatchedRun
 
-_Wandb = Literal["disabled", "auto", "online", "offline"]
+_Wandb = Literal["disabled", "offline", "online"]
 
 
 def watch(
@@ -110,7 +111,7 @@ def watch(
         if wandb != "disabled":
             from flashpoint.extras import from_lab
 
-            listeners.append(from_lab("wandb_tracking.listener:tracking", f"wandb={wandb!r}")(wandb, project))
+            listeners.append(from_lab("wandb_tracking.listener:tracking", f"wandb={wandb!r}")(wandb, project, tell))
         if name is not None:
             from flashpoint.runs.subfolders import check_name
 

@@ -22,6 +22,8 @@ class WandbServer:
     """
 
     def __init__(self, *, dies_after_start: bool = False, dies_at: str | None = None) -> None:
+        self.connections = 0
+        """Of all clients, whatever they asked."""
         self.run: dict[str, Any] = {}
         """Newest value of every field that the client set."""
         self.ids: set[str] = set()
@@ -148,6 +150,10 @@ class WandbServer:
 
 def _handler(server: WandbServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        def setup(self) -> None:
+            server.connections += 1
+            super().setup()
+
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             status, answer = server.answer(self.path, body, self.headers.get("authorization"))

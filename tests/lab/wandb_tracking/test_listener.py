@@ -18,11 +18,10 @@ from matplotlib.image import imsave
 from flashpoint.files import write_json
 from flashpoint.lab.config import Config, TrainConfig
 from flashpoint.lab.surroundings import TrackingConfig
-from flashpoint.lab.wandb_tracking.client import chosen_mode
 from flashpoint.lab.wandb_tracking.listener import WandbListener
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
-from tests.conftest import Command, environment
+from tests.conftest import Command, environment, train_command
 from tests.lab.wandb_tracking.server import KEY, WandbServer
 from tests.records import MANIFEST
 
@@ -84,9 +83,10 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_without_a_login_everything_is_kept_on_the_disk(run: RunFolder, capfd: pytest.CaptureFixture[str]) -> None:
-    track(run, "auto")
-    assert capfd.readouterr() == ("", "")
+def test_offline_everything_is_kept_on_the_disk(run: RunFolder, capfd: pytest.CaptureFixture[str]) -> None:
+    track(run, "offline")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert f"{run.path}/wandb" in line
     lines = offline_lines(run)
     (started,) = [line["run"] for line in lines if line["type"] == "run"]
     assert started["config"]["update"]["seed"] == 3
@@ -129,15 +129,36 @@ def test_of_a_run_that_fails_the_client_keeps_what_it_has_and_ends(run: RunFolde
 def test_with_a_login_it_arrives_at_once(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     with WandbServer() as server:
         login(monkeypatch, server)
-        track(run, "auto")
+        track(run, "online")
     assert_arrived(server)
+
+
+@pytest.mark.slow
+def test_a_run_uploads_nothing_unasked_also_with_a_login(train: Command, tmp_path: Path) -> None:
+    (tmp_path / ".netrc").write_text(f"machine api.wandb.ai login user password {KEY}")
+    with WandbServer() as server:
+        asked = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY, "WANDB_MODE": "online", "HOME": str(tmp_path)}
+        others = {"HTTPS_PROXY": server.url, "HTTP_PROXY": server.url}  # whoever else is called
+        result = train("tracking=offline", "run_name=kept", env={**environment(), **asked, **others})
+        assert result.returncode == 0, result.stderr
+        assert server.connections == 0
+    assert offline_lines(RunFolder(tmp_path / "runs/kept"))
+
+
+@pytest.mark.slow
+def test_online_without_a_login_is_kept_on_the_disk(run: RunFolder, capfd: pytest.CaptureFixture[str]) -> None:
+    track(run, "online")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "no login" in line
+    assert f"{run.path}/wandb" in line
+    assert offline_lines(run)
 
 
 @pytest.mark.slow
 def test_a_run_that_was_ended_early_is_stopped_in_its_summary(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     with WandbServer() as server:
         login(monkeypatch, server)
-        track(run, "auto", outcome="stable", onset_step=None, interrupted="SIGTERM")
+        track(run, "online", outcome="stable", onset_step=None, interrupted="SIGTERM")
     assert (server.summary["outcome"], server.summary["interrupted"]) == ("stopped", "SIGTERM")
 
 
@@ -247,7 +268,7 @@ def test_whatever_fails_in_wandb_is_one_line(
     (tmp_path / "broken/wandb.py").write_text(BROKEN[failing])
     monkeypatch.syspath_prepend(tmp_path / "broken")
     track(run, "offline")
-    (line,) = capfd.readouterr().err.splitlines()
+    _where, line = capfd.readouterr().err.splitlines()
     assert line.startswith("W&B is off for this run (")
 
 
@@ -260,29 +281,8 @@ def test_a_client_that_answers_nothing_is_ended(
     monkeypatch.syspath_prepend(tmp_path / "broken")
     monkeypatch.setattr("flashpoint.lab.wandb_tracking.listener.GRACE_SECONDS", 1.0)
     track(run, "offline", finish_seconds=1)
-    (line,) = capfd.readouterr().err.splitlines()
+    _where, line = capfd.readouterr().err.splitlines()
     assert "did not end" in line
-
-
-@pytest.mark.parametrize(
-    ("wanted", "wandb_mode", "login", "mode"),
-    [
-        ("auto", None, False, "offline"),
-        ("auto", None, True, "online"),
-        ("auto", "online", True, "online"),
-        ("auto", "online", False, "offline"),
-        ("auto", "offline", True, "offline"),
-        ("auto", "dryrun", True, "offline"),
-        ("auto", "disabled", True, "disabled"),
-        ("online", "disabled", True, "online"),
-        ("online", None, False, "offline"),
-        ("offline", "online", True, "offline"),
-    ],
-)
-def test_the_mode_follows_the_login_and_wandb_mode_rules_auto_only(
-    wanted: str, wandb_mode: str | None, login: bool, mode: str
-) -> None:
-    assert chosen_mode(wanted, {"WANDB_MODE": wandb_mode} if wandb_mode else {}, lambda: login) == mode
 
 
 NETRC_FILES = [
@@ -315,7 +315,7 @@ def test_a_login_is_a_key_in_the_environment_whatever_a_netrc_file_has(tmp_path:
 
 def logs_in(**variables: str) -> bool:
     """Whether a process of its own finds a login: W&B keeps what it has found."""
-    program = "from flashpoint.lab.wandb_tracking.client import has_login; print(has_login())"
+    program = "from flashpoint.lab.wandb_tracking.client import without_login; print(not without_login())"
     result = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **variables}, capture_output=True, text=True, timeout=60
     )
@@ -328,11 +328,19 @@ def test_a_login_that_wandb_cannot_read_is_one_line_and_all_is_kept_on_the_disk(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "no key")
-    track(run, "auto")
+    track(run, "online")
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("W&B: the login cannot be read (")
-    assert line.endswith("); logging offline")
+    assert f"{run.path}/wandb" in line
     assert list((run.path / "wandb").glob("offline-run-*"))
+
+
+@pytest.mark.slow
+def test_a_run_without_wandb_has_its_page(tmp_path: Path, text_file: Path) -> None:
+    command = train_command("tracking=disabled", "run_name=alone", tiny=True, text_file=text_file)
+    subprocess.run(command, cwd=tmp_path, env=environment(), check=True, capture_output=True, timeout=120)
+    assert (tmp_path / "runs/alone/report/report.html").is_file()
+    assert not (tmp_path / "runs/alone/wandb").exists()
 
 
 @pytest.mark.slow

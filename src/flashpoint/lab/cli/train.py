@@ -116,8 +116,7 @@ def _listeners(tracking: TrackingConfig) -> list[Listener]:
     from flashpoint.lab.report.ending import EndOfRunDrawing
     from flashpoint.lab.wandb_tracking.listener import WandbListener
 
-    tracked = tracking.wandb != "disabled"
-    return [EndOfRunDrawing(report=tracked), *([WandbListener(tracking)] if tracked else [])]
+    return [EndOfRunDrawing(), *([] if tracking.wandb == "disabled" else [WandbListener(tracking)])]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -14,12 +14,9 @@ from flashpoint.runs.run import Run
 
 
 class EndOfRunDrawing:
-    """Writes ``curves.png``, and with ``report`` the page with every figure under ``report/``."""
+    """Writes ``curves.png``, and the page with every figure under ``report/``."""
 
     name = "drawing"
-
-    def __init__(self, *, report: bool) -> None:
-        self._report = report
 
     def begun(self, folder: RunFolder, first_step: int) -> None:
         """Import the library that draws while the run trains: at its end the user would wait for it."""
@@ -31,8 +28,7 @@ class EndOfRunDrawing:
     def ended(self, folder: RunFolder, outcome: Outcome) -> None:
         """Draw."""
         draw_curves(folder)
-        if self._report:
-            write_report([Run.of_folder(folder)], folder.report.path)
+        write_report([Run.of_folder(folder)], folder.report.path)
 
     def failed(self, folder: RunFolder) -> None:
         """A run without a verdict is not drawn."""

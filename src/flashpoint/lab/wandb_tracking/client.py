@@ -7,11 +7,11 @@ an end, the run was killed, and the client ends what it has.
 
 from __future__ import annotations
 
-import os
 import pickle
+import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,8 +33,6 @@ def main(messages: Iterator[tuple[str, Any]]) -> None:
         for kind, content in messages:
             if kind == "begin":
                 run = _begin(content)
-                if run is None:
-                    return
             elif kind == "log":
                 step, metrics = content
                 run.log({"step": step, **_by_head(metrics), **media.of(step, metrics)})
@@ -50,49 +48,37 @@ def _reason(error: Exception) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {error}", 200)
 
 
-def chosen_mode(wanted: str, environment: Mapping[str, str], has_login: Callable[[], bool]) -> str:
-    """Return ``online``, ``offline`` or ``disabled``, of ``tracking.wandb``.
-
-    Args:
-        wanted: ``auto`` follows WANDB_MODE where it is set, and else is ``online`` with a login and ``offline``
-            without one. ``online`` without a login is ``offline``: W&B would prompt, or raise.
-        has_login: asked only where the mode depends on it.
-    """
-    if wanted == "auto":
-        named = environment.get("WANDB_MODE", "")
-        modes = {"online": "online", "offline": "offline", "dryrun": "offline", "disabled": "disabled"}
-        wanted = modes.get(named, "online")
-    return "offline" if wanted == "online" and not has_login() else wanted
+def on_disk(folder: Path) -> str:
+    """Return where a run is that is not uploaded, and what uploads it."""
+    where = shlex.quote(str(folder / "wandb"))
+    return f"on disk in {where}; wandb sync {where}/offline-run-* uploads it"
 
 
-def has_login() -> bool:
-    """Whether W&B finds a login of its server: in the environment, in its settings or in a netrc file.
-
-    One that W&B cannot read, or does not tell of, is none; a line says so.
-    """
+def without_login() -> str:
+    """Return why there is no login of W&B's server; empty where W&B finds one, in the environment, in its settings or
+    in a netrc file."""
     import wandb
 
     try:
         wandb.setup(wandb.Settings(mode="online", silent=True))  # offline, as by WANDB_MODE, it would not look
-        return wandb.login(prompt=False, verify=False)
+        return "" if wandb.login(prompt=False, verify=False) else "no login is stored (wandb login stores one)"
     except Exception as error:  # whatever is wrong with the login, or with W&B
-        print(f"W&B: the login cannot be read ({_reason(error)}); logging offline", flush=True)
-        return False
+        return f"the login cannot be read ({_reason(error)})"
 
 
 def _begin(settings: dict[str, Any]) -> Any:
-    """Start W&B's run, or go on with the one that this run is there; return None if WANDB_MODE switches W&B off."""
-    wanted = settings.pop("mode")
-    mode = chosen_mode(wanted, os.environ, has_login)
-    if mode == "disabled":
-        return None
-    if mode == "offline" and "online" in (wanted, os.environ.get("WANDB_MODE") if wanted == "auto" else None):
-        print("W&B: no login is stored; logging offline (wandb login, then wandb sync)", flush=True)
+    """Start W&B's run, or go on with the one that this run is there.
+
+    The mode is what the settings say, whatever WANDB_MODE says. Without a login ``online`` is ``offline``, since W&B
+    would prompt, or raise.
+    """
+    if settings["mode"] == "online" and (reason := without_login()):
+        print(f"W&B: {reason}: {on_disk(Path(settings['dir']))}", flush=True)
+        settings["mode"] = "offline"
     import wandb
 
     seconds, id_file = settings.pop("finish_seconds"), Path(settings.pop("id_file"))
     run = wandb.init(
-        mode=mode,  # type: ignore[arg-type]
         id=id_file.read_text().strip() if id_file.exists() else None,
         resume="allow",  # of a new run, too: wandb sync would put the part on the disk in place of what is there
         **settings,

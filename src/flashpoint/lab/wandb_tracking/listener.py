@@ -14,11 +14,12 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, Literal
 
 from flashpoint.errors import notify
 from flashpoint.lab.surroundings import TrackingConfig
-from flashpoint.lab.wandb_tracking.client import FINISH_SECONDS
+from flashpoint.lab.wandb_tracking.client import FINISH_SECONDS, on_disk
 from flashpoint.listeners import Metrics
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
@@ -29,9 +30,9 @@ _LONGEST_TAG = 64
 """Characters that W&B takes."""
 
 
-def tracking(wandb: Literal["auto", "online", "offline"], project: str) -> WandbListener:
-    """Return what tracks somebody's own loop in a project of W&B."""
-    return WandbListener(TrackingConfig(wandb=wandb, project=project))
+def tracking(wandb: Literal["online", "offline"], project: str, tell: Callable[[str], None]) -> WandbListener:
+    """Return what tracks somebody's own loop in a project of W&B, and tells lines by ``tell``."""
+    return WandbListener(TrackingConfig(wandb=wandb, project=project), tell=tell)
 
 
 class WandbListener:
@@ -43,13 +44,18 @@ class WandbListener:
 
     name = "W&B"
 
-    def __init__(self, config: TrackingConfig, finish_seconds: float = FINISH_SECONDS) -> None:
-        self._config, self._finish_seconds = config, finish_seconds
+    def __init__(
+        self,
+        config: TrackingConfig,
+        finish_seconds: float = FINISH_SECONDS,
+        tell: Callable[[str], None] = notify,
+    ) -> None:
+        self._config, self._finish_seconds, self._tell = config, finish_seconds, tell
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._process: subprocess.Popen[bytes] | None = None
 
     def begun(self, folder: RunFolder, first_step: int) -> None:
-        """Start the client."""
+        """Start the client, and tell where a run is that it does not upload."""
         hardware = folder.read_manifest().hardware[:_LONGEST_TAG]
         settings = {
             "mode": self._config.wandb,
@@ -65,6 +71,8 @@ class WandbListener:
         }
         # The environment of a notebook or another run may name a W&B service, which would not end with this run.
         environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+        if self._config.wandb == "offline":
+            environment["WANDB_ERROR_REPORTING"] = "false"  # W&B reports of itself, also where it is offline
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "flashpoint.lab.wandb_tracking.client"],
@@ -75,9 +83,11 @@ class WandbListener:
             start_new_session=True,  # a terminal's Ctrl-C is the run's; and the service can be ended with the client
         )
         threading.Thread(target=self._write, args=(self._process,), daemon=True).start()
-        self._reader = threading.Thread(target=_read, args=(self._process,), daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
         self._messages.put(("begin", settings))
+        if self._config.wandb == "offline":
+            self._tell(f"W&B: {on_disk(folder.path)}")
 
     def logged(self, step: int, metrics: Metrics) -> None:
         """Queue the metrics of a step."""
@@ -101,10 +111,11 @@ class WandbListener:
         self._messages.put(None)
         try:
             if status := self._process.wait(self._finish_seconds + GRACE_SECONDS):  # killed: it could not tell
-                notify(f"W&B is off for this run (its process ended with {status}); the run's files have everything")
+                reason = f"its process ended with {status}"
+                self._tell(f"W&B is off for this run ({reason}); the run's files have everything")
         except subprocess.TimeoutExpired:
             limit = self._finish_seconds + GRACE_SECONDS
-            notify(f"W&B: the upload did not end in {limit:.0f} s; wandb sync uploads the rest later")
+            self._tell(f"W&B: the upload did not end in {limit:.0f} s; wandb sync uploads the rest later")
         finally:  # after Ctrl-C, too
             _kill(self._process)
         self._reader.join(1)
@@ -119,11 +130,10 @@ class WandbListener:
         except OSError:  # the client has ended
             pass
 
-
-def _read(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        notify(line.decode(errors="replace").rstrip())
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._tell(line.decode(errors="replace").rstrip())
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
