@@ -330,9 +330,8 @@ FOLLOWS_OUT = Measure(
     "follows O",
     pooled="mean where known",
     sentence=(
-        "Slope of e on what the rounding of O adds to rowsum(dO∘O): 1 in every FlashAttention, 0 where δ comes from an "
-        "FP32 O or from P∘dP; empty where the rows do not tell it, as where V or dO is 0, all rows of V are alike, "
-        "each query sees one key alone, or dQ is asked and K is 0."
+        "Slope of e on what O's rounding adds to rowsum(dO∘O): 1 in FlashAttention, 0 where δ is of an FP32 O or of "
+        "P∘dP; empty where the rows do not tell it."
     ),
 )
 DELTA_ROUNDING = Measure(

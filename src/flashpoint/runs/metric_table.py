@@ -121,7 +121,7 @@ WEIGHTS_WASSERSTEIN = _of_tensors(
     "weights_wasserstein",
     "1-Wasserstein distance",
     symbol="W₁",
-    sentence="[W₁](glossary.md#attention) of the two runs' distributions of values.",
+    sentence="[W₁](glossary.md#symbols) of the two runs' distributions of values.",
 )
 WEIGHTS_SPREAD = _of_tensors(
     "weights_spread", "spread", symbol="σ(w')", sentence="Standard deviation of the other run's values."
@@ -371,8 +371,8 @@ FEATURE_SIGN_AGREEMENT = _out_bias(
     "share of rows where dO and the error of O have one sign, in one feature",
     trouble="up",
     sentence=(
-        "Share of rows where dO and O_lp − O_hp have one sign, in the feature in which they have it most often: the "
-        "first half of the rows chooses it and the second is counted, so that it is ½ where errors have no bias."
+        "Share of rows of the second half where dO and O_lp − O_hp have one sign, in the feature that has most such "
+        "rows in the first half; ½ where errors have no bias."
     ),
 )
 FEATURE_V_SIGN_AGREEMENT = _out_bias(
