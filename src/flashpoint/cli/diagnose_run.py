@@ -104,7 +104,7 @@ def _growth(run: Run) -> list[Table]:
     if sentinel.warning:
         note = (
             f"W_Q of layer {of.layer} grew{failed and f', and {failed}'}. Most explosions that this package knows "
-            "begin so, and the attention can be the cause where nothing is found below: docs/findings/own_run.md, A "
+            "begin so, and the attention can be the cause where nothing is found below: docs/findings/appendix.md, A "
             "real explosion."
         )
     else:
