@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashpoint.errors import UserError
-from flashpoint.lab.training.digests import state_checksum
+from flashpoint.lab.training.step import state_checksum
 from flashpoint.runs.chain import (
     Chain,
     ChainWriter,

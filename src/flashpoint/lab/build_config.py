@@ -16,8 +16,16 @@ from pydantic import ValidationError
 from flashpoint.detector import DetectorConfig
 from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
-from flashpoint.lab.config import CheckpointsConfig, Config, DataConfig, ModelConfig, ProbesConfig, TrainConfig
-from flashpoint.lab.surroundings import HardwareConfig, TrackingConfig
+from flashpoint.lab.config import (
+    CheckpointsConfig,
+    Config,
+    DataConfig,
+    HardwareConfig,
+    ModelConfig,
+    ProbesConfig,
+    TrackingConfig,
+    TrainConfig,
+)
 from flashpoint.numerics.named import resolved
 from flashpoint.typed import Key, in_one_line, keys_of, require_text, structured_config, type_name
 

@@ -17,7 +17,6 @@ from pydantic.dataclasses import dataclass
 
 from flashpoint.detector import DetectorConfig
 from flashpoint.lab.precision import Precision
-from flashpoint.lab.surroundings import TrackingConfig
 from flashpoint.numerics.variant import AttentionVariant, check_in_model
 from flashpoint.schema import CHECKED, EXPERIMENT, Count, CountOrNone, Folder, FromTape, Share
 from flashpoint.typed import require_numbers_of_the_device
@@ -223,6 +222,26 @@ class CheckpointsConfig:
     """When a run explodes, one checkpoint at least this long before the onset is kept for good, and one just before."""
 
 
+WandbName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^/\\#?%:]+$")]
+"""What W&B takes as a name."""
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class TrackingConfig:
+    """Weights & Biases. The local metrics file is always written."""
+
+    wandb: Literal["online", "offline", "disabled"] = "offline"
+    """``offline`` logs to the run's folder and ``online`` uploads, if there is a login; no mode ever prompts."""
+    project: WandbName = "flashpoint"
+    """W&B's project."""
+    entity: WandbName | None = None
+    """W&B's user or team; null is the login's."""
+    group: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """W&B's group of the runs of one sweep; null takes the sweep's name."""
+    tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()
+    """The hardware is added."""
+
+
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Config:
     """One run. ``configs/train.yaml`` composes it; ``config.json`` in the run folder stores it."""
@@ -281,3 +300,23 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Return the plain values only: what the run folder stores."""
         return {**dataclasses.asdict(self), "attn": self.attn.to_dict()}
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class HardwareConfig:
+    """Where a run is to compute. No part of the run: its manifest has what it ran on."""
+
+    gpu: str | None = None
+    """Words of the GPU's name, such as ``H200``; null takes any device."""
+    gres: str | None = None
+    """What ``hydra/launcher=slurm`` asks for, such as ``gpu:h200:1``; null is a GPU of any kind."""
+    partition: str | None = None
+    """SLURM's partition; null is ``hydra.launcher.partition``."""
+    constraint: str | None = None
+    """SLURM's constraint; null is ``hydra.launcher.constraint``."""
+
+
+def sets_hardware(override: str) -> bool:
+    """Whether an override of Hydra's is of :class:`HardwareConfig`, as ``hardware=h200`` and ``++hardware.gpu=null``
+    are."""
+    return override.lstrip("+~").startswith(("hardware=", "hardware."))

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from flashpoint.errors import UserError
 from flashpoint.files import write_json
 from flashpoint.lab.cli.arguments import quoted
-from flashpoint.lab.surroundings import sets_hardware
+from flashpoint.lab.config import sets_hardware
 from flashpoint.lab.training.admission import check_place
 from flashpoint.runs import migrations
 from flashpoint.runs.folder import RunFolder, runs_in, sweep_lock
@@ -35,7 +35,7 @@ class Hardware:
         self._composed = lru_cache(self._compose)  # few kinds, many runs
 
     def of(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """Return the values of :class:`flashpoint.lab.surroundings.HardwareConfig` for a run with these overrides."""
+        """Return the values of :class:`flashpoint.lab.config.HardwareConfig` for a run with these overrides."""
         return self._composed(tuple(filter(sets_hardware, overrides)))
 
     def _compose(self, overrides: tuple[str, ...]) -> dict[str, Any]:

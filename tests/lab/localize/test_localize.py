@@ -18,8 +18,8 @@ from flashpoint.cli.main import main
 from flashpoint.drop_in import variant_of
 from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
+from flashpoint.lab.localize.layers_and_heads import smallest_failing
 from flashpoint.lab.localize.replayed import REMEDIES, ReplayedRun, exact, only_in, rounded_otherwise
-from flashpoint.lab.localize.search import smallest_failing
 from flashpoint.lab.training.step import OptimizerStep
 from flashpoint.numerics.choices import Rounding
 from flashpoint.numerics.dispatch import attention

@@ -16,8 +16,7 @@ import pytest
 from matplotlib.image import imsave
 
 from flashpoint.files import write_json
-from flashpoint.lab.config import Config, TrainConfig
-from flashpoint.lab.surroundings import TrackingConfig
+from flashpoint.lab.config import Config, TrackingConfig, TrainConfig
 from flashpoint.lab.wandb_tracking.listener import WandbListener
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome

@@ -26,11 +26,9 @@ from flashpoint.files import CONFIGS
 from flashpoint.hardware import refuse_another_gpu, refuse_unusable_gpu
 from flashpoint.lab.build_config import build_config
 from flashpoint.lab.cli.arguments import check, parsed
-from flashpoint.lab.cli.composition import CONFIG, store_schema
-from flashpoint.lab.cli.key_help import print_keys
+from flashpoint.lab.cli.composition import CONFIG, print_keys, store_schema
 from flashpoint.lab.cli.refusals import refusal
-from flashpoint.lab.config import Config
-from flashpoint.lab.surroundings import HardwareConfig, TrackingConfig, sets_hardware
+from flashpoint.lab.config import Config, HardwareConfig, TrackingConfig, sets_hardware
 from flashpoint.lab.training.admission import admit
 
 if TYPE_CHECKING:

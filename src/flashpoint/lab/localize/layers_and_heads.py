@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Generic
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from flashpoint.lab.localize.growth import Effect, Measure
-from flashpoint.lab.localize.search import smallest_failing
 from flashpoint.lab.localize.subject import A, Answer, Cells, Subject
 
+T = TypeVar("T")
 Part = tuple[int, ...]
 """A layer, ``(layer,)``, or a head of a layer, ``(layer, head)``; both count from 1."""
 
@@ -121,3 +121,39 @@ def sure(effect: Effect, verdict: str, question: str) -> str:
     if effect.starts == 1:
         return f"{verdict}, from one start"
     return verdict if effect.decided else f"undecided {question}"
+
+
+def smallest_failing(parts: Sequence[T], fails: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
+    """Return parts that fail together, of which none can be left out: delta debugging (ddmin).
+
+    Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input (2002).
+
+    Args:
+        parts: that fail together.
+        fails: whether some of them, in their order, fail. It is asked once for each choice.
+    """
+    answers: dict[tuple[T, ...], bool] = {}
+
+    def asked(some: tuple[T, ...]) -> bool:
+        if some not in answers:
+            answers[some] = fails(some)
+        return answers[some]
+
+    failing, pieces = tuple(parts), 2
+    while len(failing) > 1:
+        subsets = _split(failing, pieces)
+        complements = [tuple(part for part in failing if part not in subset) for subset in subsets]
+        if smaller := next((subset for subset in subsets if asked(subset)), None):
+            failing, pieces = smaller, 2
+        elif pieces > 2 and (smaller := next((one for one in complements if asked(one)), None)):
+            failing, pieces = smaller, max(2, pieces - 1)
+        elif pieces == len(failing):
+            break
+        else:
+            pieces = min(len(failing), 2 * pieces)
+    return failing
+
+
+def _split(parts: tuple[T, ...], pieces: int) -> list[tuple[T, ...]]:
+    bounds = [round(at * len(parts) / pieces) for at in range(pieces + 1)]
+    return [parts[start:end] for start, end in itertools.pairwise(bounds)]

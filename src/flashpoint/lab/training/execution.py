@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import re
 import shutil
 import signal
@@ -15,11 +16,10 @@ from pathlib import Path
 from flashpoint.errors import UserError, notify, remedy
 from flashpoint.hardware import is_of_full_memory
 from flashpoint.lab.config import Config
-from flashpoint.lab.training.digests import run_digest, weights_digest
 from flashpoint.lab.training.interrupt import StopRequests
 from flashpoint.lab.training.parallel import join, leave
 from flashpoint.lab.training.plan import Plan, settle, usable_device
-from flashpoint.lab.training.prepared_run import PreparedRun, prepare_run
+from flashpoint.lab.training.prepared_run import PreparedRun, prepare_run, weights_digest
 from flashpoint.lab.training.remarks import (
     tell_of_a_long_compilation,
     tell_of_a_small_corpus,
@@ -223,3 +223,8 @@ def _outcome(
         seconds=round(seconds, 3),
         run=str(folder.path),
     )
+
+
+def run_digest(chain: str, weights: str) -> str:
+    """Return the short digest of a whole run: equal if losses, gradient norms, checksums and final weights are."""
+    return hashlib.sha256(f"{chain} {weights}".encode()).hexdigest()[:16]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import torch
+from torch import nn
 
 from flashpoint.errors import UserError, notify
 from flashpoint.lab.config import Config, DataConfig
@@ -22,7 +26,6 @@ from flashpoint.lab.data.workers import in_background
 from flashpoint.lab.model import GPT
 from flashpoint.lab.probes.runner import ProbeRunner
 from flashpoint.lab.training.chip import refusing_too_large
-from flashpoint.lab.training.digests import weights_digest
 from flashpoint.lab.training.interrupt import surely_interrupted
 from flashpoint.lab.training.plan import Plan
 from flashpoint.lab.training.run_size import RunSize, capacity
@@ -178,3 +181,13 @@ def _tape_header(config: Config, tokens: TokenDataset, order: BatchOrder, model:
         seed=_order_seed(config),
         initial_weights=weights_digest(model),
     )
+
+
+@torch.no_grad()
+def weights_digest(model: nn.Module) -> str:
+    """Return SHA-256 over names, shapes and bytes of all parameters, in order of names."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -15,7 +15,6 @@ from flashpoint.lab.config import Config, TrainConfig
 from flashpoint.lab.cuda_graph import Graphed
 from flashpoint.lab.model import GPT, Block
 from flashpoint.lab.precision import autocast, linear_dtype, loss_scale
-from flashpoint.lab.training.digests import state_checksum
 from flashpoint.lab.training.parallel import Ranks, flattened, take_from
 from flashpoint.numerics.ops import forget_graphs
 from flashpoint.numerics.production import make_ready
@@ -220,3 +219,19 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     progress = min(1.0, (step - config.warmup_steps) / max(1, decay_steps - config.warmup_steps))
     cosine = 0.5 * (1 + math.cos(math.pi * progress))
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
+
+
+@torch.no_grad()
+def state_checksum(tensors: Iterable[Tensor]) -> Tensor:
+    """Return a checksum [] int64 on the tensors' device: a sum over all bits, the same in any order of summation.
+
+    Each tensor (float32) adds Σ x + Σ x² over its values as int32, times an odd number of its own, modulo 2⁶⁴. A
+    changed bit changes it, and so does a swap of two tensors.
+    """
+    total: Tensor | None = None
+    for number, tensor in enumerate(tensors):
+        bits = tensor.detach().contiguous().view(torch.int32).to(torch.int64)
+        part = (bits.sum() + (bits * bits).sum()) * (2 * number + 1)
+        total = part if total is None else total + part
+    assert total is not None, "no tensors"
+    return total

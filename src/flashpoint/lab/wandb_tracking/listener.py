@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from flashpoint.errors import notify
-from flashpoint.lab.surroundings import TrackingConfig
+from flashpoint.lab.config import TrackingConfig
 from flashpoint.lab.wandb_tracking.client import FINISH_SECONDS, on_disk
 from flashpoint.listeners import Metrics
 from flashpoint.runs.folder import RunFolder
