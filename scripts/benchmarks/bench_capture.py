@@ -75,10 +75,10 @@ def main() -> None:
     columns = ("steps", "rounds", "ms a step, median (quartiles)")
     interval = "" if half is None else f", 95 % interval {more - half:+.1%} to {more + half:+.1%}"
     note = f"Watched against unwatched, within a round: {more:+.1%} (mean{interval})."
-    show([Table(columns, rows, note=note), parts(seconds, steps)], "markdown", heading(device, what))
+    show([Table(columns, rows, note=note), phase_table(seconds, steps)], "markdown", heading(device, what))
 
 
-def parts(seconds: dict[str, Times], steps: int) -> Table:
+def phase_table(seconds: dict[str, Times], steps: int) -> Table:
     """Return what the difference of blocks of so many steps consists of.
 
     Args:

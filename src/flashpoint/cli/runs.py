@@ -10,7 +10,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.cli.selection import answered, chosen, format_option, provenance, runs_argument
+from flashpoint.cli.selection import answered, format_option, named_runs, provenance, runs_argument
 from flashpoint.cli.table import Cell, Table, code, number, share, share_interval, show, step
 from flashpoint.early_warning import foretold, warning_of
 from flashpoint.errors import UserError
@@ -250,5 +250,5 @@ def command(words: tuple[str, ...], question: str, form: str) -> None:
     warnings  what the early warning said, and how many explosions it foretold
     overhead  mean time of a step, against the first run's
     """
-    runs = [run for run, _ in answered(chosen(words), read)]
+    runs = [run for run, _ in answered(named_runs(words), read)]
     show(QUESTIONS[question](runs), form, provenance(runs))

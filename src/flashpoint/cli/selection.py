@@ -51,7 +51,7 @@ def _keep_columns(context: click.Context, _: click.Parameter, names: str | None)
         )
 
 
-def chosen(words: Sequence[str]) -> list[Run]:
+def named_runs(words: Sequence[str]) -> list[Run]:
     """Return the runs that the words name, each once. A word that names none is told on stderr.
 
     Raises:
@@ -67,7 +67,7 @@ def chosen(words: Sequence[str]) -> list[Run]:
 
 
 def ended(words: Sequence[str], *, metrics: bool = False) -> list[Run]:
-    """:func:`chosen`, without runs whose files cannot be read. Those are told on stderr.
+    """:func:`named_runs`, without runs whose files cannot be read. Those are told on stderr.
 
     Args:
         metrics: whether the question is to the metrics, too.
@@ -79,7 +79,7 @@ def ended(words: Sequence[str], *, metrics: bool = False) -> list[Run]:
     def read(run: Run) -> object:
         return run.config, run.manifest, run.outcome, run.columns if metrics else None
 
-    return [run for run, _ in answered(chosen(words), read)]
+    return [run for run, _ in answered(named_runs(words), read)]
 
 
 def answered(asked: Sequence[T], question: Callable[[T], A]) -> list[tuple[T, A]]:
@@ -113,12 +113,12 @@ def tell(errors: Sequence[Exception]) -> None:
         click.get_current_context().meta[BAD_RUNS] = True
 
 
-def device_named(where: str, told: str = "--device cuda", instead: str = "--device cpu or auto") -> torch.device:
+def device_named(where: str, option: str = "--device cuda", alternative: str = "--device cpu or auto") -> torch.device:
     """Return the device that ``auto``, ``cpu`` or ``cuda`` names; ``auto`` is a GPU where there is one.
 
     Args:
-        told: the option that asks for a GPU.
-        instead: what to give where there is none.
+        option: what asks for a GPU.
+        alternative: what to give where there is none.
 
     Raises:
         UserError: ``cuda``, and there is none.
@@ -127,7 +127,7 @@ def device_named(where: str, told: str = "--device cuda", instead: str = "--devi
 
     available = torch.cuda.is_available()
     if where == "cuda" and not available:
-        raise UserError(f"{told}: no CUDA device is visible; use {instead}")
+        raise UserError(f"{option}: no CUDA device is visible; use {alternative}")
     return torch.device("cuda" if available and where != "cpu" else "cpu")
 
 

@@ -242,7 +242,7 @@ class Run:
 
     @property
     def failed_at(self) -> int | None:
-        """The onset, or the last step of a run whose numbers ceased to be finite; None of one that did not explode."""
+        """The onset, or the last step of a run whose numbers ceased to be finite. None if it did not explode."""
         if self.outcome.outcome == "stable":
             return None
         # The outcome counts steps, and these count from 0.
