@@ -1,17 +1,22 @@
 """``flashpoint claims`` on files and runs whose verdicts are known by hand."""
 
 import json
+from collections import Counter
+from datetime import date
 from pathlib import Path
 
 import pytest
 import yaml
 
 from flashpoint.lab.analysis.claims_file import read_claims
+from flashpoint.lab.analysis.expectations_file import read_expectations
 from flashpoint.lab.cli.claims import FILE
+from flashpoint.lab.cli.expectations import EXPECTED
 from tests.conftest import REPOSITORY
 from tests.records import call, refusal, rows, write_run
 
 HOLDS = {"id": "holds", "source": "paper", "where": "§3.2", "claim": "It holds.", "scale": "tiny", "short": True}
+HOLDS |= {"preregistered": True}
 HOLDS |= {"runs": ["stable"], "criterion": {"kind": "holds", "steps": 1000}}
 EXPLODES = {"id": "explodes", "source": "ours", "claim": "It explodes.", "scale": "tiny", "runs": ["exploded"]}
 EXPLODES |= {"criterion": {"kind": "explodes"}}
@@ -39,10 +44,10 @@ def test_each_claim_has_its_value_interval_and_verdict(folder: Path) -> None:
     listed(folder, HOLDS, EXPLODES, UNTESTED)
     result = call("claims", cwd=folder)
     assert rows(result) == [
-        "| `holds` | It holds. | Qiu & Yao, §3.2 | tiny | most hold for 1,000 steps | 6 | 6 of 6, 1 left out "
+        "| `holds` | It holds. | Qiu & Yao, §3.2 | tiny | most hold for 1,000 steps | yes | 6 | 6 of 6, 1 left out "
         "| 54 to 100 % | replicates |",
-        "| `explodes` | It explodes. | flashpoint | tiny | most explode | 5 | 5 of 5 | 48 to 100 % | undecided |",
-        "| `untested` | It deviates. | Golden et al., abstract |  |  |  |  |  | not tested |",
+        "| `explodes` | It explodes. | flashpoint | tiny | most explode | no | 5 | 5 of 5 | 48 to 100 % | undecided |",
+        "| `untested` | It deviates. | Golden et al., abstract |  |  |  |  |  |  | not tested |",
     ]
     assert result.stdout.splitlines()[0] == "a CPU, torch 2.99; corpus unknown; seeds 0 to 6; 2026-11-21"
 
@@ -52,7 +57,7 @@ def test_a_source_and_the_short_table_can_be_chosen(folder: Path) -> None:
     golden = call("claims", "--source", "golden", cwd=folder)
     assert [row.split(" | ")[0] for row in rows(golden)] == ["| `untested`"]
     assert [row.split(" | ")[0] for row in rows(call("claims", "--short", cwd=folder))] == ["| `holds`"]
-    assert "drop --source or --short" in refusal(call("claims", "--short", "--source", "ours", cwd=folder))
+    assert "drop --source, --short or --text" in refusal(call("claims", "--short", "--source", "ours", cwd=folder))
     moved = path.rename(folder / "mine.yaml")
     assert len(rows(call("claims", "--file", moved, cwd=folder))) == 3
     assert "no such file" in refusal(call("claims", cwd=folder))
@@ -75,8 +80,8 @@ def test_programs_read_the_table(folder: Path) -> None:
         ({"scale": None}, "holds: scale: missing; a claim that is tested needs it"),
         ({"criterion": None}, "holds: criterion: missing; a claim that is tested needs it"),
         ({"verdict": "replicates"}, "holds: verdict: no such key; drop it"),
-        ({"runs": "stable"}, "holds: runs: stable; give a list of runs"),
-        ({"runs": []}, "holds: runs: []; give a list of runs"),
+        ({"runs": "stable"}, "holds: runs: stable; give a list"),
+        ({"runs": []}, "holds: runs: []; give a list"),
         ({"criterion": {"steps": 10}}, "holds: criterion.kind: missing; give one of explodes, holds, "),
         ({"criterion": {"kind": "held"}}, "holds: criterion.kind: held: no such kind; give one of explodes, holds, "),
         ({"criterion": {"kind": "holds"}}, "holds: criterion.steps: missing; add it"),
@@ -148,7 +153,7 @@ def test_a_mean_has_its_unit_bounds_and_interval(tmp_path: Path) -> None:
     (row,) = rows(call("claims", cwd=tmp_path))
     assert row.endswith(
         "| difference of validation loss in nats after 1,000 steps: below 0.5 "
-        "| 3 | +0.200 | -0.048 to +0.448 | replicates |"
+        "| no | 3 | +0.200 | -0.048 to +0.448 | supported |"
     )
 
 
@@ -160,5 +165,67 @@ def test_a_run_that_two_patterns_name_counts_once(folder: Path) -> None:
 
 def test_the_committed_claims_are_whole_and_the_short_table_is_short() -> None:
     claims = read_claims(REPOSITORY / FILE)
-    assert {claim.source for claim in claims} == {"paper", "golden", "ours"}
-    assert 0 < sum(claim.short for claim in claims) <= 8
+    short = Counter(claim.source for claim in claims if claim.short)
+    assert short.keys() == {"paper", "golden", "ours"}
+    assert max(short.values()) <= 40
+
+
+def test_claims_are_chosen_by_text_and_verdict(folder: Path) -> None:
+    listed(folder, HOLDS, EXPLODES, UNTESTED)
+    chosen = call("claims", "--text", "it", "--text", "EXPL", cwd=folder)
+    assert [row.split(" | ")[0] for row in rows(chosen)] == ["| `explodes`"]
+    undecided = call("claims", "--verdict", "undecided", "--verdict", "not tested", cwd=folder)
+    assert [row.split(" | ")[0] for row in rows(undecided)] == ["| `explodes`", "| `untested`"]
+    assert "Of 1 of our claims: undecided 1. 2 of them are shown." in undecided.stdout
+    assert "drop --verdict" in refusal(call("claims", "--verdict", "supported", cwd=folder))
+
+
+EXPECTED_SET = {
+    "id": "made-up",
+    "setting": "Seeds 0 to 7",
+    "written": [{"commit": "0123abcd", "day": date(2026, 11, 21)}],
+    "expectations": [
+        {"expected": "It holds", "verdict": "met", "came": "on 8 of 8"},
+        {"expected": "It explodes", "verdict": "to come", "written": [{"commit": "fedcba9"}]},
+    ],
+}
+
+
+def expected(folder: Path, *sets: object) -> Path:
+    path = folder / "expectations.yaml"
+    path.write_text(yaml.safe_dump({"version": 1, "sets": list(sets)}))
+    return path
+
+
+def test_expectations_are_shown_with_their_commits_and_chosen_by_text_and_verdict(tmp_path: Path) -> None:
+    asked = ("claims", "--expected", "--file", expected(tmp_path, EXPECTED_SET))
+    both = rows(call(*asked, "--columns", "all", cwd=tmp_path))
+    assert both == [
+        "| `made-up/1` | It holds | 0123abcd, 2026-11-21 | met | on 8 of 8 | Seeds 0 to 7 |",
+        "| `made-up/2` | It explodes | fedcba9, not in the history | to come |  | Seeds 0 to 7 |",
+    ]
+    assert "to come" in rows(call(*asked, "--text", "EXPLODES", cwd=tmp_path))[0]
+    assert "`made-up/1`" in rows(call(*asked, "--verdict", "met", cwd=tmp_path))[0]
+    assert "drop --text or --verdict" in refusal(call(*asked, "--text", "8 of 9", cwd=tmp_path))
+    assert "drop --source" in refusal(call(*asked, "--source", "ours", cwd=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"expectations": []}, "made-up: expectations: []; give a list"),
+        ({"written": [{"commit": "no"}]}, "made-up: written.0.commit: no; "),
+        (
+            {"expectations": [{"expected": "It holds", "verdict": "so"}]},
+            "made-up: expectations.0.verdict: so; give one",
+        ),
+    ],
+)
+def test_a_wrong_expectation_is_one_line(tmp_path: Path, changed: dict[str, object], told: str) -> None:
+    path = expected(tmp_path, {**EXPECTED_SET, **changed})
+    assert told in refusal(call("claims", "--expected", "--file", path, cwd=tmp_path))
+
+
+def test_the_committed_expectations_are_whole() -> None:
+    sets = read_expectations(REPOSITORY / EXPECTED)
+    assert len({one.id for one in sets}) == len(sets)

@@ -61,7 +61,9 @@ def test_the_recipe_for_the_trainer_takes_in_what_a_step_trained_on() -> None:
     seen: list[tuple[float, list[float]]] = []
     watched = SimpleNamespace(step=lambda loss, batch: seen.append((loss, list(batch))), verdict="stable", busy=False)
     (recipe,) = re.findall(
-        r"^(class Watched\(Trainer\):.*?\n)\n\n", (REPOSITORY / "docs/watching.md").read_text(), re.DOTALL | re.MULTILINE
+        r"^(class Watched\(Trainer\):.*?\n)\n\n",
+        (REPOSITORY / "docs/watching.md").read_text(),
+        re.DOTALL | re.MULTILINE,
     )
     known: dict[str, Any] = {"Trainer": Trainer, "watched": watched}
     exec(recipe, known)

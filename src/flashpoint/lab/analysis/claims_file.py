@@ -8,16 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from flashpoint.errors import UserError
+from flashpoint.lab.analysis.listed import read_listed
 from flashpoint.lab.deviation.defaults import LENGTH, TILE
 from flashpoint.schema import CHECKED, Count
 
-VERSION = 1
-"""The version of the file that this module reads."""
-
+Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+"""A name of small letters, digits and hyphens."""
 Words = Annotated[tuple[str, ...], Field(min_length=1)]
 """Runs as the command line names them, e.g. ``ignite-h200:flash_bf16_seed*``."""
 
@@ -186,12 +185,12 @@ Criterion = Annotated[Explodes | Holds | Onset | Layer | Interval | Deviates | D
 class Claim:
     """One claim, and how it is put to the test."""
 
-    id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
-    """A name of small letters, digits and hyphens. No other claim has it."""
+    id: Id
+    """No other claim has it."""
     source: Literal["paper", "golden", "ours"]
     """Who claims it: Qiu & Yao (arXiv 2510.04212), Golden et al. (arXiv 2405.02803), or flashpoint."""
     where: str | None = None
-    """The section of the source, or flashpoint's page of findings."""
+    """The section of the source."""
     claim: Annotated[str, Field(min_length=1)]
     """One plain sentence."""
     scale: str | None = None
@@ -200,6 +199,8 @@ class Claim:
     """The runs. None: not tested, unless the criterion needs none."""
     criterion: Criterion | None = None
     """When the claim replicates. Needed with ``runs``; without the runs that it needs it says what a test will ask."""
+    preregistered: bool | Literal["in part"] = False
+    """Whether the criterion was committed before the runs: true, false, or in part, e.g. after some of the runs."""
     short: bool = False
     """Whether the short table has the claim."""
 
@@ -223,63 +224,6 @@ def read_claims(path: Path) -> list[Claim]:
     """Read and check a file of claims.
 
     Raises:
-        UserError: the file is missing or is no YAML of this version, or a claim is wrong. The message names the file,
-            the claim, the key and what to do.
+        UserError: as :func:`.read_listed`.
     """
-    import yaml
-
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; call flashpoint in a checkout, or name a file with --file")
-    try:
-        content = yaml.safe_load(path.read_bytes())
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: of a day that no calendar has
-        raise UserError(f"{path}: no YAML: {' '.join(str(error).split())}; mend it there") from error
-    if not isinstance(content, dict) or not isinstance(content.get("claims"), list):
-        raise UserError(f"{path}: claims: missing; give version: {VERSION} and a list of claims")
-    if content.get("version") != VERSION:
-        raise UserError(f"{path}: version: {content.get('version')}; this flashpoint reads version {VERSION}")
-    claims: dict[str, Claim] = {}
-    for place, values in enumerate(content["claims"], 1):
-        claim = _claim(path, place, values)
-        if claim.id in claims:
-            raise UserError(f"{path}: {claim.id}: id: a second claim has it; give it another")
-        claims[claim.id] = claim
-    return list(claims.values())
-
-
-def _claim(path: Path, place: int, values: object) -> Claim:
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: claim {place}: no keys; give id, source and claim")
-    try:
-        return TypeAdapter(Claim).validate_python(values)
-    except ValidationError as error:
-        name = values.get("id", f"claim {place}")
-        raise UserError(f"{path}: {name}: {_told(error)}") from error
-
-
-def _told(error: ValidationError) -> str:
-    """Return the first thing that pydantic found wrong: the key, and what to give."""
-    first = error.errors()[0]
-    *places, last = [str(part) for part in first["loc"] if part not in KINDS] or [""]
-    key = ".".join([*places, last])
-    context = first.get("ctx", {})
-    kinds = f"give one of {', '.join(KINDS)}"
-    match first["type"]:
-        case "value_error":  # of a relation between keys, which names one of them
-            return f"{key}.{context['error']}".lstrip(".")
-        case "missing":
-            told = ": missing; add it"
-        case "unexpected_keyword_argument":
-            told = ": no such key; drop it"
-        case "union_tag_not_found":
-            told = f".kind: missing; {kinds}"
-        case "union_tag_invalid":
-            told = f".kind: {context['tag']}: no such kind; {kinds}"
-        case "literal_error":
-            expected = str(context["expected"]).replace("'", "").replace(" or ", ", ")
-            told = f": {first['input']}; give one of {expected}"
-        case "tuple_type" | "too_short":
-            told = f": {first['input']}; give a list of runs, e.g. [ignite-h200:flash_bf16_seed*]"
-        case _:
-            told = f": {first['input']}; {first['msg'][0].lower()}{first['msg'][1:]}"
-    return f"{key}{told}"
+    return read_listed(path, "claims", Claim, KINDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import click
 
@@ -24,8 +25,10 @@ from flashpoint.lab.analysis.claims_file import (
     Onset,
     read_claims,
 )
+from flashpoint.lab.analysis.expectations_file import Outcome
 from flashpoint.lab.analysis.quantities import QUANTITIES
 from flashpoint.lab.analysis.verdicts import Finding, Verdict, judge
+from flashpoint.lab.cli.expectations import EXPECTED, expectations_table
 from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.runs.folder import EVIDENCE
 from flashpoint.runs.run import Run
@@ -36,7 +39,26 @@ FILE = RUNS / EVIDENCE / "claims.yaml"
 SOURCES = {"paper": "Qiu & Yao", "golden": "Golden et al.", "ours": "flashpoint"}
 """Sources as the file has them → as tables have them."""
 
-_COLUMNS = ("id", "claim", "source", "scale", "criterion", "n", "value", "95 % interval", "verdict")
+OURS = {Verdict.REPLICATES: "supported", Verdict.FAILS: "not supported"}
+"""What our own claims are called instead: only what others have shown can replicate."""
+
+_COLUMNS = ("id", "claim", "source", "scale", "criterion", "pre-registered", "n", "value", "95 % interval", "verdict")
+
+
+def verdict_of(claim: Claim, finding: Finding) -> str:
+    """Return the verdict in words, those of its source."""
+    return OURS.get(finding.verdict, finding.verdict.value) if claim.source == "ours" else finding.verdict.value
+
+
+def preregistered(claim: Claim) -> str | None:
+    """Return whether the criterion was committed before the runs; None for a claim without one."""
+    if claim.criterion is None:
+        return None
+    match claim.preregistered:
+        case bool() as before:
+            return "yes" if before else "no"
+        case told:
+            return told
 
 
 def table(found: Sequence[tuple[Claim, Finding]], others: Sequence[tuple[Claim, Finding]] = ()) -> Table:
@@ -49,18 +71,26 @@ def table(found: Sequence[tuple[Claim, Finding]], others: Sequence[tuple[Claim, 
             ", ".join(filter(None, (SOURCES[claim.source], claim.where))),
             claim.scale,
             criterion(claim),
+            preregistered(claim),
             Cell(finding.n, f"{finding.n or ''}"),
             value(claim, finding),
             interval(claim, finding),
-            finding.verdict.value,
+            verdict_of(claim, finding),
         ]
         for claim, finding in found
     ]
     every = [*found, *others]
-    verdicts = Counter(finding.verdict for _, finding in every)
-    told = ", ".join(f"{verdict} {verdicts[verdict]}" for verdict in Verdict)
     chosen = f" {len(found)} of them are shown." if others else ""
-    return Table(_COLUMNS, rows, f"Of {len(every)} claims: {told}.{chosen}")
+    theirs = _counted("others' claims", [one for one in every if one[0].source != "ours"])
+    ours = _counted("our claims", [one for one in every if one[0].source == "ours"])
+    return Table(_COLUMNS, rows, f"{theirs}{ours}{chosen}".strip())
+
+
+def _counted(whose: str, found: Sequence[tuple[Claim, Finding]]) -> str:
+    """Return a sentence with the number of each verdict; nothing of no claims."""
+    verdicts = Counter(verdict_of(*one) for one in found)
+    told = ", ".join(f"{verdict} {count}" for verdict, count in verdicts.most_common())
+    return f" Of {len(found)} of {whose}: {told}." if found else ""
 
 
 def criterion(claim: Claim) -> str | None:
@@ -161,20 +191,43 @@ class Runs:
         return list(runs.values())
 
 
+CHOICES = (*dict.fromkeys((*map(str, Verdict), *OURS.values(), *get_args(Outcome))),)
+"""Verdicts of claims, and of expectations."""
+
+
 @click.command("claims")
 @click.option("--source", type=click.Choice(list(SOURCES)), help="Whose claims: Qiu & Yao's, Golden et al.'s, or ours.")
 @click.option("--short", is_flag=True, help="Only the claims marked with short: true; the count of verdicts is of all.")
 @click.option(
+    "--text", "words", multiple=True, metavar="WORD", help="Only those that hold this text; repeat for all of several."
+)
+@click.option(
+    "--verdict",
+    "verdicts",
+    multiple=True,
+    type=click.Choice(CHOICES),
+    help="Only those with this verdict, or one of several.",
+)
+@click.option(
+    "--expected", is_flag=True, help="What was expected before its runs, and what came, in the place of claims."
+)
+@click.option(
     "--file",
     "path",
     type=click.Path(dir_okay=False, path_type=Path),
-    default=FILE,
-    show_default=True,
     metavar="FILE.yaml",
-    help="The file of claims.",
+    help=f"The file of claims, or of expectations.  [default: {FILE}, or {EXPECTED}]",
 )
 @format_option
-def command(source: str | None, short: bool, path: Path, form: str) -> None:
+def command(
+    source: str | None,
+    short: bool,
+    words: tuple[str, ...],
+    verdicts: tuple[str, ...],
+    expected: bool,
+    path: Path | None,
+    form: str,
+) -> None:
     """Print what was claimed about the explosion, and what the evidence says to each claim.
 
     The file holds the claims, their runs and their criteria. Values, intervals and verdicts are computed from the runs.
@@ -182,12 +235,21 @@ def command(source: str | None, short: bool, path: Path, form: str) -> None:
 
     A share replicates where its 95 % interval (Clopper-Pearson) lies above one half, and does not where it lies below.
     A mean replicates where its 95 % interval (Student's t) lies within the bounds, and does not where it lies outside.
-    Everything else is undecided. A claim without the runs that it needs is not tested.
+    Everything else is undecided. A claim without the runs that it needs is not tested. Our own claims are supported, or
+    not supported.
+
+    A criterion is pre-registered where it was committed before its runs.
     """
-    claims = [claim for claim in read_claims(path) if source in (None, claim.source)]
+    if expected:
+        if source or short:
+            raise UserError("--expected: expectations have no source and no short table; drop --source and --short")
+        show(expectations_table(path or EXPECTED, words, verdicts), form)
+        return
+    path = path or FILE
+    claims = [claim for claim in read_claims(path) if source in (None, claim.source) and _holds(claim, words)]
     shown = [claim for claim in claims if claim.short or not short]
     if not shown:
-        raise UserError(f"{path}: no such claims; drop --source or --short")
+        raise UserError(f"{path}: no such claims; drop --source, --short or --text")
     runs = Runs()
 
     def judged(claim: Claim) -> Finding:
@@ -199,4 +261,14 @@ def command(source: str | None, short: bool, path: Path, form: str) -> None:
     found = answered(shown, judged)
     heading = provenance(list(runs.all.values())) if runs.all else "no runs"
     others = answered([claim for claim in claims if claim not in shown], judged)
+    if verdicts:
+        others += [one for one in found if verdict_of(*one) not in verdicts]
+        found = [one for one in found if verdict_of(*one) in verdicts]
+    if not found:
+        raise UserError(f"{path}: none of these {len(others)} claims has that verdict; drop --verdict")
     show(table(found, others), form, heading)
+
+
+def _holds(claim: Claim, words: Sequence[str]) -> bool:
+    text = " ".join(filter(None, (claim.id, claim.claim, claim.where, claim.scale, *(claim.runs or ())))).casefold()
+    return all(word.casefold() in text for word in words)
