@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 GROWTH, LOOKBACK, ABOVE_MEDIAN = 2.0, 500, 2.0
 """The rule: after the warm-up a head's W_Q spectral norm doubles within 500 steps, and is twice the median of all."""
+LEAST_LEAD = 100
+"""Steps. A warning that comes later than so many before the onset foretells nothing: the explosion is under way."""
 _SQUARINGS = 12
 
 
@@ -107,16 +109,26 @@ class Sentinel:
 
 
 @dataclass(frozen=True)
+class Alarms:
+    """Of runs that ended without an explosion."""
+
+    warned: int
+    held: int
+
+
+@dataclass(frozen=True)
 class Foretold:
     """Warnings of several runs."""
 
     leads: tuple[int, ...]
-    """Steps from the warning to the onset, of the explosions that were warned of before."""
+    """Steps from the warning to the onset, of the explosions that were warned of at least :data:`LEAST_LEAD` before."""
+    late: int
+    """Explosions that were warned of before, but later than that."""
     exploded: int
-    false_alarms: int
-    """Runs that held and were warned of."""
-    held: int
-    """Runs that ended without an explosion."""
+    at_risk: Alarms
+    """Of the runs that held, those of attentions that exploded in other runs."""
+    others: Alarms
+    """Those of attentions that exploded in none."""
 
 
 def warning_of(run: Run) -> HeadGrowth | None:
@@ -144,11 +156,20 @@ def sentinel_of(run: Run, before: int | None = None) -> Sentinel:
 
 def foretold(warnings: Sequence[tuple[Run, HeadGrowth | None]]) -> Foretold:
     """Count the warnings of these runs, of those under way none: what they were warned of may come."""
-    ended = [(run.failed_at, warning) for run, warning in warnings if run.ended]
-    exploded = [(onset, warning) for onset, warning in ended if onset is not None]
-    held = [warning for onset, warning in ended if onset is None]
-    leads = tuple(onset - warning.step for onset, warning in exploded if warning and warning.step < onset)
-    return Foretold(leads, len(exploded), sum(warning is not None for warning in held), len(held))
+    ended = [(run.title, run.failed_at, warning) for run, warning in warnings if run.ended]
+    exploded = [(onset, warning) for _, onset, warning in ended if onset is not None]
+    explosive = {title for title, onset, _ in ended if onset is not None}
+    before = [onset - warning.step for onset, warning in exploded if warning and warning.step < onset]
+    leads = tuple(lead for lead in before if lead >= LEAST_LEAD)
+    at_risk, others = (
+        [warning for title, onset, warning in ended if onset is None and (title in explosive) == risk]
+        for risk in (True, False)
+    )
+    return Foretold(leads, len(before) - len(leads), len(exploded), _alarms(at_risk), _alarms(others))
+
+
+def _alarms(held: Sequence[HeadGrowth | None]) -> Alarms:
+    return Alarms(sum(warning is not None for warning in held), len(held))
 
 
 def largest_eigenvalue(matrices: Tensor, others: Tensor) -> Tensor:

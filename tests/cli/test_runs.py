@@ -160,5 +160,25 @@ def test_warnings_are_leads_and_false_alarms(tmp_path: Path) -> None:
     assert last == "| `d` | stable to 1,501 | none |  |  |  |"
     assert result.stdout.splitlines()[-1] == (
         "foretold 1 of 2 explosions (1 to 99 %), 400 steps before; "
-        "warned of 1 of 2 runs without an explosion (1 to 99 %)"
+        "warned of 1 of 2 stable runs of attentions that exploded in another run (1 to 99 %)"
+    )
+
+
+def test_a_warning_right_before_the_onset_foretells_nothing(tmp_path: Path) -> None:
+    """Nor do stable runs of an attention that never explodes thin out the false alarms of one that does."""
+
+    def record(name: str, attention: str, onset: int | None, final: float) -> str:
+        metrics = [{"step": step, "w_q_spectral_norm": norms(hot)} for step, hot in ((500, 1.0), (1000, final))]
+        return write_run(tmp_path / name, {"name": attention}, steps=1201, onset=onset, metrics=metrics)
+
+    runs = [
+        record("a", "flash_bf16", 1099, 3.0),
+        record("b", "flash_bf16", 1100, 3.0),
+        record("c", "flash_bf16", None, 3.0),
+        *(record(f"held-{seed}", "flash_fixed", None, 1.0) for seed in range(3)),
+    ]
+    assert call("runs", *runs, "--show", "warnings").stdout.splitlines()[-1] == (
+        "foretold 1 of 2 explosions (1 to 99 %), 100 steps before, and 1 less than 100 steps before; "
+        "warned of 1 of 1 stable runs of attentions that exploded in another run (3 to 100 %) "
+        "and of 0 of 3 stable runs of attentions that exploded in no run (0 to 71 %)"
     )

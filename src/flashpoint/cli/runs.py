@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from flashpoint.cli.selection import answered, format_option, named_runs, provenance, runs_argument
 from flashpoint.cli.table import Cell, Table, code, number, share, share_interval, show, step
-from flashpoint.early_warning import foretold, warning_of
+from flashpoint.early_warning import LEAST_LEAD, foretold, warning_of
 from flashpoint.errors import UserError
 from flashpoint.runs.metric_table import TOKENS_PER_SECOND, W_Q_NORM
 from flashpoint.runs.recovery import recovery
@@ -150,10 +150,14 @@ def warnings(runs: Sequence[Run]) -> Table:
     leads = told.leads
     several = f" to {max(leads):,} steps before (median {np.median(leads):,.0f})" if len(leads) > 1 else " steps before"
     lead = f", {min(leads):,}{several}" if leads else ""
-    note = (
-        f"foretold {_of(len(leads), told.exploded, 'explosions')}{lead}; "
-        f"warned of {_of(told.false_alarms, told.held, 'runs without an explosion')}"
-    )
+    late = f", and {told.late} less than {LEAST_LEAD} steps before" if told.late else ""
+    stable = [
+        _of(of.warned, of.held, f"stable runs of attentions that exploded in {where} run")
+        for of, where in ((told.at_risk, "another"), (told.others, "no"))
+        if of.held
+    ]
+    alarms = f"; warned of {' and of '.join(stable)}" if stable else ""
+    note = f"foretold {_of(len(leads), told.exploded, 'explosions')}{lead}{late}{alarms}"
     return Table(("run", "verdict", "warned at", "head", "W_Q norm", "growth"), rows, note)
 
 
@@ -247,7 +251,8 @@ def command(words: tuple[str, ...], question: str, form: str) -> None:
     hottest   spectral norm of W_Q at the end, of each head
     recovery  validation loss before the onset and at the end, and the step of the first validation from which on all
               are above what was before by more than the detector's margin; of the runs that exploded
-    warnings  what the early warning said, and how many explosions it foretold
+    warnings  what the early warning said, how many explosions it foretold by 100 steps or more, and of which stable
+              runs it warned: those of attentions that exploded in another of the runs, and the others
     overhead  mean time of a step, against the first run's
     """
     runs = [run for run, _ in answered(named_runs(words), read)]
