@@ -49,6 +49,20 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_links_to_a_heading_find_it(page: Path) -> None:
+    """GitHub makes an anchor of a heading: small letters, no punctuation, a hyphen for each space."""
+
+    def anchors(of: Path) -> set[str]:
+        headings = re.findall(r"^#+ (.*)", of.read_text(), re.MULTILINE)
+        texts = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower() for heading in headings)
+        return {re.sub(r"[^\w\- ]", "", text).replace(" ", "-") for text in texts}
+
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text())
+    pages = {file: page.parent / file if file else page for file, _ in links}
+    assert not [(file, anchor) for file, anchor in links if anchor not in anchors(pages[file])]
+
+
 def test_the_recipe_for_the_trainer_takes_in_what_a_step_trained_on() -> None:
     """The Trainer divides losses so that they add up to the step's; the last step of an epoch has fewer of them."""
 
