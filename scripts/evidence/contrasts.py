@@ -14,7 +14,7 @@ W_Q       the largest spectral norm of a head of layer 2, at laptop scale of lay
 held to   the shortest and the longest run of the treatment that did not explode
 verdict   holds: the interval of "alone" lies above one half. later, earlier: it does not, and that of "later" lies
           above or below one half. Else undecided
-expected  the commit in which an expectation was written before the runs, and whether it was met; no: there is none
+expected  the commit that had an expectation before the runs, and what came of it; no: there was none
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import yaml
@@ -34,6 +33,7 @@ from pydantic import TypeAdapter
 from flashpoint.cli.selection import provenance
 from flashpoint.cli.table import Cell, Table, share_interval, show
 from flashpoint.errors import UserError, command_errors
+from flashpoint.lab.analysis.expectations_file import read_expectations
 from flashpoint.lab.analysis.ratios import onset_ratios, pairs
 from flashpoint.lab.cli.interval_cells import ratio
 from flashpoint.lab.evidence.tables import Evidence
@@ -73,8 +73,8 @@ class Contrast:
     against: tuple[str, ...]
     layer: int = 2
     """From 1: whose W_Q is compared."""
-    written: str = ""
-    came: Literal["met", "part", "not met", "undecided", ""] = ""
+    expected: str = ""
+    """Of the file of expectations: ``SET/NUMBER``."""
 
 
 def main() -> None:
@@ -89,13 +89,16 @@ def main() -> None:
         wanted = arguments.settings.split(",") if arguments.settings else {one.setting for one in contrasts}
         left_out = {int(seed) for seed in arguments.without_seeds.split(",") if seed}
         evidence = Evidence(ROOT / "runs/reference")
+        known = expectations()
         rows, used = [], []
         for one in (one for one in contrasts if one.setting in wanted):
             runs, controls = (
                 [run for run in select_runs(words, ROOT / "runs", evidence) if run.seed not in left_out]
                 for words in (one.runs, one.against)
             )
-            rows.append(row(one, runs, controls))
+            if one.expected not in known:
+                raise UserError(f"{arguments.file}: {one.expected}: no such expectation in expectations.yaml")
+            rows.append(row(one, runs, controls, known[one.expected]))
             used += [*runs, *controls]
         names = arguments.columns.split(",") if arguments.columns else COLUMNS
         places = [COLUMNS.index(name) for name in names]
@@ -103,7 +106,18 @@ def main() -> None:
         show(table, "markdown", provenance(used))
 
 
-def row(contrast: Contrast, runs: Sequence[Run], controls: Sequence[Run]) -> list[Cell | str | int]:
+def expectations() -> dict[str, str]:
+    """Return of each expectation the commit that had it first and what came of it."""
+    found = {"": "no"}
+    for of_runs in read_expectations(ROOT / "runs/reference/expectations.yaml"):
+        for number, one in enumerate(of_runs.expectations, 1):
+            written = one.written or of_runs.written
+            commits = ", ".join(commit.commit for commit in written) or "this file"
+            found[f"{of_runs.id}/{number}"] = f"{commits}: {one.verdict}"
+    return found
+
+
+def row(contrast: Contrast, runs: Sequence[Run], controls: Sequence[Run], expected: str) -> list[Cell | str | int]:
     """Compare runs with their controls.
 
     Raises:
@@ -130,7 +144,7 @@ def row(contrast: Contrast, runs: Sequence[Run], controls: Sequence[Run]) -> lis
         growth(paired, contrast.layer),
         _held(treated),
         verdict((only_control, alone), (sum(later), len(later))),
-        f"{contrast.written}, {contrast.came}" if contrast.written else "no",
+        expected,
     ]
 
 

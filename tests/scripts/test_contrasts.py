@@ -35,7 +35,7 @@ def made(folder: Path, name: str, ends: list[tuple[int, int | None]]) -> list[Ru
 
 
 def cells_of(runs: list[Run], controls: list[Run]) -> dict[str, Any]:
-    return dict(zip(SCRIPT.COLUMNS, SCRIPT.row(CONTRAST, runs, controls), strict=True))
+    return dict(zip(SCRIPT.COLUMNS, SCRIPT.row(CONTRAST, runs, controls, "no"), strict=True))
 
 
 def test_a_treatment_that_outlives_each_control_holds(tmp_path: Path) -> None:
