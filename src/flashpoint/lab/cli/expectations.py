@@ -17,8 +17,8 @@ _COLUMNS = ("id", "expected", "written", "verdict", "came", "setting")
 
 
 def expectations_table(path: Path, words: Sequence[str], verdicts: Sequence[str]) -> Table:
-    """Return a row for each expectation that holds all words and has one of the verdicts, in the order of the file, and
-    a line with the number of each verdict.
+    """Return a row for each expectation that holds all words and has one of the verdicts, in the order of the file. A
+    line has the number of each verdict.
 
     Raises:
         UserError: the file is wrong, or no expectation is left.
