@@ -80,15 +80,23 @@ class Sentinel:
         self._history.append((step, latest))
         while len(self._history) > 1 and self._history[1][0] <= step - LOOKBACK:
             self._history.popleft()
-        least = ABOVE_MEDIAN * np.median(latest)
-        broken = [head for head in self.hottest(latest.size) if head.norm >= least]
-        if self.warning or not broken or broken[0].growth < GROWTH:
+        if self.warning or not (grown := self.grown()):
             return None
-        self.warning = broken[0]
+        self.warning = grown[0]
         return self.warning
 
-    def hottest(self, count: int) -> list[HeadGrowth]:
-        """Return the heads that grew most over :data:`LOOKBACK` steps, largest growth first; none before that step."""
+    def grown(self) -> list[HeadGrowth]:
+        """Return the heads that break the rule at the last step, largest growth first."""
+        heads = self.hottest()
+        least = ABOVE_MEDIAN * np.median([head.norm for head in heads]) if heads else 0
+        return [head for head in heads if head.growth >= GROWTH and head.norm >= least]
+
+    def hottest(self, count: int | None = None) -> list[HeadGrowth]:
+        """Return the heads that grew most over :data:`LOOKBACK` steps, largest growth first; none before that step.
+
+        Args:
+            count: of them at most; None is all.
+        """
         if not self._history or self._history[0][0] > self._history[-1][0] - LOOKBACK:
             return []
         (_, before), (step, latest) = self._history[0], self._history[-1]

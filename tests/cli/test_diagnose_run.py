@@ -1,5 +1,6 @@
 """What ``flashpoint diagnose`` says of a watched run beside the tensors of one capture. The loop knows what it did."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,11 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 
 from flashpoint.cli.main import main
+from flashpoint.diagnosis.faults import Fault
+from flashpoint.files import write_json
 from flashpoint.watching.loop import Watch
+from tests.cli.test_diagnose import captured as captured_call
+from tests.records import MANIFEST
 from tests.watching.loops import Pair, loop, plain
 
 BAD = 5
@@ -58,7 +63,7 @@ def test_a_capture_from_before_a_nan_tells_of_it_and_of_the_next_capture(
     capture = run / f"captures/step-{step:07}"
     for arguments in ((str(run), "--step", str(step)), (str(capture),), (str(capture / "layer-01.safetensors"),)):
         assert told(*arguments).startswith(
-            f"Nothing found. After these tensors, which are of step 2, the loss was no finite number at step {BAD}. "
+            f"After these tensors, which are of step 2, the loss was no finite number at step {BAD}. "
             f"The next capture: flashpoint diagnose runs/own --step {next_one}."
         )
 
@@ -143,3 +148,65 @@ def test_a_scale_and_a_mask_that_a_layer_was_called_with_are_told(
     output = CliRunner().invoke(main, ["diagnose", str(tmp_path / "own")]).output
     (line,) = [line for line in output.splitlines() if line.startswith("sdpa, as recorded")]
     assert line.split(", d 8")[1] == said
+
+
+@pytest.fixture
+def grown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run in which W_Q of layer 2, head 2, grew threefold. δ is biased in that head, and in layer 3, head 1."""
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/grown")
+    capture = run / "captures/step-0001500"
+    capture.mkdir(parents=True)
+    for layer, fault in enumerate((Fault("none"), Fault("delta_bias", 1, 2e-3), Fault("delta_bias", 0, 2e-3)), 1):
+        call = dataclasses.replace(captured_call(fault), layer=layer, step=1500)
+        call.write(capture / f"layer-{layer:02}.safetensors")
+    write_json(run / "manifest.json", {**MANIFEST, "watched": True})
+    detector = {"window": 200, "margin": 0.5, "hold_steps": 100}
+    write_json(run / "config.json", {"train": {"warmup_steps": 0}, "detector": detector})
+    norms = {step: [[1.0, 1.0], [1.0, last], [1.0, 1.0]] for step, last in ((500, 1.0), (1000, 1.2), (1500, 3.0))}
+    lines = [json.dumps({"step": step, "w_q_spectral_norm": of}) for step, of in norms.items()]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return run
+
+
+def printed(*arguments: str) -> str:
+    result = CliRunner().invoke(main, ["diagnose", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of all tables."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+
+
+def test_the_first_line_names_the_head_that_is_biased_and_grew_and_the_attention_to_try(grown: Path) -> None:
+    text = printed(str(grown))
+    first, *_ = text.splitlines()
+    assert first.startswith("layer 2, head 2: δ is biased")
+    assert "its W_Q grew" in first
+    assert "flash_fixed" in first
+    header, _, *heads = rows(text)
+    assert len(header) == 5
+    assert [head[:3] for head in heads] == [["2", "2", "delta_bias"]]  # not beside it: layer 3, which did not grow
+    assert "sequences would show" not in text
+
+
+def test_all_columns_are_of_all_heads(grown: Path) -> None:
+    of_all = [row for row in rows(printed(str(grown), "--columns", "all")) if len(row) > 5]
+    assert [head[:3] for head in of_all[-6:]] == [
+        ["1", "1", ""], ["1", "2", ""], ["2", "1", ""], ["2", "2", "delta_bias"], ["3", "1", "delta_bias"],
+        ["3", "2", ""],
+    ]  # fmt: skip
+    assert rows(printed(str(grown), "--columns", "finding,δ bias"))[0] == ["finding"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "first"),
+    [
+        ("1", "Nothing found, and W_Q grew in layer 2, which is not among these."),
+        ("3", "layer 3, head 1: δ is biased, and W_Q grew in layer 2, which is not among these; try flash_fixed."),
+    ],
+)
+def test_a_layer_that_grew_is_named_where_it_is_not_diagnosed(grown: Path, layer: str, first: str) -> None:
+    assert printed(str(grown), "--layer", layer).splitlines()[0] == first

@@ -194,10 +194,10 @@ def test_heads_whose_rounded_scores_hide_a_bias_of_delta_are_told() -> None:
     recorded, asked = diagnose(call), diagnose(call, function)
     assert recorded.hidden.tolist() == [False, False, True, False]
     assert [one.heads for one in recorded.findings if one.kind == "delta_bias"] == [(1, 2, 4)]
-    assert "layer 2: 3." in tables([recorded], "", None)[-1].note
+    assert "layer 2: 3." in tables([recorded], "", None)[1][-1].note
     assert not asked.hidden.any()
     assert [one.heads for one in asked.findings if one.kind == "delta_bias"] == [(1, 2, 3, 4)]
-    assert "layer 2: 3." not in tables([asked], "", None)[-1].note
+    assert "layer 2: 3." not in tables([asked], "", None)[1][-1].note
 
 
 def with_grad_q(call: AttentionCall, changed: Tensor, head: int) -> AttentionCall:

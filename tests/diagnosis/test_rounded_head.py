@@ -47,7 +47,7 @@ def test_heads_with_nothing_to_follow_do_not_make_the_others_rounded_heads(what:
     call = call_of(function, tensors)
     diagnosis = diagnose(call)
     assert diagnosis.findings == diagnose(call, function).findings == ()
-    table = tables([diagnosis], "", None)[-1]
+    table = tables([diagnosis], "", None)[1][-1]
     shown = [row[table.columns.index("follows O")].text for row in table.rows]
     assert what == "q" or [head for head in range(HEADS) if shown[head] == ""] == list(heads)
 

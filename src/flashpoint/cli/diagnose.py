@@ -55,8 +55,9 @@ def command(
 
     if samples := delta_of(what, attention, text, layers, **reading):
         last = max(max(sample.steps) for sample in samples.values())
-        grown, later = context_of_capture(place(what), reading["step"], last)
-        show([*grown, *delta_tables(samples, later)], form, delta_heading(samples))
+        growth, later = context_of_capture(place(what), reading["step"], last)
+        told, found = delta_tables(samples, later, growth)
+        show(found, form, f"{told}\n\n{delta_heading(samples)}")
         return
     device = device_named(where)
     inputs = inputs_of(what, attention, text, device, **reading).of_layers(layers)
@@ -65,9 +66,9 @@ def command(
             diagnoses = inputs.diagnoses(device)
     except ValueError as error:
         raise UserError(f"{what}: {error}; --attention names it") from error
-    grown, later = ([], "") if text else context_of_capture(place(what), reading["step"], diagnoses[0].call.step)
-    found = tables(diagnoses, inputs.more, attention, later)
-    show([*grown, *found], form, heading(diagnoses, attention, inputs.weights))
+    growth, later = (None, "") if text else context_of_capture(place(what), reading["step"], diagnoses[0].call.step)
+    told, found = tables(diagnoses, inputs.more, attention, later, growth)
+    show(found, form, f"{told}\n\n{heading(diagnoses, attention, inputs.weights)}")
 
 
 def _errors_in_one_line(attention: str | None) -> contextlib.AbstractContextManager[None]:

@@ -8,8 +8,31 @@ from typing import TYPE_CHECKING
 from flashpoint.diagnosis.measure_table import FIRST_ROW_TURNED
 
 if TYPE_CHECKING:
+    from flashpoint.cli.diagnose_run import Growth
+    from flashpoint.diagnosis.finding import Finding
     from flashpoint.diagnosis.verdict import Diagnosis
 
+_WORDS = {
+    "random_row": "a second call returns something else",
+    "nonfinite": "a number is not finite",
+    "fp16_overflow": "FP16 overflows",
+    "fp16_underflow": "FP16 underflows",
+    "dropped_tile": "a block of keys has no weight",
+    "stale_maximum": "a block of keys has a wrong weight",
+    "logsumexp_block": "L is wrong in the backward pass",
+    "out_rows": "rows of O are wrong",
+    "gradients_off": "gradients are wrong",
+    "delta_bias": "δ is biased",
+    "rounded_head": "δ follows the rounding of O, and not in other heads",
+    "other_scores": "the scores are others",
+    "dead_rows": "rows of O are too short",
+    "rounded_denominator": "ℓ is rounded, or P after its division by ℓ",
+    "coarse_rounding": "O is rounded more than BF16 asks for",
+    "sink": "one more key without a value takes part",
+}
+"""What is seen, in a few words, by kind of finding, the gravest first; the last ones are no fault where they are meant.
+"""
+_OF_DELTA = frozenset(("delta_bias", "rounded_head"))
 _BY_DESIGN = frozenset(("out_rows", "other_scores", "coarse_rounding", "dropped_tile", "stale_maximum", "dead_rows"))
 """What is found of a function that does without a fault something else than softmax(QKᵀ·scale)V."""
 _TURNED = 0.02
@@ -63,6 +86,56 @@ def suspects(diagnoses: Sequence[Diagnosis], attention: str | None) -> str:
     return next((name for name, count in wrong.items() if 2 * count > heads[name]), "")
 
 
+def _exchanges(kinds: Collection[str], suspected: str) -> bool:
+    """Whether another attention is the remedy: of rows that are short by design a bias of δ follows."""
+    return not _OF_DELTA.isdisjoint(kinds) and not (suspected and "dead_rows" in kinds)
+
+
+def told_first(findings: Sequence[Finding], growth: Growth | None) -> tuple[list[Finding], list[Finding]]:
+    """Return the findings that are told, the first one first, and those that are not put beside them: a bias of δ in a
+    layer whose W_Q did not grow, where it is biased in one whose W_Q did."""
+    grown = growth.layers if growth else frozenset()
+    order = list(_WORDS)
+    findings = sorted(findings, key=lambda one: (one.layer not in grown, order.index(one.kind), one.layer))
+    explained = any(one.kind in _OF_DELTA and one.layer in grown for one in findings)
+    beside = [one for one in findings if explained and one.kind in _OF_DELTA and one.layer not in grown]
+    return [one for one in findings if one not in beside], beside
+
+
+def verdict(
+    findings: Sequence[Finding], growth: Growth | None, captured: Collection[int], suspected: str, nothing: str
+) -> str:
+    """Return what was found and what to try, in one sentence.
+
+    Args:
+        findings: the most important one first.
+        captured: layers that were diagnosed.
+        growth: what W_Q did; None where nobody knows, or it did nothing.
+        suspected: a function that :func:`suspects` names.
+        nothing: is said where nothing was found.
+    """
+    grown = growth.layers if growth else frozenset()
+    where = f"W_Q grew in layer {', '.join(map(str, sorted(grown)))}"
+    if grown.isdisjoint(captured):
+        where += ", which is not among these"
+    elif findings:
+        where += ", where nothing was found"
+    if not findings:
+        return f"{nothing[:-1]}, and {where}." if grown else nothing
+    first = findings[0]
+    place = f"layer {first.layer}, head{'s' * (len(first.heads) > 1)} {', '.join(map(str, first.heads))}"
+    told = f"{place}: {_WORDS[first.kind]}"
+    if growth and first.layer in grown:
+        own = (growth.layer, growth.head) in [(first.layer, head) for head in first.heads]
+        told += ", and its W_Q grew" if own else ", and W_Q of the layer grew"
+    elif grown:
+        told += f", and {where}"
+    kinds = {one.kind for one in findings}
+    if first.kind in _OF_DELTA and _exchanges(kinds, suspected):
+        return f"{told}; try flash_fixed."
+    return f"{told}; most heads of {suspected} may mean to be so." if suspected else f"{told}."
+
+
 def advice(kinds: Collection[str], suspected: str) -> str:
     """Return what to do next about findings of these kinds, of which there are some.
 
@@ -75,13 +148,12 @@ def advice(kinds: Collection[str], suspected: str) -> str:
             "Nothing else was found. A sink is no fault where it is meant, as a learned one or softmax-off-by-one. "
             "Where none is, the normaliser counts keys that are none, such as padding whose scores are not masked."
         )
-    kinds.discard("sink")
-    other = bool(suspected) and "dead_rows" in kinds  # of which a bias of δ follows
-    if kinds & {"delta_bias", "rounded_head"} and not other:
+    if _exchanges(kinds, suspected):
         return (
-            "flashpoint.attention(q, k, v, variant='flash_unrounded_out') takes δ from an O that is not rounded: "
-            "docs/own_run.md has the attentions that hold, and what they cost."
+            "flashpoint.attention(q, k, v, variant='flash_fixed') takes δ from an O that is not rounded. "
+            "docs/own_run.md tells how to exchange an attention."
         )
+    kinds.discard("sink")
     if "fp16_overflow" in kinds:
         return "FP16 ends at 65,504: train in BF16, and hold scores in FP32."
     meant = bool(suspected) and kinds == {"coarse_rounding"}  # what is no softmax can look so

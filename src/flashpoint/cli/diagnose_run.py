@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +17,31 @@ if TYPE_CHECKING:
     from flashpoint.runs.run import Run
 
 
-def context_of_capture(path: Path, capture: int | None, step: int) -> tuple[list[Table], str]:
+@dataclass(frozen=True)
+class Growth:
+    """What W_Q did until the early warning, or of an explosion without one until the onset.
+
+    Attributes:
+        warned: whether there was a warning.
+        layer, head: that grew most.
+        by_head: growth over LOOKBACK steps, by layer and head.
+        layers: those with a head that grew as much as a warning takes; none without one.
+        words: what is told of it.
+        table: the same for those who ask for columns.
+    """
+
+    warned: bool
+    layer: int
+    head: int
+    by_head: Mapping[tuple[int, int], float]
+    layers: frozenset[int]
+    words: str
+    table: Table
+
+
+def context_of_capture(path: Path, capture: int | None, step: int) -> tuple[Growth | None, str]:
     """Return what W_Q did before the run's onset, and which attentions were not recorded and what came after the
-    tensors. Both are empty where there is nothing to tell, or no run.
+    tensors; None and nothing where there is nothing to tell, or no run.
 
     Args:
         path: of the run, of one of its captures, or of a file in that.
@@ -31,13 +55,13 @@ def context_of_capture(path: Path, capture: int | None, step: int) -> tuple[list
     of_tensors = (path.parent if path.is_file() else capture_folder(path, capture)).resolve()
     folder = RunFolder.of_capture(of_tensors) or RunFolder(path)
     if not (folder.config.is_file() and folder.metrics.is_file()):
-        return [], ""
+        return None, ""
     try:
         run = Run.of_folder(folder)
         grown, (onset, failed), not_recorded = _growth(run), _failed(run), _not_recorded(run)
     except UserError as error:  # of a file that the diagnosis does not need
         notify(str(error))
-        return [], ""
+        return None, ""
     if onset is None:
         return grown, not_recorded
     if not grown and failed == "exploded" and run.by_head(W_Q_NORM.name) is not None:
@@ -86,31 +110,34 @@ def _failed(run: Run) -> tuple[int | None, str]:
     return (int(wrong[0]) if len(wrong) else None), "was no finite number"
 
 
-def _growth(run: Run) -> list[Table]:
-    """Return what W_Q did before the onset: the early warning that it gave, or of a run that exploded without one the
-    head that grew most."""
+def _growth(run: Run) -> Growth | None:
+    """Return what W_Q did before the onset; None where no warning came, unless the loss exploded."""
     from flashpoint.early_warning import LOOKBACK, sentinel_of
 
     if run.by_head(W_Q_NORM.name) is None:
-        return []
+        return None
     onset = run.onset
     sentinel = sentinel_of(run, onset)
-    exploded = onset is not None and run.ending == "exploded"
-    hottest = sentinel.hottest(1)  # none where the norms are of too few steps
-    of = sentinel.warning or (hottest[0] if exploded and hottest else None)
+    warning = sentinel.warning
+    if warning is not None:
+        sentinel = sentinel_of(run, warning.step + 1)
+    heads = sentinel.hottest()  # none where the norms are of too few steps
+    of = warning or (heads[0] if heads and onset is not None and run.ending == "exploded" else None)
     if of is None:
-        return []
+        return None
     failed = "" if onset is None else f"the loss {_failed(run)[1]} at step {onset:,}"
-    if sentinel.warning:
-        note = (
-            f"W_Q of layer {of.layer} grew{failed and f', and {failed}'}. Most explosions that this package knows "
-            "begin so, and the attention can be the cause where nothing is found below: docs/findings/appendix.md, A "
-            "real explosion."
-        )
+    if warning:
+        note = f"W_Q of layer {of.layer} grew{failed and f', and {failed}'}."
     else:
         note = (
             f"No early warning came before {failed}: this head had grown most. Most explosions by attention that this "
             "package knows had a warning. Look at learning rate, data and optimiser first."
         )
     row = [of.step, of.layer, of.head, number(of.norm, ".1f"), number(of.growth, ".1f")]
-    return [Table(("step", "layer", "head", "W_Q norm", f"growth in {LOOKBACK} steps"), [row], note)]
+    words = f"{note[:-1]}: head {of.head} ×{of.growth:.1f} in {LOOKBACK} steps, to {of.norm:.1f}." if warning else note
+    table = Table(
+        ("step", "layer", "head", "W_Q norm", f"growth in {LOOKBACK} steps"), [row], note, instead=Table((), [])
+    )
+    by_head = {(one.layer, one.head): one.growth for one in heads}
+    grown = frozenset(one.layer for one in sentinel.grown())
+    return Growth(warning is not None, of.layer, of.head, by_head, grown, words, table)

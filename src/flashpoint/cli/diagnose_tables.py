@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from flashpoint.cli.diagnose_advice import advice, suspects
-from flashpoint.cli.table import Cell, Table, number
+from flashpoint.cli.diagnose_advice import advice, suspects, told_first, verdict
+from flashpoint.cli.table import ALL, Cell, Table, number
 from flashpoint.diagnosis.measure_table import (
     ALONG_MEAN_KEY,
     DEAD_ROWS,
@@ -26,6 +26,7 @@ from flashpoint.diagnosis.measure_table import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from flashpoint.cli.diagnose_run import Growth
     from flashpoint.diagnosis.delta_bias import DeltaBias
     from flashpoint.diagnosis.delta_sample import DeltaSample
     from flashpoint.diagnosis.finding import Finding
@@ -107,8 +108,14 @@ def delta_heading(samples: Mapping[int, DeltaSample]) -> str:
     )
 
 
-def delta_tables(samples: Mapping[int, DeltaSample], later: str = "") -> list[Table]:
-    """Return the findings, where there are some, and the bias of δ in each head; ``later`` as of :func:`tables`."""
+def delta_tables(
+    samples: Mapping[int, DeltaSample], later: str = "", growth: Growth | None = None
+) -> tuple[str, list[Table]]:
+    """Return what was found, and the tables: the findings, where there are some, and the bias of δ in each head.
+
+    Args:
+        later, growth: as of :func:`tables`.
+    """
     from flashpoint.diagnosis.delta_bias import DeltaBias
     from flashpoint.diagnosis.verdict import delta_finding
 
@@ -120,43 +127,112 @@ def delta_tables(samples: Mapping[int, DeltaSample], later: str = "") -> list[Ta
         for head in range(samples[layer].heads)
     ]
     known = {layer: bias for layer, bias in biases.items() if bias is not None}
-    unjudged, unseen = _unjudged(known, ""), _unseen(known, "")
-    note = " ".join(part for part in (later, unjudged, unseen) if part)
-    nothing = "" if unjudged else "Nothing found."
-    return _told(
-        findings, Table(("layer", "head", *BIAS_COLUMNS), measured, note), nothing, bool(unjudged or unseen), ""
-    )
+    unjudged, unseen = _unjudged(known, ""), "" if findings else _unseen(known, "")
+    measures = Table(("layer", "head", *BIAS_COLUMNS), measured, _joined(later, unjudged, unseen))
+    nothing = "δ was not judged." if unjudged else "Nothing found."
+    return _told(findings, growth, measures, nothing, bool(unjudged or unseen), "")
 
 
-def tables(diagnoses: Sequence[Diagnosis], more: str, attention: str | None, later: str = "") -> list[Table]:
-    """Return the findings, where there are some, and the measures of heads.
+def tables(
+    diagnoses: Sequence[Diagnosis], more: str, attention: str | None, later: str = "", growth: Growth | None = None
+) -> tuple[str, list[Table]]:
+    """Return what was found and what to try, in a sentence, and the tables: what W_Q did, the findings, and the
+    measures of heads.
 
     Args:
         more: how a user gets more sequences, with ``{}`` for their number.
         attention: that was called anew; None where the results are those that were recorded.
         later: what came after the tensors in their run.
+        growth: what W_Q did there.
     """
     findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
     measured = [[diagnosis.call.layer, *row] for diagnosis in diagnoses for row in _measures(diagnosis)]
     biases = {diagnosis.call.layer: diagnosis.bias for diagnosis in diagnoses if diagnosis.bias is not None}
-    coarse, unjudged, unseen = _coarse(diagnoses), _unjudged(biases, more), _unseen(biases, more)
-    hidden = _hidden(diagnoses)
-    note = " ".join(part for part in (later, coarse, unjudged, hidden, unseen, _scaled(diagnoses)) if part)
+    coarse, unjudged, hidden = _coarse(diagnoses), _unjudged(biases, more), _hidden(diagnoses)
+    unseen = "" if findings else _unseen(biases, more)
     beyond = " beyond what FP32 itself may do" if coarse else ""
     nothing = f"Nothing found{beyond}{', and δ was not judged' if unjudged else ''}."
+    note = _joined(later, coarse, unjudged, hidden, unseen, _scaled(diagnoses))
     measures = Table(("layer", "head", *BIAS_COLUMNS, *(measure.words for measure in COLUMNS)), measured, note)
     suspected = suspects(diagnoses, attention)
-    return _told(findings, measures, nothing, bool(unjudged or hidden or unseen), suspected)
+    return _told(findings, growth, measures, nothing, bool(unjudged or hidden or unseen), suspected)
 
 
-def _told(findings: Sequence[Finding], measures: Table, nothing: str, to_be_sure: bool, suspected: str) -> list[Table]:
-    """Return a table of findings before that of measures; without findings the measures say ``nothing``."""
-    if not findings:
-        parts = [nothing, measures.note, _TO_BE_SURE if to_be_sure else ""]
-        return [dataclasses.replace(measures, note=" ".join(part for part in parts if part))]
-    rows = [[one.layer, ", ".join(map(str, one.heads)), one.kind, one.text] for one in findings]
-    note = advice({one.kind for one in findings}, suspected)
-    return [Table(("layer", "heads", "finding", "what shows it"), rows, note), measures]
+def _told(
+    findings: Sequence[Finding],
+    growth: Growth | None,
+    measures: Table,
+    nothing: str,
+    to_be_sure: bool,
+    suspected: str,
+) -> tuple[str, list[Table]]:
+    """Return the sentence, ``nothing`` where nothing was found, and the tables."""
+    first, beside = told_first(findings, growth)
+    before = [growth.table] if growth else []
+    if findings:
+        rows = [[one.layer, _heads(one), one.kind, one.text] for one in findings]
+        note = advice({one.kind for one in findings}, suspected)
+        before.append(Table(("layer", "heads", "finding", "what shows it"), rows, note, instead=Table((), [])))
+    else:
+        ignited = _UNSEEN_CAUSE if growth and growth.warned else ""
+        note = _joined(measures.note, ignited, _TO_BE_SURE if to_be_sure or ignited else "")
+        measures = dataclasses.replace(measures, note=note)
+    lines = [f"- layer {one.layer}, head {_heads(one)}, {one.kind}: {one.text}" for one in first]
+    lines += [f"- layer {one.layer}, head {_heads(one)}, {one.kind}; its W_Q did not grow" for one in beside]
+    said = ["\n".join(lines), growth.words if growth else "", note if findings else ""]
+    captured = {row[0] for row in measures.rows}
+    return verdict(first, growth, captured, suspected, nothing), [
+        *before,
+        _measures_shown(measures, findings, first, growth, said),
+    ]
+
+
+def _heads(finding: Finding) -> str:
+    return ", ".join(map(str, finding.heads))
+
+
+def _joined(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
+
+def _measures_shown(
+    measures: Table,
+    findings: Sequence[Finding],
+    first: Sequence[Finding],
+    growth: Growth | None,
+    said: Sequence[str],
+) -> Table:
+    """Return the measures with what was found and what W_Q did in each head.
+
+    People are shown five columns of the heads of the ``first`` findings and of the one that grew most, or of all heads
+    where there are none, and below them what is ``said``.
+    """
+    found: dict[tuple[int, int], list[str]] = {}
+    for one in findings:
+        for head in one.heads:
+            found.setdefault((one.layer, head), []).append(one.kind)
+    by_head = growth.by_head if growth else {}
+    columns = (*measures.columns[:2], "finding", *measures.columns[2:], "W_Q growth")
+    rows: list[list[Any]] = [
+        [layer, head, ", ".join(found.get((layer, head), [])), *cells, number(by_head.get((layer, head)), ".2f")]
+        for layer, head, *cells in measures.rows
+    ]
+    whole = dataclasses.replace(measures, columns=columns, rows=rows)
+    places_first = {(one.layer, head) for one in first for head in one.heads}
+    if growth:
+        places_first.add((growth.layer, growth.head))
+    some = [row for row in rows if (row[0], row[1]) in places_first] or rows
+    last = "W_Q growth" if by_head else _STANDARD_ERRORS.words
+    places = [columns.index(name) for name in ("layer", "head", "finding", DELTA.bias.words, last)]
+    left = f"--columns {ALL} shows {len(columns) - len(places)} more columns"
+    if len(some) < len(rows):
+        left += f" and all {len(rows)} heads"
+    shown = Table(
+        [columns[at] for at in places],
+        [[row[at] for at in places] for row in some],
+        "\n\n".join(part for part in (*said, measures.note, f"{left}.") if part),
+    )
+    return dataclasses.replace(whole, instead=shown)
 
 
 def _measures(diagnosis: Diagnosis) -> list[list[Cell | int]]:
@@ -277,12 +353,13 @@ def _unseen(biases: Mapping[int, DeltaBias], more: str) -> str:
     worst = max(unsure, key=lambda bias: float(bias.smallest.max()))
     needed, different = _rounded_up(worst.needed(ignites)), "different " if worst.repeats else ""
     remedy = f": {more.format(needed)}" if more else ""
+    would = f"About {needed:,} {different}sequences would show one of {ignites:.0e}{remedy}."
     if needed > MOST_ADVISED:
-        remedy = ", too many to wait for"
+        would = f"No number of sequences that one can wait for would show one of {ignites:.0e}."
     return (
         f"In some heads a bias of δ below {float(worst.smallest.max()):.0e} would not show on {worst}; in a "
         f"model of 7 M parameters a constant one of {ignites:.0e} in layer 2 made {IGNITED[ignites]} runs explode. "
-        f"About {needed:,} {different}sequences would show one of {ignites:.0e}{remedy}."
+        f"{would}"
     )
 
 
@@ -296,7 +373,11 @@ def _rounded_up(count: int) -> int:
     return -(-count // unit) * unit
 
 
+_UNSEEN_CAUSE = (
+    "Most explosions that this package knows begin with a W_Q that grows, and the attention can be the cause where "
+    "nothing is found: docs/findings/appendix.md, A real explosion."
+)
 _TO_BE_SURE = (
     "To be sure, train twice on the same batches from a checkpoint before W_Q grew, with this attention and with "
-    "flash_unrounded_out: if only the first explodes, the attention had a part in it."
+    "flash_fixed: if only the first explodes, the attention had a part in it."
 )

@@ -45,6 +45,8 @@ class Table:
     """A line about the whole table."""
     further: Collection[str] = ()
     """Columns that people are not shown where nobody asks for them. CSV and JSON have them."""
+    instead: Table | None = None
+    """What people are shown in its place where nobody asks for columns; without columns it is its note alone."""
 
 
 def show(tables: Table | Sequence[Table], form: str, heading: str = "") -> None:
@@ -67,7 +69,7 @@ def show(tables: Table | Sequence[Table], form: str, heading: str = "") -> None:
         click.echo("\n".join(_csv(table) for table in tables), nl=False)
     else:
         text = _list if form == "list" else _markdown
-        parts = [heading, *(part for table in tables for part in (text(table), table.note))]
+        parts = [heading, *(part for table in tables for part in (text(table) if table.columns else "", table.note))]
         click.echo("\n\n".join(filter(None, parts)))
 
 
@@ -114,7 +116,10 @@ def _only(table: Table, places: Iterable[int]) -> Table:
 
 
 def _brief(table: Table) -> Table:
-    """Return the table without its further columns, and with a line that names those that have values."""
+    """Return what people are shown of a table: what stands in its place, or the table without its further columns and
+    with a line that names those that have values."""
+    if table.instead is not None:
+        return table.instead
     if not table.further:
         return table
     places = [at for at, column in enumerate(table.columns) if column not in table.further]
