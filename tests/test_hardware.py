@@ -56,7 +56,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_preset_follows_the_driver_and_the_wish_for_a_cpu() -> None:
     assert hardware.cuda_devices() == 2
     devices = ("auto", "cuda", "cpu")
-    assert [hardware.default_experiment(device) for device in devices] == ["ignite", "ignite", "demo_cpu"]
+    assert [hardware.default_experiment(device) for device in devices] == ["demo_gpu", "demo_gpu", "demo_cpu"]
 
 
 @pytest.mark.usefixtures("driver")

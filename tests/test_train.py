@@ -105,7 +105,7 @@ def test_a_corpus_gone_over_and_over_is_told(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("experiment", "other"), [("laptop", "ignite"), ("demo_cpu", "ignite"), ("ignite", "demo_cpu")]
+    ("experiment", "other"), [("laptop", "demo_gpu"), ("demo_cpu", "demo_gpu"), ("demo_gpu", "demo_cpu")]
 )
 def test_a_run_on_a_cpu_is_told_which_experiment_it_is_not(
     capsys: pytest.CaptureFixture[str], experiment: str, other: str
@@ -115,7 +115,7 @@ def test_a_run_on_a_cpu_is_told_which_experiment_it_is_not(
     tell_what_kind_of_run(config, torch.device("cpu"))
     told = capsys.readouterr().err.splitlines()[0]
     assert f"experiment={other}" in told
-    assert ("the model is small" in told) == (experiment != "ignite")
+    assert ("the model is small" in told) == (experiment != "demo_gpu")
 
 
 @pytest.mark.slow

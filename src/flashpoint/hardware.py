@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def default_experiment(device: str) -> str:
-    """Return ``ignite`` with a CUDA device, ``demo_cpu`` without, or where ``device``, which is ``train.device``, is
+    """Return ``demo_gpu`` with a CUDA device, ``demo_cpu`` without, or where ``device``, which is ``train.device``, is
     ``cpu``."""
-    return "ignite" if device != "cpu" and cuda_devices() else "demo_cpu"
+    return "demo_gpu" if device != "cpu" and cuda_devices() else "demo_cpu"
 
 
 def refuse_unusable_gpu(device: str) -> None:

@@ -14,7 +14,7 @@ MANY_PASSES = 20
 """The default experiment explodes with 18 passes as with 2, with 117 late or not at all (docs/findings/appendix.md)."""
 
 MOST_PARAMETERS = 1_000_000
-"""Of a model that a CPU trains in minutes: experiment=demo_cpu has 0.1 million, experiment=ignite 7 million."""
+"""Of a model that a CPU trains in minutes: experiment=demo_cpu has 0.1 million, experiment=demo_gpu 2 million."""
 
 
 def tell_what_kind_of_run(config: Config, device: torch.device) -> None:
@@ -24,7 +24,7 @@ def tell_what_kind_of_run(config: Config, device: torch.device) -> None:
         notify(
             "no GPU: the model is small, and explodes where attention rounds its output O to few bits "
             "(experiment=demo_cpu) or an intermediate result (experiment=laptop); BF16's own explosion takes thousands "
-            "of steps of experiment=ignite, which needs a GPU"
+            "of steps of experiment=demo_gpu, which needs a GPU"
             if parameters < MOST_PARAMETERS
             else f"no GPU: a step of a model of {parameters:,} parameters takes long on a CPU; "
             "experiment=demo_cpu is the one for a CPU"
