@@ -4,8 +4,9 @@ runs/reference/contrasts.yaml names the runs and holds no result. Runs are paire
 initial weights, and a row counts its pairs alone:
 
 crossed   runs whose loss exploded, by the detector's rule; treatment and control
-lasting   of these, runs whose validation loss was at the end more than the detector's margin above that before the
-          onset; in brackets how many steps the runs went on after it, the shortest and the longest
+lasting   of these, runs whose validation loss is still 0.3 nats above that before the onset after a common tail, 5,000
+          steps, or 1,000 from 50 M parameters on; treatment and control. Of runs with a shorter tail, which cannot say:
+          how many are as far up at its end
 alone     pairs in which only the control exploded, and in which only the treatment did. A run that held counts where it
           went beyond the onset of its pair. The 95 % interval (Clopper-Pearson) is of the first share
 later     pairs in which the treatment exploded after its control, or held beyond the control's onset
@@ -22,11 +23,9 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import yaml
 from pydantic import TypeAdapter
 
@@ -34,11 +33,11 @@ from flashpoint.cli.selection import provenance
 from flashpoint.cli.table import Cell, Table, share_interval, show
 from flashpoint.errors import UserError, command_errors
 from flashpoint.lab.analysis.expectations_file import read_expectations
-from flashpoint.lab.analysis.ratios import onset_ratios, pairs
-from flashpoint.lab.cli.interval_cells import ratio
+from flashpoint.lab.analysis.lifetimes import lasting_of
+from flashpoint.lab.analysis.ratios import onset_ratios, pairs, w_q_ratio
+from flashpoint.lab.cli.interval_cells import lasting_cell, ratio
 from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.quantiles import clopper_pearson
-from flashpoint.runs.recovery import recovery
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
 
@@ -159,17 +158,7 @@ def verdict(alone: tuple[int, int], later: tuple[int, int]) -> str:
 
 def growth(paired: Sequence[Pair], layer: int) -> Cell | str:
     """Return the largest norm of W_Q of a head of the layer, control over treatment, or nothing if not measured."""
-    ratios = []
-    for run, control in paired:
-        of_run, of_control = run.w_q_norms, control.w_q_norms
-        if of_run is None or of_control is None:
-            continue
-        common = np.intersect1d(of_run[0], of_control[0])
-        if len(common):
-            treated, untreated = (
-                norms[layer - 1][:, steps == common[-1]].max() for steps, norms in (of_run, of_control)
-            )
-            ratios.append(float(untreated / treated))
+    ratios = [found for run, control in paired if (found := w_q_ratio(control, run, layer)) is not None]
     return ratio(ratios, ".2g") if ratios else ""
 
 
@@ -178,17 +167,7 @@ def _crossed(runs: Sequence[Run]) -> int:
 
 
 def _lasting(treated: Sequence[Run], untreated: Sequence[Run]) -> str:
-    counts, tails = [], []
-    for runs in (treated, untreated):
-        above = 0
-        for run in runs:
-            if run.onset is not None:
-                with suppress(UserError):  # not validated at its end
-                    above += recovery(run).above
-                tails.append(int(run.outcome.step - run.onset))
-        counts.append(above)
-    told = f" ({min(tails):,} to {max(tails):,})" if tails else ""
-    return f"{counts[0]} and {counts[1]}{told}"
+    return " and ".join(lasting_cell(lasting_of(runs)).text or "0" for runs in (treated, untreated))
 
 
 def _held(runs: Sequence[Run]) -> str:

@@ -4,9 +4,11 @@ import json
 from collections import Counter
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from scipy.stats import binomtest
 
 from flashpoint.lab.analysis.claims_file import read_claims
 from flashpoint.lab.analysis.expectations_file import read_expectations
@@ -15,7 +17,14 @@ from flashpoint.lab.cli.expectations import EXPECTED
 from tests.conftest import REPOSITORY
 from tests.records import call, refusal, rows, write_run
 
-HOLDS = {"id": "holds", "source": "paper", "where": "§3.2", "claim": "It holds.", "scale": "tiny", "short": True}
+HOLDS: dict[str, Any] = {
+    "id": "holds",
+    "source": "paper",
+    "where": "§3.2",
+    "claim": "It holds.",
+    "scale": "tiny",
+    "short": True,
+}
 HOLDS |= {"preregistered": True}
 HOLDS |= {"runs": ["stable"], "criterion": {"kind": "holds", "steps": 1000}}
 EXPLODES = {"id": "explodes", "source": "ours", "claim": "It explodes.", "scale": "tiny", "runs": ["exploded"]}
@@ -45,9 +54,10 @@ def test_each_claim_has_its_value_interval_and_verdict(folder: Path) -> None:
     result = call("claims", cwd=folder)
     assert rows(result) == [
         "| `holds` | It holds. | Qiu & Yao, §3.2 | tiny | most hold for 1,000 steps | yes | 6 | 6 of 6, 1 left out "
-        "| 54 to 100 % | replicates |",
-        "| `explodes` | It explodes. | flashpoint | tiny | most explode | no | 5 | 5 of 5 | 48 to 100 % | undecided |",
-        "| `untested` | It deviates. | Golden et al., abstract |  |  |  |  |  |  | not tested |",
+        "| 54 to 100 % |  |  | undecided |",
+        "| `explodes` | It explodes. | flashpoint | tiny | most explode | no | 5 | 5 of 5 "
+        "| 48 to 100 % | 5 unknown |  | undecided |",
+        "| `untested` | It deviates. | Golden et al., abstract |  |  |  |  |  |  |  |  | not tested |",
     ]
     assert result.stdout.splitlines()[0] == "a CPU, torch 2.99; corpus unknown; seeds 0 to 6; 2026-11-21"
 
@@ -138,6 +148,19 @@ def test_a_wrong_file_is_one_line(folder: Path) -> None:
     assert refusal(call("claims", cwd=folder)).startswith(f"error: {FILE}: claims: missing")
 
 
+def test_runs_hold_where_their_controls_alone_explode(folder: Path) -> None:
+    for seed in range(7):
+        onset = None if seed == 6 else 500
+        write_run(folder / f"runs/control/{seed}", {"name": "flash_bf16"}, seed=seed, steps=1000, onset=onset)
+    paired = {**HOLDS, "criterion": {**HOLDS["criterion"], "against": ["control"]}}
+    listed(folder, paired, {**paired, "id": "alike", "criterion": {**paired["criterion"], "against": ["stable"]}})
+    asked = call("claims", "--columns", "value,alone,verdict", cwd=folder)
+    assert rows(asked) == [
+        f"| 6 of 6, 1 left out | 6 and 0, p {binomtest(6, 6).pvalue:.2g} | replicates |",
+        "| 6 of 6, 1 left out | 0 and 0, p 1 | undecided |",
+    ]
+
+
 def test_the_runs_of_a_horizon_that_none_reached_test_nothing(folder: Path) -> None:
     listed(folder, {**HOLDS, "criterion": {"kind": "holds", "steps": 2000}})
     (row,) = rows(call("claims", cwd=folder))
@@ -153,7 +176,7 @@ def test_a_mean_has_its_unit_bounds_and_interval(tmp_path: Path) -> None:
     (row,) = rows(call("claims", cwd=tmp_path))
     assert row.endswith(
         "| difference of validation loss in nats after 1,000 steps: below 0.5 "
-        "| no | 3 | +0.200 | -0.048 to +0.448 | supported |"
+        "| no | 3 | +0.200 | -0.048 to +0.448 |  |  | supported |"
     )
 
 
@@ -174,9 +197,11 @@ def test_claims_are_chosen_by_text_and_verdict(folder: Path) -> None:
     listed(folder, HOLDS, EXPLODES, UNTESTED)
     chosen = call("claims", "--text", "it", "--text", "EXPL", cwd=folder)
     assert [row.split(" | ")[0] for row in rows(chosen)] == ["| `explodes`"]
-    undecided = call("claims", "--verdict", "undecided", "--verdict", "not tested", cwd=folder)
-    assert [row.split(" | ")[0] for row in rows(undecided)] == ["| `explodes`", "| `untested`"]
-    assert "Of 1 of our claims: undecided 1. 2 of them are shown." in undecided.stdout
+    undecided = call("claims", "--verdict", "undecided", "--source", "ours", cwd=folder)
+    assert [row.split(" | ")[0] for row in rows(undecided)] == ["| `explodes`"]
+    untested = call("claims", "--verdict", "not tested", "--verdict", "replicates", cwd=folder)
+    assert [row.split(" | ")[0] for row in rows(untested)] == ["| `untested`"]
+    assert "Of 1 of our claims: undecided 1. 1 of them are shown." in untested.stdout
     assert "drop --verdict" in refusal(call("claims", "--verdict", "supported", cwd=folder))
 
 

@@ -1,7 +1,12 @@
 """Whether the loss came back, on runs where it is known by hand."""
 
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from flashpoint.runs.recovery import lasting
+from flashpoint.runs.select import select_runs
 from tests.records import call, refusal, rows, write_run
 
 
@@ -16,9 +21,9 @@ def test_the_rise_is_from_the_last_validation_before_the_onset_to_the_end(tmp_pa
     runs = [run("lost", 2.5, 200), run("nan", float("nan"), 200), run("back", 2.25, 200), run("stable", 2.0, None)]
     result = call("runs", *runs, "--show", "recovery")
     assert rows(result) == [
-        "| `lost` | 200 | 1,000 | 2.00 | 2.50 | +0.50 | 500 |",
-        "| `nan` | 200 | 1,000 | 2.00 | nan | +nan | 500 |",
-        "| `back` | 200 | 1,000 | 2.00 | 2.25 | +0.25 | none |",
+        "| `lost` | 200 | 1,000 | 2.00 | 2.50 | +0.50 | 500 | short tail |",
+        "| `nan` | 200 | 1,000 | 2.00 | nan | +nan | 500 | short tail |",
+        "| `back` | 200 | 1,000 | 2.00 | 2.25 | +0.25 | none | short tail |",
     ]
     assert result.stdout.splitlines()[-1].startswith("2 of 3 ended above what they had before")
     early = run("early", 2.5, 50)
@@ -26,3 +31,24 @@ def test_the_rise_is_from_the_last_validation_before_the_onset_to_the_end(tmp_pa
     some = call("runs", early, *runs, "--show", "recovery")
     assert (some.returncode, some.stdout.splitlines()[2:]) == (2, result.stdout.splitlines()[2:])
     assert some.stderr.startswith(f"error: {early}: not validated")
+
+
+@pytest.mark.parametrize(("parameters", "tail"), [(7_343_360, 5000), (124_000_000, 1000)])
+def test_a_rise_lasts_by_the_first_validation_after_the_common_tail(tmp_path: Path, parameters: int, tail: int) -> None:
+    def run(name: str, *losses: tuple[int, float], end: int = 9000, **rest: Any) -> str:
+        metrics = [{"step": step - 1, "val_loss": loss} for step, loss in ((200, 2.0), *losses)]
+        about = {"onset": 200, "manifest": {"parameters": parameters}, **rest}
+        return write_run(tmp_path / name, {"name": "flash_bf16"}, steps=end, metrics=metrics, **about)
+
+    high, low = 2.31, 2.29
+    runs = {
+        "lasts": run("lasts", (199 + tail, low), (200 + tail, high), val_loss=low),
+        "returns": run("returns", (199 + tail, high), (200 + tail, low), val_loss=high),
+        "nan": run("nan", (200 + tail, float("nan"))),
+        "short": run("short", end=199 + tail, val_loss=high, seed=4),
+        "nonfinite": run("nonfinite", outcome="nonfinite", end=300, onset=None, seed=5),
+    }
+    found = {name: lasting(one) for name, path in runs.items() for one in select_runs([path])}
+    assert found == {"lasts": True, "returns": False, "nan": True, "short": None, "nonfinite": True}
+    told = call("survival", *[runs[name] for name in ("short", "nonfinite")], "--columns", "exploded,lasting")
+    assert rows(told) == ["| 2 of 2, 1 by NaN | 1 of 1; short: 1 of 1 up |"]

@@ -33,10 +33,14 @@ def test_runs_are_grouped_and_says_where_they_were_made(tmp_path: Path) -> None:
     result = call("survival", *runs, "--out", tmp_path / "curves.png")
     assert result.stdout.splitlines()[0] == "a GPU, torch 2.99; corpus unknown; seeds 0 to 12; 2026-11-21"
     found = rows(result)
-    assert found[0].startswith("| `flash_fp32 injected delta_error.kind=bias` | 1 of 1 | 3 to 100 % | 300 |")
-    assert found[1].startswith("| `flash_fixed_paper beta=7` | 1 of 1 | 3 to 100 % | 700 | none |")
-    assert found[2].startswith("| `flash_bf16` | 5 of 6, 1 by NaN | 36 to 100 % | 575 | 1,000 | 0.0")
-    assert found[3] == "| `flash_fp32` | 0 of 3 | 0 to 71 % | not reached | 2,000 |  |"
+    assert found[0].startswith(
+        "| `flash_fp32 injected delta_error.kind=bias` | 1 of 1 | 3 to 100 % | 1 unknown | 300 |"
+    )
+    assert found[1].startswith("| `flash_fixed_paper beta=7` | 1 of 1 | 3 to 100 % | 1 unknown | 700 | none |")
+    assert found[2].startswith(
+        "| `flash_bf16` | 5 of 6, 1 by NaN | 36 to 100 % | 1 of 1; 4 unknown | 575 | 1,000 | 0.0"
+    )
+    assert found[3] == "| `flash_fp32` | 0 of 3 | 0 to 71 % |  | not reached | 2,000 |  |"
     assert found[4].startswith("| `flash_fixed_paper beta=2` | 0 of 1 |")
     assert found[5].startswith("| `flash_fp32 injected delta_error.kind=noise` | 0 of 1 |")
 
@@ -45,8 +49,8 @@ def test_runs_are_grouped_and_says_where_they_were_made(tmp_path: Path) -> None:
     assert again.stdout.splitlines()[1] == "unless a row says otherwise: train.lr=0.5"
     assert rows(again) == [
         *(f"|  {row}" for row in found),
-        "| train.lr=0.1 | `flash_bf16` | 1 of 1 | 3 to 100 % | 400 | none |  |",
-        "| train.lr=0.1 | `flash_fp32` | 0 of 1 | 0 to 98 % | not reached | 2,000 |  |",
+        "| train.lr=0.1 | `flash_bf16` | 1 of 1 | 3 to 100 % | 1 unknown | 400 | none |  |",
+        "| train.lr=0.1 | `flash_fp32` | 0 of 1 | 0 to 98 % |  | not reached | 2,000 |  |",
     ]
     image = matplotlib.image.imread(tmp_path / "curves.png")[..., :3]
     assert (np.ptp(image, axis=-1) > 0.3).mean() > 1e-3
@@ -94,7 +98,7 @@ def test_a_control_that_several_rows_are_is_to_be_named(tmp_path: Path) -> None:
     told = refusal(call("survival", *runs))
     assert "fits several rows: give one of flash_fp32 out=nearest; flash_fp32 out=none" in told
     named = rows(call("survival", *runs, "--control", "flash_fp32 out=none"))
-    assert "| `flash_bf16` | 3 of 3 | 29 to 100 % | 50 | none | 0.025 |" in named  # χ² = 5, as by hand
+    assert "| `flash_bf16` | 3 of 3 | 29 to 100 % | 3 unknown | 50 | none | 0.025 |" in named  # χ² = 5, as by hand
 
 
 def test_onsets_are_compared_seed_by_seed(tmp_path: Path) -> None:
@@ -259,8 +263,10 @@ def test_people_see_no_column_of_p_without_a_p_in_it_and_programs_always_do(tmp_
     runs += [write_run(tmp_path / f"s{seed}", {"name": "sdpa"}, seed=seed) for seed in range(3)]
     alone, against = call("survival", *runs), call("survival", *runs, "--control", "sdpa")
     assert "log-rank" not in alone.stdout
-    assert rows(alone)[0] == "| `flash_bf16` | 3 of 3 | 29 to 100 % | 501 | none |"
-    assert rows(against)[0] == "| `flash_bf16` | 3 of 3 | 29 to 100 % | 501 | none | 0.025 |"  # χ² = 5, as by hand
+    assert rows(alone)[0] == "| `flash_bf16` | 3 of 3 | 29 to 100 % | 3 unknown | 501 | none |"
+    assert (
+        rows(against)[0] == "| `flash_bf16` | 3 of 3 | 29 to 100 % | 3 unknown | 501 | none | 0.025 |"
+    )  # χ² = 5, as by hand
     assert rows(call("survival", *runs, "--columns", "attention,log-rank")) == ["| `flash_bf16` |  |", "| `sdpa` |  |"]
     assert [row["log-rank p against flash_fp32"] for row in values("survival", *runs)] == [None, None]
 

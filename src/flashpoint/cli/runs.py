@@ -15,7 +15,7 @@ from flashpoint.cli.table import Cell, Table, code, number, share, share_interva
 from flashpoint.early_warning import LEAST_LEAD, foretold, warning_of
 from flashpoint.errors import UserError
 from flashpoint.runs.metric_table import TOKENS_PER_SECOND, W_Q_NORM
-from flashpoint.runs.recovery import recovery
+from flashpoint.runs.recovery import lasting, recovery
 from flashpoint.runs.run import Run
 
 
@@ -121,6 +121,7 @@ def recoveries(runs: Sequence[Run]) -> Table:
             number(one.end, ".2f"),
             number(one.rise, "+.2f"),
             step(one.above_since, "none"),
+            {True: "yes", False: "no", None: "short tail"}[lasting(run)],
         ]
         for run, one in found
     ]
@@ -128,7 +129,16 @@ def recoveries(runs: Sequence[Run]) -> Table:
     note = f"{above} of {len(found)} ended above what they had before by more than the detector's margin"
     if not found:
         note = "None of these runs has exploded."
-    columns = ("run", "onset", "ended at", "loss before, nats", "loss at the end, nats", "difference", "above since")
+    columns = (
+        "run",
+        "onset",
+        "ended at",
+        "loss before, nats",
+        "loss at the end, nats",
+        "difference",
+        "above since",
+        "lasting",
+    )
     return Table(columns, rows, note)
 
 
@@ -250,7 +260,8 @@ def command(words: tuple[str, ...], question: str, form: str) -> None:
     rates     tokens per second
     hottest   spectral norm of W_Q at the end, of each head
     recovery  validation loss before the onset and at the end, and the step of the first validation from which on all
-              are above what was before by more than the detector's margin; of the runs that exploded
+              are above what was before by more than the detector's margin; of the runs that exploded. Lasting: still
+              0.3 nats above it 5,000 steps after the onset, 1,000 from 50 M parameters on
     warnings  what the early warning said, how many explosions it foretold by 100 steps or more, and of which stable
               runs it warned: those of attentions that exploded in another of the runs, and the others
     overhead  mean time of a step, against the first run's

@@ -1,4 +1,8 @@
-"""Whether the loss came back after an explosion."""
+"""Whether the loss came back after an explosion: the two end points of a run, crossed and lasting.
+
+A run *crossed* where the detector says that it exploded, or its numbers ceased to be finite. It *lasts* where the
+validation loss is still :data:`RISE` above that before the onset after a tail that is common to runs of one size.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,11 @@ from dataclasses import dataclass
 from flashpoint.errors import UserError
 from flashpoint.runs.metric_table import VALIDATION_LOSS
 from flashpoint.runs.run import Run
+
+RISE = 0.3
+"""Nats per token above the validation loss before the onset, from which on an explosion lasts."""
+SMALL = 50_000_000
+"""Parameters below which a model has the longer tail."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,27 @@ def recovery(run: Run) -> Recovery:
     latest_first = sorted(known, reverse=True)
     lasting = [*itertools.takewhile(lambda step: not known[step] - loss_before <= margin, latest_first)]  # or NaN
     return Recovery(loss_before, known[end], margin, lasting[-1] if lasting else None)
+
+
+def common_tail(run: Run) -> int:
+    """Return the steps after the onset at which :func:`lasting` looks: 5,000, or 1,000 of a large model."""
+    return 5000 if (run.manifest.parameters or 0) < SMALL else 1000
+
+
+def lasting(run: Run) -> bool | None:
+    """Return whether a run that exploded has a lasting rise, at the first validation after the common tail.
+
+    A run that ended with a NaN or an infinity has one. None: it cannot be told, because the run ended before, has no
+    validation before its onset, or none after the tail.
+    """
+    if run.onset is None or run.outcome.outcome == "nonfinite":
+        return True
+    known = validations(run)
+    before = [step for step in known if step <= run.onset]
+    after = [step for step in known if step >= run.onset + common_tail(run)]
+    if not before or not after:
+        return None
+    return not known[min(after)] - known[max(before)] <= RISE  # or NaN
 
 
 def validations(run: Run) -> dict[int, float]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_1samp
+from scipy.stats import binomtest, ttest_1samp
 
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis import isolated
@@ -13,8 +13,10 @@ from flashpoint.lab.analysis.claims_file import Claim
 from flashpoint.lab.analysis.quantities import QUANTITIES
 from flashpoint.lab.analysis.ratios import OnsetRatio
 from flashpoint.lab.analysis.verdicts import (
+    Alone,
     Tally,
     Verdict,
+    alone,
     compared,
     exploded,
     held,
@@ -100,6 +102,58 @@ def test_runs_shorter_than_the_horizon_do_not_hold(tmp_path: Path) -> None:
     assert judge(claim(kind="holds", steps=800), runs).left_out == 1
     nothing = judge(claim(kind="holds", steps=800), [run for run in runs if run.name == "short"])
     assert (nothing.verdict, nothing.n, nothing.left_out) == (Verdict.NOT_TESTED, 0, 1)
+
+
+@pytest.mark.parametrize("control", range(9))
+@pytest.mark.parametrize("run", range(9))
+def test_pairs_are_tested_as_by_the_exact_test_of_scipy(control: int, run: int) -> None:
+    found, of = Alone(control, run), control + run
+    p = binomtest(control, of).pvalue if of else 1.0
+    assert found.p == pytest.approx(p)
+    decided = Verdict.REPLICATES if control > run else Verdict.FAILS
+    assert found.verdict is (decided if p < 0.05 else Verdict.UNDECIDED)
+
+
+def test_pairs_in_which_one_alone_exploded_are_counted_to_the_horizon(tmp_path: Path) -> None:
+    """By seed: the control alone; both; neither; the run alone; the control after the horizon; a run that is short."""
+    runs = recorded(tmp_path / "runs", None, 700, None, 300, None)
+    short = write_run(tmp_path / "short", BF16, seed=5, steps=700)
+    controls = recorded(tmp_path / "controls", 500, 400, None, None, 900, 500)
+    lone = recorded(tmp_path / "lone", *[None] * 7)[-1:]  # of a seed that no control has
+    assert alone([*runs, *select_runs([short]), *lone], controls, 800) == Alone(1, 1)
+    assert alone(runs, controls, 1000) == Alone(2, 1)
+
+
+def test_that_runs_hold_needs_controls_that_explode(tmp_path: Path) -> None:
+    holds = claim(kind="holds", steps=1000, against=["controls"])
+    stable, exploded_ones = recorded(tmp_path / "stable", *[None] * 8), recorded(tmp_path / "exploded", *[500] * 8)
+    assert judge(holds, stable, exploded_ones).verdict is Verdict.REPLICATES
+    assert judge(holds, stable, recorded(tmp_path / "too", *[None] * 8)).verdict is Verdict.UNDECIDED
+    assert judge(holds, stable).verdict is Verdict.UNDECIDED
+    assert judge(holds, exploded_ones, recorded(tmp_path / "both", *[400] * 8)).verdict is Verdict.FAILS
+    some = recorded(tmp_path / "some", 500, 500, *[None] * 6)  # 6 to 0 alone, and 6 of 8 hold: 35 to 97 %
+    assert judge(holds, some, exploded_ones).verdict is Verdict.UNDECIDED
+
+
+def test_the_largest_w_q_before_the_onset_names_the_layer(tmp_path: Path) -> None:
+    metrics = [{"step": 400, "w_q_spectral_norm": [[1.0], [3.0]]}, {"step": 500, "w_q_spectral_norm": [[9.0], [3.0]]}]
+    assert in_layer(recorded(tmp_path, 500, metrics=metrics), 2) == Tally(1, 1, left_out=0)
+
+
+def test_w_q_of_layer_2_is_compared_at_the_last_common_step(tmp_path: Path) -> None:
+    for seed, ratio in enumerate((2.0, 4.0, 8.0)):
+        for name, factor, last in (("runs", ratio, 800), ("controls", 1.0, 600)):
+            metrics = [
+                {"step": step, "w_q_spectral_norm": [[50.0, 1.0], [1.0, factor * step / 100]]}
+                for step in range(200, last + 1, 200)
+            ]
+            write_run(tmp_path / name / str(seed), BF16, seed=seed, metrics=metrics)
+    runs, controls = select_runs([str(tmp_path / "runs")]), select_runs([str(tmp_path / "controls")])
+    asked = claim(kind="interval", quantity="w_q_layer_2", against=["controls"], above=1)
+    found = judge(asked, runs, controls)
+    test = ttest_1samp(np.log([2, 4, 8]), 0).confidence_interval()
+    assert (found.n, found.value) == (3, pytest.approx(4))
+    assert (found.low, found.high) == (pytest.approx(np.exp(test.low)), pytest.approx(np.exp(test.high)))
 
 
 def test_a_run_counts_once_and_with_its_own_attention(tmp_path: Path) -> None:

@@ -33,11 +33,13 @@ class Explodes:
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Holds:
-    """Most runs do not explode within a number of steps."""
+    """Runs do not explode within a number of steps, and their controls do."""
 
     kind: Literal["holds"]
     steps: Count
     """The common horizon. A stable run of fewer steps does not count."""
+    against: Words | None = None
+    """The controls, one a seed. None: the claim can be refuted, and not borne out."""
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
@@ -77,9 +79,12 @@ QuantityName = Literal[
     "untied_out_error_bias",
     "one_sided_tied_out_error_bias",
     "weights_growth",
+    "w_q_layer_2",
 ]
 COMPARED = ("validation_loss", "weights_distance")
 """Quantities of a run against another one, after a number of steps."""
+AT_ANY_STEP = ("w_q_layer_2",)
+"""Quantities of a run against another one, that take no number of steps."""
 
 
 def _check_bounds(above: float | None, below: float | None) -> None:
@@ -108,10 +113,11 @@ class Interval:
     @model_validator(mode="after")
     def _check(self) -> Self:
         _check_bounds(self.above, self.below)
+        taken = {"step": COMPARED, "against": (*COMPARED, *AT_ANY_STEP)}
         for name, value in {"step": self.step, "against": self.against}.items():
-            if self.quantity in COMPARED and value is None:
+            if self.quantity in taken[name] and value is None:
                 raise ValueError(f"{name}: missing; {self.quantity} needs it")
-            if self.quantity not in COMPARED and value is not None:
+            if self.quantity not in taken[name] and value is not None:
                 raise ValueError(f"{name}: {self.quantity} takes none; drop it")
         return self
 

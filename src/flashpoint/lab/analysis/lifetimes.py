@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 from contextlib import suppress
 
 from flashpoint.runs.metric_table import W_Q_NORM
-from flashpoint.runs.recovery import recovery
+from flashpoint.runs.recovery import RISE, lasting, recovery
 
 _EPS = 1e-9  # the shares are products of fractions
 FEWEST = 3
@@ -252,6 +252,33 @@ def settings_of(run: Run) -> dict[str, Any]:
     config = trained_config(run)
     nothing_decays = config.train.min_lr_ratio == 1
     return {key: attrgetter(key)(config) for key in SETTINGS if not (nothing_decays and key == "train.decay_steps")}
+
+
+@dataclass(frozen=True)
+class Lasting:
+    """How many of the runs that exploded have a lasting rise (:mod:`flashpoint.runs.recovery`)."""
+
+    count: int
+    of: int
+    """The runs that exploded and can say it."""
+    up: int
+    """Of those whose tail is too short, the ones that ended as far above what they had before."""
+    short: int
+    """Those whose tail is too short."""
+    unknown: int
+    """Those that were not validated before their onset and at their end."""
+
+
+def lasting_of(runs: Sequence[Run]) -> Lasting:
+    """Count both end points of the runs that exploded; those that did not have none."""
+    crossed = [run for run in runs if run.failed_at is not None]
+    found = [(run, lasting(run)) for run in crossed]
+    told = [lasts for _, lasts in found if lasts is not None]
+    ups = []
+    for run in (run for run, lasts in found if lasts is None):
+        with suppress(UserError):  # not validated
+            ups.append(not recovery(run).rise <= RISE)  # or NaN
+    return Lasting(sum(told), len(told), sum(ups), len(ups), len(crossed) - len(told) - len(ups))
 
 
 @dataclass(frozen=True)

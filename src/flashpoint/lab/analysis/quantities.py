@@ -16,6 +16,7 @@ from flashpoint.lab.analysis.claims_file import Interval, QuantityName
 from flashpoint.lab.analysis.drawn_targets import by_digest
 from flashpoint.lab.analysis.lifetimes import choices_of, grouped
 from flashpoint.lab.analysis.paired import losses_at
+from flashpoint.lab.analysis.ratios import pairs, w_q_ratio
 from flashpoint.lab.analysis.weight_distances import Apart, apart, by_difference
 from flashpoint.runs.metric_table import (
     EFFECTIVE_RANK,
@@ -228,6 +229,14 @@ def _out_error_bias(tied: bool) -> Callable[..., NDArray[np.float64]]:
     return values
 
 
+def _w_q_ratios(runs: Sequence[Run], against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
+    """Return, for each pair of a seed, the ratio of :func:`.w_q_ratio` of layer 2. A pair without one is left out."""
+    of_one_attention(runs)
+    of_one_attention(against)
+    found = [w_q_ratio(*pair, 2) for members in pairs(runs, against).values() for pair in members.values()]
+    return np.array([ratio for ratio in found if ratio is not None])
+
+
 def _weights_growth(runs: Sequence[Run], _against: Sequence[Run], _asked: Interval) -> NDArray[np.float64]:
     """Return, for each seed, p of W₁ ∝ step^p. A run whose weights are its twin's almost throughout is left out."""
     exponents = [one.growth for one in _of_one_difference(runs)]
@@ -283,6 +292,12 @@ QUANTITIES: Mapping[QuantityName, Quantity] = {
         "Σ (O_lp − O_hp)·sign O_hp / Σ |O_lp − O_hp| in tied rows, in the feature whose V is most of one sign",
         "+.3f",
         _one_sided_bias,
+    ),
+    "w_q_layer_2": Quantity(
+        "largest W_Q norm of a head of layer 2, over that of the other run, at the last step that both measured",
+        ".2g",
+        _w_q_ratios,
+        ratio=True,
     ),
     "weights_growth": Quantity("p of W₁ of weights ∝ step^p", ".2f", _weights_growth),
 }

@@ -1,9 +1,11 @@
-"""The onset against the onset of the same seed in another experiment."""
+"""The onset, or W_Q, against that of the same seed in another experiment."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.lifetimes import grouped, pairing, refuse_late_entry
@@ -72,6 +74,20 @@ def pairs(runs: Sequence[Run], controls: Sequence[Run]) -> Pairs:
                 raise UserError(f"{run.where}: no control of seed {seed}{which}; add one, or leave the run out")
             by_seed[seed] = run, by_key[key(run)]
     return found
+
+
+def w_q_ratio(run: Run, control: Run, layer: int) -> float | None:
+    """Return the largest W_Q norm of a head of the layer (from 1), of the run over the control, at the last step at
+    which both measured it; None where they never did."""
+    if run.w_q_norms is None or control.w_q_norms is None:
+        return None
+    common = np.intersect1d(run.w_q_norms[0], control.w_q_norms[0])
+    if not len(common):
+        return None
+    of_run, of_control = (
+        norms[layer - 1][:, steps == common[-1]].max() for steps, norms in (run.w_q_norms, control.w_q_norms)
+    )
+    return float(of_run / of_control)
 
 
 def _seed(run: Run) -> int:

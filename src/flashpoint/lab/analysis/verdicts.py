@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import comb
 from typing import Literal
 
 import numpy as np
@@ -13,10 +14,11 @@ from numpy.typing import NDArray
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.claims_file import Claim, Deviates, Differs, Explodes, Holds, Interval, Layer, Onset
 from flashpoint.lab.analysis.intervals import mean_interval, ratio_interval
-from flashpoint.lab.analysis.lifetimes import lifetimes
+from flashpoint.lab.analysis.lifetimes import Lasting, lasting_of, lifetimes
 from flashpoint.lab.analysis.quantities import QUANTITIES, of_one_attention
 from flashpoint.lab.analysis.ratios import OnsetRatio, onset_ratios, pairs
 from flashpoint.quantiles import clopper_pearson
+from flashpoint.runs.metric_table import W_Q_NORM
 from flashpoint.runs.run import Run
 
 HALF = 0.5
@@ -49,6 +51,10 @@ class Finding:
     """Upper end of the 95 % interval; None for the mean of one value."""
     left_out: int = 0
     """Runs that could not say: too short, tied with their pair, without an explosion, or without a value."""
+    alone: Alone | None = None
+    """Pairs in which one alone exploded; None of a claim without a control."""
+    lasting: Lasting | None = None
+    """The second end point of the runs that exploded; None of a criterion that counts no explosions."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,27 @@ class Tally:
     """The runs that could say."""
     left_out: int
     """The runs that could not."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Pairs of one seed in which one of the two exploded."""
+
+    control: int
+    """Those in which only the control did."""
+    run: int
+    """Those in which only the run did."""
+
+    @property
+    def p(self) -> float:
+        """The two-sided p of the exact test of McNemar: of the sign test on these pairs."""
+        of, least = self.control + self.run, min(self.control, self.run)
+        return min(1.0, 2 * sum(comb(of, count) for count in range(least + 1)) / 2**of)
+
+    @property
+    def verdict(self) -> Verdict:
+        """``replicates`` where the control explodes without the run more often than by chance, at 5 %."""
+        return majority(self.control, of) if (of := self.control + self.run) else Verdict.UNDECIDED
 
 
 def majority(count: int, of: int) -> Verdict:
@@ -114,6 +141,28 @@ def held(runs: Sequence[Run], steps: int) -> Tally:
     return Tally(tally.of - tally.count, tally.of, tally.left_out)
 
 
+def alone(runs: Sequence[Run], controls: Sequence[Run], steps: int) -> Alone:
+    """Count the pairs in which one alone exploded within ``steps`` steps, and the other held as long.
+
+    A run whose seed no control has is left out.
+
+    Raises:
+        UserError: as :func:`.pairs`, or the controls have several attentions.
+    """
+    of_one_attention(controls)
+    seeds = {control.seed for control in controls}
+    found = pairs([run for run in runs if run.seed in seeds], controls)
+    told = [tuple(_exploded_by(steps, run) for run in pair) for members in found.values() for pair in members.values()]
+    return Alone(told.count((False, True)), told.count((True, False)))
+
+
+def _exploded_by(steps: int, run: Run) -> bool | None:
+    """Return whether a run exploded within so many steps; None of a stable one that is shorter."""
+    if run.failed_at is None:
+        return None if run.outcome.step < steps else False
+    return run.failed_at < steps
+
+
 def compared(ratios: Sequence[OnsetRatio], kind: Literal["earlier", "later"]) -> Tally:
     """Count the runs whose onset is earlier, or later, than their pair's.
 
@@ -126,15 +175,24 @@ def compared(ratios: Sequence[OnsetRatio], kind: Literal["earlier", "later"]) ->
 
 
 def in_layer(runs: Sequence[Run], layer: int) -> Tally:
-    """Count the explosions whose W_Q is largest in this layer (from 1). Runs without an explosion are left out.
+    """Count the explosions whose W_Q is largest in this layer (from 1), by the last measurement before the onset.
+
+    Runs without an explosion, or without such a measurement, are left out.
 
     Raises:
         UserError: a run has not measured the norm of W_Q, or as :func:`exploded`.
     """
     of_one_attention(runs)
     lifetimes(runs[0].title, "", runs)  # refuses what is no life of its own
-    layers = [run.hottest_head[0] for run in runs if run.onset is not None]
+    layers = [found for run in runs if run.onset is not None and (found := _hottest_layer_before(run.onset, run))]
     return Tally(layers.count(layer), len(layers), len(runs) - len(layers))
+
+
+def _hottest_layer_before(step: int, run: Run) -> int | None:
+    run.measured_by_head(W_Q_NORM.name)  # refuses a run without it
+    steps, norms = run.w_q_norms or (np.empty(0), np.empty((0, 0, 0)))
+    before = norms[..., steps < step]
+    return int(before[..., -1].max(-1).argmax()) + 1 if before.size else None
 
 
 def judge(claim: Claim, runs: Sequence[Run], against: Sequence[Run] = ()) -> Finding:
@@ -155,9 +213,10 @@ def judge(claim: Claim, runs: Sequence[Run], against: Sequence[Run] = ()) -> Fin
         return Finding(Verdict.NOT_TESTED)
     match claim.criterion:
         case Explodes(steps=steps):
-            finding = _counted(exploded(runs, steps))
+            finding = replace(_counted(exploded(runs, steps)), lasting=lasting_of(runs))
         case Holds(steps=steps):
-            finding = _counted(held(runs, steps))
+            finding = _held(held(runs, steps), alone(runs, against, steps) if against else None)
+            finding = replace(finding, lasting=lasting_of(runs))
         case Onset(kind=kind):
             finding = _counted(compared(_ratios(runs, against), kind))
         case Layer(layer=layer):
@@ -186,6 +245,17 @@ def _counted(tally: Tally) -> Finding:
     low, high = clopper_pearson(tally.count, tally.of)
     share = tally.count / tally.of
     return Finding(majority(tally.count, tally.of), tally.of, tally.count, share, low, high, tally.left_out)
+
+
+def _held(tally: Tally, pairs_alone: Alone | None) -> Finding:
+    """Return what a claim that runs hold is: refuted where most explode, or more often alone than their controls. Borne
+    out where most hold, and their controls explode alone."""
+    found = _counted(tally)
+    if found.verdict is Verdict.NOT_TESTED:
+        return found
+    both = {found.verdict, Verdict.UNDECIDED if pairs_alone is None else pairs_alone.verdict}
+    verdict = both.pop() if len(both) == 1 else Verdict.FAILS if Verdict.FAILS in both else Verdict.UNDECIDED
+    return replace(found, verdict=verdict, alone=pairs_alone)
 
 
 def _averaged(

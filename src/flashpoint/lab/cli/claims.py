@@ -29,6 +29,7 @@ from flashpoint.lab.analysis.expectations_file import Outcome
 from flashpoint.lab.analysis.quantities import QUANTITIES
 from flashpoint.lab.analysis.verdicts import Finding, Verdict, judge
 from flashpoint.lab.cli.expectations import EXPECTED, expectations_table
+from flashpoint.lab.cli.interval_cells import lasting_cell
 from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.runs.folder import EVIDENCE
 from flashpoint.runs.run import Run
@@ -42,7 +43,20 @@ SOURCES = {"paper": "Qiu & Yao", "golden": "Golden et al.", "ours": "flashpoint"
 OURS = {Verdict.REPLICATES: "supported", Verdict.FAILS: "not supported"}
 """What our own claims are called instead: only what others have shown can replicate."""
 
-_COLUMNS = ("id", "claim", "source", "scale", "criterion", "pre-registered", "n", "value", "95 % interval", "verdict")
+_COLUMNS = (
+    "id",
+    "claim",
+    "source",
+    "scale",
+    "criterion",
+    "pre-registered",
+    "n",
+    "value",
+    "95 % interval",
+    "lasting",
+    "alone",
+    "verdict",
+)
 
 
 def verdict_of(claim: Claim, finding: Finding) -> str:
@@ -75,6 +89,8 @@ def table(found: Sequence[tuple[Claim, Finding]], others: Sequence[tuple[Claim, 
             Cell(finding.n, f"{finding.n or ''}"),
             value(claim, finding),
             interval(claim, finding),
+            lasting_cell(finding.lasting) if finding.lasting else None,
+            alone(finding),
             verdict_of(claim, finding),
         ]
         for claim, finding in found
@@ -99,8 +115,9 @@ def criterion(claim: Claim) -> str | None:
     match claim.criterion:
         case Explodes(steps=steps):
             told = "most explode" if steps is None else f"most explode within {steps:,} steps"
-        case Holds(steps=steps):
-            told = f"most hold for {steps:,} steps"
+        case Holds(steps=steps, against=against):
+            alone = f", and only {', '.join(against)} explode" if against else ""
+            told = f"most hold for {steps:,} steps{alone}"
         case Onset(kind=kind):
             told = f"most explode {kind}, paired by seed"
         case Layer(layer=layer):
@@ -161,6 +178,15 @@ def interval(claim: Claim, finding: Finding) -> Cell | None:
     form = _form(claim.criterion)
     assert form is not None
     return Cell({"low": finding.low, "high": finding.high}, f"{finding.low:{form}} to {finding.high:{form}}")
+
+
+def alone(finding: Finding) -> Cell | None:
+    """Return in how many pairs only the control exploded, in how many only the run, and the p; None where there are no
+    pairs."""
+    if (found := finding.alone) is None:
+        return None
+    value = {"control": found.control, "run": found.run, "p": found.p}
+    return Cell(value, f"{found.control} and {found.run}, p {found.p:.2g}")
 
 
 class Runs:
@@ -234,6 +260,9 @@ def command(
     A verdict is of the scale in its row, and of no other.
 
     A share replicates where its 95 % interval (Clopper-Pearson) lies above one half, and does not where it lies below.
+    That runs hold needs their controls, too: "alone" counts the pairs of a seed in which only the control exploded, and
+    those in which only the run did, with the p of McNemar's exact test. Where the control holds too it is undecided.
+    Lasting: of the runs that exploded, those with a lasting rise, as in survival.
     A mean replicates where its 95 % interval (Student's t) lies within the bounds, and does not where it lies outside.
     Everything else is undecided. A claim without the runs that it needs is not tested. Our own claims are supported, or
     not supported.

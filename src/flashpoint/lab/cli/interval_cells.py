@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike
 
 from flashpoint.cli.table import Cell, number, step
 from flashpoint.lab.analysis.intervals import mean_interval, ratio_interval
+from flashpoint.lab.analysis.lifetimes import Lasting
 
 
 def steps_between(low: float | None, high: float | None, none: str) -> Cell:
@@ -37,6 +38,17 @@ def median_and_range(values: ArrayLike, form: str) -> Cell:
     middle, least, most = (float(value) for value in (np.median(values), values.min(), values.max()))
     told = f" ({least:{form}} to {most:{form}})" if len(values) > 1 else ""
     return Cell({"median": middle, "least": least, "most": most}, f"{middle:{form}}{told}")
+
+
+def lasting_cell(found: Lasting) -> Cell:
+    """Return ``7 of 7``: of the runs that exploded and have the tail to say it, those with a lasting rise.
+
+    Runs with a shorter tail follow, with how many of them are up at their end, and runs that were not validated. Empty
+    where no run exploded."""
+    known = f"{found.count} of {found.of}" if found.of else ""
+    short = f"short: {found.up} of {found.short} up" if found.short else ""
+    unknown = f"{found.unknown} unknown" if found.unknown else ""
+    return Cell(vars(found), "; ".join(filter(None, (known, short, unknown))))
 
 
 def mean(values: ArrayLike, form: str) -> Cell:

@@ -11,7 +11,15 @@ import click
 from flashpoint.cli.selection import ended, format_option, provenance, runs_argument
 from flashpoint.cli.table import is_shown, show
 from flashpoint.lab.analysis.foretelling import foretellings
-from flashpoint.lab.analysis.lifetimes import by_variant, grouped, settings_of, severity, side_by_side, usual_settings
+from flashpoint.lab.analysis.lifetimes import (
+    by_variant,
+    grouped,
+    lasting_of,
+    settings_of,
+    severity,
+    side_by_side,
+    usual_settings,
+)
 from flashpoint.lab.analysis.ratios import onset_ratios, pairs
 from flashpoint.lab.analysis.response import responses
 from flashpoint.lab.cli.shared_options import (
@@ -22,7 +30,15 @@ from flashpoint.lab.cli.shared_options import (
     refuse_unknown_control,
     tell_of_texts,
 )
-from flashpoint.lab.cli.survival_tables import by_attention, by_measure, by_seed, by_setting, of_logrank, why_no_p
+from flashpoint.lab.cli.survival_tables import (
+    LASTING,
+    by_attention,
+    by_measure,
+    by_seed,
+    by_setting,
+    of_logrank,
+    why_no_p,
+)
 from flashpoint.runs.run import Run
 
 OF_THE_TEXT = ("model.vocab_size",)
@@ -52,9 +68,11 @@ def command(
 ) -> None:
     """Count the runs that exploded, and when, a row for each attention and setting.
 
-    Exploded of n with its 95 % interval (Clopper–Pearson), and how many of them by a NaN or an infinity. Kaplan–Meier
-    median of the onset, the longest stable run, and the p of a log-rank test against the control. Why a row has no p is
-    told on stderr; where none has, there is no column.
+    Exploded of n, by the detector's rule, with its 95 % interval (Clopper–Pearson), and how many of them by a NaN or an
+    infinity. Lasting: of these, the runs whose validation loss is still 0.3 nats above that before the onset after a
+    common tail, 5,000 steps, or 1,000 from 50 M parameters on. Of runs with a shorter tail: how many are up at its end.
+    Kaplan–Meier median of the onset, the shortest and the longest stable run, and the p of a log-rank test against the
+    control. Why a row has no p is told on stderr; where none has, there is no column.
 
     --severity: how far the validation loss of the runs that exploded ended above its value before the onset. And the
     largest spectral norm of W_Q over all heads at the end of each run. Both have median, least and most.
@@ -115,10 +133,12 @@ def _tokenised_alike(run: Run, control: Run) -> bool:
 def _against_control(runs: Sequence[Run], asked: str | None, severe: bool, out: Path | None, form: str) -> None:
     groups, control = by_variant(runs), asked or CONTROL
     refuse_unknown_control(asked, groups)
-    severities = {key: severity(members) for key, members in grouped(runs).items()} if severe else None
+    members = grouped(runs)
+    lasting = {key: lasting_of(own) for key, own in members.items()} if is_shown(LASTING) else {}
+    severities = {key: severity(own) for key, own in members.items()} if severe else None
     usual = " ".join(f"{name}={value}" for name, value in usual_settings(runs).items())
     unless = f"\nunless a row says otherwise: {usual}" if usual else ""
-    show(by_attention(groups, control, severities), form, provenance(runs) + unless)
+    show(by_attention(groups, control, lasting, severities), form, provenance(runs) + unless)
     tell_of_texts(side_by_side(runs), "onset")
     if is_shown(of_logrank(control)):
         for line in why_no_p(groups, control):

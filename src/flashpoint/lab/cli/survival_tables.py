@@ -6,23 +6,35 @@ from collections.abc import Mapping, Sequence
 
 from flashpoint.cli.table import Cell, Table, code, number, share, share_interval, step
 from flashpoint.lab.analysis.foretelling import Foretelling
-from flashpoint.lab.analysis.lifetimes import FEWEST, Lifetimes, Severity, control_of, logrank_p
+from flashpoint.lab.analysis.lifetimes import FEWEST, Lasting, Lifetimes, Severity, control_of, logrank_p
 from flashpoint.lab.analysis.ratios import OnsetRatio
 from flashpoint.lab.analysis.response import HARDWARE, Dose, exponents
 from flashpoint.lab.analysis.verdicts import Tally, compared
-from flashpoint.lab.cli.interval_cells import interval, mean, median_and_range, steps_between
+from flashpoint.lab.cli.interval_cells import interval, lasting_cell, mean, median_and_range, steps_between
 from flashpoint.lab.cli.shared_options import attention_names
 
 NOT_REACHED = "not reached"
+STABLE = "stable runs, steps"
+"""The column of the shortest and the longest run that did not explode."""
+
+
+LASTING = "lasting"
+"""The column of the second end point."""
+Of = tuple[str, str]
+"""Setting and label."""
 
 
 def by_attention(
-    groups: Sequence[Lifetimes], control: str, severities: Mapping[tuple[str, str], Severity] | None = None
+    groups: Sequence[Lifetimes],
+    control: str,
+    lasting: Mapping[Of, Lasting],
+    severities: Mapping[Of, Severity] | None = None,
 ) -> Table:
     """Return a row for each attention; within a setting, those that exploded most, and soonest, come first.
-    Severities are by setting and label. Where no row has a p, its column is one of the further."""
+
+    Where no row has a p, or none is in ``lasting``, that column is one of the further."""
     settings = any(group.setting for group in groups)
-    columns = ["attention", "exploded", "95 % interval", "median onset", "longest stable"]
+    columns = ["attention", "exploded", "95 % interval", LASTING, "median onset", STABLE]
     columns.append(of_logrank(control))
     if severities is not None:
         columns += ["rise of the loss", "largest W_Q at the end"]
@@ -38,13 +50,14 @@ def by_attention(
                 code(group.label),
                 _exploded(group),
                 share_interval(len(group.onsets), group.count),
+                lasting_cell(found) if (found := lasting.get((group.setting, group.label))) else None,
                 step(group.median_onset, NOT_REACHED),
-                _longest(group),
+                _stable(group),
                 number(p, ".2g"),
                 *([median_and_range(severe.rises, "+.2f"), median_and_range(severe.norms, ".0f")] if severe else []),
             ]
         )
-    further = () if tested else (of_logrank(control),)
+    further = [*([] if tested else [of_logrank(control)]), *([] if lasting else [LASTING])]
     return Table([*(["setting"] if settings else []), *columns], rows, further=further)
 
 
@@ -85,8 +98,12 @@ def _rank(group: Lifetimes) -> tuple[str, float, float]:
     return group.setting, -len(group.onsets) / group.count, median
 
 
-def _longest(group: Lifetimes) -> Cell:
-    return step(int(group.censored.max()) if len(group.censored) else None, "none")
+def _stable(group: Lifetimes) -> Cell:
+    """Return the lengths of the shortest and the longest run that did not explode."""
+    if not len(group.censored):
+        return Cell(None, "none")
+    low, high = int(group.censored.min()), int(group.censored.max())
+    return Cell({"shortest": low, "longest": high}, f"{low:,}" if low == high else f"{low:,} to {high:,}")
 
 
 def by_setting(found: dict[str, list[Dose]], key: str) -> list[Table]:
@@ -107,7 +124,7 @@ def by_setting(found: dict[str, list[Dose]], key: str) -> list[Table]:
                     _exploded(runs),
                     step(runs.median_onset, NOT_REACHED),
                     None if low is None else steps_between(low, high, NOT_REACHED),
-                    _longest(runs),
+                    _stable(runs),
                 ]
             )
             if key == HARDWARE:
@@ -115,7 +132,7 @@ def by_setting(found: dict[str, list[Dose]], key: str) -> list[Table]:
                 rows[-1].append(number(p, ".2g"))
         if per_seed := exponents(doses, key):
             laws.append([code(label), mean(per_seed, "+.2f"), interval(per_seed, "+.2f"), len(per_seed)])
-    columns = ["attention", key, "exploded", "median onset", "95 % interval", "longest stable"]
+    columns = ["attention", key, "exploded", "median onset", "95 % interval", STABLE]
     columns += ["log-rank p against the attention's first"] if key == HARDWARE else []
     doses_table = Table(columns, rows)
     law_table = Table(("attention", f"p of onset ∝ {key}^p", "95 % interval", "seeds"), laws)
