@@ -24,7 +24,8 @@ laboratory='^from flashpoint\.lab|^from tests\.(composed|records)|^from (hydra|p
 
 frozen() { "$1/bin/pip" freeze | { grep -E '^(torch|triton)' || true; }; }
 
-table=("| PyTorch | Triton | unchanged by pip | examples | own run: passed | reference: passed | failed | skipped |" "|---|---|---|---|---|---|---|---|")
+table=("| PyTorch | Triton | unchanged by pip | examples | own run: passed | reference: passed | failed | skipped | date |"
+  "|---|---|---|---|---|---|---|---|---|")
 status=0
 for version in "$@"; do
   environment=$folder/$version
@@ -84,7 +85,7 @@ for version in "$@"; do
     failed=$((failed + $(grep -cE '^(FAILED|ERROR) ' "$logs/$part.txt" || true)))
   done
   [ "$before" = "$(frozen "$environment")" ] || { unchanged=no; status=1; }
-  table+=("| $version | ${triton:-none} | $unchanged | $examples | ${counts[0]} | ${counts[1]} | $failed | $skipped |")
+  table+=("| $version | ${triton:-none} | $unchanged | $examples | ${counts[0]} | ${counts[1]} | $failed | $skipped | $(date -I) |")
   echo "${table[-1]}"
 done
 printf '%s\n' "${table[@]}"
