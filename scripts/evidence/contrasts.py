@@ -1,13 +1,13 @@
 """Treatment against control, a row for each contrast: ``python scripts/evidence/contrasts.py``.
 
 runs/reference/contrasts.yaml names the runs and holds no result. Runs are paired by seed, with the same batches and
-initial weights, and a row counts its pairs alone:
+initial weights, and a row counts its pairs alone; treatment / control where a cell has two counts:
 
-crossed   runs whose loss exploded, by the detector's rule; treatment and control
+crossed   runs whose loss exploded, by the detector's rule
 lasting   of these, runs whose validation loss is still 0.3 nats above that before the onset after a common tail, 5,000
-          steps, or 1,000 from 50 M parameters on; treatment and control. Of runs with a shorter tail, which cannot say:
-          how many are as far up at its end
-alone     pairs in which only the control exploded, and in which only the treatment did. A run that held counts where it
+          steps, or 1,000 from 50 M parameters on. Of runs with a shorter tail, which cannot say: how many are as far up
+          at its end
+alone     pairs in which only the control exploded / in which only the treatment did. A run that held counts where it
           went beyond the onset of its pair. The 95 % interval (Clopper-Pearson) is of the first share
 later     pairs in which the treatment exploded after its control, or held beyond the control's onset
 W_Q       the largest spectral norm of a head of layer 2, at laptop scale of layer 1, control over treatment, at the
@@ -135,9 +135,9 @@ def row(contrast: Contrast, runs: Sequence[Run], controls: Sequence[Run], expect
         _ATTENTION.sub(r"`\g<0>`", contrast.treatment),
         _ATTENTION.sub(r"`\g<0>`", contrast.control),
         len(paired),
-        f"{_crossed(treated)} and {_crossed(untreated)}",
+        f"{_crossed(treated)} / {_crossed(untreated)}",
         _lasting(treated, untreated),
-        f"{only_control} and {only_treatment}",
+        f"{only_control} / {only_treatment}",
         share_interval(only_control, alone) if alone else "",
         f"{sum(later)} of {len(later)}" if later else "",
         growth(paired, contrast.layer),
@@ -167,7 +167,7 @@ def _crossed(runs: Sequence[Run]) -> int:
 
 
 def _lasting(treated: Sequence[Run], untreated: Sequence[Run]) -> str:
-    return " and ".join(lasting_cell(lasting_of(runs)).text or "0" for runs in (treated, untreated))
+    return " / ".join(lasting_cell(lasting_of(runs)).text or "0" for runs in (treated, untreated))
 
 
 def _held(runs: Sequence[Run]) -> str:

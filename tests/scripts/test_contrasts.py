@@ -41,20 +41,20 @@ def cells_of(runs: list[Run], controls: list[Run]) -> dict[str, Any]:
 def test_a_treatment_that_outlives_each_control_holds(tmp_path: Path) -> None:
     controls = made(tmp_path, "flash_bf16", 6 * [(700, 500)])
     cells = cells_of(made(tmp_path, "flash_fixed", 6 * [(1000, None)]), controls)
-    assert (cells["pairs"], cells["crossed"], cells["alone"]) == (6, "0 and 6", "6 and 0")
+    assert (cells["pairs"], cells["crossed"], cells["alone"]) == (6, "0 / 6", "6 / 0")
     assert (cells["verdict"], cells["held to"], cells["expected"]) == ("holds", "1,000", "no")
 
 
 def test_a_run_that_ended_before_its_control_exploded_says_nothing(tmp_path: Path) -> None:
     controls = made(tmp_path, "flash_bf16", [*5 * [(700, 500)], (1200, 1100)])
     cells = cells_of(made(tmp_path, "flash_fixed", 6 * [(1000, None)]), controls)
-    assert (cells["alone"], cells["later"], cells["verdict"]) == ("5 and 0", "5 of 5", "undecided")
+    assert (cells["alone"], cells["later"], cells["verdict"]) == ("5 / 0", "5 of 5", "undecided")
 
 
 def test_where_the_control_holds_too_nothing_is_decided(tmp_path: Path) -> None:
     held = 8 * [(1000, None)]
     cells = cells_of(made(tmp_path, "flash_fixed", held), made(tmp_path, "x", held))
-    assert (cells["alone"], cells["95 % interval"], cells["verdict"]) == ("0 and 0", "", "undecided")
+    assert (cells["alone"], cells["95 % interval"], cells["verdict"]) == ("0 / 0", "", "undecided")
 
 
 @pytest.mark.parametrize(
