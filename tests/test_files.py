@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flashpoint.errors import remedy
-from flashpoint.files import append_whole, whole, write_json
+from flashpoint.files import append_whole, atomic_write, write_json
 from flashpoint.lab.training.snapshots import read_snapshot, snapshot_steps, write_snapshot
 from flashpoint.runs.chain import Chain, ChainWriter
 
@@ -30,12 +30,12 @@ def test_a_block_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: 
     path = tmp_path / "file"
 
     def interrupted() -> None:
-        with whole(path, durable=durable) as partial:
+        with atomic_write(path, durable=durable) as partial:
             partial.write_text("new")
             raise KeyboardInterrupt
 
     (tmp_path / ".file.partial").write_text("what a kill left")
-    with whole(path, durable=durable) as partial:
+    with atomic_write(path, durable=durable) as partial:
         assert not partial.exists()
         partial.write_text("old")
         assert not path.exists()

@@ -11,7 +11,7 @@ from flashpoint.runs.metric_table import METRICS, Metric
 
 def main() -> None:
     if sys.argv[1:] == ["diagnose"]:
-        columns = {**BIAS_COLUMNS, **{measure.words: measure for measure in COLUMNS}}
+        columns = {**BIAS_COLUMNS, **{measure.label: measure for measure in COLUMNS}}
         rows = [[column, measure.symbol, measure.unit, measure.sentence] for column, measure in columns.items()]
         show(Table(("column", "symbol", "unit", "meaning"), rows), "markdown")
         return

@@ -22,7 +22,7 @@ CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parents[1] / 
 
 
 @contextlib.contextmanager
-def whole(path: Path, *, durable: bool = True) -> Iterator[Path]:
+def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Write atomically: a reader sees the old file or the whole new one.
 
     The block writes to the hidden path beside ``path`` that it is given. What it wrote takes the place of ``path`` at
@@ -90,8 +90,8 @@ def append_whole(file: RawIOBase, data: bytes) -> None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write :func:`whole`."""
-    with whole(path) as partial, partial.open("w") as file:
+    """Write :func:`atomic_write`."""
+    with atomic_write(path) as partial, partial.open("w") as file:
         json.dump(value, file, indent=2, ensure_ascii=False)
         file.write("\n")
 

@@ -47,15 +47,15 @@ def _expansion(z: float, degrees: int) -> tuple[float, ...]:
     )
 
 
-def clopper_pearson(count: int, of: int) -> tuple[float, float]:
+def clopper_pearson(count: int, total: int) -> tuple[float, float]:
     """Return the 95 % interval, from 0 to 1, of the rate at which ``count`` of ``of`` happened (exact binomial)."""
-    return _low(count, of), 1 - _low(of - count, of)
+    return _low(count, total), 1 - _low(total - count, total)
 
 
-def _low(count: int, of: int) -> float:
+def _low(count: int, total: int) -> float:
     """Return the rate under which so many, or more, happen with a probability of 2.5 %."""
     tail = (1 - CONFIDENCE) / 2
-    return 0.0 if count == 0 else _root(lambda rate: regularized_beta(count, of - count + 1, rate) - tail)
+    return 0.0 if count == 0 else _root(lambda rate: regularized_beta(count, total - count + 1, rate) - tail)
 
 
 def _root(rising: Callable[[float], float]) -> float:

@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 _STANDARD_ERRORS = Measure(
     name="standard_errors",
-    words="standard errors",
+    label="standard errors",
     trouble="away from 0",
     sentence="The bias over its standard error, which is that of a ratio of sums, from the spread between sequences.",
 )
 BIAS_COLUMNS = {
-    DELTA.bias.words: DELTA.bias,
-    _STANDARD_ERRORS.words: _STANDARD_ERRORS,
+    DELTA.bias.label: DELTA.bias,
+    _STANDARD_ERRORS.label: _STANDARD_ERRORS,
     DELTA.sum.axis: DELTA.sum,
-    DELTA.noise.words: DELTA.noise,
+    DELTA.noise.label: DELTA.noise,
 }
 """What is shown of δ's error over several sequences, by column."""
 COLUMNS = {
@@ -153,7 +153,7 @@ def tables(
     beyond = " beyond what FP32 itself may do" if coarse else ""
     nothing = f"Nothing found{beyond}{', and δ was not judged' if unjudged else ''}."
     note = _joined(later, coarse, unjudged, hidden, unseen, _scaled(diagnoses))
-    measures = Table(("layer", "head", *BIAS_COLUMNS, *(measure.words for measure in COLUMNS)), measured, note)
+    measures = Table(("layer", "head", *BIAS_COLUMNS, *(measure.label for measure in COLUMNS)), measured, note)
     suspected = suspects(diagnoses, attention)
     return _told(findings, growth, measures, nothing, bool(unjudged or hidden or unseen), suspected)
 
@@ -222,8 +222,8 @@ def _measures_shown(
     if growth:
         places_first.add((growth.layer, growth.head))
     some = [row for row in rows if (row[0], row[1]) in places_first] or rows
-    last = "W_Q growth" if by_head else _STANDARD_ERRORS.words
-    places = [columns.index(name) for name in ("layer", "head", "finding", DELTA.bias.words, last)]
+    last = "W_Q growth" if by_head else _STANDARD_ERRORS.label
+    places = [columns.index(name) for name in ("layer", "head", "finding", DELTA.bias.label, last)]
     left = f"--columns {ALL} shows {len(columns) - len(places)} more columns"
     if len(some) < len(rows):
         left += f" and all {len(rows)} heads"

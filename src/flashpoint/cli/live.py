@@ -44,7 +44,7 @@ def _table(runs: Sequence[Run]) -> Table:
     table = Table(box=None, pad_edge=False)
     named = ("run", "attention") if len(runs) > 1 else ()
     numbers = ("step", TOKENS_PER_SECOND.unit, "left")
-    for column in (*named, "step", LOSS.words, "largest W_Q norms", TOKENS_PER_SECOND.unit, "left", "state"):
+    for column in (*named, "step", LOSS.label, "largest W_Q norms", TOKENS_PER_SECOND.unit, "left", "state"):
         table.add_column(column, overflow="fold", justify="right" if column in numbers else "left")
     for run in runs:
         progress = progress_of(run)

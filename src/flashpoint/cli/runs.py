@@ -31,12 +31,12 @@ def outcomes(runs: Sequence[Run]) -> Table:
         "hardware": lambda run: run.manifest.hardware,
     }
     known = [run for run, _ in answered(runs, lambda run: (run.title, run.config, run.manifest))]
-    differing = {name: of for name, of in told.items() if len({str(of(run)) for run in known}) > 1}
+    differing = {name: total for name, total in told.items() if len({str(total(run)) for run in known}) > 1}
 
     names = _names(known)
 
     def row(run: Run) -> list[object]:
-        where = [of(run) for of in differing.values()]
+        where = [total(run) for total in differing.values()]
         if not run.ended:
             return [names[run.where], *where, run.verdict, _logged(run), None, None, None]
         outcome = run.outcome
@@ -162,18 +162,18 @@ def warnings(runs: Sequence[Run]) -> Table:
     lead = f", {min(leads):,}{several}" if leads else ""
     late = f", and {told.late} less than {LEAST_LEAD} steps before" if told.late else ""
     stable = [
-        _of(of.warned, of.held, f"stable runs of attentions that exploded in {where} run")
-        for of, where in ((told.at_risk, "another"), (told.others, "no"))
-        if of.held
+        _of(total.warned, total.held, f"stable runs of attentions that exploded in {where} run")
+        for total, where in ((told.at_risk, "another"), (told.others, "no"))
+        if total.held
     ]
     alarms = f"; warned of {' and of '.join(stable)}" if stable else ""
     note = f"foretold {_of(len(leads), told.exploded, 'explosions')}{lead}{late}{alarms}"
     return Table(("run", "verdict", "warned at", "head", "W_Q norm", "growth"), rows, note)
 
 
-def _of(count: int, of: int, what: str) -> str:
-    told = f"{share(count, of).text} {what}"
-    return f"{told} ({share_interval(count, of).text})" if of else told
+def _of(count: int, total: int, what: str) -> str:
+    told = f"{share(count, total).text} {what}"
+    return f"{told} ({share_interval(count, total).text})" if total else told
 
 
 def overhead(runs: Sequence[Run]) -> Table:

@@ -66,7 +66,7 @@ def named_runs(words: Sequence[str]) -> list[Run]:
     return list(once.values())
 
 
-def ended(words: Sequence[str], *, metrics: bool = False) -> list[Run]:
+def ended_runs(words: Sequence[str], *, metrics: bool = False) -> list[Run]:
     """:func:`named_runs`, without runs whose files cannot be read. Those are told on stderr.
 
     Args:

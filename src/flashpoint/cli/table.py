@@ -220,12 +220,12 @@ def step(value: float | None, none: str) -> Cell:
     return Cell(value, none if value is None else f"{value:,.0f}")
 
 
-def share(count: int, of: int) -> Cell:
+def share(count: int, total: int) -> Cell:
     """Return ``5 of 6``."""
-    return Cell({"count": count, "of": of}, f"{count} of {of}")
+    return Cell({"count": count, "of": total}, f"{count} of {total}")
 
 
-def share_interval(count: int, of: int) -> Cell:
+def share_interval(count: int, total: int) -> Cell:
     """Return the 95 % interval of a share (Clopper–Pearson), in percent."""
-    low, high = clopper_pearson(count, of)
+    low, high = clopper_pearson(count, total)
     return Cell({"low": low, "high": high}, f"{100 * low:.0f} to {100 * high:.0f} %")

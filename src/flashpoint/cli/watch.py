@@ -11,7 +11,7 @@ import click
 from flashpoint.cli.selection import answered
 from flashpoint.errors import UserError
 from flashpoint.extras import from_lab, missing
-from flashpoint.files import is_locked, whole
+from flashpoint.files import atomic_write, is_locked
 from flashpoint.runs.folder import EVIDENCE, is_run, runs_in, runs_in_folders_of, sweep_lock
 from flashpoint.runs.progress import cut_short, unended
 from flashpoint.runs.run import Run
@@ -145,7 +145,7 @@ def _keep_page(followed: Followed, html: Path, once: bool) -> None:
         began, now = time.monotonic(), followed.now()
         goes_on = not once and followed.goes_on(now)
         try:
-            with whole(html, durable=False) as partial:
+            with atomic_write(html, durable=False) as partial:
                 partial.write_text(page(now, reload_seconds=_PAGE_SECONDS if goes_on else None), encoding="utf-8")
         except OSError as error:
             raise UserError(f"--html {html}: {error.strerror}; choose a file that can be written") from error

@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from flashpoint.errors import UserError
-from flashpoint.files import whole
+from flashpoint.files import atomic_write
 from flashpoint.runs import migrations
 from flashpoint.schema import Kind, Step, understood
 
@@ -94,7 +94,7 @@ class AttentionCall:
         tensors = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL)}
         kept = {name: x.detach().contiguous().cpu() for name, x in tensors.items() if x is not None}
         told = {name: getattr(self, name) for name in CallRecord.model_fields}
-        with whole(path, durable=False) as partial:  # a training loop waits for it
+        with atomic_write(path, durable=False) as partial:  # a training loop waits for it
             save_file(kept, partial, metadata={_METADATA: json.dumps(told)})
 
     @classmethod

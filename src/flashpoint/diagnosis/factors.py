@@ -91,29 +91,33 @@ def factor_of_grad_q(found: Tensor, true: Exact) -> Tensor:
     return _slope(error, across, true.grad_q)
 
 
-def factors_of(of: Measures, identities: Sequence[str]) -> Factors:
+def factors_of(measures: Measures, identities: Sequence[str]) -> Factors:
     """Return the factors of a call's heads that are sure over its sequences."""
-    told_apart = fp32_error(of) < FP32_COARSE
-    none = torch.zeros_like(fp32_error(of))
-    by_rounding = of[table.SCORE_FACTOR_COARSE.name].nanmean(0).abs().nan_to_num(0.0)
-    scores = surely_off(of[table.SCORE_FACTOR.name], identities, _SCORES_OFF)
-    shows = told_apart & (of[table.DEAD_ROWS.name].mean(0) <= DEAD_ROWS)
+    told_apart = fp32_error(measures) < FP32_COARSE
+    none = torch.zeros_like(fp32_error(measures))
+    by_rounding = measures[table.SCORE_FACTOR_COARSE.name].nanmean(0).abs().nan_to_num(0.0)
+    scores = surely_off(measures[table.SCORE_FACTOR.name], identities, _SCORES_OFF)
+    shows = told_apart & (measures[table.DEAD_ROWS.name].mean(0) <= DEAD_ROWS)
     grad_q = none
-    if table.GRAD_Q_FACTOR.name in of:
-        fp16 = of.get(table.GRAD_Q.fp16.name)
+    if table.GRAD_Q_FACTOR.name in measures:
+        fp16 = measures.get(table.GRAD_Q.fp16.name)
         least = _GRAD_Q_OFF if fp16 is None else _GRAD_Q_OFF + 2 * fp16.nanmean(0).nan_to_num(0.0)
-        grad_q = surely_off(of[table.GRAD_Q_FACTOR.name], identities, least).where(told_apart & ~explained(of), none)
+        grad_q = surely_off(measures[table.GRAD_Q_FACTOR.name], identities, least).where(
+            told_apart & ~explained(measures), none
+        )
     scores, rounded = scores.where(shows, none), scores.abs() < _OF_ROUNDING * by_rounding
-    account = (scores != 0) & ~rounded & (of[table.SCORE_FACTOR_LEFT.name].amax(0) < _LEFT)
+    account = (scores != 0) & ~rounded & (measures[table.SCORE_FACTOR_LEFT.name].amax(0) < _LEFT)
     return Factors(scores, rounded, account, grad_q)
 
 
-def factor_findings(factors: Factors, of: Measures, finding: Make) -> list[Finding]:
+def factor_findings(factors: Factors, measures: Measures, finding: Make) -> list[Finding]:
     """Say which heads have a factor: of the scores, or else of dQ alone."""
     found = []
     if (heads := factors.of_scores).any():
         told = _told(1 + factors.scores[heads], ".4f")
-        errs, normal = (float(of[one.name][:, heads].mean()) for one in (table.OUT_ERROR, table.OUT_ERROR_EXPECTED))
+        errs, normal = (
+            float(measures[one.name][:, heads].mean()) for one in (table.OUT_ERROR, table.OUT_ERROR_EXPECTED)
+        )
         text = (
             f"O is as of scores times {told}: another scale is inside, or a soft cap; O is off by {errs:.1e}, where "
             f"the rounding of P̄ and O makes {normal:.1e}; dQ tells nothing of δ there"

@@ -56,23 +56,25 @@ def maker(layer: int) -> Make:
     return finding
 
 
-def fp32_error(of: Measures) -> Tensor:
+def fp32_error(measures: Measures) -> Tensor:
     """Return the relative error [H] of P = exp(S − L) that S of either pass and L have from FP32, at its largest.
 
     A sum of FP32 errs by one number in each pass; L is rounded by half of one.
     """
-    return torch.expm1(2.5 * of[table.SCORE_SPACING.name].amax(0))
+    return torch.expm1(2.5 * measures[table.SCORE_SPACING.name].amax(0))
 
 
-def as_rounded(of: Measures) -> Tensor:
+def as_rounded(measures: Measures) -> Tensor:
     """Return the heads [H] whose O errs by no more than twice what rounding S, P̄ and Ō makes."""
-    return of[table.OUT_ERROR.name].square().mean(0) < 4 * of[table.OUT_ERROR_COARSE.name].square().mean(0)
+    return measures[table.OUT_ERROR.name].square().mean(0) < 4 * measures[table.OUT_ERROR_COARSE.name].square().mean(0)
 
 
-def explained(of: Measures) -> Tensor:
+def explained(measures: Measures) -> Tensor:
     """Return the heads [H] whose errors follow from rounded scores, or from rows that are switched off."""
-    coarse = of[table.OUT_ERROR.name].square().mean(0) > 2 * of[table.OUT_ERROR_EXPECTED.name].square().mean(0)
-    return (coarse & as_rounded(of)) | (of[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS)
+    coarse = measures[table.OUT_ERROR.name].square().mean(0) > 2 * measures[
+        table.OUT_ERROR_EXPECTED.name
+    ].square().mean(0)
+    return (coarse & as_rounded(measures)) | (measures[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS)
 
 
 def standard_errors(sequences: int, heads: int) -> float:

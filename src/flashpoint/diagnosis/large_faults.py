@@ -54,7 +54,7 @@ def _differs(one: Tensor, other: Tensor) -> Tensor:
     return (one != other) & ~(one.isnan() & other.isnan())
 
 
-def nonfinite(call: AttentionCall, out: Tensor, of: Measures, finding: Make) -> Finding | None:
+def nonfinite(call: AttentionCall, out: Tensor, measures: Measures, finding: Make) -> Finding | None:
     """The first place with NaN or infinity: what the layer took, its O, what came back to it, its gradients."""
     inputs = torch.stack(
         [
@@ -65,19 +65,19 @@ def nonfinite(call: AttentionCall, out: Tensor, of: Measures, finding: Make) -> 
     if (heads := inputs.any(0).cpu()).any():
         before = "an earlier layer" if call.layer > 1 else "what makes them: weights, embeddings, batch"
         return finding("nonfinite", heads, f"q, k or v hold NaN or infinity: look at {before}")
-    if (heads := of[table.NONFINITE_OUT.name].sum(0) > 0).any():
-        return _nonfinite_out(call, ~out.isfinite().all(-1), heads, of, finding)
+    if (heads := measures[table.NONFINITE_OUT.name].sum(0) > 0).any():
+        return _nonfinite_out(call, ~out.isfinite().all(-1), heads, measures, finding)
     if (heads := ~call.grad_out.isfinite().all(-1).all(-1).all(0).cpu()).any():
         return finding("nonfinite", heads, "dO holds NaN or infinity: look at a later layer, or at the loss")
-    if (heads := of[table.NONFINITE.name].sum(0) > 0).any():
-        rows = int(of[table.NONFINITE.name][:, heads].sum())
+    if (heads := measures[table.NONFINITE.name].sum(0) > 0).any():
+        rows = int(measures[table.NONFINITE.name][:, heads].sum())
         return finding("nonfinite", heads, f"{rows:,} rows of dQ, dK or dV hold NaN or infinity")
     return None
 
 
-def _nonfinite_out(call: AttentionCall, rows: Tensor, heads: Tensor, of: Measures, finding: Make) -> Finding:
+def _nonfinite_out(call: AttentionCall, rows: Tensor, heads: Tensor, measures: Measures, finding: Make) -> Finding:
     """Say of rows [N, H, T] of O, in some heads [H], where they begin, and whether scores in FP16 made them."""
-    largest = float((of[table.LARGEST_SCORE.name][:, heads] / call.scale).max())
+    largest = float((measures[table.LARGEST_SCORE.name][:, heads] / call.scale).max())
     product = f"{largest:,.0f}" if largest < 1e9 else f"{largest:.1e}"
     n, head, row = (place + 1 for place in rows.nonzero()[0].tolist())
     text = (
@@ -113,27 +113,30 @@ def _as_fp16_overflows(call: AttentionCall, rows: Tensor, heads: Tensor) -> bool
 
 
 def wrong_weights(
-    call: AttentionCall, of: Measures, probed: Probed | None, factors: Factors, finding: Make
+    call: AttentionCall, measures: Measures, probed: Probed | None, factors: Factors, finding: Make
 ) -> Finding | None:
     """The heads whose weights or masses are off; not those in which a factor of the scores accounts for O."""
     if probed is None:
         return None
-    whole = ~explained(of) & ~factors.account
-    weights, masses = (of[one.name] * whole for one in (table.WEIGHT_ERROR, table.MASS_ERROR))
-    if (heads := weights.amax(0) > _WEIGHT_OFF + fp32_error(of)).any():
+    whole = ~explained(measures) & ~factors.account
+    weights, masses = (measures[one.name] * whole for one in (table.WEIGHT_ERROR, table.MASS_ERROR))
+    if (heads := weights.amax(0) > _WEIGHT_OFF + fp32_error(measures)).any():
         n, head = _largest(weights * heads)
         queries, keys = (
-            _span(int(of[one.name][n, head]), probed.block)
+            _span(int(measures[one.name][n, head]), probed.block)
             for one in (table.WEIGHT_ERROR_QUERIES, table.WEIGHT_ERROR_KEYS)
         )
-        got, meant = float(of[table.WEIGHT_FOUND.name][n, head]), float(of[table.WEIGHT_EXACT.name][n, head])
+        got, meant = (
+            float(measures[table.WEIGHT_FOUND.name][n, head]),
+            float(measures[table.WEIGHT_EXACT.name][n, head]),
+        )
         text = f"queries {queries} give keys {keys} a weight of {got:.3f} in place of {meant:.3f}"
         text += ": the causal mask hides these keys" if call.is_causal and meant == 0 else ""
         return finding("dropped_tile" if got < 0.2 * meant else "stale_maximum", heads, text)
-    if (heads := masses.amax(0) > _WEIGHT_OFF + fp32_error(of)).any():
+    if (heads := masses.amax(0) > _WEIGHT_OFF + fp32_error(measures)).any():
         n, head = _largest(masses * heads)
-        queries = _span(int(of[table.MASS_ERROR_BLOCK.name][n, head]), probed.block)
-        off = float(of[table.MASS_ERROR.name][n, head])
+        queries = _span(int(measures[table.MASS_ERROR_BLOCK.name][n, head]), probed.block)
+        off = float(measures[table.MASS_ERROR.name][n, head])
         return finding(
             "logsumexp_block",
             heads,
@@ -144,12 +147,12 @@ def wrong_weights(
     return None
 
 
-def fp16_underflow(of: Measures, finding: Make) -> Finding | None:
+def fp16_underflow(measures: Measures, finding: Make) -> Finding | None:
     """The heads whose gradients FP16 cannot hold, however the attention computes them."""
-    if not (heads := _underflows(of)).any():
+    if not (heads := _underflows(measures)).any():
         return None
-    size = float(of[table.GRAD_OUT_SIZE.name][:, heads].nan_to_num(torch.inf).min())
-    known = {what: of[one.error.name] for what, one in _GRADIENTS.items() if one.error.name in of}
+    size = float(measures[table.GRAD_OUT_SIZE.name][:, heads].nan_to_num(torch.inf).min())
+    known = {what: measures[one.error.name] for what, one in _GRADIENTS.items() if one.error.name in measures}
     errors = {what: float(error[:, heads].nan_to_num(0.0).max()) for what, error in known.items()}
     worst = max(errors, key=lambda what: errors[what], default="")
     off = f": {worst} is off by up to {errors[worst]:.1%}" if worst else ""
@@ -157,62 +160,69 @@ def fp16_underflow(of: Measures, finding: Make) -> Finding | None:
     return finding("fp16_underflow", heads, text)
 
 
-def _underflows(of: Measures) -> Tensor:
+def _underflows(measures: Measures) -> Tensor:
     """Return the heads [H] in which FP16's smallest numbers make gradients err, or dO itself, and nothing more does.
 
     A number that is rounded to a step errs by step/√12 in the root mean square. Of gradients as much as twice the error
     counts that FP16 makes where dP, dS and what is returned are held in it.
     """
-    if table.GRAD_OUT_SIZE.name not in of:
-        return torch.zeros(of[table.LARGEST_SCORE.name].shape[1], dtype=torch.bool)
-    size = of[table.GRAD_OUT_SIZE.name].square().nanmean(0).sqrt()
+    if table.GRAD_OUT_SIZE.name not in measures:
+        return torch.zeros(measures[table.LARGEST_SCORE.name].shape[1], dtype=torch.bool)
+    size = measures[table.GRAD_OUT_SIZE.name].square().nanmean(0).sqrt()
     lost, accounted = _GRADIENT_OFF * size < FP16_STEP / 12**0.5, torch.ones_like(size, dtype=torch.bool)
     for one in _GRADIENTS.values():
-        if one.error.name in of:
-            error, fp16 = of[one.error.name], of[one.fp16.name]
+        if one.error.name in measures:
+            error, fp16 = measures[one.error.name], measures[one.fp16.name]
             lost |= ((error > _GRADIENT_OFF) & (fp16 > _GRADIENT_OFF)).any(0)
-            accounted &= ~(error > 2 * fp16 + _GRADIENT_OFF + fp32_error(of)).any(0)
+            accounted &= ~(error > 2 * fp16 + _GRADIENT_OFF + fp32_error(measures)).any(0)
     return lost & accounted
 
 
-def wrong_rows(of: Measures, factors: Factors, finding: Make) -> Finding | None:
+def wrong_rows(measures: Measures, factors: Factors, finding: Make) -> Finding | None:
     """The heads whose O is off in some rows, or else whose gradients are; not those in which a factor of the scores
     accounts for either."""
-    together, lost = over_sequences(of), _underflows(of)
+    together, lost = over_sequences(measures), _underflows(measures)
     for rows, error, kind, what in (
         (table.OUT_ROWS_OFF, table.OUT_ERROR, "out_rows", "O"),
         (table.GRAD_Q_ROWS_OFF, table.GRAD_Q_UNEXPLAINED, "gradients_off", "dQ"),
     ):
-        if rows.count.name in of and (heads := of[rows.count.name].sum(0) > 0).any():
+        if rows.count.name in measures and (heads := measures[rows.count.name].sum(0) > 0).any():
             # A few rows that almost cancel are far off for no fault; a head that is off as a whole is none of these.
-            heads &= (of[error.name].nan_to_num(0.0).amax(0) > _GRADIENT_OFF + fp32_error(of)) & ~explained(of)
+            heads &= (measures[error.name].nan_to_num(0.0).amax(0) > _GRADIENT_OFF + fp32_error(measures)) & ~explained(
+                measures
+            )
             heads &= ~factors.account if what == "O" else ~lost & ~factors.of_scores
             if heads.any():
-                first = int(of[rows.first.name][:, heads].clamp_min(0).amin()) + 1
-                last = int(of[rows.last.name][:, heads].amax()) + 1
+                first = int(measures[rows.first.name][:, heads].clamp_min(0).amin()) + 1
+                last = int(measures[rows.last.name][:, heads].amax()) + 1
                 size = float(together[error.name][heads].mean())
                 return finding(kind, heads, f"{what} is off by {size:.1%}, in rows {first:,} to {last:,}")
     for error, what in ((table.GRAD_Q_UNEXPLAINED, "dQ"), (table.GRAD_K_UNEXPLAINED, "dK"), (table.GRAD_V.error, "dV")):
-        if error.name not in of:
+        if error.name not in measures:
             continue
-        heads = (together[error.name] > _GRADIENT_OFF + fp32_error(of)) & ~explained(of) & ~lost & ~factors.of_scores
+        heads = (
+            (together[error.name] > _GRADIENT_OFF + fp32_error(measures))
+            & ~explained(measures)
+            & ~lost
+            & ~factors.of_scores
+        )
         if heads.any():
             size = float(together[error.name][heads].mean())
             return finding("gradients_off", heads, f"{what} is off by {size:.1%}; BF16 accounts for 0.5 %")
     return None
 
 
-def wrong_delta(of: Measures, heads: Tensor, finding: Make) -> Finding | None:
+def wrong_delta(measures: Measures, heads: Tensor, finding: Make) -> Finding | None:
     """Which of some heads [H] have errors of δ far beyond its rounding, so that dQ is off; their mean may be 0."""
-    if table.GRAD_DELTA.noise.name not in of:
+    if table.GRAD_DELTA.noise.name not in measures:
         return None
     noise, of_out, of_grad_q = (
-        of[one.name].square().nanmean(0).sqrt()
+        measures[one.name].square().nanmean(0).sqrt()
         for one in (table.GRAD_DELTA.noise, table.DELTA.noise, table.GRAD_DELTA_ROUNDING)
     )
-    off = over_sequences(of)[table.GRAD_Q.error.name]
+    off = over_sequences(measures)[table.GRAD_Q.error.name]
     heads = heads & (noise > _BEYOND_ROUNDING * (of_out.square() + of_grad_q.square()).sqrt())
-    heads &= (off > _GRADIENT_OFF + fp32_error(of)) & ~explained(of) & ~_underflows(of)
+    heads &= (off > _GRADIENT_OFF + fp32_error(measures)) & ~explained(measures) & ~_underflows(measures)
     if not heads.any():
         return None
     errs, normal = (float(x[heads].max()) for x in (noise, of_out))
@@ -223,9 +233,9 @@ def wrong_delta(of: Measures, heads: Tensor, finding: Make) -> Finding | None:
     return finding("gradients_off", heads, text)
 
 
-def _largest(of: Tensor) -> tuple[int, int]:
-    place = int(of.argmax())
-    return place // of.shape[1], place % of.shape[1]
+def _largest(values: Tensor) -> tuple[int, int]:
+    place = int(values.argmax())
+    return place // values.shape[1], place % values.shape[1]
 
 
 def _span(block: int, size: int) -> str:

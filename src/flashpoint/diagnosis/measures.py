@@ -85,14 +85,14 @@ def _split(
         yield call.of_heads(keys), some, asked
 
 
-def over_sequences(of: Measures) -> Measures:
+def over_sequences(measures: Measures) -> Measures:
     """Return what measures [N, H] say of N sequences together, [H] each.
 
     How, the table says of each (:data:`.measure_table.Pooling`). A mean is NaN where one value is; ``mean where known``
     is NaN where no sequence tells.
     """
     found = {}
-    for name, values in of.items():
+    for name, values in measures.items():
         match table.MEASURES[name].pooled:
             case "largest":
                 found[name] = values.amax(0)
@@ -101,18 +101,18 @@ def over_sequences(of: Measures) -> Measures:
             case "mean" | "of sums":
                 found[name] = values.mean(0)
     for source in table.SOURCES:
-        if source.bound.name in of:
-            found |= of_errors(source, of)
+        if source.bound.name in measures:
+            found |= of_errors(source, measures)
     return found
 
 
-def of_errors(source: table.DeltaErrorMeasures, of: Measures) -> Measures:
+def of_errors(source: table.DeltaErrorMeasures, measures: Measures) -> Measures:
     """Return the measures of an error of δ of sequences together, [H], of what :func:`relative` says of each [N, H].
 
     The bias is the ratio of the sums of ε and of bounds: a mean of ratios would count a sequence without loss as one
     without bias. The noise is the root mean square, for which sequences weigh by their squared bounds.
     """
-    noises, sums, bounds = (of[one.name] for one in (source.noise, source.sum, source.bound))
+    noises, sums, bounds = (measures[one.name] for one in (source.noise, source.sum, source.bound))
     weights = bounds / bounds.square().sum(0).sqrt().clamp_min(1e-300)
     return {
         source.bias.name: sums.sum(0) / bounds.sum(0).clamp_min(1e-300),

@@ -144,7 +144,7 @@ def _of_heads(
 
 def _findings(
     call: AttentionCall,
-    of: Measures,
+    measures: Measures,
     bias: DeltaBias | None,
     probed: Probed | None,
     factors: Factors,
@@ -158,40 +158,42 @@ def _findings(
         rows = int(differing.sum())
         return [finding("random_row", heads, f"a second call on the same inputs returns {rows:,} rows that differ")]
     large_faults = (
-        wrong_weights(call, of, probed, factors, finding),
-        wrong_rows(of, factors, finding),
-        fp16_underflow(of, finding),
+        wrong_weights(call, measures, probed, factors, finding),
+        wrong_rows(measures, factors, finding),
+        fp16_underflow(measures, finding),
     )
     if named := next((one for one in large_faults if one), None):
         return [named]
-    length, expected = (of[one.name].square().mean(0) for one in (table.LENGTH_ERROR, table.LENGTH_ERROR_EXPECTED))
-    by_rounding = of[table.OUT_ERROR_EXPECTED.name].square().mean(0)
-    coarser = of[table.OUT_ERROR.name].square().mean(0) - by_rounding
+    length, expected = (
+        measures[one.name].square().mean(0) for one in (table.LENGTH_ERROR, table.LENGTH_ERROR_EXPECTED)
+    )
+    by_rounding = measures[table.OUT_ERROR_EXPECTED.name].square().mean(0)
+    coarser = measures[table.OUT_ERROR.name].square().mean(0) - by_rounding
     # A rounded ℓ makes rows of O longer or shorter, as rounding P after its division by ℓ does, by which a row of P
     # no longer sums to 1; what else is rounded turns them, too.
     heads = (length - expected > _LENGTH_OFF**2) & (length > 4 * expected) & (length - expected > 0.5 * coarser)
-    dead = of[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS
-    told_apart = ~dead & (fp32_error(of) < FP32_COARSE)  # beyond, P̄ of the largest score is not 1
-    heads &= told_apart & ~explained(of) if declares else told_apart
-    following = _following(call, of, factors, identities)
+    dead = measures[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS
+    told_apart = ~dead & (fp32_error(measures) < FP32_COARSE)  # beyond, P̄ of the largest score is not 1
+    heads &= told_apart & ~explained(measures) if declares else told_apart
+    following = _following(call, measures, factors, identities)
     biased = torch.zeros_like(heads)
     if bias is not None and bias.judges:
         # Where O as a whole is off, so are P and dQ, by more than an error of δ.
-        told_by_grad_q = ~factors.either & (of[table.OUT_ERROR.name].square().mean(0).sqrt() < ROW_OFF)
+        told_by_grad_q = ~factors.either & (measures[table.OUT_ERROR.name].square().mean(0).sqrt() < ROW_OFF)
         biased = bias.igniting & told_by_grad_q if bias.of_grad_q else bias.igniting
-    responds = _responds(of, bias, biased, identities)
+    responds = _responds(measures, bias, biased, identities)
     biased &= ~responds
     found = [None if bias is None else _biased(bias, biased, following, finding), _not_of_softmax(responds, finding)]
-    found += [wrong_delta(of, ~biased & ~factors.either, finding), *factor_findings(factors, of, finding)]
+    found += [wrong_delta(measures, ~biased & ~factors.either, finding), *factor_findings(factors, measures, finding)]
     rough = ~heads & ~factors.of_scores & told_apart & (coarser > 3 * by_rounding)
     if not declares and rough.any():
-        found.append(_coarse_rounding(call, of, rough, finding))
+        found.append(_coarse_rounding(call, measures, rough, finding))
     if heads.any():
         errs, normal = (float(x[heads].mean().sqrt()) for x in (length, expected))
         told = "ℓ is rounded, or P after its division by ℓ"
         text = f"the length of O's rows errs by {errs:.1e}, where the rounding of P̄ and O makes {normal:.1e}: {told}"
         found.append(finding("rounded_denominator", heads, text))
-    found += [None if heads.any() else _rounded_head(following, finding), _dead(of, finding)]
+    found += [None if heads.any() else _rounded_head(following, finding), _dead(measures, finding)]
     return [one for one in found if one is not None]
 
 
@@ -211,16 +213,18 @@ class _Following:
     rounding: Tensor
 
 
-def _following(call: AttentionCall, of: Measures, factors: Factors, identities: Sequence[str]) -> _Following | None:
-    if table.FOLLOWS_OUT.name not in of:
+def _following(
+    call: AttentionCall, measures: Measures, factors: Factors, identities: Sequence[str]
+) -> _Following | None:
+    if table.FOLLOWS_OUT.name not in measures:
         return None
-    mean, margin = mean_and_margin(of[table.FOLLOWS_OUT.name], identities)
-    rounding = of[table.DELTA_ROUNDING.name].square().mean(0).sqrt()
-    told = (rounding > fp32_error(of)) & ~factors.either
-    expected = of[table.OUT_ERROR_EXPECTED.name].square().mean(0)
+    mean, margin = mean_and_margin(measures[table.FOLLOWS_OUT.name], identities)
+    rounding = measures[table.DELTA_ROUNDING.name].square().mean(0).sqrt()
+    told = (rounding > fp32_error(measures)) & ~factors.either
+    expected = measures[table.OUT_ERROR_EXPECTED.name].square().mean(0)
     if call.q.dtype in (torch.float32, torch.float64):  # whose O may be held in BF16 all the same
         expected = expected.clamp_min(BF16**2)
-    only_rounded = of[table.OUT_ERROR.name].square().mean(0) < _ROUNDED * expected
+    only_rounded = measures[table.OUT_ERROR.name].square().mean(0) < _ROUNDED * expected
     surely, surely_not = mean - margin > _FOLLOWS, mean + margin < _FOLLOWS
     return _Following(mean, told & surely, told & surely_not & only_rounded, rounding)
 
@@ -245,12 +249,12 @@ def _biased(bias: DeltaBias, heads: Tensor, following: _Following | None, findin
     return finding("delta_bias", heads, text)
 
 
-def _responds(of: Measures, bias: DeltaBias | None, biased: Tensor, identities: Sequence[str]) -> Tensor:
+def _responds(measures: Measures, bias: DeltaBias | None, biased: Tensor, identities: Sequence[str]) -> Tensor:
     """Return the biased heads [H] whose row sums of dS have a mean that the response of O accounts for, at least in
     part. One of them has to be sure: what is inside an attention is so in all heads."""
-    if bias is None or table.SHIFT_BIAS.name not in of:
+    if bias is None or table.SHIFT_BIAS.name not in measures:
         return torch.zeros_like(biased)
-    mean, margin = mean_and_margin(of[table.SHIFT_BIAS.name], identities)
+    mean, margin = mean_and_margin(measures[table.SHIFT_BIAS.name], identities)
     responds = biased & (mean.abs() >= _EXPLAINED * bias.mean.abs())
     return responds & (responds & (mean.abs() > margin)).any()
 
@@ -277,21 +281,21 @@ def _rounded_head(following: _Following | None, finding: Make) -> Finding | None
     return finding("rounded_head", following.surely, text)
 
 
-def _coarse_rounding(call: AttentionCall, of: Measures, heads: Tensor, finding: Make) -> Finding:
+def _coarse_rounding(call: AttentionCall, measures: Measures, heads: Tensor, finding: Make) -> Finding:
     errs, normal, coarse = (
-        float(of[one.name][:, heads].mean())
+        float(measures[one.name][:, heads].mean())
         for one in (table.OUT_ERROR, table.OUT_ERROR_EXPECTED, table.OUT_ERROR_COARSE)
     )
     told = "S, P̄ or Ō is rounded to fewer bits" if call.q.dtype == torch.float32 else "S or Ō is rounded"
-    if not as_rounded(of)[heads].all():
+    if not as_rounded(measures)[heads].all():
         told = f"S or Ō is rounded more than once, which makes {coarse:.1e}, or the scores are others"
     text = f"O is off by {errs:.1e}, where the rounding of P̄ and O makes {normal:.1e}: {told}"
     return finding("coarse_rounding", heads, text)
 
 
-def _dead(of: Measures, finding: Make) -> Finding | None:
-    heads = of[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS
+def _dead(measures: Measures, finding: Make) -> Finding | None:
+    heads = measures[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS
     if not heads.any():
         return None
-    share = float(of[table.DEAD_ROWS.name][:, heads].mean())
+    share = float(measures[table.DEAD_ROWS.name][:, heads].mean())
     return finding("dead_rows", heads, f"|O| of {share:.1%} of the rows is below half of exact attention's")

@@ -25,7 +25,7 @@ class Metric:
 
     name: str
     """In the metrics file and in the evidence."""
-    words: str
+    label: str
     """What figures and tables call it."""
     _: KW_ONLY
     symbol: str = ""
@@ -42,7 +42,7 @@ class Metric:
     @property
     def axis(self) -> str:
         """What an axis is called: the words and the unit."""
-        return f"{self.words}, {self.unit}" if self.unit else self.words
+        return f"{self.label}, {self.unit}" if self.unit else self.label
 
     def of_tensor(self, tensor: str) -> str:
         """Return the name under which a metric of tensors is written for one of them."""

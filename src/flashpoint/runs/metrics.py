@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.files import whole, whole_lines
+from flashpoint.files import atomic_write, whole_lines
 from flashpoint.runs.metric_table import LOSS, OF_THE_RUN
 from flashpoint.schema import NONFINITE
 
@@ -160,7 +160,7 @@ def _last_axis_steps(values: list[NDArray[np.float64]]) -> NDArray[np.float64]:
 def _drop_steps_from(path: Path, step: int) -> None:
     """Keep only the lines of steps before ``step``: what a run that goes on from there counts on."""
     *lines, _unfinished = path.read_text(errors="replace").split("\n")
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text("".join(f"{line}\n" for line in lines if _is_before(line, step)))
 
 

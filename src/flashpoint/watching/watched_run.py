@@ -16,7 +16,7 @@ import torch
 import flashpoint
 from flashpoint.detector import DetectorConfig
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.files import whole, write_json
+from flashpoint.files import atomic_write, write_json
 from flashpoint.hardware import hardware_name
 from flashpoint.listeners import Listener, Listeners, Metrics
 from flashpoint.runs.folder import RunFolder
@@ -156,7 +156,7 @@ class WatchedRun:
         """Write the batch of a step, plain containers of tensors on the CPU, beside its captures."""
         capture = self.folder.capture(step)
         capture.path.mkdir(parents=True, exist_ok=True)
-        with whole(capture.batch, durable=False) as partial:
+        with atomic_write(capture.batch, durable=False) as partial:
             torch.save(batch, partial)
 
     def has_capture(self, step: int) -> bool:

@@ -10,7 +10,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.cli.selection import answered, ended, format_option, provenance, runs_argument
+from flashpoint.cli.selection import answered, ended_runs, format_option, provenance, runs_argument
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.bias import Window
@@ -225,7 +225,7 @@ def command(
         raise click.UsageError("--verdicts: needs --metric")
     if kind == "attention" and metric and (error or layers):
         raise click.UsageError("--by attention --metric: takes no --of and no --layers")
-    runs = ended(words, metrics=True)
+    runs = ended_runs(words, metrics=True)
     options = Options(
         Window(since or 0, until, last),
         ERRORS[error or "delta_error"],

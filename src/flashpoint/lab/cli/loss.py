@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 import numpy as np
 
-from flashpoint.cli.selection import ended, format_option, provenance, runs_argument
+from flashpoint.cli.selection import ended_runs, format_option, provenance, runs_argument
 from flashpoint.cli.table import Table, code, number, show
 from flashpoint.lab.analysis.lifetimes import side_by_side
 from flashpoint.lab.analysis.paired import Losses, last_common_step, losses_at
@@ -50,7 +50,7 @@ def command(words: tuple[str, ...], at: int | None, control: str | None, form: s
     The difference is to the control's run of the same seed, data and experiment, with its 95 % interval over seeds
     (Student's t). A run that had exploded by then has no loss to compare: it is counted, and left out.
     """
-    runs = ended(words, metrics=True)
+    runs = ended_runs(words, metrics=True)
     after, against = at or last_common_step(runs), control or CONTROL
     found = losses_at(after, runs, against)
     refuse_unknown_control(control, found)

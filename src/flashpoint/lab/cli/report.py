@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from flashpoint.cli.selection import ended, runs_argument
+from flashpoint.cli.selection import ended_runs, runs_argument
 from flashpoint.errors import UserError
 
 
@@ -21,7 +21,7 @@ def command(words: tuple[str, ...], out: Path | None) -> None:
     """Write one HTML file that opens without a network, and its figures as PNG. Several runs stand side by side."""
     from flashpoint.lab.report.page import write_report
 
-    runs = ended(words, metrics=True)
+    runs = ended_runs(words, metrics=True)
     if out is None:
         if runs[0].folder is None:
             raise UserError(f"{runs[0].where}: in a table, which holds no report; choose its folder with --out")

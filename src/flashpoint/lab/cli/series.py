@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 import numpy as np
 
-from flashpoint.cli.selection import ended, format_option, provenance
+from flashpoint.cli.selection import ended_runs, format_option, provenance
 from flashpoint.cli.table import Cell, Table, code, number, share, show
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.departure import Departure, departure, twins
@@ -102,7 +102,7 @@ def command(
     """
     if metrics:
         refuse_given(context, "--departures", {"head", "every", "since", "until"})
-        runs = ended(words, metrics=True)
+        runs = ended_runs(words, metrics=True)
         pairs = twins(runs)
         show(departures([departure(metric, pairs, hottest_head) for metric in metrics]), form, provenance(runs))
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from flashpoint.cli.selection import ended, format_option, provenance, runs_argument
+from flashpoint.cli.selection import ended_runs, format_option, provenance, runs_argument
 from flashpoint.cli.table import is_shown, show
 from flashpoint.lab.analysis.foretelling import foretellings
 from flashpoint.lab.analysis.lifetimes import (
@@ -100,12 +100,12 @@ def command(
         refuse_given(context, "--measures", {"out"})
     if paired:
         refuse_given(context, "--paired", {"out"})
-    runs = ended(words, metrics=severe)
+    runs = ended_runs(words, metrics=severe)
     if measures:
         show(by_measure(foretellings(runs)), form, provenance(runs))
         return
     if paired:
-        controls = ended(paired)
+        controls = ended_runs(paired)
         meaning = (
             "onset over that of its pair, of the same seed; > where the run did not explode, < where the pair did not"
         )

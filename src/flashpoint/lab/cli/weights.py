@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from flashpoint.cli.selection import answered, ended, format_option, provenance, runs_argument
+from flashpoint.cli.selection import answered, ended_runs, format_option, provenance, runs_argument
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError, notify
 from flashpoint.lab.analysis.weight_distances import Apart, Distance, apart, by_difference, last_common_step, tensors
@@ -126,7 +126,7 @@ def command(
     --control DIFFERENCE: the table's name of a difference, e.g. "initial weights".
     """
     refuse_given(context, f"--by {rows}", {"at", "tensor", "controls"}.difference(_TAKEN[rows]))
-    runs = ended(words)
+    runs = ended_runs(words)
     answers = answered(runs, lambda run: apart(run, tensor or ALL_TENSORS))
     runs, found = [run for run, _ in answers], [one for _, one in answers]
     groups = by_difference(found)

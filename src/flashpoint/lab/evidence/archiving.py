@@ -16,7 +16,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.files import whole
+from flashpoint.files import atomic_write
 from flashpoint.lab.evidence.arrow import (
     HEAD_DIGITS,
     chain_schema,
@@ -218,7 +218,7 @@ def _rewrite(
     table = pa.Table.from_pylist([row.model_dump() for row in everything], schema=_runs_schema())
     write_parquet(evidence.runs_path, table.schema, [table], dictionary=["experiment"])
     index = index_of(Evidence(evidence.root))
-    with whole(evidence.index_path) as partial:
+    with atomic_write(evidence.index_path) as partial:
         partial.write_text(index)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.files import whole
+from flashpoint.files import atomic_write
 from flashpoint.runs.chain import Chain
 from flashpoint.runs.metrics import Columns, Series
 
@@ -244,7 +244,7 @@ def write_parquet(path: Path, schema: Any, groups: Iterator[Any] | Sequence[Any]
         encodings["step"] = "DELTA_BINARY_PACKED"
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
-        whole(path) as partial,
+        atomic_write(path) as partial,
         pq.ParquetWriter(
             partial,
             schema,

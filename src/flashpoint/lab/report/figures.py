@@ -89,7 +89,7 @@ def draw_bias(runs: Sequence[Run]) -> Figure | None:
     """Draw the bias of δ against the exact row sum by layer, in the unit |dO|·|O| of injected errors, summed over the
     steps."""
     bias = ROW_SUM.bias
-    axis = f"cumulative {bias.words}, in {bias.unit}"
+    axis = f"cumulative {bias.label}, in {bias.unit}"
     figure = _by_layer(runs, bias, axis, lambda biases: biases.mean(1).cumsum(1))
     if figure:
         set_symlog_scale(figure.axes)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flashpoint.detector import DetectorState
 from flashpoint.errors import UserError, one_line
-from flashpoint.files import file_sha256, whole, write_json
+from flashpoint.files import atomic_write, file_sha256, write_json
 from flashpoint.hardware import is_of_full_memory
 from flashpoint.lab.config import CheckpointsConfig
 from flashpoint.lab.probes.user_probes import ProbesState
@@ -169,7 +169,7 @@ class CheckpointWriter:
         path = of_step(self._folder, step, TENSORS)
         with self._unwritten_is_told(step):
             self._make_room(step)
-            with whole(path) as partial:
+            with atomic_write(path) as partial:
                 save_file(_to_host(copies, copied), partial, metadata={_STATE: json.dumps(state.model_dump())})
                 sidecar = {"step": step, "size": partial.stat().st_size, "sha256": file_sha256(partial)}
             write_json(path.with_suffix(SIDECAR), sidecar)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flashpoint.errors import UserError
-from flashpoint.files import whole
+from flashpoint.files import atomic_write
 from flashpoint.lab.build_config import keys
 from flashpoint.lab.config import Config
 from flashpoint.lab.data.batches import Order
@@ -45,7 +45,7 @@ def write_snapshot(folder: Path, step: int, weights: Mapping[str, Tensor]) -> No
         OSError: the file cannot be written.
     """
     folder.mkdir(exist_ok=True)
-    with whole(of_step(folder, step, TENSORS)) as partial:
+    with atomic_write(of_step(folder, step, TENSORS)) as partial:
         save_file({name: tensor.detach().cpu() for name, tensor in weights.items()}, partial)
 
 

@@ -9,7 +9,7 @@ from typing import Self
 from torch import Tensor
 
 from flashpoint.errors import notify
-from flashpoint.files import whole, write_json
+from flashpoint.files import atomic_write, write_json
 from flashpoint.lab.data.tape import Tape, TapeHeader, TapeWriter
 from flashpoint.lab.training.checkpoints import CheckpointWriter, State
 from flashpoint.lab.training.prepared_run import PreparedRun
@@ -119,7 +119,7 @@ def _tape_writer(folder: RunFolder, header: TapeHeader, tape: Tape | None, step:
     """Return a writer that continues the folder's tape, or a new one for a branch or another number of processes."""
     if folder.begun and Tape.read(folder.tape, until_broken=True).header == header:
         return TapeWriter(folder.tape, header, steps=step)
-    with whole(folder.tape) as partial:
+    with atomic_write(folder.tape) as partial:
         writer = TapeWriter(partial, header)
         for windows in tape.records[:step] if tape else ():
             writer.append(windows)

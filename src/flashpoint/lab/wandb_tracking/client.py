@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from flashpoint.files import whole
+from flashpoint.files import atomic_write
 from flashpoint.lab.wandb_tracking.media import HeadMedia
 
 FINISH_SECONDS = 120.0
@@ -86,7 +86,7 @@ def _begin(settings: dict[str, Any]) -> Any:
             silent=True, console="off", init_timeout=_INIT_SECONDS, finish_timeout=seconds, finish_timeout_raises=True
         ),
     )
-    with whole(id_file) as partial:
+    with atomic_write(id_file) as partial:
         partial.write_text(run.id)
     run.define_metric("step")  # a resumed run repeats steps since its checkpoint; W&B's own steps may only rise
     run.define_metric("*", step_metric="step")
