@@ -92,8 +92,8 @@ def _exchanges(kinds: Collection[str], suspected: str) -> bool:
 
 
 def told_first(findings: Sequence[Finding], growth: Growth | None) -> tuple[list[Finding], list[Finding]]:
-    """Return the findings that are told, the first one first, and those that are not put beside them: a bias of δ in a
-    layer whose W_Q did not grow, where it is biased in one whose W_Q did."""
+    """Return the findings that are told, the first one first, and those that are not put beside them. The latter are a
+    bias of δ in a layer whose W_Q did not grow, where it is biased in one whose W_Q did."""
     grown = growth.layers if growth else frozenset()
     order = list(_WORDS)
     findings = sorted(findings, key=lambda one: (one.layer not in grown, order.index(one.kind), one.layer))

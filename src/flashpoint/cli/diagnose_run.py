@@ -41,7 +41,7 @@ class Growth:
 
 def context_of_capture(path: Path, capture: int | None, step: int) -> tuple[Growth | None, str]:
     """Return what W_Q did before the run's onset, and which attentions were not recorded and what came after the
-    tensors; None and nothing where there is nothing to tell, or no run.
+    tensors. They are None and nothing where there is nothing to tell, or no run.
 
     Args:
         path: of the run, of one of its captures, or of a file in that.

@@ -204,8 +204,8 @@ def _measures_shown(
 ) -> Table:
     """Return the measures with what was found and what W_Q did in each head.
 
-    People are shown five columns of the heads of the ``first`` findings and of the one that grew most, or of all heads
-    where there are none, and below them what is ``said``.
+    People are shown five columns of the heads of the ``first`` findings and of the one that grew most. Without findings
+    it is all heads. Below them stands what is ``said``.
     """
     found: dict[tuple[int, int], list[str]] = {}
     for one in findings:

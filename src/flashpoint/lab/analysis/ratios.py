@@ -78,7 +78,7 @@ def pairs(runs: Sequence[Run], controls: Sequence[Run]) -> Pairs:
 
 def w_q_ratio(run: Run, control: Run, layer: int) -> float | None:
     """Return the largest W_Q norm of a head of the layer (from 1), of the run over the control, at the last step at
-    which both measured it; None where they never did."""
+    which both measured it. None where they never did."""
     if run.w_q_norms is None or control.w_q_norms is None:
         return None
     common = np.intersect1d(run.w_q_norms[0], control.w_q_norms[0])

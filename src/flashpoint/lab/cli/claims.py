@@ -260,7 +260,7 @@ def command(
     A verdict is of the scale in its row, and of no other.
 
     A share replicates where its 95 % interval (Clopper-Pearson) lies above one half, and does not where it lies below.
-    That runs hold needs their controls, too: "alone" counts the pairs of a seed in which only the control exploded, and
+    That runs hold needs their controls, too. "alone" counts the pairs of a seed in which only the control exploded, and
     those in which only the run did, with the p of McNemar's exact test. Where the control holds too it is undecided.
     Lasting: of the runs that exploded, those with a lasting rise, as in survival.
     A mean replicates where its 95 % interval (Student's t) lies within the bounds, and does not where it lies outside.
