@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -22,6 +23,18 @@ if TYPE_CHECKING:
     from flashpoint.runs.chain import Chain
 
 T = TypeVar("T")
+
+
+def called(run: Run, runs: Sequence[Run]) -> str:
+    """Return what tells a run from others that are shown with it: its attention; with the seed if another has that
+    attention; and with its name instead if another has the seed, too, or it is not known."""
+    alike = [other for other in runs if other.title == run.title]
+    if len(alike) == 1:
+        return run.title
+    seeds = [other.config.seed for other in alike]
+    if run.config.seed is not None and seeds.count(run.config.seed) == 1:
+        return f"{run.title}, seed {run.config.seed}"
+    return run.label
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -14,13 +15,14 @@ import matplotlib.image
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from flashpoint.lab.report.figures import ABREAST, draw_bias, draw_heads, draw_heat_map, draw_losses, draw_metrics
 from flashpoint.lab.report.page import page, write_report
 from flashpoint.lab.report.panels import PANELS
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metric_table import SCORE_MEAN, TIE_MULTIPLICITY, TIED_ROWS
-from flashpoint.runs.run import Run
+from flashpoint.runs.run import Run, called
 from flashpoint.runs.select import open_run
 from tests.lab.evidence.kept import set_outcome
 from tests.records import call, refusal, write_run
@@ -122,6 +124,29 @@ def test_runs_of_different_lengths_have_the_same_batches(tmp_path: Path, change:
         write_run(tmp_path / name, {"name": "flash_bf16"}, steps=steps, **changed)
         set_outcome(tmp_path / name, tape_digest=f"of {name}")
     assert f"2 runs with {told}." in page([open_run(str(tmp_path / name)) for name in ("short", "long")])
+
+
+def test_twins_of_several_seeds_are_told_as_twins(tmp_path: Path) -> None:
+    """Of two attentions with two seeds it said that all four had different initial weights and batches."""
+
+    def run(name: str, seed: int, weights: str) -> Run:
+        path = tmp_path / f"{name}-{seed}-{weights}"
+        return open_run(write_run(path, {"name": name}, seed=seed, manifest={"initial_weights": weights}))
+
+    runs = [run(name, seed, f"of {seed}") for name in ("flash_bf16", "sdpa") for seed in (0, 1)]
+    assert "4 runs; those of one seed have the same initial weights and batches." in page(runs)
+    assert "2 runs with different initial weights and batches." in page(runs[:2])
+    others = [*runs, run("standard", 0, "others")]
+    assert "5 runs with different initial weights and batches." in page(others)
+
+
+def test_runs_are_called_by_attention_and_seed_and_by_their_folder_where_that_is_not_enough(tmp_path: Path) -> None:
+    """They were called by their folders, whose names are the times at which they began."""
+    given = {"first": ("flash_bf16", 0), "second": ("flash_bf16", 1), "third": ("sdpa", 0)}
+    runs = [open_run(write_run(tmp_path / name, {"name": of}, seed=seed)) for name, (of, seed) in given.items()]
+    assert [called(run, runs) for run in runs] == ["flash_bf16, seed 0", "flash_bf16, seed 1", "sdpa"]
+    again = open_run(write_run(tmp_path / "again", {"name": "flash_bf16"}, seed=0))
+    assert called(again, [*runs, again]) == "again (flash_bf16)"
 
 
 def test_a_branch_is_told_with_the_step_at_which_it_begins(tmp_path: Path) -> None:
@@ -248,8 +273,7 @@ def test_a_name_is_drawn_as_it_stands(tmp_path: Path, name: str) -> None:
     figure = draw_losses([record(tmp_path, "run", attention=name)])
     assert figure is not None
     figure.draw_without_rendering()
-    legend = figure.axes[0].get_legend()
-    assert legend is not None
+    (legend,) = figure.legends
     (text,) = legend.get_texts()
     drawn, is_formula = text._preprocess_math(text.get_text())  # type: ignore[attr-defined]
     assert (drawn.strip().startswith(name), is_formula) == (True, False)
@@ -280,8 +304,7 @@ def test_of_many_heads_those_with_the_largest_weights_are_named(tmp_path: Path) 
     named = {line.get_label(): line.get_color() for line in panel.get_lines() if line.get_color() != "0.8"}
     assert list(named) == [f"layer 1, head {head}" for head in (2, 4, 6, 8)]
     assert len(set(named.values())) == 4
-    legend = panel.get_legend()
-    assert legend is not None
+    (legend,) = figure.legends
     assert len(legend.get_texts()) == 5
     assert legend.get_texts()[-1].get_text() == "layer 1, other heads"
 
@@ -347,6 +370,21 @@ def test_the_names_of_twelve_layers_lie_on_no_curve_and_in_the_figure(tmp_path: 
         assert names.x1 <= figure.bbox.x1
 
 
+@pytest.mark.parametrize(
+    "draw", [draw_losses, draw_heads, partial(draw_metrics, metrics=[TIED_ROWS, TIE_MULTIPLICITY])]
+)
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_names_lie_on_no_curve(tmp_path: Path, draw: Callable[[list[Run]], Figure | None], count: int) -> None:
+    figure = draw([record(tmp_path, f"run-{number}") for number in range(count)])
+    assert figure is not None
+    figure.draw_without_rendering()
+    (names,) = [legend.get_window_extent() for legend in figure.legends]
+    assert not any(panel.get_legend() for panel in figure.axes)
+    assert all(names.y1 <= panel.get_tightbbox().y0 for panel in figure.axes)
+    assert figure.bbox.y0 <= names.y0
+    assert names.x1 <= figure.bbox.x1
+
+
 def test_biases_of_one_size_have_a_linear_axis(tmp_path: Path) -> None:
     figure = draw_bias([record(tmp_path, "flash_bf16")])
     assert figure is not None
@@ -365,10 +403,8 @@ def test_the_colours_of_the_heat_map_end_at_the_largest_norm_that_is_a_number(tm
 def test_the_curves_of_several_panels_are_named_once(tmp_path: Path) -> None:
     figure = draw_metrics([record(tmp_path, "flash_bf16")], [TIED_ROWS, SCORE_MEAN])
     assert figure is not None
-    first, second = (panel.get_legend() for panel in figure.axes)
-    assert first is not None
-    assert [text.get_text() for text in first.get_texts()] == ["layer 2, head 1", "layer 2, head 2"]
-    assert second is None
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["layer 2, head 1", "layer 2, head 2"]
 
 
 def test_a_run_without_probes_names_what_is_missing(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,21 +17,23 @@ from flashpoint.lab.report.axes import literal, set_log_scale, set_symlog_scale
 from flashpoint.lab.report.colours import colour, layer_look
 from flashpoint.runs.metric_table import DELTA_ERROR_CUMULATIVE, GRAD_NORM, LOSS, ROW_SUM, SCORE_MEAN, W_Q_NORM, Metric
 from flashpoint.runs.metrics import Series
-from flashpoint.runs.run import Run
+from flashpoint.runs.run import Run, called
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
 _MARKERS = "os^Dv*PX"
 """Of the runs, in their order."""
-ABREAST = 4
+ABREAST = 3
 """Runs whose panels have room side by side; the others' go on below."""
-_NAMED_IN_PANEL = 4
-"""Runs whose names have room beside their curves."""
-_IN_HALF_A_LINE = 45
+_DPI = 150
+_IN_HALF_A_LINE = 28
 """Letters for which half the width of a figure has room."""
+_NAMES_IN_A_LINE = 3
+"""Names of heads or layers for which the width of a panel has room."""
 _LINE = 0.2
 """Inches that a line of a legend takes."""
 _NAMED_HEADS, _LARGEST_HEADS = 8, 4
@@ -39,35 +41,46 @@ _NAMED_HEADS, _LARGEST_HEADS = 8, 4
 
 
 def _heading(run: Run, runs: Sequence[Run]) -> str:
-    """Return the attention, with the run's name where another run has the same one."""
-    alone = [other.title for other in runs].count(run.title) == 1
-    return textwrap.fill(literal(run.title if alone else run.label), 60)  # a longer line leaves the panels no room
+    return textwrap.fill(literal(called(run, runs)), 60)  # a longer line leaves the panels no room
 
 
 def draw_losses(runs: Sequence[Run]) -> Figure | None:
     """Draw training loss and gradient norm of all runs over one another."""
     figure, axes = _panels(2, 1, sharex=True)
+    windows = set[int]()
     for number, run in enumerate(runs):
         line: dict[str, Any] = {"color": colour(run.variant)}
         if smoothed := run.smoothed(LOSS.name):
-            label = f"{_heading(run, runs)}, mean over {smoothed.steps} steps"
+            windows.add(smoothed.steps)
+            label = _heading(run, runs)
             axes[0, 0].plot(*smoothed.series, **line, **_marks(number, runs, smoothed.series), label=label)
         if series := run.columns.get(GRAD_NORM.name):
             axes[1, 0].plot(*series, **line, **_marks(number, runs, series), linewidth=0.7, alpha=0.8)
         for panel in axes[:, 0]:
             _mark_onset(panel, run, colour(run.variant))
-    axes[0, 0].set_ylabel(LOSS.axis)
+    mean = " or ".join(f"{steps}" for steps in sorted(windows))
+    axes[0, 0].set_ylabel(f"{LOSS.axis},\nmean of {mean} steps" if windows else LOSS.axis)
     axes[1, 0].set_ylabel(GRAD_NORM.axis)
     set_log_scale(axes[1, 0])
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    if handles and len(runs) > _NAMED_IN_PANEL:
-        lines = [line for label in labels for line in label.splitlines()]
-        columns = 2 if max(map(len, lines)) <= _IN_HALF_A_LINE else 1  # a legend that is too wide is cut off
-        figure.legend(handles, labels, frameon=False, fontsize=8, ncols=columns, loc="outside lower center")
-        figure.set_figheight(figure.get_figheight() + _LINE * math.ceil(len(lines) / columns))
-    elif handles:
-        axes[0, 0].legend(frameon=False, fontsize=8)
+    longest = max((len(line) for run in runs for line in _heading(run, runs).splitlines()), default=0)
+    _name_below(figure, axes[:1, 0], columns=2 if longest <= _IN_HALF_A_LINE else 1)  # one too wide is cut off
     return _finished(figure, axes)
+
+
+def _name_below(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
+    """Name the curves of the panels once, below all of them, where no name lies on a curve."""
+    named: dict[str, Artist] = {}
+    for panel in panels:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            named.setdefault(str(label), handle)
+    if not named:
+        return
+    figure.legend(list(named.values()), list(named), frameon=False, fontsize=9, ncols=columns, loc="outside lower left")
+    # filled column by column: a row is as high as its highest name
+    labels = list(named)
+    rows = math.ceil(len(labels) / columns)
+    lines = sum(max(label.count("\n") + 1 for label in labels[row::rows]) for row in range(rows))
+    figure.set_figheight(figure.get_figheight() + _LINE * lines)
 
 
 def _marks(number: int, runs: Sequence[Run], series: Series) -> dict[str, Any]:
@@ -153,10 +166,9 @@ def draw_metrics(runs: Sequence[Run], metrics: Sequence[Metric], share: Metric |
             if series := run.by_head(metric.name):
                 shares = run.by_head(share.name) if share and metric != share else None
                 _draw_heads(panel, _where_some(shares, series), runs[0])
-                if row == 0 and panel.get_legend_handles_labels()[0]:  # a head may have no value
-                    panel.legend(frameon=False, fontsize=7)
             _mark_onset(panel, run, "black")
-            panel.set_title(f"{_heading(run, runs)}\n{metric.axis}" if row == 0 else metric.axis, fontsize=8)
+            panel.set_title(f"{_heading(run, runs)}\n{metric.axis}" if row == 0 else metric.axis, fontsize=9)
+    _name_below(figure, axes.flat, _NAMES_IN_A_LINE)
     return _finished(figure, axes)
 
 
@@ -172,17 +184,17 @@ def _panels(rows: int, columns: int, height: float = 2.7, **options: Any) -> tup
     """Return panels [rows, columns] of that height in inches."""
     from matplotlib.figure import Figure  # matplotlib takes half a second to import
 
-    figure = Figure(figsize=(max(7.0, 4.2 * columns), max(4.0, height * rows)), dpi=110, layout="constrained")
+    figure = Figure(figsize=(max(5.4, 4.2 * columns), max(4.0, height * rows)), dpi=_DPI, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def _panels_of_runs(rows: int, count: int, *, sharey: bool = True) -> tuple[Figure, np.ndarray]:
-    """Return panels [rows, count], a column for each run, :data:`ABREAST` of them side by side and the next ones below.
+    """Return panels [rows, count], a column for each run: :func:`_abreast` of them side by side, the next ones below.
 
     All have the same steps, and those of a row the same values with ``sharey``, of which the first at the left tells
     the numbers.
     """
-    columns = min(count, ABREAST)
+    columns = _abreast(count)
     # a row that is alone has its axis named beside it, which takes more room
     figure, axes = _panels(rows * math.ceil(count / columns), columns, height=3.4 if rows == 1 else 2.7)
     panels = axes.reshape(-1, rows, columns).swapaxes(0, 1).reshape(rows, -1)
@@ -194,8 +206,13 @@ def _panels_of_runs(rows: int, count: int, *, sharey: bool = True) -> tuple[Figu
             panel.sharex(panels[0, 0])
         if sharey and number:
             panel.sharey(panels[row, 0])
-        panel.tick_params(labelbottom=row == rows - 1, labelleft=not sharey or number % columns == 0)
+        panel.tick_params(which="both", labelbottom=row == rows - 1, labelleft=not sharey or number % columns == 0)
     return figure, panels
+
+
+def _abreast(count: int) -> int:
+    """Return how many of so many runs stand side by side: four as two and two, which leaves no gap."""
+    return 2 if count == 4 else min(count, ABREAST)
 
 
 def _finished(figure: Figure, axes: np.ndarray) -> Figure:
@@ -219,6 +236,7 @@ def _side_by_side(
     draw: Callable[[Axes, Run, Series], None],
     *,
     log: bool = False,
+    named_below: bool = False,
 ) -> Figure | None:
     measured = [(run, series) for run in runs if (series := run.by_head(metric.name))]
     if not measured:
@@ -230,8 +248,10 @@ def _side_by_side(
         _mark_onset(panel, run, "black")
         if log:
             set_log_scale(panel)
-    for panel in axes[0, ::ABREAST]:
+    for panel in axes[0, :: _abreast(len(measured))]:
         panel.set_ylabel(axis)
+    if named_below:
+        _name_below(figure, axes.flat, _NAMES_IN_A_LINE)
     return _finished(figure, axes)
 
 
@@ -252,7 +272,12 @@ def _by_layer(
             panel.plot(steps, of_layer, **_named_to_its_end(f"layer {layer}", (steps, of_layer)), **look)
         # below the panel: twelve names in it would lie on curves
         panel.legend(
-            frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0), borderaxespad=5.0
+            frameon=False,
+            fontsize=7,
+            ncols=_NAMES_IN_A_LINE,
+            loc="upper center",
+            bbox_to_anchor=(0.5, 0.0),
+            borderaxespad=5.0,
         )
 
     return _side_by_side(runs, metric, axis, draw, log=log)
@@ -284,7 +309,8 @@ def _draw_heads(panel: Axes, series: Series, first: Run) -> None:
         else:
             look = {"color": "0.8", "label": "_" if others else f"layer {layer}, other heads"}
             others = True
-        alone = "." if np.isnan(of_head).any() else None  # a value between two that are missing has no line
+        # a value alone, or between two that are missing, has no line
+        alone = "." if len(steps) == 1 or np.isnan(of_head).any() else None
         panel.plot(steps, of_head, linewidth=1.2, marker=alone, **look)
 
 
@@ -304,6 +330,5 @@ def _colours_of_heads(run: Run, n_head: int) -> dict[int, str]:
 def _heads_of_hottest(runs: Sequence[Run], metric: Metric, *, log: bool = False) -> Figure | None:
     def draw(panel: Axes, _run: Run, series: Series) -> None:
         _draw_heads(panel, series, runs[0])
-        panel.legend(frameon=False, fontsize=7)
 
-    return _side_by_side(runs, metric, metric.axis, draw, log=log)
+    return _side_by_side(runs, metric, metric.axis, draw, log=log, named_below=True)

@@ -14,34 +14,39 @@ from flashpoint.lab.report.panels import PANELS, Panel
 from flashpoint.lab.stored_config import trained_config
 from flashpoint.numerics.variant import ROUNDING_POINTS
 from flashpoint.quantiles import clopper_pearson
-from flashpoint.runs.run import Run
+from flashpoint.runs.run import Run, called
 from flashpoint.runs.subfolders import ReportFolder
 from flashpoint_kernels.codes import BF16_BITS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+DIFFERENT = "different"
 UNKNOWN = "unknown"
 """What the page says of a setting that somebody's own loop did not tell."""
 _STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; padding: 1rem; }
 body { color: #222; background: #fff; }
-h1 { font-size: 1.5rem; line-height: 1.2; } h2 { font-size: 1.15rem; margin: 2rem 0 .3rem; }
+h1 { font-size: clamp(1.1rem, 3vw, 1.5rem); line-height: 1.2; } h2 { font-size: 1.15rem; margin: 2rem 0 .3rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .85rem; min-width: 62rem; }
 th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid #ddd; vertical-align: top; }
 .exploded, .nonfinite { color: #b00020; font-weight: 600; } .stable { color: #1b6e2e; font-weight: 600; }
 .stopped { color: #8a5a00; font-weight: 600; }
 figure { margin: 0; break-inside: avoid; }
-img { max-width: max(100%, calc(var(--columns) * 18rem)); height: auto; }
-p, figcaption, nav { max-width: 45rem; } figcaption, footer { font-size: .9rem; color: #444; }
-@media screen and (max-width: 45rem) { img { max-width: none; width: calc(var(--columns) * 100%); } }
+img { width: 100%; height: auto; }
+p, figcaption { max-width: 45rem; } figcaption, footer { font-size: .9rem; color: #444; }
+@media screen and (min-width: 60rem) {
+  .beside { display: grid; grid-template-columns: minmax(0, 44rem) minmax(0, 1fr); gap: 0 2rem; align-items: start; }
+  nav { margin-top: 1rem; }
+}
+@media screen and (max-width: 45rem) { img { width: calc(100% + (var(--columns) - 1) * 88%); } }
 @media print { img { max-width: 100%; } .wide { display: none; } }
 @media print { body { max-width: none; font-size: 11px; } h2 { break-after: avoid; } .scroll { overflow: visible; } }
 """
-"""Light in dark mode, too, as the figures are. On a phone a figure's first column fills the screen, and the next ones
-are reached by scrolling sideways."""
+"""Light in dark mode, too, as the figures are. On a wide screen a figure of one column has its caption beside it. On a
+phone a figure's first column fills the screen, and the next ones are reached by scrolling sideways."""
 
 
 class Image(NamedTuple):
@@ -107,12 +112,13 @@ def _image(figure: Figure) -> Image:
 
 
 def _section(panel: Panel, image: Image, *, with_files: bool) -> str:
-    wide = f' <span class="wide">{image.columns} panels side by side; where they do not fit, scroll.</span>'
-    more = wide if image.columns > 1 else ""
+    wide = f' <span class="wide">{image.columns} panels side by side; on a narrow screen, scroll.</span>'
+    more, beside = (wide, "") if image.columns > 1 else ("", ' class="beside"')
     file = f" File: figures/{panel.key}.png." if with_files else ""
     source = base64.b64encode(image.png).decode()
     return (
-        f'<section id="{panel.key}"><h2>{escape(panel.question)}</h2><figure>'
+        f'<section id="{panel.key}"><h2>{escape(panel.question)}</h2>'
+        f"<figure{beside}>"
         f'<div class="scroll"><img style="--columns: {image.columns}" alt="{escape(panel.question)}" '
         f'src="data:image/png;base64,{source}"></div>'
         f"<figcaption>{escape(panel.caption)} <em>{escape(panel.paper)}</em>{file}{more}</figcaption>"
@@ -127,17 +133,18 @@ def _page(
     unmeasured = f"<p>Not measured by these runs: {escape(' '.join(missing))}</p>" if missing else ""
     links = " · ".join(f'<a href="#{panel.key}">{escape(panel.question)}</a>' for panel in images)
     reload = f'<meta http-equiv="refresh" content="{reload_seconds:g}">' if reload_seconds else ""
+    title = escape(", ".join(dict.fromkeys(run.title for run in runs)))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">{reload}
-<title>flashpoint: {escape(", ".join(run.name for run in runs))}</title><style>{_STYLE}</style></head><body>
+<title>flashpoint: {title}</title><style>{_STYLE}</style></head><body>
 <h1>{"<br>".join(map(escape, _answers(runs)))}</h1>
-<div class="scroll"><table><thead><tr><th>run</th><th>attention</th><th>outcome</th><th>steps</th>
+<div class="scroll"><table><thead><tr><th>attention</th><th>seed</th><th>outcome</th><th>steps</th>
 <th>largest W_Q norm, at the onset or the end</th>
-<th>seed</th><th>model</th><th>hardware and versions</th><th>digest</th></tr></thead>
+<th>model</th><th>hardware and versions</th><th>digest</th><th>folder</th></tr></thead>
 <tbody>{"".join(_row(run) for run in runs)}</tbody></table></div>
-<p>{_compared(runs)} {_branches(runs)}{_criterion(runs)} Layers and heads count from 1.
+<div class="beside"><p>{_compared(runs)} {_branches(runs)}{_criterion(runs)} Layers and heads count from 1.
 Figures of single heads show layer {runs[0].hottest_layer}{_why_that_layer(runs[0])}.{_coarse(runs)}</p>
-<nav>{links}</nav>
+<nav>{links}</nav></div>
 {localization_sections(runs)}{"".join(_section(panel, image, with_files=with_files) for panel, image in images.items())}
 {unmeasured}<footer>Written by <code>flashpoint report</code> from the runs' own files. The paper is Qiu &amp; Yao,
 arXiv 2510.04212.</footer></body></html>
@@ -174,6 +181,8 @@ def _compared(runs: Sequence[Run]) -> str:
     places = len({run.manifest.hardware for run in runs})
     elsewhere = f", on {places} kinds of hardware, on which sums have other last bits" if places > 1 else ""
     told = f"{len(runs)} runs with {weights} initial weights and {apart}batches{elsewhere}."
+    if weights == batches == DIFFERENT and _by_seed(runs):
+        told = f"{len(runs)} runs; those of one seed have the same initial weights and batches{elsewhere}."
     one_each = len({run.title for run in runs}) == len(runs)
     return f"{told} Each is one run (n = 1), and one run is no rate." if one_each else told
 
@@ -181,7 +190,8 @@ def _compared(runs: Sequence[Run]) -> str:
 def _branches(runs: Sequence[Run]) -> str:
     """Say which runs began with the weights of another one."""
     told = (
-        f"{escape(run.name)} is a branch: it begins at step {run.origin[1]:,} of {escape(Path(run.origin[0]).name)}. "
+        f"{escape(called(run, runs))} is a branch: it begins at step {run.origin[1]:,} of "
+        f"{escape(Path(run.origin[0]).name)}. "
         for run in runs
         if run.origin and run.origin[1]
     )
@@ -191,7 +201,15 @@ def _branches(runs: Sequence[Run]) -> str:
 def _shared(runs: Sequence[Run], of: Callable[[Run], object]) -> str:
     if any(run.watched for run in runs):  # other loops tell neither their batches nor their weights
         return UNKNOWN
-    return "the same" if len({of(run) for run in runs}) == 1 else "different"
+    return "the same" if len({of(run) for run in runs}) == 1 else DIFFERENT
+
+
+def _by_seed(runs: Sequence[Run]) -> bool:
+    """Return whether there are several runs of a seed, and those of a seed share initial weights and batches."""
+    seeds: dict[int | None, set[object]] = {}
+    for run in runs:
+        seeds.setdefault(run.config.seed, set()).add((run.manifest.initial_weights, *_batches(run)))
+    return len(seeds) < len(runs) and all(len(starts) == 1 for starts in seeds.values())
 
 
 def _batches(run: Run) -> tuple[object, ...]:
@@ -238,10 +256,10 @@ def _row(run: Run) -> str:
     if run.w_q_norms:
         hottest = "layer {}, head {}: {:.1f}".format(*run.hottest_head, run.hottest_norms.max())
     seed = UNKNOWN if run.config.seed is None else run.config.seed
-    before, after = ([run.name, run.title], [steps, hottest, seed, shape or UNKNOWN, place])
+    before, after = ([run.title, seed], [steps, hottest, shape or UNKNOWN, place])
     why = run.outcome.nonfinite if run.ended else None
     verdict = f'<td class="{kind}">{escape(": ".join(filter(None, [run.verdict, why])))}</td>'
-    return f"<tr>{_cells(before)}{verdict}{_cells(after)}<td><code>{digest}</code></td></tr>"
+    return f"<tr>{_cells(before)}{verdict}{_cells(after)}<td><code>{digest}</code></td>{_cells([run.name])}</tr>"
 
 
 def _cells(values: Sequence[object]) -> str:
