@@ -11,12 +11,14 @@ import pytest
 from flashpoint.errors import UserError
 from flashpoint.files import write_json
 from flashpoint.lab.build_config import build_config
-from flashpoint.lab.data.tape import TapeHeader, TapeWriter
+from flashpoint.lab.data.tape import Tape, TapeHeader, TapeWriter
 from flashpoint.lab.replay import replayed_values, resumed_values
 from flashpoint.runs.folder import RunFolder
 from tests import warm
 from tests.composed import CONFIGS, composed_values
 from tests.conftest import environment, train_command
+from tests.lab.evidence.kept import set_outcome
+from tests.records import write_run
 
 RECORDED = ("checkpoints.budget_gib=24", "train.lr=0.5", "tracking=disabled", "tracking.tags=[a]", "tracking.project=p")
 
@@ -78,6 +80,20 @@ def test_a_group_is_taken_whole(
     run: RunFolder, recorded: dict[str, Any], overrides: list[str], tracking: dict[str, Any]
 ) -> None:
     assert resumed(run, *overrides)["tracking"] == {**recorded["tracking"], **tracking}
+
+
+@pytest.mark.parametrize(("onset", "steps"), [(0, 1000), (1344, 2400), (None, 1)])
+def test_a_replay_goes_on_beyond_the_onset_that_it_is_to_avoid(
+    run: RunFolder, recorded: dict[str, Any], onset: int | None, steps: int
+) -> None:
+    """It ended with the tape, some hundreds of steps after the onset, and had not yet held."""
+    tape = Tape.read(run.tape)
+    write_run(run.path / "other", {"name": "flash_bf16"}, steps=1, onset=1)
+    shutil.move(run.path / "other/outcome.json", run.outcome)
+    verdict = "stable" if onset is None else "exploded"
+    set_outcome(run.path, outcome=verdict, onset_step=onset, tape_steps=1, tape_digest=tape.digest)
+    assert replayed(run, "attn=flash_fixed")["train"]["steps"] == steps
+    assert replayed(run, "train.steps=7")["train"] == {**recorded["train"], "steps": 7}
 
 
 def test_a_mapping_contradicts_a_replay_like_its_keys(run: RunFolder, recorded: dict[str, Any]) -> None:

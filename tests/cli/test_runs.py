@@ -77,6 +77,16 @@ def test_runs_of_one_name_are_called_by_where_they_are(tmp_path: Path, question:
     assert called == [runs[0], runs[1], "other"]
 
 
+def test_without_a_word_the_runs_here_and_those_of_their_sweeps_are_shown(tmp_path: Path) -> None:
+    assert refusal(call("runs", cwd=tmp_path)).startswith("error: runs: no such folder here; flashpoint train makes it")
+    for name in ("sweep/flash_bf16_seed-0", "reference/kept", "alone"):
+        write_run(tmp_path / "runs" / name, ATTN, digest="d")
+    assert rows(call("runs", cwd=tmp_path)) == [
+        "| `alone` | stable | 1,000 | none | `d` |",
+        "| `flash_bf16_seed-0` | stable | 1,000 | none | `d` |",
+    ]
+
+
 def test_a_bad_run_is_told_and_the_others_are_shown(tmp_path: Path) -> None:
     good, damaged = (write_run(tmp_path / name, ATTN) for name in ("good", "damaged"))
     (tmp_path / "damaged/manifest.json").write_text("{")

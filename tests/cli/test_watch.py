@@ -15,7 +15,7 @@ from flashpoint.cli.watch import Followed
 from flashpoint.runs.folder import RunFolder, sweep_lock
 from tests import warm
 from tests.conftest import environment, train_command, wait_until
-from tests.records import call, write_run
+from tests.records import call, refusal, write_run
 from tests.verdicts import losses_of
 
 WATCHING = Path(__file__).with_name("watching.py")
@@ -180,6 +180,28 @@ def test_runs_that_begin_later_are_followed_while_others_are_under_way_or_their_
     if options:
         page = (tmp_path / "page.html").read_text()
         assert all(name in page for name in names)
+
+
+@pytest.mark.parametrize("before", [[], ["ended", "ended-too"]])
+def test_a_run_that_has_not_begun_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[str]
+) -> None:
+    """A run has a folder when it is prepared, and the command that follows it may be typed at once."""
+    runs = tmp_path / "runs"
+    happens = [
+        lambda: None,
+        lambda: (write_run(runs / "new", {"name": "flash_bf16"}), (runs / "new/outcome.json").rename(runs / "verdict")),
+        lambda: (runs / "verdict").rename(runs / "new/outcome.json"),
+    ]
+    monkeypatch.setattr("time.sleep", lambda _: happens.pop(0)())
+    for name in before:
+        write_run(runs / name, {"name": "flash_bf16"})
+    assert "name one run" in refusal(call("watch", runs, "--once")) if before else "no run there"
+    result = call("watch", runs)
+    why = "none of its 2 runs is under way" if before else "no run there yet"
+    assert (result.returncode, result.stderr) == (0, f"{runs}: {why}; waiting for one to begin, Ctrl-C ends\n")
+    assert result.stdout.splitlines()[-1] == "new: stable to 1,000"
+    assert not happens
 
 
 @pytest.mark.slow

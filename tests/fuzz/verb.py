@@ -5,6 +5,7 @@ from typing import Any
 
 from flashpoint.cli.main import main
 from flashpoint.detector import ExplosionDetector
+from flashpoint.lab.cli import endings
 from flashpoint.lab.training import execution
 from flashpoint.runs.outcome import Outcome
 
@@ -21,7 +22,7 @@ def execute(prepared: Any, folder: Any, _listeners: Any) -> Outcome:
 if __name__ == "__main__":
     if sys.argv[1] == "train":
         execution.execute = execute  # type: ignore[assignment]
-        execution.compare_with_original = lambda *_: None  # type: ignore[assignment]
+        endings.tell_of_run = lambda *_args, **_given: None  # type: ignore[assignment]
     try:
         main()
     except SystemExit as ended:

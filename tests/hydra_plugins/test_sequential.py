@@ -19,8 +19,15 @@ from flashpoint.lab.training.interrupt import StopRequests
 from flashpoint.runs.folder import sweep_lock
 from hydra_plugins.flashpoint_launcher.sequential import SequentialLauncher
 from tests.composed import CONFIGS
+from tests.records import write_run
 
 Task = Callable[[DictConfig], None]
+SWEEP = "of_this_test"
+
+
+@pytest.fixture(autouse=True)
+def _named_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHPOINT_SWEEP", SWEEP)
 
 
 class Callbacks:
@@ -38,7 +45,7 @@ def composed() -> DictConfig:
         return compose(composition.CONFIG, ["experiment=laptop"], return_hydra_config=True)
 
 
-def launch(task: Task, runs_dir: Path, runs: int = 3) -> None:
+def launch(task: Task, runs_dir: Path, runs: int = 3, *shared: str) -> None:
     def load(config: DictConfig, overrides: list[str]) -> DictConfig:
         own: Any = OmegaConf.merge(config, OmegaConf.from_dotlist(overrides))
         return own
@@ -49,7 +56,7 @@ def launch(task: Task, runs_dir: Path, runs: int = 3) -> None:
     config = composed().copy()
     config.runs_dir = str(runs_dir)
     launcher.setup(hydra_context=context, task_function=task, config=config)
-    launcher.launch([["train.steps=3", f"seed={seed}"] for seed in range(runs)], 0)
+    launcher.launch([["train.steps=3", *shared, f"seed={seed}"] for seed in range(runs)], 0)
 
 
 def test_a_failed_run_of_a_sweep_in_this_process_is_let_go_of(tmp_path: Path) -> None:
@@ -83,13 +90,33 @@ def test_the_runs_are_composed_one_after_the_other_in_their_order(tmp_path: Path
     assert seen == [(0, 3), (1, 3), (2, 3)]
 
 
+def test_runs_are_called_by_what_they_differ_in_and_find_the_run_that_they_replay(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """They lay in the folder of all runs, under the time at which they began."""
+    write_run(tmp_path / "original", {"name": "flash_bf16"})
+    seen = list[tuple[str, str, str]]()
+
+    def task(config: DictConfig) -> None:
+        seen.append((config.runs_dir, config.run_name, config.replay))
+        write_run(Path(config.runs_dir, config.run_name), {"name": "flash_bf16"}, seed=config.seed)
+
+    launch(task, tmp_path, 2, "replay=original")
+    sweep = str(tmp_path / SWEEP)
+    assert seen == [(sweep, f"seed-{seed}", str(tmp_path / "original")) for seed in range(2)]
+    told = capsys.readouterr().err.splitlines()
+    assert told[:2] == ["run 1 of 2: seed=0", "run 2 of 2: seed=1"]
+    assert any("`flash_bf16`" in line and "0 of 2" in line for line in told)
+    assert told[-1] == f"next: flashpoint report {sweep}"
+
+
 def test_a_stopped_sweep_names_the_runs_that_were_not_begun(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     def stopped(_: object) -> None:
         raise SystemExit(130)
 
     with pytest.raises(SystemExit):
         launch(stopped, tmp_path)
-    assert capsys.readouterr().err == (
+    assert capsys.readouterr().err.removeprefix("run 1 of 3: seed=0\n") == (
         "not begun: 2 of the sweep's runs (seed=1, seed=2); a sweep with hydra/launcher=gpus goes on where it was "
         "stopped\n"
     )
@@ -115,7 +142,7 @@ def test_ctrl_c_between_two_runs_promises_no_going_on(
 
 def test_a_sweep_is_seen_to_go_on_until_its_last_run_has_ended(tmp_path: Path) -> None:
     """Also one that another launcher of the same folder outlived, and one whose folder takes no lock runs."""
-    lock, seen = sweep_lock(tmp_path), list[bool | None]()
+    lock, seen = sweep_lock(tmp_path / SWEEP), list[bool | None]()
 
     def task(_: object) -> None:
         if not seen:
@@ -125,7 +152,7 @@ def test_a_sweep_is_seen_to_go_on_until_its_last_run_has_ended(tmp_path: Path) -
 
     launch(task, tmp_path)
     assert seen == [True] * 5
-    assert is_locked(lock) is False
+    assert not is_locked(lock)
     (tmp_path / "file").touch()
     launch(task, tmp_path / "file")
     assert len(seen) == 8

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.cli.selection import answered, format_option, named_runs, provenance, runs_argument
+from flashpoint.cli.selection import answered, format_option, named_runs, provenance
 from flashpoint.cli.table import Cell, Table, code, number, share, share_interval, show, step
 from flashpoint.early_warning import LEAST_LEAD, foretold, warning_of
 from flashpoint.errors import UserError
 from flashpoint.runs.metric_table import TOKENS_PER_SECOND, W_Q_NORM
 from flashpoint.runs.recovery import lasting, recovery
 from flashpoint.runs.run import Run
+from flashpoint.runs.select import with_sweeps
+
+RUNS = "runs"
+"""Where runs are made unless somebody says otherwise."""
 
 
 def outcomes(runs: Sequence[Run]) -> Table:
@@ -187,6 +192,17 @@ def overhead(runs: Sequence[Run]) -> Table:
     return Table(("run", "ms a step", "against the first run"), rows, "Means over the second half of each run's steps.")
 
 
+def _all() -> list[str]:
+    """Return words that name every run here.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not Path(RUNS).is_dir():
+        raise UserError(f"{RUNS}: no such folder here; flashpoint train makes it, or name a RUN elsewhere")
+    return with_sweeps(RUNS)
+
+
 def read(run: Run) -> object:
     """Read what every question needs."""
     return run.config, run.manifest, run.outcome if run.ended else None
@@ -242,7 +258,7 @@ QUESTIONS: dict[str, Callable[[Sequence[Run]], Table]] = {
 
 
 @click.command("runs")
-@runs_argument
+@click.argument("words", nargs=-1, metavar="[RUN...]")
 @click.option(
     "--show",
     "question",
@@ -253,7 +269,7 @@ QUESTIONS: dict[str, Callable[[Sequence[Run]], Table]] = {
 )
 @format_option
 def command(words: tuple[str, ...], question: str, form: str) -> None:
-    """Print a row for each run.
+    """Print a row for each run; without RUN, for each in runs/ and in the sweeps there.
 
     \b
     outcomes  verdict, steps, onset and digest
@@ -266,5 +282,5 @@ def command(words: tuple[str, ...], question: str, form: str) -> None:
               runs it warned: those of attentions that exploded in another of the runs, and the others
     overhead  mean time of a step, against the first run's
     """
-    runs = [run for run, _ in answered(named_runs(words), read)]
+    runs = [run for run, _ in answered(named_runs(words or _all()), read)]
     show(QUESTIONS[question](runs), form, provenance(runs))

@@ -73,6 +73,11 @@ def show(tables: Table | Sequence[Table], form: str, heading: str = "") -> None:
         click.echo("\n\n".join(filter(None, parts)))
 
 
+def text_of(table: Table) -> str:
+    """Return a table in Markdown, without its further columns."""
+    return _markdown(_brief(table))
+
+
 def is_shown(column: str) -> bool:
     """Whether a column is among those to show."""
     names = _asked()

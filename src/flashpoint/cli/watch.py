@@ -12,10 +12,10 @@ from flashpoint.cli.selection import answered
 from flashpoint.errors import UserError
 from flashpoint.extras import from_lab, missing
 from flashpoint.files import atomic_write, is_locked
-from flashpoint.runs.folder import EVIDENCE, is_run, runs_in, runs_in_folders_of, sweep_lock
+from flashpoint.runs.folder import sweep_lock
 from flashpoint.runs.progress import cut_short, unended
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import select_runs
+from flashpoint.runs.select import select_runs, with_sweeps
 
 _TERMINAL_SECONDS, _PAGE_SECONDS = 2.0, 15.0
 """Between two frames in the terminal, and between two pages: a page has many figures."""
@@ -31,7 +31,8 @@ _TERMINAL_SECONDS, _PAGE_SECONDS = 2.0, 15.0
 )
 @click.option("--once", is_flag=True, help="Show the present state and end.")
 def command(word: str, html: Path | None, once: bool) -> None:
-    """Follow a run, or all runs of a folder that have no verdict yet, until the last has ended or was killed.
+    """Follow a run, or all runs of a folder that have no verdict yet, until the last has ended or was killed. Where
+    none has begun, the next one is waited for.
 
     Runs that begin later are shown too, as long as others are under way, or their sweep has more to begin (but for
     hydra/launcher=slurm). The runs of a sweep in the folder count as the folder's.
@@ -40,7 +41,7 @@ def command(word: str, html: Path | None, once: bool) -> None:
     read from the runs' own files, so another terminal or another machine that sees them will do. Ctrl-C ends the view,
     not the runs.
     """
-    followed = Followed(word)
+    followed = _begun(word, once=once)
     if html:
         _keep_page(followed, html, once)
     else:
@@ -49,11 +50,40 @@ def command(word: str, html: Path | None, once: bool) -> None:
         click.echo(f"{run.name}: {_how_it_went(run)}")
 
 
+class NoneYet(UserError):
+    """No run is under way so far; one may begin."""
+
+    def __init__(self, message: str, told: str) -> None:
+        super().__init__(message)
+        self.told = told
+        """What is so, without a remedy."""
+
+
+def _begun(word: str, *, once: bool) -> Followed:
+    """Return what a word names, if need be when it has begun: a run is prepared before it has a folder.
+
+    Raises:
+        UserError: as of :class:`Followed`; of runs that may begin only with ``once``.
+    """
+    told = False
+    while True:
+        try:
+            return Followed(word)
+        except NoneYet as none:
+            if once:
+                raise
+            if not told:
+                click.echo(f"{none.told}; waiting for one to begin, Ctrl-C ends", err=True)
+                told = True
+        time.sleep(_TERMINAL_SECONDS)
+
+
 class Followed:
     """The one run that a word names, or those of several runs that are under way, and those that begin later.
 
     Raises:
-        UserError: the word names no run, or several of which none is under way.
+        NoneYet: the word names no run, or several of which none is under way.
+        UserError: what it names is not under way, or cannot be read.
     """
 
     def __init__(self, word: str) -> None:
@@ -62,7 +92,8 @@ class Followed:
         self._alone = len(named) == 1 and named[0].name == Path(word).resolve().name
         going = [run for run in named if unended(run)]
         if len(named) > 1 and not going:
-            raise UserError(f"{word}: none of its {len(named)} runs is under way; name one run to see how it went")
+            told = f"{word}: none of its {len(named)} runs is under way"
+            raise NoneYet(f"{told}; name one run to see how it went", told)
         shown = named if len(named) == 1 else going
         self._runs = [run for run, _ in answered(shown, _identity)]
         self._ended_before = {run.where for run in named} - {run.where for run in going}
@@ -92,20 +123,21 @@ class Followed:
 
 
 def _named(word: str) -> list[Run]:
-    """Return the runs that a word names, with those of the sweeps in its folder."""
-    folder = Path(word)
-    sweeps = _sweeps_in(folder)
-    return select_runs([*([word] if not sweeps or runs_in(folder) else []), *sweeps])
+    """Return the runs that a word names, with those of the sweeps in its folder.
+
+    Raises:
+        NoneYet: it names none, and one may be made there.
+    """
+    try:
+        return select_runs(with_sweeps(word))
+    except UserError as error:
+        if not word or ":" in word or Path(word).is_file():
+            raise
+        raise NoneYet(str(error), f"{word}: no run there yet") from error
 
 
 def _identity(run: Run) -> object:
     return run.config, run.manifest
-
-
-def _sweeps_in(folder: Path) -> list[str]:
-    """Return the folders in this one that are no runs and hold runs. The evidence's have ended."""
-    sweeps = {run.parent for run in runs_in_folders_of(folder)}
-    return sorted(str(path) for path in sweeps if path.name != EVIDENCE and not is_run(path))
 
 
 def _how_it_went(run: Run) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,9 @@ _NOT_INHERITED = (
     "run_name",
     "tracking.wandb",  # a run is uploaded where its own command asks for it
 )
+BEYOND_ONSET = 1000
+"""Steps after the original's onset that a replay goes on for, so that it is seen to hold."""
+_ROUND = 100  # steps
 _OF_A_RESUMPTION = ("resume", "runs_dir", "data.root", "allow_world_size_change", "train.steps", "probes.strict")
 
 
@@ -40,8 +44,8 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
         overrides: the command line's, e.g. ``attn=flash_fixed`` or ``train.lr=1e-3``.
 
     Returns:
-        Values of the shape of ``Config``. The replay ends where the tape does unless ``train.steps`` is among
-        the overrides.
+        Values of the shape of ``Config``. Unless ``train.steps`` is among the overrides, the replay of a run that
+        exploded goes on for :data:`BEYOND_ONSET` steps after its onset, and any other one ends where the tape does.
 
     Raises:
         UserError: no run or tape is there, or an override contradicts the replay.
@@ -56,7 +60,7 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
         for fixed, reason in _FIXED.items():
             if key == fixed or (key.startswith(f"{fixed}.") and key != "data.root"):  # where, and not what
                 raise UserError(f"{key} contradicts replay={composed['replay']}: {reason}; drop one of the two")
-    put(values, "train.steps", _recorded_steps(original))
+    put(values, "train.steps", _steps(original))
     for name in _NOT_INHERITED:
         put(values, name, value_at(composed, name))
     put(values, "probes.weights_against", None)  # the original's twin differs from the original in one thing
@@ -130,6 +134,15 @@ def _take(key: str, composed: dict[str, Any], values: dict[str, Any]) -> None:
     section, _, last = key.rpartition(".")
     if last in (value_at(composed, section) if section else composed):
         put(values, key, copy.deepcopy(value_at(composed, key)))
+
+
+def _steps(original: RunFolder) -> int:
+    """Return how many steps a replay makes; one that explodes again, as the original did, ends with it."""
+    recorded = _recorded_steps(original)
+    onset = original.read_outcome().onset_step if original.outcome.is_file() else None
+    if onset is None:
+        return recorded
+    return max(recorded, math.ceil((onset + BEYOND_ONSET) / _ROUND) * _ROUND)
 
 
 def _recorded_steps(original: RunFolder) -> int:

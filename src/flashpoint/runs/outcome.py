@@ -66,6 +66,19 @@ class Outcome:
     def ending(self) -> Ending:
         return ending(self.outcome, self.interrupted)
 
+    @property
+    def in_words(self) -> str:
+        """``exploded at 1,344``, ``turned NaN or infinite at 389``, ``was stopped at 900``, ``held through 3,000``."""
+        match self.ending:
+            case "exploded":
+                return f"exploded at {self.onset_step:,}"
+            case "nonfinite":
+                return f"turned NaN or infinite at {self.step if self.onset_step is None else self.onset_step:,}"
+            case "stopped":
+                return f"was stopped at {self.step:,}"
+            case "stable":
+                return f"held through {self.step:,}"
+
     def line(self) -> str:
         onset = "none" if self.onset_step is None else self.onset_step
         interrupted = f" interrupted={self.interrupted}" if self.interrupted else ""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from flashpoint.errors import UserError, nearest
 from flashpoint.extras import from_lab
-from flashpoint.runs.folder import CONFIG_FILE, EVIDENCE, RunFolder, is_run, runs_in
+from flashpoint.runs.folder import CONFIG_FILE, EVIDENCE, RunFolder, is_run, runs_in, runs_in_folders_of
 from flashpoint.runs.run import Run
 
 _LISTED = 12
@@ -52,6 +52,17 @@ def select_runs(words: Sequence[str], runs_dir: str | Path = "runs", evidence: K
     """
     runs_dir = Path(runs_dir)
     return [run for word in words for run in _named(word, runs_dir, evidence)]
+
+
+def with_sweeps(word: str) -> list[str]:
+    """Return words that name the runs in a folder and those of the sweeps in it; the word itself where it is another.
+
+    The evidence's tables are no sweep.
+    """
+    folder = Path(word)
+    parents = {run.parent for run in runs_in_folders_of(folder)}
+    sweeps = sorted(str(path) for path in parents if path.name != EVIDENCE and not is_run(path))
+    return [*([word] if not sweeps or runs_in(folder) else []), *sweeps]
 
 
 def _named(word: str, runs_dir: Path, evidence: KeptRuns | None) -> list[Run]:

@@ -67,6 +67,7 @@ class GpusLauncher(Launcher):
             UserError: a run failed, its log says why; or the sweep is refused, before its first run.
             SystemExit: a signal stopped it, with the signal's status.
         """
+        from flashpoint.lab.cli.endings import tell_of_sweep
         from flashpoint.lab.progress_bar import progress_bar
 
         if not 1 <= self._runs_per_gpu <= _MOST_RUNS:
@@ -104,6 +105,7 @@ class GpusLauncher(Launcher):
         if stop.received:
             notify(f"stopped; the same command with {goes_on}")
             sys.exit(128 + stop.received[0])
+        tell_of_sweep(sweep.folder, [sweep.run(job).path for job in jobs])
         if failed:
             remedy = "correct the values that were refused, and then the" if refused else "the same"
             told = f"{len(failed)} of {len(jobs)} runs failed ({', '.join(sorted(failed))})"

@@ -1,4 +1,5 @@
-"""``hydra/launcher=sequential``, the default: the runs of a sweep one after the other, in this process.
+"""``hydra/launcher=sequential``, the default: the runs of a sweep one after the other, in this process. They have a
+folder of their own, unless the command line names one, in which they are called by what they differ in.
 
 No postponed annotations here, as in ``gpus.py``.
 """
@@ -23,9 +24,9 @@ from omegaconf import DictConfig, open_dict
 from flashpoint.errors import UserError, notify, one_line
 from flashpoint.lab.cli.refusals import refusal
 from flashpoint.lab.training.interrupt import STOPS
-from flashpoint.runs.folder import sweep_lock
+from flashpoint.runs.folder import is_run, runs_in, sweep_lock
 
-from ._sweep import differing_overrides
+from ._sweep import differing_overrides, named
 
 _TOLD = 8  # names of runs in one line
 
@@ -55,26 +56,42 @@ class SequentialLauncher(Launcher):
             UserError: some failed, each of which was told when it did.
             KeyboardInterrupt: Ctrl-C before a run began to train, or at once after another one.
         """
+        from flashpoint.lab.cli.endings import tell_of_sweep
+
         differing = differing_overrides(job_overrides)  # which refuses some sweeps: they leave nothing behind
-        with _lock_file(Path(self._config.runs_dir)) as lock, _stop_requests() as request:
-            return self._launch(job_overrides, differing, initial_job_idx, lock, request)
+        names = [job.name for job in named(job_overrides, [None] * len(job_overrides))]
+        folder = Path(self._config.runs_dir)
+        if not any(override.startswith("runs_dir=") for override in job_overrides[0]):
+            folder /= os.environ.get("FLASHPOINT_SWEEP", "sweep")
+        before = set(runs_in(folder))
+        with _lock_file(folder) as lock, _stop_requests() as request:
+            returns, errors = self._launch(job_overrides, differing, names, folder, initial_job_idx, lock, request)
+            tell_of_sweep(folder, [run for run in runs_in(folder) if run not in before])
+        if errors:
+            raise UserError(f"{len(errors)} of {len(differing)} runs failed") from errors[0]
+        return returns
 
     def _launch(
         self,
         job_overrides: Sequence[Sequence[str]],
         differing: Sequence[Sequence[str]],
+        names: Sequence[str],
+        folder: Path,
         initial_job_idx: int,
         lock: IO[str] | None,
         request: Callable[[], signal.Signals | None],
-    ) -> Sequence[JobReturn]:
+    ) -> tuple[list[JobReturn], list[Exception]]:
+        """Return what the runs returned, and the errors of those that failed."""
         returns: list[JobReturn] = []
         errors: list[Exception] = []
         for number, (overrides, told) in enumerate(zip(job_overrides, differing, strict=True)):
             if lock:
                 with contextlib.suppress(OSError):  # another sweep into the folder has it, maybe not for long
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            what = " ".join(told or overrides).replace("attn=", "")
+            notify(f"run {number + 1} of {len(differing)}: {what}")
             try:
-                result = self._run(overrides, initial_job_idx + number)
+                result = self._run(overrides, initial_job_idx + number, folder, names[number])
             except SystemExit:  # a signal stopped the run
                 _tell_of_those_not_begun(differing[number + 1 :])
                 raise
@@ -96,12 +113,15 @@ class SequentialLauncher(Launcher):
             if (late := request()) and number + 1 < len(differing):
                 _tell_of_those_not_begun(differing[number + 1 :])
                 sys.exit(128 + late)
-        if errors:
-            raise UserError(f"{len(errors)} of {len(differing)} runs failed") from errors[0]
-        return returns
+        return returns, errors
 
-    def _run(self, overrides: Sequence[str], number: int) -> JobReturn | Exception:
-        """Return what a run returned, or the error with which it failed."""
+    def _run(self, overrides: Sequence[str], number: int, folder: Path, name: str) -> JobReturn | Exception:
+        """Return what a run returned, or the error with which it failed.
+
+        Args:
+            folder: of the sweep.
+            name: of the run in it, unless its settings name it.
+        """
         failures: list[Exception] = []
 
         def task(config: DictConfig) -> Any:
@@ -117,6 +137,7 @@ class SequentialLauncher(Launcher):
             return refusal(error)
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = number
+            _put_in(folder, name, config)
         result = run_job(
             task_function=task,
             config=config,
@@ -127,11 +148,21 @@ class SequentialLauncher(Launcher):
         return failures[0] if failures else result
 
 
+def _put_in(folder: Path, name: str, config: DictConfig) -> None:
+    """Let a run be made in the sweep's folder. The runs that it names are where they were without a sweep."""
+    for section, key in ((config, "replay"), (config, "resume"), (config.probes, "weights_against")):
+        named_run = section[key]
+        if named_run is not None and not is_run(Path(named_run)) and is_run(place := Path(config.runs_dir, named_run)):
+            section[key] = str(place)
+    config.runs_dir = str(folder)
+    config.run_name = name if config.run_name is None else config.run_name
+
+
 @contextlib.contextmanager
 def _lock_file(folder: Path) -> Iterator[IO[str] | None]:
     """Open the file whose lock tells ``flashpoint watch`` that more runs are to begin; None where it cannot be made:
     the first run says what is wrong with the folder."""
-    path, made = sweep_lock(folder), not folder.exists()
+    path, made = sweep_lock(folder), [place for place in (folder, folder.parent) if not place.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")
@@ -142,17 +173,18 @@ def _lock_file(folder: Path) -> Iterator[IO[str] | None]:
         with file:
             yield file
     finally:
-        if made:
-            _remove_if_empty(folder, path)
+        if folder in made:
+            _remove_if_empty(path, made)
 
 
-def _remove_if_empty(folder: Path, lock: Path) -> None:
-    """Remove a folder that has no run: all were refused."""
+def _remove_if_empty(lock: Path, folders: Sequence[Path]) -> None:
+    """Remove the folders, from the sweep's outwards, if it has no run: all were refused."""
     with contextlib.suppress(OSError):
-        if list(folder.iterdir()) == [lock.parent] and list(lock.parent.iterdir()) == [lock]:
+        if list(folders[0].iterdir()) == [lock.parent] and list(lock.parent.iterdir()) == [lock]:
             lock.unlink()
             lock.parent.rmdir()
-            folder.rmdir()
+            for folder in folders:
+                folder.rmdir()
 
 
 @contextlib.contextmanager

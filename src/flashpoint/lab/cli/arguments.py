@@ -86,6 +86,8 @@ def parsed(arguments: Sequence[str]) -> Arguments:
             raise UserError(f"{argument}: holds a control character, or a byte that is no UTF-8; leave it out")
     flags = _flags().parse_intermixed_args(arguments)
     lines = vars(flags).pop("overrides")
+    if flags.help and "all" in lines:  # --help all
+        flags.help, lines = False, ["help=all" if line == "all" else line for line in lines]
     return Arguments(flags, OverridesParser.create().parse_overrides(lines))
 
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -30,6 +31,7 @@ from flashpoint.lab.cli.composition import CONFIG, print_keys, store_schema
 from flashpoint.lab.cli.refusals import refusal
 from flashpoint.lab.config import Config, HardwareConfig, TrackingConfig, sets_hardware
 from flashpoint.lab.training.admission import admit
+from flashpoint.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from flashpoint.listeners import Listener
@@ -59,6 +61,10 @@ def train(composed: DictConfig) -> None:
             raise
         traceback.print_exc()  # an error of ours, which is not to be told as bad input
         sys.exit(1)
+    if is_first_process():
+        from flashpoint.lab.cli.endings import tell_of_run
+
+        tell_of_run(RunFolder(Path(outcome.run)), HydraConfig.get().overrides.task, of_sweep=multirun)
     if outcome.interrupted:
         notify(f"stopped; {shlex.join(['flashpoint', 'train', f'resume={outcome.run}'])} goes on with it")
     if is_first_process():

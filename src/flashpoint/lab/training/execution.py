@@ -31,11 +31,9 @@ from flashpoint.lab.training.start import checkpoints_before
 from flashpoint.lab.training.trainer import LoopResult, Trainer
 from flashpoint.lab.training.writer import RunWriter
 from flashpoint.listeners import Listener, Listeners
-from flashpoint.runs.chain import Chain, first_difference
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import Parent
 from flashpoint.runs.outcome import STRICT_PROBES, Outcome
-from flashpoint.runs.run import Run
 
 _LONGEST = 100  # characters of the attention in a run's name
 
@@ -71,8 +69,6 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
         ) from error
     finally:
         leave()
-    if plan.original and plan.original.chain.is_file() and ranks.first:
-        compare_with_original(plan.original, folder, prepared.start.step)
     return outcome
 
 
@@ -172,28 +168,6 @@ def _place(trainer: Trainer, folder: RunFolder, outcome: Outcome, runs_dir: str)
         where = None  # uncompiled, the step takes more memory than it did; the verdict is not to be lost for it
     notify(f"step {outcome.onset_step:,}: {where or 'not finite; the step could not be repeated to see where'}")
     return where
-
-
-def compare_with_original(original: RunFolder, folder: RunFolder, since: int) -> None:
-    """Say in one line whether the replay computed the original's bits, or from which step on it did not."""
-    try:
-        one, other = Run.of_folder(original).whole_chain, Chain.read(folder.chain)
-    except UserError as error:  # this run is done and whole
-        notify(str(error))
-        return
-    if difference := first_difference(one, other):
-        made_on = original.read_manifest().hardware
-        place = f"; {original.path} was made on {made_on}" if made_on != folder.read_manifest().hardware else ""
-        ours, theirs = (run.read_config().attn.name for run in (folder, original))
-        other_attention = f"; its attention is {ours}, the original's {theirs}" if ours != theirs else ""
-        quantity = difference.quantity
-        notify(
-            f"differs from {original.path} from step {difference.step:,} on, first in its {quantity}"
-            f"{other_attention}{place}"
-        )
-    else:
-        start = f" from step {since:,} on" if since else ""
-        notify(f"equal to {original.path}, bit for bit, over {min(one.steps, other.steps) - since:,} steps{start}")
 
 
 def _run_name(config: Config) -> str:
