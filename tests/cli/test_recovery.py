@@ -52,3 +52,9 @@ def test_a_rise_lasts_by_the_first_validation_after_the_common_tail(tmp_path: Pa
     assert found == {"lasts": True, "returns": False, "nan": True, "short": None, "nonfinite": True}
     told = call("survival", *[runs[name] for name in ("short", "nonfinite")], "--columns", "exploded,lasting")
     assert rows(told) == ["| 2 of 2, 1 by NaN | 1 of 1; short: 1 of 1 up |"]
+
+
+def test_metrics_that_cannot_be_read_leave_the_onset_counted(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", {"name": "flash_bf16"}, onset=200)
+    (tmp_path / "run/metrics.jsonl").write_text("{")
+    assert rows(call("survival", run, "--columns", "exploded,lasting")) == ["| 1 of 1 | 1 unknown |"]

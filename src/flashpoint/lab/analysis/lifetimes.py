@@ -266,18 +266,19 @@ class Lasting:
     short: int
     """Those whose tail is too short."""
     unknown: int
-    """Those that were not validated before their onset and at their end."""
+    """Those that were not validated before their onset and at their end, or whose metrics cannot be read."""
 
 
 def lasting_of(runs: Sequence[Run]) -> Lasting:
     """Count both end points of the runs that exploded; those that did not have none."""
     crossed = [run for run in runs if run.failed_at is not None]
-    found = [(run, lasting(run)) for run in crossed]
-    told = [lasts for _, lasts in found if lasts is not None]
-    ups = []
-    for run in (run for run, lasts in found if lasts is None):
-        with suppress(UserError):  # not validated
-            ups.append(not recovery(run).rise <= RISE)  # or NaN
+    told, ups = [], []
+    for run in crossed:
+        with suppress(UserError):
+            if (lasts := lasting(run)) is not None:
+                told.append(lasts)
+            else:
+                ups.append(not recovery(run).rise <= RISE)  # or NaN
     return Lasting(sum(told), len(told), sum(ups), len(ups), len(crossed) - len(told) - len(ups))
 
 
