@@ -58,18 +58,19 @@ class Loop:
         self.tokens = prepare(with_available_source(DataConfig(vocab_size=vocabulary, **corpus))).train
         self.order = BatchOrder(len(self.tokens), self.context, (1, 1, batch), seed)
 
-    def step(self, watched: Any) -> None:
+    def step(self, watched: Any) -> Tensor:
         batch = gather_windows(self.tokens, self.order.windows(self.done)[0, 0], self.context).to(self.device)
         for group in self.optimizer.param_groups:
             group["lr"] = float(self.settings["lr"]) * min(1.0, (self.done + 1) / int(self.settings["warmup"]))
         with torch.autocast(self.device, torch.bfloat16):
             logits = self.model(batch[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+        loss: Tensor = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
         loss.backward()
         watched.step(loss, batch)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.done += 1
+        return loss
 
     def save(self, folder: Path) -> None:
         state = {"settings": self.settings, "done": self.done, "model": self.model.state_dict(),
@@ -94,7 +95,9 @@ def train(**changed: str) -> str:
                 loop.save(watched.run.folder.path)
             if loop.done == steps - 1:
                 watched.capture()
-            loop.step(watched)
+            loss = loop.step(watched)
+            if loop.done % 10 == 0:
+                print(f"step {loop.done}: loss {loss.item():.3f}", flush=True)
             exploded_for += watched.verdict != "stable"
     return watched.verdict
 

@@ -133,6 +133,8 @@ def train(attend: Callable[..., Tensor], **changed: str) -> float:
             if number == steps - 1:
                 watched.capture()
             loss = loop.step(watched)
+            if (number + 1) % 10 == 0:
+                print(f"step {number + 1}: loss {loss.item():.3f}", flush=True)
     return loss.item()
 
 

@@ -74,6 +74,8 @@ def train(attend: Callable[..., Tensor], **changed: str) -> float:
                 watched.step(loss, series)
                 optimizer.step()
                 optimizer.zero_grad()
+                if done % 10 == 0:
+                    print(f"step {done}: loss {loss.item():.3f}", flush=True)
     return loss.item()
 
 

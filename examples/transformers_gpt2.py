@@ -56,6 +56,8 @@ def train(text: bytes, attention: str, **changed: str) -> float:
             watched.step(loss, sequences)
             optimizer.step()
             optimizer.zero_grad()
+            if (step + 1) % 10 == 0:
+                print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
     return loss.item()
 
 

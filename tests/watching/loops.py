@@ -47,6 +47,11 @@ class Pair(nn.Module):
         return self.second(self.first(x))
 
 
+def beside_the_first_line(told: str) -> str:
+    """What a watch told beside the line of its first step."""
+    return "".join(line for line in told.splitlines(keepends=True) if "; to follow: flashpoint watch " not in line)
+
+
 def loop(
     runs: Path,
     model: nn.Module | None = None,

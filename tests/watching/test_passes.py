@@ -12,11 +12,11 @@ from torch.utils.checkpoint import checkpoint
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.loop import Watch
-from tests.watching.loops import Pair, loop, plain
+from tests.watching.loops import Pair, beside_the_first_line, loop, plain
 
 
 def tells_captures_alone(told: str) -> bool:
-    lines = [line for line in told.splitlines() if line.startswith("watch own:")]
+    lines = [line for line in beside_the_first_line(told).splitlines() if line.startswith("watch own:")]
     return all("asked for; wrote" in line or line.endswith("says what its attention did") for line in lines)
 
 
@@ -109,7 +109,7 @@ def test_what_an_evaluation_has_is_not_told_of_the_training(tmp_path: Path, caps
     run = loop(tmp_path, Masked(), step)
     assert run.columns["row_sum_relative_bias"][1].shape == (2, 4, 4)
     assert run.manifest.not_recorded == ()
-    assert capsys.readouterr().err == ""
+    assert beside_the_first_line(capsys.readouterr().err) == ""
 
 
 def test_an_evaluation_is_no_reason_why_the_training_is_not_recorded(

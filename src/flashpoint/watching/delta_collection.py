@@ -79,10 +79,13 @@ class DeltaCollection:
         append(CaptureFolder(self._folder).new_delta, ours[0].step, samples)
         if not self._steps:
             self._notices.tell(f"step {ours[0].step:,}: from here on δ is measured, on {self._wanted:,} sequences")
+        before = self._sequences
         self._sequences += count
         self._identities += fewest.identities
         self._left_out = 0
         self._steps.append(ours[0].step)
+        if not self.complete and 4 * self._sequences // self._wanted > 4 * before // self._wanted:  # another quarter
+            self._notices.tell(f"step {ours[0].step:,}: δ: {self._sequences:,} of {self._wanted:,} sequences")
 
     def tell(self) -> None:
         """Tell what there is to be diagnosed, if there is something."""

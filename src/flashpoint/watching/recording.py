@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ from typing import Any, Protocol
 from torch import nn
 
 from flashpoint.detector import DetectorConfig
+from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.early_warning import Sentinel
 from flashpoint.listeners import Listener
 from flashpoint.runs.outcome import Verdict
 from flashpoint.watching.arrivals import Arrivals
 from flashpoint.watching.capture_recorder import CaptureRecorder, DeltaRecorder
-from flashpoint.watching.events import Dispatcher, LoopLeft, StepStarted
+from flashpoint.watching.events import Dispatcher, Handler, LoopLeft, StepEnded, StepObserved, StepStarted
 from flashpoint.watching.functions import NamedFunction
 from flashpoint.watching.latest_batches import BatchRecorder, LatestBatches, MicroBatches
 from flashpoint.watching.logged_metrics import AttentionMetrics, LoopMetrics
@@ -126,6 +128,7 @@ class Recording:
             LoopMetrics(run, arrivals),
             arrivals,  # after those who ask for numbers
             VerdictRecorder(run, self._losses),
+            _FirstStep(run, notices),  # after the schedule, which tells what the step has shown
         )  # fmt: skip
         self._process, self._forked = os.getpid(), False
 
@@ -163,3 +166,40 @@ class Recording:
             )
             self._dispatcher.publish(LoopLeft())
         return self._forked
+
+
+class _FirstStep:
+    """Tells once what is watched, where it is written and how to follow it."""
+
+    def __init__(self, run: WatchedRun, notices: Notices) -> None:
+        self._run, self._notices = run, notices
+        self._told = False
+        self._calls: Sequence[AttentionCall] = ()
+
+    @property
+    def handlers(self) -> Sequence[Handler]:
+        """What it does, by event."""
+        what = "telling what is watched"
+        return Handler(StepObserved, what, self._observe), Handler(StepEnded, what, self._tell)
+
+    def _observe(self, event: StepObserved) -> None:
+        if not self._told:
+            self._calls = event.calls
+
+    def _tell(self, event: StepEnded) -> None:
+        if self._told:
+            return
+        self._told = True
+        watched = "the loss, and no attention so far"
+        if self._calls:
+            layers, heads = len(self._calls), self._calls[0].q.shape[1]
+            names = ", ".join(dict.fromkeys(call.attention for call in self._calls))
+            watched = f"the loss and {names} in {_count(layers, 'layer')} of {_count(heads, 'head')}"
+        folder = str(self._run.folder.path)
+        follow = shlex.join(["flashpoint", "watch", folder])
+        self._notices.tell(f"step {event.step:,}: {watched}, written to {folder}; to follow: {follow}")
+        self._calls = ()  # tensors
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
