@@ -17,6 +17,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from flashpoint.lab.report.colours import colour
 from flashpoint.lab.report.figures import ABREAST, draw_bias, draw_heads, draw_heat_map, draw_losses, draw_metrics
 from flashpoint.lab.report.page import page, write_report
 from flashpoint.lab.report.panels import PANELS
@@ -368,6 +369,18 @@ def test_the_names_of_twelve_layers_lie_on_no_curve_and_in_the_figure(tmp_path: 
         assert figure.bbox.y0 <= names.y0
         assert figure.bbox.x0 <= names.x0
         assert names.x1 <= figure.bbox.x1
+
+
+def test_a_changed_attention_has_its_colour_unless_the_unchanged_one_is_there(tmp_path: Path) -> None:
+    """The first run without a GPU was black."""
+    plain, changed = (record(tmp_path, name) for name in ("flash_bf16", "flash_bf16 scores=none"))
+    for runs, colours in (
+        ([changed], [colour("flash_bf16")]),
+        ([plain, changed], [colour("flash_bf16"), "#000000"]),
+    ):
+        figure = draw_losses(runs)
+        assert figure is not None
+        assert [line.get_color() for line in figure.axes[0].get_lines()] == colours
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def draw_losses(runs: Sequence[Run]) -> Figure | None:
     figure, axes = _panels(2, 1, sharex=True)
     windows = set[int]()
     for number, run in enumerate(runs):
-        line: dict[str, Any] = {"color": colour(run.variant)}
+        line: dict[str, Any] = {"color": _colour(run, runs)}
         if smoothed := run.smoothed(LOSS.name):
             windows.add(smoothed.steps)
             label = _heading(run, runs)
@@ -57,7 +57,7 @@ def draw_losses(runs: Sequence[Run]) -> Figure | None:
         if series := run.columns.get(GRAD_NORM.name):
             axes[1, 0].plot(*series, **line, **_marks(number, runs, series), linewidth=0.7, alpha=0.8)
         for panel in axes[:, 0]:
-            _mark_onset(panel, run, colour(run.variant))
+            _mark_onset(panel, run, line["color"])
     mean = " or ".join(f"{steps}" for steps in sorted(windows))
     axes[0, 0].set_ylabel(f"{LOSS.axis},\nmean of {mean} steps" if windows else LOSS.axis)
     axes[1, 0].set_ylabel(GRAD_NORM.axis)
@@ -65,6 +65,14 @@ def draw_losses(runs: Sequence[Run]) -> Figure | None:
     longest = max((len(line) for run in runs for line in _heading(run, runs).splitlines()), default=0)
     _name_below(figure, axes[:1, 0], columns=2 if longest <= _IN_HALF_A_LINE else 1)  # one too wide is cut off
     return _finished(figure, axes)
+
+
+def _colour(run: Run, runs: Sequence[Run]) -> str:
+    """Return the colour of the attention's file in ``configs/attn/``, also where a preset or a command line has changed
+    the attention, unless the file's own or another change of it stands beside it."""
+    file = run.variant.split()[0]
+    alike = {other.variant for other in runs if other.variant.split()[0] == file}
+    return colour(run.variant if run.attention.injected or len(alike) > 1 else file)
 
 
 def _name_below(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
