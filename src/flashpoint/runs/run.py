@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 
 def called(run: Run, runs: Sequence[Run]) -> str:
-    """Return what tells a run from others that are shown with it: its attention; with the seed if another has that
-    attention; and with its name instead if another has the seed, too, or it is not known."""
+    """Return what tells a run from others that are shown with it: its attention, and the seed if another has that
+    attention. Its name stands instead of the seed if another has the seed, too, or it is not known."""
     alike = [other for other in runs if other.title == run.title]
     if len(alike) == 1:
         return run.title

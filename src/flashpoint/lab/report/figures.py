@@ -69,7 +69,7 @@ def draw_losses(runs: Sequence[Run]) -> Figure | None:
 
 def _colour(run: Run, runs: Sequence[Run]) -> str:
     """Return the colour of the attention's file in ``configs/attn/``, also where a preset or a command line has changed
-    the attention, unless the file's own or another change of it stands beside it."""
+    the attention. It is another one where the file's own or another change of it stands beside it."""
     file = run.variant.split()[0]
     alike = {other.variant for other in runs if other.variant.split()[0] == file}
     return colour(run.variant if run.attention.injected or len(alike) > 1 else file)
