@@ -29,7 +29,7 @@ def test_a_run_with_all_probes_writes_what_the_table_has(train: Command, tmp_pat
 def test_a_metric_has_one_row_with_what_readers_need() -> None:
     for name, row in {**METRICS, **MEASURES}.items():
         assert row.name == name
-        assert row.words, name
+        assert row.label, name
         assert row.sentence.endswith("."), name
         assert row.sentence.count(". ") == 0, f"{name}: one sentence"
     assert not [measure for measure in MEASURES.values() if measure.logged_as not in (None, *METRICS.values())]
