@@ -31,6 +31,7 @@ from flashpoint.lab.training.start import checkpoints_before
 from flashpoint.lab.training.trainer import LoopResult, Trainer
 from flashpoint.lab.training.writer import RunWriter
 from flashpoint.listeners import Listener, Listeners
+from flashpoint.numerics.variant import ROUNDING_POINTS
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import Parent
 from flashpoint.runs.outcome import STRICT_PROBES, Outcome
@@ -171,7 +172,10 @@ def _place(trainer: Trainer, folder: RunFolder, outcome: Outcome, runs_dir: str)
 
 
 def _run_name(config: Config) -> str:
-    attention = f"{config.attn.name} injected" if config.attn.injected else config.attn.name
+    # Formats stay out of the name, with a mode as with bits: the title of a run tells them.
+    words = [word for word in config.attn.name.split(" ") if word.split("=")[0] not in ROUNDING_POINTS]
+    variant = " ".join(words)
+    attention = f"{variant} injected" if config.attn.injected else variant
     attention = re.sub(r"[^\w.]+", "-", attention)[:_LONGEST].strip("-")  # what Hydra takes in replay=NAME as it stands
     return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{attention}_seed{config.seed}"
 
