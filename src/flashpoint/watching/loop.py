@@ -9,7 +9,9 @@ with flashpoint.watch(model) as watched:
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Sequence
 from numbers import Integral
 from pathlib import Path
@@ -37,6 +39,7 @@ from flashpoint.watching.events import (
 from flashpoint.watching.functions import NamedFunction
 from flashpoint.watching.notices import tell
 from flashpoint.watching.recording import NullRecorder, Options, Recorder, Recording
+from flashpoint.watching.termination import Termination, signals_wait
 from flashpoint.watching.watched_run import WatchedRun
 
 _Wandb = Literal["disabled", "offline", "online"]
@@ -153,6 +156,8 @@ class Watch:
         self._log_interval = options.log_interval
         self._first_step = self._step = options.first_step
         self._entered = False
+        self._termination = Termination(self._end)
+        self._process = os.getpid()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
         """Return this watch: a copy of a model that holds it, as of a moving average, is no second run."""
@@ -162,18 +167,34 @@ class Watch:
         if self._entered or self._made:
             raise UserError("watch: a run is entered once; call flashpoint.watch again for another one")
         self._entered = True
+        if self._recorder.run is not None:
+            self._termination.install()
+            atexit.register(self._end_with_process)  # where the block is never left, as by a callback that enters it
         self._recorder.take(StepStarted(self._step))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        with signals_wait():
+            self._end(None if kind is None else _named(kind))
+            self._termination.remove()
+
+    def _end_with_process(self) -> None:
+        if os.getpid() == self._process:  # not one that was forked from it
+            kind = getattr(sys, "last_type", None)  # of the error that ends the process, if one does
+            self._end("exit" if kind is None else _named(kind))
+
+    def _end(self, interrupted: str | None) -> None:
+        """End the run, once."""
+        if not self._entered:
+            return
         self._entered = False
+        atexit.unregister(self._end_with_process)
         self._recorder.take(LoopLeft())
-        if not self._made and kind is None:
+        if not self._made and interrupted is None:
             self._recorder.warn("watched.step was never called: nothing is recorded; call it once an optimiser step")
         self._recorder.take(LastRead())
-        interrupted = None if kind is None else _named(kind)
         self._recorder.take(LoopEnded(self._step, bool(self._made), interrupted))
 
     def step(

@@ -1,0 +1,127 @@
+"""Loops whose process is ended from outside, or whose output nobody reads any more."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from flashpoint.runs.metrics import MetricsFile
+from flashpoint.watching.loop import Watch
+from tests.conftest import environment, wait_until
+from tests.watching.loops import loop, plain
+
+ENDLESS = """
+import signal, sys, time
+from pathlib import Path
+import flashpoint
+from tests.watching.loops import Pair, plain
+{before}
+model = Pair()
+with flashpoint.watch(model, name="own", log_interval=2) as watched:
+    for number in range(10**6):
+        plain(model, number, watched)
+        {each}
+        time.sleep(0.001)
+"""
+
+
+def started(folder: Path, before: str = "", each: str = "", output: int | None = None) -> subprocess.Popen[str]:
+    """Start a loop that does not end by itself, and wait for its first losses."""
+    handled = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{before}"
+    program = ENDLESS.format(before=handled, each=each)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env=environment() | {"PYTHONPATH": ":".join(map(str, (Path(__file__).parents[2], *sys.path)))},
+        stdout=output,
+        stderr=subprocess.STDOUT if output == subprocess.PIPE else subprocess.DEVNULL,
+        text=True,
+    )
+    metrics = folder / "runs/own/metrics.jsonl"
+    wait_until(lambda: metrics.is_file() and metrics.read_text().count("\n") > 4, process)
+    return process
+
+
+def interrupted(folder: Path) -> str | None:
+    """Return what ended the run, which has an outcome."""
+    said: str | None = json.loads((folder / "runs/own/outcome.json").read_text())["interrupted"]
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_kills_leaves_an_outcome_and_kills(tmp_path: Path, number: signal.Signals) -> None:
+    process = started(tmp_path)
+    process.send_signal(number)
+    assert process.wait(60) == -number
+    assert interrupted(tmp_path) == number.name
+
+
+@pytest.mark.slow
+def test_a_handler_of_the_host_stays_in_its_place(tmp_path: Path) -> None:
+    """It saves and leaves the loop by an error of its own."""
+    process = started(tmp_path, before="signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 7
+    assert interrupted(tmp_path) == "SystemExit"
+
+
+@pytest.mark.slow
+def test_ctrl_c_after_whoever_read_the_output_has_gone_leaves_an_outcome(tmp_path: Path) -> None:
+    """The terminal's Ctrl-C ends ``tee`` too, and the lines of a capture find a broken pipe."""
+    process = started(tmp_path, each="watched.capture(sequences=0)", output=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    metrics = tmp_path / "runs/own/metrics.jsonl"
+    lines = metrics.read_text().count("\n")
+    wait_until(lambda: metrics.read_text().count("\n") > lines + 10, process)
+    process.send_signal(signal.SIGINT)
+    process.wait(60)
+    assert interrupted(tmp_path) == "SIGINT"
+
+
+def test_a_second_ctrl_c_waits_until_the_outcome_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launchers send one beside the terminal's."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        plain(model, number, watched)
+        if number == 2:
+            raise KeyboardInterrupt
+
+    def close(self: MetricsFile) -> None:
+        signal.raise_signal(signal.SIGINT)
+        whole(self)
+
+    whole = MetricsFile.close
+    monkeypatch.setattr(MetricsFile, "close", close)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        loop(tmp_path / "runs", step=step)
+    assert interrupted(tmp_path) == "SIGINT"
+    assert signal.getsignal(signal.SIGINT) == handler
+
+
+def test_a_loop_that_ends_leaves_signals_as_they_were(tmp_path: Path) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = [signal.getsignal(number) for number in numbers]
+    loop(tmp_path)
+    assert [signal.getsignal(number) for number in numbers] == handlers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("error", "said"), [("1 / 0", "ZeroDivisionError"), ("sys.exit()", "exit")])
+def test_a_watch_that_a_callback_enters_ends_with_the_process(tmp_path: Path, error: str, said: str) -> None:
+    program = (
+        "import sys, flashpoint\nfrom tests.watching.loops import Pair, plain\nmodel = Pair()\n"
+        f"watched = flashpoint.watch(model, name='own').__enter__()\nplain(model, 0, watched)\n{error}\n"
+    )
+    path = ":".join(map(str, (Path(__file__).parents[2], *sys.path)))
+    subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path, env=environment() | {"PYTHONPATH": path}, capture_output=True, check=False,
+    )  # fmt: skip
+    assert interrupted(tmp_path) == said
