@@ -1,6 +1,6 @@
 """A GPT-2 of Transformers with PyTorch's attention, and with the drop-in on the same batches.
 
-Shape, optimiser and tokens are those of flashpoint's default experiment, whose own GPT-2 explodes. What this one did on
+Shape, optimiser and tokens are those of flashpoint's experiment=ignite, whose own GPT-2 explodes. What this one did on
 H100s stands in docs/findings/appendix.md, "A real explosion". Three commands::
 
     python examples/explode_gpt2.py                                  # seed 0 exploded between 4,100 and 6,000
@@ -31,7 +31,7 @@ from flashpoint.lab.data.prepare import prepare, with_available_source
 
 SETTINGS = {"attention": "sdpa", "layers": "6", "heads": "4", "width": "256", "context": "2048", "batch": "8",
             "vocabulary": "8192", "lr": "2e-3", "beta2": "0.9", "warmup": "200", "steps": "20000", "seed": "0",
-            "text": "",  # a file; otherwise the corpus of the default experiment
+            "text": "",  # a file; otherwise the corpus of experiment=ignite
             "keep": "150",  # steps between checkpoints, of which the last twenty stay: localize starts from them
             "after": "200",  # steps to go on after an explosion
             "observe": "250", "runs": "runs"}  # fmt: skip

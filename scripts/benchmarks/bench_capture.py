@@ -1,4 +1,4 @@
-"""What watching costs a step: GPT-2 of Transformers in the shape of the default experiment, or any other.
+"""What watching costs a step: GPT-2 of Transformers in the shape of experiment=ignite, or any other.
 
     python scripts/benchmarks/bench_capture.py                                            # 6 × 256, T 2048
     python scripts/benchmarks/bench_capture.py --rounds 3 layers=12 heads=12 width=768 context=1024 vocabulary=50257
