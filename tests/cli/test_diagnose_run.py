@@ -210,3 +210,52 @@ def test_all_columns_are_of_all_heads(grown: Path) -> None:
 )
 def test_a_layer_that_grew_is_named_where_it_is_not_diagnosed(grown: Path, layer: str, first: str) -> None:
     assert printed(str(grown), "--layer", layer).splitlines()[0] == first
+
+
+class _Spoiled(torch.autograd.Function):
+    on = False
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad * float("nan") if _Spoiled.on else grad
+
+
+def nan_in_backward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True) -> Tensor:
+    return F.scaled_dot_product_attention(q, _Spoiled.apply(k), v, is_causal=is_causal)
+
+
+class Spoiling(Pair):
+    """Two blocks, of which the second's dK can be NaN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        q, k, v = self.second.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        left: Tensor = x + self.second.out(nan_in_backward(q, k, v).transpose(1, 2).flatten(2))
+        return left
+
+
+def test_the_first_of_the_captures_with_nan_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From step 4 on dK of layer 2 is NaN, while the loss of that step is finite; then all weights are NaN."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        monkeypatch.setattr(_Spoiled, "on", number >= 4)
+        if number in (1, 3):
+            watched.capture(sequences=0)
+        plain(model, number, watched)
+        if number == 3:
+            watched.capture(sequences=0)
+
+    loop(tmp_path, Spoiling(), step, steps=12, interval=500, functions=[f"{__name__}:nan_in_backward"])
+    captures = sorted(int(path.name[5:]) for path in (tmp_path / "own/captures").iterdir())
+    assert captures[:3] == [1, 3, 4]
+    assert captures[-1] > 4
+    result = CliRunner().invoke(main, ["diagnose", str(tmp_path / "own")])
+    assert result.exit_code == 0, result.output
+    assert "the first capture of those that hold NaN or infinity" in result.output
+    assert "layer 2, heads 1, 2, 3, 4: a number is not finite." in result.output
+    assert "dK holds NaN or infinity" in result.output
+    assert "the backward pass of this attention made it at step 4" in result.output

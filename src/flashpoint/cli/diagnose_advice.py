@@ -41,7 +41,8 @@ _TURNED = 0.02
 _ALONE = {
     "fp16_underflow": "Scale the loss (torch.amp.GradScaler) or train in BF16: FP16 holds no smaller gradients.",
     "nonfinite": (
-        "Where q, k or v hold NaN or infinity, every attention returns them: the fault lies before it. Elsewhere "
+        "Where q, k or v hold NaN or infinity, every attention returns them: the fault lies before it. A "
+        "backward pass of an earlier step can have made weights NaN while the loss was finite. Elsewhere "
         "--attention flash_fp32 tells whether another kernel returns NaN or infinity on the same inputs, too."
     ),
     "other_scores": (
@@ -96,10 +97,29 @@ def told_first(findings: Sequence[Finding], growth: Growth | None) -> tuple[list
     bias of δ in a layer whose W_Q did not grow, where it is biased in one whose W_Q did."""
     grown = growth.layers if growth else frozenset()
     order = list(_WORDS)
-    findings = sorted(findings, key=lambda one: (one.layer not in grown, order.index(one.kind), one.layer))
+    findings = sorted(
+        findings, key=lambda one: (one.inherited, one.layer not in grown, order.index(one.kind), one.layer)
+    )
     explained = any(one.kind in _OF_DELTA and one.layer in grown for one in findings)
     beside = [one for one in findings if explained and one.kind in _OF_DELTA and one.layer not in grown]
     return [one for one in findings if one not in beside], beside
+
+
+def of_other_outputs(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return in which layers gradients came through other outputs than O, and what is not judged there."""
+    parts, calls = [], [one.call for one in diagnoses]
+    if layers := ", ".join(str(call.layer) for call in calls if call.grad_logsumexp is not None):
+        parts.append(
+            f"In layer {layers} a gradient came through L, too, the logsumexp that is returned beside O: it was "
+            "counted in, and δ was not judged, whose errors look like those of that gradient."
+        )
+    if of := {str(call.layer): call.other_gradients for call in calls if call.other_gradients}:
+        parts.append(
+            f"In layer {', '.join(of)} a gradient came through another output than O, too "
+            f"({', '.join(dict.fromkeys(of.values()))}), which no capture holds: dQ, dK, dV and δ were not judged "
+            "there. --attention judges those that an attention makes of dO alone."
+        )
+    return " ".join(parts)
 
 
 def verdict(

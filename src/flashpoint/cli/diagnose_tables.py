@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flashpoint.cli.diagnose_advice import advice, suspects, told_first, verdict
+from flashpoint.cli.diagnose_advice import advice, of_other_outputs, suspects, told_first, verdict
 from flashpoint.cli.table import ALL, Cell, Table, number
 from flashpoint.diagnosis.measure_table import (
     ALONG_MEAN_KEY,
@@ -148,10 +148,12 @@ def tables(
     findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
     measured = [[diagnosis.call.layer, *row] for diagnosis in diagnoses for row in _measures(diagnosis)]
     biases = {diagnosis.call.layer: diagnosis.bias for diagnosis in diagnoses if diagnosis.bias is not None}
-    coarse, unjudged, hidden = _coarse(diagnoses), _unjudged(biases, more), _hidden(diagnoses)
+    coarse, hidden = _coarse(diagnoses), _hidden(diagnoses)
+    unjudged = _joined(_unjudged(biases, more), of_other_outputs(diagnoses))
     unseen = "" if findings else _unseen(biases, more)
     beyond = " beyond what FP32 itself may do" if coarse else ""
-    nothing = f"Nothing found{beyond}{', and δ was not judged' if unjudged else ''}."
+    lacking = "gradients were" if any(one.call.other_gradients for one in diagnoses) else "δ was"
+    nothing = f"Nothing found{beyond}{f', and {lacking} not judged' if unjudged else ''}."
     note = _joined(later, coarse, unjudged, hidden, unseen, _scaled(diagnoses))
     measures = Table(("layer", "head", *BIAS_COLUMNS, *(measure.label for measure in COLUMNS)), measured, note)
     suspected = suspects(diagnoses, attention)

@@ -30,6 +30,8 @@ _METADATA = "flashpoint"
 """Key of a file's metadata under which it says of the call, as JSON, what no tensor does."""
 _NEEDED = ("q", "k", "v", "grad_out")
 _OPTIONAL = ("out", "grad_q", "grad_k", "grad_v")
+_OF_ROWS = "grad_logsumexp"
+"""Name of the one optional tensor that has no features, [N, H, T]."""
 _LIKE_K = ("k", "v", "grad_k", "grad_v")
 _DTYPES = {"bfloat16", "float16", "float32", "float64"}
 
@@ -44,6 +46,7 @@ class CallRecord(Kind):
     attention: str
     identities: tuple[str, ...]
     together: tuple[Annotated[int, Field(ge=1, lt=2**31)], ...]
+    other_gradients: str
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,10 @@ class AttentionCall:
         together: layers that were captured at once, this one among them; empty where nobody says.
         sink: the score [H] of one more key in each row's softmax, without a value, nats; −∞ for none, and None where no
             head has one. No file holds it: O shows it (:mod:`flashpoint.diagnosis.sink`).
+        grad_logsumexp: what came to L [N, H, T], nats, which the attention returned beside O, where a loss used it;
+            None where none did. Gradients of q and k are of both.
+        other_gradients: names of other outputs that a loss used: gradients of q, k and v are of O and these; empty
+            where there are none.
     """
 
     q: Tensor
@@ -82,6 +89,8 @@ class AttentionCall:
     identities: tuple[str, ...] = ()
     together: tuple[int, ...] = ()
     sink: Tensor | None = None
+    grad_logsumexp: Tensor | None = None
+    other_gradients: str = ""
 
     def write(self, path: Path) -> None:
         """Write a .safetensors file that ``flashpoint diagnose`` and ``flashpoint deviation --inputs`` read.
@@ -91,7 +100,7 @@ class AttentionCall:
         """
         from safetensors.torch import save_file
 
-        tensors = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL)}
+        tensors = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL, _OF_ROWS)}
         kept = {name: x.detach().contiguous().cpu() for name, x in tensors.items() if x is not None}
         told = {name: getattr(self, name) for name in CallRecord.model_fields}
         with atomic_write(path, durable=False) as partial:  # a training loop waits for it
@@ -125,7 +134,7 @@ class AttentionCall:
             ) from error
         if missing := [name for name in _NEEDED if name not in tensors]:
             raise UserError(f"{path}: no tensor {', '.join(missing)}; it needs {', '.join(_NEEDED)}")
-        held: dict[str, Any] = {name: tensors.get(name) for name in (*_NEEDED, *_OPTIONAL)}
+        held: dict[str, Any] = {name: tensors.get(name) for name in (*_NEEDED, *_OPTIONAL, _OF_ROWS)}
         call = cls(**held, **dict(record))
         call._check(path)
         return call
@@ -135,6 +144,9 @@ class AttentionCall:
         if not is_self_attention({name: x.shape for name, x in tensors.items()}):
             told = ", ".join(f"{name} {list(x.shape)}" for name, x in tensors.items())
             raise UserError(f"{path}: {told}; q, grad_out and out need [N, H, T, d], k and v [N, H_kv, T, d]")
+        if self.grad_logsumexp is not None and self.grad_logsumexp.shape != self.q.shape[:-1]:
+            shape = list(self.grad_logsumexp.shape)
+            raise UserError(f"{path}: {_OF_ROWS} {shape}, q {list(self.q.shape)}; it needs [N, H, T]")
         if len(self.identities) not in (0, len(self.q)):
             raise UserError(f"{path}: {len(self.identities)} identities of {len(self.q)} sequences; write it anew")
         dtypes = {name: str(x.dtype).removeprefix("torch.") for name, x in tensors.items()}
@@ -143,6 +155,11 @@ class AttentionCall:
             raise UserError(
                 f"{path}: {told}; q, k and v need one dtype, and all of them one of {', '.join(sorted(_DTYPES))}"
             )
+
+    @property
+    def is_of_out_alone(self) -> bool:
+        """Whether gradients of q, k and v came through O alone."""
+        return self.grad_logsumexp is None and not self.other_gradients
 
     @property
     def groups(self) -> int:
@@ -157,11 +174,13 @@ class AttentionCall:
             for name in (*_NEEDED, *_OPTIONAL)
             if (x := getattr(self, name)) is not None
         }
-        return dataclasses.replace(self, **sliced, sink=None if self.sink is None else self.sink[queries])
+        of_rows = None if self.grad_logsumexp is None else self.grad_logsumexp[:, queries]
+        sink = None if self.sink is None else self.sink[queries]
+        return dataclasses.replace(self, **sliced, sink=sink, grad_logsumexp=of_rows)
 
     def to(self, device: torch.device) -> AttentionCall:
         """Return the call with its tensors on a device."""
-        moved = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL)}
+        moved = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL, _OF_ROWS)}
         return dataclasses.replace(self, **{name: x.to(device) for name, x in moved.items() if x is not None})
 
 
@@ -176,7 +195,7 @@ def is_self_attention(shapes: Mapping[str, Sequence[int]]) -> bool:
 def joined(calls: Sequence[AttentionCall]) -> AttentionCall:
     """Return calls of one layer, on other sequences each, as one."""
     first = calls[0]
-    names = [name for name in (*_NEEDED, *_OPTIONAL) if getattr(first, name) is not None]
+    names = [name for name in (*_NEEDED, *_OPTIONAL, _OF_ROWS) if getattr(first, name) is not None]
     held: dict[str, Any] = {name: torch.cat([getattr(call, name) for call in calls]) for name in names}
     known = all(call.identities for call in calls)
     held["identities"] = tuple(one for call in calls for one in call.identities) if known else ()

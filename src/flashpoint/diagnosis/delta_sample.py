@@ -5,6 +5,7 @@ The bias of δ is small beside its noise. It shows in the mean of many sequences
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,10 +42,14 @@ class DeltaSample:
 def delta_sample(call: AttentionCall, function: Function | None = None) -> DeltaSample:
     """Measure the error of δ in the sequences of a call, those left out that have a value that is not finite.
 
+    Where gradients came through other outputs than O, none of the call's own counts: δ cannot be told from theirs.
+
     Args:
         call: with the results of the attention, unless ``function`` is given.
         function: the attention, which is called anew.
     """
+    judged = function is not None or call.is_of_out_alone
+    call = dataclasses.replace(call, grad_logsumexp=None, other_gradients="")
     probed = probe(function, call) if function else None
     if probed is not None:
         results = Results(None, None, None, None)  # row sums are the most direct: no others are needed
@@ -53,7 +58,7 @@ def delta_sample(call: AttentionCall, function: Function | None = None) -> Delta
         results = results_of(function, call) if function else Results.kept(call)
         call = with_sink(call, results.out)
     measures = by_sequence(call, results, probed, _of_heads)
-    finite = torch.stack([of.isfinite().all(-1) for of in measures.values()]).all(0)
+    finite = torch.stack([of.isfinite().all(-1) for of in measures.values()]).all(0) & judged
     identities = tuple(one for one, counts in zip(identities_of(call), finite.tolist(), strict=True) if counts)
     return DeltaSample((call.step,) * len(identities), identities, {name: of[finite] for name, of in measures.items()})
 

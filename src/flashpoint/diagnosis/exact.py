@@ -24,7 +24,7 @@ class Exact:
         grad_scores: dS [H, T, T].
         out, grad_q: [H, T, d].
         attended_keys: PK [H, T, d], which an error of δ adds to dQ, by −α.
-        bound: |dO|₂·|O|₂ [H, T], the unit of δ's relative error.
+        bound: |dO|₂·|O|₂ [H, T], the unit of δ's relative error; beside a gradient of L with its size.
     """
 
     q: Tensor
@@ -82,6 +82,10 @@ def exact(call: AttentionCall, sequence: int) -> Exact:
         probs *= torch.sigmoid(scores.logsumexp(-1) - call.sink[:, None])[..., None]
     out = probs @ v
     delta = (grad_out * out).sum(-1, keepdim=True)
+    bound = grad_out.norm(dim=-1) * out.norm(dim=-1)
+    if call.grad_logsumexp is not None:  # dL/dS is P
+        of_rows = call.grad_logsumexp[sequence].double()
+        delta, bound = delta - of_rows[..., None], bound + of_rows.abs()
     grad_scores = (grad_out @ v.mT).sub_(delta).mul_(probs)
     return Exact(
         q=q,
@@ -95,5 +99,5 @@ def exact(call: AttentionCall, sequence: int) -> Exact:
         out=out,
         grad_q=call.scale * (grad_scores @ k),
         attended_keys=probs @ k,
-        bound=grad_out.norm(dim=-1) * out.norm(dim=-1),
+        bound=bound,
     )

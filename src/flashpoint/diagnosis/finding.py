@@ -35,12 +35,14 @@ class Finding:
         layer: from 1.
         heads: from 1.
         text: what is wrong and the figures that show it, one sentence.
+        inherited: whether the layer was given what is wrong: then another place made it.
     """
 
     kind: str
     layer: int
     heads: tuple[int, ...]
     text: str
+    inherited: bool = False
 
 
 Make = Callable[[str, Tensor, str], Finding]

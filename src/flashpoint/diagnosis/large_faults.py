@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
 from flashpoint.diagnosis import measure_table as table
-from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.call import AttentionCall, identities_of
+from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.factors import Factors
-from flashpoint.diagnosis.finding import Finding, Make, explained, fp32_error
-from flashpoint.diagnosis.measures import Measures, Results, over_sequences
+from flashpoint.diagnosis.finding import Finding, Make, explained, fp32_error, mean_and_margin
+from flashpoint.diagnosis.measures import Measures, Results, by_sequence, over_sequences
 from flashpoint.diagnosis.probe import Function, Probed, results_of
-from flashpoint.diagnosis.result_measures import FP16_MAX, FP16_STEP
+from flashpoint.diagnosis.result_measures import FP16_MAX, FP16_STEP, delta_error_of
 
 _NEAR = 1e-3
 """Of :data:`FP16_MAX`: a score so near may or may not overflow, by how it is rounded."""
@@ -22,6 +26,8 @@ _GRADIENT_OFF = 0.02
 """Relative error of dK and dV: BF16's roundings account for 0.005, FP32's of S and L for the rest."""
 _BEYOND_ROUNDING = 10.0
 """Times the error of δ that roundings make; that of P̄, O, dP, dS and dQ to BF16 makes up to 3."""
+_LOST = 0.5
+"""How far the share of L's gradient that is lost may be from all of it, and what of δ's error this may leave."""
 _GRADIENTS = {"dQ": table.GRAD_Q, "dK": table.GRAD_K, "dV": table.GRAD_V}
 
 
@@ -54,25 +60,56 @@ def _differs(one: Tensor, other: Tensor) -> Tensor:
     return (one != other) & ~(one.isnan() & other.isnan())
 
 
-def nonfinite(call: AttentionCall, out: Tensor, measures: Measures, finding: Make) -> Finding | None:
+def nonfinite(call: AttentionCall, results: Results, measures: Measures, finding: Make) -> Finding | None:
     """The first place with NaN or infinity: what the layer took, its O, what came back to it, its gradients."""
-    inputs = torch.stack(
-        [
-            ~x.isfinite().all(-1).all(-1).repeat_interleave(call.q.shape[1] // x.shape[1], 1)
-            for x in (call.q, call.k, call.v)
-        ]
-    ).any(0)
-    if (heads := inputs.any(0).cpu()).any():
-        before = "an earlier layer" if call.layer > 1 else "what makes them: weights, embeddings, batch"
-        return finding("nonfinite", heads, f"q, k or v hold NaN or infinity: look at {before}")
+    named, rows = _nonfinite_rows(call, {"q": call.q, "k": call.k, "v": call.v})
+    if named:
+        before = "an earlier layer, or weights" if call.layer > 1 else "the batch, embeddings, or weights"
+        text = f"{_hold(named)} NaN or infinity: look at {before}, which gradients of an earlier step can have made NaN"
+        return dataclasses.replace(finding("nonfinite", rows.any(-1).any(0), text), inherited=True)
+    assert results.out is not None
     if (heads := measures[table.NONFINITE_OUT.name].sum(0) > 0).any():
-        return _nonfinite_out(call, ~out.isfinite().all(-1), heads, measures, finding)
-    if (heads := ~call.grad_out.isfinite().all(-1).all(-1).all(0).cpu()).any():
-        return finding("nonfinite", heads, "dO holds NaN or infinity: look at a later layer, or at the loss")
-    if (heads := measures[table.NONFINITE.name].sum(0) > 0).any():
-        rows = int(measures[table.NONFINITE.name][:, heads].sum())
-        return finding("nonfinite", heads, f"{rows:,} rows of dQ, dK or dV hold NaN or infinity")
+        return _nonfinite_out(call, ~results.out.isfinite().all(-1), heads, measures, finding)
+    of_rows = None if call.grad_logsumexp is None else call.grad_logsumexp[..., None]
+    named, rows = _nonfinite_rows(call, {"dO": call.grad_out, "dL": of_rows})
+    if named:
+        text = f"{_hold(named)} NaN or infinity: look at a later layer, or at the loss"
+        return dataclasses.replace(finding("nonfinite", rows.any(-1).any(0), text), inherited=True)
+    gradients = {"dQ": results.grad_q, "dK": results.grad_k, "dV": results.grad_v}
+    named, rows = _nonfinite_rows(call, gradients)
+    if named:
+        n, head, row = (place + 1 for place in rows.nonzero()[0].tolist())
+        made = "the backward pass of this attention made it"
+        if call.other_gradients:
+            made = f"it came through {call.other_gradients}, or the backward pass of this attention made it"
+        finite = [name for name in ("dQ", "dK", "dV") if gradients[name] is not None and name not in named]
+        text = (
+            f"{_hold(named)} NaN or infinity in {int(rows.sum()):,} rows, the first is row {row:,} of head {head} in "
+            f"sequence {n}; {_listed(['q', 'k', 'v', 'O', 'dO', *finite])} are finite: {made} at step "
+            f"{call.step:,}"
+        )
+        if call.q.dtype == torch.float16:
+            text += "; in FP16 a loss that is scaled too much does so, too"
+        return finding("nonfinite", rows.any(-1).any(0), text)
     return None
+
+
+def _nonfinite_rows(call: AttentionCall, tensors: Mapping[str, Tensor | None]) -> tuple[list[str], Tensor]:
+    """Return which tensors have NaN or infinity, and the rows [N, H, T] in which one of them does."""
+    named, rows = [], torch.zeros(call.q.shape[:-1], dtype=torch.bool)
+    for name, tensor in tensors.items():
+        if tensor is not None and (here := ~tensor.isfinite().all(-1)).any():
+            named.append(name)
+            rows |= here.repeat_interleave(call.q.shape[1] // tensor.shape[1], 1).cpu()
+    return named, rows
+
+
+def _hold(named: Sequence[str]) -> str:
+    return f"{_listed(named)} {'hold' if len(named) > 1 else 'holds'}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
 def _nonfinite_out(call: AttentionCall, rows: Tensor, heads: Tensor, measures: Measures, finding: Make) -> Finding:
@@ -110,6 +147,36 @@ def _as_fp16_overflows(call: AttentionCall, rows: Tensor, heads: Tensor) -> bool
                 return False
             some_hold |= bool((sure & ~rows[n, head]).any())
     return some_hold
+
+
+def lost_logsumexp(call: AttentionCall, results: Results, finding: Make) -> Finding | None:
+    """The heads whose dQ lacks the gradient that came to L: its error along PK is just that gradient."""
+    if call.grad_logsumexp is None or results.grad_q is None:
+        return None
+    measures = by_sequence(call, results, None, _of_logsumexp)
+    mean, margin = mean_and_margin(measures["slope"], identities_of(call))
+    left = measures["left"].nanmean(0)
+    heads = (mean - margin > 1 - _LOST) & (mean + margin < 1 + _LOST) & (left < _LOST)
+    if not heads.any():
+        return None
+    text = (
+        "dQ lacks the gradient that came to L, the logsumexp that the attention returns beside O: of "
+        f"{float(mean[heads].mean()):.0%} of it nothing came back"
+    )
+    return finding("gradients_off", heads, text)
+
+
+def _of_logsumexp(call: AttentionCall, results: Results, _probed: Probed | None, n: int) -> Measures:
+    """Return the slope [H] of δ's error on the gradient of L, and the share of its square sum that this leaves."""
+    assert results.grad_q is not None
+    assert call.grad_logsumexp is not None
+    true = exact(call, n)
+    size = true.attended_keys.norm(dim=-1)  # of what an error of 1 makes in a row of dQ
+    error = delta_error_of(results.grad_q[n].double(), true, call.scale) * size
+    lost = call.grad_logsumexp[n].double() * size
+    slope = (error * lost).sum(-1) / lost.square().sum(-1)
+    left = (error - lost).square().sum(-1) / error.square().sum(-1)
+    return {"slope": slope, "left": left}
 
 
 def wrong_weights(

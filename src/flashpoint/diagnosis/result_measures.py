@@ -139,6 +139,8 @@ def of_fp16(call: AttentionCall, true: Exact, n: int) -> Measures:
     """Return what FP16 makes of a sequence's gradients, [H] each, however exact the sums are."""
     v = call.v[n].double().repeat_interleave(call.groups, 0)
     delta = (true.grad_out * true.out).sum(-1, keepdim=True)
+    if call.grad_logsumexp is not None:
+        delta = delta - call.grad_logsumexp[n].double()[..., None]
     grad_scores = _fp16(true.probs * (_fp16(true.grad_out @ v.mT) - delta))
     found = (
         ("grad_q", table.GRAD_Q, _fp16(call.scale * (grad_scores @ true.k))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from flashpoint.diagnosis.finding import (
 from flashpoint.diagnosis.large_faults import (
     differing_rows,
     fp16_underflow,
+    lost_logsumexp,
     nonfinite,
     wrong_delta,
     wrong_rows,
@@ -48,6 +50,8 @@ _LENGTH_OFF = 5e-4
 _FOLLOWS = 0.5
 _EXPLAINED = 0.25
 """Of the mean of row sums, that the response of O to a shift of all scores accounts for. Of a bias of δ it is 0."""
+_OF_DELTA = frozenset((*table.GRAD_DELTA.names, table.FOLLOWS_OUT.name, table.DELTA_ROUNDING.name))
+"""Measures of δ by dQ."""
 _ROUNDED = 1.5
 """Times the squared error of O that the rounding of P̄ and O makes. Beyond, the error of O is not of their rounding
 alone, and that δ does not follow it says nothing."""
@@ -98,16 +102,25 @@ def diagnose(
     results = Results.kept(call) if function is None else results_of(function, call)
     if results.out is None:
         raise ValueError("the call holds no O: name the attention that computes it")
+    if function is not None:  # which was given the gradient of O alone
+        call = dataclasses.replace(call, grad_logsumexp=None, other_gradients="")
     probed = probe(function, call) if function else None
     differing = differing_rows(function, call, results)
     call = with_sink(call, results.out)
-    measures = measured(call, results, probed, declared)
+    if call.sink is not None and call.grad_logsumexp is not None:  # whether L counts the sink in, nobody says
+        call = dataclasses.replace(call, grad_logsumexp=None, other_gradients="L beside a sink")
+    compared = Results(results.out, None, None, None) if call.other_gradients else results
+    measures = measured(call, compared, probed, declared)
     identities = identities_of(call)
     bias = DeltaBias.of(measures, identities, call.step, sample)
+    if not call.is_of_out_alone:  # by dQ, an error of what came to the other output cannot be told from one of δ
+        measures, bias = {name: of for name, of in measures.items() if name not in _OF_DELTA}, None
     factors = factors_of(measures, identities)
     hidden = factors.of_rounding & (bias is not None and bias.of_grad_q)
-    if one := nonfinite(call, results.out, measures, maker(call.layer)):
+    if one := nonfinite(call, results, measures, maker(call.layer)):
         findings = [one]
+    elif lost := lost_logsumexp(call, compared, maker(call.layer)):
+        findings = [lost]
     else:
         findings = _findings(call, measures, bias, probed, factors, identities, differing, declared is not None)
     sink = sink_finding(call, maker(call.layer))

@@ -175,10 +175,10 @@ def call(values: Json, head_size: int) -> Json:
     """Return the metadata of a captured call with every key of today.
 
     Whoever writes tensors without metadata has taken a causal call with α = 1/√d. The first versions of captures had no
-    identities, and did not say which layers were captured at once.
+    identities, and did not say which layers were captured at once, nor whether other outputs had gradients.
     """
     told = {"is_causal": True, "scale": max(1, head_size) ** -0.5, "layer": 1, "step": 0, "attention": UNSEEN}
-    return {**told, "identities": [], "together": [], **values}
+    return {**told, "identities": [], "together": [], "other_gradients": "", **values}
 
 
 def delta_line(values: Json) -> Json:

@@ -235,10 +235,11 @@ class DeltaRecorder:
     def _begin(self, event: CaptureMade) -> None:
         if event.replaces:
             self._end()
-        if event.calls and event.sequences and self._collects:
+        calls = [call for call in event.calls if call.is_of_out_alone]  # δ of the others cannot be measured
+        if calls and event.sequences and self._collects:
             from flashpoint.watching.delta_collection import DeltaCollection  # few loops come so far
 
-            self._collection = DeltaCollection(event.folder, event.calls, event.seen, event.sequences, self._notices)
+            self._collection = DeltaCollection(event.folder, calls, event.seen, event.sequences, self._notices)
 
     def _take(self, event: StepObserved) -> None:
         """Add a step. A collection that is complete, or in which measuring fails, is at its end."""

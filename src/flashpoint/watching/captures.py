@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flashpoint.diagnosis.call import AttentionCall
@@ -46,7 +46,10 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
 def _tell_others(path: Path, step: int | None) -> None:
     if step is None and len(steps := captured_steps(path)) > 1:
         told = ", ".join(map(str, steps))
-        notify(f"{path}: the last capture is read, with tensors if any has them; --step takes each of steps {told}")
+        which = "the last capture is read, with tensors if any has them"
+        if capture_folder(path, None) != _last(steps):
+            which = "the first capture of those that hold NaN or infinity up to the last one is read"
+        notify(f"{path}: {which}; --step takes each of steps {told}")
 
 
 def read_delta(path: Path, step: int | None = None) -> dict[int, DeltaSample]:
@@ -86,7 +89,8 @@ def read_samples(path: Path, step: int | None, calls: Sequence[AttentionCall]) -
 def capture_folder(path: Path, step: int | None) -> Path:
     """Return the folder of a capture: the path, or of a watched run's captures that of a step.
 
-    Without a step it is the last one that holds tensors, or where none does the last one.
+    Without a step it is the last one that holds tensors, or where none does the last one. Where that one holds NaN or
+    infinity, it is the first of those in a row that do: what came later tells nothing of where they began.
 
     Raises:
         UserError: no capture of a watched run is of the step.
@@ -96,8 +100,33 @@ def capture_folder(path: Path, step: int | None) -> Path:
         return path
     if step is not None and step not in steps:
         raise UserError(f"--step {step}: {path} captured steps {', '.join(map(str, steps))}")
-    whole = [at for at, folder in steps.items() if CaptureFolder(folder).layers]
-    return steps[max(whole or steps) if step is None else step]
+    if step is not None:
+        return steps[step]
+    found = _last(steps)
+    for at in sorted((at for at, folder in steps.items() if CaptureFolder(folder).layers), reverse=True):
+        if not _holds_nonfinite(steps[at]):
+            break
+        found = steps[at]
+    return found
+
+
+def _last(steps: Mapping[int, Path]) -> Path:
+    """Return the last capture that holds tensors, or where none does the last one."""
+    return steps[max([at for at, folder in steps.items() if CaptureFolder(folder).layers] or steps)]
+
+
+def _holds_nonfinite(folder: Path) -> bool:
+    """Whether some tensor of a capture holds NaN or infinity. A file that cannot be read holds none."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in CaptureFolder(folder).layers:
+        try:
+            with safe_open(file, "pt") as opened:
+                if not all(bool(opened.get_tensor(name).isfinite().all()) for name in opened.keys()):  # noqa: SIM118
+                    return True
+        except (SafetensorError, OSError):
+            continue
+    return False
 
 
 def captured_steps(path: Path) -> dict[int, Path]:

@@ -153,10 +153,12 @@ class BackwardReached:
 
     Attributes:
         differentiable: whether the gradient has a graph itself, as with ``create_graph=True``.
+        backward: PyTorch's number of the backward pass.
     """
 
     call: AttentionCalled
     differentiable: bool
+    backward: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,23 @@ class GradientSeen:
     call: AttentionCalled
     name: str
     gradient: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class OtherGradientSeen:
+    """Another output of a call, as lse or weights, has a gradient that did not come through O: gradients of q and k are
+    of both.
+
+    Attributes:
+        name: of the output.
+        of_logsumexp: the gradient [N, H, T] by lse, where the output is that; else None.
+        backward: PyTorch's number of the backward pass.
+    """
+
+    call: AttentionCalled
+    name: str
+    of_logsumexp: Tensor | None
+    backward: int
 
 
 @dataclass(frozen=True, slots=True)

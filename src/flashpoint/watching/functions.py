@@ -266,6 +266,36 @@ def masking_of(
     return None if errors[nearest] > 0 else nearest
 
 
+@torch.no_grad()
+def gradient_of_logsumexp(
+    gradient: Tensor, values: Tensor, kept: Mapping[str, Tensor], is_causal: bool, scale: float
+) -> Tensor | None:
+    """Return the gradient [N, H, T] of an output that is L, the logarithm of Σⱼ exp(S) of each row; None of another.
+
+    Some rows of the first sequence show it.
+
+    Args:
+        gradient, values: of the output, L where they are [B, H, T], [B, T, H] or [B, H, T, 1].
+        kept: q and k, [N, H, T, d] and [N, H_kv, T, d], of the first N sequences.
+    """
+    q, k = kept["q"], kept["k"]
+    length = q.shape[2]
+    rows = torch.linspace(0, length - 1, min(length, _ROWS), device=q.device).long()
+    keys = k[0].float().repeat_interleave(q.shape[1] // k.shape[1], 0)
+    scores = q[0][:, rows].float() @ keys.mT * scale
+    scores.masked_fill_((torch.arange(length, device=q.device) > rows[:, None]) & is_causal, -torch.inf)
+    expected = scores.logsumexp(-1)
+    if values.dim() == 4 and values.shape[-1] == 1:
+        gradient, values = gradient[..., 0], values[..., 0]
+    for turned in (False, True) if values.dim() == 3 else ():
+        gradients, found = (x.transpose(1, 2) if turned else x for x in (gradient, values))
+        if found.shape[1:] == q.shape[1:3]:
+            error = (found[0][:, rows].float() - expected).abs()
+            if bool((error <= _NEAR * (1 + expected.abs())).all()):
+                return gradients[: len(q)].float().clone(memory_format=torch.contiguous_format)
+    return None
+
+
 def _errors_of_rows(sequence: Sequence[Tensor], causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
     """Return how far some rows of O are from what the definition makes of q, k and v, over their norms. Each is
     [H, T, d]. The definition has the sink that the rows show in a head.

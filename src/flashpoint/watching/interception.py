@@ -195,7 +195,7 @@ def intercepting_interface(interceptor: Interceptor, original: Callable[..., Any
             interceptor.miss(f"{name}: {reason}")
         else:
             tensors = {"q": q, "k": k, "v": v, "out": out}
-            interceptor.keep(name, tensors, causal, given.get("scaling"), by_token=("out",))
+            interceptor.keep(name, tensors, causal, given.get("scaling"), by_token=("out",), result=result)
 
     return get_interface
 
@@ -268,4 +268,5 @@ def _keep_named(
         perhaps = f"tensors that need @bthd, {mask}, a scale inside, or a fault"
         interceptor.miss(f"{named.word}: O is not softmax(QKᵀ·scale)V, causal or not: {perhaps}")
     else:
-        interceptor.keep(named.word, tensors, is_causal, scale, by_token=tuple(tensors) if named.by_token else ())
+        by_token = tuple(tensors) if named.by_token else ()
+        interceptor.keep(named.word, tensors, is_causal, scale, by_token=by_token, result=result)

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from flashpoint.watching.events import (
@@ -26,9 +25,20 @@ from flashpoint.watching.events import (
     GradientSeen,
     GradientsUnknown,
     KeepingFailed,
+    OtherGradientSeen,
     Publish,
 )
-from flashpoint.watching.functions import output_of
+from flashpoint.watching.functions import gradient_of_logsumexp, output_of
+from flashpoint.watching.graph import (
+    GradientInParts,
+    beside,
+    edges_of,
+    edges_to,
+    meeting,
+    next_node,
+    origin_of,
+    other_outputs,
+)
 from flashpoint.watching.left_out import (
     FROZEN,
     SHARDED,
@@ -205,6 +215,7 @@ class Interceptor:
         *,
         by_token: Sequence[str] = (),
         in_order: bool = False,
+        result: Any = None,
     ) -> None:
         """Show the call that :meth:`call` has made, and later its gradients.
 
@@ -212,6 +223,7 @@ class Interceptor:
             tensors: q, k, v and out, [B, H, T, d] and for keys [B, H_kv, T, d].
             by_token: names of those that are [B, T, H, d].
             in_order: as of :func:`edges_of`.
+            result: what the attention returned; its tensors beside O can have gradients of their own.
         """
         if not tensors["out"].requires_grad:
             self.miss(FROZEN)
@@ -228,6 +240,8 @@ class Interceptor:
         call = AttentionCalled(name, self._forward, q, k, is_causal, scale, kept, self.weights)
         if wanted:
             self._hook_gradients(call, tensors, by_token, in_order)
+            for which, other in other_outputs(result):
+                self._hook_other(call, which, other, tensors)
         self._show(call)  # at last: one that cannot be kept is none
 
     def remove_hooks(self) -> None:
@@ -261,7 +275,7 @@ class Interceptor:
         """Have the gradients of a call shown when they come."""
         inputs = {of: tensor for of, tensor in tensors.items() if of != "out"}
         edges = edges_of(inputs, tensors["out"], self._since, in_order)
-        sums = {of: _GradientInParts(len(found)) for of, found in edges.items()}
+        sums = {of: GradientInParts(len(found)) for of, found in edges.items()}
         if unknown := [of for of, found in edges.items() if not found]:
             told = f"gradients of {', '.join(unknown)}, not to be told from others of the same tensor"
             self._show(GradientsUnknown(f"{call.attention}: {told}"))
@@ -272,7 +286,7 @@ class Interceptor:
             for one in sums.values():
                 one.begin()
             differentiable = gradient.requires_grad
-            self.calls.take(reached := BackwardReached(call, differentiable))
+            self.calls.take(reached := BackwardReached(call, differentiable, torch._C._current_graph_task_id()))
             with self._attempt(f"{call.attention}: gradients"):
                 self._show(GradientSeen(call, "out", self._copy(gradient, "out" in by_token)))
             if not differentiable:  # else the training's own backward pass may follow
@@ -295,6 +309,40 @@ class Interceptor:
         for of, found in edges.items():
             self._gradient_hooks += [node.register_hook(keeping(of, at)) for node, at in found]
 
+    def _hook_other(self, call: AttentionCalled, name: str, other: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        """Have what comes to another output of a call, and not through O, shown when it comes."""
+        origin, out = origin_of(other), tensors["out"]
+        meets, wholly = meeting(other, out, [tensors[of] for of in ("q", "k", "v")], self._since)
+        if not meets:
+            return
+        small = other.numel() * call.q.shape[-1] == call.q.numel()  # weights are not
+        values = other.detach() if small and wholly else None
+        inner = edges_to([origin], out, self._since)[origin]  # O may be made of it
+        through: list[Tensor] = []
+
+        def keeping(at: int) -> Callable[..., None]:
+            def keep(from_node: Sequence[Tensor | None], _to_node: object) -> None:
+                if self._keeping and (part := from_node[at]) is not None:
+                    through.append(part)
+
+            return keep
+
+        def keep_other(gradient: Tensor | None) -> None:
+            if gradient is None or not self._keeping:
+                return
+            with self._attempt(f"{call.attention}: gradients"):
+                parts = [part.detach() for part in through]
+                through.clear()
+                own = beside(gradient.detach(), sum(parts[1:], parts[0]) if parts else None, len(parts))
+                if own is not None:
+                    backward, of_rows = torch._C._current_graph_task_id(), None
+                    if values is not None:
+                        of_rows = gradient_of_logsumexp(own, values, call.kept, call.is_causal, call.scale)
+                    self._show(OtherGradientSeen(call, name, of_rows, backward))
+
+        self._gradient_hooks.append(other.register_hook(keep_other))
+        self._gradient_hooks += [node.register_hook(keeping(at)) for node, at in inner]
+
     @contextlib.contextmanager
     def _attempt(self, name: str) -> Iterator[None]:
         """Keep a part of a call. Where that fails, the reason is told later; the training's pass goes on."""
@@ -309,78 +357,3 @@ class Interceptor:
 
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
-
-
-Edge = tuple[Any, int]
-"""A node of the graph, and the place of one of its inputs; or of an input itself, the place in what its node gave."""
-
-
-def next_node() -> int:
-    """Return the number that the graph's next node will have."""
-    number: int = torch._C._autograd._get_sequence_nr()
-    return number
-
-
-def edges_of(inputs: Mapping[str, Tensor], out: Tensor, since: int, in_order: bool) -> dict[str, list[Edge]]:
-    """Return by which edges a call gives each input its gradient; none where they cannot be told.
-
-    Args:
-        inputs: q, k and v. Those that want no gradient are left out.
-        since: number of the graph's next node when the call began.
-        in_order: whether the call is known to compute softmax(QKᵀ)V in this order, by which edges are told apart
-            where one tensor is two of its inputs.
-    """
-    names: dict[Edge, list[str]] = {}
-    for name, tensor in inputs.items():
-        if tensor.requires_grad:
-            names.setdefault(_origin(tensor), []).append(name)
-    told: dict[str, list[Edge]] = {}
-    for origin, edges in _edges_to(names, out, since).items():
-        alike = names[origin]
-        if len(alike) == 1:
-            told[alike[0]] = edges
-        else:
-            known = in_order and len(edges) == len(alike)
-            told |= {name: [edges[at]] if known else [] for at, name in enumerate(alike)}
-    return told
-
-
-def _origin(tensor: Tensor) -> Edge:
-    edge = get_gradient_edge(tensor)
-    return edge.node, edge.output_nr
-
-
-def _edges_to(origins: Mapping[Edge, object], out: Tensor, since: int) -> dict[Edge, list[Edge]]:
-    """Return the edges that lead from the nodes since a number to each origin, in the order of the inputs."""
-    found: dict[Edge, list[Edge]] = {origin: [] for origin in origins}
-    seen = set()
-    open_edges: list[tuple[Edge | None, Edge]] = [(None, _origin(out))]
-    while open_edges:
-        edge, end = open_edges.pop()
-        node, _ = end
-        if end in found and edge is not None:
-            found[end].append(edge)
-        elif node is not None and node not in seen and node._sequence_nr() >= since:
-            seen.add(node)
-            open_edges += [((node, at), onward) for at, onward in reversed([*enumerate(node.next_functions)])]
-    return found
-
-
-class _GradientInParts:
-    """A gradient of one backward pass, which comes by several edges."""
-
-    def __init__(self, parts: int) -> None:
-        self._parts = parts
-        self.begin()
-
-    def begin(self) -> None:
-        """Take what comes from here on as of another backward pass."""
-        self._missing = self._parts
-        self._sum: Tensor | None = None
-
-    def add(self, part: Tensor | None) -> Tensor | None:
-        """Add a part, None being zeros, and return the gradient once it is whole."""
-        if part is not None:
-            self._sum = part if self._sum is None else self._sum + part
-        self._missing -= 1
-        return None if self._missing else self._sum

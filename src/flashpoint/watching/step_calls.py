@@ -15,10 +15,19 @@ from flashpoint.watching.events import (
     GradientSeen,
     GradientsUnknown,
     KeepingFailed,
+    OtherGradientSeen,
 )
 from flashpoint.watching.left_out import TWICE, WITHOUT_GRADIENTS
 
-CallEvent = AttentionCalled | CallLeftOut | BackwardReached | GradientSeen | GradientsUnknown | KeepingFailed
+CallEvent = (
+    AttentionCalled
+    | CallLeftOut
+    | BackwardReached
+    | GradientSeen
+    | OtherGradientSeen
+    | GradientsUnknown
+    | KeepingFailed
+)
 
 
 @dataclass(eq=False)
@@ -29,12 +38,16 @@ class ShownCall:
         gradients: copies by "out", "q", "k" and "v", [N, H, T, d], as far as they have come.
         has_derivative: whether the gradient that came last can be differentiated, as with ``create_graph=True``.
         is_differentiated_twice: whether another one came after that: it is not of the call alone.
+        backward: PyTorch's number of the pass of the gradient that came last.
+        others: outputs beside O that have gradients of their own, of any pass.
     """
 
     called: AttentionCalled
     gradients: dict[str, Tensor] = field(default_factory=dict)
     has_derivative: bool = False
     is_differentiated_twice: bool = False
+    backward: int = -1
+    others: list[OtherGradientSeen] = field(default_factory=list)
 
     @property
     def has_gradient(self) -> bool:
@@ -46,6 +59,8 @@ class ShownCall:
         if not self.has_gradient or self.is_differentiated_twice:
             return None
         called, tensors = self.called, self.called.kept
+        others = [one for one in self.others if one.backward == self.backward]
+        of_logsumexp = others[0].of_logsumexp if len(others) == 1 else None
         return AttentionCall(
             q=tensors["q"],
             k=tensors["k"],
@@ -60,6 +75,8 @@ class ShownCall:
             layer=layer,
             step=step,
             attention=called.attention,
+            grad_logsumexp=of_logsumexp,
+            other_gradients="" if of_logsumexp is not None else ", ".join(one.name for one in others),
         )
 
 
@@ -100,9 +117,13 @@ class StepCalls:
                 self._shown[event] = ShownCall(event)
             case CallLeftOut(forward, reason):
                 self._miss(forward, reason)
-            case BackwardReached(called, differentiable):
+            case BackwardReached(called, differentiable, backward):
                 if (call := self._shown.get(called)) is not None:
                     self._begin_backward(call, differentiable)
+                    call.backward = backward
+            case OtherGradientSeen(called):
+                if (call := self._shown.get(called)) is not None:
+                    call.others.append(event)
             case GradientSeen(called, name, gradient):
                 if (call := self._shown.get(called)) is not None:
                     call.gradients[name] = gradient
