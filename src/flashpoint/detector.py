@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -44,7 +46,11 @@ class ExplosionDetector:
     Exploded: the mean loss of the last ``window`` steps stays ``margin`` nats above its running minimum for
     ``hold_steps`` steps; the onset is the first of them. Nonfinite: a loss or gradient norm is no finite number.
 
+    Args:
+        unit: of the loss, with a space before it; empty where nobody knows it.
+
     Attributes:
+        minimum: running minimum of the mean loss; infinite before a window is full.
         steps_above: steps in a row, up to the last one, for which the mean loss has been out of bounds; 0 while it is
             not.
         verdict: ``stable`` until decided; the first decision stands.
@@ -53,14 +59,19 @@ class ExplosionDetector:
             for an explosion, and the step itself for a non-finite value, which no step recovers from.
     """
 
-    def __init__(self, config: DetectorConfig) -> None:
-        self._config = config
+    def __init__(self, config: DetectorConfig, unit: str = " nats") -> None:
+        self._config, self._unit = config, unit
         self._losses: deque[float] = deque(maxlen=config.window)
-        self._minimum = math.inf
+        self.minimum = math.inf
         self.steps_above = 0
         self.verdict: Verdict = "stable"
         self.onset_step: int | None = None
         self.last_step: int | None = None
+
+    @property
+    def margin(self) -> float:
+        """Above its running minimum the moving average is out of bounds."""
+        return self._config.margin
 
     @property
     def decision(self) -> str:
@@ -71,14 +82,18 @@ class ExplosionDetector:
             return f"the loss or the gradient norm of step {self.onset_step:,} is no finite number"
         return (
             f"the loss has exploded, since step {self.onset_step:,}: the mean of {self._config.window} steps has stood "
-            f"more than {self._config.margin} nats above its minimum for {self._config.hold_steps} steps"
+            f"more than {self._rise} above its minimum for {self._config.hold_steps} steps"
         )
+
+    @property
+    def _rise(self) -> str:
+        return f"{self._config.margin}{self._unit}"
 
     def state(self) -> DetectorState:
         """Return what :meth:`load_state` takes back."""
         return DetectorState(
             losses=tuple(self._losses),
-            minimum=self._minimum,
+            minimum=self.minimum,
             above=self.steps_above,
             verdict=self.verdict,
             onset_step=self.onset_step,
@@ -91,7 +106,7 @@ class ExplosionDetector:
         Steps out of bounds that are ``hold_steps`` or more by now are an explosion if the next one is, too.
         """
         self._losses.extend(state.losses)
-        self._minimum, self.steps_above = state.minimum, state.above
+        self.minimum, self.steps_above = state.minimum, state.above
         self.verdict, self.onset_step, self.last_step = state.verdict, state.onset_step, state.last_step
 
     def update(self, step: int, loss: float, grad_norm: float) -> None:
@@ -105,9 +120,72 @@ class ExplosionDetector:
         if self.verdict != "stable" or len(self._losses) < self._config.window:
             return
         mean = math.fsum(self._losses) / self._config.window
-        self._minimum = min(self._minimum, mean)
-        self.steps_above = self.steps_above + 1 if mean > self._minimum + self._config.margin else 0
-        if self.steps_above >= self._config.hold_steps:  # above it, where the run branches off one that held longer
+        if mean < self.minimum:
+            self.minimum = mean
+            self._fell()
+        self.steps_above = self.steps_above + 1 if mean > self.minimum + self.margin else 0
+        # More than the hold steps where the run branches off one that held longer.
+        if self.steps_above >= self._config.hold_steps and self._stays():
             self.verdict = "exploded"
             self.onset_step = step - self.steps_above + 1
             self.last_step = step + self._config.tail_steps
+
+    def _fell(self) -> None:
+        """The mean loss has a new minimum."""
+
+    def _stays(self) -> bool:
+        """Whether a mean that has held out of bounds is an explosion."""
+        return True
+
+
+NOISES, SHARE = 3, 0.1
+"""The margin of a loss in any unit: standard deviations of a single loss, or a share of the minimum if that is more."""
+
+
+class NoiseScaledDetector(ExplosionDetector):
+    """Judges losses whose unit nobody knows, as a mean square error.
+
+    Its margin is 3 times the noise of the losses whose mean is the running minimum, their standard deviation about a
+    straight line; or a tenth of the minimum, if that is more. It is set anew at each minimum: a loss can fall by powers
+    of ten. A mean is moved by one high loss for a whole window. So the middle one of the last ``hold_steps`` losses has
+    to be out of bounds, too.
+
+    Attributes:
+        noise: of the losses whose mean is the minimum; NaN before there is one.
+    """
+
+    def __init__(self, config: DetectorConfig) -> None:
+        super().__init__(config)
+        self.noise = math.nan
+
+    @property
+    def margin(self) -> float:
+        """Above its running minimum the moving average is out of bounds; NaN before there is one, and of losses that
+        are 0."""
+        return max(NOISES * self.noise, SHARE * abs(self.minimum)) or math.nan
+
+    @property
+    def _rise(self) -> str:
+        return f"{self.margin:.3g}"
+
+    def _fell(self) -> None:
+        self.noise = noise_about_line(self._losses)
+
+    def _stays(self) -> bool:
+        latest = list(self._losses)[-self._config.hold_steps :]
+        return statistics.median(latest) > self.minimum + self.margin
+
+
+def noise_about_line(losses: Sequence[float]) -> float:
+    """Return the standard deviation of numbers about their least-squares line; 0 of less than three."""
+    if len(losses) < 3:
+        return 0.0
+    mean, middle = math.fsum(losses) / len(losses), (len(losses) - 1) / 2
+    scale = max(abs(loss - mean) for loss in losses)
+    if not 0 < scale < math.inf:
+        return 0.0
+    deviations = [(loss - mean) / scale for loss in losses]  # their squares are numbers
+    along = math.fsum((at - middle) * one for at, one in enumerate(deviations))
+    explained = along * along / math.fsum((at - middle) ** 2 for at in range(len(losses)))
+    squares = max(0.0, math.fsum(one * one for one in deviations) - explained)
+    return scale * math.sqrt(squares / len(losses))

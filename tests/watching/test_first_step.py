@@ -46,7 +46,7 @@ def test_an_explosion_has_the_step_of_the_training(tmp_path: Path, capsys: pytes
         loss.backward()
         watched.step(loss * 0 + (1.0 if number < 120 else 9.0))
 
-    run = loop(tmp_path, step=step, steps=200, first_step=BEGIN, interval=500)
+    run = loop(tmp_path, step=step, steps=200, first_step=BEGIN, interval=500, margin=0.3)
     assert run.onset == BEGIN + 123  # the fourth loss that is 8 nats higher moves the mean of 100 by more than 0.3
     assert "since step 40,123" in capsys.readouterr().err
 

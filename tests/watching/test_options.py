@@ -43,6 +43,7 @@ def test_counts_of_numpy_are_taken(tmp_path: Path) -> None:
             ({"name": name}, "name=.*a name cannot")
             for name in ("../x", "..", ".", "/x", "a/b", "a\0", "~a", "a*", "a:b")
         ],
+        *[({"margin": margin}, "give a number above 0") for margin in (0, -1.0, float("nan"))],
         ({"name": "reference"}, "name=reference: reserved"),
         *[({"name": name}, "an empty name") for name in ("", " ")],
     ],
@@ -61,6 +62,7 @@ def test_what_cannot_be_meant_is_refused_before_a_folder_is_made(
     [
         ({"functions": "flash_attn:flash_attn_func"}, "give a list of MODULE:NAME"),
         ({"functions": None}, "give a list of MODULE:NAME"),
+        ({"margin": "0.3"}, "margin='0.3': give a number above 0"),
         ({"name": 3}, "name=3: give the name of one folder"),
         ({"runs_dir": 3}, "runs_dir=3: give a folder; the run's own is made in it"),
         ({"model": torch.sin}, "no torch.nn.Module; give the model"),

@@ -22,12 +22,12 @@ from tests.records import call, refusal, rows, write_run
 from tests.watching.loops import Pair, loop, plain
 
 SHAPE = {"n_layer": 2, "n_head": 4, "d_model": 32, "context": 12}
-CRITERION = {"window": 100, "margin": 0.3, "hold_steps": 50}
+CRITERION = {"window": 100, "hold_steps": 50}
 
 
 @pytest.mark.parametrize(
     ("given", "train"),
-    [({}, {"warmup_steps": 0}), ({"steps": 9, "warmup_steps": 2}, {"steps": 9, "warmup_steps": 2})],
+    [({}, {"warmup_steps": 0}), ({"steps": 9, "warmup_steps": 2, "margin": 0.5}, {"steps": 9, "warmup_steps": 2})],
 )
 def test_the_configuration_holds_what_is_known_and_no_default(
     tmp_path: Path, given: dict[str, Any], train: dict[str, Any]
@@ -36,7 +36,8 @@ def test_the_configuration_holds_what_is_known_and_no_default(
     with flashpoint.watch(model, runs_dir=tmp_path, name="own", **given) as watched:
         plain(model, 0, watched)
     run = open_run("own", tmp_path)
-    known = {"attn": {"name": "sdpa"}, "model": SHAPE, "train": train, "detector": CRITERION}
+    known = {"attn": {"name": "sdpa"}, "model": SHAPE, "train": train}
+    known["detector"] = CRITERION | ({"margin": given["margin"]} if "margin" in given else {})
     assert json.loads((tmp_path / "own/config.json").read_text()) == known
     assert run.config.to_dict() == known
 
@@ -77,12 +78,12 @@ def older(tmp_path: Path) -> str:
 
 @pytest.mark.slow
 def test_what_nobody_told_is_unknown_in_tables_and_pages(tmp_path: Path, older: str) -> None:
-    loop(tmp_path)
+    loop(tmp_path, margin=0.3)
     new = str(tmp_path / "own")
     assert "seed" not in call("runs", older, new).stdout
     assert call("report", older, new, "--out", tmp_path / "page").returncode == 0
     page = (tmp_path / "page/report.html").read_text()
-    assert page.count("<td>unknown</td><td>2 ×") == 2
+    assert page.count("<td>sdpa</td><td>unknown</td>") == 2
     assert "<p>2 runs with unknown initial weights and batches, on 2 kinds of hardware" in page
     (shown,) = rows(call("runs", older, "--show", "rates"))
     assert shown.endswith("| a CPU | 2.99 |  | 2026-11-21 |")

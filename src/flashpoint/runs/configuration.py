@@ -5,9 +5,12 @@ A run of ``flashpoint train`` tells all its settings (:mod:`flashpoint.lab.store
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+from pydantic import Field
 
 from flashpoint.runs import migrations
 from flashpoint.schema import Count, Kind, Step, read_record
@@ -98,7 +101,8 @@ class WatchedCriterion(Kind):
     """By which the watch judges the losses."""
 
     window: Count
-    margin: float
+    margin: Annotated[float, Field(allow_inf_nan=True)] = math.nan
+    """NaN where the noise of the losses sets it."""
     hold_steps: Count
 
 
@@ -138,4 +142,6 @@ class WatchedConfig:
         """Return the plain values that are known."""
         sections = {name: getattr(self, name) for name in ("model", "train", "detector")}
         known = {name: value.model_dump(exclude_none=True) for name, value in sections.items() if value is not None}
+        if math.isnan(self.detector.margin):
+            del known["detector"]["margin"]
         return {"attn": {"name": self.attn.name}, **known}

@@ -10,10 +10,11 @@ with flashpoint.watch(model) as watched:
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
@@ -57,6 +58,7 @@ def watch(
     weights_interval: int = 50,
     log_interval: int = 10,
     sequences: int = 4,
+    margin: float | None = None,
     functions: Sequence[str] = (),
     wandb: _Wandb = "disabled",
     project: str = "flashpoint",
@@ -76,6 +78,9 @@ def watch(
         log_interval: steps between reads of the losses from the device.
         sequences: of the batch that are observed. A capture has 16, if the batch does; the steps after it are measured
             for the error of δ, until it is known of 256 sequences.
+        margin: of an explosion, in the loss's unit: the mean of 100 losses stays so much above its minimum for 50
+            steps. None takes it from the loss's noise (:class:`flashpoint.detector.NoiseScaledDetector`); ``flashpoint
+            train`` has 0.3 nats.
         functions: attentions that are neither PyTorch's nor Transformers', ``MODULE:NAME`` each, with ``@bthd`` behind
             where they take [B, T, H, d].
         wandb: as ``tracking`` of own runs.
@@ -104,6 +109,7 @@ def watch(
         weights_interval=_count("weights_interval", weights_interval),
         log_interval=_count("log_interval", log_interval),
         sequences=_count("sequences", sequences),
+        margin=None if margin is None else _positive("margin", margin),
     )
     if options.steps is not None and options.steps <= options.first_step:
         raise ValueError(f"steps={steps}: counts from 0, as first_step={first_step} does; give more than that")
@@ -142,6 +148,14 @@ def _count(option: str, value: Any, *, least: int = 1) -> int:
     if is_count and int(value) >= least:
         return int(value)
     raise (ValueError if is_count else TypeError)(f"{option}={value!r}: give a whole number, {least} or more")
+
+
+def _positive(option: str, value: Any) -> float:
+    """Return an option's number above 0, also one of NumPy's."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if is_number and 0 < float(value) < math.inf:
+        return float(value)
+    raise (ValueError if is_number else TypeError)(f"{option}={value!r}: give a number above 0")
 
 
 class Watch:
@@ -203,7 +217,7 @@ class Watch:
         """Take in one step of the optimiser; call it between the backward pass and ``zero_grad``.
 
         Args:
-            loss: of the step, the mean of its tokens, nats: an explosion is judged by it.
+            loss: of the step, a mean, as of its tokens: an explosion is judged by it. Its unit does not matter.
             batch: what the step trained on: tensors, or dicts and lists of them. Its fingerprint is recorded, and it is
                 kept when something goes wrong.
             grad_norm: before clipping; None computes it from the gradients at every ``log_interval``-th step. That of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from flashpoint.detector import DetectorConfig, ExplosionDetector
+from flashpoint.detector import NOISES, SHARE, DetectorConfig, ExplosionDetector, NoiseScaledDetector, noise_about_line
 from flashpoint.early_warning import Sentinel
 from flashpoint.listeners import Metrics
 from flashpoint.runs.metric_table import GRAD_NORM, LOSS
@@ -105,13 +105,15 @@ class LossRecorder:
         gradient_norms: GradientNorms,
         sentinel: Sentinel,
         bounds: DetectorConfig,
+        noise_scaled: bool,
         arrivals: Arrivals,
         dispatcher: Dispatcher,
         notices: Notices,
     ) -> None:
         self._run, self._gradient_norms, self._sentinel, self._bounds = run, gradient_norms, sentinel, bounds
         self._arrivals, self._dispatcher, self._notices = arrivals, dispatcher, notices
-        self._detector, self._overflows = ExplosionDetector(bounds), _Overflows()
+        self._detector = NoiseScaledDetector(bounds) if noise_scaled else ExplosionDetector(bounds, unit="")
+        self._overflows, self._told_margin = _Overflows(), False
         self._pending: list[tuple[int, Number, Number | None]] = []
         self._first: float | None = None
         self._latest: deque[float] = deque(maxlen=_LATEST)
@@ -178,6 +180,7 @@ class LossRecorder:
         for (step, has_norm), loss in zip(event.steps, losses, strict=True):
             norm = next(norms) if has_norm else None
             self._judge_step(step, loss, norm)
+            self._tell_margin(step)
             lines.append((step, {LOSS.name: loss} if norm is None else {LOSS.name: loss, GRAD_NORM.name: norm}))
         self._dispatcher.publish(LossesRead(last_step, self.verdict))
         if self._first is None:
@@ -203,11 +206,28 @@ class LossRecorder:
             hottest = self._sentinel.hottest(1)
             self._dispatcher.publish(CaptureWanted(self._detector.decision, hottest[0].layer if hottest else None))
 
+    def _tell_margin(self, step: int) -> None:
+        """Tell once how the margin was set, when a window of losses is full."""
+        detector, bounds = self._detector, self._bounds
+        if self._told_margin or not math.isfinite(detector.minimum):
+            return
+        self._told_margin = True
+        how, window = "as margin= says", bounds.window
+        if isinstance(detector, NoiseScaledDetector):
+            how = f"{NOISES} times the noise of a loss, {detector.noise:.2g}"
+            if detector.margin > NOISES * detector.noise:
+                how = f"{SHARE:.0%} of the minimum, for {NOISES} times the noise of a loss is less"
+            how += "; set anew at each minimum, or by margin= of flashpoint.watch"
+        self._notices.tell(
+            f"step {step:,}: an explosion is a mean of {window} losses more than {detector.margin:.3g} above its "
+            f"minimum, now {detector.minimum:.3g}, for {bounds.hold_steps} steps ({how})"
+        )
+
     def _warn_of_sum(self, first: float) -> None:
         if _SUM < first < math.inf:
             self._notices.warn(
                 f"the first loss is {first:.3g}: if it is a sum, divide it by the number of its tokens; an explosion "
-                f"is judged by {self._bounds.margin} nats of their mean"
+                "is judged by their mean"
             )
 
     def _end(self, event: LoopEnded) -> None:
@@ -220,17 +240,21 @@ class LossRecorder:
 
     def _undecided(self) -> str | None:
         """Return what is said of a loss that ends too high for a loop that is called stable; None of any other."""
-        above, of, margin = self._detector.steps_above, self._bounds.hold_steps, self._bounds.margin
+        above, of, margin = self._detector.steps_above, self._bounds.hold_steps, self._detector.margin
         if self.verdict != "stable":
             return None
-        if above:
+        if 0 < above < of:
             return (
-                f"the loop ends with the loss more than {margin} nats above its minimum for {above} steps of the {of} "
+                f"the loop ends with the loss more than {margin:.3g} above its minimum for {above} steps of the {of} "
                 f"that make an explosion; {of - above} more would decide"
             )
-        if self._first is not None and len(self._latest) == _LATEST and min(self._latest) > self._first + margin:
+        if self._first is not None and len(self._latest) == _LATEST:
+            if math.isnan(margin):  # no window of losses was full
+                margin = max(NOISES * noise_about_line(self._latest), SHARE * abs(self._first))
+            if not min(self._latest) > self._first + margin:
+                return None
             return (
-                f"the loop ends with {_LATEST} losses that lie more than {margin} nats above its first, "
+                f"the loop ends with {_LATEST} losses that lie more than {margin:.3g} above its first, "
                 f"{self._first:.3g}: a mean of {self._bounds.window} losses shows no explosion that came so early; "
                 "look at learning rate, warm-up and data first"
             )

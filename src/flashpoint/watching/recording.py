@@ -43,6 +43,7 @@ class Options:
     weights_interval: int
     log_interval: int
     sequences: int
+    margin: float | None
 
 
 class Recorder(Protocol):
@@ -97,11 +98,12 @@ class Recording:
         listeners: Sequence[Listener],
     ) -> None:
         parameters = list(model.parameters())
-        detector, sentinel = DetectorConfig(), Sentinel(options.warmup_steps)
+        bounds = DetectorConfig() if options.margin is None else DetectorConfig(margin=options.margin)
+        noise_scaled, sentinel = options.margin is None, Sentinel(options.warmup_steps)
         self.run = run = WatchedRun(
             options.runs_dir, options.name or time.strftime("%Y-%m-%d_%H-%M-%S_watched"), options.first_step,
-            options.steps, options.warmup_steps, detector, sum(one.numel() for one in parameters),
-            parameters[0].device, listeners,
+            options.steps, options.warmup_steps, bounds, noise_scaled,
+            sum(one.numel() for one in parameters), parameters[0].device, listeners,
         )  # fmt: skip
         self._notices = notices = Notices(run.name, options.first_step)
         self._dispatcher = dispatcher = Dispatcher(notices)
@@ -110,7 +112,7 @@ class Recording:
         batches = LatestBatches(2 * options.log_interval)  # so old is a batch when the loss of its step is known
         observer = Observer(model, options.sequences, functions, dispatcher, notices)
         norms = GradientNorms(model, options.weights_interval, notices)
-        self._losses = LossRecorder(run, norms, sentinel, detector, arrivals, dispatcher, notices)
+        self._losses = LossRecorder(run, norms, sentinel, bounds, noise_scaled, arrivals, dispatcher, notices)
         self._deltas, self._captures = DeltaRecorder(notices), CaptureRecorder(run, publish, notices)
         dispatcher.add(
             observer,

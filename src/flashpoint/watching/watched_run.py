@@ -34,6 +34,7 @@ class WatchedRun:
         steps: at which the training ends; None where nobody says.
         warmup_steps: of the learning rate: the early warning passes over them.
         detector: by which the losses are judged.
+        noise_scaled: whether the margin comes from their noise: then there is none to write down.
         parameters: of the model.
         listeners: hear of the metrics too.
 
@@ -50,6 +51,7 @@ class WatchedRun:
         steps: int | None,
         warmup_steps: int,
         detector: DetectorConfig,
+        noise_scaled: bool,
         parameters: int,
         device: torch.device,
         listeners: Sequence[Listener],
@@ -79,7 +81,8 @@ class WatchedRun:
         write_json(self.folder.manifest, self._manifest)
         self._config: dict[str, Any] = {  # the rest is the loop's own affair: no default of this package is true of it
             "train": {"warmup_steps": warmup_steps} | ({} if steps is None else {"steps": steps}),
-            "detector": {name: getattr(detector, name) for name in ("window", "margin", "hold_steps")},
+            "detector": {"window": detector.window, "hold_steps": detector.hold_steps}
+            | ({} if noise_scaled else {"margin": detector.margin}),
         }
         write_json(self.folder.config, self._config)  # last: it makes the folder a run
         self._metrics = MetricsFile(self.folder.metrics)

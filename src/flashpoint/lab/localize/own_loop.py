@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import math
 import re
 import traceback
 from collections.abc import Callable, Iterator
@@ -197,7 +198,8 @@ class OwnLoop:
         if (run := losses.get(start)) is None:
             return
         found = float(branch.columns[LOSS.name][1][0])
-        margin = max(self.run.config.detector.margin, 0.1 * abs(run))  # a sum over tokens has more noise
+        margin, share = self.run.config.detector.margin, 0.1 * abs(run)  # a sum over tokens has more noise
+        margin = share if math.isnan(margin) else max(margin, share)
         if abs(found - run) > margin:
             raise UserError(
                 f"--function {self.function}: with the run's attention step {start:,} has loss {found:.2f}, and the "

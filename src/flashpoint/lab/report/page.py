@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -226,8 +227,9 @@ def _criterion(runs: Sequence[Run]) -> str:
     if len(asked) > 1:
         return "A dashed line is the onset of an explosion."
     ((window, margin, hold),) = asked
+    rise = "far" if math.isnan(margin) else f"{margin:g}" if runs[0].watched else f"{margin:g} nats"
     return (
-        f"A run has exploded when the mean loss of the last {window} steps stands {margin:g} nats above its lowest "
+        f"A run has exploded when the mean loss of the last {window} steps stands {rise} above its lowest "
         f"value for {hold} steps. The dashed line is the first of these, the onset."
     )
 
