@@ -51,6 +51,18 @@ def test_an_explosion_has_the_step_of_the_training(tmp_path: Path, capsys: pytes
     assert "since step 40,123" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("first_step", "high", "told"), [(300, 16.0, True), (300, 2.9, False), (0, 16.0, False)])
+def test_a_jump_after_the_first_step_of_a_loop_that_goes_on_is_told_while_it_happens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first_step: int, high: float, told: bool
+) -> None:
+    """The losses of 12 steps at 2.8 nats, then higher ones. A loop that begins anew has no optimiser state to lose."""
+    with flashpoint.watch(Pair(), runs_dir=tmp_path, name="own", first_step=first_step) as watched:
+        for number in range(40):
+            watched.step(2.8 if number < 12 else high, grad_norm=1.0)
+        line = "the loss rose from 2.8 to 16 in the first 30 steps after step 300: look at optimiser state"
+        assert (line in capsys.readouterr().err) == told
+
+
 def test_attention_that_comes_late_is_looked_for_at_growing_distances_from_the_first_step(tmp_path: Path) -> None:
     def step(model: nn.Module, number: int, watched: Watch) -> None:
         x = torch.randn(3, 12, 32)

@@ -116,6 +116,7 @@ class LossRecorder:
         self._overflows, self._told_margin = _Overflows(), False
         self._pending: list[tuple[int, Number, Number | None]] = []
         self._first: float | None = None
+        self._first_step: int | None = None
         self._latest: deque[float] = deque(maxlen=_LATEST)
         self._loop_goes_on = True
 
@@ -187,6 +188,7 @@ class LossRecorder:
             self._first = losses[0]
             self._warn_of_sum(self._first)
         self._latest.extend(losses)
+        self._warn_of_jump(event.steps)
         self._run.log_all(lines)  # last: all are judged on a full disk
 
     def _norms(self, read: Sequence[Number]) -> Sequence[float | None]:
@@ -205,6 +207,19 @@ class LossRecorder:
         elif stable and self.verdict == "exploded":
             hottest = self._sentinel.hottest(1)
             self._dispatcher.publish(CaptureWanted(self._detector.decision, hottest[0].layer if hottest else None))
+
+    def _warn_of_jump(self, steps: Sequence[tuple[int, bool]]) -> None:
+        """Tell of losses that rise at once where a loop goes on from a checkpoint, while it happens."""
+        if self._first_step is None:
+            self._first_step = steps[0][0]
+        first, begun = self._first, self._first_step
+        if not begun or first is None or math.isfinite(self._detector.minimum) or len(self._latest) < _LATEST:
+            return
+        if min(self._latest) > first + max(NOISES * noise_about_line(self._latest), SHARE * abs(first)):
+            self._notices.warn(
+                f"the loss rose from {first:.3g} to {max(self._latest):.3g} in the first {steps[-1][0] - begun + 1} "
+                f"steps after step {begun:,}: look at optimiser state, schedule and order of the data first"
+            )
 
     def _tell_margin(self, step: int) -> None:
         """Tell once how the margin was set, when a window of losses is full."""
