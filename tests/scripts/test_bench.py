@@ -236,7 +236,7 @@ def test_compilation_on_a_cpu(tmp_path: Path) -> None:
         ),
         (
             "training --device cpu --shape nothing",
-            "In 'train': Could not find 'experiment/nothing'; choose one of gpt2_124m",
+            "In 'train': Could not find 'experiment/nothing'; choose one of demo_cpu",
         ),
         ("compile --device cpu --shape laptop/2", "--shape laptop/2: give EXPERIMENT"),
         ("training --device cpu --shape 1x2x64x16", "--shape 1x2x64x16: training takes EXPERIMENT"),

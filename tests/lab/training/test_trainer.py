@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from flashpoint.errors import UserError
+from flashpoint.lab.cli.endings import tell_of_run
 from flashpoint.lab.config import Config
 from flashpoint.lab.training import plan, run_description, trainer
 from flashpoint.lab.training.checkpoints import Checkpoint
@@ -308,6 +309,7 @@ def test_a_replay_is_not_equal_to_a_run_whose_chain_was_cut(runs: Runs, capsys: 
     runs.train("run_name=original")
     os.truncate(original / "chain.bin", 8 + 24 * 7)
     runs.train(f"replay={original}", "run_name=replayed")
+    tell_of_run(RunFolder(runs.folder / "replayed"), [], of_sweep=False)
     told = capsys.readouterr().err
     assert f"{original}: its chain ends at step 7, the run at 12; restore chain.bin" in told
     assert "bit for bit" not in told
