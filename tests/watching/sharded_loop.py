@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import flashpoint
 from tests.watching.loops import Pair
@@ -33,6 +34,7 @@ def main(rank: str, store: str, how: str) -> None:
             loss = model(x).square().mean()
             loss.backward()
             norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm  # with PyTorch 2.9 each process has a part
             watched.step(loss, x, grad_norm=norm if step >= 2 else None)
             optimizer.step()
             optimizer.zero_grad()
