@@ -11,6 +11,7 @@ from flashpoint.runs.folder import RunFolder
 
 class _Outcome:
     interrupted = None
+    run = "none"
 
     def line(self) -> str:
         return "outcome=stable"
@@ -27,5 +28,8 @@ if __name__ == "__main__":
     stand_in: Any = types.ModuleType("flashpoint.lab.training.execution")
     stand_in.run = run
     sys.modules["flashpoint.lab.training.execution"] = stand_in
+    endings: Any = types.ModuleType("flashpoint.lab.cli.endings")  # there is no run to tell of
+    endings.tell_of_run = endings.tell_of_sweep = lambda *_, **__: None
+    sys.modules["flashpoint.lab.cli.endings"] = endings
     os.environ["FLASHPOINT_SWEEP"] = "sweep"
     main(sys.argv[1:])
