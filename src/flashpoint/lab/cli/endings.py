@@ -36,9 +36,8 @@ def tell_of_run(folder: RunFolder, given: Sequence[str], *, of_sweep: bool) -> N
         given: the overrides of its command line.
         of_sweep: whether more runs follow: the next command is then the sweep's.
     """
-    run = Run.of_folder(folder)
     try:
-        for line in _lines(run, given, of_sweep=of_sweep):
+        for line in _lines(Run.of_folder(folder), given, of_sweep=of_sweep):
             notify(line)
     except UserError as error:  # this run is done and whole
         notify(str(error))
