@@ -73,6 +73,13 @@ class CaptureFolder:
         return self.path / "batch.pt"
 
     @property
+    def batch_alone(self) -> str:
+        """What is said of a capture that holds the batch and no attention; empty of any other one."""
+        if self.layers or self.delta.is_file() or not self.batch.is_file():
+            return ""
+        return f"{self.batch} is the batch of that step alone: torch.load(…) returns it, to make the step again"
+
+    @property
     def new_delta(self) -> Path:
         """Where errors of δ are added (:mod:`flashpoint.watching.delta_collection`)."""
         return self.path / "delta.jsonl"

@@ -13,6 +13,7 @@ import torch
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.measure_table import SEQUENCES
+from flashpoint.runs.subfolders import CaptureFolder
 from flashpoint.watching.events import (
     CaptureAsked,
     CaptureMade,
@@ -199,7 +200,12 @@ class CaptureRecorder:
     def _keep(self, told: str, calls: list[AttentionCall], step: int, level: int) -> Path:
         folder = self._run.keep(calls, step)
         self._publish(CaptureWritten(step))
-        self._notices.tell(told + (f"; wrote {folder}" if folder.is_dir() else ""), level)
+        capture = CaptureFolder(folder)
+        if capture.batch_alone:
+            told += f"; no attention was recorded, so there is nothing to diagnose; {capture.batch_alone}"
+        elif folder.is_dir():
+            told += f"; wrote {folder}"
+        self._notices.tell(told, level)
         if calls:
             self._notices.tell(f"{shlex.join(['flashpoint', 'diagnose', str(folder)])} says what its attention did")
         return folder

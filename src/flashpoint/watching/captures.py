@@ -9,6 +9,7 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_sample import DeltaSample
 from flashpoint.errors import UserError, notify
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.outcome import NO_LOSS
 from flashpoint.runs.subfolders import LAYERS, CaptureFolder, by_step
 from flashpoint.watching import delta_collection
 
@@ -21,26 +22,52 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
     """
     if step is not None and (path.is_file() or CaptureFolder(path).layers):
         raise UserError(f"--step {step}: {path} is one capture, of one step; leave --step out")
-    if path.is_file():
+    if path.is_file() and path != CaptureFolder(path.parent).batch:
         return [AttentionCall.read(path)]
-    folder = capture_folder(path, step)
+    folder = path.parent if path.is_file() else capture_folder(path, step)
     files = CaptureFolder(folder).layers
-    if not files and (run := RunFolder(path)).manifest.is_file():
-        left_out = "; ".join(run.read_manifest().not_recorded)
-        remedy = left_out and f"its attention was not recorded ({left_out})"
-        if empty := [str(at) for at, one in by_step(run.captures).items() if not any(one.iterdir())]:
-            told = f"{path}: the captures of steps {', '.join(empty)} hold nothing"
-            raise UserError(f"{told}: the disk was full, or their files have been deleted; watch the loop again")
-        raise UserError(f"{path}: no capture was made; {remedy or 'watched.capture() in the loop makes one'}")
     if not files:
-        raise UserError(f"{folder}: holds no {LAYERS}; give a capture, a run, a .safetensors file, or a model of "
-                        "Transformers and --text FILE")  # fmt: skip
+        raise UserError(_why_none(path, folder))
     _tell_others(path, step)
     calls = [AttentionCall.read(file) for file in files]
     if missing := {layer for call in calls for layer in call.together} - {call.layer for call in calls}:
         told = ", ".join(map(str, sorted(missing)))
         notify(f"{folder}: layers {told} are missing: the disk was full, or their files have been deleted")
     return calls
+
+
+def _why_none(path: Path, folder: Path) -> str:
+    """Return why there are no tensors of an attention, and what to do.
+
+    Args:
+        path: as the user gave it.
+        folder: in which they were looked for.
+    """
+    run = RunFolder.of_capture(folder.resolve()) or RunFolder(path)
+    captures = by_step(run.captures)
+    looked_in = captures.values() if folder == run.path else (folder,)
+    if batches := [told for one in looked_in if (told := CaptureFolder(one).batch_alone)]:
+        why = _why_not_recorded(run) or "no attention was recorded, or its tensors have been deleted"
+        return f"{path}: no tensors of an attention: {why}; {batches[-1]}"
+    if not run.manifest.is_file() or folder != run.path:
+        told = f"{folder}: holds no {LAYERS}; give a capture, a run, a .safetensors file, or a model of Transformers"
+        return f"{told} and --text FILE"
+    if empty := [str(step) for step, one in captures.items() if not any(one.iterdir())]:
+        told = f"{path}: the captures of steps {', '.join(empty)} hold nothing"
+        return f"{told}: the disk was full, or their files have been deleted; watch the loop again"
+    if run.outcome.is_file() and (outcome := run.read_outcome()).step == run.first_step:
+        by = "" if outcome.interrupted in (None, NO_LOSS) else f", {outcome.interrupted} came first"
+        return f"{path}: no capture was made: watched.step was never called{by}; call it once an optimiser step"
+    remedy = _why_not_recorded(run) or "watched.capture() in the loop makes one"
+    return f"{path}: no capture was made; {remedy}"
+
+
+def _why_not_recorded(run: RunFolder) -> str:
+    """Return why a watch recorded no attention at all; empty where it recorded some, or did not say."""
+    if not run.manifest.is_file() or run.read_config().model is not None:
+        return ""
+    left_out = "; ".join(run.read_manifest().not_recorded)
+    return left_out and f"its attention was not recorded ({left_out})"
 
 
 def _tell_others(path: Path, step: int | None) -> None:
@@ -99,7 +126,8 @@ def capture_folder(path: Path, step: int | None) -> Path:
     if not steps:
         return path
     if step is not None and step not in steps:
-        raise UserError(f"--step {step}: {path} captured steps {', '.join(map(str, steps))}")
+        other = RunFolder(path).capture(step).batch_alone or f"{path} captured steps {', '.join(map(str, steps))}"
+        raise UserError(f"--step {step}: {other}")
     if step is not None:
         return steps[step]
     found = _last(steps)

@@ -1,0 +1,92 @@
+"""What is told of captures without tensors, and of runs without captures."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flashpoint.errors import UserError
+from flashpoint.watching.captures import read_calls
+from flashpoint.watching.loop import Watch
+from tests.watching.loops import Block, Pair, loop, plain
+
+
+class Own(Pair):
+    """Its attention is none that is known."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.first.qkv(x).chunk(3, -1)
+        attended: Tensor = (q @ k.mT).softmax(-1) @ v
+        return attended
+
+
+def refused(path: Path, step: int | None = None) -> str:
+    with pytest.raises(UserError) as raised:
+        read_calls(path, step)
+    return str(raised.value)
+
+
+def test_a_capture_of_the_batch_alone_is_told_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The words "wrote FOLDER" sounded as if there were something to diagnose."""
+    batches = []
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        batches.append(torch.randn(3, 12, 32))
+        loss = model(batches[-1]).square().mean() * (torch.nan if number == 2 else 1.0)
+        loss.backward()
+        watched.step(loss, batches[-1])
+
+    loop(tmp_path, Own(), step)
+    batch = tmp_path / "own/captures/step-0000002/batch.pt"
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "loss nan" in line]
+    assert f"there is nothing to diagnose; {batch} is the batch of that step alone" in told
+    for path in (tmp_path / "own", batch.parent, batch):
+        assert f"{batch} is the batch of that step alone" in refused(path)
+        assert "the watched model called none that is PyTorch's" in refused(path)
+    assert torch.equal(torch.load(batch), batches[2])
+
+
+def test_a_step_with_the_batch_alone_beside_a_capture_is_told_as_that(tmp_path: Path) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        if number == 0:
+            watched.capture(sequences=0)
+        plain(model, number, watched)
+
+    loop(tmp_path, step=step)
+    batch = tmp_path / "own/captures/step-0000003/batch.pt"
+    batch.parent.mkdir()
+    torch.save(torch.zeros(1), batch)
+    assert "batch.pt is the batch of that step alone" in refused(tmp_path / "own", 3)
+    assert "captured steps 0" in refused(tmp_path / "own", 2)
+
+
+def test_of_a_run_without_a_capture_the_remedy_is_that_of_its_cause(tmp_path: Path) -> None:
+    class Partly(Pair):
+        """The second attention has dropout."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Dropped.forward(self.second, self.first(x))
+
+    class Dropped(Block):
+        def forward(self, x: Tensor, _: Tensor | None = None) -> Tensor:
+            q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+            return nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.1).transpose(1, 2).flatten(2)
+
+    loop(tmp_path / "partly", Partly())
+    assert refused(tmp_path / "partly/own").endswith("watched.capture() in the loop makes one")
+    loop(tmp_path / "unknown", Own())
+    assert "its attention was not recorded (the watched model called none" in refused(tmp_path / "unknown/own")
+    loop(tmp_path / "never", step=lambda *_: None)
+    assert refused(tmp_path / "never/own").endswith("watched.step was never called; call it once an optimiser step")
+    loop(tmp_path / "later", step=lambda *_: None, first_step=7)
+    assert "watched.step was never called" in refused(tmp_path / "later/own")
+
+
+def test_an_error_before_the_first_step_is_named(tmp_path: Path) -> None:
+    def fail(*_: object) -> None:
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        loop(tmp_path, step=fail)
+    assert "watched.step was never called, ArithmeticError came first" in refused(tmp_path / "own")
