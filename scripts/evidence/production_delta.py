@@ -46,6 +46,7 @@ from flashpoint.numerics.production import PRODUCTION
 from flashpoint.numerics.stabilizers import center
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.select import open_run
 
 WIDE = 128
 """Features of a head in the call that reads row sums: what every kernel takes, beyond the model's 64."""
@@ -120,9 +121,10 @@ def measure(run: Path, step: int, word: str, sequences: int, device: torch.devic
             at = call.step
             of_layer += measured(call, variant, max(0, FOLLOWED - len(of_layer)))
     package = "torch" if variant.kernel == "flash" else PRODUCTION[variant.kernel].package
+    corpus = open_run(str(run)).manifest.data.fingerprint
     return [
         {
-            "run": run.name, "step": at, "attention": word, "layer": layer, "sequences": len(of),
+            "run": run.name, "corpus": corpus, "step": at, "attention": word, "layer": layer, "sequences": len(of),
             "hardware": hardware_name(device), "torch": torch.__version__,
             "package": package, "version": version(package), "cudnn": torch.backends.cudnn.version(), **summary(of),
         }
