@@ -200,7 +200,7 @@ def windowed(q: Tensor, k: Tensor, v: Tensor, width: int = 1) -> Tensor:
 
 @pytest.mark.parametrize(
     ("word", "causal"),
-    [("attend", False), ("hidden_mask", True), ("by_token@bthd", True), ("by_token", None), ("windowed", None)],
+    [("attend", False), ("hidden_mask", True), ("by_token@bthd", True), ("windowed", None)],
 )
 def test_a_named_function_is_recorded_as_what_it_computes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str, causal: bool | None

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashpoint.diagnosis.call import is_self_attention
 from flashpoint.diagnosis.sink import sink_of
 from flashpoint.errors import UserError
 from flashpoint.other_softmax import CAPS, other_softmax
@@ -264,6 +265,22 @@ def masking_of(
         errors[causal] = max(float(one.nanquantile(share)) for one in over)
     nearest = min(errors, key=lambda causal: errors[causal])
     return None if errors[nearest] > 0 else nearest
+
+
+def is_exchanged(tensors: Sequence[Tensor], told: bool | None, scale: float | None) -> bool:
+    """Return whether O is attention over what is taken for heads, in nearly all rows, and not over tokens.
+
+    Args:
+        tensors, told, scale: as of :func:`masking_of`.
+    """
+    if any(x.dim() != 4 for x in tensors) or tensors[0].shape[1] == 1 or _fits(tensors, told, scale):
+        return False
+    return _fits([x.transpose(1, 2) for x in tensors], told, scale)
+
+
+def _fits(tensors: Sequence[Tensor], told: bool | None, scale: float | None) -> bool:
+    taken = is_self_attention(dict(zip(("q", "k", "v", "out"), (x.shape for x in tensors), strict=True)))
+    return taken and masking_of(tensors, told, scale, perhaps_masked=True) is not None
 
 
 @torch.no_grad()

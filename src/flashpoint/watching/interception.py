@@ -22,6 +22,7 @@ from flashpoint.watching.functions import (
     arguments_of,
     causal_by_options,
     changing,
+    is_exchanged,
     masking,
     masking_of,
     output_of,
@@ -263,9 +264,13 @@ def _keep_named(
     masks = perhaps_masks(given, qkv)
     told = causal_by_options(given, perhaps_masked=bool(masks))
     is_causal = masking_of(ordered, told, scale, perhaps_masked=bool(masks))
-    if is_causal is None:
+    if is_exchanged(ordered, told, scale):
+        layout, remedy = ("[B, H, T, d]", "leave out") if named.by_token else ("[B, T, H, d]", "give")
+        interceptor.miss(f"{named.word}: O is softmax(QKᵀ·scale)V of tensors {layout}; {remedy} @bthd in functions=")
+    elif is_causal is None:
         mask = f"a mask by {', '.join(masks)}" if masks else "a mask"
-        perhaps = f"tensors that need @bthd, {mask}, a scale inside, or a fault"
+        layout = "tensors that take no @bthd" if named.by_token else "tensors that need @bthd"
+        perhaps = f"{layout}, {mask}, a scale inside, or a fault"
         interceptor.miss(f"{named.word}: O is not softmax(QKᵀ·scale)V, causal or not: {perhaps}")
     else:
         by_token = tuple(tensors) if named.by_token else ()

@@ -94,6 +94,11 @@ class ModelInputs:
             (len(x), x[: self._sequences].detach().to(torch.device("cpu"), copy=True)) for x in tensors
         ]
 
+    def lengths(self, forward: int, rows: int) -> set[int]:
+        """Return the tokens of the sequences that a forward pass of so many rows was given: of tensors [B, T] and
+        [B, T, C]."""
+        return {x.shape[1] for count, x in self._given.get(forward, ()) if count == rows and x.dim() in (2, 3)}
+
     def identities(self, forward: int, rows: int, first: int) -> tuple[str, ...]:
         """Return the identities of the first sequences of a forward pass, of so many rows; empty where no tensor that
         it was given shows them. A sequence keeps its identity when weights move."""

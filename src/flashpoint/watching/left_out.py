@@ -1,4 +1,4 @@
-"""Which attention calls are not recorded, and why; tensors of which this process holds a part are among the reasons.
+"""Which attention calls are not recorded, or look wrong, and why. A reason is tensors of which this process has a part.
 
 To compute with such a tensor is to wait for all other processes. Only the first process watches: what it computes
 there, the others do not, and the training stands still. Nothing is imported for it: a loop that shards has imported
@@ -8,7 +8,7 @@ what it shards with.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ TWICE = "differentiated twice, as for a gradient penalty, where only first deriv
 FROZEN = "no gradient goes through it, as in a frozen layer"
 TRANSFORMED = "called inside torch.vmap or another transform of torch.func, where nothing is recorded; call it outside"
 SHARDED = "tensors are DTensors, of which each process holds a part"
+_HEADS = ("n_head", "n_heads", "num_heads", "num_attention_heads", "nhead")
+"""Names that models and their configurations have for the number of heads."""
 DROPOUT = "dropout, where only 0 is recorded; set the attention's dropout to 0"
 
 
@@ -48,6 +50,33 @@ def shapes_left_out(tensors: Mapping[str, Tensor]) -> str:
     }
     found = (reason for reason, is_so in reasons.items() if is_so)
     return f"{told}: {next(found, 'out is not of the shape of q, or nothing is in them')}"
+
+
+def perhaps_exchanged(q: Sequence[int], lengths: Collection[int], heads: Collection[int]) -> str:
+    """Return what makes one think that heads and tokens of a call are exchanged; empty where there is no more than one
+    sign of it, as of a call with truly more heads than tokens.
+
+    Args:
+        q: its shape, taken for [B, H, T, d].
+        lengths: tokens of the sequences that the model was given; none where that is not known.
+        heads: numbers of heads that the model and its configuration name.
+    """
+    _, taken, tokens, _ = q
+    signs = {
+        f"the model was given sequences of {taken:,}": taken in lengths and tokens not in lengths,
+        f"names {tokens:,} heads": tokens in heads and taken not in heads,
+    }
+    seen = [sign for sign, is_so in signs.items() if is_so]
+    if len(seen) + (taken > tokens) < 2:
+        return ""
+    return f"q {list(q)} is {taken:,} heads of {tokens:,} tokens, and {' and '.join(seen)}"
+
+
+def numbers_of_heads(model: nn.Module) -> set[int]:
+    """Return the numbers of heads that a model's modules and their configurations name."""
+    named = [vars(module) for module in model.modules()]
+    of = [*named, *(vars(one["config"]) for one in named if hasattr(one.get("config"), "__dict__"))]
+    return {one[name] for one in of for name in _HEADS if isinstance(one.get(name), int)}
 
 
 def is_dtensor(value: Any) -> bool:

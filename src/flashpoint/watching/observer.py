@@ -28,7 +28,7 @@ from flashpoint.watching.functions import NamedFunction
 from flashpoint.watching.interception import forget_ended, intercept
 from flashpoint.watching.interceptor import Hook, Interceptor
 from flashpoint.watching.latest_batches import LatestBatches, ModelInputs
-from flashpoint.watching.left_out import is_sharded
+from flashpoint.watching.left_out import is_sharded, numbers_of_heads, perhaps_exchanged
 from flashpoint.watching.notices import Notices
 from flashpoint.watching.projections import Found, ModuleOutputs, Projection, by_metric, projections_of
 from flashpoint.watching.step_calls import ShownCall
@@ -80,6 +80,7 @@ class Observer:
         self._outputs: ModuleOutputs | None = None
         self._inputs = ModelInputs(sequences)
         self._trained_pass = 0
+        self._asked = False
         self._end_interception: Callable[[], None] | None = None
 
     @property
@@ -160,6 +161,7 @@ class Observer:
         found = [call.with_gradients(layer, step) for layer, call in enumerate(trained, 1)]
         calls = [call for call in found if call is not None]
         self._tell_left_out(interceptor, calls, len(trained))
+        self._ask_whether_exchanged(trained)
         interceptor.calls.clear()  # at once: they hold q and k of whole batches
         return calls
 
@@ -233,6 +235,20 @@ class Observer:
         if incomplete:
             self._notices.warn(f"some gradients are not recorded ({'; '.join(incomplete)})")
         self.not_recorded = [*reasons, *uncalled, *incomplete]
+
+    def _ask_whether_exchanged(self, trained: Sequence[ShownCall]) -> None:
+        """Ask once, at the first step with attention: of a model with other attentions, too, one line is enough."""
+        if self._asked or not trained:
+            return
+        self._asked = True
+        heads, lengths = numbers_of_heads(self._model), self._inputs.lengths(self._trained_pass, self.rows)
+        for called in (call.called for call in trained):
+            if signs := perhaps_exchanged(called.q.shape, lengths, heads):
+                self._notices.warn(
+                    f"are heads and tokens exchanged? {signs}: attention takes [B, H, T, d], so give "
+                    f"{called.attention} x.transpose(1, 2) of [B, T, H, d], and turn O back"
+                )
+                return
 
     def _why_none(self, reasons: list[str], called: bool, in_other_thread: bool) -> list[str]:
         if called:
