@@ -25,6 +25,7 @@ from torch import Tensor
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.form import Form
 from flashpoint.errors import UserError, exit_in_one_line
 from flashpoint.files import CONFIGS
 from flashpoint.lab.trained_calls import calls_of_run
@@ -61,7 +62,7 @@ def drawn() -> dict[str, AttentionCall]:
             q, k = q * 11, k * 11
         calls[kind] = AttentionCall(
             q=q.bfloat16(), k=k.bfloat16(), v=v.bfloat16(), grad_out=grad_out.bfloat16(), out=None, grad_q=None,
-            grad_k=None, grad_v=None, is_causal=True, scale=SIZE**-0.5, layer=1, step=0, attention=kind,
+            grad_k=None, grad_v=None, form=Form(is_causal=True, scale=SIZE**-0.5), layer=1, step=0, attention=kind,
         )  # fmt: skip
     return calls
 
@@ -75,7 +76,7 @@ def of_path(path: Path, sequences: int | None) -> tuple[dict[str, AttentionCall]
     else:
         found = read_calls(path)
     for call in found:
-        if not call.is_causal or abs(call.scale * call.q.shape[-1] ** 0.5 - 1) > 1e-6:
+        if not call.form.is_causal or abs(call.form.scale * call.q.shape[-1] ** 0.5 - 1) > 1e-6:
             raise UserError(f"{path}: only causal attention with α = 1/√d is measured")
     return {f"{path.name} L{call.layer}": call for call in found}, own
 

@@ -84,9 +84,9 @@ def with_row_sums(function: Function, call: AttentionCall) -> tuple[Tensor, Tens
     k[..., d] = 1.0
     q.requires_grad_()
     with torch.enable_grad():
-        out = function(q, k, v, call.is_causal, call.scale)
+        out = function(q, k, v, call.form.is_causal, call.form.scale)
     (grad_q,) = torch.autograd.grad(out, q, grad_out.to(out.dtype))
-    return out.detach()[..., :d], grad_q[..., d].double() / call.scale
+    return out.detach()[..., :d], grad_q[..., d].double() / call.form.scale
 
 
 def measured(call: AttentionCall, variant: AttentionVariant, follow: int) -> Iterator[dict[str, Tensor]]:
@@ -100,7 +100,7 @@ def measured(call: AttentionCall, variant: AttentionVariant, follow: int) -> Ite
         error = -row_sums[n]
         found = relative(ROW_SUMS, error, true.bound)
         if variant.shift_keys == "none" and variant.shift_values == "none":
-            found["along_mean_key"] = of_grad_q(call.grad_q[n].double(), true, call.scale)["along_mean_key"]
+            found["along_mean_key"] = of_grad_q(call.grad_q[n].double(), true, call.form.scale)["along_mean_key"]
         if n < follow:
             none = torch.zeros_like(error)
             for name, of in (("follows_out", out), ("follows_narrow_out", call.out)):

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.form import Form
 from flashpoint.lab.cli.deviation_inputs import captured_inputs
 from flashpoint.lab.deviation.arithmetic import arithmetic
 from flashpoint.lab.deviation.drawn_inputs import DRAWN, drawn
@@ -283,7 +284,7 @@ def test_the_inputs_may_be_what_watch_captured(tmp_path: Path) -> None:
     for step in (5, 9):
         folder = tmp_path / f"captures/step-{step:09}"
         folder.mkdir(parents=True)
-        AttentionCall(q, k, v, grad_out, None, None, None, None, False, 0.3, 2, step, "mine").write(
+        AttentionCall(q, k, v, grad_out, None, None, None, None, Form(False, 0.3), 2, step, "mine").write(
             folder / "layer-02.safetensors"
         )
     arguments = ("sdpa:math", "--inputs", tmp_path, "--precision", "fp64", "--of", "O,dQ", "--device", "cpu")

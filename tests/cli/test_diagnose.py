@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from flashpoint.cli import diagnose_tables
 from flashpoint.cli.main import main
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.diagnosis.delta_sample import delta_sample
+from flashpoint.diagnosis.delta_bias import delta_sample
 from flashpoint.diagnosis.faults import Fault, faulty_attention
+from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.probe import results_of
 from flashpoint.drop_in import attention
 from flashpoint.runs.folder import RunFolder
@@ -105,7 +106,7 @@ def test_a_damaged_run_does_not_keep_its_capture_from_being_diagnosed(tmp_path: 
 def captured(fault: Fault, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> AttentionCall:
     generator = torch.Generator().manual_seed(seed)
     q, k, v, grad_out = (torch.randn(4, 2, 64, 16, generator=generator).to(dtype) for _ in range(4))
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.25, 3, 9 + seed, "mine")
+    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.25), 3, 9 + seed, "mine")
     function = faulty_attention(fault)
     found = results_of(lambda q, k, v, causal, scale: function(q, k, v, causal, scale), call)
     return dataclasses.replace(call, **vars(found))
@@ -149,7 +150,7 @@ def test_a_function_of_the_users_that_errs_in_most_heads_is_not_called_faulty(
         return (scores.masked_fill(later, -torch.inf).softmax(-1) @ v.double()).to(q.dtype)
 
     tensors = [x.bfloat16() for x in (q, k, v, grad_out)]
-    call = AttentionCall(*tensors, None, None, None, None, True, 0.25, 1, 0, name)
+    call = AttentionCall(*tensors, None, None, None, None, Form(True, 0.25), 1, 0, name)
     dataclasses.replace(call, **vars(results_of(capped, call))).write(tmp_path / "layer-01.safetensors")
     (findings, *_) = diagnose(str(tmp_path))["tables"]
     assert [row["heads"] for row in findings["rows"]] == [", ".join(map(str, range(1, wrong + 1)))]
@@ -173,7 +174,7 @@ def test_a_first_row_that_turns_is_no_other_attention(tmp_path: Path, what: str,
         coarse = out.detach().to(torch.float8_e5m2).double()
         return (out + (coarse - out.detach()) * (what == "coarse")).to(q.dtype)
 
-    call = AttentionCall(*tensors, None, None, None, None, True, 0.25, 1, 0, "mine:attend")
+    call = AttentionCall(*tensors, None, None, None, None, Form(True, 0.25), 1, 0, "mine:attend")
     dataclasses.replace(call, **vars(results_of(attend, call))).write(tmp_path / "layer-01.safetensors")
     (findings, *_) = diagnose(str(tmp_path))["tables"]
     assert {row["heads"] for row in findings["rows"]} == {"1, 2, 3, 4"}
@@ -195,7 +196,7 @@ def test_a_sink_that_depends_on_the_query_is_hedged_as_another_attention(tmp_pat
         column = q.double() @ key.mT * scale + 1
         return (torch.cat([scores, column], -1).softmax(-1)[..., :-1] @ v.double()).to(q.dtype)
 
-    call = AttentionCall(*tensors, None, None, None, None, True, 0.25, 1, 0, name)
+    call = AttentionCall(*tensors, None, None, None, None, Form(True, 0.25), 1, 0, name)
     dataclasses.replace(call, **vars(results_of(attend, call))).write(tmp_path / "layer-01.safetensors")
     (findings, *_) = diagnose(str(tmp_path))["tables"]
     assert {row["finding"] for row in findings["rows"]} == {"dead_rows"}

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from flashpoint.cli.main import main
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.form import Form
 from flashpoint.watching.captures import read_calls
 
 
@@ -25,7 +26,7 @@ def write_call(folder: Path, layer: int, *, nan: bool = False, wrong: bool = Fal
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     if wrong:
         out[0, 0, 5] *= 2
-    call = AttentionCall(q, k, v, grad_out, out, None, None, None, True, 0.5, layer, 0, "sdpa")
+    call = AttentionCall(q, k, v, grad_out, out, None, None, None, Form(True, 0.5), layer, 0, "sdpa")
     call.write(folder / f"layer-{layer:02}.safetensors")
 
 

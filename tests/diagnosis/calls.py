@@ -1,5 +1,6 @@
 """Calls of attentions that the tests of a diagnosis are about: their tensors, and attentions without a fault."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.faults import Fault, faulty_attention
+from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.probe import Function, results_of
 from flashpoint.drop_in import attention
 from flashpoint.numerics.variant import AttentionVariant
@@ -29,9 +31,9 @@ def inputs(
 
 def call_of(function: Function, tensors: list[Tensor], scale: float = SIZE**-0.5) -> AttentionCall:
     q, k, v, grad_out = tensors
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, scale, layer=2, step=7, attention="f")
+    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, scale), 2, 7, "f")
     found = results_of(function, call)
-    return AttentionCall(q, k, v, grad_out, found.out, found.grad_q, found.grad_k, found.grad_v, True, scale, 2, 7, "f")
+    return dataclasses.replace(call, **vars(found))
 
 
 def by_position(function: Callable[..., Tensor]) -> Function:

@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.diagnosis.delta_bias import DeltaBias
-from flashpoint.diagnosis.delta_sample import DeltaSample
+from flashpoint.diagnosis.delta_bias import DeltaBias, DeltaSample
 from flashpoint.diagnosis.measure_table import GRAD_DELTA
 
 

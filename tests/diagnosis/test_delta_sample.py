@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.diagnosis.delta_bias import DeltaBias
-from flashpoint.diagnosis.delta_sample import DeltaSample, delta_sample, joined_samples
+from flashpoint.diagnosis.delta_bias import DeltaBias, DeltaSample, delta_sample, joined_samples
 from flashpoint.diagnosis.faults import Fault, faulty_attention
+from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.measures import Results
 from flashpoint.diagnosis.probe import Function, probe, results_of
 from flashpoint.diagnosis.verdict import diagnose, measured
@@ -33,7 +33,7 @@ def called(function: Function, seed: int, sequences: int, step: int = 7, heads_k
     generator = torch.Generator().manual_seed(seed)
     shapes = [(sequences, heads, LENGTH, SIZE) for heads in (HEADS, heads_kv, heads_kv, HEADS)]
     q, k, v, grad_out = (torch.randn(shape, generator=generator).bfloat16() for shape in shapes)
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, SIZE**-0.5, 2, step, "f")
+    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, SIZE**-0.5), 2, step, "f")
     return dataclasses.replace(call, **vars(results_of(function, call)))
 
 

@@ -13,6 +13,7 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.factors import factor_of_grad_q, factors_of_scores, fitted_factor
 from flashpoint.diagnosis.faults import Fault, faulty_attention
+from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.probe import Function
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.drop_in import attention, variant_of
@@ -48,8 +49,8 @@ def capped(q: Tensor, k: Tensor, v: Tensor, _causal: bool, scale: float, cap: fl
 def test_the_factors_are_what_was_planted() -> None:
     """In FP64; an error of δ, which moves dQ along PK alone, changes nothing."""
     q, k, v, grad_out = (x.double() for x in along_out(1))
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.2, 1, 0, "f")
-    true, other = exact(call, 0), exact(dataclasses.replace(call, scale=0.2 * (1 + 1e-6)), 0)
+    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.2), 1, 0, "f")
+    true, other = exact(call, 0), exact(dataclasses.replace(call, form=Form(True, 0.2 * (1 + 1e-6))), 0)
     (found,) = factors_of_scores([other.out], true)
     torch.testing.assert_close(found, torch.full((HEADS,), 1e-6, dtype=torch.float64), rtol=1e-4, atol=0)
     of_delta = true.bound[..., None] * true.attended_keys
@@ -62,8 +63,8 @@ def test_the_factors_are_what_was_planted() -> None:
 def test_a_factor_far_from_one_is_what_was_planted(factor: float, sink: Tensor | None) -> None:
     """In FP64. A sink's score has no factor."""
     q, k, v, grad_out = (x.double() for x in along_out(1))
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.2, 1, 0, "f", sink=sink)
-    true, other = exact(call, 0), exact(dataclasses.replace(call, scale=0.2 * factor), 0)
+    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.2, sink=sink), 1, 0, "f")
+    true, other = exact(call, 0), exact(dataclasses.replace(call, form=Form(True, 0.2 * factor, sink=sink)), 0)
     found, left = fitted_factor(other.out, true, *factors_of_scores([other.out], true))
     torch.testing.assert_close(found, torch.full((HEADS,), factor - 1, dtype=torch.float64), rtol=1e-5, atol=0)
     assert (left < 1e-4).all()
@@ -71,7 +72,7 @@ def test_a_factor_far_from_one_is_what_was_planted(factor: float, sink: Tensor |
 
 def test_where_each_query_sees_one_key_no_factor_of_the_scores_shows() -> None:
     q, k, v, grad_out = (x[:, :, :1].double() for x in inputs(1))
-    true = exact(AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.2, 1, 0, "f"), 0)
+    true = exact(AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.2), 1, 0, "f"), 0)
     assert factors_of_scores([1.1 * true.out], true)[0].isnan().all()
 
 
@@ -227,8 +228,8 @@ def test_a_wrong_delta_without_a_mean_is_no_bias_but_a_wrong_gradient(mean: bool
         true = exact(call, n)
         delta = (true.grad_out * true.out).sum(-1)
         error = (delta.roll(1, -1) - delta)[..., None]
-        grad_q.append(true.grad_q - call.scale * error * true.attended_keys)
-        grad_k.append(true.grad_k - call.scale * true.probs.mT @ (error * true.q))
+        grad_q.append(true.grad_q - call.form.scale * error * true.attended_keys)
+        grad_k.append(true.grad_k - call.form.scale * true.probs.mT @ (error * true.q))
     call.grad_k[:, 2] = torch.stack(grad_k)[:, 2].bfloat16()
     (found,) = diagnose(with_grad_q(call, torch.stack(grad_q), 2)).findings
     assert (found.kind, found.heads) == ("gradients_off", (3,))

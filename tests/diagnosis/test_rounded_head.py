@@ -11,6 +11,7 @@ from flashpoint.cli.diagnose_tables import tables
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.faults import Fault, faulty_attention
+from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.measures import Results, over_sequences
 from flashpoint.diagnosis.rounded_out import out_of_rounded_probs
 from flashpoint.diagnosis.verdict import diagnose, measured
@@ -105,7 +106,7 @@ def erring(tensors: list[Tensor], shares: Tensor, rounding: torch.dtype) -> tupl
     adds to δ [N, H, T]. The error is a share [N, H] of this term, half of what the rounding of P̄ adds, and a bias.
     Worked out from the definitions of docs/watching.md."""
     q, k, v, grad_out = tensors
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, SIZE**-0.5, 1, 0, "f")
+    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, SIZE**-0.5), 1, 0, "f")
     outs, grads, terms = [], [], []
     for n in range(len(q)):
         true = exact(call, n)
@@ -114,7 +115,7 @@ def erring(tensors: list[Tensor], shares: Tensor, rounding: torch.dtype) -> tupl
         term, other = ((grad_out[n].double() * x).sum(-1) for x in (out - of_probs, of_probs - true.out))
         error = shares[n, :, None] * term + 0.5 * other + 1e-3 * true.bound
         outs.append(out)
-        grads.append(true.grad_q - call.scale * error[..., None] * true.attended_keys)
+        grads.append(true.grad_q - call.form.scale * error[..., None] * true.attended_keys)
         terms.append(term)
     return dataclasses.replace(call, out=torch.stack(outs), grad_q=torch.stack(grads)), torch.stack(terms)
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.diagnosis.delta_sample import delta_sample
+from flashpoint.diagnosis.delta_bias import delta_sample
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.faults import Fault, faulty_attention
+from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.probe import Function
 from flashpoint.diagnosis.sink import with_sink
 from flashpoint.diagnosis.verdict import diagnose
@@ -64,12 +65,13 @@ def test_the_score_of_a_sink_is_what_was_planted(
     is_causal: bool, dtype: torch.dtype, near: float, heads_kv: int
 ) -> None:
     tensors = [x.to(dtype) for x in inputs(1, heads_kv=heads_kv)]
-    call = dataclasses.replace(call_of(concatenated, tensors), is_causal=is_causal)
-    out = concatenated(*tensors[:3], is_causal, call.scale)
+    call = call_of(concatenated, tensors)
+    call = dataclasses.replace(call, form=Form(is_causal, call.form.scale))
+    out = concatenated(*tensors[:3], is_causal, call.form.scale)
     shown = SCORES.clone()
     if not is_causal:  # rows with 96 keys give these sinks less than a hundredth
         shown[[0, 3]] = NONE
-    found = with_sink(call, out).sink
+    found = with_sink(call, out).form.sink
     assert found is not None
     torch.testing.assert_close(found.float(), shown, atol=near, rtol=0)
 
@@ -80,7 +82,7 @@ def test_attention_in_fp64_has_the_sink() -> None:
     leaves = [x.requires_grad_() for x in (q, k, v)]
     out = concatenated(*leaves, True, 0.2)
     wanted = torch.autograd.grad(out, leaves, grad_out)
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.2, 1, 0, "f", sink=SCORES.double())
+    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.2, sink=SCORES.double()), 1, 0, "f")
     true = exact(call, 0)
     for found, expected in zip((true.out, true.grad_q, true.grad_k, true.grad_v), (out, *wanted), strict=True):
         torch.testing.assert_close(found, expected[0])
@@ -132,7 +134,7 @@ def short_rows(factor: Tensor) -> Function:
 def test_rows_that_are_short_for_another_reason_are_no_sink(factor: Tensor) -> None:
     """They do not depend on the row's L as a sink's do."""
     call = call_of(short_rows(factor), inputs(5))
-    assert with_sink(call, call.out).sink is None
+    assert with_sink(call, call.out).form.sink is None
     assert "dead_rows" in [one.kind for one in diagnose(call).findings]
 
 

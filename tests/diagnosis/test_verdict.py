@@ -11,6 +11,7 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_bias import DeltaBias, ignited
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.faults import BLOCK, KINDS, Fault, faulty_attention
+from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.measures import Results
 from flashpoint.diagnosis.probe import probe
 from flashpoint.diagnosis.verdict import diagnose, measured
@@ -187,9 +188,9 @@ def test_that_an_error_follows_the_rounding_of_o_is_said_only_where_its_slope_is
     assert call.grad_q is not None
     assert call.grad_k is not None
     later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
-    probs = (call.q.double() @ call.k.double().mT * call.scale).masked_fill(later, -math.inf).softmax(-1)
+    probs = (call.q.double() @ call.k.double().mT * call.form.scale).masked_fill(later, -math.inf).softmax(-1)
     bound = call.grad_out.double().norm(dim=-1, keepdim=True) * call.out.double().norm(dim=-1, keepdim=True)
-    grad_scores = -0.1 * bound * probs * call.scale
+    grad_scores = -0.1 * bound * probs * call.form.scale
     biased = dataclasses.replace(
         call,
         grad_q=(call.grad_q + grad_scores @ call.k.double()).to(dtype),
@@ -378,9 +379,9 @@ def test_measures_are_what_they_say() -> None:
     longer = torch.linspace(0.01, 0.03, LENGTH, dtype=torch.float64)
     out = true.out * (1 + longer[:, None])
     shares = 1e-4 * true.bound
-    grad_q = true.grad_q - call.scale * shares[..., None] * true.attended_keys
+    grad_q = true.grad_q - call.form.scale * shares[..., None] * true.attended_keys
     of = measured(
-        AttentionCall(*(x[:1] for x in tensors), None, None, None, None, True, call.scale, 1, 0, "f"),
+        AttentionCall(*(x[:1] for x in tensors), None, None, None, None, Form(True, call.form.scale), 1, 0, "f"),
         Results(out[None], grad_q[None], None, None),
     )
     delta = (tensors[3][0] * out).sum(-1) - (tensors[3][0] * true.out).sum(-1)
@@ -411,7 +412,13 @@ def test_a_call_survives_its_file(tmp_path) -> None:  # type: ignore[no-untyped-
     call = call_of(by_position(CLEAN["no fault"]), inputs(9, heads_kv=2))
     call.write(tmp_path / "layer-02.safetensors")
     read = AttentionCall.read(tmp_path / "layer-02.safetensors")
-    assert (read.layer, read.step, read.attention, read.scale, read.is_causal) == (2, 7, "f", call.scale, True)
+    assert (read.layer, read.step, read.attention, read.form.scale, read.form.is_causal) == (
+        2,
+        7,
+        "f",
+        call.form.scale,
+        True,
+    )
     for name in ("q", "k", "v", "grad_out", "out", "grad_q", "grad_k", "grad_v"):
         assert torch.equal(getattr(read, name), getattr(call, name))
 

@@ -8,6 +8,7 @@ import torch
 from examples import nanogpt
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.faults import Fault, faulty_attention
+from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.other_attention import function_named
 from flashpoint.diagnosis.probe import Function, probe, results_of
 from flashpoint.diagnosis.verdict import diagnose
@@ -26,10 +27,10 @@ def call(function: Function, length: int = 256) -> AttentionCall:
     generator = torch.Generator().manual_seed(length)
     shapes = [(6, heads, length, 64) for heads in (4, 2, 2, 4)]
     q, k, v, grad_out = (torch.randn(shape, generator=generator).bfloat16().to(DEVICE) for shape in shapes)
-    given = AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.125, 1, 0, "f")
+    given = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.125), 1, 0, "f")
     found = results_of(function, given)
     results = (found.out, found.grad_q, found.grad_k, found.grad_v)
-    return AttentionCall(q, k, v, grad_out, *results, True, 0.125, 1, 0, "f")
+    return AttentionCall(q, k, v, grad_out, *results, Form(True, 0.125), 1, 0, "f")
 
 
 @pytest.mark.parametrize("backend", ["math", "flash", "efficient", "cudnn"])

@@ -246,7 +246,15 @@ def test_a_capture_of_every_generation_is_read(
     call = AttentionCall.read(tmp_path / "call.safetensors")
     call.write(tmp_path / "anew.safetensors")
     for read in (call, AttentionCall.read(tmp_path / "anew.safetensors")):
-        told = (read.is_causal, read.scale, read.layer, read.step, read.attention, read.identities, read.together)
+        told = (
+            read.form.is_causal,
+            read.form.scale,
+            read.layer,
+            read.step,
+            read.attention,
+            read.identities,
+            read.together,
+        )
         assert told == expected
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.form import Form
 from tests.conftest import REPOSITORY
 from tests.numerics.oracle import exact_attention, run_reference
 from tests.numerics.test_kernels import FROM_FILES
@@ -23,7 +24,7 @@ def written(path: Path, is_causal: bool = True) -> Path:
     q, k, v, grad_out = (x.bfloat16() for x in normal(40, 16))
     nothing = dict.fromkeys(("out", "grad_q", "grad_k", "grad_v"))
     call = AttentionCall(
-        q=q, k=k, v=v, grad_out=grad_out, **nothing, is_causal=is_causal, scale=0.25, layer=3, step=7, attention="own"
+        q=q, k=k, v=v, grad_out=grad_out, **nothing, form=Form(is_causal, 0.25), layer=3, step=7, attention="own"
     )  # type: ignore[arg-type]
     call.write(path / "layer-3.safetensors")
     return path

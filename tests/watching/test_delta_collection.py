@@ -14,8 +14,7 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 
 from flashpoint.cli.main import main
-from flashpoint.diagnosis.delta_bias import IGNITED
-from flashpoint.diagnosis.delta_sample import delta_sample
+from flashpoint.diagnosis.delta_bias import IGNITED, delta_sample
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.measure_table import SEQUENCES
 from flashpoint.diagnosis.verdict import diagnose

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.measures import Results, over_sequences
 from flashpoint.diagnosis.probe import results_of
 from flashpoint.diagnosis.verdict import measured
@@ -40,7 +41,7 @@ def calls_of(heads_kv: int, off: float, losses: list[float]) -> list[AttentionCa
         )
         k[:, :, 5] = k[:, :, 4]  # so that rows are tied
         grad_out *= torch.tensor(losses, dtype=torch.bfloat16)[:, None, None, None]
-        call = AttentionCall(q, k, v, grad_out, None, None, None, None, True, 0.25, layer, 7, "f")
+        call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.25), layer, 7, "f")
         results = results_of(attend, call)
         assert results.out is not None
         results.out[1, 0, 3] += off

@@ -224,7 +224,7 @@ def test_a_named_function_is_recorded_as_what_it_computes(
     if causal is None:
         assert f"{name}: O is not softmax" in capsys.readouterr().err
     else:
-        assert [call.is_causal for call in read_calls(tmp_path / "own")] == [causal]
+        assert [call.form.is_causal for call in read_calls(tmp_path / "own")] == [causal]
 
 
 def test_two_models_of_one_loop_are_watched_in_turn(tmp_path: Path) -> None:

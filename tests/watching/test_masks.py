@@ -62,7 +62,7 @@ def test_a_causal_mask_is_recorded_as_is_causal(tmp_path: Path, mask: Tensor) ->
     model = Masked(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
     loop(tmp_path, model, captured, steps=1)
     (call,) = read_calls(tmp_path / "own")
-    assert call.is_causal
+    assert call.form.is_causal
     assert diagnose(call).findings == ()
 
 

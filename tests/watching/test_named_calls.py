@@ -73,7 +73,7 @@ def test_arguments_by_name_and_a_list_of_results_are_recorded(tmp_path: Path, na
 def test_a_scale_in_a_tensor_is_a_number(tmp_path: Path) -> None:
     model = Model(lambda q, k, v: attend(q, k, v, scale=torch.tensor(0.25)))
     loop(tmp_path, model, captured, functions=[f"{__name__}:attend"])
-    assert read_calls(tmp_path / "own")[0].scale == 0.25
+    assert read_calls(tmp_path / "own")[0].form.scale == 0.25
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_an_argument_that_changes_the_attention_leaves_the_call_out(
 def test_an_argument_that_changes_nothing_leaves_the_call_in(tmp_path: Path, model: nn.Module, causal: bool) -> None:
     run = loop(tmp_path, model, captured, steps=1, functions=[f"{__name__}:flash@bthd"])
     (call,) = read_calls(tmp_path / "own")
-    assert call.is_causal is causal
+    assert call.form.is_causal is causal
     assert diagnose(call).findings == ()
     assert run.manifest.not_recorded == ()
 
@@ -281,7 +281,7 @@ def test_a_mask_that_is_no_tensor_is_known_from_nearly_all_rows(tmp_path: Path, 
         assert run.manifest.not_recorded == (said,)
     else:
         (call,) = read_calls(tmp_path / "own")
-        assert call.is_causal is causal
+        assert call.form.is_causal is causal
         assert diagnose(call).findings == ()
 
 
@@ -296,7 +296,7 @@ def test_rounded_scores_beside_a_mask_are_not_taken_for_the_masks(tmp_path: Path
     run = loop(tmp_path, model, captured, steps=2, functions=[f"{__name__}:rounding"])
     assert run.manifest.not_recorded == ()
     (call,) = read_calls(tmp_path / "own")
-    assert call.is_causal
+    assert call.form.is_causal
 
 
 @pytest.mark.parametrize(("prefix", "kept"), [(4, False), (1, True)])

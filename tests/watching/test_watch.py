@@ -135,7 +135,7 @@ def test_a_capture_holds_what_the_attention_took_and_gave(tmp_path: Path) -> Non
 
     loop(Net(attend), tmp_path, steps=1, at=lambda _step, watched: watched.capture(), sequences=2)
     calls = read_calls(tmp_path / "own")
-    assert [(call.layer, call.step, call.attention, call.is_causal) for call in calls] == [
+    assert [(call.layer, call.step, call.attention, call.form.is_causal) for call in calls] == [
         (1, 0, "sdpa", True), (2, 0, "sdpa", True),
     ]  # fmt: skip
     for call, at in zip(calls, (0, 4), strict=True):

@@ -80,7 +80,9 @@ def suspects(diagnoses: Sequence[Diagnosis], attention: str | None) -> str:
     for diagnosis in diagnoses:
         name = attention or diagnosis.call.attention
         of_users = ":" in name and not name.startswith("sdpa:")  # MODULE:NAME, FILE.py:FUNCTION; no backend of PyTorch
-        of_users &= not (diagnosis.call.is_causal and float(diagnosis.measures[FIRST_ROW_TURNED.name].mean()) > _TURNED)
+        of_users &= not (
+            diagnosis.call.form.is_causal and float(diagnosis.measures[FIRST_ROW_TURNED.name].mean()) > _TURNED
+        )
         found = {head for one in diagnosis.findings if one.kind in _BY_DESIGN for head in one.heads}
         heads[name] = heads.get(name, 0) + diagnosis.call.q.shape[1]
         wrong[name] = wrong.get(name, 0) + (len(found) if of_users else 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.diagnosis.delta_sample import DeltaSample, delta_sample, joined_samples
+from flashpoint.diagnosis.delta_bias import DeltaSample, delta_sample, joined_samples
 from flashpoint.diagnosis.measure_table import SEQUENCES
 from flashpoint.diagnosis.probe import Function
 from flashpoint.diagnosis.verdict import Diagnosis, diagnose

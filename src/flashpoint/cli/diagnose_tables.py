@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flashpoint.cli.diagnose_run import Growth
-    from flashpoint.diagnosis.delta_bias import DeltaBias
-    from flashpoint.diagnosis.delta_sample import DeltaSample
+    from flashpoint.diagnosis.delta_bias import DeltaBias, DeltaSample
     from flashpoint.diagnosis.finding import Finding
     from flashpoint.diagnosis.verdict import Diagnosis
 
@@ -79,9 +78,9 @@ def _otherwise_called(diagnoses: Sequence[Diagnosis]) -> str:
     usual = diagnoses[0].call.q.shape[-1] ** -0.5
     layers: dict[str, list[str]] = {}
     for call in (diagnosis.call for diagnosis in diagnoses):
-        if not math.isclose(call.scale, usual, rel_tol=1e-3):
-            layers.setdefault(f"scale {call.scale:.3g}, where 1/√d is {usual:.3g},", []).append(str(call.layer))
-        if not call.is_causal:
+        if not math.isclose(call.form.scale, usual, rel_tol=1e-3):
+            layers.setdefault(f"scale {call.form.scale:.3g}, where 1/√d is {usual:.3g},", []).append(str(call.layer))
+        if not call.form.is_causal:
             layers.setdefault("without a causal mask", []).append(str(call.layer))
     where = {
         what: "every layer" if len(of) == len(diagnoses) else f"layer {', '.join(of)}" for what, of in layers.items()

@@ -3,7 +3,8 @@
 A sequence has an *identity*, a word that it shares with its repetitions alone. A loop over few data repeats sequences,
 and a repetition is no further evidence. A sequence has the empty word where nobody knows whether it came before.
 
-Shapes: N sequences, H heads, H_kv heads of keys and values, T tokens, d features per head.
+Shapes: N sequences, H heads, H_kv heads of keys and values, T_q queries, T_k keys, d features per head of queries and
+keys, d_v of values. Elsewhere T and d stand for both where nothing depends on which.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from flashpoint.diagnosis.form import TENSORS, Form, joined_forms
 from flashpoint.errors import UserError
 from flashpoint.files import atomic_write
 from flashpoint.runs import migrations
@@ -31,16 +33,19 @@ _METADATA = "flashpoint"
 _NEEDED = ("q", "k", "v", "grad_out")
 _OPTIONAL = ("out", "grad_q", "grad_k", "grad_v")
 _OF_ROWS = "grad_logsumexp"
-"""Name of the one optional tensor that has no features, [N, H, T]."""
-_LIKE_K = ("k", "v", "grad_k", "grad_v")
+"""Name of the one optional tensor that has no features, [N, H, T_q]."""
+_OF_FORM = ("is_causal", "scale", "softcap", "dropout")
+"""What the metadata says of a call's form."""
 _DTYPES = {"bfloat16", "float16", "float32", "float64"}
 
 
 class CallRecord(Kind):
-    """What the metadata of a file says of the call; each field as of :class:`AttentionCall`."""
+    """What the metadata of a file says of the call; each field as of :class:`AttentionCall` and its :class:`.Form`."""
 
     is_causal: bool
     scale: Annotated[float, Field(gt=0)]
+    softcap: Annotated[float, Field(ge=0)]
+    dropout: Annotated[float, Field(ge=0, lt=1)]
     layer: Annotated[int, Field(ge=1, lt=2**31)]
     step: Step
     attention: str
@@ -54,20 +59,19 @@ class AttentionCall:
     """What a layer's attention took and gave.
 
     Attributes:
-        q, grad_out: [N, H, T, d], floating point.
-        k, v: [N, H_kv, T, d].
-        out: O [N, H, T, d] as the attention returned it; None where nobody kept it.
+        q: [N, H, T_q, d], floating point.
+        k: [N, H_kv, T_k, d].
+        v: [N, H_kv, T_k, d_v].
+        grad_out: dO [N, H, T_q, d_v].
+        out: O [N, H, T_q, d_v] as the attention returned it; None where nobody kept it.
         grad_q, grad_k, grad_v: as it returned them, of their inputs' shapes; None where nobody kept them.
-        is_causal: whether a query saw no later key.
-        scale: α.
+        form: what else it was told.
         layer: from 1.
         step: of the training, from 0.
         attention: what computed it, as a name that people read.
         identities: of the sequences [N], equal for those that are repetitions; empty where the tensors alone tell.
         together: layers that were captured at once, this one among them; empty where nobody says.
-        sink: the score [H] of one more key in each row's softmax, without a value, nats; −∞ for none, and None where no
-            head has one. No file holds it: O shows it (:mod:`flashpoint.diagnosis.sink`).
-        grad_logsumexp: what came to L [N, H, T], nats, which the attention returned beside O, where a loss used it;
+        grad_logsumexp: what came to L [N, H, T_q], nats, which the attention returned beside O, where a loss used it;
             None where none did. Gradients of q and k are of both.
         other_gradients: names of other outputs that a loss used: gradients of q, k and v are of O and these; empty
             where there are none.
@@ -81,14 +85,12 @@ class AttentionCall:
     grad_q: Tensor | None
     grad_k: Tensor | None
     grad_v: Tensor | None
-    is_causal: bool
-    scale: float
+    form: Form
     layer: int
     step: int
     attention: str
     identities: tuple[str, ...] = ()
     together: tuple[int, ...] = ()
-    sink: Tensor | None = None
     grad_logsumexp: Tensor | None = None
     other_gradients: str = ""
 
@@ -100,9 +102,9 @@ class AttentionCall:
         """
         from safetensors.torch import save_file
 
-        tensors = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL, _OF_ROWS)}
+        tensors = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL, _OF_ROWS)} | self.form.tensors
         kept = {name: x.detach().contiguous().cpu() for name, x in tensors.items() if x is not None}
-        told = {name: getattr(self, name) for name in CallRecord.model_fields}
+        told = {name: getattr(self.form if name in _OF_FORM else self, name) for name in CallRecord.model_fields}
         with atomic_write(path, durable=False) as partial:  # a training loop waits for it
             save_file(kept, partial, metadata={_METADATA: json.dumps(told)})
 
@@ -135,18 +137,26 @@ class AttentionCall:
         if missing := [name for name in _NEEDED if name not in tensors]:
             raise UserError(f"{path}: no tensor {', '.join(missing)}; it needs {', '.join(_NEEDED)}")
         held: dict[str, Any] = {name: tensors.get(name) for name in (*_NEEDED, *_OPTIONAL, _OF_ROWS)}
-        call = cls(**held, **dict(record))
+        told = dict(record)
+        form: dict[str, Any] = {name: told.pop(name) for name in _OF_FORM}
+        form |= {name: tensors.get(name) for name in TENSORS}
+        call = cls(**held, **told, form=Form(**form))
         call._check(path)
         return call
 
     def _check(self, path: Path) -> None:
         tensors = {name: x for name in (*_NEEDED, *_OPTIONAL) if (x := getattr(self, name)) is not None}
-        if not is_self_attention({name: x.shape for name, x in tensors.items()}):
+        if not fit_together({name: x.shape for name, x in tensors.items()}):
             told = ", ".join(f"{name} {list(x.shape)}" for name, x in tensors.items())
-            raise UserError(f"{path}: {told}; q, grad_out and out need [N, H, T, d], k and v [N, H_kv, T, d]")
+            needed = (
+                "q needs [N, H, T_q, d], k [N, H_kv, T_k, d], v [N, H_kv, T_k, d_v], out and grad_out [N, H, T_q, d_v]"
+            )
+            raise UserError(f"{path}: {told}; {needed}")
         if self.grad_logsumexp is not None and self.grad_logsumexp.shape != self.q.shape[:-1]:
             shape = list(self.grad_logsumexp.shape)
-            raise UserError(f"{path}: {_OF_ROWS} {shape}, q {list(self.q.shape)}; it needs [N, H, T]")
+            raise UserError(f"{path}: {_OF_ROWS} {shape}, q {list(self.q.shape)}; it needs [N, H, T_q]")
+        if problem := self.form.problem((*self.q.shape[:3], self.k.shape[2])):
+            raise UserError(f"{path}: {problem}")
         if len(self.identities) not in (0, len(self.q)):
             raise UserError(f"{path}: {len(self.identities)} identities of {len(self.q)} sequences; write it anew")
         dtypes = {name: str(x.dtype).removeprefix("torch.") for name, x in tensors.items()}
@@ -175,21 +185,25 @@ class AttentionCall:
             if (x := getattr(self, name)) is not None
         }
         of_rows = None if self.grad_logsumexp is None else self.grad_logsumexp[:, queries]
-        sink = None if self.sink is None else self.sink[queries]
-        return dataclasses.replace(self, **sliced, sink=sink, grad_logsumexp=of_rows)
+        return dataclasses.replace(self, **sliced, form=self.form.of_heads(queries), grad_logsumexp=of_rows)
 
     def to(self, device: torch.device) -> AttentionCall:
         """Return the call with its tensors on a device."""
         moved = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL, _OF_ROWS)}
-        return dataclasses.replace(self, **{name: x.to(device) for name, x in moved.items() if x is not None})
+        held = {name: x.to(device) for name, x in moved.items() if x is not None}
+        return dataclasses.replace(self, **held, form=self.form.to(device))
 
 
-def is_self_attention(shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Return whether tensors of a call, by the names of :class:`AttentionCall`, have its shapes; q and k are there."""
-    q, k = list(shapes["q"]), list(shapes["k"])
-    if len(q) != 4 or len(k) != 4 or 0 in (*q, *k) or [q[0], *q[2:]] != [k[0], *k[2:]] or q[1] % k[1]:
+def fit_together(shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Return whether tensors of a call, by the names of :class:`AttentionCall`, have its shapes. q, k, v are there."""
+    q, k, v = (list(shapes[name]) for name in ("q", "k", "v"))
+    if {len(q), len(k), len(v)} != {4} or 0 in (*q, *k, *v) or q[1] % k[1]:
         return False
-    return all(list(shape) == (k if name in _LIKE_K else q) for name, shape in shapes.items())
+    if q[0] != k[0] or q[3] != k[3] or k[:3] != v[:3]:
+        return False
+    out = [*q[:3], v[3]]
+    needed = {"q": q, "grad_q": q, "k": k, "grad_k": k, "v": v, "grad_v": v, "out": out, "grad_out": out}
+    return all(list(shape) == needed[name] for name, shape in shapes.items())
 
 
 def joined(calls: Sequence[AttentionCall]) -> AttentionCall:
@@ -197,6 +211,7 @@ def joined(calls: Sequence[AttentionCall]) -> AttentionCall:
     first = calls[0]
     names = [name for name in (*_NEEDED, *_OPTIONAL, _OF_ROWS) if getattr(first, name) is not None]
     held: dict[str, Any] = {name: torch.cat([getattr(call, name) for call in calls]) for name in names}
+    held["form"] = joined_forms([call.form for call in calls], [len(call.q) for call in calls])
     known = all(call.identities for call in calls)
     held["identities"] = tuple(one for call in calls for one in call.identities) if known else ()
     return dataclasses.replace(first, **held)

@@ -73,13 +73,13 @@ def exact(call: AttentionCall, sequence: int) -> Exact:
     """
     q, grad_out = call.q[sequence].double(), call.grad_out[sequence].double()
     k, v = (x[sequence].double().repeat_interleave(call.groups, 0) for x in (call.k, call.v))
-    scores = call.scale * q @ k.mT
-    if call.is_causal:
+    scores = call.form.scale * q @ k.mT
+    if call.form.is_causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores.masked_fill_(later, -math.inf)
     probs = scores.softmax(-1)
-    if call.sink is not None:
-        probs *= torch.sigmoid(scores.logsumexp(-1) - call.sink[:, None])[..., None]
+    if call.form.sink is not None:
+        probs *= torch.sigmoid(scores.logsumexp(-1) - call.form.sink[:, None])[..., None]
     out = probs @ v
     delta = (grad_out * out).sum(-1, keepdim=True)
     bound = grad_out.norm(dim=-1) * out.norm(dim=-1)
@@ -92,12 +92,12 @@ def exact(call: AttentionCall, sequence: int) -> Exact:
         k=k,
         v=v,
         grad_out=grad_out,
-        scale=call.scale,
+        scale=call.form.scale,
         scores=scores,
         probs=probs,
         grad_scores=grad_scores,
         out=out,
-        grad_q=call.scale * (grad_scores @ k),
+        grad_q=call.form.scale * (grad_scores @ k),
         attended_keys=probs @ k,
         bound=bound,
     )

@@ -114,7 +114,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def _nonfinite_out(call: AttentionCall, rows: Tensor, heads: Tensor, measures: Measures, finding: Make) -> Finding:
     """Say of rows [N, H, T] of O, in some heads [H], where they begin, and whether scores in FP16 made them."""
-    largest = float((measures[table.LARGEST_SCORE.name][:, heads] / call.scale).max())
+    largest = float((measures[table.LARGEST_SCORE.name][:, heads] / call.form.scale).max())
     product = f"{largest:,.0f}" if largest < 1e9 else f"{largest:.1e}"
     n, head, row = (place + 1 for place in rows.nonzero()[0].tolist())
     text = (
@@ -137,7 +137,7 @@ def _as_fp16_overflows(call: AttentionCall, rows: Tensor, heads: Tensor) -> bool
     A score of infinity makes its row NaN; one of minus infinity is a weight of 0, unless all of the row are.
     """
     length, some_hold = call.q.shape[-2], False
-    later = torch.ones(length, length, dtype=torch.bool, device=rows.device).triu(1) & call.is_causal
+    later = torch.ones(length, length, dtype=torch.bool, device=rows.device).triu(1) & call.form.is_causal
     for n in range(len(rows)):
         for head in heads.nonzero().flatten().tolist():
             products = call.q[n, head].double() @ call.k[n, head // call.groups].double().mT
@@ -172,7 +172,7 @@ def _of_logsumexp(call: AttentionCall, results: Results, _probed: Probed | None,
     assert call.grad_logsumexp is not None
     true = exact(call, n)
     size = true.attended_keys.norm(dim=-1)  # of what an error of 1 makes in a row of dQ
-    error = delta_error_of(results.grad_q[n].double(), true, call.scale) * size
+    error = delta_error_of(results.grad_q[n].double(), true, call.form.scale) * size
     lost = call.grad_logsumexp[n].double() * size
     slope = (error * lost).sum(-1) / lost.square().sum(-1)
     left = (error - lost).square().sum(-1) / error.square().sum(-1)
@@ -198,7 +198,7 @@ def wrong_weights(
             float(measures[table.WEIGHT_EXACT.name][n, head]),
         )
         text = f"queries {queries} give keys {keys} a weight of {got:.3f} in place of {meant:.3f}"
-        text += ": the causal mask hides these keys" if call.is_causal and meant == 0 else ""
+        text += ": the causal mask hides these keys" if call.form.is_causal and meant == 0 else ""
         return finding("dropped_tile" if got < 0.2 * meant else "stale_maximum", heads, text)
     if (heads := masses.amax(0) > _WEIGHT_OFF + fp32_error(measures)).any():
         n, head = _largest(masses * heads)

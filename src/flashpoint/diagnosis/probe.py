@@ -66,7 +66,7 @@ def results_of(function: Function, call: AttentionCall) -> Results:
     """Call an attention, and have its gradients by autograd."""
     q, k, v = (x.detach().clone().requires_grad_() for x in (call.q, call.k, call.v))
     with torch.enable_grad():
-        out = function(q, k, v, call.is_causal, call.scale)
+        out = function(q, k, v, call.form.is_causal, call.form.scale)
     grads = torch.autograd.grad(out, (q, k, v), call.grad_out.to(out.dtype))
     return Results(out.detach(), *grads)
 
@@ -85,7 +85,7 @@ def probe(function: Function, call: AttentionCall) -> Probed | None:
         v[..., d + 1 : d + 1 + count] = of_key.to(v.dtype)
         grad_out[..., d + 1 + count : wanted] = of_key.to(grad_out.dtype)
         widened = AttentionCall(
-            q, k, v, grad_out, None, None, None, None, call.is_causal, call.scale, call.layer, call.step, call.attention
+            q, k, v, grad_out, None, None, None, None, call.form, call.layer, call.step, call.attention
         )
         try:
             found = results_of(function, widened)
@@ -99,7 +99,7 @@ def probe(function: Function, call: AttentionCall) -> Probed | None:
         masses = found.grad_v[..., d + 1 + count : wanted].double().sum(-2)
         return Probed(
             out=found.out[..., :d],
-            row_sums=found.grad_q[..., d].double() / call.scale,
+            row_sums=found.grad_q[..., d].double() / call.form.scale,
             responses=(call.grad_out.double() * (raised - lowered)[..., :d]).sum(-1) / (2 * _SHIFT),
             weights=found.out[..., d + 1 : d + 1 + count].double(),
             masses=masses / (in_block * call.groups),
@@ -112,8 +112,8 @@ def probe(function: Function, call: AttentionCall) -> Probed | None:
 def _shifted(function: Function, call: AttentionCall, feature: int, nats: float) -> Tensor:
     """Return O float64 with so much added to all scores; K's feature is 1, and Q's 0."""
     q = call.q.clone()
-    q[..., feature] = nats / call.scale
-    return function(q, call.k, call.v, call.is_causal, call.scale).double()
+    q[..., feature] = nats / call.form.scale
+    return function(q, call.k, call.v, call.form.is_causal, call.form.scale).double()
 
 
 def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) -> Measures:

@@ -52,7 +52,7 @@ def of_results(
     measured: Measures = {}
     heads, length, _ = true.out.shape
     nonfinite = torch.zeros(heads, length, dtype=torch.bool, device=true.out.device)
-    delta_error = None if results.grad_q is None else delta_error_of(results.grad_q[n].double(), true, call.scale)
+    delta_error = None if results.grad_q is None else delta_error_of(results.grad_q[n].double(), true, call.form.scale)
     if results.out is not None:
         here = ~results.out[n].double().isfinite().all(-1)
         nonfinite |= here
@@ -67,17 +67,18 @@ def of_results(
         wanted = _of_keys(getattr(true, name), call) if of_keys else true.grad_q
         errors = {rows.error: (found - wanted).norm(dim=(-2, -1))}
         if name == "grad_q":
-            measured |= {**of_grad_q(found, true, call.scale), table.GRAD_Q_FACTOR.name: factor_of_grad_q(found, true)}
-            errors[table.GRAD_Q_UNEXPLAINED] = _unexplained_grad_q(found, true, call.scale)
+            measured |= of_grad_q(found, true, call.form.scale)
+            measured[table.GRAD_Q_FACTOR.name] = factor_of_grad_q(found, true)
+            errors[table.GRAD_Q_UNEXPLAINED] = _unexplained_grad_q(found, true, call.form.scale)
         if name == "grad_k" and delta_error is not None:
-            of_delta = -call.scale * (true.probs.mT @ (delta_error[..., None] * call.q[n].double()))
+            of_delta = -call.form.scale * (true.probs.mT @ (delta_error[..., None] * call.q[n].double()))
             errors[table.GRAD_K_UNEXPLAINED] = (found - wanted - _of_keys(of_delta, call)).norm(dim=(-2, -1))
         size = _size(name, wanted, call, true)
         measured |= {one.name: (error / size).repeat_interleave(repeats, 0) for one, error in errors.items()}
     if call.q.dtype == call.grad_out.dtype == torch.float16:
         measured |= of_fp16(call, true, n)
     if delta_error is not None:
-        noise = noise_of_grad_q(true, call.scale)
+        noise = noise_of_grad_q(true, call.form.scale)
         measured[table.GRAD_DELTA_ROUNDING.name] = _rounding_of_grad_q(noise, true)
     if results.out is not None and delta_error is not None:
         measured |= delta_follows(call, results.out[n].double(), delta_error, noise, true, n)
@@ -143,8 +144,8 @@ def of_fp16(call: AttentionCall, true: Exact, n: int) -> Measures:
         delta = delta - call.grad_logsumexp[n].double()[..., None]
     grad_scores = _fp16(true.probs * (_fp16(true.grad_out @ v.mT) - delta))
     found = (
-        ("grad_q", table.GRAD_Q, _fp16(call.scale * (grad_scores @ true.k))),
-        ("grad_k", table.GRAD_K, _fp16(_of_keys(call.scale * (grad_scores.mT @ true.q), call))),
+        ("grad_q", table.GRAD_Q, _fp16(call.form.scale * (grad_scores @ true.k))),
+        ("grad_k", table.GRAD_K, _fp16(_of_keys(call.form.scale * (grad_scores.mT @ true.q), call))),
         ("grad_v", table.GRAD_V, _fp16(_of_keys(true.grad_v, call))),
     )
     errors: Measures = {}
@@ -231,10 +232,10 @@ def _size(name: str, wanted: Tensor, call: AttentionCall, true: Exact) -> Tensor
     """
     least = torch.zeros((), dtype=wanted.dtype, device=wanted.device)
     if name == "grad_q":
-        least = 0.1 * call.scale * (true.bound[..., None] * true.attended_keys).norm(dim=(-2, -1))
+        least = 0.1 * call.form.scale * (true.bound[..., None] * true.attended_keys).norm(dim=(-2, -1))
     elif name == "grad_k":
         attended = true.probs.mT @ (true.bound * true.q_norm)[..., None]
-        least = 0.1 * call.scale * _of_keys(attended.norm(dim=(-2, -1)), call)
+        least = 0.1 * call.form.scale * _of_keys(attended.norm(dim=(-2, -1)), call)
     elif name == "grad_v":
         walks = true.probs.square().sum(-1) * true.grad_out_norm.square()
         least = _of_keys(walks.sum(-1), call).sqrt()

@@ -33,10 +33,10 @@ def out_of(variant: AttentionVariant, call: AttentionCall, n: int) -> Tensor:
     k, v = (x[n : n + 1].repeat_interleave(call.groups, 1) for x in (call.k, call.v))
     heads = torch.arange(k.shape[1], device=k.device)
     noise = NoiseKey(torch.zeros(2, dtype=torch.int64, device=k.device), 1, heads, k.shape[1], 1)
-    out, logsumexp = (
-        x[0].double() for x in flash_fwd(call.q[n : n + 1], k, v, variant, noise, call.is_causal, call.scale)[:2]
-    )
-    return out if call.sink is None else out * torch.sigmoid(logsumexp - call.sink[:, None])[..., None]
+    form = call.form
+    found = flash_fwd(call.q[n : n + 1], k, v, variant, noise, form.is_causal, form.scale)[:2]
+    out, logsumexp = (x[0].double() for x in found)
+    return out if form.sink is None else out * torch.sigmoid(logsumexp - form.sink[:, None])[..., None]
 
 
 def _rounding(call: AttentionCall) -> Rounding:

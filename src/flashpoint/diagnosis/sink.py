@@ -41,7 +41,9 @@ def with_sink(call: AttentionCall, out: Tensor | None) -> AttentionCall:
         return call
     looked_at = [_rows_of(call, out, n) for n in range(len(call.q))]
     sink = sink_of(*(torch.cat(parts, 1) for parts in zip(*looked_at, strict=True)))
-    return dataclasses.replace(call, sink=sink) if (sink > -torch.inf).any() else call
+    if not (sink > -torch.inf).any():
+        return call
+    return dataclasses.replace(call, form=dataclasses.replace(call.form, sink=sink))
 
 
 def sink_of(logsumexp: Tensor, exact: Tensor, found: Tensor) -> Tensor:
@@ -62,10 +64,10 @@ def sink_of(logsumexp: Tensor, exact: Tensor, found: Tensor) -> Tensor:
 
 def sink_finding(call: AttentionCall, finding: Make) -> Finding | None:
     """Say which heads have a sink: it is told, and everything else is compared with the attention that has it."""
-    if call.sink is None:
+    if call.form.sink is None:
         return None
-    heads = (call.sink > -torch.inf).cpu()
-    scores = call.sink.cpu()[heads]
+    heads = (call.form.sink > -torch.inf).cpu()
+    scores = call.form.sink.cpu()[heads]
     lowest, highest = float(scores.min()), float(scores.max())
     told = " to ".join(dict.fromkeys(f"{round(score, 2) + 0.0:.2f}" for score in (lowest, highest)))
     text = (
@@ -81,8 +83,8 @@ def _rows_of(call: AttentionCall, out: Tensor, n: int) -> tuple[Tensor, Tensor, 
     spaced = torch.logspace(0, 1, _ROWS, base=length, device=out.device).long() - 1
     rows = torch.cat([torch.arange(min(length, _ROWS // 2), device=out.device), spaced.clamp(0, length - 1)]).unique()
     k, v = (x[n].double().repeat_interleave(call.groups, 0) for x in (call.k, call.v))
-    scores = call.scale * call.q[n, :, rows].double() @ k.mT
-    if call.is_causal:
+    scores = call.form.scale * call.q[n, :, rows].double() @ k.mT
+    if call.form.is_causal:
         scores.masked_fill_(torch.arange(length, device=out.device) > rows[:, None], -torch.inf)
     return scores.logsumexp(-1), scores.softmax(-1) @ v, out[n, :, rows].double()
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall, identities_of
-from flashpoint.diagnosis.delta_bias import DeltaBias, ignited
-from flashpoint.diagnosis.delta_sample import DeltaSample
+from flashpoint.diagnosis.delta_bias import DeltaBias, DeltaSample, ignited
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.factors import Factors, factor_findings, factors_of
 from flashpoint.diagnosis.finding import (
@@ -107,7 +106,7 @@ def diagnose(
     probed = probe(function, call) if function else None
     differing = differing_rows(function, call, results)
     call = with_sink(call, results.out)
-    if call.sink is not None and call.grad_logsumexp is not None:  # whether L counts the sink in, nobody says
+    if call.form.sink is not None and call.grad_logsumexp is not None:  # whether L counts the sink in, nobody says
         call = dataclasses.replace(call, grad_logsumexp=None, other_gradients="L beside a sink")
     compared = Results(results.out, None, None, None) if call.other_gradients else results
     measures = measured(call, compared, probed, declared)
@@ -147,7 +146,7 @@ def _of_heads(
     call: AttentionCall, results: Results, probed: Probed | None, n: int, declared: AttentionVariant | None
 ) -> Measures:
     true = exact(call, n)
-    found = {**of_inputs(true, call.q[n].double(), call.scale), **of_results(call, results, true, n, declared)}
+    found = {**of_inputs(true, call.q[n].double(), call.form.scale), **of_results(call, results, true, n, declared)}
     if probed is not None and results.out is not None:
         found |= probed_measures(call, probed, true, n)
         noise = true.grad_scores.norm(dim=-1)  # of a key's feature that is 1, whatever K is

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from flashpoint.diagnosis.call import AttentionCall, joined
+from flashpoint.diagnosis.form import Form
 from flashpoint.errors import UserError, notify
 from flashpoint.lab.build_config import changed
 from flashpoint.lab.config import Config
@@ -104,8 +105,7 @@ def _calls(step: OptimizerStep, config: Config, sequences: torch.Tensor, number:
             grad_q=seen.grad_q[at],
             grad_k=None,
             grad_v=None,
-            is_causal=True,
-            scale=seen.scale,
+            form=Form(is_causal=True, scale=seen.scale),
             layer=at + 1,
             step=number,
             attention=config.attn.name,

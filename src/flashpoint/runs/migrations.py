@@ -175,9 +175,11 @@ def call(values: Json, head_size: int) -> Json:
     """Return the metadata of a captured call with every key of today.
 
     Whoever writes tensors without metadata has taken a causal call with α = 1/√d. The first versions of captures had no
-    identities, and did not say which layers were captured at once, nor whether other outputs had gradients.
+    identities, and did not say which layers were captured at once, nor whether other outputs had gradients. A call with
+    a soft cap or with dropout was not recorded.
     """
     told = {"is_causal": True, "scale": max(1, head_size) ** -0.5, "layer": 1, "step": 0, "attention": UNSEEN}
+    told |= {"softcap": 0.0, "dropout": 0.0}
     return {**told, "identities": [], "together": [], "other_gradients": "", **values}
 
 

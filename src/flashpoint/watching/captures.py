@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.diagnosis.delta_sample import DeltaSample
+from flashpoint.diagnosis.delta_bias import DeltaSample
 from flashpoint.errors import UserError, notify
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import NO_LOSS

@@ -16,7 +16,7 @@ import torch
 from pydantic import Field, model_validator
 
 from flashpoint.diagnosis.call import AttentionCall, by_identity
-from flashpoint.diagnosis.delta_sample import DeltaSample, delta_sample, joined_samples
+from flashpoint.diagnosis.delta_bias import DeltaSample, delta_sample, joined_samples
 from flashpoint.diagnosis.measure_table import SOURCES
 from flashpoint.diagnosis.measures import Measures
 from flashpoint.errors import UserError

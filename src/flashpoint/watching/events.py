@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.form import Form
 from flashpoint.runs.outcome import Verdict
 from flashpoint.watching.notices import Notices
 
@@ -125,7 +126,8 @@ class AttentionCalled:
     Attributes:
         forward: number of the forward pass; 0 where its beginning was not seen.
         q, k: as given, with their graph, by which projections are found.
-        kept: copies of some sequences of q, k, v and out, [N, H, T, d]; empty in a layer that is not wanted.
+        form: of the call, with copies of the tensors of some sequences.
+        kept: copies of these sequences of q, k, v and out, [N, H, T, d]; empty in a layer that is not wanted.
         weights: where ``nn.MultiheadAttention`` called it: [3C, C] of W_Q, W_K and W_V, or these three.
     """
 
@@ -133,8 +135,7 @@ class AttentionCalled:
     forward: int
     q: Tensor
     k: Tensor
-    is_causal: bool
-    scale: float
+    form: Form
     kept: Mapping[str, Tensor]
     weights: tuple[nn.Parameter, ...]
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashpoint.diagnosis.call import is_self_attention
+from flashpoint.diagnosis.form import CLOSED, Form
 from flashpoint.diagnosis.sink import sink_of
 from flashpoint.errors import UserError
-from flashpoint.other_softmax import CAPS, other_softmax
+from flashpoint.watching.left_out import is_self_attention
 
 _ROWS = 64
 _FAR = 0.5
@@ -37,9 +37,6 @@ _LIKE_MASKS = ("mask", "bias")
 """Parts of names. What an argument with another name says by True, False or a word is taken to be no mask."""
 
 _NAMES = (("q", "query"), ("k", "key"), ("v", "value"))
-
-_CLOSED = -65_504.0
-"""What is added to the score of a pair that is masked is this or less: the least number of FP16, or −∞."""
 
 
 class NoMask:
@@ -165,6 +162,8 @@ def scale_of(given: Mapping[str, Any]) -> Any:
 def perhaps_masks(given: Mapping[str, Any], qkv: Sequence[Tensor]) -> list[str]:
     """Return the arguments beside q, k and v that may hold a mask for all that is known: a block mask of
     flex_attention, any object, the length of a prefix. Those that :func:`changing` reads are not among them."""
+    from flashpoint.other_softmax import CAPS  # few loops need it
+
     read = {*_CAUSAL, *_SCALES, *_DROPOUT, *_WINDOWS, *CAPS}
 
     def is_none(name: str, value: Any) -> bool:
@@ -183,6 +182,8 @@ def changing(given: Mapping[str, Any], length: int) -> str | None:
         given: its arguments by name.
         length: T.
     """
+    from flashpoint.other_softmax import other_softmax
+
     causal = bool(causal_by_options(given))
     here = {name: value for name, value in given.items() if value is not None}
     dropped = _DROPOUT if here.get("training", True) else ()
@@ -229,7 +230,7 @@ def masking(mask: Any, length: int) -> bool | None:
         return None
     if mask.dtype == torch.bool:
         seen = mask
-    elif mask.is_floating_point() and bool(((mask == 0) | (mask <= _CLOSED)).all()):
+    elif mask.is_floating_point() and bool(((mask == 0) | (mask <= CLOSED)).all()):
         seen = mask == 0
     else:
         return None
@@ -284,9 +285,7 @@ def _fits(tensors: Sequence[Tensor], told: bool | None, scale: float | None) -> 
 
 
 @torch.no_grad()
-def gradient_of_logsumexp(
-    gradient: Tensor, values: Tensor, kept: Mapping[str, Tensor], is_causal: bool, scale: float
-) -> Tensor | None:
+def gradient_of_logsumexp(gradient: Tensor, values: Tensor, kept: Mapping[str, Tensor], form: Form) -> Tensor | None:
     """Return the gradient [N, H, T] of an output that is L, the logarithm of Σⱼ exp(S) of each row; None of another.
 
     Some rows of the first sequence show it.
@@ -294,13 +293,14 @@ def gradient_of_logsumexp(
     Args:
         gradient, values: of the output, L where they are [B, H, T], [B, T, H] or [B, H, T, 1].
         kept: q and k, [N, H, T, d] and [N, H_kv, T, d], of the first N sequences.
+        form: of the call.
     """
     q, k = kept["q"], kept["k"]
     length = q.shape[2]
     rows = torch.linspace(0, length - 1, min(length, _ROWS), device=q.device).long()
     keys = k[0].float().repeat_interleave(q.shape[1] // k.shape[1], 0)
-    scores = q[0][:, rows].float() @ keys.mT * scale
-    scores.masked_fill_((torch.arange(length, device=q.device) > rows[:, None]) & is_causal, -torch.inf)
+    scores = q[0][:, rows].float() @ keys.mT * form.scale
+    scores.masked_fill_((torch.arange(length, device=q.device) > rows[:, None]) & form.is_causal, -torch.inf)
     expected = scores.logsumexp(-1)
     if values.dim() == 4 and values.shape[-1] == 1:
         gradient, values = gradient[..., 0], values[..., 0]

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
+from flashpoint.diagnosis.form import Form
 from flashpoint.files import CONFIGS
-from flashpoint.other_softmax import other_softmax
 from flashpoint.watching.functions import (
     NamedFunction,
     arguments_of,
@@ -118,7 +118,8 @@ class CallMode(TorchFunctionMode):
         else:
             name = "sdpa" if func is _SDPA else _variant_name(given["variant"])
             tensors = {"q": given["query"], "k": given["key"], "v": given["value"], "out": out}
-            self._interceptor.keep(name, tensors, causal, given.get("scale"), in_order=True)
+            form = _form(causal, given.get("scale"), given["query"])
+            self._interceptor.keep(name, tensors, form, in_order=True)
 
     def _sdpa(self, *args: Any, **kwargs: Any) -> Any:
         return self.__torch_function__(_SDPA, (), args, kwargs)
@@ -196,7 +197,8 @@ def intercepting_interface(interceptor: Interceptor, original: Callable[..., Any
             interceptor.miss(f"{name}: {reason}")
         else:
             tensors = {"q": q, "k": k, "v": v, "out": out}
-            interceptor.keep(name, tensors, causal, given.get("scaling"), by_token=("out",), result=result)
+            form = _form(causal, given.get("scaling"), q)
+            interceptor.keep(name, tensors, form, by_token=("out",), result=result)
 
     return get_interface
 
@@ -209,6 +211,8 @@ def _masked(module: Any, length: int, mask: Any, given: dict[str, Any]) -> tuple
             (f", by {name}=0.0 in the configuration of the model" for name in _DROPOUTS if of_config.get(name)), ""
         )
         return False, f"{DROPOUT}{by}"
+    from flashpoint.other_softmax import other_softmax  # few loops need it
+
     if (changed := other_softmax(given)) is not None:
         return False, f"{changed}, which changes the softmax"
     if mask is not None:
@@ -274,4 +278,10 @@ def _keep_named(
         interceptor.miss(f"{named.word}: O is not softmax(QKᵀ·scale)V, causal or not: {perhaps}")
     else:
         by_token = tuple(tensors) if named.by_token else ()
-        interceptor.keep(named.word, tensors, is_causal, scale, by_token=by_token, result=result)
+        form = _form(is_causal, scale, tensors["q"])
+        interceptor.keep(named.word, tensors, form, by_token=by_token, result=result)
+
+
+def _form(is_causal: bool, scale: Any, q: Tensor) -> Form:
+    """Return the form of a call of queries [..., d]; a scale of None is 1/√d."""
+    return Form(is_causal, (q.shape[-1] or 1) ** -0.5 if scale is None else float(scale))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from flashpoint.diagnosis.form import Form
 from flashpoint.watching.events import (
     AttentionCalled,
     BackwardReached,
@@ -210,8 +211,7 @@ class Interceptor:
         self,
         name: str,
         tensors: dict[str, Tensor],
-        is_causal: bool,
-        scale: float | None,
+        form: Form,
         *,
         by_token: Sequence[str] = (),
         in_order: bool = False,
@@ -221,6 +221,7 @@ class Interceptor:
 
         Args:
             tensors: q, k, v and out, [B, H, T, d] and for keys [B, H_kv, T, d].
+            form: of all B sequences.
             by_token: names of those that are [B, T, H, d].
             in_order: as of :func:`edges_of`.
             result: what the attention returned; its tensors beside O can have gradients of their own.
@@ -233,11 +234,10 @@ class Interceptor:
             self.miss(f"{name}: {reason}")
             return
         q, k = by_head["q"], by_head["k"]
-        scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
         layer = 1 + self.calls.of_pass(self._forward)
         wanted = self._layers is None or layer in self._layers or not self._forward  # else its number may be another
         kept = self._copies(tensors, by_token) if wanted else {}
-        call = AttentionCalled(name, self._forward, q, k, is_causal, scale, kept, self.weights)
+        call = AttentionCalled(name, self._forward, q, k, form.copied(self._sequences), kept, self.weights)
         if wanted:
             self._hook_gradients(call, tensors, by_token, in_order)
             for which, other in other_outputs(result):
@@ -337,7 +337,7 @@ class Interceptor:
                 if own is not None:
                     backward, of_rows = torch._C._current_graph_task_id(), None
                     if values is not None:
-                        of_rows = gradient_of_logsumexp(own, values, call.kept, call.is_causal, call.scale)
+                        of_rows = gradient_of_logsumexp(own, values, call.kept, call.form)
                     self._show(OtherGradientSeen(call, name, of_rows, backward))
 
         self._gradient_hooks.append(other.register_hook(keep_other))

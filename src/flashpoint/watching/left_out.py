@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flashpoint.diagnosis.call import is_self_attention
+from flashpoint.diagnosis.call import fit_together
 
 WITHOUT_GRADIENTS = "called without gradients, as in an evaluation or in checkpoints, which need use_reentrant=False"
 TWICE = "differentiated twice, as for a gradient penalty, where only first derivatives are recorded"
@@ -30,6 +30,11 @@ def is_transformed(value: Any) -> bool:
     """Return whether a value is a tensor inside a transform of ``torch.func``: it has no gradients and no values of its
     own, and ends with the transform. PyTorch has no public way to ask."""
     return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def is_self_attention(shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Return whether q, k, v and out have as many tokens and features as each other."""
+    return fit_together(shapes) and shapes["q"] == shapes["out"] and shapes["q"][2] == shapes["k"][2]
 
 
 def shapes_left_out(tensors: Mapping[str, Tensor]) -> str:

@@ -66,7 +66,7 @@ def batches_of_model(
         if not calls:
             why = "; ".join(sorted(interceptor.calls.missed)) or "it calls none that is known"
             raise UserError(f"{name}: no attention was recorded ({why}); name it with --function MODULE:NAME")
-        if not any(call.is_causal for call in calls):
+        if not any(call.form.is_causal for call in calls):
             raise UserError(
                 f"{name}: its attention is not causal, and --text takes the loss of the next token, which such a model "
                 "sees; run it in your loop with flashpoint.watch (docs/watching.md, A checkpoint alone)"

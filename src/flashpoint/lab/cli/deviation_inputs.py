@@ -72,6 +72,8 @@ def _calls(path: Path, step: int | None, sequences: int | None, device: torch.de
 
 def _given(path: Path, call: AttentionCall, sequences: int | None, causal: bool | None) -> Given:
     name = f"L{call.layer} step {call.step}"
+    if not call.form.is_plain or call.form.sink is not None or call.v.shape[2:] != call.q.shape[2:]:
+        raise UserError(f"{path}: {name} is no softmax(QKᵀ·scale)V of one length and width; give other inputs")
     groups = call.groups
     tensors = {
         "q": call.q,
@@ -79,8 +81,8 @@ def _given(path: Path, call: AttentionCall, sequences: int | None, causal: bool 
         "v": call.v.repeat_interleave(groups, 1),
         "grad_out": call.grad_out,
     }
-    inputs = Inputs(**tensors, scale=call.scale).map(lambda x: x[:sequences].double())
+    inputs = Inputs(**tensors, scale=call.form.scale).map(lambda x: x[:sequences].double())
     for tensor in tensors:
         if not getattr(inputs, tensor).isfinite().all():
             raise UserError(f"{path}: {tensor} of {name} holds values that are not finite; give finite ones")
-    return Given(name, inputs, call.is_causal if causal is None else causal)
+    return Given(name, inputs, call.form.is_causal if causal is None else causal)

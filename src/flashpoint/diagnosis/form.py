@@ -1,0 +1,107 @@
+"""How the weights of an attention come from q and k: scale, soft cap, bias, masks, sink and dropout.
+
+S = α QKᵀ, then c·tanh(S/c) with a soft cap c, then S + bias, then −∞ where a query does not see a key. P is the softmax
+of a row, beside its sink. O = (P∘D) V, where D is 0 at weights that dropout dropped and 1/(1 − p) at the others.
+
+Shapes: N sequences, H heads, T_q queries, T_k keys. Tensors have four dimensions; each of N, H and T_q can be 1, which
+stands for all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CLOSED = -65_504.0
+"""A bias of this or less closes a pair: the least number of FP16, or −∞."""
+TENSORS = ("bias", "mask", "sink", "kept")
+"""Fields of :class:`Form` that are tensors, by which a file names them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """What an attention was told beside q, k and v.
+
+    Attributes:
+        is_causal: whether query i saw no key after key i, as PyTorch's ``is_causal`` has it.
+        scale: α.
+        softcap: c, nats; 0 is none.
+        bias: is added to the scores [N, H, T_q, T_k], floating point, nats. What is :data:`CLOSED` or less closes.
+        mask: [N, H, T_q, T_k] bool, True where a query sees a key. ``is_causal`` closes more.
+        sink: the score [H] of one more key in each row's softmax, without a value, nats; −∞ for none, and None where no
+            head has one.
+        dropout: p, the share of weights that is dropped.
+        kept: [N, H, T_q, T_k] bool, False at the weights that were dropped; None without dropout.
+    """
+
+    is_causal: bool
+    scale: float
+    softcap: float = 0.0
+    bias: Tensor | None = None
+    mask: Tensor | None = None
+    sink: Tensor | None = None
+    dropout: float = 0.0
+    kept: Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that are set, by the names of their fields."""
+        return {name: x for name in TENSORS if (x := getattr(self, name)) is not None}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether ``is_causal`` and ``scale`` say all, save a sink."""
+        return not self.softcap and not self.dropout and self.tensors.keys() <= {"sink"}
+
+    def of_heads(self, queries: slice) -> Form:
+        """Return the form of some heads of queries."""
+        return self._changed(lambda name, x: x[queries] if name == "sink" else x if x.shape[1] == 1 else x[:, queries])
+
+    def copied(self, sequences: int) -> Form:
+        """Return the form with copies of its tensors, of the first sequences."""
+        return self._changed(lambda name, x: (x if name == "sink" else x[:sequences]).detach().clone())
+
+    def to(self, device: torch.device) -> Form:
+        """Return the form with its tensors on a device."""
+        return self._changed(lambda _name, x: x.to(device))
+
+    def problem(self, shape: Sequence[int]) -> str:
+        """Return what is wrong with it, for scores of a shape (N, H, T_q, T_k); empty where nothing is."""
+        for name, x in self.tensors.items():
+            told = f"{name} {list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+            if not (x.is_floating_point() if name in ("bias", "sink") else x.dtype == torch.bool):
+                return f"{told}; it needs {'floating point' if name in ('bias', 'sink') else 'bool'}"
+            if name == "sink" and tuple(x.shape) != (shape[1],):
+                return f"{told}; it needs [{shape[1]}]"
+            if name != "sink" and not _stands_for(x.shape, shape):
+                return f"{told}; it needs {list(shape)}, of which each of the first three can be 1"
+        if bool(self.dropout) != (self.kept is not None):
+            beside = "without" if self.dropout else "beside"
+            return f"dropout {self.dropout:g} {beside} a tensor kept; give both or neither"
+        return ""
+
+    def _changed(self, change: Callable[[str, Tensor], Tensor]) -> Form:
+        changed: dict[str, Any] = {name: change(name, x) for name, x in self.tensors.items()}
+        return dataclasses.replace(self, **changed) if changed else self
+
+
+def _stands_for(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    ones = len(shape) == 4 and all(have in (1, want) for have, want in zip(shape, wanted, strict=True))
+    return ones and shape[3] == wanted[3]
+
+
+def joined_forms(forms: Sequence[Form], counts: Sequence[int]) -> Form:
+    """Return the forms of calls that differ in their sequences alone, so many each, as one."""
+
+    def join(name: str, x: Tensor) -> Tensor:
+        parts = [getattr(form, name) for form in forms]
+        if name == "sink" or (len(x) == 1 and all(torch.equal(part, x) for part in parts)):
+            return x
+        return torch.cat([part.expand(count, -1, -1, -1) for part, count in zip(parts, counts, strict=True)])
+
+    return forms[0]._changed(join)
