@@ -21,7 +21,7 @@ from flashpoint.runs.select import open_run
 from tests.records import call, refusal, rows, write_run
 from tests.watching.loops import Pair, loop, plain
 
-SHAPE = {"n_layer": 2, "n_head": 4, "d_model": 32, "context": 12}
+SHAPE = {"n_layer": 2, "n_head": 4, "d_model": 32, "context": 12, "modules": ["first", "second"]}
 CRITERION = {"window": 100, "hold_steps": 50}
 
 
@@ -39,7 +39,7 @@ def test_the_configuration_holds_what_is_known_and_no_default(
     known = {"attn": {"name": "sdpa"}, "model": SHAPE, "train": train}
     known["detector"] = CRITERION | ({"margin": given["margin"]} if "margin" in given else {})
     assert json.loads((tmp_path / "own/config.json").read_text()) == known
-    assert run.config.to_dict() == known
+    assert run.config.to_dict() == {**known, "model": {**SHAPE, "modules": ("first", "second")}}
 
 
 class WithVariant(Pair):

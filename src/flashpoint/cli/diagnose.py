@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from flashpoint.cli.diagnose_run import context_of_capture
+from flashpoint.cli.diagnose_run import context_of_capture, modules_of_run
 from flashpoint.cli.diagnose_tables import delta_heading, delta_tables, heading, tables
 from flashpoint.cli.selection import device_named, format_option
 from flashpoint.cli.table import show
@@ -56,7 +56,7 @@ def command(
     if samples := delta_of(what, attention, text, layers, **reading):
         last = max(max(sample.steps) for sample in samples.values())
         growth, later = context_of_capture(place(what), reading["step"], last)
-        told, found = delta_tables(samples, later, growth)
+        told, found = delta_tables(samples, later, growth, modules_of_run(place(what), reading["step"]))
         show(found, form, f"{told}\n\n{delta_heading(samples)}")
         return
     device = device_named(where)

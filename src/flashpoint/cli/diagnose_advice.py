@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from flashpoint.diagnosis.measure_table import FIRST_ROW_TURNED
+from flashpoint.runs.metric_table import layer_told
 
 if TYPE_CHECKING:
     from flashpoint.cli.diagnose_run import Growth
@@ -125,7 +126,12 @@ def of_other_outputs(diagnoses: Sequence[Diagnosis]) -> str:
 
 
 def verdict(
-    findings: Sequence[Finding], growth: Growth | None, captured: Collection[int], suspected: str, nothing: str
+    findings: Sequence[Finding],
+    growth: Growth | None,
+    captured: Collection[int],
+    suspected: str,
+    nothing: str,
+    modules: Mapping[int, str],
 ) -> str:
     """Return what was found and what to try, in one sentence.
 
@@ -135,6 +141,7 @@ def verdict(
         growth: what W_Q did; None where nobody knows, or it did nothing.
         suspected: a function that :func:`suspects` names.
         nothing: is said where nothing was found.
+        modules: names of the modules that call the attentions, by layer, as far as they are known.
     """
     grown = growth.layers if growth else frozenset()
     where = f"W_Q grew in layer {', '.join(map(str, sorted(grown)))}"
@@ -145,7 +152,8 @@ def verdict(
     if not findings:
         return f"{nothing[:-1]}, and {where}." if grown else nothing
     first = findings[0]
-    place = f"layer {first.layer}, head{'s' * (len(first.heads) > 1)} {', '.join(map(str, first.heads))}"
+    of_layer, heads = layer_told(first.layer, modules.get(first.layer, "")), ", ".join(map(str, first.heads))
+    place = f"{of_layer}, head{'s' * (len(first.heads) > 1)} {heads}"
     told = f"{place}: {_WORDS[first.kind]}"
     if growth and first.layer in grown:
         own = (growth.layer, growth.head) in [(first.layer, head) for head in first.heads]

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from flashpoint.cli.table import Table, number
 from flashpoint.errors import UserError, notify
-from flashpoint.runs.metric_table import LOSS, W_Q_NORM
+from flashpoint.runs.metric_table import LOSS, W_Q_NORM, layer_told
 
 if TYPE_CHECKING:
+    from flashpoint.runs.configuration import RunConfig
     from flashpoint.runs.run import Run
 
 
@@ -78,6 +79,30 @@ def context_of_capture(path: Path, capture: int | None, step: int) -> tuple[Grow
     return grown, f"{not_recorded} {told}".strip()
 
 
+def modules_of_run(path: Path, capture: int | None) -> dict[int, str]:
+    """Return the names of the modules that call the attentions of a watched run, by layer, as far as they are known.
+
+    Args:
+        path, capture: as of :func:`context_of_capture`.
+    """
+    from flashpoint.runs.folder import RunFolder
+    from flashpoint.watching.captures import capture_folder
+
+    folder = RunFolder.of_capture(capture_folder(path, capture).resolve())
+    try:
+        return {} if folder is None else _modules(folder.read_config())
+    except UserError as error:  # of a file that the diagnosis does not need
+        notify(str(error))
+        return {}
+
+
+def _modules(config: RunConfig) -> dict[int, str]:
+    from flashpoint.runs.configuration import WatchedShape
+
+    names = config.model.modules if isinstance(config.model, WatchedShape) else ()
+    return {layer: name for layer, name in enumerate(names, 1) if name}
+
+
 def _not_recorded(run: Run) -> str:
     """Return that layers are counted without the attentions that watching left out: their numbers can be others."""
     left_out = run.manifest.not_recorded
@@ -127,7 +152,8 @@ def _growth(run: Run) -> Growth | None:
         return None
     failed = "" if onset is None else f"the loss {_failed(run)[1]} at step {onset:,}"
     if warning:
-        note = f"W_Q of layer {of.layer} grew{failed and f', and {failed}'}."
+        told = layer_told(of.layer, _modules(run.config).get(of.layer, ""))
+        note = f"W_Q of {told} grew{failed and f', and {failed}'}."
     else:
         note = (
             f"No early warning came before {failed}: this head had grown most. Most explosions by attention that this "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flashpoint.cli.diagnose_advice import advice, of_other_outputs, suspects, told_first, verdict
@@ -108,12 +109,16 @@ def delta_heading(samples: Mapping[int, DeltaSample]) -> str:
 
 
 def delta_tables(
-    samples: Mapping[int, DeltaSample], later: str = "", growth: Growth | None = None
+    samples: Mapping[int, DeltaSample],
+    later: str = "",
+    growth: Growth | None = None,
+    modules: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[str, list[Table]]:
     """Return what was found, and the tables: the findings, where there are some, and the bias of δ in each head.
 
     Args:
         later, growth: as of :func:`tables`.
+        modules: names of the modules that call the attentions, by layer.
     """
     from flashpoint.diagnosis.delta_bias import DeltaBias
     from flashpoint.diagnosis.verdict import delta_finding
@@ -129,7 +134,7 @@ def delta_tables(
     unjudged, unseen = _unjudged(known, ""), "" if findings else _unseen(known, "")
     measures = Table(("layer", "head", *BIAS_COLUMNS), measured, _joined(later, unjudged, unseen))
     nothing = "δ was not judged." if unjudged else "Nothing found."
-    return _told(findings, growth, measures, nothing, bool(unjudged or unseen), "")
+    return _told(findings, growth, measures, nothing, bool(unjudged or unseen), "", modules)
 
 
 def tables(
@@ -156,7 +161,8 @@ def tables(
     note = _joined(later, coarse, unjudged, hidden, unseen, _scaled(diagnoses))
     measures = Table(("layer", "head", *BIAS_COLUMNS, *(measure.label for measure in COLUMNS)), measured, note)
     suspected = suspects(diagnoses, attention)
-    return _told(findings, growth, measures, nothing, bool(unjudged or hidden or unseen), suspected)
+    modules = {call.layer: call.module for call in (one.call for one in diagnoses) if call.module}
+    return _told(findings, growth, measures, nothing, bool(unjudged or hidden or unseen), suspected, modules)
 
 
 def _told(
@@ -166,6 +172,7 @@ def _told(
     nothing: str,
     to_be_sure: bool,
     suspected: str,
+    modules: Mapping[int, str],
 ) -> tuple[str, list[Table]]:
     """Return the sentence, ``nothing`` where nothing was found, and the tables."""
     first, beside = told_first(findings, growth)
@@ -182,9 +189,9 @@ def _told(
     lines += [f"- layer {one.layer}, head {_heads(one)}, {one.kind}; its W_Q did not grow" for one in beside]
     said = ["\n".join(lines), growth.words if growth else "", note if findings else ""]
     captured = {row[0] for row in measures.rows}
-    return verdict(first, growth, captured, suspected, nothing), [
+    return verdict(first, growth, captured, suspected, nothing, modules), [
         *before,
-        _measures_shown(measures, findings, first, growth, said),
+        _measures_shown(measures, findings, first, growth, said, modules),
     ]
 
 
@@ -202,8 +209,10 @@ def _measures_shown(
     first: Sequence[Finding],
     growth: Growth | None,
     said: Sequence[str],
+    modules: Mapping[int, str],
 ) -> Table:
-    """Return the measures with what was found and what W_Q did in each head.
+    """Return the measures with the module of each layer, where some are known, and with what was found and what W_Q did
+    in each head.
 
     People are shown five columns of the heads of the ``first`` findings and of the one that grew most. Without findings
     it is all heads. Below them stands what is ``said``.
@@ -213,9 +222,13 @@ def _measures_shown(
         for head in one.heads:
             found.setdefault((one.layer, head), []).append(one.kind)
     by_head = growth.by_head if growth else {}
-    columns = (*measures.columns[:2], "finding", *measures.columns[2:], "W_Q growth")
+    named = ("module",) if modules else ()
+    columns = (*measures.columns[:2], *named, "finding", *measures.columns[2:], "W_Q growth")
     rows: list[list[Any]] = [
-        [layer, head, ", ".join(found.get((layer, head), [])), *cells, number(by_head.get((layer, head)), ".2f")]
+        [
+            *(layer, head, *(modules.get(layer, "") for _ in named), ", ".join(found.get((layer, head), []))),
+            *(*cells, number(by_head.get((layer, head)), ".2f")),
+        ]
         for layer, head, *cells in measures.rows
     ]
     whole = dataclasses.replace(measures, columns=columns, rows=rows)
@@ -224,7 +237,7 @@ def _measures_shown(
         places_first.add((growth.layer, growth.head))
     some = [row for row in rows if (row[0], row[1]) in places_first] or rows
     last = "W_Q growth" if by_head else _STANDARD_ERRORS.label
-    places = [columns.index(name) for name in ("layer", "head", "finding", DELTA.bias.label, last)]
+    places = [columns.index(name) for name in ("layer", "head", *named, "finding", DELTA.bias.label, last)]
     left = f"--columns {ALL} shows {len(columns) - len(places)} more columns"
     if len(some) < len(rows):
         left += f" and all {len(rows)} heads"

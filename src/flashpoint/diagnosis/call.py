@@ -52,6 +52,7 @@ class CallRecord(Kind):
     identities: tuple[str, ...]
     together: tuple[Annotated[int, Field(ge=1, lt=2**31)], ...]
     other_gradients: str
+    module: str
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class AttentionCall:
             None where none did. Gradients of q and k are of both.
         other_gradients: names of other outputs that a loss used: gradients of q, k and v are of O and these; empty
             where there are none.
+        module: name in the model of the module that called it; empty where nobody says.
     """
 
     q: Tensor
@@ -93,6 +95,7 @@ class AttentionCall:
     together: tuple[int, ...] = ()
     grad_logsumexp: Tensor | None = None
     other_gradients: str = ""
+    module: str = ""
 
     def write(self, path: Path) -> None:
         """Write a .safetensors file that ``flashpoint diagnose`` and ``flashpoint deviation --inputs`` read.

@@ -19,6 +19,11 @@ ALL_TENSORS = "all"
 """In the place of a tensor's name: the distance over all weights, as in ``weights_largest/all``."""
 
 
+def layer_told(layer: int, module: str) -> str:
+    """Return how people are told of a layer: its number, from 1, and its module's name where that is known."""
+    return f"layer {layer} ({module})" if module else f"layer {layer}"
+
+
 @dataclass(frozen=True)
 class Metric:
     """One quantity that is measured."""

@@ -146,11 +146,12 @@ def watched_config(values: Json) -> Json:
     """Return ``config.json`` of somebody's own loop with every key that is read of one.
 
     The first versions stored defaults of this package beside what they knew, and a model's shape before they had seen
-    it. Those say nothing of the loop.
+    it. Those say nothing of the loop. They did not name the modules that call attentions.
     """
     values = {"attn": {}, "model": None, **values}
     _change(values, "attn", lambda attn: {"name": UNSEEN, **attn})
     _change(values, "train", lambda train: {"steps": None, "warmup_steps": 0, **train})
+    _change(values, "model", lambda model: {"modules": [], **model})
     if isinstance(attn := values["attn"], dict) and attn["name"] == UNSEEN:
         values["model"] = None
     return values
@@ -175,12 +176,12 @@ def call(values: Json, head_size: int) -> Json:
     """Return the metadata of a captured call with every key of today.
 
     Whoever writes tensors without metadata has taken a causal call with α = 1/√d. The first versions of captures had no
-    identities, and did not say which layers were captured at once, nor whether other outputs had gradients. A call with
-    a soft cap or with dropout was not recorded.
+    identities, and did not say which layers were captured at once, which module had called, nor whether other outputs
+    had gradients. A call with a soft cap or with dropout was not recorded.
     """
     told = {"is_causal": True, "scale": max(1, head_size) ** -0.5, "layer": 1, "step": 0, "attention": UNSEEN}
     told |= {"softcap": 0.0, "dropout": 0.0}
-    return {**told, "identities": [], "together": [], "other_gradients": "", **values}
+    return {**told, "identities": [], "together": [], "other_gradients": "", "module": "", **values}
 
 
 def delta_line(values: Json) -> Json:

@@ -22,6 +22,7 @@ from flashpoint.diagnosis.measures import Measures
 from flashpoint.errors import UserError
 from flashpoint.files import whole_lines
 from flashpoint.runs import migrations
+from flashpoint.runs.metric_table import layer_told
 from flashpoint.runs.subfolders import CaptureFolder
 from flashpoint.schema import Kind, Step, understood
 
@@ -48,6 +49,7 @@ class DeltaCollection:
     def __init__(self, folder: Path, calls: Sequence[AttentionCall], seen: int, wanted: int, notices: Notices) -> None:
         self._folder, self._seen, self._wanted, self._notices = folder, seen, wanted, notices
         self._heads = {call.layer: call.q.shape[1] for call in calls}
+        self._first_told = layer_told(calls[0].layer, calls[0].module)
         self._sequences = self._left_out = 0
         self._identities = list[str]()
         self._steps: list[int] = []
@@ -96,7 +98,7 @@ class DeltaCollection:
             )
         if not self._steps:
             return
-        which = f"layer {min(self._heads)}" if len(self._heads) == 1 else f"{len(self._heads)} layers"
+        which = self._first_told if len(self._heads) == 1 else f"{len(self._heads)} layers"
         count = f"{self._sequences:,}" if self.complete else f"{self._sequences:,} of {self._wanted:,}"
         first, last, different = self._steps[0], self._steps[-1], len(by_identity(self._identities))
         of_them = f", {different:,} different" if different < self._sequences else ""

@@ -129,6 +129,7 @@ class AttentionCalled:
         form: of the call, with copies of the tensors of some sequences.
         kept: copies of these sequences of q, k, v and out, [N, H, T, d]; empty in a layer that is not wanted.
         weights: where ``nn.MultiheadAttention`` called it: [3C, C] of W_Q, W_K and W_V, or these three.
+        module: name in the model of the module that called it; empty where it is the model, or not known.
     """
 
     attention: str
@@ -138,6 +139,7 @@ class AttentionCalled:
     form: Form
     kept: Mapping[str, Tensor]
     weights: tuple[nn.Parameter, ...]
+    module: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from flashpoint.diagnosis.form import Form
@@ -67,9 +68,22 @@ class Hook:
         return Hook, ()
 
 
-def with_hooks(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that take hooks: scripted ones take none, and call nothing that is Python's."""
-    return [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+_WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Parts of a module's name that compilation, sharding and checkpoints add."""
+
+
+def with_hooks(model: nn.Module) -> dict[nn.Module, str]:
+    """Return the modules that take hooks: scripted ones take none, and call nothing that is Python's. Each has its name
+    in the model, without what wrappers add."""
+    named = dict(model.named_modules())
+    parallel = {name for name, one in named.items() if isinstance(one, nn.DataParallel | DistributedDataParallel)}
+
+    def own(name: str) -> str:
+        parts = name.split(".")
+        wrapped = (part == "module" and ".".join(parts[:at]) in parallel for at, part in enumerate(parts))
+        return ".".join(part for part, is_so in zip(parts, wrapped, strict=True) if not is_so and part not in _WRAPPED)
+
+    return {one: own(name) for name, one in named.items() if not isinstance(one, torch.jit.ScriptModule)}
 
 
 class Interceptor:
@@ -97,23 +111,26 @@ class Interceptor:
         self.weights: tuple[nn.Parameter, ...] = ()
         self._inside = False
         self._forward = self._since = 0
-        self._depth: int | None = None
+        self._running: list[str] | None = None  # names of modules whose forward runs, the inmost one last
         self._taking = self._keeping = True
         self._thread, self.in_other_thread = threading.current_thread(), False
         self._gradient_hooks: list[RemovableHandle] = []
 
     def only_inside(self, model: nn.Module) -> Callable[[], None]:
         """Take only what the model's modules call, until what is returned is called: a loop may have other models."""
-        self._depth = 0
+        self._running = running = list[str]()
 
-        def move(by: int) -> None:
-            self._depth = (self._depth or 0) + by
+        def enter(name: str) -> Callable[..., None]:
+            return lambda *_: running.append(name)
+
+        def leave(*_: object) -> None:
+            if running:  # else it began before
+                running.pop()
 
         with contextlib.ExitStack() as entered:
-            for module in with_hooks(model):
-                entered.callback(module.register_forward_pre_hook(Hook(lambda *_: move(1))).remove)
-                hook = module.register_forward_hook(Hook(lambda *_: move(-1)), always_call=True)
-                entered.callback(hook.remove)
+            for module, name in with_hooks(model).items():
+                entered.callback(module.register_forward_pre_hook(Hook(enter(name))).remove)
+                entered.callback(module.register_forward_hook(Hook(leave), always_call=True).remove)
             return entered.pop_all().close
         raise AssertionError("unreachable")
 
@@ -130,8 +147,8 @@ class Interceptor:
         """
         if _in_backward():  # a checkpoint of the whole model
             return None
-        if self._depth and torch.is_grad_enabled():  # without, the model may call itself
-            self._depth = 1  # a KeyboardInterrupt leaves modules without their hooks
+        if self._running and torch.is_grad_enabled():  # without, the model may call itself
+            del self._running[:-1]  # a KeyboardInterrupt leaves modules without their hooks
         if not self._taking and self.calls.is_incomplete:
             self.calls.clear()
             self.remove_hooks()
@@ -167,7 +184,7 @@ class Interceptor:
     @property
     def listening(self) -> bool:
         """Whether a call now is of the forward pass, and of no other attention that is intercepted."""
-        return self._taking and not self._inside and self._depth != 0 and not _in_backward()
+        return self._taking and not self._inside and self._running != [] and not _in_backward()
 
     def call(
         self,
@@ -237,7 +254,8 @@ class Interceptor:
         layer = 1 + self.calls.of_pass(self._forward)
         wanted = self._layers is None or layer in self._layers or not self._forward  # else its number may be another
         kept = self._copies(tensors, by_token) if wanted else {}
-        call = AttentionCalled(name, self._forward, q, k, form.copied(self._sequences), kept, self.weights)
+        module = self._running[-1] if self._running else ""
+        call = AttentionCalled(name, self._forward, q, k, form.copied(self._sequences), kept, self.weights, module)
         if wanted:
             self._hook_gradients(call, tensors, by_token, in_order)
             for which, other in other_outputs(result):

@@ -54,7 +54,7 @@ def batches_of_model(
     count = min(sequences, len(ids) // tokens)
     for batch in ids[: count * tokens].reshape(count, tokens).to(device).split(MODEL_BATCH):
         interceptor = Interceptor(len(batch))
-        end = intercept(interceptor, named)
+        end_of_modules, end = interceptor.only_inside(model), intercept(interceptor, named)
         try:
             with torch.autocast(device.type, torch.bfloat16):
                 loss = model(batch, labels=batch).loss * (len(batch) / count)
@@ -62,6 +62,7 @@ def batches_of_model(
             loss.backward()
         finally:
             end()
+            end_of_modules()
         calls = [one for layer, call in enumerate(interceptor.calls, 1) if (one := call.with_gradients(layer, 0))]
         if not calls:
             why = "; ".join(sorted(interceptor.calls.missed)) or "it calls none that is known"

@@ -259,8 +259,9 @@ class WeightNorms:
         norms = {name: cast(Tensor, one).cpu().double().numpy() for name, one in read}
         self._run.log(event.step, norms)
         if W_Q_NORM.name in norms and (warning := self._sentinel.update(event.step, norms[W_Q_NORM.name])):
+            where = f"{self._run.layer_told(warning.layer)}, head {warning.head}"
             reason = (
-                f"W_Q of layer {warning.layer}, head {warning.head} has grown ×{warning.growth:.1f} in {LOOKBACK} "
-                f"steps, to {warning.norm:.1f}: an explosion may follow"
+                f"W_Q of {where} has grown ×{warning.growth:.1f} in {LOOKBACK} steps, to {warning.norm:.1f}: an "
+                "explosion may follow"
             )
             self._publish(CaptureWanted(reason, warning.layer))

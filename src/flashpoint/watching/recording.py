@@ -196,7 +196,9 @@ class _FirstStep:
         if self._calls:
             layers, heads = len(self._calls), self._calls[0].q.shape[1]
             names = ", ".join(dict.fromkeys(call.attention for call in self._calls))
-            watched = f"the loss and {names} in {_count(layers, 'layer')} of {_count(heads, 'head')}"
+            first, last = self._calls[0].module, self._calls[-1].module
+            where = f" ({first}{f' to {last}' if layers > 1 else ''})" if first and last else ""
+            watched = f"the loss and {names} in {_count(layers, 'layer')} of {_count(heads, 'head')}{where}"
         folder = str(self._run.folder.path)
         follow = shlex.join(["flashpoint", "watch", folder])
         self._notices.tell(f"step {event.step:,}: {watched}, written to {folder}; to follow: {follow}")

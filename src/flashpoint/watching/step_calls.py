@@ -74,6 +74,7 @@ class ShownCall:
             layer=layer,
             step=step,
             attention=called.attention,
+            module=called.module,
             grad_logsumexp=of_logsumexp,
             other_gradients="" if of_logsumexp is not None else ", ".join(one.name for one in others),
         )

@@ -21,6 +21,7 @@ from flashpoint.hardware import hardware_name
 from flashpoint.listeners import Listener, Listeners, Metrics
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import command_line
+from flashpoint.runs.metric_table import layer_told
 from flashpoint.runs.metrics import MetricsFile
 from flashpoint.runs.outcome import Outcome, Verdict
 from flashpoint.watching.notices import tell, without_numbers
@@ -88,6 +89,7 @@ class WatchedRun:
         self._metrics = MetricsFile(self.folder.metrics)
         self._batches: TextIO | None = None
         self._told_removed = False
+        self._modules: list[str] = []
         self._listeners.begun(self.folder, first_step)
 
     @property
@@ -114,9 +116,15 @@ class WatchedRun:
         names = dict.fromkeys(call.attention for call in calls)
         _, heads, length, size = first.q.shape
         self._config["attn"] = {"name": " and ".join(names)}
-        self._config["model"] = {"n_layer": len(calls), "n_head": heads, "d_model": heads * size, "context": length}
+        self._modules = [call.module for call in calls]
+        shape = {"n_layer": len(calls), "n_head": heads, "d_model": heads * size, "context": length}
+        self._config["model"] = {**shape, "modules": self._modules}
         if self._is_there():
             write_json(self.folder.config, self._config)
+
+    def layer_told(self, layer: int) -> str:
+        """Return how people are told of a layer, from 1, as it was first seen."""
+        return layer_told(layer, self._modules[layer - 1] if layer <= len(self._modules) else "")
 
     def note_not_recorded(self, reasons: Sequence[str]) -> None:
         """Write down why attentions were left out, for whoever asks later why there is no capture of them."""
