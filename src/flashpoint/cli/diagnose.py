@@ -20,9 +20,10 @@ from flashpoint.errors import UserError
 @click.option(
     "--attention",
     metavar="ENGINE",
-    help="Call this attention anew, and ask it for row sums and weights: a variant of configs/attn, sdpa:flash or "
-    "another backend, or FILE.py:FUNCTION, which takes q, k, v and is_causal. Default: a RUN's own; of a CAPTURE or "
-    "MODEL the results as they were recorded.",
+    help="Call this attention anew, and ask it for row sums and weights: sdpa:math, sdpa:flash, sdpa:efficient, "
+    "sdpa:cudnn, flex, fa4, a variant of configs/attn, or FILE.py:FUNCTION, which takes q, k, v and is_causal. all: a "
+    "table of the first six, with why those do not run that do not. Default: a RUN's own; of a CAPTURE or MODEL the "
+    "results as they were recorded.",
 )
 @click.option("--text", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="For a MODEL to read.")
 @click.option("--tokens", type=click.IntRange(2), default=1024, show_default=True, help="Of a sequence of the text.")
@@ -60,6 +61,13 @@ def command(
         show(found, form, f"{told}\n\n{delta_heading(samples)}")
         return
     device = device_named(where)
+    if attention == "all":
+        from flashpoint.cli.diagnose_backends import backends
+
+        inputs = inputs_of(what, None, text, device, **reading).of_layers(layers)
+        told, table = backends(inputs, device)
+        show(table, form, told)
+        return
     inputs = inputs_of(what, attention, text, device, **reading).of_layers(layers)
     try:
         with _errors_in_one_line(attention):
@@ -68,7 +76,8 @@ def command(
         raise UserError(f"{what}: {error}; --attention names it") from error
     growth, later = (None, "") if text else context_of_capture(place(what), reading["step"], diagnoses[0].call.step)
     told, found = tables(diagnoses, inputs.more, attention, later, growth)
-    show(found, form, f"{told}\n\n{heading(diagnoses, attention, inputs.weights)}")
+    mode_left = f". {inputs.anew.mode_left}" if inputs.anew and inputs.anew.mode_left else ""
+    show(found, form, f"{told}\n\n{heading(diagnoses, attention, inputs.weights)}{mode_left}")
 
 
 def _errors_in_one_line(attention: str | None) -> contextlib.AbstractContextManager[None]:

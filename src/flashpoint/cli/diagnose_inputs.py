@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_bias import DeltaSample, delta_sample, joined_samples
 from flashpoint.diagnosis.measure_table import SEQUENCES
-from flashpoint.diagnosis.probe import Function
 from flashpoint.diagnosis.verdict import Diagnosis, diagnose
 from flashpoint.errors import UserError
-from flashpoint.files import CONFIGS
-from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
 from flashpoint.watching.captures import is_capture, read_calls, read_delta, read_samples
 
+if TYPE_CHECKING:
+    from flashpoint.diagnosis.other_attention import OtherAttention
+    from flashpoint.diagnosis.probe import Function
+    from flashpoint.numerics.variant import AttentionVariant
+
+T = TypeVar("T")
 _FEW = 16
 """Sequences of a text on a CPU."""
 
@@ -31,9 +35,9 @@ class Inputs:
     Attributes:
         calls: one of each layer.
         later: the calls of further sequences, a few sequences at a time; the bias of δ is measured in them.
-        samples: the errors of δ in further sequences, by layer, where they have been measured before.
-        variant: the attention to call anew, where it is a variant.
-        function: the same, where it is none.
+        samples: the errors of δ in further sequences, by layer, as the recorded attention made them, where they have
+            been measured before.
+        anew: the attention to call anew; None where the results are judged that were recorded.
         weights: which weights the calls are of.
         more: how a user gets more sequences, with ``{}`` for their number.
     """
@@ -41,8 +45,7 @@ class Inputs:
     calls: list[AttentionCall]
     later: Iterator[list[AttentionCall]]
     samples: dict[int, DeltaSample]
-    variant: AttentionVariant | None
-    function: Function | None
+    anew: OtherAttention | None
     weights: str
     more: str
 
@@ -60,22 +63,65 @@ class Inputs:
 
         Raises:
             ValueError: no attention is named, and the calls hold no O.
+            Exception: of the attention that is called anew.
         """
-        parts = {call.layer: [self.samples[call.layer]] if call.layer in self.samples else [] for call in self.calls}
+        (found,) = self.diagnoses_of([self.anew], device)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def diagnoses_of(
+        self, attentions: Sequence[OtherAttention | None], device: torch.device
+    ) -> list[list[Diagnosis] | Exception]:
+        """Diagnose each layer with each attention; None is the one whose results were recorded. The error stands in the
+        place of one that does not run."""
+        judged = [_Judged(one, {} if one else self.samples) for one in attentions]
+        layers = [call.layer for call in self.calls]
         for batch in self.later:
-            for call in batch:
-                if call.layer in parts:
-                    parts[call.layer].append(delta_sample(call.to(device), self._anew(call)[0]))
-        samples = {layer: joined_samples(some) for layer, some in parts.items() if some}
-        return [diagnose(call.to(device), *self._anew(call), sample=samples.get(call.layer)) for call in self.calls]
+            for call in (call.to(device) for call in batch if call.layer in layers):
+                for one in judged:
+                    one.measure(call)
+            if all(one.error for one in judged):
+                break
+        for call in (call.to(device) for call in self.calls):
+            for one in judged:
+                one.diagnose(call)
+        return [one.error or one.diagnoses for one in judged]
 
-    def _anew(self, call: AttentionCall) -> tuple[Function | None, AttentionVariant | None]:
-        """Return what computes a call anew, and what that says that it rounds."""
-        if self.variant is None:
-            return self.function, None
-        from flashpoint.diagnosis.other_attention import function_of_layer
 
-        return function_of_layer(self.variant, call.layer), _declared(self.variant, call)
+class _Judged:
+    """An attention, and what was found of it until it failed."""
+
+    def __init__(self, anew: OtherAttention | None, samples: Mapping[int, DeltaSample]) -> None:
+        self.error: Exception | None = None
+        self.diagnoses: list[Diagnosis] = []
+        self._anew = anew
+        self._samples = {layer: [sample] for layer, sample in samples.items()}
+
+    def measure(self, call: AttentionCall) -> None:
+        """Measure the error of δ in a call."""
+        found = self._found(call, lambda function, _: delta_sample(call, function))
+        if found is not None:
+            self._samples.setdefault(call.layer, []).append(found)
+
+    def diagnose(self, call: AttentionCall) -> None:
+        """Diagnose a layer by its call and by what was measured before."""
+        samples = self._samples.get(call.layer)
+        sample = joined_samples(samples) if samples else None
+        found = self._found(call, lambda function, declared: diagnose(call, function, declared, sample))
+        if found is not None:
+            self.diagnoses.append(found)
+
+    def _found(self, call: AttentionCall, find: Callable[[Function | None, AttentionVariant | None], T]) -> T | None:
+        if self.error is None:
+            try:
+                if self._anew is None:
+                    return find(None, None)
+                with self._anew.mode():
+                    return find(*self._anew.of(call))
+            except Exception as error:  # an attention that does not run must not cost the others
+                self.error = error
+        return None
 
 
 def delta_of(
@@ -129,12 +175,11 @@ def inputs_of(
     Raises:
         UserError: they name nothing that can be diagnosed.
     """
-    variant = _variant(attention)
-    function = None
-    if attention is not None and variant is None:
-        from flashpoint.diagnosis.other_attention import function_named
+    anew = None
+    if attention is not None:
+        from flashpoint.diagnosis.other_attention import attention_named
 
-        function = function_named(attention)
+        anew = attention_named(attention)
     path = place(what)
     _refuse(what, path, text, step, functions)
     reads = text is not None or RunFolder(path).tape.is_file()
@@ -164,7 +209,10 @@ def inputs_of(
         batches_of_run = from_lab("trained_calls:batches_of_run", f"{what}, a run of flashpoint train")
         later, own = batches_of_run(RunFolder(path), step, sequences, device)
         calls = next(later)
-        variant = own if attention is None else variant
+        if anew is None:
+            from flashpoint.diagnosis.other_attention import of_variant
+
+            anew = of_variant(own)
         after = calls[0].step
         weights = f"weights after {after:,} steps" if after else "initial weights"
     else:
@@ -175,7 +223,7 @@ def inputs_of(
             samples = read_samples(path, step, calls)
         else:  # what was measured after the capture is of the attention that trained
             more += ", of the attention that trains"
-    return Inputs(calls, later, samples, variant, function, weights, more)
+    return Inputs(calls, later, samples, anew, weights, more)
 
 
 def _refuse(what: str, path: Path, text: Path | None, step: int | None, functions: Sequence[str]) -> None:
@@ -210,19 +258,3 @@ def _read(text: Path) -> str:
 def place(what: str) -> Path:
     """Return the path of a run or capture; runs are in ``runs/``, too."""
     return Path(what) if Path(what).exists() else Path("runs", what)
-
-
-def _variant(attention: str | None) -> AttentionVariant | None:
-    """Return the variant of that name, if it is one of ``configs/attn``."""
-    variants = CONFIGS / "attn"
-    if attention is None or not (variants / f"{attention}.yaml").is_file():
-        return None
-    from flashpoint.numerics.named import variant_named
-
-    return variant_named(attention, variants)
-
-
-def _declared(variant: AttentionVariant, call: AttentionCall) -> AttentionVariant | None:
-    """Return what all heads of the call's layer compute; None where they differ, or PyTorch's kernel does."""
-    groups = variant.groups(call.layer, call.q.shape[1])
-    return groups[0][0] if len(groups) == 1 and groups[0][0].kernel == "flash" else None

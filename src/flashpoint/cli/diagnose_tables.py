@@ -131,7 +131,7 @@ def delta_tables(
         for head in range(samples[layer].heads)
     ]
     known = {layer: bias for layer, bias in biases.items() if bias is not None}
-    unjudged, unseen = _unjudged(known, ""), "" if findings else _unseen(known, "")
+    unjudged, unseen = too_few(known, ""), "" if findings else _unseen(known, "")
     measures = Table(("layer", "head", *BIAS_COLUMNS), measured, _joined(later, unjudged, unseen))
     nothing = "δ was not judged." if unjudged else "Nothing found."
     return _told(findings, growth, measures, nothing, bool(unjudged or unseen), "", modules)
@@ -153,7 +153,7 @@ def tables(
     measured = [[diagnosis.call.layer, *row] for diagnosis in diagnoses for row in _measures(diagnosis)]
     biases = {diagnosis.call.layer: diagnosis.bias for diagnosis in diagnoses if diagnosis.bias is not None}
     coarse, hidden = _coarse(diagnoses), _hidden(diagnoses)
-    unjudged = _joined(_unjudged(biases, more), of_other_outputs(diagnoses))
+    unjudged = _joined(too_few(biases, more), of_other_outputs(diagnoses))
     unseen = "" if findings else _unseen(biases, more)
     beyond = " beyond what FP32 itself may do" if coarse else ""
     lacking = "gradients were" if any(one.call.other_gradients for one in diagnoses) else "δ was"
@@ -313,7 +313,7 @@ def _hidden(diagnoses: Sequence[Diagnosis]) -> str:
     )
 
 
-def _unjudged(biases: Mapping[int, DeltaBias], more: str) -> str:
+def too_few(biases: Mapping[int, DeltaBias], more: str) -> str:
     """Return why δ is not judged in some layer: no dQ, or too few sequences, with how many to measure.
 
     Args:

@@ -1,41 +1,114 @@
-"""The attention that a layer is asked for anew: a variant's, a backend of PyTorch's, a function of the user's."""
+"""The attention that a layer is asked for anew: a variant's, another library's, a function of the user's."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashpoint import user_code
+from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.probe import Function
 from flashpoint.errors import UserError, one_line
 from flashpoint.files import CONFIGS
 from flashpoint.numerics.dispatch import attention
-from flashpoint.numerics.named import variant_names
+from flashpoint.numerics.named import variant_named, variant_names
+from flashpoint.numerics.production import PRODUCTION, production_attention, why_missing
 from flashpoint.numerics.variant import AttentionVariant, kernel_in
 
-BACKENDS = {
-    "math": SDPBackend.MATH,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-}
-"""Backends of ``scaled_dot_product_attention``, by their names as engines after ``sdpa:``."""
+BACKENDS = [name.removeprefix("sdpa_") for name in PRODUCTION if name.startswith("sdpa_")]
+"""Backends of ``scaled_dot_product_attention``, by their names after ``sdpa:``."""
+ALL = [*(f"sdpa:{backend}" for backend in BACKENDS), *(name for name in PRODUCTION if not name.startswith("sdpa"))]
+"""Attentions of other libraries as users call them, but ``sdpa``, which is one of these."""
 
 
-Call = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor | None]]
-"""q, k, v [B, H, T, d], whether it is causal and α, to O [B, H, T, d] and L [B, H, T] or None."""
+class Refused(UserError):
+    """An attention does not run here, or does not take a call.
+
+    Attributes:
+        why: in a line, without the attention's name.
+    """
+
+    def __init__(self, word: str, why: str) -> None:
+        super().__init__(f"{word}: {why}")
+        self.why = why
+
+
+@dataclass(frozen=True)
+class OtherAttention:
+    """An attention to call anew.
+
+    Attributes:
+        name: as the user calls it.
+        variant: that it is; None where it is none.
+        deterministic: whether it runs in PyTorch's deterministic mode.
+    """
+
+    name: str
+    variant: AttentionVariant | None
+    function: Function | None
+    deterministic: bool = True
+
+    def of(self, call: AttentionCall) -> tuple[Function | None, AttentionVariant | None]:
+        """Return what computes a call anew, and what that says that it rounds.
+
+        Raises:
+            Refused: it takes no call of this form.
+        """
+        if untaken := _untaken(call):
+            raise Refused(self.name, f"is called with is_causal and scale alone, and the recorded call has {untaken}")
+        if self.variant is None:
+            return self.function, None
+        return function_of_layer(self.variant, call.layer), _declared(self.variant, call)
+
+    @property
+    def mode_left(self) -> str:
+        """A sentence where PyTorch's deterministic mode is on, and the attention does not run in it."""
+        if self.deterministic or not torch.are_deterministic_algorithms_enabled():
+            return ""
+        return f"{self.name} was called outside PyTorch's deterministic mode, in which it does not run."
+
+    @contextmanager
+    def mode(self) -> Iterator[None]:
+        """Leave PyTorch's deterministic mode in the block, where the attention does not run in it."""
+        if not self.mode_left:
+            yield
+            return
+        only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.use_deterministic_algorithms(False)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(True, warn_only=only_warns)
+
+
+def attention_named(word: str) -> OtherAttention:
+    """Return the attention that a word names: of :data:`ALL`, ``FILE.py:FUNCTION``, or a variant.
+
+    Raises:
+        UserError: the word names none.
+    """
+    kernel = _kernel(word)
+    if kernel is None and (CONFIGS / "attn" / f"{word}.yaml").is_file():
+        return of_variant(variant_named(word, CONFIGS / "attn"))
+    return OtherAttention(word, None, function_named(word), kernel is None or PRODUCTION[kernel].deterministic)
+
+
+def of_variant(variant: AttentionVariant) -> OtherAttention:
+    """Return a variant, such as a run's own."""
+    known = PRODUCTION.get(variant.kernel)
+    return OtherAttention(variant.name, variant, None, known is None or known.deterministic)
 
 
 def function_of_layer(variant: AttentionVariant, layer: int) -> Function:
     """Return what a variant computes in a layer, as a function."""
 
-    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float) -> torch.Tensor:
+    def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
         if kernel_in(variant, layer) == "flash":
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         key = torch.zeros(2, dtype=torch.int64, device=q.device)
@@ -45,56 +118,52 @@ def function_of_layer(variant: AttentionVariant, layer: int) -> Function:
 
 
 def function_named(word: str) -> Function:
-    """Return an attention that is no variant, for any number of heads of keys: ``sdpa:BACKEND``, ``FILE.py:FUNCTION``.
+    """Return an attention that is no variant, for any number of heads of keys: of :data:`ALL`, ``FILE.py:FUNCTION``.
 
     Raises:
         UserError: the word names none.
     """
-    call = _named(word)
+    if kernel := _kernel(word):
+        return of_production(word, kernel)
+    if ".py:" in word:
+        return users_function(word)
+    if word in ("flash", "baseline"):
+        raise UserError(f"--attention {word}: an emulation; give a variant, {', '.join(ALL)}, or FILE.py:FUNCTION")
+    names = ", ".join(name for name in variant_names(CONFIGS / "attn") if name not in PRODUCTION)
+    raise UserError(f"{word}: no such engine; give {', '.join(ALL)}, FILE.py:FUNCTION, or of {names}")
 
-    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float) -> torch.Tensor:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-        return call(q, k, v, is_causal, scale)[0]
+
+def _kernel(word: str) -> str | None:
+    """Return the name in :data:`PRODUCTION` of ``sdpa:BACKEND``, ``flex``, …; None of what is none of these."""
+    kernel = word.replace("sdpa:", "sdpa_", 1)
+    return kernel if kernel in PRODUCTION else None
+
+
+def of_production(word: str, kernel: str) -> Function:
+    """Return an attention of another library, which raises Refused where it does not run or take a call."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+        if why := why_missing(kernel, q.device):
+            raise Refused(word, why)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                return production_attention(kernel, q, k, v, is_causal=is_causal, scale=scale)
+            except Exception as error:
+                if "alloc" in str(error):
+                    raise  # memory, which has a line of its own
+                taken = f"{str(q.dtype).removeprefix('torch.')} of head size {q.shape[-1]} on {q.device.type}"
+                why = _of_backend([str(one.message) for one in told]) or reason(error)
+                raise Refused(word, f"does not take {taken}: {why}") from error
 
     return function
 
 
-def _named(word: str) -> Call:
-    if word in ("flash", "baseline"):
-        raise UserError(f"--attention {word}: an emulation; give a variant, sdpa:BACKEND, or FILE.py:FUNCTION")
-    if word.startswith("sdpa:") and (backend := word.removeprefix("sdpa:")) in BACKENDS:
-        return sdpa(backend)
-    if ".py:" in word:
-        return users_function(word)
-    backends, names = (
-        ", ".join(some) for some in ([f"sdpa:{name}" for name in BACKENDS], variant_names(CONFIGS / "attn"))
-    )
-    raise UserError(f"{word}: no such engine; give {backends}, FILE.py:FUNCTION, or of {names}")
-
-
-def pytorchs(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, None]:
-    """Compute PyTorch's attention, by the backend that it chooses."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale), None
-
-
-def sdpa(backend: str) -> Call:
-    """Return PyTorch's attention by one of its backends."""
-
-    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor | None]:
-        try:
-            with warnings.catch_warnings(), sdpa_kernel(BACKENDS[backend]):
-                warnings.simplefilter("ignore")  # PyTorch warns why other backends do not fit
-                return pytorchs(q, k, v, causal, scale)
-        except RuntimeError as error:
-            if "alloc" in str(error):
-                raise  # memory, which has a line of its own
-            takes = [f"sdpa:{name}" for name in BACKENDS if available(name, q.dtype, q.device)]
-            raise UserError(
-                f"sdpa:{backend}: does not run {q.dtype} of head size {q.shape[-1]} on {q.device.type}: "
-                f"{reason(error)}; available: {', '.join(takes)}"
-            ) from error
-
-    return call
+def _of_backend(told: Sequence[str]) -> str:
+    """Return why the chosen backend does not fit, which PyTorch warns of before its error; nothing where it does not
+    say so. Beside it PyTorch warns that the other backends are off."""
+    said = [text.split(" (Triggered internally")[0].strip() for text in told]
+    return next((text for text in said if "not used because" not in text and "runtime disabled" not in text), "")
 
 
 def reason(error: Exception) -> str:
@@ -102,34 +171,38 @@ def reason(error: Exception) -> str:
     return one_line(error).split(". ")[0]
 
 
-def available(backend: str, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a backend takes a type on a device."""
-    x = torch.zeros(1, 1, 16, 64, dtype=dtype, device=device)
-    try:
-        with warnings.catch_warnings(), sdpa_kernel(BACKENDS[backend]):
-            warnings.simplefilter("ignore")
-            pytorchs(x, x, x, True, 1.0)
-    except RuntimeError:
-        return False
-    return True
-
-
-def users_function(word: str) -> Call:
+def users_function(word: str) -> Function:
     """Return the function of the user's that ``FILE.py:FUNCTION`` names.
 
     Raises:
         UserError: there is none.
     """
-    function = user_code.load(word, word)
-    if not callable(function):
+    own = user_code.load(word, word)
+    if not callable(own):
         raise UserError(f"{word}: no function; give one that takes q, k, v and is_causal")
 
-    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor | None]:
+    def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         factor = scale * q.shape[-1] ** 0.5  # such a function takes 1/√d for α
         with user_code.errors_in_one_line(word, word, "it is called with q, k, v, is_causal"):
-            out = function(q if math.isclose(factor, 1.0, rel_tol=1e-9) else q * factor, k, v, causal)
+            out = own(q if math.isclose(factor, 1.0, rel_tol=1e-9) else q * factor, k, v, is_causal)
         if not isinstance(out, Tensor):
             raise UserError(f"{word}: returns a {type(out).__name__}; return O [B, H, T, d] as a tensor")
-        return out, None
+        return out
 
-    return call
+    return function
+
+
+def _untaken(call: AttentionCall) -> str:
+    """Return what a call has that no attention is given anew; nothing where all is given."""
+    if call.form.is_plain:
+        return "" if call.q.shape[2:] == call.v.shape[2:] else "other lengths or widths of q and v"
+    tensors = [name for name in ("mask", "bias") if name in call.form.tensors]
+    numbers = [name for name in ("softcap", "dropout") if getattr(call.form, name)]
+    return ", ".join([*tensors, *numbers])
+
+
+def _declared(variant: AttentionVariant, call: AttentionCall) -> AttentionVariant | None:
+    """Return what all heads of the call's layer compute; None where they differ, or another library's kernel does."""
+    groups = variant.groups(call.layer, call.q.shape[1])
+    return groups[0][0] if len(groups) == 1 and groups[0][0].kernel == "flash" else None

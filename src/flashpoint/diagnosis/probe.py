@@ -26,7 +26,7 @@ from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import Exact
 from flashpoint.diagnosis.measures import Measures, Results, relative
-from flashpoint.errors import UserCodeError
+from flashpoint.errors import UserError
 
 Function = Callable[[Tensor, Tensor, Tensor, bool, float], Tensor]
 """q [N, H, T, d], k and v [N, H_kv, T, d], whether it is causal, and α, to O [N, H, T, d]."""
@@ -66,9 +66,14 @@ def results_of(function: Function, call: AttentionCall) -> Results:
     """Call an attention, and have its gradients by autograd."""
     q, k, v = (x.detach().clone().requires_grad_() for x in (call.q, call.k, call.v))
     with torch.enable_grad():
-        out = function(q, k, v, call.form.is_causal, call.form.scale)
+        out = _computed(function, call, q, k, v)
     grads = torch.autograd.grad(out, (q, k, v), call.grad_out.to(out.dtype))
     return Results(out.detach(), *grads)
+
+
+def _computed(function: Function, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Compute on tensors in the place of a call's own, with its options: the one place that passes them on."""
+    return function(q, k, v, call.form.is_causal, call.form.scale)
 
 
 def probe(function: Function, call: AttentionCall) -> Probed | None:
@@ -90,7 +95,7 @@ def probe(function: Function, call: AttentionCall) -> Probed | None:
         try:
             found = results_of(function, widened)
             raised, lowered = (_shifted(function, widened, d, nats) for nats in (_SHIFT, -_SHIFT))
-        except (RuntimeError, ValueError, UserCodeError):  # heads so wide are not for every attention
+        except (RuntimeError, ValueError, AssertionError, UserError):  # heads so wide are not for every attention
             return None
         assert found.out is not None
         assert found.grad_q is not None
@@ -113,7 +118,7 @@ def _shifted(function: Function, call: AttentionCall, feature: int, nats: float)
     """Return O float64 with so much added to all scores; K's feature is 1, and Q's 0."""
     q = call.q.clone()
     q[..., feature] = nats / call.form.scale
-    return function(q, call.k, call.v, call.form.is_causal, call.form.scale).double()
+    return _computed(function, call, q, call.k, call.v).double()
 
 
 def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) -> Measures:

@@ -30,7 +30,7 @@ class ProductionAttention:
         call: computes it; gradients flow.
         package: the distribution that brings it, whose version a run records.
         deterministic: whether its backward pass gives the same bits again in PyTorch's deterministic mode.
-        needs_gpu: whether it runs on a GPU alone.
+        needs_gpu: whether it runs, or has a backward pass, on a GPU alone.
     """
 
     call: Call
@@ -162,10 +162,10 @@ _fa4_fwd.register_autograd(_fa4_gradients, setup_context=_fa4_saved)
 
 PRODUCTION: dict[str, ProductionAttention] = {
     "sdpa": ProductionAttention(_sdpa(None)),
-    "sdpa_flash": ProductionAttention(_sdpa(SDPBackend.FLASH_ATTENTION)),
-    "sdpa_cudnn": ProductionAttention(_sdpa(SDPBackend.CUDNN_ATTENTION), deterministic=False, needs_gpu=True),
-    "sdpa_efficient": ProductionAttention(_sdpa(SDPBackend.EFFICIENT_ATTENTION), needs_gpu=True),
     "sdpa_math": ProductionAttention(_sdpa(SDPBackend.MATH)),
+    "sdpa_flash": ProductionAttention(_sdpa(SDPBackend.FLASH_ATTENTION)),
+    "sdpa_efficient": ProductionAttention(_sdpa(SDPBackend.EFFICIENT_ATTENTION), needs_gpu=True),
+    "sdpa_cudnn": ProductionAttention(_sdpa(SDPBackend.CUDNN_ATTENTION), deterministic=False, needs_gpu=True),
     "flex": ProductionAttention(_flex, needs_gpu=True),
     "fa4": ProductionAttention(_fa4, package="flash-attn-4", needs_gpu=True),
 }
@@ -189,20 +189,27 @@ def production_attention(
     return PRODUCTION[kernel].call(q, k, v, is_causal, scale)
 
 
+def why_missing(kernel: str, device: torch.device) -> str:
+    """Return why a production attention does not train on a device and what to do; nothing where it may."""
+    attention = PRODUCTION[kernel]
+    try:
+        version(attention.package)
+    except PackageNotFoundError:
+        return f"needs {attention.package}; pip install {attention.package}"
+    if attention.needs_gpu and device.type != "cuda":
+        return "trains on a GPU alone; take a machine with one"
+    return ""
+
+
 def refuse_missing(kernel: str, device: torch.device, deterministic: bool) -> None:
     """Refuse a production attention that cannot run here as asked, before anything is built.
 
     Raises:
         UserError: its package is not installed, it needs a GPU, or it has no deterministic backward pass.
     """
-    attention = PRODUCTION[kernel]
-    try:
-        version(attention.package)
-    except PackageNotFoundError:
-        raise UserError(f"attn={kernel}: needs {attention.package}; pip install {attention.package}") from None
-    if attention.needs_gpu and device.type != "cuda":
-        raise UserError(f"attn={kernel}: runs on a GPU alone; take attn=sdpa, or a machine with a GPU")
-    if deterministic and not attention.deterministic:
+    if why := why_missing(kernel, device):
+        raise UserError(f"attn={kernel}: {why}, or attn=sdpa")
+    if deterministic and not PRODUCTION[kernel].deterministic:
         raise UserError(
             f"attn={kernel}: its backward pass gives other bits each time; add train.deterministic=false, and the run "
             "cannot be replayed bit for bit"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from flashpoint.diagnosis.other_attention import BACKENDS, Call, available, reason, sdpa, users_function
+from flashpoint.diagnosis.other_attention import BACKENDS, of_production, reason, users_function
+from flashpoint.diagnosis.probe import Function
 from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
 from flashpoint.lab.deviation.arithmetic import Arithmetic
@@ -19,6 +20,8 @@ from flashpoint.numerics import dispatch
 from flashpoint.numerics.named import variant_named, variant_names
 from flashpoint.numerics.variant import AttentionVariant
 
+Call = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor | None]]
+"""q, k, v [B, H, T, d], whether it is causal and α, to O [B, H, T, d] and L [B, H, T] or None."""
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """PyTorch's types of the formats that engines outside the emulation can compute in."""
 
@@ -122,7 +125,7 @@ def engines_named(words: Sequence[str], precisions: Sequence[Format], device: to
     for word in dict.fromkeys(words):
         if word == "sdpa:all":
             dtypes = [DTYPES[one.name] for one in precisions if one.name in DTYPES]
-            found += [_sdpa(name) for name in BACKENDS if all(available(name, dtype, device) for dtype in dtypes)]
+            found += [_sdpa(name) for name in BACKENDS if all(_available(name, dtype, device) for dtype in dtypes)]
         else:
             found.append(_named(word))
     return list({engine.name: engine for engine in found}.values())
@@ -141,7 +144,7 @@ def _named(word: str) -> Engine:
     if word.startswith("sdpa:") and word.removeprefix("sdpa:") in BACKENDS:
         return _sdpa(word.removeprefix("sdpa:"))
     if ".py:" in word:
-        return Called(word, users_function(word))
+        return Called(word, _out_alone(users_function(word)))
     variants = CONFIGS / "attn"
     if (variants / f"{word}.yaml").is_file():
         return engine_of(variant_named(word, variants), word)
@@ -162,12 +165,28 @@ def _of_variant(variant: AttentionVariant) -> Call:
 
 
 def _of_production(variant: AttentionVariant) -> Call:
-    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, None]:
+    def function(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
         key = torch.zeros(2, dtype=torch.int64, device=q.device)
-        return dispatch.attention(q, k, v, variant, layer=1, seed_and_step=key, causal=causal, scale=scale), None
+        return dispatch.attention(q, k, v, variant, layer=1, seed_and_step=key, causal=causal, scale=scale)
 
-    return call
+    return _out_alone(function)
 
 
 def _sdpa(backend: str) -> Called:
-    return Called(f"sdpa:{backend}", sdpa(backend))
+    word = f"sdpa:{backend}"
+    return Called(word, _out_alone(of_production(word, f"sdpa_{backend}")))
+
+
+def _out_alone(function: Function) -> Call:
+    """Return an attention that tells no L."""
+    return lambda q, k, v, causal, scale: (function(q, k, v, causal, scale), None)
+
+
+def _available(backend: str, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a backend takes a type on a device."""
+    x = torch.zeros(1, 1, 16, 64, dtype=dtype, device=device)
+    try:
+        of_production(backend, f"sdpa_{backend}")(x, x, x, True, 1.0)
+    except (UserError, RuntimeError):
+        return False
+    return True
