@@ -189,3 +189,41 @@ def noise_about_line(losses: Sequence[float]) -> float:
     explained = along * along / math.fsum((at - middle) ** 2 for at in range(len(losses)))
     squares = max(0.0, math.fsum(one * one for one in deviations) - explained)
     return scale * math.sqrt(squares / len(losses))
+
+
+LATEST = 10
+"""Losses at an end that are compared with the first. One alone may be that of a hard batch."""
+
+
+def early_margin(losses: Sequence[float], before: float) -> float:
+    """Return by how much losses have to lie above one before them, where no window of losses was full."""
+    return max(NOISES * noise_about_line(losses), SHARE * abs(before))
+
+
+def undecided(detector: ExplosionDetector, bounds: DetectorConfig, first: float, latest: Sequence[float]) -> str | None:
+    """Return what is said of losses that end too high for what is called stable; None of any other.
+
+    Args:
+        bounds: the detector's.
+        first: loss of all.
+        latest: the last :data:`LATEST` losses, or all if they are fewer.
+    """
+    above, of, margin = detector.steps_above, bounds.hold_steps, detector.margin
+    if detector.verdict != "stable":
+        return None
+    if 0 < above < of:
+        return (
+            f"ends with the loss more than {margin:.3g} above its minimum for {above} steps of the {of} that make an "
+            f"explosion; {of - above} more would decide"
+        )
+    if len(latest) == LATEST:
+        if math.isnan(margin):  # no window of losses was full
+            margin = early_margin(latest, first)
+        if not min(latest) > first + margin:
+            return None
+        return (
+            f"ends with {LATEST} losses that lie more than {margin:.3g} above its first, {first:.3g}: a mean of "
+            f"{bounds.window} losses shows no explosion that came so early; look at learning rate, warm-up and data "
+            "first"
+        )
+    return None

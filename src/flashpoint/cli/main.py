@@ -102,5 +102,7 @@ def main() -> None:
     """Reproduce, replay and localise the loss explosion of GPT-2 training with BF16 FlashAttention.
 
     RUN is a run's folder, its name under runs/, a folder of runs, a glob, or EXPERIMENT:PATTERN for runs of the
-    evidence tables, e.g. 'ignite-h200:flash_bf16_*'. "flashpoint VERB --help" tells what a verb takes.
+    evidence tables, e.g. 'ignite-h200:flash_bf16_*'. runs, series, report and watch also take a log of another tool:
+    trainer_state.json, TensorBoard, W&B, CSV, text; PATH:NAME says which column is the loss. "flashpoint VERB --help"
+    tells what a verb takes.
     """

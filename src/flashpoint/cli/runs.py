@@ -11,6 +11,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.cli.log_table import log_outcomes, without_logs
 from flashpoint.cli.selection import answered, format_option, named_runs, provenance
 from flashpoint.cli.table import Cell, Table, code, number, share, share_interval, show, step
 from flashpoint.early_warning import LEAST_LEAD, foretold, warning_of
@@ -242,7 +243,7 @@ def step_milliseconds(run: Run) -> float:
 def _tokens_per_second(run: Run) -> NDArray[np.float64]:
     """Return the readings of a run, [n]."""
     if TOKENS_PER_SECOND.name not in run.columns:
-        why = "give a run of more steps" if run.folder else "this evidence keeps none"
+        why = "give a run of more steps" if run.folder else "it keeps none"
         raise UserError(f"{run.where}: no reading of {TOKENS_PER_SECOND.name}; {why}")
     return run.columns[TOKENS_PER_SECOND.name][1]
 
@@ -272,7 +273,8 @@ def command(words: tuple[str, ...], question: str, form: str) -> None:
     """Print a row for each run; without RUN, for each in runs/ and in the sweeps there.
 
     \b
-    outcomes  verdict, steps, onset and digest
+    outcomes  verdict, steps, onset and digest; of a log of another tool losses that are no numbers, jumps of the loss
+              after a resume, and whether the gradient norm rose before the loss
     rates     tokens per second
     hottest   spectral norm of W_Q at the end, of each head
     recovery  validation loss before the onset and at the end, and the step of the first validation from which on all
@@ -282,5 +284,7 @@ def command(words: tuple[str, ...], question: str, form: str) -> None:
               runs it warned: those of attentions that exploded in another of the runs, and the others
     overhead  mean time of a step, against the first run's
     """
-    runs = [run for run, _ in answered(named_runs(words or _all()), read)]
-    show(QUESTIONS[question](runs), form, provenance(runs))
+    found = [run for run, _ in answered(named_runs(words or _all()), read)]
+    runs, logs = without_logs(found) if question == "outcomes" else (found, [])
+    tables = [QUESTIONS[question](runs)] if runs else []
+    show([*tables, *([log_outcomes(logs)] if logs else [])], form, provenance(runs))

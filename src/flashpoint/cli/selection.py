@@ -133,7 +133,12 @@ def device_named(where: str, option: str = "--device cuda", alternative: str = "
 
 def provenance(runs: Sequence[Run]) -> str:
     """Return one line with the hardware, PyTorch versions, corpora, seeds and days of the runs. Corpora and seeds are
-    left out of runs of other loops, which do not tell them."""
+    left out of runs of other loops, which do not tell them. A log tells nothing: of logs alone it is empty."""
+    from flashpoint.logs.stored_log import is_logged
+
+    runs = [run for run in runs if not is_logged(run)]
+    if not runs:
+        return ""
     hardware = {run.manifest.place for run in runs}
     own = [run for run in runs if not run.watched]
     data = {(run.manifest.data.fingerprint or "unknown")[:8] for run in own}

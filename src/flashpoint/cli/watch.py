@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
+from flashpoint.cli.log_table import tell_of_logs
 from flashpoint.cli.selection import answered
 from flashpoint.errors import UserError
 from flashpoint.extras import from_lab, missing
 from flashpoint.files import atomic_write, is_locked
+from flashpoint.logs.stored_log import is_logged, reread, written
 from flashpoint.runs.folder import sweep_lock
 from flashpoint.runs.progress import cut_short, unended
 from flashpoint.runs.run import Run
@@ -37,6 +40,8 @@ def command(word: str, html: Path | None, once: bool) -> None:
     Runs that begin later are shown too, as long as others are under way, or their sweep has more to begin (but for
     hydra/launcher=slurm). The runs of a sweep in the folder count as the folder's.
 
+    A log of another tool, as trainer_state.json, is read again whenever it has grown, until Ctrl-C.
+
     Shown are loss, gradient norm, the heads with the largest W_Q, warnings, the rate and the time left. Everything is
     read from the runs' own files, so another terminal or another machine that sees them will do. Ctrl-C ends the view,
     not the runs.
@@ -46,8 +51,10 @@ def command(word: str, html: Path | None, once: bool) -> None:
         _keep_page(followed, html, once)
     else:
         _keep_frame(followed, once)
-    for run in followed.now():
+    runs = followed.now()
+    for run in runs:
         click.echo(f"{run.name}: {_how_it_went(run)}")
+    tell_of_logs(runs)
 
 
 class NoneYet(UserError):
@@ -59,7 +66,7 @@ class NoneYet(UserError):
         """What is so, without a remedy."""
 
 
-def _begun(word: str, *, once: bool) -> Followed:
+def _begun(word: str, *, once: bool) -> Followed | FollowedLogs:
     """Return what a word names, if need be when it has begun: a run is prepared before it has a folder.
 
     Raises:
@@ -68,7 +75,8 @@ def _begun(word: str, *, once: bool) -> Followed:
     told = False
     while True:
         try:
-            return Followed(word)
+            named = _named(word)
+            return FollowedLogs(named) if all(map(is_logged, named)) else Followed(word)
         except NoneYet as none:
             if once:
                 raise
@@ -122,6 +130,31 @@ class Followed:
         return True
 
 
+class FollowedLogs:
+    """Logs of other tools, which do not tell whether more is to come.
+
+    Raises:
+        UserError: none of them can be read.
+    """
+
+    def __init__(self, logs: Sequence[Run]) -> None:
+        self._seen = {run.where: (written(run), run) for run, _ in answered(logs, _identity)}
+
+    def now(self) -> list[Run]:
+        """Return the logs as they are now. One that cannot be read, as while it is written, is shown as it was."""
+        for where, (before, run) in self._seen.items():
+            with suppress(UserError, OSError):
+                if (state := written(run)) != before:
+                    grown = reread(run)
+                    _identity(grown)
+                    self._seen[where] = state, grown
+        return [run for _, run in self._seen.values()]
+
+    def goes_on(self, _: Sequence[Run]) -> bool:
+        """Return True: Ctrl-C ends the view."""
+        return True
+
+
 def _named(word: str) -> list[Run]:
     """Return the runs that a word names, with those of the sweeps in its folder.
 
@@ -146,7 +179,7 @@ def _how_it_went(run: Run) -> str:
     return run.verdict
 
 
-def _keep_frame(followed: Followed, once: bool) -> None:
+def _keep_frame(followed: Followed | FollowedLogs, once: bool) -> None:
     from rich.console import Console
     from rich.live import Live
 
@@ -170,7 +203,7 @@ def _keep_frame(followed: Followed, once: bool) -> None:
     console.print(frame(followed.now(), console.width, console.height, curves))
 
 
-def _keep_page(followed: Followed, html: Path, once: bool) -> None:
+def _keep_page(followed: Followed | FollowedLogs, html: Path, once: bool) -> None:
     page = from_lab("report.page:page", "--html")
     told = False
     while True:

@@ -42,18 +42,19 @@ def sweep_lock(folder: Path) -> Path:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run's: a run writes its configuration first."""
-    return (path / CONFIG_FILE).is_file()
+    """Whether a folder is a run's: a run writes its configuration first. A checkpoint of Transformers' Trainer has a
+    file of that name, too, and its own log beside it."""
+    return (path / CONFIG_FILE).is_file() and not (path / "trainer_state.json").is_file()
 
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the folders of runs in a folder, by name."""
-    return sorted(config.parent for config in folder.glob(f"*/{CONFIG_FILE}"))
+    return sorted(filter(is_run, (config.parent for config in folder.glob(f"*/{CONFIG_FILE}"))))
 
 
 def runs_in_folders_of(folder: Path) -> list[Path]:
     """Return the folders of runs in the folders of a folder, by name."""
-    return sorted(config.parent for config in folder.glob(f"*/*/{CONFIG_FILE}"))
+    return sorted(filter(is_run, (config.parent for config in folder.glob(f"*/*/{CONFIG_FILE}"))))
 
 
 @dataclass(frozen=True)

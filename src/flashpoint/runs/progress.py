@@ -49,7 +49,7 @@ def progress_of(run: Run, now: float | None = None) -> Progress:
         UserError: the configuration is missing, or the metrics are damaged.
     """
     steps = run.config.train.steps
-    done = run.logged_steps
+    done = run.outcome.step if run.ended else run.logged_steps
     rate = None
     if TOKENS_PER_SECOND.name in run.columns:
         rate = float(np.median(run.columns[TOKENS_PER_SECOND.name][1][-_RECENT_READINGS:]))

@@ -41,8 +41,9 @@ def select_runs(words: Sequence[str], runs_dir: str | Path = "runs", evidence: K
     """Return the runs that the words name, in the order of the words, those of one word by name.
 
     A word is a run's folder, a run's name under ``runs_dir``, a folder of runs, or a pattern of the shell for any of
-    these (``*``, ``?``, ``[…]``, ``{a,b}``). Or it is ``EXPERIMENT:PATTERN`` of the evidence in ``runs_dir/reference``.
-    A folder goes before evidence.
+    these (``*``, ``?``, ``[…]``, ``{a,b}``). Or it is a log of another tool, a file or a folder, as ``PATH:NAME`` with
+    the column that is its loss (:mod:`flashpoint.logs`). Or it is ``EXPERIMENT:PATTERN`` of the evidence in
+    ``runs_dir/reference``. A folder of runs goes before logs, and these before evidence.
 
     Args:
         evidence: the evidence in ``runs_dir``, for a caller who selects many times: it is read once.
@@ -71,12 +72,16 @@ def _named(word: str, runs_dir: Path, evidence: KeptRuns | None) -> list[Run]:
     for path in (Path(word), runs_dir / word):
         if runs := _at(path):
             return runs
+    if runs := _logged(word):
+        return runs
     alternatives = expand_braces(word)
     if len(alternatives) > 1:
         return [run for alternative in alternatives for run in _named(alternative, runs_dir, evidence)]
     for pattern in (word, str(runs_dir / word)):
-        if runs := [run for path in sorted(glob.glob(pattern)) for run in _at(Path(path))]:
-            return runs
+        paths = sorted(glob.glob(pattern))
+        for at in (lambda path: _at(Path(path)), _logged):
+            if runs := [run for path in paths for run in at(path)]:
+                return runs
     if ":" in word:
         tables = evidence or from_lab("evidence.tables:Evidence", f"{word}, of the evidence tables")(
             runs_dir / EVIDENCE
@@ -90,6 +95,13 @@ def _named(word: str, runs_dir: Path, evidence: KeptRuns | None) -> list[Run]:
 def _at(path: Path) -> list[Run]:
     """Return the run in this folder, or the runs in its folders."""
     return [Run.of_folder(RunFolder(folder)) for folder in ([path] if is_run(path) else runs_in(path))]
+
+
+def _logged(word: str) -> list[Run]:
+    """Return the runs of the logs that the word names."""
+    from flashpoint.logs.stored_log import logged_runs  # few ask for one
+
+    return logged_runs(word)
 
 
 def _kept(word: str, evidence: KeptRuns) -> list[Run]:

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from flashpoint.detector import NOISES, SHARE, DetectorConfig, ExplosionDetector, NoiseScaledDetector, noise_about_line
+from flashpoint.detector import (
+    LATEST,
+    NOISES,
+    SHARE,
+    DetectorConfig,
+    ExplosionDetector,
+    NoiseScaledDetector,
+    early_margin,
+    undecided,
+)
 from flashpoint.early_warning import Sentinel
 from flashpoint.listeners import Metrics
 from flashpoint.runs.metric_table import GRAD_NORM, LOSS
@@ -36,8 +45,6 @@ from flashpoint.watching.watched_run import WatchedRun
 
 _SUM = 30.0
 """Nats. The mean loss of a token begins near the logarithm of the vocabulary's size: 12.5 with 256,000 tokens."""
-_LATEST = 10
-"""Losses at the end of a loop that are compared with its first. One alone may be that of a hard batch."""
 _OVERFLOW_CAPTURES = 3
 """That gradient norms which are not finite get in a run, at most."""
 
@@ -117,7 +124,7 @@ class LossRecorder:
         self._pending: list[tuple[int, Number, Number | None]] = []
         self._first: float | None = None
         self._first_step: int | None = None
-        self._latest: deque[float] = deque(maxlen=_LATEST)
+        self._latest: deque[float] = deque(maxlen=LATEST)
         self._loop_goes_on = True
 
     @property
@@ -213,9 +220,9 @@ class LossRecorder:
         if self._first_step is None:
             self._first_step = steps[0][0]
         first, begun = self._first, self._first_step
-        if not begun or first is None or math.isfinite(self._detector.minimum) or len(self._latest) < _LATEST:
+        if not begun or first is None or math.isfinite(self._detector.minimum) or len(self._latest) < LATEST:
             return
-        if min(self._latest) > first + max(NOISES * noise_about_line(self._latest), SHARE * abs(first)):
+        if min(self._latest) > first + early_margin(self._latest, first):
             self._notices.warn(
                 f"the loss rose from {first:.3g} to {max(self._latest):.3g} in the first {steps[-1][0] - begun + 1} "
                 f"steps after step {begun:,}: look at optimiser state, schedule and order of the data first"
@@ -250,30 +257,10 @@ class LossRecorder:
         if self.none_read:
             if event.made:
                 self._notices.warn(f"{NO_LOSS}, and nothing is judged: the run counts as stopped")
-        elif (undecided := self._undecided()) is not None:
-            self._dispatcher.publish(CaptureWanted(undecided, None))
-
-    def _undecided(self) -> str | None:
-        """Return what is said of a loss that ends too high for a loop that is called stable; None of any other."""
-        above, of, margin = self._detector.steps_above, self._bounds.hold_steps, self._detector.margin
-        if self.verdict != "stable":
-            return None
-        if 0 < above < of:
-            return (
-                f"the loop ends with the loss more than {margin:.3g} above its minimum for {above} steps of the {of} "
-                f"that make an explosion; {of - above} more would decide"
-            )
-        if self._first is not None and len(self._latest) == _LATEST:
-            if math.isnan(margin):  # no window of losses was full
-                margin = max(NOISES * noise_about_line(self._latest), SHARE * abs(self._first))
-            if not min(self._latest) > self._first + margin:
-                return None
-            return (
-                f"the loop ends with {_LATEST} losses that lie more than {margin:.3g} above its first, "
-                f"{self._first:.3g}: a mean of {self._bounds.window} losses shows no explosion that came so early; "
-                "look at learning rate, warm-up and data first"
-            )
-        return None
+        elif self._first is not None:
+            said = undecided(self._detector, self._bounds, self._first, self._latest)
+            if said is not None:
+                self._dispatcher.publish(CaptureWanted(f"the loop {said}", None))
 
 
 class _Overflows:

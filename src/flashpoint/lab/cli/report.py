@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from flashpoint.cli.log_table import tell_of_logs
 from flashpoint.cli.selection import ended_runs, runs_argument
 from flashpoint.errors import UserError
 
@@ -24,7 +25,8 @@ def command(words: tuple[str, ...], out: Path | None) -> None:
     runs = ended_runs(words, metrics=True)
     if out is None:
         if runs[0].folder is None:
-            raise UserError(f"{runs[0].where}: in a table, which holds no report; choose its folder with --out")
+            raise UserError(f"{runs[0].where}: no folder of a run, to put the report in; choose one with --out")
         first = runs[0].folder
         out = (first.report if len(runs) == 1 else first.comparison).path  # the first keeps its own page
     click.echo(write_report(runs, out))
+    tell_of_logs(runs)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 import numpy as np
 
+from flashpoint.cli.log_table import tell_of_logs
 from flashpoint.cli.selection import ended_runs, format_option, provenance
 from flashpoint.cli.table import Cell, Table, code, number, share, show
 from flashpoint.errors import UserError
@@ -93,7 +94,8 @@ def command(
 ) -> None:
     """Print metrics of a run side by side, a row for each step at which all were measured.
 
-    NAME is a metric of the run (loss) or of heads (w_q_spectral_norm, with --head 2/1; or 2/1/w_q_spectral_norm).
+    NAME is a metric of the run (loss) or of heads (w_q_spectral_norm, with --head 2/1; or 2/1/w_q_spectral_norm); of a
+    log any of its columns.
 
     --departures NAME: which metric leaves the stable twin first. RUN... are runs that exploded and, for each, a twin: a
     stable run of the same seed, data and experiment. A metric departs when its largest value over heads leaves, for
@@ -113,3 +115,4 @@ def command(
         raise click.UsageError("missing NAME: give RUN and the names of metrics")
     run = open_run(word)
     show(over_steps(run, names, head, every, since, until), form, provenance([run]))
+    tell_of_logs([run])

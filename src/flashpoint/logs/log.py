@@ -1,0 +1,170 @@
+"""A log of another tool as one reads a run: columns over steps that rise, and where the training went on anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from flashpoint.errors import UserError
+from flashpoint.logs import csv_file, event_files, text_lines, trainer_state, wandb_file
+from flashpoint.logs.column_names import metric_columns
+from flashpoint.logs.record import FormatName, Record
+from flashpoint.runs.metrics import Columns, Series
+
+_HEAD = 2**16  # bytes by which a format is known
+_STATE, _LIGHTNING = "trainer_state.json", "metrics.csv"
+"""Names of logs in a folder; those of the other formats are patterns."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where a training went on."""
+
+    step: int
+    """The first one of the later process."""
+    after: int
+    """The last one of the earlier process; from ``step`` on the later one's entries stand in its place."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a log says."""
+
+    where: str
+    format: FormatName
+    columns: Columns
+    """Every column by its name, and again by the name of the metric that it is: steps [n], rising, and values [n]."""
+    names: dict[str, str]
+    """The columns that are metrics of every run, by the metric's name; ``loss`` is among them."""
+    resumes: tuple[Resume, ...]
+    repeated: int
+    """Losses that another one of the same step replaced, without a step back: the last one stands."""
+    remarks: tuple[str, ...]
+
+
+@dataclass
+class _Column:
+    """One column while it is put in order."""
+
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    count: int = 0
+    """Of values as they were written."""
+    repeated: int = 0
+    process: int = 0
+    """Number of the process that wrote the last value."""
+    resumes: list[Resume] = field(default_factory=list)
+
+    def add(self, step: int, value: float, process: int) -> None:
+        self.count += 1
+        if self.steps:
+            if step < self.steps[-1] or process != self.process:
+                self.resumes.append(Resume(step, self.steps[-1]))
+            elif step == self.steps[-1]:
+                self.repeated += 1
+            while self.steps and self.steps[-1] >= step:
+                self.steps.pop()
+                self.values.pop()
+        self.process = process
+        self.steps.append(step)
+        self.values.append(value)
+
+    def series(self) -> Series:
+        return np.array(self.steps, np.int64), np.array(self.values, np.float64)
+
+
+def log_files(path: Path) -> list[Path]:
+    """Return the files of the log that a path names: itself, or those of a folder that a tool has written; none where
+    it is no log. A folder of checkpoints has the log of the newest.
+
+    Raises:
+        UserError: a folder has several logs.
+    """
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        return []
+    if states := [*path.glob(_STATE)] or sorted(path.glob(f"checkpoint-*/{_STATE}"), key=_checkpoint)[-1:]:
+        return states
+    kinds = [sorted(path.glob(pattern)) for pattern in (_LIGHTNING, wandb_file.PATTERN, event_files.PATTERN)]
+    found = [files for files in kinds if files]
+    if len(found) > 1 or (found and found[0] is kinds[1] and len(kinds[1]) > 1):
+        names = ", ".join(file.name for files in found for file in files[:2])
+        raise UserError(f"{path}: has several logs, {names}; name one")
+    return found[0] if found else []
+
+
+def _checkpoint(path: Path) -> int:
+    number = path.parent.name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
+
+
+def read_log(where: str, files: list[Path], loss: str | None = None) -> Log:
+    """Read a log.
+
+    Args:
+        where: what messages call it.
+        files: of it (:func:`log_files`).
+        loss: the column that is the training loss; None where names are to tell.
+
+    Raises:
+        UserError: it is of no known format, is empty, or does not say which column is the loss.
+    """
+    record = _read(where, files)
+    columns = dict[str, _Column]()
+    begins = frozenset(record.begins)
+    process = 0
+    for place, (step, numbers) in enumerate(record.rows):
+        process += place in begins
+        for name, value in numbers.items():
+            columns.setdefault(name, _Column()).add(step, value, process)
+    if not columns:
+        needed = "a step and a number with a name, as 'step 100: loss 2.31'"
+        raise UserError(f"{where}: {_nothing(record)}; a log has {needed}")
+    names = metric_columns(where, {name: column.count for name, column in columns.items()}, loss)
+    series = {name: column.series() for name, column in columns.items()}
+    of_loss = columns[names["loss"]]
+    series |= {metric: series[name] for metric, name in names.items()}
+    return Log(
+        where, record.format, series, names, tuple(of_loss.resumes), of_loss.repeated, tuple(record.remarks)
+    )  # fmt: skip
+
+
+def _nothing(record: Record) -> str:
+    remarks = "".join(f" ({remark})" for remark in record.remarks)
+    return f"no {'line' if record.format == 'text' else 'entry'} has any numbers of a step{remarks}"
+
+
+def _read(where: str, files: list[Path]) -> Record:
+    if not files:
+        raise UserError(f"{where}: no such file or folder; name a log, or a run's folder")
+    if not any(file.stat().st_size for file in files):
+        raise UserError(f"{where}: is empty; name a log that holds something")
+    reader = _reader(files[0])
+    if reader is not None:
+        return reader(files)
+    if b"\0" in _head(files[0]):
+        kinds = "trainer_state.json, TensorBoard's event files, a .wandb file, CSV, or lines of text"
+        raise UserError(f"{where}: no log that can be read; give {kinds}")
+    return text_lines.read_text_lines(files[0])
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_HEAD)
+
+
+def _reader(path: Path) -> Callable[[list[Path]], Record] | None:
+    """Return the reader of a file's format by its content; None where nothing tells it, as of plain text."""
+    head = _head(path)
+    if event_files.is_event_file(head):
+        return event_files.read_event_files
+    known: tuple[tuple[bool, Callable[[Path], Record]], ...] = (
+        (wandb_file.is_wandb_file(head), wandb_file.read_wandb_file),
+        (trainer_state.is_trainer_state(head) or path.name == _STATE, trainer_state.read_trainer_state),
+        (csv_file.is_csv(head), csv_file.read_csv),
+    )
+    return next((lambda files, read=read: read(files[0]) for matches, read in known if matches), None)

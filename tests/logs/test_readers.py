@@ -1,0 +1,175 @@
+"""Logs as their tools write them. Those in ``written/`` are of real trainings: Transformers 5.24, Lightning 2.6."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flashpoint.errors import UserError
+from flashpoint.logs.log import Log, Resume, log_files, read_log
+from flashpoint.logs.text_lines import read_text_lines
+
+WRITTEN = Path(__file__).with_name("written")
+
+
+def log_of(path: Path, loss: str | None = None) -> Log:
+    return read_log(str(path), log_files(path), loss)
+
+
+def losses(log: Log) -> dict[int, float]:
+    steps, values = log.columns["loss"]
+    return dict(zip(steps.tolist(), values.tolist(), strict=True))
+
+
+def test_a_trainers_losses_of_0_beside_a_norm_that_is_nan_are_nan() -> None:
+    log = log_of(WRITTEN / "transformers_nan.json")
+    assert list(losses(log)) == [5, 10, 15, 20, 25, 30, 35, 40]  # not the summary, which has step 40, too
+    assert [step for step, loss in losses(log).items() if math.isnan(loss)] == [30, 35, 40]
+    assert np.isnan(log.columns["grad_norm"][1][-3:]).all()
+    assert log.names == {"loss": "loss", "grad_norm": "grad_norm", "lr": "learning_rate"}
+    assert len(log.remarks) == 1
+
+
+def test_a_trainers_folder_is_the_log_of_its_newest_checkpoint(tmp_path: Path) -> None:
+    for step in (500, 1000):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        state = {"log_history": [{"step": at, "loss": 2.0} for at in range(500, step + 1, 500)]}
+        (tmp_path / f"checkpoint-{step}/trainer_state.json").write_text(json.dumps(state))
+    assert list(losses(log_of(tmp_path))) == [500, 1000]
+    shutil.copy(WRITTEN / "transformers_nan.json", tmp_path / "trainer_state.json")
+    assert len(losses(log_of(tmp_path))) == 8  # that of the whole training goes before
+
+
+def test_lightnings_rows_of_validation_and_of_epochs_are_no_steps() -> None:
+    log = log_of(WRITTEN / "lightning_nan.csv")
+    steps = losses(log)
+    assert list(steps) == [1, 3, 5, 7, 9]
+    assert math.isnan(steps[5])
+    assert steps[7] == math.inf
+    assert log.names == {
+        "loss": "train_loss", "grad_norm": "grad_norm", "lr": "lr", "val_loss": "val_loss",
+    }  # fmt: skip
+    assert log.columns["val_loss"][0].tolist() == [9]
+    epochs = log_of(WRITTEN / "lightning_epochs.csv")
+    assert epochs.names["loss"] == "train_loss_step"
+    assert list(losses(epochs)) == [21, 23, 25, 27, 29]
+
+
+def test_event_files_of_a_folder_are_one_log_and_the_later_process_counts(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    for process, (first, end) in enumerate([(0, 20), (15, 30)]):
+        writer = SummaryWriter(tmp_path, filename_suffix=f".{process}", purge_step=first if process else None)
+        for step in range(first, end):
+            writer.add_scalar("Loss/train", math.nan if step == 7 else 3.0 - process, step)
+            writer.add_scalar("grad_norm", math.inf if step == 8 else 1.0, step, new_style=True)
+        writer.close()
+    log = log_of(tmp_path)
+    found = losses(log)
+    assert list(found) == list(range(30))
+    assert math.isnan(found.pop(7))
+    assert found == {step: 3.0 if step < 15 else 2.0 for step in found}
+    assert log.columns["grad_norm"][1][8] == math.inf
+    assert log.resumes == (Resume(15, 19),)
+    assert log.remarks == ()
+
+
+def test_an_event_file_that_is_cut_or_damaged_is_read_as_far_as_it_goes_and_told(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(tmp_path / "whole")
+    for step in range(50):
+        writer.add_scalar("loss", 1.0, step)
+    writer.close()
+    (path,) = (tmp_path / "whole").iterdir()
+    whole = path.read_bytes()
+    half = len(whole) // 2
+    damaged = whole[:half] + bytes([whole[half] ^ 255]) + whole[half + 1 :]
+    for content, word in ((whole[:-5], "cut short"), (whole[:half], "cut short"), (damaged, "damaged")):
+        path.write_bytes(content)
+        log = log_of(path)
+        assert 20 <= len(losses(log)) < 50
+        assert word in "".join(log.remarks)
+
+
+@pytest.mark.slow
+def test_a_wandb_run_on_this_disk_has_the_trainings_own_steps(tmp_path: Path) -> None:
+    """W&B's step counts calls of ``log``; the Trainer logs every ten steps, and its step beside it."""
+    program = """
+import math, wandb
+run = wandb.init(project="p", dir=".", mode="offline", settings=wandb.Settings(console="off", silent=True))
+for step in range(10, 200, 10):
+    loss, norm = (math.nan, -math.inf) if step == 50 else (2.5, 1.0)
+    run.log({"train/loss": loss, "train/grad_norm": norm, "train/global_step": step})
+run.finish()
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True)
+    (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    log = log_of(path.parent)
+    found = losses(log)
+    assert list(found) == list(range(10, 200, 10))
+    assert [step for step, loss in found.items() if math.isnan(loss)] == [50]
+    assert log.columns["grad_norm"][1][4] == -math.inf
+    assert not any("end" in remark for remark in log.remarks)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    cut = log_of(path)
+    assert 0 < len(losses(cut)) < 19
+    assert any("end" in remark for remark in cut.remarks)
+
+
+def test_a_wandb_export_of_several_runs_needs_the_column_that_is_the_loss(tmp_path: Path) -> None:
+    path = tmp_path / "export.csv"
+    names = [f"{run} - train/loss{end}" for run in ("a", "b") for end in ("", "__MIN", "__MAX")]
+    path.write_text('"Step",' + ",".join(f'"{name}"' for name in names) + '\n"0",3,3,3,4,4,4\n"10",NaN,2,2,,,\n')
+    with pytest.raises(UserError, match="a - train/loss or b - train/loss"):
+        log_of(path)
+    assert losses(log_of(path, "b - train/loss")) == {0: 4.0}
+    assert math.isnan(losses(log_of(path, "a - train/loss"))[10])
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "numbers"),
+    [
+        ("iter 1,200: loss 3.4567, time 23.45ms, mfu 12.30%", 1200, {"loss": 3.4567, "time": 23.45, "mfu": 12.3}),
+        ("step 250: train loss 2.46, val loss 2.48", 250, {"train loss": 2.46, "val loss": 2.48}),
+        ("\x1b[31mstep:  7  \x1b[32mloss: 12.25  \x1b[34mgrad_norm:  5\x1b[39m", 7, {"loss": 12.25, "grad_norm": 5.0}),
+        ("iteration  5/ 100 | lm loss: 1.0845E+01 | grad norm: 2.313 |", 5, {"lm loss": 10.845, "grad norm": 2.313}),
+        ('{"step": 3, "loss": Infinity, "lr": 1e-3, "heads": [1, 2]}', 3, {"loss": math.inf, "lr": 0.001}),
+        ("[INFO] step=100 train_loss=-inf info nanny", 100, {"train_loss": -math.inf}),
+        ("Epoch 1 Step 10 Loss=2.5 (2.6)", 10, {"Epoch": 1.0, "Loss": 2.5}),
+        ('| INFO | {"update": 0.018, "loss": "15.08", "num_updates": "100"}', 100, {"loss": 15.08}),
+    ],
+)  # fmt: skip
+def test_a_line_of_text_has_a_step_and_numbers(tmp_path: Path, line: str, step: int, numbers: dict) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(f"loading 3 files\n{line}\nstep {step + 1}: loss 2.3")  # the last number may go on
+    record = read_text_lines(path)
+    assert record.rows == [(step, numbers)]
+    assert len(record.remarks) == 1
+
+
+def test_where_training_went_on_the_later_entries_stand(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    steps = [*range(8), *range(4, 10), 9]
+    path.write_text("".join(f"step {step} loss {place}.5\n" for place, step in enumerate(steps)))
+    log = log_of(path)
+    assert losses(log) == {0: 0.5, 1: 1.5, 2: 2.5, 3: 3.5, **{step: step + 4.5 for step in range(4, 9)}, 9: 14.5}
+    assert log.resumes == (Resume(4, 7),)
+    assert log.repeated == 1
+
+
+def test_a_summary_is_no_candidate_for_the_loss(tmp_path: Path) -> None:
+    """nanoGPT prints the loss of a step every ten, and the mean loss of both texts every 250."""
+    path = tmp_path / "train.log"
+    lines = [f"iter {step}: loss 2.5, time 9ms\n" for step in range(0, 500, 10)]
+    path.write_text("".join(["step 0: train loss 3.1, val loss 3.2\n", *lines]))
+    log = log_of(path)
+    assert log.names == {"loss": "loss", "val_loss": "val loss"}
+    assert len(losses(log)) == 50
