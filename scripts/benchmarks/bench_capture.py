@@ -4,14 +4,15 @@
     python scripts/benchmarks/bench_capture.py --rounds 3 layers=12 heads=12 width=768 context=1024 vocabulary=50257
     python scripts/benchmarks/bench_capture.py --rounds 2 --interval 20 --turns 2 layers=2 heads=2 width=32 \\
         context=16 batch=4 vocabulary=300 text=FILE                                       # a look on a CPU
+    python scripts/benchmarks/bench_capture.py --rounds 4 --interval 20 --logits-interval 5   # and largest scores
 
 One model trains, unwatched and watched at the watch's defaults in turns. A round is as many watched steps as lie
 between two observations of the attention, and as many unwatched ones: its watched steps hold one observation. A turn is
 a block of each. Which comes first changes from turn to turn, so that a drift of the machine falls on both alike. The
 two are compared within a round. A second table has by how much longer the watched block of a turn took: of turns with
-the observation, of others with norms of W_Q and W_K, and of the rest. The observation's turn has norms, too, if the
-interval is a multiple of theirs. Settings are those of examples/explode_gpt2.py, but for the learning rate, with which
-no warning is to come: a warning costs once.
+the observation, of others with largest scores, of others with norms of W_Q and W_K, and of the rest. The observation's
+turn has norms and scores, too, if the interval is a multiple of theirs. Settings are those of examples/explode_gpt2.py,
+but for the learning rate, with which no warning is to come: a warning costs once.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12, help="that are timed, after one that is not")
     parser.add_argument("--interval", type=int, default=500, help="steps between observations")
     parser.add_argument("--turns", type=int, default=20, help="of a round; the interval is a multiple of them")
+    parser.add_argument("--logits-interval", type=int, help="steps between largest scores; without it none")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     arguments = parser.parse_args()
     steps, rest = divmod(arguments.interval, arguments.turns)
@@ -59,7 +61,9 @@ def main() -> None:
     device = torch.device(loop.device)
     with (
         tempfile.TemporaryDirectory() as folder,
-        flashpoint.watch(loop.model, runs_dir=folder, interval=arguments.interval) as watched,
+        flashpoint.watch(
+            loop.model, runs_dir=folder, interval=arguments.interval, logits_interval=arguments.logits_interval
+        ) as watched,
     ):
         takers: dict[str, Any] = {"unwatched": Unwatched(), "watched": watched}
         seconds = {name: np.zeros((1 + arguments.rounds, arguments.turns)) for name in takers}
@@ -75,24 +79,33 @@ def main() -> None:
     columns = ("steps", "rounds", "ms a step, median (quartiles)")
     interval = "" if half is None else f", 95 % interval {more - half:+.1%} to {more + half:+.1%}"
     note = f"Watched against unwatched, within a round: {more:+.1%} (mean{interval})."
-    show([Table(columns, rows, note=note), phase_table(seconds, steps)], "markdown", heading(device, what))
+    show(
+        [Table(columns, rows, note=note), phase_table(seconds, steps, arguments.logits_interval)],
+        "markdown",
+        heading(device, what),
+    )
 
 
-def phase_table(seconds: dict[str, Times], steps: int) -> Table:
+def phase_table(seconds: dict[str, Times], steps: int, logits_interval: int | None = None) -> Table:
     """Return what the difference of blocks of so many steps consists of.
 
     Args:
         seconds: of each block, by round and turn; the first round does not count.
+        logits_interval: steps between largest scores; None is without them.
     """
     longer, unwatched = 1000 * (seconds["watched"] - seconds["unwatched"])[1:], 1000 * seconds["unwatched"][1:]
     ends = (1 + np.arange(seconds["watched"].size)).reshape(seconds["watched"].shape)[1:] * steps
     norms = inspect.signature(flashpoint.watch).parameters["weights_interval"].default
-    weighed = ends // norms > (ends - steps) // norms
-    observed = np.zeros_like(weighed)
+    observed = np.zeros(ends.shape, bool)
     observed[:, -1] = True
+    scored, weighed = (
+        (ends // every > (ends - steps) // every) & ~observed if every else np.zeros_like(observed)
+        for every in (logits_interval, norms)
+    )
     rows = []
     for name, turns in {
-        "the observation": observed, "norms of W_Q and W_K": weighed & ~observed, "neither": ~weighed & ~observed,
+        "the observation": observed, "largest scores": scored, "norms of W_Q and W_K": weighed & ~scored,
+        "neither": ~(observed | scored | weighed),
     }.items():  # fmt: skip
         if turns.any():
             mean, half = mean_interval(longer[turns])

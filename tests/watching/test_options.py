@@ -11,7 +11,7 @@ from torch import nn
 import flashpoint
 from tests.watching.loops import Pair, loop
 
-COUNTS = ["interval", "weights_interval", "log_interval", "sequences", "steps"]
+COUNTS = ["interval", "weights_interval", "log_interval", "sequences", "steps", "logits_interval"]
 
 
 @pytest.mark.parametrize(("value", "error"), [(0, ValueError), (2.5, TypeError), ("5", TypeError), (True, TypeError)])
@@ -43,7 +43,11 @@ def test_counts_of_numpy_are_taken(tmp_path: Path) -> None:
             ({"name": name}, "name=.*a name cannot")
             for name in ("../x", "..", ".", "/x", "a/b", "a\0", "~a", "a*", "a:b")
         ],
-        *[({"margin": margin}, "give a number above 0") for margin in (0, -1.0, float("nan"))],
+        *[
+            ({option: value}, f"{option}=.*give a number above 0")
+            for option in ("margin", "max_logit")
+            for value in (0, -1.0, float("nan"))
+        ],
         ({"name": "reference"}, "name=reference: reserved"),
         *[({"name": name}, "an empty name") for name in ("", " ")],
     ],

@@ -277,6 +277,16 @@ _scores = partial(Metric, per="head", measured_by="`scores`")
 SCORE_MAX = _scores(
     "score_max", "largest |S|", symbol="max |S|", unit="nats", trouble="up", sentence="Size of the largest score."
 )
+MAX_LOGIT = Metric(
+    "max_attention_logit",
+    "max attention logit",
+    symbol="max |S|",
+    unit="nats",
+    per="head",
+    measured_by="`flashpoint.watch`",
+    trouble="up",
+    sentence="Size of the largest score of all sequences, after a soft cap and a bias by position.",
+)
 SCORE_MEAN = _scores(
     "score_mean",
     "mean |S|",

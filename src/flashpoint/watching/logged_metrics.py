@@ -1,7 +1,9 @@
-"""Numbers that a watched loop logs beside its losses: measures of its attention, and those that it hands over."""
+"""Numbers that a watched loop logs beside its losses: measures and largest scores of its attention, and those that it
+hands over."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,16 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.form import CLOSED, Form
 from flashpoint.diagnosis.measure_table import MEASURES
 from flashpoint.diagnosis.measures import Measures, Results, by_sequence, finite_part, of_scores, over_sequences
 from flashpoint.diagnosis.result_measures import of_grad_q, of_out
 from flashpoint.diagnosis.sink import with_sink
-from flashpoint.runs.metric_table import GRAD_NORM, LOSS, W_K_NORM, W_Q_NORM
+from flashpoint.runs.metric_table import GRAD_NORM, LOSS, MAX_LOGIT, W_K_NORM, W_Q_NORM, layer_told
 from flashpoint.watching.arrivals import Arrivals, Number, one_number
-from flashpoint.watching.events import Handler, NumbersSeen, StepObserved
+from flashpoint.watching.events import AttentionCalled, Handler, NumbersSeen, StepEnded, StepObserved, StepStarted
 from flashpoint.watching.notices import Notices
 from flashpoint.watching.watched_run import WatchedRun
 
@@ -27,7 +31,9 @@ if TYPE_CHECKING:
 
 _LOGGED_MEASURES = {measure.name: measure.logged_as.name for measure in MEASURES.values() if measure.logged_as}
 """Measures of a diagnosis that are logged, and the metrics that they are."""
-LOGGED = frozenset(("step", LOSS.name, GRAD_NORM.name, W_Q_NORM.name, W_K_NORM.name, *_LOGGED_MEASURES.values()))
+LOGGED = frozenset(
+    ("step", *(one.name for one in (LOSS, GRAD_NORM, W_Q_NORM, W_K_NORM, MAX_LOGIT)), *_LOGGED_MEASURES.values())
+)
 """What a watch writes itself: a number of the loop by such a name would make the metrics file unreadable."""
 
 
@@ -87,6 +93,153 @@ class AttentionMetrics:
         else:
             self._notices.warn("layers have different numbers of heads, or not every step has all of them: "
                        "bias of δ and the like are not logged there; captures have them")  # fmt: skip
+
+
+_BLOCK = 1 << 24
+"""Scores that are held at once: 64 MiB."""
+
+
+@torch.no_grad()
+def max_logits(q: Tensor, k: Tensor, form: Form) -> Tensor:
+    """Return the largest |S| of each head [H], float32, nats, over the keys that a query sees: S as the softmax takes
+    it, after α, soft cap and bias. NaN where one of them is.
+
+    Of a form with tensors for each of the first sequences it is theirs; of another one it is of all.
+
+    Args:
+        q, k: [B, H, T_q, d] and [B, H_kv, T_k, d].
+    """
+    (count, heads, queries, _), (_, of_keys, keys, _) = q.shape, k.shape
+    count = min([count, *(len(x) for name, x in form.tensors.items() if name != "sink" and len(x) > 1)])
+    rows = max(1, min(queries, _BLOCK // (heads * keys)))
+    sequences = max(1, _BLOCK // (heads * keys * rows))
+    largest = torch.zeros(heads, device=q.device)
+    with torch.autocast(q.device.type, enabled=False):
+        for first in range(0, count, sequences):
+            some = slice(first, min(first + sequences, count))
+            held = k[some].float()
+            for begin in range(0, queries, rows):
+                block = slice(begin, min(begin + rows, queries))
+                seen = min(block.stop, keys) if form.is_causal else keys
+                of_rows = q[some, :, block].float().unflatten(1, (of_keys, -1)).flatten(2, 3)
+                scores = (of_rows @ held[:, :, :seen].mT).mul_(form.scale).view(len(held), heads, -1, seen)
+                largest = torch.maximum(largest, _in_block(scores, form, some, block).abs_().amax((0, 2, 3)))
+    return largest
+
+
+def _in_block(scores: Tensor, form: Form, sequences: slice, rows: slice) -> Tensor:
+    """Return scores [N, H, R, C] of some rows and the first keys as the softmax takes them, 0 where none is seen."""
+    seen = scores.shape[3]
+
+    def part(x: Tensor) -> Tensor:
+        x = x[sequences] if len(x) > 1 else x
+        return (x[:, :, rows] if x.shape[2] > 1 else x)[..., :seen]
+
+    if form.softcap:
+        scores = scores.div_(form.softcap).tanh_().mul_(form.softcap)
+    if form.bias is not None:
+        bias = part(form.bias)
+        scores = scores.add_(bias).masked_fill_(bias <= CLOSED, 0.0)
+    if form.mask is not None:
+        scores = scores.masked_fill_(~part(form.mask), 0.0)
+    if form.is_causal:
+        later = (
+            torch.arange(seen, device=scores.device)
+            > torch.arange(rows.start, rows.stop, device=scores.device)[:, None]
+        )
+        scores = scores.masked_fill_(later, 0.0)
+    return scores
+
+
+@dataclass(frozen=True, slots=True)
+class _LogitsArrived:
+    """The largest |S| of a step can be read, [H] of each layer.
+
+    Attributes:
+        modules: of the layers, by name.
+    """
+
+    step: int
+    modules: Sequence[str]
+    numbers: Sequence[Number]
+
+
+class MaxLogits:
+    """Logs the largest |S| of each head at an interval, of the step's first forward pass with gradients, and warns once
+    where one exceeds a bound. Nothing waits for the device.
+
+    Args:
+        interval: steps between; None is never.
+        most: the bound, nats.
+    """
+
+    def __init__(
+        self, interval: int | None, most: float, run: WatchedRun, arrivals: Arrivals, notices: Notices
+    ) -> None:
+        self._interval, self._most = interval, most
+        self._run, self._arrivals, self._notices = run, arrivals, notices
+        self._due, self._forward = False, 0
+        self._found: list[tuple[str, Tensor]] = []
+        self._shape: tuple[int, ...] | None = None
+        self._warned = False
+
+    @property
+    def handlers(self) -> Sequence[Handler]:
+        """What it does, by event."""
+        what = "measuring the scores"
+        return (
+            Handler(StepStarted, what, self._begin),
+            Handler(AttentionCalled, what, self._take),
+            Handler(StepEnded, what, self._ask),
+            Handler(_LogitsArrived, what, self._log),
+        )
+
+    def due(self, step: int) -> bool:
+        """Return whether a step is measured."""
+        return self._interval is not None and (step + 1) % self._interval == 0
+
+    def _begin(self, event: StepStarted) -> None:
+        self._due, self._found = self.due(event.step), []
+
+    def _take(self, event: AttentionCalled) -> None:
+        if not self._due or (self._found and event.forward != self._forward):
+            return
+        self._forward = event.forward
+        q, k = event.q.detach(), event.k.detach()
+        if torch.is_autocast_enabled(q.device.type):  # which casts what the attention is given
+            q, k = (x.to(torch.get_autocast_dtype(x.device.type)) for x in (q, k))
+        self._found.append((event.module, max_logits(q, k, event.form)))
+
+    def _ask(self, event: StepEnded) -> None:
+        found, self._found = self._found, []
+        if found:
+            modules, numbers = zip(*found, strict=True)
+            self._arrivals.ask(_LogitsArrived(event.step, modules, numbers))
+
+    def _log(self, event: _LogitsArrived) -> None:
+        layers = [torch.as_tensor(one).double() for one in event.numbers]
+        self._warn(event, layers)
+        shape = (len(layers), *{len(one) for one in layers})
+        self._shape = self._shape or shape
+        if shape == self._shape and len(shape) == 2:
+            self._run.log(event.step, {MAX_LOGIT.name: torch.stack(layers).numpy()})
+        else:
+            self._notices.warn("layers have different numbers of heads, or not every step has all of them: their "
+                       "largest scores are judged there, and not logged")  # fmt: skip
+
+    def _warn(self, event: _LogitsArrived, layers: Sequence[Tensor]) -> None:
+        largest = [float(one.max()) for one in layers]
+        layer = max(range(len(layers)), key=largest.__getitem__)
+        if self._warned or not largest[layer] > self._most:
+            return
+        self._warned = True
+        head = int(layers[layer].argmax())
+        self._notices.tell(
+            f"step {event.step:,}: the largest |score| is {largest[layer]:.4g} nats, in "
+            f"{layer_told(layer + 1, event.modules[layer])}, head {head + 1}: more than max_logit={self._most:g}. "
+            "Softmax then sees hardly more than one key, and a divergence may follow; QK-norm or QK-clip bounds scores",
+            logging.WARNING,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,8 @@ def watch(
     log_interval: int = 10,
     sequences: int = 4,
     margin: float | None = None,
+    logits_interval: int | None = None,
+    max_logit: float = 100.0,
     functions: Sequence[str] = (),
     wandb: _Wandb = "disabled",
     project: str = "flashpoint",
@@ -81,6 +83,9 @@ def watch(
         margin: of an explosion, in the loss's unit: the mean of 100 losses stays so much above its minimum for 50
             steps. None takes it from the loss's noise (:class:`flashpoint.detector.NoiseScaledDetector`); ``flashpoint
             train`` has 0.3 nats.
+        logits_interval: steps between measurements of the max attention logits: the largest |score| of each head, nats,
+            as the softmax takes it, over the keys that a query sees. None measures none. Such a step runs uncompiled.
+        max_logit: nats; a larger one is warned of once.
         functions: attentions that are neither PyTorch's nor Transformers', ``MODULE:NAME`` each, with ``@bthd`` behind
             where they take [B, T, H, d].
         wandb: as ``tracking`` of own runs.
@@ -110,6 +115,8 @@ def watch(
         log_interval=_count("log_interval", log_interval),
         sequences=_count("sequences", sequences),
         margin=None if margin is None else _positive("margin", margin),
+        logits_interval=None if logits_interval is None else _count("logits_interval", logits_interval),
+        max_logit=_positive("max_logit", max_logit),
     )
     if options.steps is not None and options.steps <= options.first_step:
         raise ValueError(f"steps={steps}: counts from 0, as first_step={first_step} does; give more than that")

@@ -72,7 +72,7 @@ class Observer:
         self._publish, self._notices = dispatcher.publish, notices
         self.projections: dict[str, list[Projection]] | None = None
         self.since = 0
-        self.partial = False
+        self.partial, self._keeps = False, True
         self.seen = self.rows = 0
         self.not_recorded: list[str] = []
         self._found: dict[AttentionCalled, Found] = {}
@@ -124,7 +124,8 @@ class Observer:
         return self._inputs.identities(self._trained_pass, self.rows, first)
 
     def begin(self, step: int, at_least: int, layers: Collection[int] | None = None) -> None:
-        """Observe the next forward pass: at least so many sequences, and of some layers alone if any are given."""
+        """Observe the next forward pass: at least so many sequences, and of some layers alone where they are given. Of
+        none of them the calls are shown, and nothing is kept."""
         self._leave_out_sharded_weights()
         sequences = max(self._sequences, at_least)
         interceptor = Interceptor(sequences, layers, self._publish)
@@ -144,6 +145,7 @@ class Observer:
             self._end_interception = entered.pop_all().close
         Observer._at_work = self
         self._interceptor, self.since, self.partial = interceptor, step, layers is not None
+        self._keeps = layers is None or bool(layers)
         self._outputs, self._inputs = outputs, ModelInputs(sequences)
 
     def finish(self, step: int) -> list[AttentionCall]:
@@ -160,8 +162,9 @@ class Observer:
         self._keep_weights(trained)
         found = [call.with_gradients(layer, step) for layer, call in enumerate(trained, 1)]
         calls = [call for call in found if call is not None]
-        self._tell_left_out(interceptor, calls, len(trained))
-        self._ask_whether_exchanged(trained)
+        if self._keeps:
+            self._tell_left_out(interceptor, calls, len(trained))
+            self._ask_whether_exchanged(trained)
         interceptor.calls.clear()  # at once: they hold q and k of whole batches
         return calls
 
@@ -282,6 +285,7 @@ class ObservationSchedule:
         interval: steps between observations.
         search_interval: steps after which attention that no step has shown yet is first looked for again.
         first_step: of the loop; it is observed.
+        called: whether the calls of a step are to be seen, and no tensors kept of it.
     """
 
     _awaited: ClassVar[int] = 0
@@ -296,12 +300,13 @@ class ObservationSchedule:
         interval: int,
         search_interval: int,
         first_step: int,
+        called: Callable[[int], bool],
         dispatcher: Dispatcher,
     ) -> None:
         self._observer, self._captures, self._deltas, self._batches = observer, captures, deltas, batches
         self._interval, self._search_interval = interval, search_interval
         self._first_step = self._search_again = first_step
-        self._dispatcher = dispatcher
+        self._called, self._dispatcher = called, dispatcher
         self._shown = False  # whether a step has shown attention
         self._postponed = 0  # steps for which another watched model has been observed when this one was due
 
@@ -330,7 +335,7 @@ class ObservationSchedule:
         elif self._postponed:
             ObservationSchedule._awaited = _PATIENCE
         measured = self._deltas.layers
-        if observer.must_wait or not (due or measured):
+        if observer.must_wait or not (due or measured or self._called(step)):
             return
         if not due and ObservationSchedule._awaited:
             ObservationSchedule._awaited -= 1

@@ -22,7 +22,7 @@ from flashpoint.watching.capture_recorder import CaptureRecorder, DeltaRecorder
 from flashpoint.watching.events import Dispatcher, Handler, LoopLeft, StepEnded, StepObserved, StepStarted
 from flashpoint.watching.functions import NamedFunction
 from flashpoint.watching.latest_batches import BatchRecorder, LatestBatches, MicroBatches
-from flashpoint.watching.logged_metrics import AttentionMetrics, LoopMetrics
+from flashpoint.watching.logged_metrics import AttentionMetrics, LoopMetrics, MaxLogits
 from flashpoint.watching.losses import GradientNorms, LossRecorder, VerdictRecorder
 from flashpoint.watching.notices import Notices
 from flashpoint.watching.observer import ObservationSchedule, Observer
@@ -44,6 +44,8 @@ class Options:
     log_interval: int
     sequences: int
     margin: float | None
+    logits_interval: int | None
+    max_logit: float
 
 
 class Recorder(Protocol):
@@ -114,17 +116,19 @@ class Recording:
         norms = GradientNorms(model, options.weights_interval, notices)
         self._losses = LossRecorder(run, norms, sentinel, bounds, noise_scaled, arrivals, dispatcher, notices)
         self._deltas, self._captures = DeltaRecorder(notices), CaptureRecorder(run, publish, notices)
+        logits = MaxLogits(options.logits_interval, options.max_logit, run, arrivals, notices)
         dispatcher.add(
             observer,
             self._losses,
             BatchRecorder(run, batches, arrivals, notices),
             MicroBatches(model, arrivals, notices),
             AttentionMetrics(run, notices),
+            logits,
             self._deltas,  # before the captures: a step that is captured is the last that an earlier capture measures
             self._captures,  # before the schedule, which observes what is wanted
             ObservationSchedule(
                 observer, self._captures, self._deltas, batches, options.interval, options.log_interval,
-                options.first_step, dispatcher,
+                options.first_step, logits.due, dispatcher,
             ),
             WeightNorms(lambda: observer.projections, options.weights_interval, run, sentinel, arrivals, publish),
             LoopMetrics(run, arrivals),

@@ -44,6 +44,7 @@ BY_HEAD = (
     "row_sum_abs_mean",
     "row_sum_relative_bias",
     "score_mean",
+    "max_attention_logit",
 )
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from flashpoint.lab.report.axes import literal, set_log_scale, set_symlog_scale
 from flashpoint.lab.report.colours import colour, layer_look
-from flashpoint.runs.metric_table import DELTA_ERROR_CUMULATIVE, GRAD_NORM, LOSS, ROW_SUM, SCORE_MEAN, W_Q_NORM, Metric
+from flashpoint.runs.metric_table import (
+    DELTA_ERROR_CUMULATIVE,
+    GRAD_NORM,
+    LOSS,
+    MAX_LOGIT,
+    ROW_SUM,
+    SCORE_MEAN,
+    W_Q_NORM,
+    Metric,
+)
 from flashpoint.runs.metrics import Series
 from flashpoint.runs.run import Run, called
 
@@ -130,6 +139,11 @@ def draw_cumulative(runs: Sequence[Run]) -> Figure | None:
 def draw_scores(runs: Sequence[Run]) -> Figure | None:
     """Draw the mean |S| of each head of the hottest layer."""
     return _heads_of_hottest(runs, SCORE_MEAN, log=True)
+
+
+def draw_max_logits(runs: Sequence[Run]) -> Figure | None:
+    """Draw the largest |S| of each head of the hottest layer."""
+    return _heads_of_hottest(runs, MAX_LOGIT, log=True)
 
 
 def draw_heat_map(runs: Sequence[Run]) -> Figure | None:

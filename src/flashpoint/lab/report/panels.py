@@ -146,4 +146,12 @@ PANELS = (
         "Not in the paper.",
         figures.draw_scores,
     ),
+    Panel(
+        "max_logits",
+        "Does softmax see one key alone?",
+        "The max attention logit of each head: the size of the largest score S, on a logarithmic axis. Where scores of "
+        "a row lie tens apart, softmax gives nearly all weight to one key, and the gradients of the others vanish.",
+        "Not in the paper. A threshold of 100 is that of QK-clip (Kimi K2, arXiv 2507.20534).",
+        figures.draw_max_logits,
+    ),
 )
