@@ -20,10 +20,14 @@ ERRORS = ("O error", "dQ error", "dK error", "dV error")
 
 
 @pytest.fixture(autouse=True)
-def _restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _in_deterministic_mode(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As steps of a run are repeated."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    torch._dynamo.reset()  # how often FlexAttention may be compiled in a process is bounded
     yield
+    assert torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(before)
 
 
@@ -39,9 +43,7 @@ def diagnose(folder: Path, attention: str) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_each_backend_runs_near_fp64_and_nothing_is_found(tmp_path: Path, deterministic: bool) -> None:
-    torch.use_deterministic_algorithms(deterministic)
+def test_each_backend_runs_near_fp64_and_nothing_is_found(tmp_path: Path) -> None:
     told = diagnose(tmp_path, "all")
     rows = {row["attention"]: row for row in told["tables"][0]["rows"]}
     for name in ("sdpa:math", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "flex"):
@@ -50,12 +52,8 @@ def test_each_backend_runs_near_fp64_and_nothing_is_found(tmp_path: Path, determ
         assert all(0 < row[error] < 2**-6 for error in ERRORS), name
         assert row["follows O"] is not None, name
     assert all(row["why not"].startswith("needs flash-attn-4") or row["O error"] < 2**-6 for row in rows.values())
-    assert ("sdpa:cudnn was called outside" in told["tables"][0]["note"]) == deterministic
-    assert torch.are_deterministic_algorithms_enabled() == deterministic
+    assert "sdpa:cudnn was called outside PyTorch's deterministic mode" in told["tables"][0]["note"]
 
 
-def test_cudnn_alone_leaves_deterministic_mode_and_says_so(tmp_path: Path) -> None:
-    torch.use_deterministic_algorithms(True)
-    told = diagnose(tmp_path, "sdpa:cudnn")
-    assert "sdpa:cudnn was called outside PyTorch's deterministic mode" in told["heading"]
-    assert torch.are_deterministic_algorithms_enabled()
+def test_cudnn_alone_is_called_outside_the_mode(tmp_path: Path) -> None:
+    assert "sdpa:cudnn was called outside PyTorch's deterministic mode" in diagnose(tmp_path, "sdpa:cudnn")["heading"]

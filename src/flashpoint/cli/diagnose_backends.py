@@ -25,9 +25,9 @@ _COLUMNS = (
     FOLLOWS_OUT.label, "findings", "why not",
 )  # fmt: skip
 _READING = (
-    "Errors are of the head with the largest, the bias of δ is of the head with the most standard errors, and what "
-    "follows O is the mean over heads. An attention is deterministic whose backward pass gives the same bits again in "
-    "PyTorch's deterministic mode. --attention NAME tells the rest."
+    'Errors are those of the worst head. The bias of δ is of the head with the most standard errors, and "follows O" '
+    "is the mean over heads. An attention is deterministic whose backward pass gives the same bits again in PyTorch's "
+    "deterministic mode. --attention NAME tells the rest."
 )
 
 
