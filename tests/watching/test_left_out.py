@@ -77,3 +77,27 @@ def test_a_function_of_the_script_that_runs_is_not_that_of_a_second_import(
     assert capsys.readouterr().out.count("trained") == 1
     (call,) = read_calls(tmp_path / "runs/own")
     assert call.attention == "script:attend"
+
+
+@pytest.mark.slow
+def test_whoever_trains_a_model_of_transformers_is_told_what_can_be_done_there(tmp_path: Path) -> None:
+    """Its attention and its checkpoints are called by the library, and not by a line of theirs."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    def step(model: nn.Module, _number: int, watched: Watch) -> None:
+        tokens = torch.arange(24).view(2, 12)
+        loss = model(tokens, labels=tokens).loss
+        loss.backward()
+        watched.step(loss, tokens)
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 32}
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    reentrant = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", attn_pdrop=0.0, **sizes, **ends))
+    reentrant.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    (told,) = loop(tmp_path / "reentrant", reentrant.train(), step, steps=1).manifest.not_recorded
+    assert "gradient_checkpointing_kwargs={'use_reentrant': False}" in told
+    bloom = AutoModelForCausalLM.from_config(AutoConfig.for_model("bloom", **sizes))
+    (told,) = loop(tmp_path / "bloom", bloom, step, steps=1).manifest.not_recorded
+    assert "BloomForCausalLM does without Transformers' AttentionInterface" in told
+    (told,) = loop(tmp_path / "other", nn.Linear(32, 32), steps=1).manifest.not_recorded
+    assert "AttentionInterface" not in told

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from flashpoint.diagnosis.call import fit_together
 
 WITHOUT_GRADIENTS = "called without gradients, as in an evaluation or in checkpoints, which need use_reentrant=False"
+UNKNOWN = "the watched model called none that is PyTorch's, Transformers' or named by functions=['MODULE:NAME']"
+"""Why a step has no attention at all."""
 TWICE = "differentiated twice, as for a gradient penalty, where only first derivatives are recorded"
 FROZEN = "no gradient goes through it, as in a frozen layer"
 TRANSFORMED = "called inside torch.vmap or another transform of torch.func, where nothing is recorded; call it outside"
@@ -35,6 +37,20 @@ def is_transformed(value: Any) -> bool:
 def is_self_attention(shapes: Mapping[str, Sequence[int]]) -> bool:
     """Return whether q, k, v and out have as many tokens and features as each other."""
     return fit_together(shapes) and shapes["q"] == shapes["out"] and shapes["q"][2] == shapes["k"][2]
+
+
+def told_to_users_of(model: nn.Module, reason: str) -> str:
+    """Return a reason with what those can do about it whose model is one of Transformers: they call neither its
+    attention nor its checkpoints themselves."""
+    kind = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    name = next((type(one).__name__ for one in model.modules() if kind is not None and isinstance(one, kind)), "")
+    if name and reason == WITHOUT_GRADIENTS:
+        return f"{reason}, by gradient_checkpointing_kwargs={{'use_reentrant': False}} in Transformers"
+    if name and reason == UNKNOWN:
+        return (
+            f"{reason}; {name} does without Transformers' AttentionInterface, and what it computes itself is not seen"
+        )
+    return reason
 
 
 def shapes_left_out(tensors: Mapping[str, Tensor]) -> str:

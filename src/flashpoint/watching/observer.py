@@ -28,7 +28,7 @@ from flashpoint.watching.functions import NamedFunction
 from flashpoint.watching.interception import forget_ended, intercept
 from flashpoint.watching.interceptor import Hook, Interceptor
 from flashpoint.watching.latest_batches import LatestBatches, ModelInputs
-from flashpoint.watching.left_out import is_sharded, numbers_of_heads, perhaps_exchanged
+from flashpoint.watching.left_out import UNKNOWN, is_sharded, numbers_of_heads, perhaps_exchanged, told_to_users_of
 from flashpoint.watching.notices import Notices
 from flashpoint.watching.projections import Found, ModuleOutputs, Projection, by_metric, projections_of
 from flashpoint.watching.step_calls import ShownCall
@@ -220,11 +220,14 @@ class Observer:
         if not calls:
             called = any(not call.is_differentiated_twice for call in shown)
             reasons = self._why_none(reasons, called and not shown.failed, interceptor.in_other_thread)
+            reasons = [told_to_users_of(self._model, reason) for reason in reasons]
             lacks = "" if self.projections else f". Until a step shows one, {_unlogged(())}"
             self._notices.warn(f"no attention was recorded: {'; '.join(reasons)}{lacks}")
         elif reasons:
             of = trained + sum(map(len, missed.values()))
-            reasons = [f"{reason}{_at_calls(missed.get(reason, []), of)}" for reason in reasons]
+            reasons = [
+                f"{told_to_users_of(self._model, reason)}{_at_calls(missed.get(reason, []), of)}" for reason in reasons
+            ]
             told = "; ".join(reasons)
             self._notices.warn(f"some attentions are not recorded ({told}); layers are counted without them")
         uncalled = [
@@ -258,8 +261,7 @@ class Observer:
             return ["no gradient came to any attention before watched.step; call it after the backward pass"]
         if in_other_thread and not reasons:
             return ["the model was called in another thread than watched.step before; call both in one thread"]
-        unknown = "the watched model called none that is PyTorch's, Transformers' or named by functions=['MODULE:NAME']"
-        return reasons or [unknown]
+        return reasons or [UNKNOWN]
 
 
 def _at_calls(numbers: Sequence[int], of: int) -> str:
