@@ -25,7 +25,7 @@ def out_and_grads(inputs: list[Tensor], variant: AttentionVariant) -> list[Tenso
     return [out.detach(), *torch.autograd.grad(out, (q, k, v), inputs[3].to(out.dtype))]
 
 
-@pytest.mark.parametrize("name", FROM_FILES)
+@pytest.mark.parametrize("name", [name for name, variant in FROM_FILES.items() if variant.kernel == "flash"])
 def test_fifty_launches_give_the_same_bits(name: str) -> None:
     inputs = tensors(4, 12, 700, 64)
     first = out_and_grads(inputs, FROM_FILES[name])

@@ -12,7 +12,8 @@ from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.other_attention import function_named
 from flashpoint.diagnosis.probe import Function, probe, results_of
 from flashpoint.diagnosis.verdict import diagnose
-from flashpoint.lab.localize.own_loop import Mixture, OwnLoop, mixed
+from flashpoint.lab.localize.mixture import LayerOf, Mixture, mixed
+from flashpoint.lab.localize.own_loop import OwnLoop
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.select import open_run
 from flashpoint.watching.captures import read_calls
@@ -54,7 +55,7 @@ def test_a_planted_fault_is_named(kind: str) -> None:
 def test_a_branch_has_the_runs_attention_in_its_heads() -> None:
     of = call(function_named("sdpa:math"))
     both = [
-        mixed(of.q, of.k, of.v, True, 0.125, mixture=Mixture("sdpa", "twin of sdpa", (1,), heads), layer=1)
+        mixed(of.q, of.k, of.v, True, 0.125, of=LayerOf(Mixture("sdpa", "twin of sdpa", (1,), heads), 1))
         for heads in ((2,), None)
     ]
     assert torch.equal(both[0][:, 1], both[1][:, 1])
