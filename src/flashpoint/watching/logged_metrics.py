@@ -104,13 +104,11 @@ def max_logits(q: Tensor, k: Tensor, form: Form) -> Tensor:
     """Return the largest |S| of each head [H], float32, nats, over the keys that a query sees: S as the softmax takes
     it, after α, soft cap and bias. NaN where one of them is.
 
-    Of a form with tensors for each of the first sequences it is theirs; of another one it is of all.
-
     Args:
         q, k: [B, H, T_q, d] and [B, H_kv, T_k, d].
+        form: of these sequences.
     """
     (count, heads, queries, _), (_, of_keys, keys, _) = q.shape, k.shape
-    count = min([count, *(len(x) for name, x in form.tensors.items() if name != "sink" and len(x) > 1)])
     rows = max(1, min(queries, _BLOCK // (heads * keys)))
     sequences = max(1, _BLOCK // (heads * keys * rows))
     largest = torch.zeros(heads, device=q.device)
@@ -171,12 +169,19 @@ class MaxLogits:
     Args:
         interval: steps between; None is never.
         most: the bound, nats.
+        sequences: whose masks are known at least: where a call has a mask or a bias it is measured of them alone.
     """
 
     def __init__(
-        self, interval: int | None, most: float, run: WatchedRun, arrivals: Arrivals, notices: Notices
+        self,
+        interval: int | None,
+        most: float,
+        sequences: int,
+        run: WatchedRun,
+        arrivals: Arrivals,
+        notices: Notices,
     ) -> None:
-        self._interval, self._most = interval, most
+        self._interval, self._most, self._sequences = interval, most, sequences
         self._run, self._arrivals, self._notices = run, arrivals, notices
         self._due, self._forward = False, 0
         self._found: list[tuple[str, Tensor]] = []
@@ -208,6 +213,8 @@ class MaxLogits:
         q, k = event.q.detach(), event.k.detach()
         if torch.is_autocast_enabled(q.device.type):  # which casts what the attention is given
             q, k = (x.to(torch.get_autocast_dtype(x.device.type)) for x in (q, k))
+        if event.form.tensors.keys() & {"mask", "bias"}:
+            q, k = q[: self._sequences], k[: self._sequences]
         self._found.append((event.module, max_logits(q, k, event.form)))
 
     def _ask(self, event: StepEnded) -> None:

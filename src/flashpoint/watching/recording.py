@@ -116,7 +116,7 @@ class Recording:
         norms = GradientNorms(model, options.weights_interval, notices)
         self._losses = LossRecorder(run, norms, sentinel, bounds, noise_scaled, arrivals, dispatcher, notices)
         self._deltas, self._captures = DeltaRecorder(notices), CaptureRecorder(run, publish, notices)
-        logits = MaxLogits(options.logits_interval, options.max_logit, run, arrivals, notices)
+        logits = MaxLogits(options.logits_interval, options.max_logit, options.sequences, run, arrivals, notices)
         dispatcher.add(
             observer,
             self._losses,
