@@ -1,6 +1,7 @@
 """The largest |score| of each head at an interval, and the line that warns of it."""
 
 import dataclasses
+import gc
 import itertools
 import logging
 import math
@@ -17,6 +18,7 @@ from flashpoint.diagnosis.form import Form
 from flashpoint.runs.metric_table import MAX_LOGIT
 from flashpoint.runs.run import Run
 from flashpoint.watching import logged_metrics
+from flashpoint.watching.events import AttentionCalled
 from flashpoint.watching.logged_metrics import max_logits
 from flashpoint.watching.loop import Watch
 from tests.watching.loops import Block, Pair, loop, plain
@@ -175,3 +177,19 @@ def test_frozen_forms_stay_as_they_are() -> None:
     before = [x.clone() for x in form.tensors.values()]
     max_logits(torch.randn(COUNT, HEADS, QUERIES, SIZE), torch.randn(COUNT, OF_KEYS, KEYS, SIZE), form)
     assert all(map(torch.equal, before, form.tensors.values()))
+
+
+def test_calls_of_later_micro_batches_are_not_held(tmp_path: Path) -> None:
+    """A step of many would hold q and k of all of them."""
+    held: list[int] = []
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        loss = torch.zeros(())
+        for _ in range(3):
+            loss = model(torch.randn(3, 12, 32)).square().mean()
+            loss.backward()
+        held.append(sum(isinstance(one, AttentionCalled) for one in gc.get_objects()))
+        watched.step(loss)
+
+    loop(tmp_path, step=step, logits_interval=1, interval=500)
+    assert held[1:] == [2] * 3  # of the two layers

@@ -91,7 +91,7 @@ class Interceptor:
 
     Args:
         sequences: of a batch that are kept, the first ones.
-        layers: whose tensors are kept, from 1; None is all.
+        layers: whose tensors are kept, from 1; None is all. Of none of them the calls of a forward pass are shown.
         publish: takes each event, after :attr:`calls` has it.
 
     Attributes:
@@ -153,6 +153,8 @@ class Interceptor:
             self.calls.clear()
             self.remove_hooks()
             self._taking = True
+        if self._layers is not None and not self._layers and len(self.calls):
+            self.stop()  # no backward pass is awaited: the first forward pass is over
         self._forward += 1
         if not torch.is_grad_enabled():
             self.calls.begin_evaluation(self._forward)
