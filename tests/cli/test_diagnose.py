@@ -397,7 +397,7 @@ def test_a_capture_with_nan_or_infinity_is_diagnosed(tmp_path: Path, name: str, 
             "; write q, k, v and grad_out with safetensors.torch.save_file; of a checkpoint",
         ),
         (["{folder}/few.safetensors"], "no tensor k, v, grad_out"),
-        (["{folder}/odd.safetensors"], "need [N, H, T, d]"),
+        (["{folder}/odd.safetensors"], "q needs [N, H, T_q, d]"),
         (["{folder}/good", "--layer", "7"], "--layer 7"),
         (["{folder}/good", "--attention", "flash"], "an emulation"),
         (["{folder}/good", "--attention", "nothing"], "no such engine"),
@@ -408,7 +408,7 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], told: str) 
 
     (tmp_path / "broken.safetensors").write_bytes(b"no such thing")
     save_file({"q": torch.zeros(1, 2, 3, 4)}, tmp_path / "few.safetensors")
-    shapes = {"q": (1, 2, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 5, 4), "grad_out": (1, 2, 3, 4)}
+    shapes = {"q": (1, 2, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 3, 4), "grad_out": (1, 2, 3, 4)}
     save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, tmp_path / "odd.safetensors")
     (tmp_path / "good").mkdir()
     capture(tmp_path / "good/layer-03.safetensors", Fault("none"))

@@ -21,7 +21,7 @@ from flashpoint.diagnosis.call import AttentionCall, averaged, identities_of
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.finding import FEW, standard_errors
 from flashpoint.diagnosis.measure_table import DELTA, GRAD_DELTA, ROW_SUMS, SOURCES, DeltaErrorMeasures
-from flashpoint.diagnosis.measures import Measures, Results, by_sequence, of_errors, relative
+from flashpoint.diagnosis.measures import Measures, Results, by_sequence, of_errors, relative, without_empty_rows
 from flashpoint.diagnosis.probe import Function, Probed, delta_error_of_row_sums, probe, results_of
 from flashpoint.diagnosis.result_measures import delta_error_of
 from flashpoint.diagnosis.sink import with_sink
@@ -62,12 +62,13 @@ def delta_sample(call: AttentionCall, function: Function | None = None) -> Delta
     """
     judged = function is not None or call.is_of_out_alone
     call = dataclasses.replace(call, grad_logsumexp=None, other_gradients="")
+    call, kept, _ = without_empty_rows(call, Results.kept(call))
     probed = probe(function, call) if function else None
     if probed is not None:
         results = Results(None, None, None, None)  # row sums are the most direct: no others are needed
         call = with_sink(call, probed.out)
     else:
-        results = results_of(function, call) if function else Results.kept(call)
+        results = without_empty_rows(call, results_of(function, call))[1] if function else kept
         call = with_sink(call, results.out)
     measures = by_sequence(call, results, probed, _of_heads)
     finite = torch.stack([of.isfinite().all(-1) for of in measures.values()]).all(0) & judged

@@ -1,4 +1,4 @@
-"""Baseline attention in FP64 of one sequence, and what a comparison needs. Shapes: :mod:`flashpoint.diagnosis.call`."""
+"""Attention in FP64 of one sequence, and what a comparison needs. Shapes: :mod:`flashpoint.diagnosis.call`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,25 @@ from flashpoint.diagnosis.call import AttentionCall
 class Exact:
     """Forward and backward pass of one sequence, float64; keys and values as each query's head has them.
 
+    A row that sees no key has no weights: P, O and its gradients are 0 there.
+
     Attributes:
-        q, k, v, grad_out: [H, T, d].
+        q: [H, T_q, d].
+        k, v: [H, T_k, d] and [H, T_k, d_v].
+        grad_out: [H, T_q, d_v].
         scale: α.
-        scores, probs: S (−∞ where a query does not see the key), nats, and P [H, T, T]; beside a sink its rows sum to
-            less than 1.
-        grad_scores: dS [H, T, T].
-        out, grad_q: [H, T, d].
-        attended_keys: PK [H, T, d], which an error of δ adds to dQ, by −α.
-        bound: |dO|₂·|O|₂ [H, T], the unit of δ's relative error; beside a gradient of L with its size.
+        softcap: c, 0 without.
+        raw: α QKᵀ [H, T_q, T_k], nats. It is ``scores`` itself without a soft cap and a bias.
+        scores: S as the softmax takes it (−∞ where a query does not see the key), nats, [H, T_q, T_k].
+        probs: P [H, T_q, T_k]; beside a sink its rows sum to less than 1.
+        weights: P∘D [H, T_q, T_k], of which O is made; ``probs`` itself without dropout.
+        slopes: P∘J [H, T_q, T_k], with J the soft cap's derivative; ``probs`` itself without a cap.
+        bias: that was added [H or 1, T_q or 1, T_k], None without.
+        dropped: D, None without dropout.
+        grad_scores: the gradient by α QKᵀ, [H, T_q, T_k].
+        out, grad_q: [H, T_q, d_v] and [H, T_q, d].
+        attended_keys: (P∘J) K [H, T_q, d], which an error of δ adds to dQ, by −α.
+        bound: |dO|₂·|O|₂ [H, T_q], the unit of δ's relative error; beside a gradient of L with its size.
     """
 
     q: Tensor
@@ -32,8 +42,14 @@ class Exact:
     v: Tensor
     grad_out: Tensor
     scale: float
+    softcap: float
+    raw: Tensor
     scores: Tensor
     probs: Tensor
+    weights: Tensor
+    slopes: Tensor
+    bias: Tensor | None
+    dropped: Tensor | None
     grad_scores: Tensor
     out: Tensor
     grad_q: Tensor
@@ -42,62 +58,89 @@ class Exact:
 
     @cached_property
     def grad_k(self) -> Tensor:
-        """dK of each query's head [H, T, d]: heads that share keys are not added up."""
+        """dK of each query's head [H, T_k, d]: heads that share keys are not added up."""
         return self.scale * (self.grad_scores.mT @ self.q)
 
     @cached_property
     def grad_v(self) -> Tensor:
-        """dV of each query's head [H, T, d]: heads that share values are not added up."""
-        return self.probs.mT @ self.grad_out
+        """dV of each query's head [H, T_k, d_v]: heads that share values are not added up."""
+        return self.weights.mT @ self.grad_out
 
     @cached_property
     def mass(self) -> Tensor:
-        """Σⱼ Pᵢⱼ [H, T]: 1 without a sink."""
+        """Σⱼ Pᵢⱼ [H, T_q]: 1 without a sink, and 0 of a row that sees no key."""
         return self.probs.sum(-1)
 
     @cached_property
     def q_norm(self) -> Tensor:
-        """|q|₂ [H, T]."""
+        """|q|₂ [H, T_q]."""
         return self.q.norm(dim=-1)
 
     @cached_property
     def grad_out_norm(self) -> Tensor:
-        """|dO|₂ [H, T]."""
+        """|dO|₂ [H, T_q]."""
         return self.grad_out.norm(dim=-1)
+
+    @cached_property
+    def seen_raw(self) -> Tensor:
+        """α QKᵀ [H, T_q, T_k], and 0 where a query does not see the key."""
+        return self.raw.masked_fill(~self.scores.isfinite(), 0.0)
+
+    def grad_scores_of(self, grad_probs: Tensor, delta: Tensor) -> Tensor:
+        """Return the gradient by α QKᵀ [H, T_q, T_k].
+
+        Args:
+            grad_probs: dO Vᵀ, which may be changed.
+            delta: δ [H, T_q, 1].
+        """
+        return _grad_scores(grad_probs, delta, self.slopes, self.dropped)
 
 
 def exact(call: AttentionCall, sequence: int) -> Exact:
-    """Compute one sequence of a call from the definition of softmax attention, with its sink if it has one.
+    """Compute one sequence of a call from the definition of softmax attention, in the call's form.
 
-    A watched training waits for this: [H, T, T] is gone over as few times as can be.
+    A watched training waits for this: [H, T_q, T_k] is gone over as few times as can be.
     """
+    form = call.form
     q, grad_out = call.q[sequence].double(), call.grad_out[sequence].double()
     k, v = (x[sequence].double().repeat_interleave(call.groups, 0) for x in (call.k, call.v))
-    scores = call.form.scale * q @ k.mT
-    if call.form.is_causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        scores.masked_fill_(later, -math.inf)
+    raw = form.scale * q @ k.mT
+    scores = form.scores(raw, sequence)
     probs = scores.softmax(-1)
-    if call.form.sink is not None:
-        probs *= torch.sigmoid(scores.logsumexp(-1) - call.form.sink[:, None])[..., None]
-    out = probs @ v
+    if form.sink is not None:
+        probs *= torch.sigmoid(scores.logsumexp(-1) - form.sink[:, None])[..., None]
+    if form.can_close_rows:
+        probs.masked_fill_((scores == -math.inf).all(-1, keepdim=True), 0.0)
+    cap_slope, dropped = form.cap_slope(raw), form.dropped(sequence)
+    slopes, weights = (probs if by is None else probs * by for by in (cap_slope, dropped))
+    out = weights @ v
     delta = (grad_out * out).sum(-1, keepdim=True)
     bound = grad_out.norm(dim=-1) * out.norm(dim=-1)
     if call.grad_logsumexp is not None:  # dL/dS is P
         of_rows = call.grad_logsumexp[sequence].double()
         delta, bound = delta - of_rows[..., None], bound + of_rows.abs()
-    grad_scores = (grad_out @ v.mT).sub_(delta).mul_(probs)
+    grad_scores = _grad_scores(grad_out @ v.mT, delta, slopes, dropped)
     return Exact(
         q=q,
         k=k,
         v=v,
         grad_out=grad_out,
-        scale=call.form.scale,
+        scale=form.scale,
+        softcap=form.softcap,
+        raw=raw,
         scores=scores,
         probs=probs,
+        weights=weights,
+        slopes=slopes,
+        bias=form.added(sequence),
+        dropped=dropped,
         grad_scores=grad_scores,
         out=out,
-        grad_q=call.form.scale * (grad_scores @ k),
-        attended_keys=probs @ k,
+        grad_q=form.scale * (grad_scores @ k),
+        attended_keys=slopes @ k,
         bound=bound,
     )
+
+
+def _grad_scores(grad_probs: Tensor, delta: Tensor, slopes: Tensor, dropped: Tensor | None) -> Tensor:
+    return (grad_probs if dropped is None else grad_probs.mul_(dropped)).sub_(delta).mul_(slopes)

@@ -66,19 +66,19 @@ class Factors:
 def factors_of_scores(outs: Sequence[Tensor], true: Exact) -> list[Tensor]:
     """Return η of the scores [H] in each O [H, T, d] of some, by least squares; NaN where no row tells, as where each
     query sees one key."""
-    moved = _moved(true.probs, _finite(true.scores), true, true.out)
+    moved = _moved(true.probs, true, true.out)
     return [_slope(found - true.out, moved, true.out) for found in outs]
 
 
 def fitted_factor(found: Tensor, true: Exact, start: Tensor) -> tuple[Tensor, Tensor]:
     """Return η of the scores [H] in an O [H, T, d] that may be far from 0, and the share of O's error that it leaves.
     Where it leaves more than :data:`_LEFT`, which is no such O, return ``start``."""
-    scores, factor = _finite(true.scores), start.nan_to_num(0.0)
+    factor = start.nan_to_num(0.0)
     for _ in range(_STEPS):
-        probs = _with_factor(true, scores, factor)
-        out = probs @ true.v
-        factor = factor + _slope(found - out, _moved(probs, scores, true, out), true.out).nan_to_num(0.0)
-    rest = (found - _with_factor(true, scores, factor) @ true.v).norm(dim=(-2, -1))
+        probs = _with_factor(true, factor)
+        out = _times_dropped(probs, true) @ true.v
+        factor = factor + _slope(found - out, _moved(probs, true, out, factor), true.out).nan_to_num(0.0)
+    rest = (found - _times_dropped(_with_factor(true, factor), true) @ true.v).norm(dim=(-2, -1))
     left = rest / (found - true.out).norm(dim=(-2, -1)).clamp_min(1e-300)
     return torch.where(left < _LEFT, factor, start), left.nan_to_num(1.0)
 
@@ -134,23 +134,29 @@ def _told(factors: Tensor, form: str) -> str:
     return " to ".join(dict.fromkeys(format(float(one), form) for one in (factors.min(), factors.max())))
 
 
-def _finite(scores: Tensor) -> Tensor:
-    return scores.masked_fill(~scores.isfinite(), 0.0)
-
-
-def _moved(probs: Tensor, scores: Tensor, true: Exact, out: Tensor) -> Tensor:
-    """Return the derivative of O [H, T, d] by a factor of the scores, where P and O are these."""
+def _moved(probs: Tensor, true: Exact, out: Tensor, factor: Tensor | None = None) -> Tensor:
+    """Return the derivative of O [H, T_q, d_v] by a factor of α QKᵀ, where P and O are these and the factor 1 + η."""
+    scores = true.seen_raw
+    if true.softcap:
+        at = scores if factor is None else (1 + factor[:, None, None]) * scores
+        scores = scores * (1 - torch.tanh(at / true.softcap).square())
     weighted = probs * scores
-    return weighted @ true.v - weighted.sum(-1, keepdim=True) * out
+    return _times_dropped(weighted, true) @ true.v - weighted.sum(-1, keepdim=True) * out
 
 
-def _with_factor(true: Exact, scores: Tensor, factor: Tensor) -> Tensor:
-    """Return P [H, T, T] of scores times 1 + η, η [H]; the score of a sink is as it was."""
-    added = factor[:, None, None] * scores
+def _with_factor(true: Exact, factor: Tensor) -> Tensor:
+    """Return P [H, T_q, T_k] of α QKᵀ times 1 + η, η [H]; the score of a sink is as it was."""
+    scores, added = true.seen_raw, factor[:, None, None] * true.seen_raw
+    if true.softcap:
+        added = true.softcap * (torch.tanh((scores + added) / true.softcap) - torch.tanh(scores / true.softcap))
     largest = added.amax(-1, keepdim=True).clamp_min(0.0)
     weights = true.probs * (added - largest).exp()
     of_sink = (1 - true.mass).clamp_min(0.0)[..., None] * (-largest).exp()
     return weights / (weights.sum(-1, keepdim=True) + of_sink)
+
+
+def _times_dropped(probs: Tensor, true: Exact) -> Tensor:
+    return probs if true.dropped is None else probs * true.dropped
 
 
 def _slope(error: Tensor, moved: Tensor, whole: Tensor) -> Tensor:

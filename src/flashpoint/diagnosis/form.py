@@ -10,6 +10,7 @@ stands for all.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,60 @@ class Form:
         """Whether ``is_causal`` and ``scale`` say all, save a sink."""
         return not self.softcap and not self.dropout and self.tensors.keys() <= {"sink"}
 
+    @property
+    def can_close_rows(self) -> bool:
+        """Whether a query may see no key at all: ``is_causal`` leaves each the first one."""
+        return self.bias is not None or self.mask is not None
+
+    def scores(self, raw: Tensor, n: int, rows: Tensor | None = None) -> Tensor:
+        """Return S [H, T_q, T_k] of a sequence as the softmax takes it, −∞ where a query does not see the key.
+
+        Args:
+            raw: α QKᵀ of these heads, which may be changed.
+            rows: the queries [R] that ``raw`` [H, R, T_k] is of; None is all.
+        """
+        scores = self.capped(raw)
+        if self.bias is not None:
+            bias = _part(self.bias, n, rows)
+            scores = scores + bias.to(scores.dtype)
+            scores.masked_fill_(bias <= CLOSED, -math.inf)
+        if self.is_causal:
+            queries = torch.arange(raw.shape[-2], device=raw.device) if rows is None else rows
+            later = torch.arange(raw.shape[-1], device=raw.device) > queries[:, None]
+            scores.masked_fill_(later, -math.inf)
+        if self.mask is not None:
+            scores.masked_fill_(~_part(self.mask, n, rows), -math.inf)
+        return scores
+
+    def added(self, n: int) -> Tensor | None:
+        """Return the bias of a sequence [H or 1, T_q or 1, T_k] float64; None without one."""
+        return None if self.bias is None else _part(self.bias, n).double()
+
+    def empty_rows(self, shape: Sequence[int], device: torch.device) -> Tensor | None:
+        """Return the rows [N, H, T_q] that see no key; None where there can be none.
+
+        Args:
+            shape: N, H, T_q and T_k.
+        """
+        if not self.can_close_rows:
+            return None
+        sequences, heads, queries, keys = shape
+        nothing = torch.zeros(1, queries, keys, device=device)
+        closed = [(self.scores(nothing.clone(), n) == -math.inf).all(-1) for n in range(sequences)]
+        return torch.stack([one.expand(heads, -1) for one in closed])
+
+    def capped(self, raw: Tensor) -> Tensor:
+        """Return scores under the soft cap."""
+        return self.softcap * torch.tanh(raw / self.softcap) if self.softcap else raw
+
+    def cap_slope(self, raw: Tensor) -> Tensor | None:
+        """Return the derivative of :meth:`capped`, J = 1 − tanh²(S/c); None where it is 1."""
+        return 1 - torch.tanh(raw / self.softcap).square() if self.softcap else None
+
+    def dropped(self, n: int, rows: Tensor | None = None) -> Tensor | None:
+        """Return D [H, T_q, T_k] float64 of a sequence, or of some rows: 0 or 1/(1 − p); None where it is 1."""
+        return None if self.kept is None else _part(self.kept, n, rows).double() / (1 - self.dropout)
+
     def of_heads(self, queries: slice) -> Form:
         """Return the form of some heads of queries."""
         return self._changed(lambda name, x: x[queries] if name == "sink" else x if x.shape[1] == 1 else x[:, queries])
@@ -88,6 +143,12 @@ class Form:
     def _changed(self, change: Callable[[str, Tensor], Tensor]) -> Form:
         changed: dict[str, Any] = {name: change(name, x) for name, x in self.tensors.items()}
         return dataclasses.replace(self, **changed) if changed else self
+
+
+def _part(x: Tensor, n: int, rows: Tensor | None = None) -> Tensor:
+    """Return what [N, H, T_q, T_k] says of a sequence, and of some rows."""
+    of_sequence = x[n if len(x) > 1 else 0]
+    return of_sequence if rows is None or x.shape[2] == 1 else of_sequence[:, rows]
 
 
 def _stands_for(shape: Sequence[int], wanted: Sequence[int]) -> bool:

@@ -13,6 +13,7 @@ from flashpoint.diagnosis.call import AttentionCall, identities_of
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.factors import Factors
 from flashpoint.diagnosis.finding import Finding, Make, explained, fp32_error, mean_and_margin
+from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.measures import Measures, Results, by_sequence, over_sequences
 from flashpoint.diagnosis.probe import Function, Probed, results_of
 from flashpoint.diagnosis.result_measures import FP16_MAX, FP16_STEP, delta_error_of
@@ -63,6 +64,10 @@ def _differs(one: Tensor, other: Tensor) -> Tensor:
 def nonfinite(call: AttentionCall, results: Results, measures: Measures, finding: Make) -> Finding | None:
     """The first place with NaN or infinity: what the layer took, its O, what came back to it, its gradients."""
     named, rows = _nonfinite_rows(call, {"q": call.q, "k": call.k, "v": call.v})
+    if (what := _nonfinite_form(call.form)) and not named:
+        text = f"{what} holds NaN or infinity: look at what makes it"
+        heads = torch.ones(call.q.shape[1], dtype=torch.bool)
+        return dataclasses.replace(finding("nonfinite", heads, text), inherited=True)
     if named:
         before = "an earlier layer, or weights" if call.layer > 1 else "the batch, embeddings, or weights"
         text = f"{_hold(named)} NaN or infinity: look at {before}, which gradients of an earlier step can have made NaN"
@@ -94,13 +99,21 @@ def nonfinite(call: AttentionCall, results: Results, measures: Measures, finding
     return None
 
 
+def _nonfinite_form(form: Form) -> str:
+    """Return which tensor of a form holds what closes no pair and is no finite number; empty where none does."""
+    added = {"the bias of the scores": form.bias, "the sink": form.sink}
+    return next((what for what, x in added.items() if x is not None and not (x < torch.inf).all()), "")
+
+
 def _nonfinite_rows(call: AttentionCall, tensors: Mapping[str, Tensor | None]) -> tuple[list[str], Tensor]:
-    """Return which tensors have NaN or infinity, and the rows [N, H, T] in which one of them does."""
-    named, rows = [], torch.zeros(call.q.shape[:-1], dtype=torch.bool)
+    """Return which tensors have NaN or infinity, and the rows [N, H, T] in which one of them does, of queries or of
+    keys."""
+    longest = max(call.q.shape[2], call.k.shape[2])
+    named, rows = [], torch.zeros((*call.q.shape[:2], longest), dtype=torch.bool)
     for name, tensor in tensors.items():
         if tensor is not None and (here := ~tensor.isfinite().all(-1)).any():
             named.append(name)
-            rows |= here.repeat_interleave(call.q.shape[1] // tensor.shape[1], 1).cpu()
+            rows[..., : here.shape[2]] |= here.repeat_interleave(call.q.shape[1] // tensor.shape[1], 1).cpu()
     return named, rows
 
 
@@ -124,7 +137,7 @@ def _nonfinite_out(call: AttentionCall, rows: Tensor, heads: Tensor, measures: M
         return finding("nonfinite", heads, f"{text}; QKᵀ reaches {product}")
     if call.q.dtype == torch.float16:
         return finding("fp16_overflow", heads, f"{text}; QKᵀ reaches {product}, and FP16 ends at 65,504")
-    if _as_fp16_overflows(call, rows, heads):
+    if not call.form.softcap and _as_fp16_overflows(call, rows, heads):
         just = "these are just the rows whose QKᵀ overflows in FP16, which ends at 65,504"
         return finding("fp16_overflow", heads, f"{text}; QKᵀ reaches {product}: {just}")
     perhaps = f"if the kernel holds scores in FP16 they overflow: the largest QKᵀ is {product}"
@@ -136,13 +149,15 @@ def _as_fp16_overflows(call: AttentionCall, rows: Tensor, heads: Tensor) -> bool
 
     A score of infinity makes its row NaN; one of minus infinity is a weight of 0, unless all of the row are.
     """
-    length, some_hold = call.q.shape[-2], False
-    later = torch.ones(length, length, dtype=torch.bool, device=rows.device).triu(1) & call.form.is_causal
+    some_hold = False
+    nothing = torch.zeros(1, call.q.shape[-2], call.k.shape[-2], device=rows.device)
     for n in range(len(rows)):
+        closed = call.form.scores(nothing.clone(), n) == -torch.inf
         for head in heads.nonzero().flatten().tolist():
             products = call.q[n, head].double() @ call.k[n, head // call.groups].double().mT
-            size = products.masked_fill_(later, -torch.inf).amax(-1).abs()
-            sure = (size - FP16_MAX).abs() > _NEAR * FP16_MAX
+            hidden = closed[head % len(closed)]
+            size = products.masked_fill_(hidden, -torch.inf).amax(-1).abs()
+            sure = ((size - FP16_MAX).abs() > _NEAR * FP16_MAX) & ~hidden.all(-1)
             if (sure & ((size > FP16_MAX) != rows[n, head])).any():
                 return False
             some_hold |= bool((sure & ~rows[n, head]).any())
@@ -198,7 +213,8 @@ def wrong_weights(
             float(measures[table.WEIGHT_EXACT.name][n, head]),
         )
         text = f"queries {queries} give keys {keys} a weight of {got:.3f} in place of {meant:.3f}"
-        text += ": the causal mask hides these keys" if call.form.is_causal and meant == 0 else ""
+        if meant == 0 and not (call.form.is_plain and not call.form.is_causal):
+            text += f": the {'causal ' if call.form.is_plain else ''}mask hides these keys"
         return finding("dropped_tile" if got < 0.2 * meant else "stale_maximum", heads, text)
     if (heads := masses.amax(0) > _WEIGHT_OFF + fp32_error(measures)).any():
         n, head = _largest(masses * heads)
@@ -245,9 +261,9 @@ def _underflows(measures: Measures) -> Tensor:
     return lost & accounted
 
 
-def wrong_rows(measures: Measures, factors: Factors, finding: Make) -> Finding | None:
+def wrong_rows(measures: Measures, factors: Factors, groups: int, finding: Make) -> Finding | None:
     """The heads whose O is off in some rows, or else whose gradients are; not those in which a factor of the scores
-    accounts for either."""
+    accounts for either. ``groups`` heads share one of keys, and their dK and dV."""
     together, lost = over_sequences(measures), _underflows(measures)
     for rows, error, kind, what in (
         (table.OUT_ROWS_OFF, table.OUT_ERROR, "out_rows", "O"),
@@ -267,12 +283,10 @@ def wrong_rows(measures: Measures, factors: Factors, finding: Make) -> Finding |
     for error, what in ((table.GRAD_Q_UNEXPLAINED, "dQ"), (table.GRAD_K_UNEXPLAINED, "dK"), (table.GRAD_V.error, "dV")):
         if error.name not in measures:
             continue
-        heads = (
-            (together[error.name] > _GRADIENT_OFF + fp32_error(measures))
-            & ~explained(measures)
-            & ~lost
-            & ~factors.of_scores
-        )
+        spared = explained(measures) | lost | factors.of_scores
+        if what != "dQ":
+            spared = spared.unflatten(0, (-1, groups)).any(-1).repeat_interleave(groups)
+        heads = (together[error.name] > _GRADIENT_OFF + fp32_error(measures)) & ~spared
         if heads.any():
             size = float(together[error.name][heads].mean())
             return finding("gradients_off", heads, f"{what} is off by {size:.1%}; BF16 accounts for 0.5 %")

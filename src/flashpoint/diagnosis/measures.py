@@ -27,7 +27,7 @@ _ELEMENTS = 1 << 24
 
 @dataclass(frozen=True)
 class Results:
-    """What an attention returned for a call: [N, H, T, d] and for keys [N, H_kv, T, d]; None where nobody kept it."""
+    """What an attention returned for a call, in the shapes of :class:`.AttentionCall`; None where nobody kept it."""
 
     out: Tensor | None
     grad_q: Tensor | None
@@ -38,6 +38,29 @@ class Results:
     def kept(cls, call: AttentionCall) -> Results:
         """The results that the call itself holds."""
         return cls(call.out, call.grad_q, call.grad_k, call.grad_v)
+
+
+def without_empty_rows(call: AttentionCall, results: Results) -> tuple[AttentionCall, Results, Tensor | None]:
+    """Return a call and its results without what rows hold that see no key, and these rows [N, H, T_q].
+
+    A library returns 0, NaN or the mean of V there, and none is wrong: O, dO and dQ are 0 in what is returned. Where a
+    gradient came to such a row, and O is not 0 in it, dK and dV may have a part of it: they are None. Where all rows
+    see a key all is as it was, and the rows are None.
+    """
+    empty = call.form.empty_rows((*call.q.shape[:3], call.k.shape[2]), call.q.device)
+    if empty is None or not empty.any():
+        return call, results, None
+    rows = empty[..., None]
+    out, grad_q = (None if x is None else x.masked_fill(rows, 0.0) for x in (results.out, results.grad_q))
+    told = (call.grad_out.masked_fill(~rows, 0.0) != 0).any(-1)
+    if results.out is not None:
+        told &= (results.out.masked_fill(~rows, 0.0) != 0).any(-1)
+    of_keys = (None, None) if told.any() else (results.grad_k, results.grad_v)
+    return (
+        dataclasses.replace(call, grad_out=call.grad_out.masked_fill(rows, 0.0)),
+        Results(out, grad_q, *of_keys),
+        empty,
+    )
 
 
 Measures = dict[str, Tensor]
@@ -63,8 +86,8 @@ def _split(
     call: AttentionCall, results: Results, probed: Probed | None
 ) -> Iterator[tuple[AttentionCall, Results, Probed | None]]:
     """Return the call in parts of some heads of keys each, with the heads of queries that share them."""
-    length, groups = call.q.shape[-2], call.groups
-    step = max(1, _ELEMENTS // (groups * length**2))
+    groups = call.groups
+    step = max(1, _ELEMENTS // (groups * call.q.shape[-2] * call.k.shape[-2]))
     for start in range(0, call.k.shape[1], step):
         keys = slice(start, min(start + step, call.k.shape[1]))
         queries = slice(keys.start * groups, keys.stop * groups)
@@ -138,14 +161,13 @@ def finite_part(returned: Tensor) -> Tensor:
 
 
 def of_scores(true: Exact) -> Measures:
-    """Return what the scores of a sequence say, [H] each; NaN where a score that is not masked is no finite number."""
-    # What is not finite in q or k makes its row's own score so, which no mask hides.
-    told = true.scores.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)
+    """Return what the scores of a sequence say, [H] each; NaN where q or k is no finite number."""
+    told = true.q.isfinite().all(-1).all(-1) & true.k.isfinite().all(-1).all(-1)
     finite = true.scores.isfinite()
     rounded = true.scores.bfloat16()
     tied = (rounded == rounded.amax(-1, keepdim=True)).sum(-1) > 1
     several = finite.sum(-1) > 1
-    lowest, highest = true.scores.masked_fill(~finite, 0.0).flatten(-2).aminmax(dim=-1)
+    lowest, highest = true.seen_raw.flatten(-2).aminmax(dim=-1)
     return {
         table.TIES.name: ((tied & several).double().sum(-1) / several.sum(-1).clamp_min(1)).where(told, torch.nan),
         table.LARGEST_SCORE.name: torch.maximum(-lowest, highest).where(told, torch.nan),
@@ -158,14 +180,15 @@ def of_inputs(true: Exact, q: Tensor, scale: float) -> Measures:
     The terms of ``score_spacing`` are of a query and a key that it sees. Kernels hold S·log₂e.
     """
     seen = true.scores.isfinite()
-    finite = true.scores.masked_fill(~seen, 0.0)
     terms = (q.abs() @ true.k.abs().mT).masked_fill_(~seen, 0.0)
+    if true.bias is not None:  # at pairs that have a weight, which FP32 adds to the score
+        terms += true.bias.abs().masked_fill(true.probs < 2**-24, 0.0) / scale
     largest = scale * terms.amax((-2, -1)) / math.log(2)
     above = torch.nextafter(largest.float(), torch.tensor(math.inf, device=largest.device))
     shared = true.k.mean(-2).square().sum(-1) / true.k.square().sum(-1).mean(-1).clamp_min(1e-300)
     return {
         **of_scores(true),
-        table.SCORE_OFFSET.name: (finite.sum(-1) / seen.sum(-1)).abs().mean(-1),
+        table.SCORE_OFFSET.name: (true.seen_raw.sum(-1) / seen.sum(-1).clamp_min(1)).abs().mean(-1),
         table.SCORE_SPACING.name: (above - largest.float()).double() * math.log(2),
         table.MEAN_KEY_SHARE.name: shared,
     }

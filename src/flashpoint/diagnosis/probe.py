@@ -45,10 +45,10 @@ class Probed:
     """What an attention did with the features of its own.
 
     Attributes:
-        out: O [N, H, T, d].
-        row_sums: Σⱼ dSᵢⱼ / α [N, H, T] float64, α left out.
-        responses: dOᵢ·∂Oᵢ/∂c [N, H, T] float64, with c nats added to all scores of row i: what Σⱼ dSᵢⱼ / α has to be.
-        weights: [N, H, T, blocks], what each query gives each block of keys.
+        out: O [N, H, T_q, d_v].
+        row_sums: Σⱼ dSᵢⱼ / α [N, H, T_q] float64, α left out.
+        responses: dOᵢ·∂Oᵢ/∂c [N, H, T_q] float64, with c nats added to all scores of row i: what Σⱼ dSᵢⱼ / α has to be.
+        weights: [N, H, T_q, blocks], what each query gives each block of keys.
         masses: [N, H, blocks], the mean Σⱼ Pᵢⱼ of each block of queries in the backward pass; 1 in exact arithmetic
             without a sink.
         block: queries, and keys, of a block.
@@ -78,17 +78,20 @@ def _computed(function: Function, call: AttentionCall, q: Tensor, k: Tensor, v: 
 
 def probe(function: Function, call: AttentionCall) -> Probed | None:
     """Call an attention with features of its own; None where it does not take as many."""
-    length, d = call.q.shape[-2:]
-    block = max(16, 1 << (-(-length // _BLOCKS) - 1).bit_length())
-    count = -(-length // block)
-    wanted = d + 1 + 2 * count
-    of_key = torch.arange(length, device=call.q.device)[:, None] // block == torch.arange(count, device=call.q.device)
+    d, d_v = call.q.shape[-1], call.v.shape[-1]
+    lengths = call.q.shape[-2], call.k.shape[-2]
+    block = max(16, 1 << (-(-max(lengths) // _BLOCKS) - 1).bit_length())
+    of_query, of_key = (_blocks_of(length, block, call.q.device) for length in lengths)
+    first = max(d, d_v) + 1
+    of_dv = first + of_key.shape[1]
+    wanted = of_dv + of_query.shape[1]
     for size in (size for size in _SIZES if size >= wanted):
-        more = size - d
-        q, k, v, grad_out = (F.pad(x, (0, more)) for x in (call.q, call.k, call.v, call.grad_out))
+        q, k, v, grad_out = (F.pad(x, (0, size - x.shape[-1])) for x in (call.q, call.k, call.v, call.grad_out))
         k[..., d] = 1.0
-        v[..., d + 1 : d + 1 + count] = of_key.to(v.dtype)
-        grad_out[..., d + 1 + count : wanted] = of_key.to(grad_out.dtype)
+        v[..., first:of_dv] = of_key.to(v.dtype)
+        grad_out[..., of_dv:wanted] = of_query.to(grad_out.dtype)
+        if (empty := call.form.empty_rows((*q.shape[:3], k.shape[2]), q.device)) is not None:
+            grad_out[..., of_dv:wanted].masked_fill_(empty[..., None], 0.0)
         widened = AttentionCall(
             q, k, v, grad_out, None, None, None, None, call.form, call.layer, call.step, call.attention
         )
@@ -100,17 +103,23 @@ def probe(function: Function, call: AttentionCall) -> Probed | None:
         assert found.out is not None
         assert found.grad_q is not None
         assert found.grad_v is not None
-        in_block = of_key.double().sum(0)  # queries of each
-        masses = found.grad_v[..., d + 1 + count : wanted].double().sum(-2)
+        in_block = of_query.double().sum(0)  # queries of each
+        masses = found.grad_v[..., of_dv:wanted].double().sum(-2)
         return Probed(
-            out=found.out[..., :d],
+            out=found.out[..., :d_v],
             row_sums=found.grad_q[..., d].double() / call.form.scale,
-            responses=(call.grad_out.double() * (raised - lowered)[..., :d]).sum(-1) / (2 * _SHIFT),
-            weights=found.out[..., d + 1 : d + 1 + count].double(),
+            responses=(call.grad_out.double() * (raised - lowered)[..., :d_v]).sum(-1) / (2 * _SHIFT),
+            weights=found.out[..., first:of_dv].double(),
             masses=masses / (in_block * call.groups),
             block=block,
         )
     return None
+
+
+def _blocks_of(length: int, block: int, device: torch.device) -> Tensor:
+    """Return which block each token is in [T, blocks], bool."""
+    blocks = torch.arange(-(-length // block), device=device)
+    return torch.arange(length, device=device)[:, None] // block == blocks
 
 
 @torch.no_grad()
@@ -125,19 +134,18 @@ def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) ->
     """Return what the features of a sequence say, [H] each: ``row_sum_bias`` to ``mass_error_block`` of the table."""
     error = delta_error_of_row_sums(probed, true, n)
     count = probed.weights.shape[-1]
-    length = error.shape[-1]
-    blocks = torch.arange(length, device=error.device) // probed.block
-    of_block = F.one_hot(blocks, count).double()  # [T, blocks]
-    wanted = true.probs @ of_block  # [H, T, blocks]
+    of_block, of_key = (_blocks_of(x.shape[-2], probed.block, error.device).double() for x in (true.q, true.k))
+    wanted = true.weights @ of_key  # [H, T_q, blocks]
     sizes = of_block.sum(0)[:, None]
-    by_blocks = [of_block.mT @ x / sizes for x in ((probed.weights[n] - wanted).abs(), probed.weights[n], wanted)]
+    weights = probed.weights[n].masked_fill((true.mass == 0)[..., None], 0.0)
+    by_blocks = [of_block.mT @ x / sizes for x in ((weights - wanted).abs(), weights, wanted)]
     largest, place = by_blocks[0].flatten(1).max(-1)
     masses = probed.masses[n].repeat_interleave(call.groups, 0)
     mass_error = (masses - (of_block.mT @ true.mass[..., None])[..., 0] / sizes[:, 0]).abs()
     response = (-probed.responses[n]).sum(-1) / true.bound.sum(-1).clamp_min(1e-300)
     return {
         **relative(table.ROW_SUMS, error, true.bound),
-        table.SHIFT_BIAS.name: response.where((true.mass > 1 - _SINK).all(-1), math.nan),
+        table.SHIFT_BIAS.name: response.where((true.mass > 1 - _SINK).all(-1) & (not true.softcap), math.nan),
         table.WEIGHT_ERROR.name: largest,
         table.WEIGHT_ERROR_QUERIES.name: (place // count).double(),
         table.WEIGHT_ERROR_KEYS.name: (place % count).double(),
@@ -150,6 +158,10 @@ def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) ->
 
 def delta_error_of_row_sums(probed: Probed, true: Exact, n: int) -> Tensor:
     """Return the error ε of δ [H, T] that row sums of dS tell of: Σⱼ dSᵢⱼ / α = (1 − m) δᵢ − m εᵢ. Here m is Σⱼ Pᵢⱼ, 1
-    without a sink."""
+    without a sink. With a soft cap it is Σⱼ dSᵢⱼ / α of FP64 less εᵢ Σⱼ (P∘J)ᵢⱼ. A row that sees no key tells of 0."""
+    if true.softcap:
+        sums = true.slopes.sum(-1)
+        return torch.where(sums > 0, (true.grad_scores.sum(-1) - probed.row_sums[n]) / sums, 0.0)
     delta = (true.grad_out * true.out).sum(-1)
-    return ((1 - true.mass) * delta - probed.row_sums[n]) / true.mass
+    error = ((1 - true.mass) * delta - probed.row_sums[n]) / true.mass
+    return torch.where(true.mass == 0, 0.0, error)

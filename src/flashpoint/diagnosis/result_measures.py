@@ -50,12 +50,12 @@ def of_results(
     from flashpoint.diagnosis.factors import factor_of_grad_q  # a loop that is watched does without
 
     measured: Measures = {}
-    heads, length, _ = true.out.shape
-    nonfinite = torch.zeros(heads, length, dtype=torch.bool, device=true.out.device)
+    heads, longest = len(true.out), max(true.q.shape[1], true.k.shape[1])
+    nonfinite = torch.zeros(heads, longest, dtype=torch.bool, device=true.out.device)  # of queries or of keys
     delta_error = None if results.grad_q is None else delta_error_of(results.grad_q[n].double(), true, call.form.scale)
     if results.out is not None:
         here = ~results.out[n].double().isfinite().all(-1)
-        nonfinite |= here
+        nonfinite[:, : here.shape[1]] |= here
         measured[table.NONFINITE_OUT.name] = here.double().sum(-1)
         measured |= _of_returned_out(call, results.out, true, n, declared)
     for name, rows in (("grad_q", table.GRAD_Q), ("grad_k", table.GRAD_K), ("grad_v", table.GRAD_V)):
@@ -63,7 +63,7 @@ def of_results(
             continue
         found, of_keys = finite_part(returned[n]), name in ("grad_k", "grad_v")
         here, repeats = ~returned[n].double().isfinite().all(-1), call.groups if of_keys else 1
-        nonfinite |= here.repeat_interleave(repeats, 0)
+        nonfinite[:, : here.shape[1]] |= here.repeat_interleave(repeats, 0)
         wanted = _of_keys(getattr(true, name), call) if of_keys else true.grad_q
         errors = {rows.error: (found - wanted).norm(dim=(-2, -1))}
         if name == "grad_q":
@@ -71,7 +71,7 @@ def of_results(
             measured[table.GRAD_Q_FACTOR.name] = factor_of_grad_q(found, true)
             errors[table.GRAD_Q_UNEXPLAINED] = _unexplained_grad_q(found, true, call.form.scale)
         if name == "grad_k" and delta_error is not None:
-            of_delta = -call.form.scale * (true.probs.mT @ (delta_error[..., None] * call.q[n].double()))
+            of_delta = -call.form.scale * (true.slopes.mT @ (delta_error[..., None] * call.q[n].double()))
             errors[table.GRAD_K_UNEXPLAINED] = (found - wanted - _of_keys(of_delta, call)).norm(dim=(-2, -1))
         size = _size(name, wanted, call, true)
         measured |= {one.name: (error / size).repeat_interleave(repeats, 0) for one, error in errors.items()}
@@ -142,7 +142,7 @@ def of_fp16(call: AttentionCall, true: Exact, n: int) -> Measures:
     delta = (true.grad_out * true.out).sum(-1, keepdim=True)
     if call.grad_logsumexp is not None:
         delta = delta - call.grad_logsumexp[n].double()[..., None]
-    grad_scores = _fp16(true.probs * (_fp16(true.grad_out @ v.mT) - delta))
+    grad_scores = _fp16(true.grad_scores_of(_fp16(true.grad_out @ v.mT), delta))
     found = (
         ("grad_q", table.GRAD_Q, _fp16(call.form.scale * (grad_scores @ true.k))),
         ("grad_k", table.GRAD_K, _fp16(_of_keys(call.form.scale * (grad_scores.mT @ true.q), call))),
@@ -234,10 +234,10 @@ def _size(name: str, wanted: Tensor, call: AttentionCall, true: Exact) -> Tensor
     if name == "grad_q":
         least = 0.1 * call.form.scale * (true.bound[..., None] * true.attended_keys).norm(dim=(-2, -1))
     elif name == "grad_k":
-        attended = true.probs.mT @ (true.bound * true.q_norm)[..., None]
+        attended = true.slopes.mT @ (true.bound * true.q_norm)[..., None]
         least = 0.1 * call.form.scale * _of_keys(attended.norm(dim=(-2, -1)), call)
     elif name == "grad_v":
-        walks = true.probs.square().sum(-1) * true.grad_out_norm.square()
+        walks = true.weights.square().sum(-1) * true.grad_out_norm.square()
         least = _of_keys(walks.sum(-1), call).sqrt()
     return torch.maximum(wanted.norm(dim=(-2, -1)), least)
 
@@ -280,7 +280,7 @@ def delta_follows(call: AttentionCall, out: Tensor, error: Tensor, noise: Tensor
     of_out, others = ((grad_out * difference).sum(-1) for difference in (out - of_probs, of_probs - true.out))
     # The reference may round P̄ otherwise than the attention does, as tiles have other maxima: that is noise, too.
     delta = (grad_out * true.out).sum(-1, keepdim=True)
-    of_rounded = (true.grad_scores + true.probs * delta).square().sum(-1)  # P∘dP
+    of_rounded = (true.grad_scores + true.slopes * delta).square().sum(-1)  # P∘dP, with a cap ∘J
     weights = (noise.square() + of_rounded).rsqrt()
     rows = (true.bound > 0) & noise.isfinite() & torch.stack([of_out, others, error, weights]).isfinite().all(0)
     x, other, y, unit = (of * weights for of in (of_out, others, error, true.bound))

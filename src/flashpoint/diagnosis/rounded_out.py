@@ -1,6 +1,7 @@
-"""O as FlashAttention's roundings alone make it, by this package's reference.
+"""O as FlashAttention's roundings alone make it: by this package's reference, or from FP64's scores.
 
-Shapes: N sequences, H heads, T tokens, d features per head.
+The reference knows causal and full self-attention. In other forms S, P̄ and Ō of FP64 are rounded, in one tile.
+Shapes: :mod:`flashpoint.diagnosis.call`.
 """
 
 from __future__ import annotations
@@ -16,20 +17,28 @@ from flashpoint.numerics.variant import AttentionVariant
 
 
 def out_of_rounded_probs(call: AttentionCall, n: int) -> Tensor:
-    """Return O [H, T, d] float64 of FlashAttention-2 in which P̄ alone is rounded, to the inputs' dtype."""
+    """Return O [H, T_q, d_v] float64 of FlashAttention-2 in which P̄ alone is rounded, to the inputs' dtype."""
+    if not _reference_knows(call):
+        return _out_of_rounded(call, n, None, _dtype(call))
     return out_of(AttentionVariant(probs=_rounding(call), out=UNROUNDED), call, n)
 
 
 def out_of_rounded_scores(call: AttentionCall, n: int) -> Tensor:
-    """Return O [H, T, d] float64 of FlashAttention-2 in which S, P̄ and Ō are rounded, to FP16 or else to BF16. An
+    """Return O [H, T_q, d_v] float64 of FlashAttention-2 in which S, P̄ and Ō are rounded, to FP16 or else to BF16. An
     attention of FP32 tensors may hold them so."""
+    if not _reference_knows(call):
+        dtype = torch.bfloat16 if call.q.dtype == torch.float32 else _dtype(call)
+        return _out_of_rounded(call, n, dtype, dtype)
     rounding = Rounding("nearest", 7) if call.q.dtype == torch.float32 else _rounding(call)
     coarser = AttentionVariant(scores=rounding, probs=rounding, out_unnormalized=rounding, out=UNROUNDED)
     return out_of(coarser, call, n)
 
 
 def out_of(variant: AttentionVariant, call: AttentionCall, n: int) -> Tensor:
-    """Return O [H, T, d] float64 of a variant, by this package's reference, beside the call's sink if it has one."""
+    """Return O [H, T_q, d_v] float64 of a variant, by this package's reference, beside the call's sink if it has one.
+    In a form that the reference does not know, S, P̄ and Ō are rounded."""
+    if not _reference_knows(call):
+        return out_of_rounded_scores(call, n)
     k, v = (x[n : n + 1].repeat_interleave(call.groups, 1) for x in (call.k, call.v))
     heads = torch.arange(k.shape[1], device=k.device)
     noise = NoiseKey(torch.zeros(2, dtype=torch.int64, device=k.device), 1, heads, k.shape[1], 1)
@@ -37,6 +46,35 @@ def out_of(variant: AttentionVariant, call: AttentionCall, n: int) -> Tensor:
     found = flash_fwd(call.q[n : n + 1], k, v, variant, noise, form.is_causal, form.scale)[:2]
     out, logsumexp = (x[0].double() for x in found)
     return out if form.sink is None else out * torch.sigmoid(logsumexp - form.sink[:, None])[..., None]
+
+
+def _reference_knows(call: AttentionCall) -> bool:
+    return call.form.is_plain and call.q.shape == call.grad_out.shape and call.q.shape[2] == call.k.shape[2]
+
+
+def _out_of_rounded(call: AttentionCall, n: int, of_scores: torch.dtype | None, of_probs: torch.dtype | None) -> Tensor:
+    """Return O of a sequence in which S, before a cap and after a bias, and Ō are rounded to a dtype, and P̄ to one."""
+    form = call.form
+    k, v = (x[n].double().repeat_interleave(call.groups, 0) for x in (call.k, call.v))
+    raw = _rounded(form.scale * call.q[n].double() @ k.mT, of_scores)
+    scores = _rounded(form.scores(raw, n), of_scores)
+    shift = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).min)  # a row may see no key
+    probs = (scores - shift).exp()
+    normalizer = probs.sum(-1, keepdim=True)
+    if form.sink is not None:
+        normalizer = normalizer + (form.sink.double()[:, None, None] - shift).exp()
+    probs = _rounded(probs, of_probs)
+    if (dropped := form.dropped(n)) is not None:  # kernels scale what is kept at last
+        probs = probs * dropped
+    return _rounded(probs @ v, of_scores) / normalizer.clamp_min(1e-300)
+
+
+def _rounded(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return x if dtype is None else x.to(dtype).double()
+
+
+def _dtype(call: AttentionCall) -> torch.dtype | None:
+    return call.q.dtype if call.q.dtype in (torch.bfloat16, torch.float16) else None
 
 
 def _rounding(call: AttentionCall) -> Rounding:

@@ -33,11 +33,11 @@ _AGREES, _ALONG, _ACROSS = 0.25, 0.002, 0.02
 
 @torch.no_grad()
 def with_sink(call: AttentionCall, out: Tensor | None) -> AttentionCall:
-    """Return the call with the sink that O [N, H, T, d] shows in each head, −∞ where it shows none.
+    """Return the call with the sink that O [N, H, T_q, d_v] shows in each head, −∞ where it shows none.
 
-    Where no head has one, or nobody kept O, it is the call as it was.
+    Where no head has one, nobody kept O, or the call told its sink, it is the call as it was.
     """
-    if out is None:
+    if out is None or call.form.sink is not None:
         return call
     looked_at = [_rows_of(call, out, n) for n in range(len(call.q))]
     sink = sink_of(*(torch.cat(parts, 1) for parts in zip(*looked_at, strict=True)))
@@ -63,7 +63,8 @@ def sink_of(logsumexp: Tensor, exact: Tensor, found: Tensor) -> Tensor:
 
 
 def sink_finding(call: AttentionCall, finding: Make) -> Finding | None:
-    """Say which heads have a sink: it is told, and everything else is compared with the attention that has it."""
+    """Say which heads have a sink that O shows: it is told, and everything else is compared with the attention that has
+    it."""
     if call.form.sink is None:
         return None
     heads = (call.form.sink > -torch.inf).cpu()
@@ -79,14 +80,14 @@ def sink_finding(call: AttentionCall, finding: Make) -> Finding | None:
 
 def _rows_of(call: AttentionCall, out: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return what :func:`sink_of` takes, of some rows of a sequence."""
-    length = call.q.shape[-2]
+    form, length = call.form, call.q.shape[-2]
     spaced = torch.logspace(0, 1, _ROWS, base=length, device=out.device).long() - 1
     rows = torch.cat([torch.arange(min(length, _ROWS // 2), device=out.device), spaced.clamp(0, length - 1)]).unique()
     k, v = (x[n].double().repeat_interleave(call.groups, 0) for x in (call.k, call.v))
-    scores = call.form.scale * call.q[n, :, rows].double() @ k.mT
-    if call.form.is_causal:
-        scores.masked_fill_(torch.arange(length, device=out.device) > rows[:, None], -torch.inf)
-    return scores.logsumexp(-1), scores.softmax(-1) @ v, out[n, :, rows].double()
+    scores = form.scores(form.scale * call.q[n, :, rows].double() @ k.mT, n, rows)
+    probs, dropped = scores.softmax(-1), form.dropped(n, rows)
+    weights = probs if dropped is None else probs * dropped
+    return scores.logsumexp(-1), weights @ v, out[n, :, rows].double()
 
 
 def _score(sums: Tensor, masses: Tensor, across: Tensor) -> Tensor | float:

@@ -36,7 +36,7 @@ from flashpoint.diagnosis.large_faults import (
     wrong_rows,
     wrong_weights,
 )
-from flashpoint.diagnosis.measures import Measures, Results, by_sequence, of_inputs
+from flashpoint.diagnosis.measures import Measures, Results, by_sequence, of_inputs, without_empty_rows
 from flashpoint.diagnosis.probe import Function, Probed, delta_error_of_row_sums, probe, probed_measures, results_of
 from flashpoint.diagnosis.result_measures import BF16, ROW_OFF, delta_follows, of_results
 from flashpoint.diagnosis.sink import sink_finding, with_sink
@@ -64,6 +64,7 @@ class Diagnosis:
         measures: by name, [N, H].
         bias: of δ, in the call's sequences and in further ones; None where nothing tells of δ's error.
         probed: whether the attention was asked with features of its own.
+        empty_rows: how many rows see no key, of which nothing is judged, and to how many of them a gradient came.
         hidden: the heads [H], bool, whose δ is not judged: rounded scores move dQ as an error of δ does.
     """
 
@@ -73,6 +74,7 @@ class Diagnosis:
     probed: bool
     hidden: Tensor
     findings: tuple[Finding, ...]
+    empty_rows: tuple[int, int] = (0, 0)
 
     @property
     def fp32_error(self) -> Tensor:
@@ -98,14 +100,17 @@ def diagnose(
     Raises:
         ValueError: there is neither a result in the call nor a function.
     """
-    results = Results.kept(call) if function is None else results_of(function, call)
+    given = call
+    call, results, empty = without_empty_rows(call, Results.kept(call))
+    if function is not None:
+        results = without_empty_rows(call, results_of(function, call))[1]
     if results.out is None:
         raise ValueError("the call holds no O: name the attention that computes it")
     if function is not None:  # which was given the gradient of O alone
         call = dataclasses.replace(call, grad_logsumexp=None, other_gradients="")
     probed = probe(function, call) if function else None
     differing = differing_rows(function, call, results)
-    call = with_sink(call, results.out)
+    told_sink, call = call.form.sink, with_sink(call, results.out)
     if call.form.sink is not None and call.grad_logsumexp is not None:  # whether L counts the sink in, nobody says
         call = dataclasses.replace(call, grad_logsumexp=None, other_gradients="L beside a sink")
     compared = Results(results.out, None, None, None) if call.other_gradients else results
@@ -116,14 +121,24 @@ def diagnose(
         measures, bias = {name: of for name, of in measures.items() if name not in _OF_DELTA}, None
     factors = factors_of(measures, identities)
     hidden = factors.of_rounding & (bias is not None and bias.of_grad_q)
-    if one := nonfinite(call, results, measures, maker(call.layer)):
+    returned = results if function else dataclasses.replace(results, grad_k=given.grad_k, grad_v=given.grad_v)
+    if one := nonfinite(call, returned, measures, maker(call.layer)):
         findings = [one]
     elif lost := lost_logsumexp(call, compared, maker(call.layer)):
         findings = [lost]
     else:
         findings = _findings(call, measures, bias, probed, factors, identities, differing, declared is not None)
-    sink = sink_finding(call, maker(call.layer))
-    return Diagnosis(call, measures, bias, probed is not None, hidden, (*([sink] if sink else []), *findings))
+    sink = sink_finding(call, maker(call.layer)) if told_sink is None else None
+    with_gradient = 0 if empty is None else int((empty & (given.grad_out != 0).any(-1)).sum())
+    return Diagnosis(
+        call=call,
+        measures=measures,
+        bias=bias,
+        probed=probed is not None,
+        hidden=hidden,
+        findings=(*([sink] if sink else []), *findings),
+        empty_rows=(0 if empty is None else int(empty.sum()), with_gradient),
+    )
 
 
 def delta_finding(layer: int, bias: DeltaBias | None) -> Finding | None:
@@ -171,7 +186,7 @@ def _findings(
         return [finding("random_row", heads, f"a second call on the same inputs returns {rows:,} rows that differ")]
     large_faults = (
         wrong_weights(call, measures, probed, factors, finding),
-        wrong_rows(measures, factors, finding),
+        wrong_rows(measures, factors, call.groups, finding),
         fp16_underflow(measures, finding),
     )
     if named := next((one for one in large_faults if one), None):

@@ -17,7 +17,15 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.form import CLOSED, Form
 from flashpoint.diagnosis.measure_table import MEASURES
-from flashpoint.diagnosis.measures import Measures, Results, by_sequence, finite_part, of_scores, over_sequences
+from flashpoint.diagnosis.measures import (
+    Measures,
+    Results,
+    by_sequence,
+    finite_part,
+    of_scores,
+    over_sequences,
+    without_empty_rows,
+)
 from flashpoint.diagnosis.result_measures import of_grad_q, of_out
 from flashpoint.diagnosis.sink import with_sink
 from flashpoint.runs.metric_table import GRAD_NORM, LOSS, MAX_LOGIT, W_K_NORM, W_Q_NORM, layer_told
@@ -40,8 +48,10 @@ LOGGED = frozenset(
 def measures_of(calls: Sequence[AttentionCall]) -> dict[str, NDArray[np.float64]]:
     """Return the logged measures of the layers' calls, which have as many heads, [n_layer, H] each: of all sequences
     together, as the probes of this package's own runs give them."""
-    known = [with_sink(call, call.out) for call in calls]
-    by_layer = [over_sequences(by_sequence(call, Results.kept(call), None, _of_heads)) for call in known]
+    known = [without_empty_rows(call, Results.kept(call))[:2] for call in calls]
+    by_layer = [
+        over_sequences(by_sequence(with_sink(call, results.out), results, None, _of_heads)) for call, results in known
+    ]
     return {
         _LOGGED_MEASURES[name]: torch.stack([one[name] for one in by_layer]).numpy()
         for name in by_layer[0]

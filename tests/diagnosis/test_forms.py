@@ -1,0 +1,99 @@
+"""Attention of every form is judged: none that is right is accused, and a fault is named in the head that has it."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.faults import Fault, faulty_attention
+from flashpoint.diagnosis.form import Form
+from flashpoint.diagnosis.verdict import Diagnosis, diagnose
+from tests.diagnosis.forms import FORMS, call_in, written_out
+
+Attention = Callable[[Tensor, Tensor, Tensor, Form], Tensor]
+
+
+def recorded(call: AttentionCall, attention: Attention) -> AttentionCall:
+    q, k, v = (x.clone().requires_grad_() for x in (call.q, call.k, call.v))
+    out = attention(q, k, v, call.form)
+    grads = torch.autograd.grad(out, (q, k, v), call.grad_out)
+    return dataclasses.replace(call, **dict(zip(("grad_q", "grad_k", "grad_v"), grads, strict=True)), out=out.detach())
+
+
+def with_fault(fault: Fault) -> Attention:
+    return lambda q, k, v, form: faulty_attention(fault)(q, k, v, form=form)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
+    lower = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+    mask = form.mask
+    if mask is not None and form.is_causal:
+        mask = mask & lower
+    if form.bias is not None:
+        mask = form.bias.to(q.dtype)
+        mask = mask.masked_fill(~lower, -torch.inf) if form.is_causal else mask
+    causal = form.is_causal and mask is None
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=form.scale, enable_gqa=True)
+
+
+def in_fp32(q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
+    return written_out(q.float(), k.float(), v.float(), form).to(q.dtype)
+
+
+def kinds(found: Diagnosis) -> list[tuple[str, tuple[int, ...]]]:
+    return [(one.kind, one.heads) for one in found.findings]
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+@pytest.mark.parametrize("name", FORMS)
+def test_no_right_attention_is_accused(name: str, factor: float) -> None:
+    call = call_in(name, seed=1, factor=factor)
+    attentions = [with_fault(Fault("none")), in_fp32]
+    if not (call.form.softcap or call.form.dropout or call.form.sink is not None):
+        attentions.append(sdpa)
+    for attention in attentions:
+        found = diagnose(recorded(call, attention))
+        assert not kinds(found)
+        rows = 4 * sum(range(0, 30, 5)) if name == "causal, padded left" else 0
+        assert found.empty_rows == (rows, rows)
+
+
+@pytest.mark.parametrize(
+    "kind", ["delta_bias", "rounded_head", "rounded_denominator", "logsumexp_block", "dropped_tile"]
+)
+@pytest.mark.parametrize("name", FORMS)
+def test_a_fault_is_named_in_its_head(name: str, kind: str) -> None:
+    call = recorded(call_in(name, seed=2, factor=2.0), with_fault(Fault(kind, head=2)))
+    named = {"logsumexp_block": "gradients_off", "dropped_tile": "out_rows"}.get(kind, kind)
+    assert kinds(diagnose(call)) == [(named, (3,))]
+
+
+def test_a_form_that_the_call_was_not_told_shows() -> None:
+    """An attention with a soft cap, a bias or another mask inside is no attention of what the call was told."""
+    for name in ("soft cap", "relative positions", "window", "dropout"):
+        call = recorded(call_in(name, seed=3, factor=2.0), in_fp32)
+        plain = Form(call.form.is_causal, call.form.scale)
+        assert kinds(diagnose(dataclasses.replace(call, form=plain)))
+
+
+def test_a_sink_that_the_call_tells_is_no_finding_and_one_that_it_does_not_is() -> None:
+    call = recorded(call_in("sink", seed=4), in_fp32)
+    assert not kinds(diagnose(call))
+    untold = dataclasses.replace(call, form=dataclasses.replace(call.form, sink=None))
+    assert kinds(diagnose(untold)) == [("sink", (1, 2, 4))]
+
+
+def test_a_bias_that_holds_nan_is_where_it_begins() -> None:
+    call = call_in("relative positions")
+    assert call.form.bias is not None
+    bias = call.form.bias.clone()
+    bias[0, 0, 0, 0] = torch.nan
+    call = dataclasses.replace(call, form=dataclasses.replace(call.form, bias=bias))
+    (finding,) = diagnose(recorded(call, in_fp32)).findings
+    assert finding.kind == "nonfinite"
+    assert "bias" in finding.text
+    assert finding.inherited
