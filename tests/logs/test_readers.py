@@ -173,3 +173,16 @@ def test_a_summary_is_no_candidate_for_the_loss(tmp_path: Path) -> None:
     log = log_of(path)
     assert log.names == {"loss": "loss", "val_loss": "val loss"}
     assert len(losses(log)) == 50
+
+
+@pytest.mark.parametrize("first", [0, 10])
+def test_steps_that_begin_anew_in_every_epoch_are_counted_on(tmp_path: Path, first: int) -> None:
+    path = tmp_path / "train.log"
+    lines = [
+        f"Epoch {epoch} Step {step} Loss {epoch}.5\n" for epoch in range(3) for step in range(first, first + 50, 10)
+    ]
+    path.write_text("".join(lines))
+    log = log_of(path)
+    assert list(losses(log)) == list(range(first, first + 150, 10))
+    assert log.resumes == ()
+    assert len(log.remarks) == 1

@@ -18,8 +18,11 @@ _RANGE = ("__MIN", "__MAX")
 
 def is_csv(head: bytes) -> bool:
     """Whether a file that begins so is one: its first line names several columns, one of them the step."""
-    first = head.decode(errors="replace").lstrip("\ufeff").split("\n", 1)[0]
-    return _step_column(next(csv.reader([first], delimiter=_delimiter(first)), [])) is not None
+    first, *_ = head.decode(errors="replace").lstrip("\ufeff").splitlines() or [""]
+    try:
+        return _step_column(next(csv.reader([first], delimiter=_delimiter(first)), [])) is not None
+    except csv.Error:
+        return False
 
 
 def read_csv(path: Path) -> Record:

@@ -101,8 +101,8 @@ class Judgement:
 
     @cached_property
     def norm_rose(self) -> int | None:
-        """The step from which on, up to the onset, the gradient norm was twice what it had been within 500 steps, which
-        is the rule of the early warning; None without an onset or norms, and where it was not before the onset.
+        """The step from which on, up to the onset, the gradient norm was twice what it had been within 500 steps. None
+        without an onset or norms, and where it had not risen before the onset. The rule is the early warning's.
 
         What doubles is the median of the last ten norms. One that is no finite number counts as infinite.
         """

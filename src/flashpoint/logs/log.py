@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,13 +11,18 @@ import numpy as np
 
 from flashpoint.errors import UserError
 from flashpoint.logs import csv_file, event_files, text_lines, trainer_state, wandb_file
-from flashpoint.logs.column_names import metric_columns
+from flashpoint.logs.column_names import metric_columns, plain_name
 from flashpoint.logs.record import FormatName, Record
 from flashpoint.runs.metrics import Columns, Series
 
 _HEAD = 2**16  # bytes by which a format is known
 _STATE, _LIGHTNING = "trainer_state.json", "metrics.csv"
 """Names of logs in a folder; those of the other formats are patterns."""
+
+
+_EPOCHS = ("epoch", "train epoch")
+"""Plain names of the epoch."""
+Rows = Sequence[tuple[int, Mapping[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,8 @@ def read_log(where: str, files: list[Path], loss: str | None = None) -> Log:
     columns = dict[str, _Column]()
     begins = frozenset(record.begins)
     process = 0
-    for place, (step, numbers) in enumerate(record.rows):
+    rows, within_epochs = _counted_on(record.rows)
+    for place, (step, numbers) in enumerate(rows):
         process += place in begins
         for name, value in numbers.items():
             columns.setdefault(name, _Column()).add(step, value, process)
@@ -128,9 +135,27 @@ def read_log(where: str, files: list[Path], loss: str | None = None) -> Log:
     series = {name: column.series() for name, column in columns.items()}
     of_loss = columns[names["loss"]]
     series |= {metric: series[name] for metric, name in names.items()}
-    return Log(
-        where, record.format, series, names, tuple(of_loss.resumes), of_loss.repeated, tuple(record.remarks)
-    )  # fmt: skip
+    remarks = (
+        *record.remarks,
+        *(("its steps began anew in every epoch, and are counted on",) if within_epochs else ()),
+    )
+    return Log(where, record.format, series, names, tuple(of_loss.resumes), of_loss.repeated, remarks)
+
+
+def _counted_on(rows: Rows) -> tuple[Rows, bool]:
+    """Return rows whose steps count on from epoch to epoch, and whether they began anew in one: a step that goes back
+    while the epoch rises is no resume."""
+    found, offset, anew = list[tuple[int, Mapping[str, float]]](), 0, False
+    last, gap, last_epoch = -1, 1, -math.inf
+    for step, numbers in rows:
+        epoch = next((numbers[name] for name in numbers if plain_name(name) in _EPOCHS), last_epoch)
+        if step < last and epoch > last_epoch > -math.inf:
+            offset, anew = offset + last + gap - step, True
+        elif step > last >= 0:
+            gap = step - last
+        last, last_epoch = step, epoch
+        found.append((step + offset, numbers))
+    return (found, True) if anew else (rows, False)
 
 
 def _nothing(record: Record) -> str:

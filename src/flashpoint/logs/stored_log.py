@@ -125,8 +125,10 @@ class InLog:
 
 
 def logged_runs(word: str) -> list[Run]:
-    """Return the runs of the logs that a word names, ``PATH``, or ``PATH:NAME`` with the column that is the loss, where
-    PATH may be a pattern of the shell; none where it names no file and no folder with a log."""
+    """Return the runs of the logs that a word names; none where it names no file and no folder with a log.
+
+    A word is ``PATH``, or ``PATH:NAME`` with the column that is the loss; there PATH may be a pattern of the shell.
+    """
     if log_files(Path(word)):
         return [Run(InLog(Path(word), None))]
     for at in (at for at, letter in enumerate(word) if letter == ":"):
