@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from flashpoint.errors import UserError, nearest
 from flashpoint.runs.metric_table import GRAD_NORM, LEARNING_RATE, LOSS, VALIDATION_LOSS
@@ -31,6 +32,7 @@ _FEW = 0.1
 """Of the values of the column that has most: one with fewer is a summary, as a mean at the end of a run."""
 
 
+@lru_cache(10_000)
 def plain_name(name: str) -> str:
     """Return a name in small letters, its words apart by blanks, without the run that W&B's page puts before it."""
     return " ".join(re.split(r"[\s_/\\|-]+", name.rpartition(" - ")[2].strip().lower())).strip()

@@ -20,8 +20,9 @@ _STATE, _LIGHTNING = "trainer_state.json", "metrics.csv"
 """Names of logs in a folder; those of the other formats are patterns."""
 
 
-_EPOCHS = ("epoch", "train epoch")
-"""Plain names of the epoch."""
+_EPOCH = "epoch"
+_LINES = ("CSV", "text")
+"""Formats whose rows are whole: the epoch stands beside the loss."""
 Rows = Sequence[tuple[int, Mapping[str, float]]]
 
 
@@ -123,7 +124,7 @@ def read_log(where: str, files: list[Path], loss: str | None = None) -> Log:
     columns = dict[str, _Column]()
     begins = frozenset(record.begins)
     process = 0
-    rows, within_epochs = _counted_on(record.rows)
+    rows, anew = _counted_on(record.rows) if record.format in _LINES else (record.rows, [])
     for place, (step, numbers) in enumerate(rows):
         process += place in begins
         for name, value in numbers.items():
@@ -135,27 +136,24 @@ def read_log(where: str, files: list[Path], loss: str | None = None) -> Log:
     series = {name: column.series() for name, column in columns.items()}
     of_loss = columns[names["loss"]]
     series |= {metric: series[name] for metric, name in names.items()}
-    remarks = (
-        *record.remarks,
-        *(("its steps began anew in every epoch, and are counted on",) if within_epochs else ()),
-    )
-    return Log(where, record.format, series, names, tuple(of_loss.resumes), of_loss.repeated, remarks)
+    return Log(where, record.format, series, names, tuple(of_loss.resumes), of_loss.repeated, (*record.remarks, *anew))
 
 
-def _counted_on(rows: Rows) -> tuple[Rows, bool]:
-    """Return rows whose steps count on from epoch to epoch, and whether they began anew in one: a step that goes back
-    while the epoch rises is no resume."""
-    found, offset, anew = list[tuple[int, Mapping[str, float]]](), 0, False
-    last, gap, last_epoch = -1, 1, -math.inf
+def _counted_on(rows: Rows) -> tuple[Rows, list[str]]:
+    """Return rows whose steps count on from epoch to epoch, and a remark if they began anew in one: a step that goes
+    back while the epoch rises is no resume."""
+    found, offset, remarks = list[tuple[int, Mapping[str, float]]](), 0, list[str]()
+    last, gap, last_epoch = -1, 1, math.inf
     for step, numbers in rows:
-        epoch = next((numbers[name] for name in numbers if plain_name(name) in _EPOCHS), last_epoch)
-        if step < last and epoch > last_epoch > -math.inf:
-            offset, anew = offset + last + gap - step, True
+        epoch = next((numbers[name] for name in numbers if plain_name(name) == _EPOCH), math.inf)
+        if step < last and last_epoch < epoch < math.inf:
+            offset += last + gap - step
+            remarks = ["its steps began anew in every epoch, and are counted on"]
         elif step > last >= 0:
             gap = step - last
         last, last_epoch = step, epoch
         found.append((step + offset, numbers))
-    return (found, True) if anew else (rows, False)
+    return found, remarks
 
 
 def _nothing(record: Record) -> str:
