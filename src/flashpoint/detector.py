@@ -140,6 +140,8 @@ class ExplosionDetector:
 
 NOISES, SHARE = 3, 0.1
 """The margin of a loss in any unit: standard deviations of a single loss, or a share of the minimum if that is more."""
+_NOISE_OF = 100
+"""Losses that tell the noise, at least: ten alone can lie near a line by chance."""
 
 
 class NoiseScaledDetector(ExplosionDetector):
@@ -148,7 +150,7 @@ class NoiseScaledDetector(ExplosionDetector):
     Its margin is 3 times the noise of the losses whose mean is the running minimum, their standard deviation about a
     straight line; or a tenth of the minimum, if that is more. It is set anew at each minimum: a loss can fall by powers
     of ten. A mean is moved by one high loss for a whole window. So the middle one of the last ``hold_steps`` losses has
-    to be out of bounds, too.
+    to be out of bounds, too. A window of less than 100 losses tells its noise together with those before it.
 
     Attributes:
         noise: of the losses whose mean is the minimum; NaN before there is one.
@@ -157,6 +159,8 @@ class NoiseScaledDetector(ExplosionDetector):
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__(config)
         self.noise = math.nan
+        short = config.window < _NOISE_OF
+        self._noisy: deque[float] = deque(maxlen=_NOISE_OF) if short else self._losses
 
     @property
     def margin(self) -> float:
@@ -168,8 +172,15 @@ class NoiseScaledDetector(ExplosionDetector):
     def _rise(self) -> str:
         return f"{self.margin:.3g}"
 
+    def update(self, step: int, loss: float, grad_norm: float) -> None:
+        if self._noisy is not self._losses and math.isfinite(loss) and math.isfinite(grad_norm):
+            self._noisy.append(loss)
+        super().update(step, loss, grad_norm)
+
     def _fell(self) -> None:
-        self.noise = noise_about_line(self._losses)
+        losses, window = list(self._noisy), self._config.window
+        noises = [noise_about_line(losses[end - window : end]) for end in range(len(losses), window - 1, -window)]
+        self.noise = noises[0] if len(noises) == 1 else math.sqrt(math.fsum(n * n for n in noises) / len(noises))
 
     def _stays(self) -> bool:
         latest = list(self._losses)[-self._config.hold_steps :]
@@ -213,7 +224,7 @@ def undecided(detector: ExplosionDetector, bounds: DetectorConfig, first: float,
         return None
     if 0 < above < of:
         return (
-            f"ends with the loss more than {margin:.3g} above its minimum for {above} steps of the {of} that make an "
+            f"ends with the loss more than {margin:.3g} above its minimum for {above} losses of the {of} that make an "
             f"explosion; {of - above} more would decide"
         )
     if len(latest) == LATEST:

@@ -213,7 +213,7 @@ def test_losses_that_end_above_the_margin_are_told_and_kept(
     assert run.verdict.startswith("stable" if after == 20 else "exploded")
     rule = "the mean of 100 steps has stood more than 0.3 above its minimum for 50 steps"
     assert (f"the loss has exploded, since step 203: {rule}" in told) == (after == 80)
-    assert told.count("17 steps of the 50 that make an explosion; 33 more would decide") == (after == 20)
+    assert told.count("17 losses of the 50 that make an explosion; 33 more would decide") == (after == 20)
     assert ("the tensors are of step 0, which was observed last" in told) == (after == 20)
     assert ("watch own: the loop ends with the loss" in told) == (after == 20)
 
