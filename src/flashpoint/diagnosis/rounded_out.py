@@ -55,22 +55,24 @@ def _reference_knows(call: AttentionCall) -> bool:
 def _out_of_rounded(call: AttentionCall, n: int, of_scores: torch.dtype | None, of_probs: torch.dtype | None) -> Tensor:
     """Return O of a sequence in which S, before a cap and after a bias, and Ō are rounded to a dtype, and P̄ to one."""
     form = call.form
-    k, v = (x[n].double().repeat_interleave(call.groups, 0) for x in (call.k, call.v))
-    raw = _rounded(form.scale * call.q[n].double() @ k.mT, of_scores)
+    exactly = torch.float64 if call.q.dtype == torch.float64 else torch.float32  # in which kernels add up
+    q, k, v = (x[n].to(exactly) for x in (call.q, call.k, call.v))
+    k, v = (x.repeat_interleave(call.groups, 0) for x in (k, v))
+    raw = _rounded(form.scale * q @ k.mT, of_scores)
     scores = _rounded(form.scores(raw, n), of_scores)
-    shift = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).min)  # a row may see no key
+    shift = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(exactly).min)  # a row may see no key
     probs = (scores - shift).exp()
     normalizer = probs.sum(-1, keepdim=True)
     if form.sink is not None:
-        normalizer = normalizer + (form.sink.double()[:, None, None] - shift).exp()
+        normalizer = normalizer + (form.sink.to(exactly)[:, None, None] - shift).exp()
     probs = _rounded(probs, of_probs)
     if (dropped := form.dropped(n)) is not None:  # kernels scale what is kept at last
-        probs = probs * dropped
-    return _rounded(probs @ v, of_scores) / normalizer.clamp_min(1e-300)
+        probs = probs * dropped.to(exactly)
+    return (_rounded(probs @ v, of_scores) / normalizer.clamp_min(1e-30)).double()
 
 
 def _rounded(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return x if dtype is None else x.to(dtype).double()
+    return x if dtype is None else x.to(dtype).to(x.dtype)
 
 
 def _dtype(call: AttentionCall) -> torch.dtype | None:
