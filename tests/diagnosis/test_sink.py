@@ -16,7 +16,7 @@ from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.probe import Function
 from flashpoint.diagnosis.sink import with_sink
 from flashpoint.diagnosis.verdict import diagnose
-from flashpoint.watching.functions import masking_of
+from flashpoint.watching.agreement import agreeing
 from tests.diagnosis.calls import CLEAN, HEADS, LENGTH, by_position, call_of, inputs
 
 NONE = -math.inf
@@ -163,5 +163,6 @@ def test_the_mask_of_an_attention_with_a_large_sink_is_known_from_its_output(sco
     """O was so short that the call was left out."""
     q, k, v, _ = inputs(9)
     out = concatenated(q, k, v, is_causal, 0.2, torch.full((HEADS,), score))
-    assert masking_of([q, k, v, out], None, 0.2) is is_causal
-    assert masking_of([q, k, v, out.flip(-2)], None, 0.2) is None
+    forms = [Form(causal, 0.2) for causal in (True, False)]
+    assert agreeing(forms, [q, k, v, out], closely=False) is forms[0 if is_causal else 1]
+    assert agreeing(forms, [q, k, v, out.flip(-2)], closely=False) is None

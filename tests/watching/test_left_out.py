@@ -15,18 +15,21 @@ from tests.watching.loops import Block, loop, plain
 
 
 class With(Block):
-    """A block whose attention is called with some options."""
+    """A block whose attention is called with some options, and with keys of the first sequences alone."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, first: int = 3, **options: Any) -> None:
         super().__init__()
-        self.options = options
+        self.first, self.options = first, options
 
     def forward(self, x: Tensor, _: Tensor | None = None) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        k, v = k[: self.first], v[: self.first]
         return x + F.scaled_dot_product_attention(q, k, v, **self.options).transpose(1, 2).flatten(2)
 
 
-def test_which_calls_of_a_forward_pass_are_left_out_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_which_calls_of_a_forward_pass_are_left_out_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Layers are counted without them: the reader cannot tell otherwise which of the model's they are."""
 
     def step(model: nn.Module, number: int, watched: Watch) -> None:
@@ -34,13 +37,13 @@ def test_which_calls_of_a_forward_pass_are_left_out_is_told(tmp_path: Path, caps
             model(torch.zeros(1, 12, 32))  # its calls are of another forward pass
         plain(model, number, watched)
 
-    window = torch.ones(12, 12, dtype=torch.bool).tril().triu(-3)
-    local = [With(attn_mask=window) for _ in range(5)]
-    model = nn.Sequential(Block(), local[0], With(dropout_p=0.1), *local[1:], With(is_causal=True))
-    mask, dropout = sorted(loop(tmp_path, model, step).manifest.not_recorded)
-    assert mask.endswith("a mask beside the causal one, in calls 2, 4, 5, 6, … of 8")
+    monkeypatch.setattr(torch, "get_rng_state", lambda: torch.Generator().get_state())  # another than is drawn from
+    one = [With(first=1) for _ in range(5)]
+    model = nn.Sequential(Block(), one[0], With(dropout_p=0.1), *one[1:], With(is_causal=True))
+    dropout, expand = sorted(loop(tmp_path, model, step).manifest.not_recorded)
+    assert expand.endswith("expand k and v to those of q, in calls 2, 4, 5, 6, … of 8")
     assert dropout.endswith(", in call 3 of 8")
-    assert capsys.readouterr().err.count(f"({mask}; {dropout})") == 1
+    assert capsys.readouterr().err.count(f"({dropout}; {expand})") == 1
 
 
 SCRIPT = """

@@ -12,36 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from flashpoint.diagnosis.form import Form
 from flashpoint.files import CONFIGS
 from flashpoint.watching.functions import (
     NamedFunction,
+    SeenCall,
     arguments_of,
-    causal_by_options,
-    changing,
-    is_exchanged,
-    masking,
-    masking_of,
     output_of,
-    perhaps_masks,
     places_of,
     queries_keys_values,
     replaced,
-    scale_of,
 )
 from flashpoint.watching.interceptor import Interceptor
-from flashpoint.watching.left_out import DROPOUT
+from flashpoint.watching.left_out import LeftOut
 
 if TYPE_CHECKING:
     from flashpoint.numerics.variant import AttentionVariant
 
 _SDPA = F.scaled_dot_product_attention
 _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-_DROPOUTS = ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob", "attn_dropout")
-"""Names that configurations of models have for the attention's dropout."""
+_DROPOUT_ARGUMENTS = ("input", "p", "training", "inplace")
 
 
 def intercept(interceptor: Interceptor, functions: Sequence[NamedFunction]) -> Callable[[], None]:
@@ -102,27 +94,33 @@ class CallMode(TorchFunctionMode):
             if kwargs.get("need_weights") and self._interceptor.listening:
                 self._interceptor.miss("nn.MultiheadAttention with need_weights=True, which calls no attention")
             return result
+        if func is F.dropout or func is torch.dropout:
+            kept = func(*args, **kwargs)
+            self._interceptor.see_dropout({**dict(zip(_DROPOUT_ARGUMENTS, args, strict=False)), **kwargs}, kept)
+            return kept
         if func is not _SDPA and not _is_drop_in(func):
             return func(*args, **kwargs)
-        name = "scaled_dot_product_attention" if func is _SDPA else "flashpoint.attention"
-        return self._interceptor.call(name, func, args, kwargs, lambda out: self._keep(func, args, kwargs, out))
-
-    def _keep(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         given = {**dict(zip(_SDPA_ARGUMENTS, args, strict=False)), **kwargs}
-        mask = given.get("attn_mask")
-        causal = bool(given.get("is_causal")) if mask is None else masking(mask, given["query"].shape[-2])
-        if given.get("dropout_p"):
-            self._interceptor.miss(f"scaled_dot_product_attention: {DROPOUT}")
-        elif causal is None:
-            self._interceptor.miss("scaled_dot_product_attention: a mask beside the causal one")
-        else:
-            name = "sdpa" if func is _SDPA else _variant_name(given["variant"])
-            tensors = {"q": given["query"], "k": given["key"], "v": given["value"], "out": out}
-            form = _form(causal, given.get("scale"), given["query"])
-            self._interceptor.keep(name, tensors, form, in_order=True)
+        name = "scaled_dot_product_attention" if func is _SDPA else "flashpoint.attention"
+        keep = partial(self._keep, func, given)
+        return self._interceptor.call(name, func, args, kwargs, keep, draws=bool(given.get("dropout_p")))
+
+    def _keep(self, func: Any, given: dict[str, Any], out: Any) -> None:
+        name = "sdpa" if func is _SDPA else _variant_name(given["variant"])
+        tensors = {"q": given["query"], "k": given["key"], "v": given["value"], "out": out}
+        self._interceptor.keep(name, tensors, partial(_form_of_sdpa, given), in_order=True)
 
     def _sdpa(self, *args: Any, **kwargs: Any) -> Any:
         return self.__torch_function__(_SDPA, (), args, kwargs)
+
+
+def _form_of_sdpa(given: dict[str, Any], call: SeenCall) -> Form:
+    if given.get("attn_mask") is None and not given.get("dropout_p"):
+        scale = given.get("scale")
+        return Form(bool(given.get("is_causal")), (call.q.shape[-1] or 1) ** -0.5 if scale is None else float(scale))
+    from flashpoint.watching import forms  # a plain loop does without
+
+    return forms.of_sdpa(given, call)
 
 
 def forget_ended() -> None:
@@ -171,69 +169,28 @@ def intercepting_interface(interceptor: Interceptor, original: Callable[..., Any
         function = original(interface, name, default)
 
         def called(*positional: Any, **options: Any) -> Any:
-            return interceptor.call(
-                name, function, positional, options, partial(keep, name, function, positional, options)
-            )
+            keep_result = partial(keep, name, function, positional, options)
+            draws = bool(options.get("dropout"))
+            return interceptor.call(name, function, positional, options, keep_result, draws=draws)
 
         return called
 
     def keep(
         name: str, function: Callable[..., Any], positional: Sequence[Any], options: dict[str, Any], result: Any
     ) -> None:
+        from flashpoint.watching import forms
+
         given = arguments_of(function, positional, options)
         module, *qkv, mask = (*positional, *[None] * 5)[:5]
         module, mask = given.get("module", module), given.get("attention_mask", mask)
         found, out = queries_keys_values(given, qkv), output_of(result)
         if found is None or out is None:
-            interceptor.miss(f"{name}: called without q, k, v, or returns no O")
-            return
-        q, k, v = found
-        causal, reason = _masked(module, q.shape[2], mask, given)
-        by_head = [q, k, v, out.transpose(1, 2) if out.dim() == 4 else out]
-        if not reason and masking_of(by_head, causal, given.get("scaling")) is None:
-            told = "causal" if causal else "not causal"
-            reason = f"O is not softmax(α·QKᵀ)V, {told}"
-        if reason:
-            interceptor.miss(f"{name}: {reason}")
-        else:
-            tensors = {"q": q, "k": k, "v": v, "out": out}
-            form = _form(causal, given.get("scaling"), q)
-            interceptor.keep(name, tensors, form, by_token=("out",), result=result)
+            raise LeftOut("called without q, k, v, or returns no O")
+        tensors = dict(zip(("q", "k", "v", "out"), (*found, out), strict=True))
+        read = partial(forms.of_interface, module, mask, given)
+        interceptor.keep(name, tensors, read, by_token=("out",), result=result)
 
     return get_interface
-
-
-def _masked(module: Any, length: int, mask: Any, given: dict[str, Any]) -> tuple[bool, str]:
-    """Return whether a call is causal, and why it is not recorded; the latter is empty where it is."""
-    if given.get("dropout"):
-        of_config = vars(getattr(module, "config", None) or object)
-        by = next(
-            (f", by {name}=0.0 in the configuration of the model" for name in _DROPOUTS if of_config.get(name)), ""
-        )
-        return False, f"{DROPOUT}{by}"
-    from flashpoint.other_softmax import other_softmax  # few loops need it
-
-    if (changed := other_softmax(given)) is not None:
-        return False, f"{changed}, which changes the softmax"
-    if mask is not None:
-        causal = masking(mask, length) if getattr(mask, "ndim", 0) == 4 else None
-        return bool(causal), "" if causal is not None else "a mask beside the causal one"
-    if _is_packed(given):
-        return False, "packed sequences"
-    window = given.get("sliding_window")
-    if window is not None and window < length:
-        return False, f"a window of {window} tokens"
-    told = given.get("is_causal")
-    return bool(getattr(module, "is_causal", True) if told is None else told), ""
-
-
-def _is_packed(given: dict[str, Any]) -> bool:
-    """Return whether a call without a mask has several sequences in a row, as FlashAttention takes them. Then positions
-    begin anew, or more than the beginning and the end of one sequence are told."""
-    positions, ends = given.get("position_ids"), given.get("cu_seq_lens_q")
-    if isinstance(positions, Tensor) and positions.dim() == 2 and bool((positions.diff(dim=-1) < 1).any()):
-        return True
-    return isinstance(ends, Tensor) and ends.numel() > 2
 
 
 def intercepting_function(interceptor: Interceptor, named: NamedFunction) -> Callable[..., Any]:
@@ -252,36 +209,14 @@ def intercepting_function(interceptor: Interceptor, named: NamedFunction) -> Cal
 def _keep_named(
     interceptor: Interceptor, named: NamedFunction, given: dict[str, Any], positional: Sequence[Any], result: Any
 ) -> None:
+    from flashpoint.watching import forms
+
     qkv, out = queries_keys_values(given, positional), output_of(result)
     if qkv is None:
-        interceptor.miss(f"{named.word}: called without q, k, v as its first three arguments, or by these names")
-        return
+        raise LeftOut("called without q, k, v as its first three arguments, or by these names")
     if out is None:
-        interceptor.miss(f"{named.word}: returns {type(result).__name__}, where O or a tuple with O first is read")
-        return
-    scale = scale_of(given)
+        raise LeftOut(f"returns {type(result).__name__}, where O or a tuple with O first is read")
     tensors = dict(zip(("q", "k", "v", "out"), (*qkv, out), strict=True))
-    ordered = [x.transpose(1, 2) if named.by_token else x for x in tensors.values()]
-    if (by := changing(given, ordered[0].shape[-2])) is not None:
-        interceptor.miss(f"{named.word}: {by}, where only softmax(QKᵀ·scale)V is recorded, causal or not")
-        return
-    masks = perhaps_masks(given, qkv)
-    told = causal_by_options(given, perhaps_masked=bool(masks))
-    is_causal = masking_of(ordered, told, scale, perhaps_masked=bool(masks))
-    if is_exchanged(ordered, told, scale):
-        layout, remedy = ("[B, H, T, d]", "leave out") if named.by_token else ("[B, T, H, d]", "give")
-        interceptor.miss(f"{named.word}: O is softmax(QKᵀ·scale)V of tensors {layout}; {remedy} @bthd in functions=")
-    elif is_causal is None:
-        mask = f"a mask by {', '.join(masks)}" if masks else "a mask"
-        layout = "tensors that take no @bthd" if named.by_token else "tensors that need @bthd"
-        perhaps = f"{layout}, {mask}, a scale inside, or a fault"
-        interceptor.miss(f"{named.word}: O is not softmax(QKᵀ·scale)V, causal or not: {perhaps}")
-    else:
-        by_token = tuple(tensors) if named.by_token else ()
-        form = _form(is_causal, scale, tensors["q"])
-        interceptor.keep(named.word, tensors, form, by_token=by_token, result=result)
-
-
-def _form(is_causal: bool, scale: Any, q: Tensor) -> Form:
-    """Return the form of a call of queries [..., d]; a scale of None is 1/√d."""
-    return Form(is_causal, (q.shape[-1] or 1) ** -0.5 if scale is None else float(scale))
+    by_token = tuple(tensors) if named.by_token else ()
+    read = partial(forms.of_named, given, qkv, named.by_token)
+    interceptor.keep(named.word, tensors, read, by_token=by_token, result=result)

@@ -23,6 +23,7 @@ from flashpoint.diagnosis.form import Form
 from flashpoint.watching.events import (
     AttentionCalled,
     BackwardReached,
+    CallGivenUp,
     CallLeftOut,
     GradientSeen,
     GradientsUnknown,
@@ -30,7 +31,7 @@ from flashpoint.watching.events import (
     OtherGradientSeen,
     Publish,
 )
-from flashpoint.watching.functions import gradient_of_logsumexp, output_of
+from flashpoint.watching.functions import SeenCall, output_of
 from flashpoint.watching.graph import (
     GradientInParts,
     beside,
@@ -43,11 +44,14 @@ from flashpoint.watching.graph import (
 )
 from flashpoint.watching.left_out import (
     FROZEN,
+    LONE_ROWS,
     SHARDED,
     TRANSFORMED,
     WITHOUT_GRADIENTS,
+    LeftOut,
     is_dtensor,
     is_transformed,
+    lone_rows,
     shapes_left_out,
 )
 from flashpoint.watching.notices import described
@@ -115,6 +119,9 @@ class Interceptor:
         self._taking = self._keeping = True
         self._thread, self.in_other_thread = threading.current_thread(), False
         self._gradient_hooks: list[RemovableHandle] = []
+        self._dropped: list[tuple[tuple[int, ...], float, Tensor]] | None = None
+        self._generator: Tensor | None = None
+        self._read: dict[Any, Any] = {}
 
     def only_inside(self, model: nn.Module) -> Callable[[], None]:
         """Take only what the model's modules call, until what is returned is called: a loop may have other models."""
@@ -195,18 +202,23 @@ class Interceptor:
         positional: Sequence[Any],
         options: Mapping[str, Any],
         keep: Callable[[Any], None],
+        *,
+        draws: bool = False,
     ) -> Any:
         """Call an attention, and return what it returns.
 
         Args:
             name: is told where the call is not kept.
-            keep: is given what the function returned, if the call is to be kept. Calls inside it are not kept. Nor is a
-                call with a tensor of which each process has a part: to look at it is to wait for the others.
+            draws: whether the call may draw what it drops from the CPU's generator.
+            keep: may raise :class:`LeftOut`. It is given what the function returned, if the call is to be kept. Calls
+                inside it are not kept. Nor is a call with a tensor of which each process has a part: to look at it is
+                to wait for the others.
         """
         self.called.add(name)
         wanted, before, self._inside = self.listening, self._inside, True
         if wanted:
-            self._since = next_node()
+            self._since, self._dropped = next_node(), []
+            self._generator = torch.get_rng_state() if draws else None
         try:
             result = function(*positional, **options)
         finally:
@@ -219,8 +231,24 @@ class Interceptor:
             self.miss(f"{name}: {SHARDED}")
         elif wanted:
             with self._attempt(name):
-                keep(result)
+                try:
+                    keep(result)
+                except LeftOut as why:
+                    self.miss(f"{name}: {why}")
+        if wanted:
+            self._dropped = None
         return result
+
+    def see_dropout(self, given: Mapping[str, Any], result: Tensor) -> None:
+        """Note what ``F.dropout`` kept, by its arguments; weights are some of what is dropped inside a call."""
+        before, p = given.get("input"), given.get("p", 0.5)
+        if self._dropped is None or not p or not given.get("training", True) or not isinstance(before, Tensor):
+            return
+        with self._attempt("dropout"):
+            kept = result.detach() != 0
+            if result is not before:  # a weight that is 0 is neither kept nor dropped
+                kept |= before.detach() == 0
+            self._dropped.append((tuple(before.shape), float(p), kept))
 
     def miss(self, reason: str) -> None:
         """Show that a call of the current forward pass is not kept, and why."""
@@ -230,7 +258,7 @@ class Interceptor:
         self,
         name: str,
         tensors: dict[str, Tensor],
-        form: Form,
+        read: Callable[[SeenCall], Form],
         *,
         by_token: Sequence[str] = (),
         in_order: bool = False,
@@ -240,7 +268,7 @@ class Interceptor:
 
         Args:
             tensors: q, k, v and out, [B, H, T, d] and for keys [B, H_kv, T, d].
-            form: of all B sequences.
+            read: returns the call's form.
             by_token: names of those that are [B, T, H, d].
             in_order: as of :func:`edges_of`.
             result: what the attention returned; its tensors beside O can have gradients of their own.
@@ -250,14 +278,17 @@ class Interceptor:
             return
         by_head = {of: x.transpose(1, 2) if of in by_token and x.dim() == 4 else x for of, x in tensors.items()}
         if reason := shapes_left_out(by_head):
-            self.miss(f"{name}: {reason}")
-            return
+            raise LeftOut(reason)
         q, k = by_head["q"], by_head["k"]
+        few = {of: x.detach()[: self._sequences] for of, x in by_head.items()}
+        form = read(
+            SeenCall(**few, batch=len(q), dropped=self._dropped or (), generator=self._generator, read=self._read)
+        )
         layer = 1 + self.calls.of_pass(self._forward)
         wanted = self._layers is None or layer in self._layers or not self._forward  # else its number may be another
         kept = self._copies(tensors, by_token) if wanted else {}
         module = self._running[-1] if self._running else ""
-        call = AttentionCalled(name, self._forward, q, k, form.copied(self._sequences), kept, self.weights, module)
+        call = AttentionCalled(name, self._forward, q, k, form, kept, self.weights, module)
         if wanted:
             self._hook_gradients(call, tensors, by_token, in_order)
             for which, other in other_outputs(result):
@@ -294,7 +325,10 @@ class Interceptor:
     ) -> None:
         """Have the gradients of a call shown when they come."""
         inputs = {of: tensor for of, tensor in tensors.items() if of != "out"}
-        edges = edges_of(inputs, tensors["out"], self._since, in_order)
+        edges, lone = (
+            edges_of(inputs, tensors["out"], self._since, in_order),
+            lone_rows(call.form, call.kept["out"], call.k.shape[2]),
+        )
         sums = {of: GradientInParts(len(found)) for of, found in edges.items()}
         if unknown := [of for of, found in edges.items() if not found]:
             told = f"gradients of {', '.join(unknown)}, not to be told from others of the same tensor"
@@ -308,7 +342,9 @@ class Interceptor:
             differentiable = gradient.requires_grad
             self.calls.take(reached := BackwardReached(call, differentiable, torch._C._current_graph_task_id()))
             with self._attempt(f"{call.attention}: gradients"):
-                self._show(GradientSeen(call, "out", self._copy(gradient, "out" in by_token)))
+                self._show(GradientSeen(call, "out", copy := self._copy(gradient, "out" in by_token)))
+                if lone is not None and bool((copy[: len(lone)] != 0).logical_and(lone[..., None]).any()):
+                    self._show(CallGivenUp(call, f"{call.attention}: {LONE_ROWS}"))
             if not differentiable:  # else the training's own backward pass may follow
                 self.stop()  # the step's first forward pass is over
             self._publish(reached)
@@ -357,6 +393,8 @@ class Interceptor:
                 if own is not None:
                     backward, of_rows = torch._C._current_graph_task_id(), None
                     if values is not None:
+                        from flashpoint.watching.agreement import gradient_of_logsumexp  # few loops use one
+
                         of_rows = gradient_of_logsumexp(own, values, call.kept, call.form)
                     self._show(OtherGradientSeen(call, name, of_rows, backward))
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flashpoint.diagnosis.call import fit_together
+from flashpoint.diagnosis.form import Form
 
 WITHOUT_GRADIENTS = "called without gradients, as in an evaluation or in checkpoints, which need use_reentrant=False"
 UNKNOWN = "the watched model called none that is PyTorch's, Transformers' or named by functions=['MODULE:NAME']"
@@ -25,18 +26,22 @@ TRANSFORMED = "called inside torch.vmap or another transform of torch.func, wher
 SHARDED = "tensors are DTensors, of which each process holds a part"
 _HEADS = ("n_head", "n_heads", "num_heads", "num_attention_heads", "nhead")
 """Names that models and their configurations have for the number of heads."""
-DROPOUT = "dropout, where only 0 is recorded; set the attention's dropout to 0"
+DROPOUT = "dropout, and what it drops is not to be seen; set the attention's dropout to 0"
+
+LONE_ROWS = (
+    "rows that see no key have an O other than 0, and the loss depends on them; leave padding out of the loss, as by "
+    "labels of -100"
+)
+
+
+class LeftOut(Exception):
+    """A call is not recorded, for the reason that is told."""
 
 
 def is_transformed(value: Any) -> bool:
     """Return whether a value is a tensor inside a transform of ``torch.func``: it has no gradients and no values of its
     own, and ends with the transform. PyTorch has no public way to ask."""
     return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
-
-
-def is_self_attention(shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Return whether q, k, v and out have as many tokens and features as each other."""
-    return fit_together(shapes) and shapes["q"] == shapes["out"] and shapes["q"][2] == shapes["k"][2]
 
 
 def told_to_users_of(model: nn.Module, reason: str) -> str:
@@ -54,23 +59,34 @@ def told_to_users_of(model: nn.Module, reason: str) -> str:
 
 
 def shapes_left_out(tensors: Mapping[str, Tensor]) -> str:
-    """Return why q, k, v and O are no self-attention that is recorded, with their shapes and what to do; empty where
-    they are one. Tensors are [B, H, T, d], of keys [B, H_kv, T, d]."""
+    """Return why q, k, v and O are no attention that is recorded, with their shapes and what to do; empty where they
+    are one. Tensors are q [B, H, T_q, d], k [B, H_kv, T_k, d], v [B, H_kv, T_k, d_v] and O [B, H, T_q, d_v]."""
     shapes = {name: list(x.shape) for name, x in tensors.items()}
-    if is_self_attention(shapes):
+    if fit_together(shapes):
         return ""
     told = ", ".join(f"{name} {shapes[name]}" for name in ("q", "k", "v", "out"))
     if any(len(shapes[name]) != 4 for name in "qkv"):
         return f"{told}: not four dimensions; make them [B, H, T, d], as by x.unflatten(0, (B, H)) of [B·H, T, d]"
-    sequences, heads, lengths, sizes = ({shapes[name][at] for name in "qkv"} for at in range(4))
+    sequences, heads = ({shapes[name][at] for name in "qkv"} for at in range(2))
     reasons = {
-        "queries and keys of two lengths, as in cross-attention: only self-attention is recorded": len(lengths) > 1,
         "not as many sequences each; expand k and v to those of q": len(sequences) > 1,
-        "not as many features a head; fill up with zeros to one number, give scale=, and cut O": len(sizes) > 1,
         "other numbers of heads; repeat those of k and v, as repeat_interleave does": len(heads) > 1,
     }
     found = (reason for reason, is_so in reasons.items() if is_so)
-    return f"{told}: {next(found, 'out is not of the shape of q, or nothing is in them')}"
+    return f"{told}: {next(found, 'out is not [B, H, T_q, d_v], or nothing is in them')}"
+
+
+def lone_rows(form: Form, out: Tensor, keys: int) -> Tensor | None:
+    """Return which rows [N, H, T_q] of O see no key and are not 0, as where −3.4·10³⁸ is added to all scores of a row;
+    None where none is. No gradient is to come to them: no form tells what they are.
+
+    Args:
+        out: O [N, H, T_q, d_v].
+        keys: T_k.
+    """
+    empty = form.empty_rows((*out.shape[:3], keys), out.device)
+    lone = None if empty is None else empty & (out != 0).any(-1)
+    return lone if lone is not None and bool(lone.any()) else None
 
 
 def perhaps_exchanged(q: Sequence[int], lengths: Collection[int], heads: Collection[int]) -> str:
