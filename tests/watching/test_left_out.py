@@ -27,10 +27,21 @@ class With(Block):
         return x + F.scaled_dot_product_attention(q, k, v, **self.options).transpose(1, 2).flatten(2)
 
 
+class Alone(nn.Sequential):
+    """Its parts are no modules that are called."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for one in self:
+            x = one.forward(x)
+        return x
+
+
+@pytest.mark.parametrize("alone", [False, True])
 def test_which_calls_of_a_forward_pass_are_left_out_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], alone: bool
 ) -> None:
-    """Layers are counted without them: the reader cannot tell otherwise which of the model's they are."""
+    """Layers are counted without them: the reader cannot tell otherwise which of the model's they are. Where one module
+    calls them all, their numbers do."""
 
     def step(model: nn.Module, number: int, watched: Watch) -> None:
         with torch.no_grad():
@@ -38,11 +49,12 @@ def test_which_calls_of_a_forward_pass_are_left_out_is_told(
         plain(model, number, watched)
 
     monkeypatch.setattr(torch, "get_rng_state", lambda: torch.Generator().get_state())  # another than is drawn from
-    one = [With(first=1) for _ in range(5)]
-    model = nn.Sequential(Block(), one[0], With(dropout_p=0.1), *one[1:], With(is_causal=True))
+    one, kind = [With(first=1) for _ in range(5)], Alone if alone else nn.Sequential
+    model = kind(Block(), one[0], With(dropout_p=0.1), *one[1:], With(is_causal=True))
     dropout, expand = sorted(loop(tmp_path, model, step).manifest.not_recorded)
-    assert expand.endswith("expand k and v to those of q, in calls 2, 4, 5, 6, … of 8")
-    assert dropout.endswith(", in call 3 of 8")
+    where = "calls 2, 4, 5, 6, … of 8" if alone else "modules 1, 3, 4, 5, …"
+    assert expand.endswith(f"expand k and v to those of q, in {where}")
+    assert dropout.endswith(", in call 3 of 8" if alone else ", in module 2")
     assert capsys.readouterr().err.count(f"({dropout}; {expand})") == 1
 
 

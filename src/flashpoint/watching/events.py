@@ -144,10 +144,15 @@ class AttentionCalled:
 
 @dataclass(frozen=True, slots=True)
 class CallLeftOut:
-    """An attention was called in a forward pass, and is not kept."""
+    """An attention was called in a forward pass, and is not kept.
+
+    Attributes:
+        module: as of :class:`AttentionCalled`.
+    """
 
     forward: int
     reason: str
+    module: str
 
 
 @dataclass(frozen=True, slots=True)

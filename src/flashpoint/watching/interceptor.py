@@ -239,6 +239,11 @@ class Interceptor:
             self._dropped = None
         return result
 
+    @property
+    def _module(self) -> str:
+        """The name of the module that calls; empty where it is the model, or not known."""
+        return self._running[-1] if self._running else ""
+
     def see_dropout(self, given: Mapping[str, Any], result: Tensor) -> None:
         """Note what ``F.dropout`` kept, by its arguments; weights are some of what is dropped inside a call."""
         before, p = given.get("input"), given.get("p", 0.5)
@@ -252,7 +257,7 @@ class Interceptor:
 
     def miss(self, reason: str) -> None:
         """Show that a call of the current forward pass is not kept, and why."""
-        self._show(CallLeftOut(self._forward, reason))
+        self._show(CallLeftOut(self._forward, reason, self._module))
 
     def keep(
         self,
@@ -287,8 +292,7 @@ class Interceptor:
         layer = 1 + self.calls.of_pass(self._forward)
         wanted = self._layers is None or layer in self._layers or not self._forward  # else its number may be another
         kept = self._copies(tensors, by_token) if wanted else {}
-        module = self._running[-1] if self._running else ""
-        call = AttentionCalled(name, self._forward, q, k, form, kept, self.weights, module)
+        call = AttentionCalled(name, self._forward, q, k, form, kept, self.weights, self._module)
         if wanted:
             self._hook_gradients(call, tensors, by_token, in_order)
             for which, other in other_outputs(result):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import nn
@@ -34,7 +34,7 @@ from flashpoint.watching.projections import Found, ModuleOutputs, Projection, by
 from flashpoint.watching.step_calls import ShownCall
 
 _TOLD = 4
-"""Numbers of calls that a line names."""
+"""Calls that a line names."""
 _PATIENCE = 100
 """Steps at most that a collection leaves out for another watched model that is to be observed. Also those that a model
 waits for another one, which may be trained no more, before it ends the observation of that one."""
@@ -226,7 +226,7 @@ class Observer:
         elif reasons:
             of = trained + sum(map(len, missed.values()))
             reasons = [
-                f"{told_to_users_of(self._model, reason)}{_at_calls(missed.get(reason, []), of)}" for reason in reasons
+                f"{told_to_users_of(self._model, reason)}{_at_calls(missed.get(reason, {}), of)}" for reason in reasons
             ]
             told = "; ".join(reasons)
             self._notices.warn(f"some attentions are not recorded ({told}); layers are counted without them")
@@ -264,10 +264,17 @@ class Observer:
         return reasons or [UNKNOWN]
 
 
-def _at_calls(numbers: Sequence[int], of: int) -> str:
-    """Return which calls of a forward pass these are; empty without any."""
-    told = [str(number) for number in numbers[:_TOLD]] + ["…"] * (len(numbers) > _TOLD)
-    return f", in call{'s' * (len(numbers) > 1)} {', '.join(told)} of {of}" if numbers else ""
+def _at_calls(modules: Mapping[int, str], of: int) -> str:
+    """Return which calls of a forward pass these are, by the modules that called them or else by their numbers; empty
+    without any."""
+    names = list(dict.fromkeys(modules.values()))
+    if names and all(names):
+        return f", in module{'s' * (len(names) > 1)} {_first(names)}"
+    return f", in call{'s' * (len(modules) > 1)} {_first([*map(str, modules)])} of {of}" if modules else ""
+
+
+def _first(told: Sequence[str]) -> str:
+    return ", ".join([*told[:_TOLD], *["…"] * (len(told) > _TOLD)])
 
 
 def _unlogged(metrics: Collection[str]) -> str:

@@ -94,7 +94,7 @@ class StepCalls:
 
     def __init__(self) -> None:
         self._shown: dict[AttentionCalled, ShownCall] = {}
-        self._missed: dict[tuple[int, str], list[int]] = {}  # by forward pass and reason, the numbers of the calls
+        self._missed: dict[tuple[int, str], dict[int, str]] = {}  # by forward pass and reason: modules by call's number
         self._evaluations: set[int] = set()  # forward passes that began without gradients
         self.failed: set[str] = set()
         self.incomplete: set[str] = set()
@@ -119,12 +119,12 @@ class StepCalls:
         match event:
             case AttentionCalled():
                 self._shown[event] = ShownCall(event)
-            case CallLeftOut(forward, reason):
-                self._miss(forward, reason)
+            case CallLeftOut(forward, reason, module):
+                self._miss(forward, reason, module)
             case CallGivenUp(called, reason):
                 if (call := self._shown.get(called)) is not None:
                     call.is_given_up = True
-                    self._missed.setdefault((called.forward, reason), [])
+                    self._missed.setdefault((called.forward, reason), {})
             case BackwardReached(called, differentiable, backward):
                 if (call := self._shown.get(called)) is not None:
                     self._begin_backward(call, differentiable)
@@ -156,14 +156,15 @@ class StepCalls:
         return any(not call.has_gradient for call in self.trained() if call.called.kept)
 
     @property
-    def missed(self) -> dict[str, list[int]]:
-        """Why calls were not kept, and their numbers in the forward pass, from 1: those of the pass that is trained, or
-        where none is of all but evaluations. Where the beginning of that pass was not seen, there are no numbers."""
+    def missed(self) -> dict[str, dict[int, str]]:
+        """Why calls were not kept, and which modules called them, by their numbers in the forward pass, from 1: those
+        of the pass that is trained, or where none is of all but evaluations. Where the beginning of that pass was not
+        seen, there are no numbers."""
         trained, passes = self._trained_pass, {forward for forward, _ in self._missed}
         asked = (passes - self._evaluations or passes) if trained is None else {trained}
         reasons = {reason: numbers for (forward, reason), numbers in self._missed.items() if forward in asked}
         # Such a pass, as where a loop calls a model's parts, has an evaluation's calls, too.
-        return {reason: [] for reason in reasons if reason != WITHOUT_GRADIENTS} if trained == 0 else reasons
+        return {reason: {} for reason in reasons if reason != WITHOUT_GRADIENTS} if trained == 0 else reasons
 
     def clear(self) -> None:
         """Let go of the calls, which hold q and k of whole batches."""
@@ -174,16 +175,16 @@ class StepCalls:
         shown = (call.called.forward for call in self if call.has_gradient and not call.is_differentiated_twice)
         return min(shown, default=None)
 
-    def _miss(self, forward: int, reason: str) -> None:
+    def _miss(self, forward: int, reason: str, module: str) -> None:
         earlier = self.of_pass(forward)
         earlier += sum(len(numbers) for (of, _), numbers in self._missed.items() if of == forward)
-        self._missed.setdefault((forward, reason), []).append(1 + earlier)
+        self._missed.setdefault((forward, reason), {})[1 + earlier] = module
 
     def _begin_backward(self, call: ShownCall, differentiable: bool) -> None:
         """Take what comes from here on as of another backward pass."""
         if call.has_derivative:  # what comes now is of the graph of the gradients, too
             call.is_differentiated_twice = True
-            self._missed.setdefault((call.called.forward, TWICE), [])
+            self._missed.setdefault((call.called.forward, TWICE), {})
         call.has_derivative = differentiable
         for name in ("q", "k", "v"):
             call.gradients.pop(name, None)
