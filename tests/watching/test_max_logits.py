@@ -193,3 +193,21 @@ def test_calls_of_later_micro_batches_are_not_held(tmp_path: Path) -> None:
 
     loop(tmp_path, step=step, logits_interval=1, interval=500)
     assert held[1:] == [2] * 3  # of the two layers
+
+
+def test_beside_a_mask_the_observed_sequences_alone_are_measured(tmp_path: Path) -> None:
+    """The masks of the others are not kept."""
+    expected: list[Tensor] = []
+
+    class Padded(Block):
+        def forward(self, x: Tensor, _: Tensor | None = None) -> Tensor:
+            q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+            seen = (torch.arange(12) < torch.tensor([5, 9, 12])[:, None])[:, None, None].expand(3, 1, 12, 12)
+            scores = (q.detach() @ k.detach().mT * 8**-0.5).masked_fill(~seen, 0.0).abs()
+            expected.append(scores[:2].amax((0, 2, 3)))
+            return x + nn.functional.scaled_dot_product_attention(q, k, v, seen).transpose(1, 2).flatten(2)
+
+    run = loop(tmp_path, Padded(), steps=3, sequences=2, logits_interval=1, interval=500)
+    steps, found = logged(run)
+    assert steps == [0, 1, 2]
+    np.testing.assert_allclose(found[0].T, torch.stack(expected).numpy(), rtol=1e-5)
