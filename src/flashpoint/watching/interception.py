@@ -92,7 +92,9 @@ class CallMode(TorchFunctionMode):
             with replaced(F, _SDPA.__name__, self._sdpa), self._interceptor.calls_with(known):
                 result = func(*args, **kwargs)
             if kwargs.get("need_weights") and self._interceptor.listening:
-                self._interceptor.miss("nn.MultiheadAttention with need_weights=True, which calls no attention")
+                self._interceptor.miss(
+                    "nn.MultiheadAttention with need_weights=True, which calls no attention; give need_weights=False"
+                )
             return result
         if func is F.dropout or func is torch.dropout:
             kept = func(*args, **kwargs)
@@ -213,9 +215,15 @@ def _keep_named(
 
     qkv, out = queries_keys_values(given, positional), output_of(result)
     if qkv is None:
-        raise LeftOut("called without q, k, v as its first three arguments, or by these names")
+        raise LeftOut(
+            "called without q, k, v as its first three arguments, or by these names; name a function of your own that "
+            "takes them and calls it"
+        )
     if out is None:
-        raise LeftOut(f"returns {type(result).__name__}, where O or a tuple with O first is read")
+        raise LeftOut(
+            f"returns {type(result).__name__}, where O or a tuple with O first is read; name a function of your own "
+            "that calls it and returns O"
+        )
     tensors = dict(zip(("q", "k", "v", "out"), (*qkv, out), strict=True))
     by_token = tuple(tensors) if named.by_token else ()
     read = partial(forms.of_named, given, qkv, named.by_token)
