@@ -99,6 +99,22 @@ def test_the_heads_that_a_configuration_names_tell_it_where_no_input_does(
         assert (f"{QUESTION} [3, 11, 4, 8]" in said and "and names 4 heads" in said) == (heads == 4)
 
 
+def test_one_query_that_pools_as_many_tokens_as_there_are_heads_is_not_asked_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Pooled(Model):
+        def forward(self, tokens: Tensor) -> Tensor:
+            features = self.qkv(self.embedding(tokens)).unflatten(-1, (-1, 8)).transpose(1, 2)
+            q, k, v = features.split(12, 1)
+            return F.scaled_dot_product_attention(q[:, :, :1], k, v)
+
+    model = Pooled(12, 12, "by_head", transposed=True)
+    model.n_head = 12
+    said, not_recorded = told(tmp_path, capsys, model)
+    assert "exchanged" not in said
+    assert not not_recorded
+
+
 @pytest.mark.parametrize(("heads", "tokens"), [(12, 4), (4, 12), (12, 12)])
 def test_a_right_call_is_not_asked_about(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], heads: int, tokens: int

@@ -91,7 +91,7 @@ def lone_rows(form: Form, out: Tensor, keys: int) -> Tensor | None:
 
 def perhaps_exchanged(q: Sequence[int], lengths: Collection[int], heads: Collection[int]) -> str:
     """Return what makes one think that heads and tokens of a call are exchanged; empty where there is no more than one
-    sign of it, as of a call with truly more heads than tokens.
+    sign of it, as of a call with truly more heads than tokens, or where the model names as many heads as are taken.
 
     Args:
         q: its shape, taken for [B, H, T, d].
@@ -104,7 +104,7 @@ def perhaps_exchanged(q: Sequence[int], lengths: Collection[int], heads: Collect
         f"names {tokens:,} heads": tokens in heads and taken not in heads,
     }
     seen = [sign for sign, is_so in signs.items() if is_so]
-    if len(seen) + (taken > tokens) < 2:
+    if len(seen) + (taken > tokens) < 2 or (taken in heads and tokens not in heads):
         return ""
     return f"q {list(q)} is {taken:,} heads of {tokens:,} tokens, and {' and '.join(seen)}"
 
