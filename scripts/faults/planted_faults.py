@@ -31,17 +31,11 @@ import flashpoint
 from examples.nanogpt import GPT, CausalSelfAttention
 from flashpoint.cli.table import Table, show
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.diagnosis.faults import KINDS, Fault, faulty_attention
+from flashpoint.diagnosis.faults import BY_TENSORS, KINDS, Fault, faulty_attention
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.watching.captures import read_calls
 
 LAYERS, HEADS, CONTEXT = 3, 4, 96
-BY_TENSORS = {kind: (kind,) for kind in KINDS} | {
-    "logsumexp_block": ("gradients_off",),
-    "stale_maximum": ("out_rows",),
-    "dropped_tile": ("out_rows",),
-    "random_row": ("out_rows",),
-}
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:

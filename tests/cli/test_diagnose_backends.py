@@ -195,11 +195,23 @@ def test_why_a_backend_does_not_fit_is_pytorchs_own_word() -> None:
         function_named("sdpa:flash")(q, k, v[..., :8], True, SCALE)
 
 
+@pytest.mark.parametrize("added", ["mask", "bias"])
+def test_pytorchs_attention_is_given_the_mask_and_the_bias_of_a_call(tmp_path: Path, added: str) -> None:
+    window = (torch.arange(40)[:, None] - torch.arange(40) < 9)[None, None]
+    bias = torch.randn(1, 4, 40, 40, generator=torch.Generator().manual_seed(0)).bfloat16()
+    tensor = {"mask": window} if added == "mask" else {"bias": bias}
+    capture(tmp_path, torch.bfloat16, recorded=False, form=Form(True, SCALE, **tensor))  # type: ignore[arg-type]
+    told = diagnose(str(tmp_path), "--attention", "sdpa:math")
+    assert f"a {added} in every layer" in told["heading"]
+    assert told["heading"].startswith("Nothing found")
+
+
 def test_a_form_that_no_backend_is_given_is_refused(tmp_path: Path) -> None:
-    capture(tmp_path, torch.bfloat16, form=Form(True, SCALE, mask=torch.ones(1, 1, 40, 40, dtype=torch.bool)))
-    why = "is called with is_causal and scale alone, and the recorded call has mask"
+    capture(tmp_path, torch.bfloat16, form=Form(True, SCALE, softcap=30.0, sink=torch.zeros(4)))
+    why = "is called with is_causal, scale and attn_mask alone, and the recorded call has softcap, sink"
     rows = diagnose(str(tmp_path), "--attention", "all")["tables"][0]["rows"]
-    assert {row["why not"] for row in rows} == {"", why}
+    without_mask = why.replace(", scale and attn_mask", " and scale")
+    assert {row["why not"] for row in rows} == {"", why, without_mask}
     assert [row["attention"] for row in rows if not row["why not"]] == ["sdpa, as recorded"]
     alone = CliRunner().invoke(main, ["diagnose", str(tmp_path), "--attention", "sdpa:math", "--device", "cpu"])
     assert (alone.exit_code, alone.stderr) == (2, f"error: sdpa:math: {why}\n")

@@ -74,18 +74,14 @@ def heading(diagnoses: Sequence[Diagnosis], attention: str | None, weights: str)
 
 
 def _otherwise_called(diagnoses: Sequence[Diagnosis]) -> str:
-    """Return which layers were called with another scale than 1/√d, or without a causal mask: no finding judges what a
-    call was told."""
-    usual = diagnoses[0].call.q.shape[-1] ** -0.5
+    """Return which layers were called in another form than softmax(QKᵀ/√d), causal: no finding judges what a call was
+    told."""
     layers: dict[str, list[str]] = {}
-    for call in (diagnosis.call for diagnosis in diagnoses):
-        if not math.isclose(call.form.scale, usual, rel_tol=1e-3):
-            layers.setdefault(f"scale {call.form.scale:.3g}, where 1/√d is {usual:.3g},", []).append(str(call.layer))
-        if not call.form.is_causal:
-            layers.setdefault("without a causal mask", []).append(str(call.layer))
-    where = {
-        what: "every layer" if len(of) == len(diagnoses) else f"layer {', '.join(of)}" for what, of in layers.items()
-    }
+    for diagnosis in diagnoses:
+        for what in diagnosis.otherwise_called:
+            layers.setdefault(what, []).append(str(diagnosis.call.layer))
+    every = {what for what, of in layers.items() if len(of) == len(diagnoses)}
+    where = {what: "every layer" if what in every else f"layer {', '.join(of)}" for what, of in layers.items()}
     return "".join(f"; {what} in {of}" for what, of in where.items())
 
 

@@ -43,6 +43,13 @@ KINDS = (
     "none", "delta_bias", "rounded_head", "logsumexp_block", "rounded_denominator", "stale_maximum", "dropped_tile",
     "random_row", "fp16_overflow",
 )  # fmt: skip
+BY_TENSORS = {kind: (kind,) for kind in KINDS} | {
+    "logsumexp_block": ("gradients_off",),
+    "stale_maximum": ("out_rows",),
+    "dropped_tile": ("out_rows",),
+    "random_row": ("out_rows",),
+}
+"""Kinds of findings that name a fault where the attention is not called anew."""
 
 
 def faulty_attention(fault: Fault) -> Callable[..., Tensor]:

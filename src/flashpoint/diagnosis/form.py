@@ -60,6 +60,16 @@ class Form:
         return not self.softcap and not self.dropout and self.tensors.keys() <= {"sink"}
 
     @property
+    def described(self) -> list[str]:
+        """What it has beside a causal mask, each in words."""
+        return [
+            *([] if self.is_causal else ["without a causal mask"]),
+            *([f"a soft cap of {self.softcap:g}"] if self.softcap else []),
+            *([f"dropout {self.dropout:g}"] if self.dropout else []),
+            *(f"a {name}" for name in ("bias", "mask", "sink") if name in self.tensors),
+        ]
+
+    @property
     def can_close_rows(self) -> bool:
         """Whether a query may see no key at all: ``is_causal`` leaves each the first one."""
         return self.bias is not None or self.mask is not None
@@ -83,6 +93,18 @@ class Form:
         if self.mask is not None:
             scores.masked_fill_(~_part(self.mask, n, rows), -math.inf)
         return scores
+
+    def attn_mask(self, q: Tensor, k: Tensor) -> Tensor | None:
+        """Return mask, bias and ``is_causal`` as PyTorch's attention takes them together, of the dtype of q where there
+        is a bias; None where ``is_causal`` says all."""
+        seen = self.mask
+        if self.is_causal and self.can_close_rows:
+            lower = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+            seen = lower if seen is None else seen & lower
+        if self.bias is None:
+            return seen
+        bias = self.bias.to(q.dtype)
+        return bias if seen is None else bias.masked_fill(~seen, -math.inf)
 
     def added(self, n: int) -> Tensor | None:
         """Return the bias of a sequence [H or 1, T_q or 1, T_k] float64; None without one."""

@@ -60,8 +60,13 @@ class OtherAttention:
         Raises:
             Refused: it takes no call of this form.
         """
-        if untaken := _untaken(call):
-            raise Refused(self.name, f"is called with is_causal and scale alone, and the recorded call has {untaken}")
+        kernel = _kernel(self.name) if self.variant is None else None
+        takes_mask = kernel is not None and PRODUCTION[kernel].takes_mask
+        if untaken := _untaken(call, takes_mask):
+            given = "is_causal, scale and attn_mask" if takes_mask else "is_causal and scale"
+            raise Refused(self.name, f"is called with {given} alone, and the recorded call has {untaken}")
+        if kernel is not None and takes_mask:
+            return of_production(self.name, kernel, call.form.attn_mask(call.q, call.k)), None
         if self.variant is None:
             return self.function, None
         return function_of_layer(self.variant, call.layer), _declared(self.variant, call)
@@ -139,8 +144,9 @@ def _kernel(word: str) -> str | None:
     return kernel if kernel in PRODUCTION else None
 
 
-def of_production(word: str, kernel: str) -> Function:
-    """Return an attention of another library, which raises Refused where it does not run or take a call."""
+def of_production(word: str, kernel: str, mask: Tensor | None = None) -> Function:
+    """Return an attention of another library, which raises Refused where it does not run or take a call. A mask says
+    what its ``is_causal`` would."""
 
     def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
         if why := why_missing(kernel, q.device):
@@ -148,7 +154,8 @@ def of_production(word: str, kernel: str) -> Function:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             try:
-                return production_attention(kernel, q, k, v, is_causal=is_causal, scale=scale)
+                causal = is_causal and mask is None
+                return production_attention(kernel, q, k, v, is_causal=causal, scale=scale, mask=mask)
             except Exception as error:
                 if "alloc" in str(error):
                     raise  # memory, which has a line of its own
@@ -193,13 +200,13 @@ def users_function(word: str) -> Function:
     return function
 
 
-def _untaken(call: AttentionCall) -> str:
-    """Return what a call has that no attention is given anew; nothing where all is given."""
-    if call.form.is_plain:
-        return "" if call.q.shape[2:] == call.v.shape[2:] else "other lengths or widths of q and v"
-    tensors = [name for name in ("mask", "bias") if name in call.form.tensors]
+def _untaken(call: AttentionCall, takes_mask: bool) -> str:
+    """Return what a call has that an attention is not given anew; nothing where all is given."""
+    tensors = [name for name in ("mask", "bias") if name in call.form.tensors and not takes_mask]
     numbers = [name for name in ("softcap", "dropout") if getattr(call.form, name)]
-    return ", ".join([*tensors, *numbers])
+    sink = ["sink"] if call.form.sink is not None else []
+    shapes = [] if takes_mask or call.q.shape[2:] == call.v.shape[2:] else ["other lengths or widths of q and v"]
+    return ", ".join([*tensors, *numbers, *sink, *shapes])
 
 
 def _declared(variant: AttentionVariant, call: AttentionCall) -> AttentionVariant | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -75,6 +76,21 @@ class Diagnosis:
     hidden: Tensor
     findings: tuple[Finding, ...]
     empty_rows: tuple[int, int] = (0, 0)
+
+    @property
+    def otherwise_called(self) -> list[str]:
+        """In words, what the call has beside softmax(QKᵀ/√d), causal, save a sink that a finding tells; rows that see
+        no key, too."""
+        form, usual, (empty, with_gradient) = self.call.form, self.call.q.shape[-1] ** -0.5, self.empty_rows
+        found = {one.kind for one in self.findings}
+        told = [what for what in form.described if what != "a sink" or "sink" not in found]
+        if not math.isclose(form.scale, usual, rel_tol=1e-3):
+            told.insert(0, f"scale {form.scale:.3g}, where 1/√d is {usual:.3g},")
+        if self.call.k.shape[-2] != self.call.q.shape[-2]:
+            told.append(f"{self.call.k.shape[-2]:,} keys")
+        if empty:
+            told.append(f"{empty:,} rows (gradients came to {with_gradient:,}) see no key and are left out")
+        return told
 
     @property
     def fp32_error(self) -> Tensor:

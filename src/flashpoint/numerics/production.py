@@ -18,8 +18,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashpoint.errors import UserError
 
-Call = Callable[[Tensor, Tensor, Tensor, bool, float | None], Tensor]
-"""q [B, H, T, d], k and v [B, H_kv, T, d], whether it is causal, and α or None for 1/√d, to O [B, H, T, d]."""
+Call = Callable[..., Tensor]
+"""q [B, H, T, d], k and v [B, H_kv, T, d], whether it is causal, and α or None for 1/√d, to O [B, H, T, d]. One that
+takes masks takes PyTorch's ``attn_mask`` after these."""
 
 
 @dataclass(frozen=True)
@@ -31,23 +32,27 @@ class ProductionAttention:
         package: the distribution that brings it, whose version a run records.
         deterministic: whether its backward pass gives the same bits again in PyTorch's deterministic mode.
         needs_gpu: whether it runs, or has a backward pass, on a GPU alone.
+        takes_mask: whether it takes PyTorch's ``attn_mask``, keys of another length, and values of another width.
     """
 
     call: Call
     package: str = "torch"
     deterministic: bool = True
     needs_gpu: bool = False
+    takes_mask: bool = False
 
 
 def _sdpa(backend: SDPBackend | None) -> Call:
-    def call(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
+    def call(
+        q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, mask: Tensor | None = None
+    ) -> Tensor:
         grouped = q.shape[1] != k.shape[1]
         if backend is None:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=grouped)
+            return F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)
         if grouped:  # not every backend takes fewer heads of keys
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
+            return F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale)
 
     return call
 
@@ -161,11 +166,13 @@ def _fa4_gradients(ctx: Any, grad_out: Tensor, _grad_logsumexp: Tensor) -> tuple
 _fa4_fwd.register_autograd(_fa4_gradients, setup_context=_fa4_saved)
 
 PRODUCTION: dict[str, ProductionAttention] = {
-    "sdpa": ProductionAttention(_sdpa(None)),
-    "sdpa_math": ProductionAttention(_sdpa(SDPBackend.MATH)),
-    "sdpa_flash": ProductionAttention(_sdpa(SDPBackend.FLASH_ATTENTION)),
-    "sdpa_efficient": ProductionAttention(_sdpa(SDPBackend.EFFICIENT_ATTENTION), needs_gpu=True),
-    "sdpa_cudnn": ProductionAttention(_sdpa(SDPBackend.CUDNN_ATTENTION), deterministic=False, needs_gpu=True),
+    "sdpa": ProductionAttention(_sdpa(None), takes_mask=True),
+    "sdpa_math": ProductionAttention(_sdpa(SDPBackend.MATH), takes_mask=True),
+    "sdpa_flash": ProductionAttention(_sdpa(SDPBackend.FLASH_ATTENTION), takes_mask=True),
+    "sdpa_efficient": ProductionAttention(_sdpa(SDPBackend.EFFICIENT_ATTENTION), needs_gpu=True, takes_mask=True),
+    "sdpa_cudnn": ProductionAttention(
+        _sdpa(SDPBackend.CUDNN_ATTENTION), deterministic=False, needs_gpu=True, takes_mask=True
+    ),
     "flex": ProductionAttention(_flex, needs_gpu=True),
     "fa4": ProductionAttention(_fa4, package="flash-attn-4", needs_gpu=True),
 }
@@ -173,7 +180,14 @@ PRODUCTION: dict[str, ProductionAttention] = {
 
 
 def production_attention(
-    kernel: str, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = True, scale: float | None = None
+    kernel: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    is_causal: bool = True,
+    scale: float | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Compute attention by another library's kernel.
 
@@ -182,11 +196,12 @@ def production_attention(
         q: [B, H, T, d].
         k, v: [B, H_kv, T, d], H_kv divides H.
         scale: α; None is 1/√d.
+        mask: as PyTorch's ``attn_mask``, of a kernel that takes one, beside which ``is_causal`` is False.
 
     Returns:
         O [B, H, T, d] in the inputs' dtype.
     """
-    return PRODUCTION[kernel].call(q, k, v, is_causal, scale)
+    return PRODUCTION[kernel].call(q, k, v, is_causal, scale, *(() if mask is None else (mask,)))
 
 
 def why_missing(kernel: str, device: torch.device) -> str:
