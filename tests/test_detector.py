@@ -2,9 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
+from scipy.signal import lfilter
 
-from flashpoint.detector import DetectorConfig, ExplosionDetector
+from flashpoint.detector import DetectorConfig, ExplosionDetector, Wander
 
 CONFIG = DetectorConfig(window=10, margin=0.3, hold_steps=5, tail_steps=20)
 
@@ -69,3 +71,31 @@ def test_a_branch_with_a_shorter_hold_explodes_though_more_steps_are_out_of_boun
     branch.load_state(original.state())
     branch.update(107, 3.0, 1.0)
     assert (branch.verdict, branch.onset_step, branch.last_step) == ("exploded", 103, 127)
+
+
+def test_an_onset_is_the_first_step_out_of_bounds_also_where_steps_are_left_out() -> None:
+    """As above the fourth higher loss is the first out of bounds; here it is that of step 106."""
+    detector = ExplosionDetector(CONFIG)
+    for number, loss in enumerate([2.0] * 100 + [3.0] * 100):
+        detector.update(number if number < 100 else 2 * number - 100, loss, 1.0)
+    assert detector.onset_step == 106
+
+
+def test_the_wander_of_first_order_noise_bounds_its_largest_allan_deviation() -> None:
+    """It is at least what neighbouring means differ by, and at most the standard deviation of the noise, 1."""
+    random = np.random.default_rng(0)
+    drawn = list(lfilter([np.sqrt(1 - 0.97**2)], [1, -0.97], random.standard_normal(6400)))
+    wander = Wander(100)
+    for loss in drawn:
+        wander.add(loss, judge=True)
+    means = np.array(drawn).reshape(-1, 100).mean(1)
+    assert np.sqrt(np.square(np.diff(means)).mean() / 2) < wander.deviation < 1
+
+
+def test_a_rise_is_not_its_own_measure_for_a_window() -> None:
+    wander, deviations = Wander(8), list[float]()
+    for step in range(64):
+        wander.add(float(step >= 48), judge=True)
+        deviations.append(wander.deviation)
+    assert set(deviations[:56]) == {0.0}
+    assert deviations[-1] > 0

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
@@ -64,6 +66,7 @@ class ExplosionDetector:
         self._losses: deque[float] = deque(maxlen=config.window)
         self.minimum = math.inf
         self.steps_above = 0
+        self._above_since: int | None = None
         self.verdict: Verdict = "stable"
         self.onset_step: int | None = None
         self.last_step: int | None = None
@@ -110,7 +113,7 @@ class ExplosionDetector:
         self.verdict, self.onset_step, self.last_step = state.verdict, state.onset_step, state.last_step
 
     def update(self, step: int, loss: float, grad_norm: float) -> None:
-        """Take in one step; steps come in order, none left out."""
+        """Take in one step; steps come in order."""
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             if self.verdict == "stable":
                 self.verdict, self.onset_step = "nonfinite", step
@@ -124,10 +127,13 @@ class ExplosionDetector:
             self.minimum = mean
             self._fell()
         self.steps_above = self.steps_above + 1 if mean > self.minimum + self.margin else 0
+        if self.steps_above == 1:
+            self._above_since = step
         # More than the hold steps where the run branches off one that held longer.
         if self.steps_above >= self._config.hold_steps and self._stays():
             self.verdict = "exploded"
-            self.onset_step = step - self.steps_above + 1
+            # None where the first of them was before the state from which this detector went on.
+            self.onset_step = step - self.steps_above + 1 if self._above_since is None else self._above_since
             self.last_step = step + self._config.tail_steps
 
     def _fell(self) -> None:
@@ -139,52 +145,196 @@ class ExplosionDetector:
 
 
 NOISES, SHARE = 3, 0.1
-"""The margin of a loss in any unit: standard deviations of a single loss, or a share of the minimum if that is more."""
-_NOISE_OF = 100
-"""Losses that tell the noise, at least: ten alone can lie near a line by chance."""
+"""What few losses are compared by: standard deviations of a single one, or a share of the loss if that is more."""
+REACH = 6 / 0.617
+"""The margin over the wander of means: from three standard deviations below a level to three above it. The largest
+Allan deviation of first-order noise (Gauss-Markov, of any correlation time) is 0.617 of its standard deviation."""
+_BLOCKS = 8
+"""Blocks of a window, and the fewest by which a length is judged."""
+_WINDOWS = 64
+"""Windows whose blocks are kept: the wander may change as a loss falls."""
+_SURE = -1.645
+"""The normal quantile of 5 %: the wander is the upper end of its one-sided 95 % interval."""
 
 
 class NoiseScaledDetector(ExplosionDetector):
     """Judges losses whose unit nobody knows, as a mean square error.
 
-    Its margin is 3 times the noise of the losses whose mean is the running minimum, their standard deviation about a
-    straight line; or a tenth of the minimum, if that is more. It is set anew at each minimum: a loss can fall by powers
-    of ten. A mean is moved by one high loss for a whole window. So the middle one of the last ``hold_steps`` losses has
-    to be out of bounds, too. A window of less than 100 losses tells its noise together with those before it.
+    Its margin is :data:`REACH` times the :class:`Wander` of earlier losses, or a tenth of the minimum if that is more.
+    The wander is at least what independent losses have that are as noisy as those whose mean is the minimum. A mean is
+    moved by one high loss for a whole window. So the middle one of the last ``hold_steps`` losses has to be out of
+    bounds, too.
 
     Attributes:
-        noise: of the losses whose mean is the minimum; NaN before there is one.
+        wander: standard deviation of means that the margin is made of; NaN before a window is full.
     """
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__(config)
-        self.noise = math.nan
-        short = config.window < _NOISE_OF
-        self._noisy: deque[float] = deque(maxlen=_NOISE_OF) if short else self._losses
+        self._earlier = Wander(config.window)
+        self._independent = math.nan
+
+    @property
+    def wander(self) -> float:
+        return max(self._independent, self._earlier.deviation)
 
     @property
     def margin(self) -> float:
         """Above its running minimum the moving average is out of bounds; NaN before there is one, and of losses that
         are 0."""
-        return max(NOISES * self.noise, SHARE * abs(self.minimum)) or math.nan
+        return max(REACH * self.wander, SHARE * abs(self.minimum)) or math.nan
 
     @property
     def _rise(self) -> str:
         return f"{self.margin:.3g}"
 
     def update(self, step: int, loss: float, grad_norm: float) -> None:
-        if self._noisy is not self._losses and math.isfinite(loss) and math.isfinite(grad_norm):
-            self._noisy.append(loss)
+        if math.isfinite(loss):
+            self._earlier.add(loss, judge=not self.steps_above)
         super().update(step, loss, grad_norm)
 
     def _fell(self) -> None:
-        losses, window = list(self._noisy), self._config.window
-        noises = [noise_about_line(losses[end - window : end]) for end in range(len(losses), window - 1, -window)]
-        self.noise = noises[0] if len(noises) == 1 else math.sqrt(math.fsum(n * n for n in noises) / len(noises))
+        window = self._config.window
+        self._independent = noise_about_line(self._losses) / math.sqrt(window) * _excess(max(2, window - 2))
 
     def _stays(self) -> bool:
         latest = list(self._losses)[-self._config.hold_steps :]
         return statistics.median(latest) > self.minimum + self.margin
+
+
+class Wander:
+    """How far means of losses wander, by means of earlier blocks of several lengths (batch means).
+
+    Of each length, doubled from a window on, it is the Allan deviation: the root of half the mean squared difference of
+    neighbours. The largest counts. A learning loss falls, so the rises alone are squared, and taken for half of what
+    there is. A length is judged by eight blocks or more. Until windows are so many it is by the longest parts of a
+    window that are.
+
+    The blocks end where the window that is judged begins. So a rise is not its own measure at first.
+
+    Args:
+        window: losses of a mean that is judged.
+
+    Attributes:
+        deviation: the upper end of its one-sided 95 % interval; 0 before a window is full.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._size = max(1, window // _BLOCKS)
+        self._latest = -(-window // self._size)  # blocks of the window that is judged
+        self._means: deque[float] = deque(maxlen=_BLOCKS * _WINDOWS)
+        self._open: list[float] = []
+        self.deviation = 0.0
+
+    def add(self, loss: float, judge: bool) -> None:
+        """Take in the next loss.
+
+        Args:
+            judge: whether the deviation may change.
+        """
+        self._open.append(loss)
+        if len(self._open) == self._size:
+            self._means.append(math.fsum(self._open) / self._size)
+            self._open.clear()
+            if judge and len(self._means) >= _BLOCKS:
+                self.deviation = self._of(list(self._means)[: max(_BLOCKS, len(self._means) - self._latest)])
+
+    def _of(self, means: list[float]) -> float:
+        scale = max(map(abs, means))
+        if not 0 < scale < math.inf:
+            return 0.0
+        sums = np.concatenate([[0.0], np.cumsum(np.array(means) / scale)])
+        longest = int(math.log2(len(means) / _BLOCKS))
+        lengths = (2**doubled for doubled in range(min(longest, int(math.log2(_BLOCKS))), longest + 1))
+        return scale * max(_rises(sums, length) for length in lengths)
+
+
+def _rises(sums: NDArray[np.float64], length: int) -> float:
+    """Return the upper end of the Allan deviation of a block length, by its rises, from sums that begin with 0."""
+    means = (sums[length:] - sums[:-length]) / length
+    steps = means[length:] - means[:-length]
+    blocks = (len(sums) - 1) // length
+    return float(np.sqrt(np.square(np.maximum(steps, 0)).mean())) * _excess(blocks - 1)
+
+
+def _excess(degrees: int) -> float:
+    """Return the upper end of a standard deviation's one-sided 95 % interval over its estimate, from two
+    degrees of freedom on (Wilson & Hilferty 1931)."""
+    spread = 2 / (9 * degrees)
+    return float((1 - spread + _SURE * math.sqrt(spread)) ** -1.5)
+
+
+LASTING = 10
+"""Losses in a row that are no finite number, by which a loop is judged that goes on."""
+
+
+class LoopDetector:
+    """Judges the losses of somebody's loop, of which single ones can be no losses.
+
+    A batch without labels has the mean of nothing, which is NaN. A loop may skip such a step and go on well. So a loss
+    that is no finite number is left out if a finite one follows. It makes the verdict ``nonfinite`` if :data:`LASTING`
+    of them come in a row, if parameters of the model are no finite numbers either, or if the loop ends with it. A loss
+    of exactly 0, as of a mean that counts no label as one, is left out too.
+
+    Args:
+        detector: judges the other losses.
+
+    Attributes:
+        left_out: steps whose loss was no finite number, with a finite one after them.
+        since: the first of the latest steps in a row whose loss is no finite number; None if the last one's is.
+        lasts: why it is not waited for a finite loss; empty while it is.
+        zeros: losses in a row, up to the last one, that are 0.
+    """
+
+    def __init__(self, detector: ExplosionDetector) -> None:
+        self._detector = detector
+        self.left_out: list[int] = []
+        self.lasts = ""
+        self.zeros = 0
+        self._bad: list[int] = []
+
+    @property
+    def since(self) -> int | None:
+        return self._bad[0] if self._bad else None
+
+    @property
+    def verdict(self) -> Verdict:
+        """By the losses so far."""
+        return "nonfinite" if self.lasts else self._detector.verdict
+
+    @property
+    def onset_step(self) -> int | None:
+        """Of an explosion, or of the first loss that is no finite number, of those that lasted."""
+        return self.since if self.lasts else self._detector.onset_step
+
+    def update(self, step: int, loss: float) -> None:
+        """Take in one loss; steps come in order. After a decision nothing changes."""
+        if self.verdict != "stable":
+            return
+        if not math.isfinite(loss):
+            self._bad.append(step)
+            if len(self._bad) == LASTING:
+                self.lasts = f"nor are the {LASTING - 1} after it"
+            return
+        self.left_out += self._bad
+        self._bad.clear()
+        self.zeros = self.zeros + 1 if loss == 0 else 0
+        if not self.zeros:
+            self._detector.update(step, loss, 0.0)
+
+    def look(self, sound: Callable[[], bool]) -> None:
+        """Judge a loss that is no finite number by the model as it is after it.
+
+        Args:
+            sound: says whether the parameters are finite. It is asked only if the last loss is not.
+        """
+        if self._bad and self.verdict == "stable" and not sound():
+            self.lasts = "nor are parameters of the model"
+
+    def end(self) -> None:
+        """No loss follows."""
+        if self._bad and self.verdict == "stable":
+            self.lasts = "and no loss followed that is"
 
 
 def noise_about_line(losses: Sequence[float]) -> float:

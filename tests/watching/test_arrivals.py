@@ -185,7 +185,7 @@ def test_a_run_has_the_same_numbers_wherever_they_are_read_from(
     assert all(made_up.done.index(("begin", n + 1)) < made_up.done.index(("wait", n)) for n in range(len(waits) - 1))
 
 
-def test_a_loss_that_is_no_number_is_judged_one_read_later_and_its_batch_is_kept(
+def test_losses_that_are_no_numbers_are_judged_one_read_later_and_the_first_batch_is_kept(
     tmp_path: Path, device: Device
 ) -> None:
     verdicts: list[str] = []
@@ -195,13 +195,13 @@ def test_a_loss_that_is_no_number_is_judged_one_read_later_and_its_batch_is_kept
         batches.append(x)
         loss = model(x).square().mean()
         loss.backward()
-        watched.step(loss * float("nan") if number == 10 else loss, x)
+        watched.step(loss * float("nan") if number >= 10 else loss, x)
         verdicts.append(watched.verdict)
 
     batches: list[Tensor] = []
     run = loop(tmp_path, step=step, steps=30, log_interval=5, interval=1000)
     assert run.verdict == "nonfinite at 10"
-    assert verdicts.index("nonfinite") == 19  # steps 10 to 14 are copied at step 14
+    assert verdicts.index("nonfinite") == 24  # ten of them last; steps 15 to 19 are copied at step 19
     assert list(captured_steps(tmp_path / "own")) == [10, 20]
     assert torch.equal(torch.load(tmp_path / "own/captures/step-0000010/batch.pt"), batches[10])
 

@@ -3,6 +3,7 @@
 The losses are drawn here. What they should be called follows from how they were drawn.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,14 @@ def jump(before: Losses, factor: float) -> Losses:
     return np.concatenate([before, factor * before[-200:]])
 
 
+def slow(factor: float) -> Losses:
+    """Return first-order noise of standard deviation 1."""
+    drawn = RANDOM.standard_normal(2000) * np.sqrt(1 - factor**2)
+    for step in range(1, 2000):
+        drawn[step] += factor * drawn[step - 1]
+    return drawn
+
+
 DECAY = 1e-4 + np.exp(-np.arange(2000) / 150)
 HEALTHY: dict[str, Callable[[], Losses]] = {
     "a mean square error near 8": lambda: noisy(np.full(2000, 8.0), 0.4),
@@ -41,12 +50,20 @@ HEALTHY: dict[str, Callable[[], Losses]] = {
     "a decay with single bad batches": lambda: noisy(DECAY, 0.2) + np.where(np.arange(2000) % 300 == 299, 5.0, 0.0),
     "nats below zero": lambda: np.linspace(2, -3, 2000) + 0.3 * RANDOM.standard_normal(2000),
     "exactly 0": lambda: np.zeros(300),
+    "exactly 0 for a while": lambda: np.concatenate([noisy(np.full(800, 3.0), 0.02), np.zeros(150), np.full(300, 3.0)]),
+    "a slow wander about a line": lambda: np.linspace(5, 4.5, 2000) + slow(0.97),
 }
 EXPLODED: dict[str, Callable[[], Losses]] = {
     "a mean square error of 0.01 that rises 20-fold": lambda: jump(noisy(np.full(800, 0.01), 0.2), 20),
     "a decay by 10⁴ that rises 5-fold": lambda: jump(noisy(DECAY, 0.2), 5),
     "losses near 800 that double": lambda: jump(noisy(np.full(800, 800.0), 0.1), 2),
     "nats of a token": lambda: np.concatenate([noisy(np.full(800, 3.0), 0.02), noisy(np.full(200, 4.0), 0.02)]),
+    "a rise by two standard deviations of a loss": lambda: np.concatenate([
+        noisy(np.full(1500, 1.0), 1.0), noisy(np.full(300, 3.0), 1 / 3)
+    ]),
+    "a rise with batches of NaN and 0 in it": lambda: np.where(
+        np.arange(1000) % 20 == 9, math.nan, np.where(np.arange(1000) % 20 == 3, 0.0, np.repeat([3.0, 5.0], [800, 200]))
+    ),
     "nats below zero that rise": lambda: np.concatenate([
         -3 + 0.1 * RANDOM.standard_normal(800), -2 + 0.1 * RANDOM.standard_normal(200)
     ]),
@@ -75,7 +92,14 @@ def test_a_margin_that_is_given_stands(
 def test_how_the_margin_was_set_is_told_once_after_100_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The noise is known: losses of 7 and 9 in turn lie 1 from their line."""
+    """The noise is known: losses of 7 and 9 in turn lie 1 from their line. A mean of 100 independent ones then has a
+    standard deviation of 0.1, whose 95 % interval ends at 0.113; and 6 / 0.617 of these are 1.1."""
+    from scipy.stats import chi2
+
+    margin = 6 / 0.617 * 0.1 * np.sqrt(98 / chi2.ppf(0.05, 98))
     judged(tmp_path, np.tile([7.0, 9.0], 150))
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "an explosion is" in line]
-    assert "step 99: an explosion is a mean of 100 losses more than 3 above its minimum, now 8, for 50 steps" in line
+    told = (
+        f"step 99: an explosion is a mean of 100 losses more than {margin:.3g} above its minimum, now 8, for 50 steps"
+    )
+    assert told in line

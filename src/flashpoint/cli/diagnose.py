@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from flashpoint.cli.diagnose_run import context_of_capture, modules_of_run
+from flashpoint.cli.diagnose_run import Context, context_of_capture, modules_of_run
 from flashpoint.cli.diagnose_tables import delta_heading, delta_tables, heading, tables
 from flashpoint.cli.selection import device_named, format_option
 from flashpoint.cli.table import show
@@ -56,8 +56,9 @@ def command(
 
     if samples := delta_of(what, attention, text, layers, **reading):
         last = max(max(sample.steps) for sample in samples.values())
-        growth, later = context_of_capture(place(what), reading["step"], last)
-        told, found = delta_tables(samples, later, growth, modules_of_run(place(what), reading["step"]))
+        context = context_of_capture(place(what), reading["step"], last)
+        modules = modules_of_run(place(what), reading["step"])
+        told, found = delta_tables(samples, context.later, context.growth, modules)
         show(found, form, f"{told}\n\n{delta_heading(samples)}")
         return
     device = device_named(where)
@@ -74,8 +75,8 @@ def command(
             diagnoses = inputs.diagnoses(device)
     except ValueError as error:
         raise UserError(f"{what}: {error}; --attention names it") from error
-    growth, later = (None, "") if text else context_of_capture(place(what), reading["step"], diagnoses[0].call.step)
-    told, found = tables(diagnoses, inputs.more, attention, later, growth)
+    context = Context() if text else context_of_capture(place(what), reading["step"], diagnoses[0].call.step)
+    told, found = tables(diagnoses, inputs.more, attention, context.later, context.growth, context.bad_loss)
     mode_left = f". {inputs.anew.mode_left}" if inputs.anew and inputs.anew.mode_left else ""
     show(found, form, f"{told}\n\n{heading(diagnoses, attention, inputs.weights)}{mode_left}")
 

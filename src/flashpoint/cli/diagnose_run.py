@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from flashpoint.cli.table import Table, number
 from flashpoint.errors import UserError, notify
@@ -15,6 +15,7 @@ from flashpoint.runs.metric_table import LOSS, W_Q_NORM, layer_told
 
 if TYPE_CHECKING:
     from flashpoint.runs.configuration import RunConfig
+    from flashpoint.runs.folder import RunFolder
     from flashpoint.runs.run import Run
 
 
@@ -40,9 +41,22 @@ class Growth:
     table: Table
 
 
-def context_of_capture(path: Path, capture: int | None, step: int) -> tuple[Growth | None, str]:
-    """Return what W_Q did before the run's onset, and which attentions were not recorded and what came after the
-    tensors. They are None and nothing where there is nothing to tell, or no run.
+class Context(NamedTuple):
+    """What a run tells of the tensors of a capture; None and nothing where there is nothing to tell, or no run.
+
+    Attributes:
+        growth: what W_Q did before the onset.
+        later: which attentions were not recorded, and what came after the tensors.
+        bad_loss: which loss before the tensors, or of their step, was no finite number.
+    """
+
+    growth: Growth | None = None
+    later: str = ""
+    bad_loss: str = ""
+
+
+def context_of_capture(path: Path, capture: int | None, step: int) -> Context:
+    """Return what the run tells of a capture's tensors.
 
     Args:
         path: of the run, of one of its captures, or of a file in that.
@@ -56,27 +70,61 @@ def context_of_capture(path: Path, capture: int | None, step: int) -> tuple[Grow
     of_tensors = (path.parent if path.is_file() else capture_folder(path, capture)).resolve()
     folder = RunFolder.of_capture(of_tensors) or RunFolder(path)
     if not (folder.config.is_file() and folder.metrics.is_file()):
-        return None, ""
+        return Context()
     try:
         run = Run.of_folder(folder)
         grown, (onset, failed), not_recorded = _growth(run), _failed(run), _not_recorded(run)
+        bad = _bad_losses(run)
     except UserError as error:  # of a file that the diagnosis does not need
         notify(str(error))
-        return None, ""
+        return Context()
+    captures = captured_steps(folder.path)
+    own = next((at for at, one in captures.items() if one.resolve() == of_tensors), math.inf)
+    if onset is None and own in bad:  # of one batch; the training went on well
+        onset, failed = int(own), _NOT_FINITE
+    bad_loss = "" if grown or failed == "exploded" else _bad_loss(folder, bad, step)
     if onset is None:
-        return grown, not_recorded
+        return Context(grown, not_recorded, bad_loss)
     if not grown and failed == "exploded" and run.by_head(W_Q_NORM.name) is not None:
         not_recorded = f"{not_recorded} {_too_early()}".strip()
     if step >= onset:
-        return grown, not_recorded
+        return Context(grown, not_recorded, bad_loss)
     told = "" if grown else f"After these tensors, which are of step {step:,}, the loss {failed} at step {onset:,}. "
-    captures = captured_steps(folder.path)
-    own = next((at for at, one in captures.items() if one.resolve() == of_tensors), math.inf)
     if later := [at for at in captures if at > own]:
         run_path = folder.path.resolve()
         near = run_path.relative_to(Path.cwd()) if run_path.is_relative_to(Path.cwd()) else run_path
         told += f"The next capture: {shlex.join(['flashpoint', 'diagnose', str(near), '--step', str(later[0])])}."
-    return grown, f"{not_recorded} {told}".strip()
+    return Context(grown, f"{not_recorded} {told}".strip(), bad_loss)
+
+
+_NOT_FINITE = "was no finite number"
+
+
+def _bad_losses(run: Run) -> Mapping[int, int]:
+    """Return the steps whose loss is no finite number, and of each the first of those in a row with it."""
+    import numpy as np
+
+    first: int | None = None
+    found = dict[int, int]()
+    steps, losses = run.columns.get(LOSS.name, (np.empty(0), np.empty(0)))
+    for step, loss in zip(steps, losses, strict=True):
+        first = None if math.isfinite(loss) else int(step) if first is None else first
+        if first is not None:
+            found[int(step)] = first
+    return found
+
+
+def _bad_loss(folder: RunFolder, bad: Mapping[int, int], step: int) -> str:
+    """Return which loss was no finite number, of those that were by the step of the tensors, and where its batch is."""
+    before = [first for at, first in bad.items() if at <= step]
+    if not before:
+        return ""
+    batch = folder.capture(before[-1]).batch
+    kept = f" ({batch.relative_to(folder.path)})" if batch.is_file() else ""
+    return (
+        f"the loss of step {before[-1]:,} {_NOT_FINITE}, and the attention of step {step:,} is finite: look at the "
+        f"loss, and at the labels of its batch{kept}"
+    )
 
 
 def modules_of_run(path: Path, capture: int | None) -> dict[int, str]:
@@ -124,15 +172,13 @@ def _too_early() -> str:
 def _failed(run: Run) -> tuple[int | None, str]:
     """Return the first step of what made the run's loss useless, and what that was; None without it.
 
-    Of a run that has not ended, or was killed, only a loss that is no finite number shows.
+    Of a run that has not ended, or was killed, only a latest loss that is no finite number shows.
     """
-    import numpy as np
-
     if run.ended:
-        return run.onset, "exploded" if run.ending == "exploded" else "was no finite number"
-    steps, losses = run.columns.get(LOSS.name, (np.empty(0), np.empty(0)))
-    wrong = steps[~np.isfinite(losses)]
-    return (int(wrong[0]) if len(wrong) else None), "was no finite number"
+        return run.onset, "exploded" if run.ending == "exploded" else _NOT_FINITE
+    bad = _bad_losses(run)
+    last = int(run.columns[LOSS.name][0][-1]) if bad else None
+    return (None if last is None else bad.get(last)), _NOT_FINITE
 
 
 def _growth(run: Run) -> Growth | None:

@@ -134,7 +134,12 @@ def delta_tables(
 
 
 def tables(
-    diagnoses: Sequence[Diagnosis], more: str, attention: str | None, later: str = "", growth: Growth | None = None
+    diagnoses: Sequence[Diagnosis],
+    more: str,
+    attention: str | None,
+    later: str = "",
+    growth: Growth | None = None,
+    bad_loss: str = "",
 ) -> tuple[str, list[Table]]:
     """Return what was found and what to try, in a sentence, and the tables: what W_Q did, the findings, and the
     measures of heads.
@@ -144,21 +149,23 @@ def tables(
         attention: that was called anew; None where the results are those that were recorded.
         later: what came after the tensors in their run.
         growth: what W_Q did there.
+        bad_loss: which loss of it was no finite number; told where nothing is found, in place of what else could be.
     """
     findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
     measured = [[diagnosis.call.layer, *row] for diagnosis in diagnoses for row in _measures(diagnosis)]
     biases = {diagnosis.call.layer: diagnosis.bias for diagnosis in diagnoses if diagnosis.bias is not None}
     coarse, hidden = _coarse(diagnoses), _hidden(diagnoses)
     unjudged = _joined(too_few(biases, more), of_other_outputs(diagnoses))
-    unseen = "" if findings else _unseen(biases, more)
+    unseen = "" if findings or bad_loss else _unseen(biases, more)
     beyond = " beyond what FP32 itself may do" if coarse else ""
     lacking = "gradients were" if any(one.call.other_gradients for one in diagnoses) else "δ was"
-    nothing = f"Nothing found{beyond}{f', and {lacking} not judged' if unjudged else ''}."
+    nothing = f"Nothing found{beyond}{f', and {lacking} not judged' if unjudged else ''}{bad_loss and f': {bad_loss}'}."
     note = _joined(later, coarse, unjudged, hidden, unseen, _scaled(diagnoses))
     measures = Table(("layer", "head", *BIAS_COLUMNS, *(measure.label for measure in COLUMNS)), measured, note)
     suspected = suspects(diagnoses, attention)
     modules = {call.layer: call.module for call in (one.call for one in diagnoses) if call.module}
-    return _told(findings, growth, measures, nothing, bool(unjudged or hidden or unseen), suspected, modules)
+    to_be_sure = not bad_loss and bool(unjudged or hidden or unseen)
+    return _told(findings, growth, measures, nothing, to_be_sure, suspected, modules)
 
 
 def _told(

@@ -3,6 +3,7 @@ verdict at its end."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 
 from flashpoint.detector import (
     LATEST,
-    NOISES,
+    REACH,
     SHARE,
     DetectorConfig,
     ExplosionDetector,
+    LoopDetector,
     NoiseScaledDetector,
     early_margin,
     undecided,
@@ -39,7 +41,7 @@ from flashpoint.watching.events import (
     NotFinite,
     ReadDue,
 )
-from flashpoint.watching.left_out import is_dtensor, is_sharded
+from flashpoint.watching.left_out import is_dtensor, is_sharded, local
 from flashpoint.watching.notices import Notices
 from flashpoint.watching.watched_run import WatchedRun
 
@@ -47,6 +49,8 @@ _SUM = 30.0
 """Nats. The mean loss of a token begins near the logarithm of the vocabulary's size: 12.5 with 256,000 tokens."""
 _OVERFLOW_CAPTURES = 3
 """That gradient norms which are not finite get in a run, at most."""
+_BAD_CAPTURES = 3
+"""That losses which are not finite, and do not last, get in a run at most; so often they are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class _LossesArrived:
 
 
 class GradientNorms:
-    """Computes the norm of a model's gradients.
+    """Computes the norm of a model's gradients, and looks at its parameters.
 
     Args:
         interval: steps between looks at which parameters there are.
@@ -89,6 +93,11 @@ class GradientNorms:
         if norm is None:
             self._notices.warn("no gradients at watched.step; call it after the backward pass and before zero_grad")
         return norm
+
+    def parameters_are_finite(self) -> bool:
+        """Return whether the trained parameters, as far as this process holds them, are finite now."""
+        held = (local(one.detach()) for one in self._model.parameters() if one.requires_grad and not one.is_meta)
+        return all(bool(one.isfinite().all()) for one in held)
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor | None:
@@ -120,10 +129,14 @@ class LossRecorder:
         self._run, self._gradient_norms, self._sentinel, self._bounds = run, gradient_norms, sentinel, bounds
         self._arrivals, self._dispatcher, self._notices = arrivals, dispatcher, notices
         self._detector = NoiseScaledDetector(bounds) if noise_scaled else ExplosionDetector(bounds, unit="")
+        self._loop = LoopDetector(self._detector)
         self._overflows, self._told_margin = _Overflows(), False
+        self._told_bad: tuple[int, Verdict] | None = None
+        self._stretches = 0  # losses in a row that are no finite numbers count once
         self._pending: list[tuple[int, Number, Number | None]] = []
         self._first: float | None = None
         self._first_step: int | None = None
+        self._last: float | None = None
         self._latest: deque[float] = deque(maxlen=LATEST)
         self._loop_goes_on = True
 
@@ -144,22 +157,22 @@ class LossRecorder:
     @property
     def verdict(self) -> Verdict:
         """By the losses that have been read."""
-        return self._detector.verdict
+        return self._loop.verdict
 
     @property
     def onset_step(self) -> int | None:
-        """Of an explosion, or of the first loss that is no finite number."""
-        return self._detector.onset_step
+        """Of an explosion, or of the first loss that is no finite number, of those that lasted."""
+        return self._loop.onset_step
 
     @property
     def last(self) -> float:
         """The latest loss that has been read, nats; NaN before any."""
-        return self._latest[-1] if self._latest else math.nan
+        return math.nan if self._last is None else self._last
 
     @property
     def none_read(self) -> bool:
         """Whether no loss has been read."""
-        return not self._latest
+        return self._last is None
 
     def _add(self, event: LossSeen) -> None:
         self._pending.append((event.step, one_number(event.loss, "the loss"), None))
@@ -190,11 +203,14 @@ class LossRecorder:
             self._judge_step(step, loss, norm)
             self._tell_margin(step)
             lines.append((step, {LOSS.name: loss} if norm is None else {LOSS.name: loss, GRAD_NORM.name: norm}))
+        self._look(losses[-1])
         self._dispatcher.publish(LossesRead(last_step, self.verdict))
-        if self._first is None:
-            self._first = losses[0]
+        self._last = losses[-1]
+        finite = list(filter(math.isfinite, losses))
+        if self._first is None and finite:
+            self._first = finite[0]
             self._warn_of_sum(self._first)
-        self._latest.extend(losses)
+        self._latest.extend(finite)
         self._warn_of_jump(event.steps)
         self._run.log_all(lines)  # last: all are judged on a full disk
 
@@ -205,15 +221,60 @@ class LossRecorder:
         return [None] * len(read)
 
     def _judge_step(self, step: int, loss: float, norm: float | None) -> None:
-        stable = self.verdict == "stable"
-        self._detector.update(step, loss, 0.0)  # by the loss: a step that a GradScaler skips has no finite norm
+        if self.verdict != "stable":
+            return
+        since = self._loop.since
+        self._loop.update(step, loss)  # by the loss: a step that a GradScaler skips has no finite norm
         overflow = norm is not None and self._overflows.update(norm)
-        if stable and (overflow or self.verdict == "nonfinite"):
+        began = since is None and self._loop.since is not None
+        self._stretches += began
+        if overflow or (began and self._stretches <= _BAD_CAPTURES):
             reason = f"loss {loss}" if norm is None else f"loss {loss}, gradient norm {norm}"
             self._dispatcher.publish(NotFinite(step, reason, self._loop_goes_on))
-        elif stable and self.verdict == "exploded":
+        if since is not None and self._loop.since is None and self._stretches <= _BAD_CAPTURES:
+            some = f"of step {since:,}" if since == step - 1 else f"of steps {since:,} to {step - 1:,}"
+            self._notices.tell(
+                f"step {step:,}: the loss is a finite number again: the verdict leaves out that {some}. A batch "
+                "without labels has NaN for a loss, the mean of nothing"
+            )
+        if self._loop.zeros == LATEST:
+            self._notices.warn(
+                f"the losses of {LATEST} steps in a row are exactly 0, and the verdict leaves such out: has the batch "
+                "labels, and does the mask or the weight of the loss leave some of them?"
+            )
+        if self.verdict == "exploded":
             hottest = self._sentinel.hottest(1)
             self._dispatcher.publish(CaptureWanted(self._detector.decision, hottest[0].layer if hottest else None))
+
+    def _look(self, loss: float) -> None:
+        """Tell what the latest loss means, if it is no finite number."""
+        told, since = self._told_bad, self._loop.since
+        self._loop.look(self._parameters_are_finite)
+        if since is None or told == (since, self.verdict):
+            return
+        self._told_bad = since, self.verdict
+        if self.verdict == "nonfinite":
+            if self._stretches > _BAD_CAPTURES:
+                self._dispatcher.publish(NotFinite(since, f"loss {loss}", self._loop_goes_on))
+            self._tell_nonfinite()
+        elif self._stretches <= _BAD_CAPTURES:
+            self._notices.tell(
+                f"step {since:,}: the loss is {loss}, and the parameters are finite: has the batch no label, so that "
+                "its loss is the mean of nothing? The losses that follow decide",
+                logging.WARNING,
+            )
+
+    def _tell_nonfinite(self) -> None:
+        self._notices.tell(
+            f"step {self._loop.since:,}: the loss is no finite number, {self._loop.lasts}: the verdict is nonfinite",
+            logging.WARNING,
+        )
+
+    def _parameters_are_finite(self) -> bool:
+        """Return whether the parameters that this process holds and trains are finite; waits for the GPU."""
+        with self._dispatcher.shield("looking at the parameters"):
+            return self._gradient_norms.parameters_are_finite()
+        return True
 
     def _warn_of_jump(self, steps: Sequence[tuple[int, bool]]) -> None:
         """Tell of losses that rise at once where a loop goes on from a checkpoint, while it happens."""
@@ -236,10 +297,10 @@ class LossRecorder:
         self._told_margin = True
         how, window = "as margin= says", bounds.window
         if isinstance(detector, NoiseScaledDetector):
-            how = f"{NOISES} times the noise of a loss, {detector.noise:.2g}"
-            if detector.margin > NOISES * detector.noise:
-                how = f"{SHARE:.0%} of the minimum, for {NOISES} times the noise of a loss is less"
-            how += "; set anew at each minimum, or by margin= of flashpoint.watch"
+            how = f"{REACH:.1f} times the wander of such means, {detector.wander:.2g}"
+            if detector.margin > REACH * detector.wander:
+                how = f"{SHARE:.0%} of the minimum, for {REACH:.1f} times the wander of such means is less"
+            how += "; it goes on being set by earlier losses, or is margin= of flashpoint.watch"
         self._notices.tell(
             f"step {step:,}: an explosion is a mean of {window} losses more than {detector.margin:.3g} above its "
             f"minimum, now {detector.minimum:.3g}, for {bounds.hold_steps} steps ({how})"
@@ -254,10 +315,16 @@ class LossRecorder:
 
     def _end(self, event: LoopEnded) -> None:
         """Tell of a loop whose losses do not decide, and have its last observation kept: no other one comes."""
+        stable = self.verdict == "stable"
+        self._loop.end()
+        if stable and self.verdict == "nonfinite":
+            self._tell_nonfinite()
+        if (left_out := len(self._loop.left_out)) > _BAD_CAPTURES:
+            self._notices.tell(f"{left_out:,} losses were no finite numbers: the verdict leaves them out")
         if self.none_read:
             if event.made:
                 self._notices.warn(f"{NO_LOSS}, and nothing is judged: the run counts as stopped")
-        elif self._first is not None:
+        elif self._first is not None and self.verdict == "stable":
             said = undecided(self._detector, self._bounds, self._first, self._latest)
             if said is not None:
                 self._dispatcher.publish(CaptureWanted(f"the loop {said}", None))
