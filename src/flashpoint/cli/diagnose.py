@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from flashpoint.cli.diagnose_run import Context, context_of_capture, modules_of_run
+from flashpoint.cli.diagnose_run import Context, births_of, context_of_capture, modules_of_run
 from flashpoint.cli.diagnose_tables import delta_heading, delta_tables, heading, tables
 from flashpoint.cli.selection import device_named, format_option
 from flashpoint.cli.table import show
@@ -53,13 +53,15 @@ def command(
     sum of δ's error over the tokens, in the loss. "Follows O" is 1 where δ takes the rounding of O.
     """
     from flashpoint.cli.diagnose_inputs import delta_of, inputs_of, place
+    from flashpoint.watching.captures import NoTensors
 
+    born, births = births_of(place(what)) if text is None else ("", [])
     if samples := delta_of(what, attention, text, layers, **reading):
         last = max(max(sample.steps) for sample in samples.values())
         context = context_of_capture(place(what), reading["step"], last)
         modules = modules_of_run(place(what), reading["step"])
         told, found = delta_tables(samples, context.later, context.growth, modules)
-        show(found, form, f"{told}\n\n{delta_heading(samples)}")
+        show([*births, *found], form, f"{born}{told}\n\n{delta_heading(samples)}")
         return
     device = device_named(where)
     if attention == "all":
@@ -69,7 +71,13 @@ def command(
         told, table = backends(inputs, device)
         show(table, form, told)
         return
-    inputs = inputs_of(what, attention, text, device, **reading).of_layers(layers)
+    try:
+        inputs = inputs_of(what, attention, text, device, **reading).of_layers(layers)
+    except NoTensors as error:
+        if not births:
+            raise
+        show(births, form, f"{born}{error}")
+        return
     try:
         with _errors_in_one_line(attention):
             diagnoses = inputs.diagnoses(device)
@@ -78,7 +86,7 @@ def command(
     context = Context() if text else context_of_capture(place(what), reading["step"], diagnoses[0].call.step)
     told, found = tables(diagnoses, inputs.more, attention, context.later, context.growth, context.bad_loss)
     mode_left = f". {inputs.anew.mode_left}" if inputs.anew and inputs.anew.mode_left else ""
-    show(found, form, f"{told}\n\n{heading(diagnoses, attention, inputs.weights)}{mode_left}")
+    show([*births, *found], form, f"{born}{told}\n\n{heading(diagnoses, attention, inputs.weights)}{mode_left}")
 
 
 def _errors_in_one_line(attention: str | None) -> contextlib.AbstractContextManager[None]:

@@ -41,6 +41,33 @@ class Growth:
     table: Table
 
 
+def births_of(path: Path) -> tuple[str, list[Table]]:
+    """Return where NaN or infinity came from in the run of a folder or file, as lines before others and as a table;
+    nothing where it did not come, or nobody looked."""
+    from flashpoint.runs.folder import RunFolder
+
+    folder = (path.parent if path.is_file() else path).resolve()
+    try:
+        births = (RunFolder.of_capture(folder) or RunFolder(folder)).read_births()
+    except UserError as error:  # of a file that the diagnosis does not need
+        notify(str(error))
+        return "", []
+    if not births:
+        return "", []
+    births.sort(key=lambda one: not one.lasting)  # the first that lasted first
+    columns = ("step", "where", "tensors", "layer", "call", "heads", "parameters", "lasting", "first NaN or infinity")
+    rows = [
+        [
+            one.step, one.where, ", ".join(one.tensors), one.layer, one.call, ", ".join(map(str, one.heads)),
+            ", ".join(one.parameters), str(one.lasting).lower(), one.text,
+        ]
+        for one in births
+    ]  # fmt: skip
+    first, *more = [f"step {one.step:,}: {one.text}" for one in births]
+    told = "\n".join([f"The first NaN or infinity: {first}", *(f"Another one, at {one}" for one in more), "\n"])
+    return told, [Table(columns, rows, instead=Table((), []))]
+
+
 class Context(NamedTuple):
     """What a run tells of the tensors of a capture; None and nothing where there is nothing to tell, or no run.
 

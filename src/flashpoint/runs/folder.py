@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from flashpoint.errors import UserError
-from flashpoint.files import is_locked, write_json
+from flashpoint.files import is_locked, whole_lines, write_json
 from flashpoint.runs import migrations
 from flashpoint.runs.manifest import Manifest, Origin, ProbeOff, Resumption
-from flashpoint.runs.outcome import Outcome, read_outcome
+from flashpoint.runs.outcome import Birth, Outcome, read_outcome
 from flashpoint.runs.subfolders import CaptureFolder, ReportFolder, as_kept, packed
-from flashpoint.schema import append_to, read_record, understood
+from flashpoint.schema import RESTORE, append_to, read_record, understood
 
 if TYPE_CHECKING:  # a loop that is watched writes neither, and does without
     from flashpoint.runs.configuration import RunConfig
@@ -137,6 +137,11 @@ class RunFolder:
         return self.path / "batches.csv"
 
     @property
+    def nonfinite(self) -> Path:
+        """Where NaN or infinity came from in somebody's own loop, a JSON line each (:class:`.Birth`)."""
+        return self.path / "nonfinite.jsonl"
+
+    @property
     def branches(self) -> Path:
         """Folder of the branches that a localisation trains; it is gone afterwards."""
         return self.path / "branches"
@@ -231,6 +236,13 @@ class RunFolder:
             shows = shlex.join(["flashpoint", "watch", str(self.path)])
             raise UserError(f"{self.outcome}: missing; the run has not ended, {how}; {shows} shows it")
         return read_outcome(self.outcome)
+
+    def read_births(self) -> list[Birth]:
+        """Return what :attr:`nonfinite` holds; a line cut short at its end is left out."""
+        if not self.nonfinite.exists():
+            return []
+        lines = whole_lines(self.nonfinite, RESTORE)
+        return [understood(line, Birth, f"{self.nonfinite}:{number}") for number, line in enumerate(lines, 1)]
 
     def read_branches(self) -> list[KeptBranch]:
         """Return what :attr:`branch_log` holds; a line cut short at its end is left out."""

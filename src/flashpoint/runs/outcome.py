@@ -6,9 +6,9 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from flashpoint.runs import migrations
 from flashpoint.schema import RESTORE, Kind, Number, Step, kind_of, read_record, understood
@@ -129,6 +129,31 @@ def outcome_of(text: bytes | str, where: str, remedy: str = RESTORE) -> Outcome:
         UserError: it is no outcome.
     """
     return _of(understood(text, _OUTCOME, where, remedy, migrations.outcome))
+
+
+Where = Literal["batch", "forward", "backward", "optimizer", "start"]
+
+
+class Birth(Kind):
+    """Where NaN or infinity came from in a watched loop: a line of ``nonfinite.jsonl``."""
+
+    step: Step
+    where: Where
+    """The pass in which it appeared. ``optimizer`` is what the loop does between a backward and a forward pass, and
+    ``start`` what it did before the first step that was watched."""
+    tensors: tuple[str, ...]
+    """q, k, v, O, dO, dQ, dK, dV of one attention; or batch, loss, gradients, weights."""
+    layer: Annotated[int, Field(ge=1)] | None
+    """Of the attentions that are recorded, from 1; None where it was none of them, or nobody saw which."""
+    call: Annotated[int, Field(ge=1)] | None
+    """Of the attentions of the forward pass, recorded or not, from 1; None where nobody saw one."""
+    heads: tuple[Annotated[int, Field(ge=1)], ...]
+    """From 1; none where they are not known."""
+    parameters: tuple[str, ...]
+    """The first of those whose gradients, or that themselves, held it."""
+    lasting: bool
+    """Whether weights hold it from the next step on."""
+    text: str
 
 
 def _of(found: Kind) -> Outcome:

@@ -14,11 +14,16 @@ from flashpoint.runs.subfolders import LAYERS, CaptureFolder, by_step
 from flashpoint.watching import delta_collection
 
 
+class NoTensors(UserError):
+    """There are no tensors of an attention."""
+
+
 def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
     """Read a captured file, a folder of them, or those that a watched run wrote last, or at ``step``.
 
     Raises:
-        UserError: there are none, or one cannot be read.
+        NoTensors: there are none.
+        UserError: one cannot be read, or ``step`` is of no use.
     """
     if step is not None and (path.is_file() or CaptureFolder(path).layers):
         raise UserError(f"--step {step}: {path} is one capture, of one step; leave --step out")
@@ -27,7 +32,7 @@ def read_calls(path: Path, step: int | None = None) -> list[AttentionCall]:
     folder = path.parent if path.is_file() else capture_folder(path, step)
     files = CaptureFolder(folder).layers
     if not files:
-        raise UserError(_why_none(path, folder))
+        raise NoTensors(_why_none(path, folder))
     _tell_others(path, step)
     calls = [AttentionCall.read(file) for file in files]
     if missing := {layer for call in calls for layer in call.together} - {call.layer for call in calls}:

@@ -120,8 +120,26 @@ class ForwardStarted:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class AttentionRan:
+    """An attention was called with gradients, whether the call is kept or left out. What becomes of it is shown next.
+
+    Attributes:
+        forward: number of the forward pass; 0 where its beginning was not seen.
+        since: number of the graph's next node when the call began.
+        positional, options: its arguments, and ``result`` is what it returned; they are let go of at once.
+    """
+
+    attention: str
+    forward: int
+    since: int
+    positional: Sequence[Any]
+    options: Mapping[str, Any]
+    result: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class AttentionCalled:
-    """An attention was called.
+    """An attention was called, and the call is kept.
 
     Attributes:
         forward: number of the forward pass; 0 where its beginning was not seen.
@@ -240,10 +258,15 @@ class StepObserved:
 
 @dataclass(frozen=True, slots=True)
 class LossesRead:
-    """The losses up to a step have been judged."""
+    """The losses up to a step have been judged.
+
+    Attributes:
+        losses: those since the last time, by step.
+    """
 
     step: int
     verdict: Verdict
+    losses: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from flashpoint.diagnosis.form import Form
 from flashpoint.watching.events import (
     AttentionCalled,
+    AttentionRan,
     BackwardReached,
     CallGivenUp,
     CallLeftOut,
@@ -230,6 +231,7 @@ class Interceptor:
         elif wanted and any(map(is_dtensor, (*positional, *options.values(), output_of(result)))):
             self.miss(f"{name}: {SHARDED}")
         elif wanted:
+            self._publish(AttentionRan(name, self._forward, self._since, positional, options, result))
             with self._attempt(name):
                 try:
                     keep(result)

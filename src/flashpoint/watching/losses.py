@@ -204,7 +204,8 @@ class LossRecorder:
             self._tell_margin(step)
             lines.append((step, {LOSS.name: loss} if norm is None else {LOSS.name: loss, GRAD_NORM.name: norm}))
         self._look(losses[-1])
-        self._dispatcher.publish(LossesRead(last_step, self.verdict))
+        by_step = dict(zip((step for step, _ in event.steps), losses, strict=True))
+        self._dispatcher.publish(LossesRead(last_step, self.verdict, by_step))
         self._last = losses[-1]
         finite = list(filter(math.isfinite, losses))
         if self._first is None and finite:

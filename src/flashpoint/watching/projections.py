@@ -193,6 +193,52 @@ def by_metric(layers: list[Found]) -> dict[str, list[Projection]]:
     return {name: [one for one in parts if one] for name, parts in found.items() if all(parts)}
 
 
+class ProjectedGradients:
+    """The largest magnitudes of the gradients of W_Q and W_K by head, where all layers have such matrices alike.
+
+    Attributes:
+        of: the matrices.
+    """
+
+    def __init__(self, of: Mapping[str, list[Projection]]) -> None:
+        self.of = of
+        self._weights: dict[str, list[Projection]] = {}
+        self._features: dict[str, Tensor] = {}
+        parts = {"dQ": of[W_Q_NORM.name], "dK": of[W_K_NORM.name]}
+        for name, some in parts.items():
+            if len({(one.weight.shape, one.features.shape, one.weight.device, one.by_column) for one in some}) == 1:
+                self._weights[name] = some
+                self._features[name] = torch.stack([one.features.to(one.weight.device) for one in some])
+        if len(self._weights) == 2 and all(q.weight is k.weight for q, k in zip(*parts.values(), strict=True)):
+            self._add_others(parts["dQ"])
+
+    def _add_others(self, fused: list[Projection]) -> None:
+        """Add the features of a fused weight that make neither q nor k: those of v, and of whatever is beside it."""
+        count = fused[0].weight.shape[1 if fused[0].by_column else 0]
+        known = torch.cat([self._features[name].flatten(1) for name in ("dQ", "dK")], 1).cpu()
+        others = [sorted(set(range(count)) - set(row.tolist())) for row in known]
+        if len(set(map(len, others))) == 1 and others[0]:
+            self._weights["other"] = fused
+            self._features["other"] = torch.tensor(others, device=fused[0].weight.device)[:, None]
+
+    def largest(self) -> dict[str, Tensor]:
+        """Return them for q and k, [layers, H] each, and for the other features of a fused weight, [layers, 1]; nothing
+        of those that lack a gradient."""
+        rows: dict[int, Tensor] = {}
+        found: dict[str, Tensor] = {}
+        for name, some in self._weights.items():
+            for one in some:
+                if one.weight.grad is None or one.weight.grad.layout != torch.strided:
+                    return {}
+                if id(one.weight) not in rows:
+                    dim = 0 if one.by_column else 1
+                    rows[id(one.weight)] = torch.linalg.vector_norm(one.weight.grad, math.inf, dim=dim)
+            features = self._features[name]
+            by_feature = torch.stack([rows[id(one.weight)] for one in some])
+            found[name] = by_feature.gather(1, features.flatten(1)).view(features.shape).amax(-1)
+        return found
+
+
 @torch.no_grad()
 def spectral_norms(projections: list[Projection]) -> Tensor:
     """Return the largest singular value of each head's matrix, [layers, H] float32."""

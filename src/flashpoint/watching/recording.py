@@ -20,6 +20,7 @@ from flashpoint.runs.outcome import Verdict
 from flashpoint.watching.arrivals import Arrivals
 from flashpoint.watching.capture_recorder import CaptureRecorder, DeltaRecorder
 from flashpoint.watching.events import Dispatcher, Handler, LoopLeft, StepEnded, StepObserved, StepStarted
+from flashpoint.watching.first_nonfinite import FirstNonfinite
 from flashpoint.watching.functions import NamedFunction
 from flashpoint.watching.latest_batches import BatchRecorder, LatestBatches, MicroBatches
 from flashpoint.watching.logged_metrics import AttentionMetrics, LoopMetrics, MaxLogits
@@ -120,6 +121,10 @@ class Recording:
         dispatcher.add(
             observer,
             self._losses,
+            FirstNonfinite(  # before the batches, which are let go of
+                model, lambda: observer.projections, {one.word for one in functions if one.by_token},
+                options.weights_interval, batches, run, arrivals, notices,
+            ),
             BatchRecorder(run, batches, arrivals, notices),
             MicroBatches(model, arrivals, notices),
             AttentionMetrics(run, notices),

@@ -23,7 +23,7 @@ from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import command_line
 from flashpoint.runs.metric_table import layer_told
 from flashpoint.runs.metrics import MetricsFile
-from flashpoint.runs.outcome import Outcome, Verdict
+from flashpoint.runs.outcome import Birth, Outcome, Verdict
 from flashpoint.watching.notices import tell, without_numbers
 
 
@@ -88,6 +88,7 @@ class WatchedRun:
         write_json(self.folder.config, self._config)  # last: it makes the folder a run
         self._metrics = MetricsFile(self.folder.metrics)
         self._batches: TextIO | None = None
+        self._birth: Birth | None = None
         self._told_removed = False
         self._modules: list[str] = []
         self._listeners.begun(self.folder, first_step)
@@ -134,6 +135,14 @@ class WatchedRun:
             self._manifest["not_recorded"] = [*told, *new]
             if self._is_there():
                 write_json(self.folder.manifest, self._manifest)
+
+    def note_birth(self, birth: Birth) -> None:
+        """Write down where NaN or infinity came from. The outcome has the first one that lasted, or else the first."""
+        if self._birth is None or (birth.lasting and not self._birth.lasting):
+            self._birth = birth
+        if self._is_there():
+            with self.folder.nonfinite.open("a") as file:
+                file.write(birth.model_dump_json() + "\n")
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Log the metrics of a step; steps count from 0."""
@@ -182,7 +191,7 @@ class WatchedRun:
             outcome=verdict,
             step=steps,
             onset_step=onset,
-            nonfinite=None,
+            nonfinite=self._birth.text if self._birth is not None and verdict == "nonfinite" else None,
             loss=loss,
             val_loss=None,
             val_step=None,

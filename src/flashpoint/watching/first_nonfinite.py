@@ -1,0 +1,388 @@
+"""Records in which step, pass and tensor of a watched loop NaN or infinity appears first.
+
+Of a tensor one number is taken, its largest magnitude: it is NaN or infinite where the tensor holds either. Weights and
+gradients give theirs at every step. So the step and the pass are known, also of a model that is compiled or whose
+attention is not found. Tensors of attentions give theirs in observed steps, of whole batches and also where the call is
+left out. The numbers stay on the device until losses are read, and nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from flashpoint.watching.arrivals import Arrivals, Number
+from flashpoint.watching.events import (
+    AttentionCalled,
+    AttentionRan,
+    CallLeftOut,
+    Handler,
+    LastRead,
+    LossesRead,
+    ReadDue,
+    StepEnded,
+)
+from flashpoint.watching.functions import output_of, queries_keys_values
+from flashpoint.watching.graph import edges_of
+from flashpoint.watching.latest_batches import LatestBatches, tensors_in
+from flashpoint.watching.left_out import is_sharded, local
+from flashpoint.watching.notices import Notices
+from flashpoint.watching.projections import ProjectedGradients, Projection
+from flashpoint.watching.watched_run import WatchedRun
+
+_IN_ORDER = ("scaled_dot_product_attention", "flashpoint.attention")
+"""Attentions whose tensors are [B, H, T, d], and which compute softmax(QKᵀ)V in this order."""
+_MOST = 8
+"""Places in which NaN or infinity comes and goes that are told of a run: a batch may bring it again and again."""
+
+Groups = Sequence[tuple[Sequence[int], Tensor]]
+"""The largest magnitudes of some tensors: places in the list of all, and as many numbers, by device and dtype."""
+
+
+@dataclass(slots=True, eq=False)
+class SeenCall:
+    """An attention that an observed step called.
+
+    Attributes:
+        number: in its forward pass, from 1.
+        layer: of the calls that are kept, from 1; None where it is left out.
+        left_out: why; empty where it is kept.
+    """
+
+    number: int
+    attention: str
+    dtype: torch.dtype
+    layer: int | None = None
+    left_out: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """What is not finite in a step, as far as it is known.
+
+    Attributes:
+        loss: None where it could not be read.
+        weights, gradients: NaN or infinity by the name of the parameter that holds it; weights are those of the forward
+            pass.
+        finite_gradients: names of parameters whose gradients are finite.
+        by_head: heads in whose rows the gradient of W_Q ("dQ") or W_K ("dK") is not finite, by layer, and layers in
+            which it is not in the other features of the same weight ("other"); of the layers whose matrices are known.
+        calls: the attentions that the step called; none where it was not observed.
+        tensors: of these the ones that are not finite, in the order of time, with their heads from 1, which may not be
+            known.
+        batch: whether the batch holds NaN or infinity; looked at where the loss is not finite.
+    """
+
+    step: int
+    loss: float | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
+    gradients: Mapping[str, float] = field(default_factory=dict)
+    finite_gradients: Sequence[str] = ()
+    by_head: Mapping[str, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
+    heads: int = 0
+    calls: Sequence[SeenCall] = ()
+    tensors: Sequence[tuple[SeenCall, str, tuple[int, ...]]] = ()
+    batch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Numbers of a step that are on their way; those of projections and calls are behind those of parameters."""
+
+    step: int
+    weights: Sequence[Sequence[int]]
+    gradients: Sequence[Sequence[int]]
+    names: Sequence[str]
+    projected: Sequence[str]
+    seen: Sequence[tuple[SeenCall, str]]
+
+    @property
+    def count(self) -> int:
+        return len(self.weights) + len(self.gradients) + len(self.projected) + len(self.seen)
+
+
+@dataclass(frozen=True, slots=True)
+class _MagnitudesArrived:
+    """The largest magnitudes of some steps can be read."""
+
+    asked: Sequence[Asked]
+    numbers: Sequence[Number]
+
+
+class FirstNonfinite:
+    """Tells and writes where NaN or infinity came from, once a loss or the weights hold it.
+
+    Gradients alone may: a GradScaler skips such steps.
+
+    Args:
+        projections: returns the matrices of q and k by metric, once a step has shown them.
+        by_token: names of functions whose tensors are [B, T, H, d].
+        interval: steps between looks at which parameters there are.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        projections: Callable[[], Mapping[str, list[Projection]] | None],
+        by_token: Collection[str],
+        interval: int,
+        batches: LatestBatches,
+        run: WatchedRun,
+        arrivals: Arrivals,
+        notices: Notices,
+    ) -> None:
+        self._model, self._projections, self._interval = model, projections, interval
+        self._batches, self._run, self._arrivals, self._notices = batches, run, arrivals, notices
+        self._calls = _CallMagnitudes(by_token)
+        self._names: list[str] = []
+        self._parameters: list[nn.Parameter] = []
+        self._sharded = False
+        self._by_head: ProjectedGradients | None = None
+        self._pending: list[tuple[Asked, list[Number]]] = []
+        self._losses: dict[int, float] = {}
+        self._bad_batches: set[int] = set()
+        self._before: StepNumbers | None = None
+        self._usual: set[tuple[int, str]] = set()  # forward tensors that are not finite where nothing fails
+        self._usual_weights: frozenset[str] = frozenset()  # not finite from the start, as a mask is, while the loss is
+        self._told = 0
+        self._lasting = False
+
+    @property
+    def handlers(self) -> Sequence[Handler]:
+        """What it does, by event."""
+        what = "looking for the first NaN"
+        return (
+            Handler(AttentionRan, what, self._look_at_call),
+            Handler(AttentionCalled, what, self._calls.keep),
+            Handler(CallLeftOut, what, self._calls.leave_out),
+            Handler(StepEnded, what, lambda event: self._take(event.step)),
+            Handler(LossesRead, what, self._read_losses),
+            Handler(ReadDue, what, lambda _: self._ask()),
+            Handler(LastRead, what, lambda _: self._take_last()),
+            Handler(_MagnitudesArrived, what, self._judge),
+        )
+
+    def _look_at_call(self, event: AttentionRan) -> None:
+        if not self._lasting:
+            self._calls.look(event)
+
+    @torch.no_grad()
+    def _take(self, step: int, *, after: bool = False) -> None:
+        """Take the magnitudes of a step; ``after`` the last one of the weights alone."""
+        seen = self._calls.taken()
+        if self._lasting:
+            return
+        if not self._parameters or (step + 1) % self._interval == 0:
+            named = list(self._model.named_parameters())
+            self._names, self._parameters = [name for name, _ in named], [one for _, one in named]
+            self._sharded = is_sharded(self._model)
+        own: Callable[[Any], Any] = local if self._sharded else lambda tensor: tensor
+        weights = _largest([own(one) for one in self._parameters])
+        gradients = [] if after else _largest([own(one.grad) for one in self._parameters])
+        projected = {} if after else self._of_projections()
+        parts = ([largest for _, largest in weights], [largest for _, largest in gradients], [*projected.values()])
+        asked = Asked(
+            step,
+            [places for places, _ in weights],
+            [places for places, _ in gradients],
+            self._names,
+            tuple(projected),
+            [(call, name) for call, name, _ in seen],
+        )
+        self._pending.append((asked, [*(one for part in parts for one in part), *(number for *_, number in seen)]))
+
+    def _of_projections(self) -> dict[str, Tensor]:
+        found = self._projections()
+        if not found or len(found) < 2:
+            return {}
+        if self._by_head is None or self._by_head.of is not found:
+            self._by_head = ProjectedGradients(found)
+        return self._by_head.largest()
+
+    def _take_last(self) -> None:
+        """Take the weights that the last step made, too, and have everything read."""
+        if self._pending or self._before is not None:
+            last = self._pending[-1][0].step if self._pending else cast(StepNumbers, self._before).step
+            self._take(last + 1, after=True)
+        self._ask()
+
+    def _ask(self) -> None:
+        pending, self._pending = self._pending, []
+        if pending:
+            numbers = [number for _, some in pending for number in some]
+            self._arrivals.ask(_MagnitudesArrived([asked for asked, _ in pending], numbers))
+
+    def _read_losses(self, event: LossesRead) -> None:
+        """Keep losses until the magnitudes of their steps come, and look at batches while they are held."""
+        if self._lasting:
+            return
+        self._losses |= event.losses
+        for step, loss in event.losses.items():
+            if not math.isfinite(loss) and _holds_nonfinite(self._batches.of(step)[0]):
+                self._bad_batches.add(step)
+
+    def _judge(self, event: _MagnitudesArrived) -> None:
+        numbers = iter(cast(Sequence[Tensor], event.numbers))
+        for asked in event.asked:
+            own = [next(numbers) for _ in range(asked.count)]
+            now = self._found(asked, own)
+            if not self._lasting:
+                self._judge_step(now)
+            self._before = now
+
+    def _judge_step(self, now: StepNumbers) -> None:
+        """Tell where NaN or infinity came from, once the weights that the step before made are known."""
+        before = self._before
+        if before is None and now.weights and now.loss is not None and math.isfinite(now.loss):
+            self._usual_weights = frozenset(now.weights)
+            return
+        failed = before is not None and before.loss is not None and not math.isfinite(before.loss)
+        if not (failed or now.weights):
+            if before is not None:
+                self._usual |= {(call.number, name) for call, name, _ in before.tensors if name in ("q", "k", "v", "O")}
+            return
+        from flashpoint.watching.nonfinite_origin import origin
+
+        birth = origin(before, now, self._usual)
+        self._lasting = birth.lasting
+        if birth.lasting or self._told < _MOST:
+            self._told += 1
+            self._notices.tell(f"step {birth.step:,}: {birth.text}", logging.WARNING)
+            self._run.note_birth(birth)
+
+    def _found(self, asked: Asked, numbers: Sequence[Tensor]) -> StepNumbers:
+        """Return what is not finite in a step."""
+        now = StepNumbers(
+            asked.step,
+            self._losses.pop(asked.step, None),
+            calls=list(dict.fromkeys(call for call, _ in asked.seen)),
+            batch=asked.step in self._bad_batches,
+        )
+        if not numbers or np.isfinite(torch.cat([some.double().flatten() for some in numbers]).numpy()).all():
+            return now
+        from flashpoint.watching.nonfinite_origin import with_numbers  # few runs come so far
+
+        return with_numbers(now, asked, numbers, self._usual_weights)
+
+
+class _CallMagnitudes:
+    """Takes the largest magnitudes of what attentions are given and give, and of the gradients of both, as they come.
+
+    Args:
+        by_token: names of functions whose tensors are [B, T, H, d].
+    """
+
+    def __init__(self, by_token: Collection[str]) -> None:
+        self._by_token = by_token
+        self._seen: list[tuple[SeenCall, str, Tensor]] = []
+        self._counts: dict[int, int] = {}  # calls by forward pass
+        self._kept: dict[int, int] = {}  # those that are kept
+        self._call: SeenCall | None = None
+        self._hooks: list[RemovableHandle] = []
+
+    def look(self, event: AttentionRan) -> None:
+        """Take in a call. Gradients come by the edges of the call alone, as another use of q has a gradient, too."""
+        tensors, out = _tensors_of(event), output_of(event.result)
+        number = self._counts[event.forward] = self._counts.get(event.forward, 0) + 1
+        if out is None or not out.is_floating_point():
+            self._call = None
+            return
+        self._call = call = SeenCall(number, event.attention, out.dtype)
+        in_order = event.attention in _IN_ORDER
+        at = 2 if event.attention in self._by_token else 1
+        at_out = at if in_order or ":" in event.attention else 2  # Transformers' attentions return [B, T, H, d]
+        seen = self._seen
+
+        def see(name: str, tensor: Tensor | None, at: int) -> None:
+            if tensor is not None and seen is self._seen:  # not of a step that has ended
+                seen.append((call, name, _by_heads(tensor, at)))
+
+        def seeing(name: str, place: int) -> Callable[..., None]:
+            return lambda given, _: see(name, given[place], at)
+
+        for name, tensor in tensors.items():
+            see(name, tensor, at)
+        see("O", out, at_out)
+        if out.requires_grad:
+            self._hooks.append(out.register_hook(lambda gradient: see("dO", gradient, at_out)))
+            for name, edges in edges_of(tensors, out, event.since, in_order).items():
+                self._hooks += [node.register_hook(seeing(f"d{name.upper()}", place)) for node, place in edges]
+
+    def keep(self, event: AttentionCalled) -> None:
+        """The call that was seen last is kept: give it its layer."""
+        self._kept[event.forward] = self._kept.get(event.forward, 0) + 1
+        if self._call is not None:
+            self._call.layer = self._kept[event.forward]
+
+    def leave_out(self, event: CallLeftOut) -> None:
+        """The call that was seen last is left out."""
+        if self._call is not None:
+            self._call.left_out = event.reason
+
+    def taken(self) -> list[tuple[SeenCall, str, Tensor]]:
+        """Return what a step has shown, and begin another one."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._counts.clear()
+        self._kept.clear()
+        self._call = None
+        seen, self._seen = self._seen, []
+        return seen
+
+
+def _tensors_of(event: AttentionRan) -> dict[str, Tensor]:
+    """Return q, k and v of a call; none where its arguments do not tell them."""
+    positional = [one for one in event.positional if isinstance(one, Tensor)]
+    given = {**dict(zip(("query", "key", "value"), positional, strict=False)), **event.options}
+    found = queries_keys_values(given, positional)
+    return {} if found is None else dict(zip("qkv", found, strict=True))
+
+
+def _largest(tensors: Sequence[Tensor | None]) -> Groups:
+    """Return the largest magnitudes of tensors; of those that are None, empty or of whole numbers none."""
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    held: dict[int, Tensor] = {}
+    for place, tensor in enumerate(tensors):
+        if tensor is not None and (one := _readable(tensor)) is not None:
+            held[place] = one
+            groups.setdefault((one.device, one.dtype), []).append(place)
+    return [
+        (places, torch.stack(torch._foreach_norm([held[place] for place in places], math.inf)))
+        for places in groups.values()
+    ]
+
+
+def _readable(tensor: Tensor) -> Tensor | None:
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
+    elif tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if not tensor.is_floating_point() or tensor.itemsize < 2 or tensor.is_meta or not tensor.numel():
+        return None
+    return tensor
+
+
+def _by_heads(tensor: Tensor, at: int) -> Tensor:
+    """Return the largest magnitude of each head [H], or where the tensor is not of four dimensions of all, [1]."""
+    with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
+        x = tensor.detach()
+        if not x.numel():
+            return x.new_zeros(1)
+        if x.dim() != 4:
+            return torch.linalg.vector_norm(x, math.inf).reshape(1)
+        return torch.linalg.vector_norm(x, math.inf, dim=[dim for dim in range(4) if dim != at])
+
+
+def _holds_nonfinite(batch: Any) -> bool:
+    """Whether a batch holds NaN or infinity; minus infinity is what masks hold."""
+    floating = (one for one in tensors_in(batch) if one.is_floating_point() and one.numel() and not one.is_meta)
+    return any(bool((one.isnan() | one.isposinf()).any()) for one in floating)
