@@ -89,12 +89,12 @@ def test_a_capture_of_the_nan_itself_or_of_a_run_without_one_tells_nothing_more(
     assert "After these tensors" not in told(str(run), "--step", "2")
 
 
-class Dropping(Pair):
-    """Two blocks, of which the first drops weights."""
+class Mapped(Pair):
+    """Two blocks, of which the first calls its attention inside a transform of torch.func."""
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.first.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=True)
+        attended = torch.vmap(lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True))(q, k, v)
         left: Tensor = self.second(x + attended.transpose(1, 2).flatten(2))
         return left
 
@@ -108,8 +108,8 @@ def captured(model: nn.Module, number: int, watched: Watch) -> None:
 @pytest.mark.parametrize("left_out", [True, False])
 def test_a_layer_that_was_left_out_is_told_for_layers_are_counted_without_it(tmp_path: Path, left_out: bool) -> None:
     """The second layer is told as layer 1, and a line of the loop alone had said so."""
-    loop(tmp_path, Dropping() if left_out else Pair(), captured, steps=2)
-    said = "Other attentions were not recorded, and are not judged: scaled_dot_product_attention: dropout"
+    loop(tmp_path, Mapped() if left_out else Pair(), captured, steps=2)
+    said = "Other attentions were not recorded, and are not judged: scaled_dot_product_attention: called inside"
     assert (said in told(str(tmp_path / "own"))) == left_out
 
 
