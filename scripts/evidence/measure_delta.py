@@ -76,7 +76,8 @@ def of_path(path: Path, sequences: int | None) -> tuple[dict[str, AttentionCall]
     else:
         found = read_calls(path)
     for call in found:
-        if not call.form.is_causal or abs(call.form.scale * call.q.shape[-1] ** 0.5 - 1) > 1e-6:
+        plain = call.form.is_plain and call.form.sink is None
+        if not (plain and call.form.is_causal) or abs(call.form.scale * call.q.shape[-1] ** 0.5 - 1) > 1e-6:
             raise UserError(f"{path}: only causal attention with α = 1/√d is measured")
     return {f"{path.name} L{call.layer}": call for call in found}, own
 
