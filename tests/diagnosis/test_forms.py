@@ -87,6 +87,23 @@ def test_a_sink_that_the_call_tells_is_no_finding_and_one_that_it_does_not_is() 
     assert kinds(diagnose(untold)) == [("sink", (1, 2, 4))]
 
 
+@pytest.mark.parametrize("name", ["soft cap", "padding", "causal, padded left", "cross", "wider values", "sink"])
+def test_no_right_attention_is_accused_that_is_called_anew(name: str) -> None:
+    call = call_in(name, seed=1, factor=3.0)
+    found = diagnose(call, lambda q, k, v, _causal, _scale: in_fp32(q, k, v, call.form))
+    assert found.probed
+    assert not kinds(found)
+
+
+@pytest.mark.parametrize("kind", ["delta_bias", "stale_maximum", "dropped_tile"])
+@pytest.mark.parametrize("name", ["soft cap", "padding", "relative positions"])
+def test_a_fault_is_named_where_the_attention_is_called_anew(name: str, kind: str) -> None:
+    call = call_in(name, seed=1, factor=3.0)
+    attention = faulty_attention(Fault(kind, head=1))
+    found = diagnose(call, lambda q, k, v, _causal, _scale: attention(q, k, v, form=call.form))
+    assert kinds(found) == [(kind, (2,))]
+
+
 def test_a_bias_that_holds_nan_is_where_it_begins() -> None:
     call = call_in("relative positions")
     assert call.form.bias is not None

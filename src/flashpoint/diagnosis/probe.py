@@ -141,7 +141,8 @@ def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) ->
     by_blocks = [of_block.mT @ x / sizes for x in ((weights - wanted).abs(), weights, wanted)]
     largest, place = by_blocks[0].flatten(1).max(-1)
     masses = probed.masses[n].repeat_interleave(call.groups, 0)
-    mass_error = (masses - (of_block.mT @ true.mass[..., None])[..., 0] / sizes[:, 0]).abs()
+    shared = true.mass.unflatten(0, (-1, call.groups)).mean(1).repeat_interleave(call.groups, 0)  # as dV adds them up
+    mass_error = (masses - (of_block.mT @ shared[..., None])[..., 0] / sizes[:, 0]).abs()
     response = (-probed.responses[n]).sum(-1) / true.bound.sum(-1).clamp_min(1e-300)
     return {
         **relative(table.ROW_SUMS, error, true.bound),
