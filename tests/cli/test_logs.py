@@ -61,7 +61,7 @@ def test_which_column_is_the_loss_is_told_behind_the_path(tmp_path: Path) -> Non
     ("name", "content"),
     [
         ("empty.csv", b""),
-        ("packed.log.gz", gzip.compress(b"step 1 loss 2\n" * 99)),
+        ("packed.log.gz", gzip.compress(b"step 1 loss 2\n" * 99, mtime=0)),
         ("trainer_state.json", b'{"log_history": [{"step": 1, "loss"'),
         ("trainer_state.json", b"{}"),
         ("trainer_state.json", b'{"log_history": 3}'),

@@ -38,7 +38,7 @@ NOTHING_TO_FOLLOW = ("q", "k", "v", "grad_out", "v is one row", "every query see
 # What is wrong with a head decides whether it tells, head by head; how many do not tell, what is concluded of them all.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "heads"), zip(NOTHING_TO_FOLLOW, itertools.cycle([(3,), (0, 1), (0, 1, 2)]), strict=False)
+    ("what", "heads"), list(zip(NOTHING_TO_FOLLOW, itertools.cycle([(3,), (0, 1), (0, 1, 2)]), strict=False))
 )
 def test_heads_with_nothing_to_follow_do_not_make_the_others_rounded_heads(what: str, heads: tuple[int, ...]) -> None:
     tensors = inputs(4, sequences=CAPTURED)
