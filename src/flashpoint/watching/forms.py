@@ -168,16 +168,17 @@ def _among(
     """Return the form that O shows, of those with each pairs and the other options."""
     if (unread := other_softmax({name: given.get(name) for name in _UNREAD})) is not None:
         raise LeftOut(f"{unread}, with which it is another attention")
-    by_place = []
+    by_place, caps = [], [float(given.get(name) or 0) for name in _CAPS]
     if given.get(_SLOPES) is not None:
         by_place.append(by_distance(given[_SLOPES], call))
     if given.get("score_mod") is not None:
-        by_place.append(of_score_mod(given["score_mod"], call))
-    cap = max((float(given.get(name) or 0) for name in _CAPS), default=0.0)
+        cap, pairs = of_score_mod(given["score_mod"], call)
+        by_place.append(pairs)
+        caps.append(cap)
     sinks = [given[name] for name in _SINKS if given.get(name) is not None]
     sink = sinks[0].detach().float().flatten() if sinks else None
     scale = scale_of(given, call.q)
-    forms = [_form(call, joined([one, *by_place]), dropped, scale, cap, sink) for one in each]
+    forms = [_form(call, joined([one, *by_place]), dropped, scale, max(caps), sink) for one in each]
     closely = bool(unknown) or sink is not None or not all(form.is_plain for form in forms)
     return _shown(forms, call, dropped, unknown, closely=closely)
 

@@ -85,7 +85,7 @@ def lone_rows(form: Form, out: Tensor, keys: int) -> Tensor | None:
         keys: T_k.
     """
     empty = form.empty_rows((*out.shape[:3], keys), out.device)
-    lone = None if empty is None else empty & (out != 0).any(-1)
+    lone = None if empty is None else empty & ((out != 0) & out.isfinite()).any(-1)  # NaN is for a diagnosis
     return lone if lone is not None and bool(lone.any()) else None
 
 

@@ -175,22 +175,28 @@ def of_block_mask(mask: Any, call: SeenCall) -> Pairs:
     return call.once(masked, seen, call.shape)
 
 
-def of_score_mod(score_mod: Callable[..., Tensor], call: SeenCall) -> Pairs:
-    """Return what a function of scores and places adds, which is taken to be the same in all sequences.
+def of_score_mod(score_mod: Callable[..., Tensor], call: SeenCall) -> tuple[float, Pairs]:
+    """Return the soft cap of a function of scores and places, 0 without one, and what it adds, which is taken to be the
+    same in all sequences.
 
     Raises:
         LeftOut: it does something else.
     """
     shape = (1, *call.shape[1:])
-    check_size("the bias by score_mod", shape, 4)
+    check_size("the bias by score_mod", shape, 8)
     of_pairs = score_mod
     for place in (4, 3, 2, 1):
         of_pairs = torch.vmap(of_pairs, (0, *(0 if of == place else None for of in range(1, 5))))
     places = [torch.arange(size, device=call.q.device) for size in shape]
-    zeros = torch.zeros(shape, device=call.q.device)
-    bias = of_pairs(zeros, *places)
-    for at in (1.0, -40.0):
-        moved = of_pairs(zeros + at, *places)
-        if not bool(torch.isclose(moved, bias + at, atol=1e-4).all()):
-            raise LeftOut("score_mod, which does not add a bias alone")
-    return masked(bias, shape)
+
+    def moved(by: float) -> Tensor:
+        return of_pairs(torch.full(shape, by, dtype=torch.float64, device=call.q.device), *places)
+
+    bias = moved(0.0)
+    most = (moved(1e9) - bias).nan_to_num(0.0).amax()  # what is closed stays at −∞
+    cap = 0.0 if most > 1e8 else float(most)
+    for by in (1.0, -40.0):
+        to = bias + (cap * math.tanh(by / cap) if cap else by)
+        if not bool(torch.isclose(moved(by), to, atol=1e-4).all()):
+            raise LeftOut("score_mod, which does more than cap the scores and add a bias")
+    return cap, masked(bias, shape)
