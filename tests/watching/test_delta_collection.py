@@ -216,14 +216,14 @@ def test_a_step_with_other_layers_is_left_out(tmp_path: Path) -> None:
 def test_measuring_ends_where_steps_show_the_captured_attentions_no_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As with batches that are all padded from some step on: a loop that waits for the watch goes on."""
+    """As with calls that cannot be recorded from some step on: a loop that waits for the watch goes on."""
 
-    class Padded(Pair):
+    class Expanding(Pair):
         def forward(self, x: Tensor) -> Tensor:
             calls.append(x)
             q = x.unflatten(-1, (4, 8)).transpose(1, 2)
-            mask = torch.ones(12, 12, dtype=torch.bool).tril().triu(-4) if len(calls) > 4 else None
-            out = F.scaled_dot_product_attention(q, q, q, attn_mask=mask, is_causal=mask is None)
+            k = q[:1] if len(calls) > 4 else q
+            out = F.scaled_dot_product_attention(q, k, k, is_causal=True)
             return x + self.first.out(out.transpose(1, 2).flatten(2))
 
     def step(model: nn.Module, number: int, watched: Watch) -> None:
@@ -237,7 +237,7 @@ def test_measuring_ends_where_steps_show_the_captured_attentions_no_more(
 
     calls: list[Tensor] = []
     busy: list[bool] = []
-    loop(tmp_path, Padded(), step, steps=106, interval=500, log_interval=50)
+    loop(tmp_path, Expanding(), step, steps=106, interval=500, log_interval=50)
     assert steps_of(tmp_path / "own/captures/step-0000001") == [2, 3]
     assert busy.index(False, 2) == 4 + 99  # the hundredth step without them
     told = capsys.readouterr().err
@@ -249,16 +249,16 @@ def test_measuring_ends_where_steps_show_the_captured_attentions_no_more(
 def test_after_a_warning_a_step_with_other_layers_has_all_of_them_captured(tmp_path: Path) -> None:
     """The layer that grew is the first one that such a step shows, and its number there is another one."""
 
-    class Masked(Pair):
+    class Expanding(Pair):
         def forward(self, x: Tensor) -> Tensor:
             calls.append(x)
             q, k, v = self.first.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
-            mask = torch.ones(12, 12, dtype=torch.bool).tril().triu(-4) if len(calls) > 1 else None
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+            k, v = (x[:1] if len(calls) > 1 else x for x in (k, v))  # which is left out
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             return self.second(x + self.first.out(out.transpose(1, 2).flatten(2)))
 
     calls: list[Tensor] = []
-    loop(tmp_path, Masked(), Exploding(9999, 0), steps=550, interval=500, weights_interval=20)
+    loop(tmp_path, Expanding(), Exploding(9999, 0), steps=550, interval=500, weights_interval=20)
     (folder,) = (tmp_path / "own/captures").iterdir()
     assert [path.name for path in sorted(folder.glob("layer-*"))] == ["layer-01.safetensors"]
     assert steps_of(folder)
