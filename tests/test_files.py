@@ -2,18 +2,26 @@
 
 import errno
 import io
+import lzma
+import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from flashpoint.errors import remedy
-from flashpoint.files import append_whole, atomic_write, write_json
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.errors import UserError, remedy
+from flashpoint.files import append_whole, atomic_write, file_sha256, is_locked, whole_lines, write_json
+from flashpoint.lab.data.tape import Tape
+from flashpoint.lab.evidence.tables import Evidence
+from flashpoint.lab.training.checkpoints import verified
 from flashpoint.lab.training.snapshots import read_snapshot, snapshot_steps, write_snapshot
 from flashpoint.runs.chain import Chain, ChainWriter
+from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.metrics import MetricsFile, read_metrics, steps_logged
 
 
 @pytest.fixture
@@ -91,3 +99,68 @@ def test_json_for_which_there_is_no_room_leaves_what_was_there(tmp_path: Path) -
     assert raised.value.filename == str(tmp_path / "a.json")  # which the system does not say of a file that is open
     assert (tmp_path / "a.json").read_text() == '{\n  "a": 1\n}\n'
     assert [one.name for one in tmp_path.iterdir()] == ["a.json"]
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "tape.bin": Tape.read,
+    "chain.bin": Chain.read,
+    "metrics.jsonl": read_metrics,
+    "metrics.jsonl.xz": read_metrics,
+    "manifest.json": lambda path: RunFolder(path.parent).read_manifest(),
+    "outcome.json": lambda path: RunFolder(path.parent).read_outcome(),
+    "localize.json": lambda path: RunFolder(path.parent).read_localized(),
+    "localize.jsonl": lambda path: RunFolder(path.parent).read_branches(),
+    "nonfinite.jsonl": lambda path: RunFolder(path.parent).read_births(),
+    "layer-01.safetensors": AttentionCall.read,
+    "step-000000001.safetensors": lambda path: read_snapshot(path.parent, 1),
+    "runs.parquet": lambda path: Evidence(path.parent).rows,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_pipe_in_a_file_s_place_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match=f"{name}: .*a pipe, socket or device, and no file.*; "):
+        READERS[name](tmp_path / name)
+
+
+def test_a_pipe_among_what_is_read_besides(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for read in (file_sha256, lambda path: steps_logged(path, 1), MetricsFile):
+        with pytest.raises(OSError, match="and no file"):
+            read(pipe)
+    assert is_locked(pipe) is None
+    os.mkfifo(tmp_path / "step-000000001.json")
+    told: list[str] = []
+    assert not list(verified(tmp_path, told.append))
+    assert len(told) == 1
+
+
+def test_a_link_to_a_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes(b"a\n")
+    (tmp_path / "link").symlink_to("elsewhere")
+    assert list(whole_lines(tmp_path / "link", "")) == [b"a"]
+
+
+@pytest.mark.parametrize("suffix", ["", ".xz"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b"a", b"a\nb", b"\n\na\n", b"a" * 2**21 + b"\n" + b"b" * 2**20 + b"\nc\n", b"\n" * 2**20]
+)
+def test_lines_are_those_of_the_whole_content(tmp_path: Path, suffix: str, content: bytes) -> None:
+    path = tmp_path / f"lines{suffix}"
+    path.write_bytes(lzma.compress(content, preset=0) if suffix else content)
+    assert list(whole_lines(path, "")) == content.split(b"\n")[:-1]
+
+
+@pytest.mark.parametrize("byte", [b"\n", b" "])
+def test_a_compressed_file_that_holds_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte: bytes
+) -> None:
+    monkeypatch.setattr("flashpoint.files._LARGEST_MB", 2)
+    path = tmp_path / "lines.xz"
+    path.write_bytes(lzma.compress(byte * 2 * 10**6, preset=0))
+    assert sum(1 for _ in whole_lines(path, "")) == (2 * 10**6 if byte == b"\n" else 0)
+    path.write_bytes(lzma.compress(byte * (2 * 10**6 + 1), preset=0))
+    with pytest.raises(UserError, match=r"lines\.xz: holds more than 2 MB; "):
+        sum(1 for _ in whole_lines(path, ""))

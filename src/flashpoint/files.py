@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import lzma
 import os
 import re
+import stat
 from collections.abc import Iterator
 from io import RawIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from flashpoint.errors import UserError
 
 _PACKAGE = Path(__file__).parent
 CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs")))
 """Hydra's YAML files: in a wheel inside the package, in a checkout at the top level."""
+
+_LARGEST_MB = 64
+"""Of what a compressed file holds. A run that is kept as evidence has less than 1 MB in one."""
+_CHUNK = 2**20
+
+
+def regular(path: Path) -> Path:
+    """Return a path that is about to be opened. What is no file is refused: a pipe may never end.
+
+    Raises:
+        OSError: there is a pipe, a socket or a device, or nothing. A folder the system itself refuses to open.
+    """
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "a pipe, socket or device, and no file", str(path))
+    return path
 
 
 @contextlib.contextmanager
@@ -64,7 +82,7 @@ def _as_of_the_system(error: Exception, path: Path) -> OSError:
 def is_locked(path: Path) -> bool | None:
     """Return whether a process holds the lock of a file; None where there is no file or it cannot be asked."""
     try:
-        with path.open("rb") as file:
+        with regular(path).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: readers do not see each other
     except BlockingIOError:
         return True
@@ -98,7 +116,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 def file_sha256(path: Path) -> str:
     """Return the hex digest of a file's bytes."""
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -109,29 +127,44 @@ def folder_sha256(folder: Path) -> str:
     return hashlib.sha256("\n".join(told).encode()).hexdigest()
 
 
-def whole_lines(path: Path, missing: str) -> list[bytes]:
+def whole_lines(path: Path, missing: str) -> Iterator[bytes]:
     """Return the lines of a file, compressed by xz if its name says so, but for a last one without its end.
 
     Args:
         missing: what to do where the file cannot be read.
 
     Raises:
-        UserError: it cannot be read, or its compression is damaged.
+        UserError: it cannot be read, what was compressed is damaged or holds more than 64 MB. Lines before that are
+            returned first.
     """
+    begun: list[bytes] = []  # of a line
     try:
-        content = path.read_bytes()
-        *lines, _unfinished = (_unpacked(content) if path.suffix == ".xz" else content).split(b"\n")
+        with regular(path).open("rb") as file:
+            for part in _unpacked(file, path) if path.suffix == ".xz" else iter(lambda: file.read(_CHUNK), b""):
+                *lines, rest = part.split(b"\n")
+                if lines:
+                    yield b"".join([*begun, lines[0]])
+                    yield from lines[1:]
+                    begun.clear()
+                begun.append(rest)
     except lzma.LZMAError as error:
         raise UserError(f"{path}: damaged ({error}); restore the file") from error
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; {missing}") from error
-    return lines
 
 
-def _unpacked(content: bytes) -> bytes:
-    """Return what was compressed; unlike ``lzma.decompress`` it refuses what follows a whole stream, or is missing."""
+def _unpacked(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Return what was compressed, in parts; unlike ``lzma.open`` it refuses what follows a whole stream."""
     unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ)
-    found = unpacker.decompress(content)
-    if not unpacker.eof or unpacker.unused_data:
-        raise lzma.LZMAError("cut short" if not unpacker.eof else "more than one file")
-    return found
+    size = 0
+    while not unpacker.eof:
+        packed = file.read(_CHUNK) if unpacker.needs_input else b""
+        if unpacker.needs_input and not packed:
+            raise lzma.LZMAError("cut short")
+        part = unpacker.decompress(packed, _CHUNK)
+        size += len(part)
+        if size > _LARGEST_MB * 10**6:
+            raise UserError(f"{path}: holds more than {_LARGEST_MB} MB; restore the file, or unpack it by xz -d")
+        yield part
+    if unpacker.unused_data or file.read(1):
+        raise lzma.LZMAError("more than one file")

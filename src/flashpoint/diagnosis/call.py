@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flashpoint.diagnosis.form import TENSORS, Form, joined_forms
 from flashpoint.errors import UserError
-from flashpoint.files import atomic_write
+from flashpoint.files import atomic_write, regular
 from flashpoint.runs import migrations
 from flashpoint.schema import Kind, Step, understood
 
@@ -123,7 +123,7 @@ class AttentionCall:
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(path, "pt") as file:
+            with safe_open(regular(path), "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
                 metadata = file.metadata() or {}
             head_size = tensors["q"].shape[-1] if "q" in tensors and tensors["q"].ndim else 1

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.files import append_whole
+from flashpoint.files import append_whole, regular
 
 MAGIC = b"FPCHAIN1"
 _VALUES = struct.Struct("<ffQ")
@@ -164,7 +164,7 @@ class Chain:
             UserError: no chain, or a broken one, with the step at which it breaks.
         """
         try:
-            data = path.read_bytes()
+            data = regular(path).read_bytes()
         except OSError as error:
             raise UserError(
                 f"{path}: {error.strerror}; restore it, or give a run that recorded its digest chain"

@@ -241,8 +241,8 @@ class RunFolder:
         """Return what :attr:`nonfinite` holds; a line cut short at its end is left out."""
         if not self.nonfinite.exists():
             return []
-        lines = whole_lines(self.nonfinite, RESTORE)
-        return [understood(line, Birth, f"{self.nonfinite}:{number}") for number, line in enumerate(lines, 1)]
+        lines = enumerate(whole_lines(self.nonfinite, RESTORE), 1)
+        return [understood(line, Birth, f"{self.nonfinite}:{number}") for number, line in lines]
 
     def read_branches(self) -> list[KeptBranch]:
         """Return what :attr:`branch_log` holds; a line cut short at its end is left out."""
@@ -250,11 +250,10 @@ class RunFolder:
             return []
         from flashpoint.runs.localized import KeptBranch
 
-        *lines, _unfinished = self.branch_log.read_bytes().split(b"\n")
         anew = "delete it, and branches are trained anew"
         found = [
             understood(line, KeptBranch, f"{self.branch_log}:{number}", anew, migrations.branch)
-            for number, line in enumerate(lines, 1)
+            for number, line in enumerate(whole_lines(self.branch_log, anew), 1)
         ]
         if len({one.shape for one in found}) > 1:
             raise UserError(f"{self.branch_log}: norms of models with other layers or heads; {anew}")

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.files import atomic_write, whole_lines
+from flashpoint.files import atomic_write, regular, whole_lines
 from flashpoint.runs.metric_table import LOSS, OF_THE_RUN
 from flashpoint.schema import NONFINITE
 
@@ -68,7 +68,7 @@ class MetricsFile:
 
 def steps_logged(path: Path, until: int) -> int:
     """Return of how many steps before ``until`` the file has the loss; damaged lines are passed over."""
-    lines = path.read_text(errors="replace").split("\n") if path.exists() else []
+    lines = regular(path).read_text(errors="replace").split("\n") if path.exists() else []
     return sum(f'"{LOSS.name}": ' in line and _is_before(line, until) for line in lines)
 
 
@@ -159,7 +159,7 @@ def _last_axis_steps(values: list[NDArray[np.float64]]) -> NDArray[np.float64]:
 
 def _drop_steps_from(path: Path, step: int) -> None:
     """Keep only the lines of steps before ``step``: what a run that goes on from there counts on."""
-    *lines, _unfinished = path.read_text(errors="replace").split("\n")
+    *lines, _unfinished = regular(path).read_text(errors="replace").split("\n")
     with atomic_write(path) as partial:
         partial.write_text("".join(f"{line}\n" for line in lines if _is_before(line, step)))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_bias import DeltaSample
 from flashpoint.errors import UserError, notify
+from flashpoint.files import regular
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import NO_LOSS
 from flashpoint.runs.subfolders import LAYERS, CaptureFolder, by_step
@@ -154,7 +155,7 @@ def _holds_nonfinite(folder: Path) -> bool:
 
     for file in CaptureFolder(folder).layers:
         try:
-            with safe_open(file, "pt") as opened:
+            with safe_open(regular(file), "pt") as opened:
                 if not all(bool(opened.get_tensor(name).isfinite().all()) for name in opened.keys()):  # noqa: SIM118
                     return True
         except (SafetensorError, OSError):

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.files import append_whole
+from flashpoint.files import append_whole, regular
 from flashpoint.schema import Count, kind_of, understood
 
 MAGIC = b"FPTAPE01"
@@ -150,7 +150,7 @@ class Tape:
             UserError: no tape, another version, or a broken digest, with the step at which it breaks.
         """
         try:
-            data = path.read_bytes()
+            data = regular(path).read_bytes()
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; a replay needs the run's tape") from error
         header, digest, start = _read_head(path, data)

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from flashpoint.errors import UserError
+from flashpoint.files import regular
 from flashpoint.lab.config import Config
 from flashpoint.lab.evidence.arrow import chain_of, metrics_of, wrong_chain_column, wrong_metrics_column
 from flashpoint.lab.stored_config import config_of
@@ -82,7 +83,7 @@ class Table:
     def _file(self) -> Any:
         import pyarrow.parquet as pq
 
-        file = pq.ParquetFile(self.path, page_checksum_verification=True)
+        file = pq.ParquetFile(regular(self.path), page_checksum_verification=True)
         if wrong := self._wrong(file.schema_arrow):
             raise UserError(f"{self.path}: {wrong}; {_RESTORE}")
         return file
@@ -193,7 +194,7 @@ class Evidence:
         if not self.runs_path.exists():
             return []
         with damage_in_one_line(self.runs_path):  # not read_table, which imports pandas
-            rows = pq.ParquetFile(self.runs_path, page_checksum_verification=True).read().to_pylist()
+            rows = pq.ParquetFile(regular(self.runs_path), page_checksum_verification=True).read().to_pylist()
         return [checked(row, Row, f"{self.runs_path}: row {number}", _RESTORE) for number, row in enumerate(rows, 1)]
 
     @cached_property

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flashpoint.detector import DetectorState
 from flashpoint.errors import UserError, one_line
-from flashpoint.files import atomic_write, file_sha256, write_json
+from flashpoint.files import atomic_write, file_sha256, regular, write_json
 from flashpoint.hardware import is_of_full_memory
 from flashpoint.lab.config import CheckpointsConfig
 from flashpoint.lab.probes.user_probes import ProbesState
@@ -68,7 +68,7 @@ class Checkpoint:
 
     def load(self) -> tuple[dict[str, Tensor], State]:
         """Return the tensors in host memory, and the loop's state."""
-        with safe_open(self.path, "pt") as file:
+        with safe_open(regular(self.path), "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             text = file.metadata()[_STATE]
         state = understood(text, State, f"{self.path}: state", migration=migrations.loop_state)
@@ -88,7 +88,7 @@ def verified(folder: Path, notify: Callable[[str], None], up_to: int | None = No
         reason = "damaged or cut short"
         try:
             expected = read_record(sidecar, _Sidecar, remedy="")
-            with safe_open(path, "pt") as file:
+            with safe_open(regular(path), "pt") as file:
                 text = (file.metadata() or {}).get(_STATE, "")
             step = understood(text, State, "its state", "", migrations.loop_state).step
             intact = path.stat().st_size == expected.size and file_sha256(path) == expected.sha256

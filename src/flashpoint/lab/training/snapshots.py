@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flashpoint.errors import UserError
-from flashpoint.files import atomic_write
+from flashpoint.files import atomic_write, regular
 from flashpoint.lab.build_config import keys
 from flashpoint.lab.config import Config
 from flashpoint.lab.data.batches import Order
@@ -61,7 +61,7 @@ def read_snapshot(folder: Path, step: int) -> dict[str, Tensor]:
         UserError: the file is missing or damaged.
     """
     try:
-        return load_file(of_step(folder, step, TENSORS))
+        return load_file(regular(of_step(folder, step, TENSORS)))
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"{of_step(folder, step, TENSORS)}: {error}; restore the file, or drop probes.weights_against"

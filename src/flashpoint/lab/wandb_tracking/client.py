@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from flashpoint.files import atomic_write
+from flashpoint.files import atomic_write, regular
 from flashpoint.lab.wandb_tracking.media import HeadMedia
 
 FINISH_SECONDS = 120.0
@@ -79,7 +79,7 @@ def _begin(settings: dict[str, Any]) -> Any:
 
     seconds, id_file = settings.pop("finish_seconds"), Path(settings.pop("id_file"))
     run = wandb.init(
-        id=id_file.read_text().strip() if id_file.exists() else None,
+        id=regular(id_file).read_text().strip() if id_file.exists() else None,
         resume="allow",  # of a new run, too: wandb sync would put the part on the disk in place of what is there
         **settings,
         settings=wandb.Settings(
