@@ -1,5 +1,6 @@
 """``flashpoint delta`` on runs whose sums and biases are known by hand."""
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -145,6 +146,17 @@ def test_a_run_without_the_error_is_told_and_the_others_are_shown(two_heads: str
     assert some.returncode == 2
     assert some.stderr.startswith(f"error: {bare}: delta_error_sum of heads was not measured")
     assert some.stdout.splitlines()[1:] == whole.stdout.splitlines()[1:]
+
+
+@pytest.mark.parametrize("name", ["delta_error_variance", "delta_error_relative_bias", "delta_error_relative_noise"])
+@pytest.mark.parametrize("by", ["head", "layer"])
+def test_metrics_that_are_measured_at_once_are_of_the_same_steps(two_heads: str, name: str, by: str) -> None:
+    metrics = Path(two_heads, "metrics.jsonl")
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    del lines[1][name]
+    metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    told = refusal(call("delta", two_heads, "--by", by))
+    assert f"and {name} are of other steps" in told or f"{name} and " in told
 
 
 def test_a_bias_is_over_the_variance_that_drawn_targets_have(tmp_path: Path) -> None:

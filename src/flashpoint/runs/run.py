@@ -288,6 +288,20 @@ class Run:
             raise UserError(f"{self.where}: {name} of heads was not measured, or not kept; it has {known}")
         return series
 
+    def check_together(self, *names: str) -> None:
+        """Refuse metrics that are measured at once and are not of the same steps, or not of the same heads.
+
+        Raises:
+            UserError: so it is, or the run has not measured one of them.
+        """
+        if missing := [name for name in names if name not in self.columns]:
+            raise UserError(f"{self.where}: {missing[0]} was not measured, or not kept; leave the run out")
+        steps, values = self.columns[names[0]]
+        for name in names[1:]:
+            if not np.array_equal(steps, self.columns[name][0]) or self.columns[name][1].shape != values.shape:
+                told = f"{names[0]} and {name} are of other steps, or of other heads"
+                raise UserError(f"{self.where}: {told}; restore its metrics, or leave the run out")
+
     def smoothed(self, name: str) -> Smoothed | None:
         """Return the moving average of a per-step metric; None where the run has not measured it."""
         if name not in self.columns:

@@ -1,5 +1,6 @@
 """The tape refuses what is not exactly what was recorded."""
 
+import dataclasses
 import struct
 from hashlib import blake2b
 from pathlib import Path
@@ -105,6 +106,24 @@ def test_a_record_cut_short_is_no_part_of_the_tape(tmp_path: Path) -> None:
     for cut in range(1, 32):
         path.write_bytes(good[:-cut])
         np.testing.assert_array_equal(Tape.read(path).records, windows[:2])
+
+
+@pytest.mark.parametrize(
+    ("shape", "wrong"),
+    [((2, 2**31, 1), False), ((1, 2**32, 2), True), ((2**40, 2**40, 1), True), ((2**62, 2**62, 2**62), True)],
+)
+def test_a_header_of_more_sequences_than_can_be_numbered_is_refused(
+    tmp_path: Path, shape: tuple[int, int, int], wrong: bool
+) -> None:
+    """Their product went around to 0, by which a size was divided."""
+    micro_batches, ranks, sequences = shape
+    path = tmp_path / "tape"
+    TapeWriter(path, dataclasses.replace(HEADER, micro_batches=micro_batches, ranks=ranks, sequences=sequences)).close()
+    if wrong:
+        with pytest.raises(UserError, match=r"header: .* sequences a step; restore"):
+            Tape.read(path)
+    else:
+        assert Tape.read(path).steps == 0
 
 
 def test_a_header_cut_short_is_refused(tmp_path: Path) -> None:

@@ -125,6 +125,10 @@ def test_what_cannot_be_kept_is_told_and_nothing_is_written(tmp_path: Path) -> N
         f"{run.where}: measured no los; it has grad_norm, loss, only_once, w_q_spectral_norm"
     )
     assert run.folder
+    metrics = run.folder.metrics.read_text()
+    run.folder.metrics.write_text(metrics + '{"step": 1000000, "run": 1.0}\n')
+    assert refused(again(run)) == f"{run.where}: a metric cannot be kept as run; --only NAME keeps others alone"
+    run.folder.metrics.write_text(metrics)
     set_outcome(run.folder.path, chain_digest="0123456789abcdef")
     assert f"chain.bin: ends in {run.chain.digest}, the outcome says 0123456789abcdef" in refused(again(run))
     run.folder.chain.unlink()

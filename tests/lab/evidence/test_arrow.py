@@ -14,6 +14,7 @@ from flashpoint.lab.evidence.arrow import (
     metrics_table,
     to_few_bits,
     to_few_digits,
+    wrong_metrics_column,
 )
 from flashpoint.runs.chain import Chain, ChainWriter
 from flashpoint.runs.metrics import Columns
@@ -98,3 +99,11 @@ def test_a_chain_with_missing_steps_keeps_the_digests_that_do_not_follow(tmp_pat
     ):
         with pytest.raises(ValueError, match=told):
             chain_of(rows)
+
+
+def test_a_column_that_is_there_twice_is_told() -> None:
+    once = metrics_table("run", {"loss": (np.arange(3), np.ones(3))}, 3)
+    assert wrong_metrics_column(once.schema) is None
+    for place, name in enumerate(once.column_names):
+        twice = once.append_column(name, once.column(place))
+        assert wrong_metrics_column(twice.schema) == f"{name}: 2 columns of that name"

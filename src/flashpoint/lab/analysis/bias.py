@@ -59,6 +59,7 @@ class Sums:
         """Read the sums of a run. Raises UserError if the run has not measured them."""
         steps, sums = run.measured_by_head(DELTA_ERROR_SUM.name)
         _, variances = run.measured_by_head(DELTA_ERROR_VARIANCE.name)
+        run.check_together(DELTA_ERROR_SUM.name, DELTA_ERROR_VARIANCE.name)
         chosen = window.of(run, steps)
         all_sequences, context = run.batch_size, run.shape.context
         observed = trained_config(run).probes.sequences
@@ -118,6 +119,7 @@ class Relative:
         """Read the bias and noise of an error of a run. Raises UserError where the run has not measured it."""
         steps, biases = run.measured_by_head(error.bias.name)
         _, noises = run.measured_by_head(error.noise.name)
+        run.check_together(error.bias.name, error.noise.name)
         chosen = window.of(run, steps)
         return cls(biases[..., chosen], noises[..., chosen])
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis.bias import Relative, Sums, Window
-from flashpoint.runs.metric_table import DELTA_ERROR, DeltaErrorMetrics
+from flashpoint.runs.metric_table import DELTA_ERROR, DELTA_ERROR_SUM, DeltaErrorMetrics
 from flashpoint.runs.run import Run
 
 
@@ -109,6 +109,7 @@ def _summed(sums: Sums, layer: int, head: int) -> Summed:
 def by_layer(run: Run, window: Window) -> LayerErrors:
     """Return the errors of each layer. Raises UserError if the run has not measured the error of δ."""
     sums, relative = Sums.of(run, window), Relative.of(run, DELTA_ERROR, window)
+    run.check_together(DELTA_ERROR_SUM.name, DELTA_ERROR.noise.name)
     columns = np.full((4, len(sums.by_step)), np.nan)
     for layer in range(1, len(sums.by_step) + 1):
         if expected := sums.expected(layer):  # none, where δ takes no part of O's error

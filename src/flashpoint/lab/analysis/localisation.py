@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.lab.analysis.bias import Relative, Sums, Window
-from flashpoint.runs.metric_table import DELTA_ERROR
+from flashpoint.runs.metric_table import DELTA_ERROR, DELTA_ERROR_SUM
 from flashpoint.runs.run import Run
 
 SENSITIVITY = "sensitivity"
@@ -35,6 +35,7 @@ def by_layer(quantity: str, run: Run, window: Window) -> NDArray[np.float64]:
     """
     if quantity == SENSITIVITY:
         sums, relative = Sums.of(run, window), Relative.of(run, DELTA_ERROR, window)
+        run.check_together(DELTA_ERROR_SUM.name, DELTA_ERROR.noise.name)
         # NaN where δ takes no part of O's error.
         return np.array([sums.sensitivity(relative, layer + 1) for layer in range(len(sums.by_step))])
     steps, values = run.measured_by_head(quantity)

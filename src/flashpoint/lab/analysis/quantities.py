@@ -220,6 +220,7 @@ def _out_error_bias(tied: bool) -> Callable[..., NDArray[np.float64]]:
         biases = []
         for run in runs:
             steps, found = run.measured_by_head((TIED_OUT_BIAS if tied else UNTIED_OUT_BIAS).name)
+            run.check_together((TIED_OUT_BIAS if tied else UNTIED_OUT_BIAS).name, TIED_ROWS.name)
             share = run.measured_by_head(TIED_ROWS.name)[1][..., (chosen := Window().of(run, steps))]
             rows = share if tied else 1 - share
             if rows.sum():

@@ -80,6 +80,7 @@ def apart(run: Run, tensor: str = ALL_TENSORS) -> Apart:
         known = ", ".join(tensors(run)) or "none"
         raise UserError(f"{run.where}: no weights of {tensor} were measured, or kept; it has {known}")
     steps, largest = run.columns[WEIGHTS_LARGEST.of_tensor(tensor)]
+    run.check_together(*(one.of_tensor(tensor) for one in (WEIGHTS_LARGEST, WEIGHTS_WASSERSTEIN, WEIGHTS_SPREAD)))
     wasserstein, spread = (run.columns[metric.of_tensor(tensor)][1] for metric in (WEIGHTS_WASSERSTEIN, WEIGHTS_SPREAD))
     seed, (_, corpus) = run.seed, seed_and_corpus(run)
     return Apart(run.where, twin.differs_in, seed, corpus, steps + 1, largest, wasserstein, spread)

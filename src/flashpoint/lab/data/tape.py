@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import struct
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from flashpoint.schema import Count, kind_of, understood
 
 MAGIC = b"FPTAPE01"
 _DIGEST_BYTES = 8
+_MOST_SEQUENCES = 2**32  # of a step: their numbers have 4 bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +174,7 @@ class Tape:
 
 
 def _record_bytes(header: TapeHeader) -> int:
-    return 4 * int(np.prod(header.shape)) + _DIGEST_BYTES
+    return 4 * math.prod(header.shape) + _DIGEST_BYTES
 
 
 def _read_head(path: Path, data: bytes) -> tuple[TapeHeader, bytes, int]:
@@ -191,6 +193,8 @@ def _read_head(path: Path, data: bytes) -> tuple[TapeHeader, bytes, int]:
     if digest != _chain(b"", data[:end]):
         raise UserError(f"{path}: header edited or damaged; restore the file or replay another run")
     header = TapeHeader(**dict(understood(data[fixed:end], _HEADER, f"{path}: header")))
+    if math.prod(header.shape) > _MOST_SEQUENCES:
+        raise UserError(f"{path}: header: {math.prod(header.shape):,} sequences a step; restore the file")
     return header, digest, end + _DIGEST_BYTES
 
 

@@ -19,6 +19,7 @@ from flashpoint.errors import UserError
 from flashpoint.files import atomic_write
 from flashpoint.lab.evidence.arrow import (
     HEAD_DIGITS,
+    KEYS,
     chain_schema,
     chain_table,
     digits_of,
@@ -147,6 +148,8 @@ def _thinned(columns: Columns, run: Run, every: int, only: Sequence[str] | None,
         kept = set(range(0, len(steps), every)) if each else _spaced(steps, spacing)
         places = sorted({*kept, len(steps) - 1})
         thinned[name] = steps[places], _rounded(values[..., places], digits_stored(digits, values.ndim))
+    if taken := KEYS.intersection(thinned):
+        raise UserError(f"{run.where}: a metric cannot be kept as {min(taken)}; --only NAME keeps others alone")
     if not thinned:
         raise UserError(
             f"{run.where}: measured no {', '.join(only or ['metric'])}; it has {', '.join(sorted(columns))}"

@@ -9,6 +9,7 @@ decimal.
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ EXACT_DIGITS = 17
 _BITS = {HEAD_DIGITS: 11, 4: 15, RUN_DIGITS: 21}
 """Significant bits by decimal digits; the first of a mantissa is implied."""
 _POWERS = np.array([float(10**power) for power in range(23)])  # each without a rounding error
+KEYS = frozenset(("run", "step"))
+"""Columns of a row that are no metrics."""
 _RUNS_A_GROUP = 16
 """Runs in a row group: more compress better, fewer are read sooner."""
 _COMPRESSION, _LEVEL = "brotli", 11
@@ -196,6 +199,8 @@ def wrong_metrics_column(found: Any) -> str | None:
 
 
 def _wrong_column(found: Any, expected: Any) -> str | None:
+    if twice := [name for name, count in Counter(found.names).items() if count > 1]:
+        return f"{twice[0]}: {found.names.count(twice[0])} columns of that name"
     for place, field in enumerate(expected):
         if place >= len(found.names) or found.field(place).name != field.name:
             return f"{field.name}: missing, expected column {place + 1} to be {field.type}"
