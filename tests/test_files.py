@@ -14,7 +14,7 @@ import torch
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError, remedy
-from flashpoint.files import append_whole, atomic_write, file_sha256, is_locked, whole_lines, write_json
+from flashpoint.files import append_whole, atomic_write, check_target, file_sha256, is_locked, whole_lines, write_json
 from flashpoint.lab.data.tape import Tape
 from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.lab.training.checkpoints import verified
@@ -141,6 +141,24 @@ def test_a_link_to_a_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(b"a\n")
     (tmp_path / "link").symlink_to("elsewhere")
     assert list(whole_lines(tmp_path / "link", "")) == [b"a"]
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "page", "page.html.json", "link.html", "lost.html", "pipe.html", ".html"]
+)
+def test_what_takes_the_place_of_something_else_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "page.html").touch()
+    (tmp_path / "link.html").symlink_to("page.html")
+    (tmp_path / "lost.html").symlink_to("nowhere.html")
+    os.mkfifo(tmp_path / "pipe.html")
+    with pytest.raises(UserError, match=f"--html {tmp_path / name}: .*; give "):
+        check_target(tmp_path / name, "--html", ".html", ".htm")
+
+
+@pytest.mark.parametrize("name", ["page.html", "new.html", "new.HTM"])
+def test_a_new_file_or_one_of_the_same_kind_may_be_written(tmp_path: Path, name: str) -> None:
+    (tmp_path / "page.html").touch()
+    check_target(tmp_path / name, "--html", ".html", ".htm")
 
 
 @pytest.mark.parametrize("suffix", ["", ".xz"])

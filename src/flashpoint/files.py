@@ -39,6 +39,18 @@ def regular(path: Path) -> Path:
     return path
 
 
+def check_target(path: Path, option: str, *suffixes: str) -> None:
+    """Refuse a file that is to be written where it would take the place of something of another kind.
+
+    Raises:
+        UserError: its name has none of the suffixes, or a pipe, a device or a link is there; with the option.
+    """
+    if path.suffix.lower() not in suffixes:
+        raise UserError(f"{option} {path}: would be no {suffixes[0]} by its name; give a name that ends so")
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UserError(f"{option} {path}: a link, or no file; give a new name, or that of such a file")
+
+
 @contextlib.contextmanager
 def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Write atomically: a reader sees the old file or the whole new one.

@@ -57,6 +57,13 @@ def test_the_variant_injects_what_was_measured(runs: list[str], tmp_path: Path) 
     assert variant.delta_error.interval == 500
 
 
+def test_a_record_is_not_taken_for_a_variant(runs: list[str]) -> None:
+    manifest = Path(runs[0], "manifest.json")
+    before = manifest.read_bytes()
+    assert f"--variant {manifest}: " in refusal(call("delta", *runs, "--by", "time", "--variant", manifest))
+    assert manifest.read_bytes() == before
+
+
 @pytest.mark.slow
 def test_a_run_trains_with_the_variant(runs: list[str], tmp_path: Path, train: Command) -> None:
     (tmp_path / "mine/attn").mkdir(parents=True)

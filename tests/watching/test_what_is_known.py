@@ -108,6 +108,13 @@ def test_a_page_that_cannot_be_written_is_one_line(older: str, tmp_path: Path) -
     assert refusal(call("watch", older, "--once", "--html", page)).startswith(f"error: --html {page}: No such file")
 
 
+def test_a_record_is_not_taken_for_a_page(older: str) -> None:
+    config = Path(older, "config.json")
+    before = config.read_bytes()
+    assert f"--html {config}: " in refusal(call("watch", older, "--once", "--html", config))
+    assert config.read_bytes() == before
+
+
 def test_a_watched_run_is_not_resumed(older: str) -> None:
     with pytest.raises(UserError, match="the loop that made it alone goes on"):
         resumed_values({"resume": older, "runs_dir": "runs"}, [])

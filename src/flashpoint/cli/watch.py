@@ -13,7 +13,7 @@ from flashpoint.cli.log_table import tell_of_logs
 from flashpoint.cli.selection import answered
 from flashpoint.errors import UserError
 from flashpoint.extras import from_lab, missing
-from flashpoint.files import atomic_write, is_locked
+from flashpoint.files import atomic_write, check_target, is_locked
 from flashpoint.logs.stored_log import is_logged, reread, written
 from flashpoint.runs.folder import sweep_lock
 from flashpoint.runs.progress import cut_short, unended
@@ -46,6 +46,8 @@ def command(word: str, html: Path | None, once: bool) -> None:
     read from the runs' own files, so another terminal or another machine that sees them will do. Ctrl-C ends the view,
     not the runs.
     """
+    if html:
+        check_target(html, "--html", ".html", ".htm")
     followed = _begun(word, once=once)
     if html:
         _keep_page(followed, html, once)

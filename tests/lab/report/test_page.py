@@ -17,6 +17,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from flashpoint.errors import UserError
 from flashpoint.lab.report.colours import colour
 from flashpoint.lab.report.figures import ABREAST, draw_bias, draw_heads, draw_heat_map, draw_losses, draw_metrics
 from flashpoint.lab.report.page import page, write_report
@@ -495,3 +496,30 @@ def test_a_browser_draws_it(request: pytest.FixtureRequest, tmp_path: Path, show
     bands = [(np.ptp(band, axis=-1) > 0.3).mean() for band in np.array_split(image[:2400], 4)]
     assert min(bands) > 1e-3, bands
     assert (image[:2400, -3:] > 0.99).all(), "something runs over the right edge"
+
+
+@pytest.mark.parametrize("link", ["report", "report/figures"])
+def test_a_link_in_the_place_of_a_folder_is_not_followed(tmp_path: Path, link: str) -> None:
+    run, other = record(tmp_path, "run", probes=False), tmp_path / "other"
+    other.mkdir()
+    place = tmp_path / "run" / link
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(other)
+    with pytest.raises(UserError, match=f"{place}: a link"):
+        write_report([run], tmp_path / "run/report")
+    assert not list(other.iterdir())
+
+
+@pytest.mark.slow
+def test_a_link_in_the_place_of_a_figure_or_the_page_is_replaced(tmp_path: Path) -> None:
+    run, other = record(tmp_path, "run", probes=False), tmp_path / "other"
+    other.write_text("mine")
+    report = RunFolder(tmp_path / "run").report
+    figure = report.figure("loss")
+    figure.parent.mkdir(parents=True)
+    for file in (figure, report.page):
+        file.symlink_to(other)
+    write_report([run], report.path)
+    assert other.read_text() == "mine"
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert report.page.read_text().startswith("<!doctype html>")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from flashpoint.cli.selection import answered, ended_runs, format_option, provenance, runs_argument
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError
+from flashpoint.files import atomic_write, check_target
 from flashpoint.lab.analysis.bias import Window
 from flashpoint.lab.cli import delta_tables as tables
 from flashpoint.lab.cli.shared_options import figure_option, refuse_given, tell_of_texts
@@ -107,7 +108,8 @@ def _by_time(runs: Sequence[Run], options: Options) -> list[Table]:
     found = trajectory(runs, options.error, options.every)
     if options.variant:
         text = yaml.safe_dump(found.variant(options.variant.stem), sort_keys=False, default_flow_style=None, width=120)
-        options.variant.write_text(text)
+        with atomic_write(options.variant, durable=False) as partial:
+            partial.write_text(text)
     return [tables.over_time(found)]
 
 
@@ -225,6 +227,8 @@ def command(
         raise click.UsageError("--verdicts: needs --metric")
     if kind == "attention" and metric and (error or layers):
         raise click.UsageError("--by attention --metric: takes no --of and no --layers")
+    if variant:
+        check_target(variant, "--variant", ".yaml")
     runs = ended_runs(words, metrics=True)
     options = Options(
         Window(since or 0, until, last),

@@ -10,6 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from flashpoint.errors import UserError
+from flashpoint.files import atomic_write
 from flashpoint.lab.report.localization_sections import localization_sections
 from flashpoint.lab.report.panels import PANELS, Panel
 from flashpoint.lab.stored_config import trained_config
@@ -69,19 +71,24 @@ def write_report(runs: Sequence[Run], folder: Path) -> Path:
         The page's path.
 
     Raises:
-        UserError: a run's files are missing or damaged.
+        UserError: a run's files are missing or damaged, or the folder, or that of its figures, is a link.
         OSError: the folder cannot be written.
     """
     report = ReportFolder(folder)
+    figures = report.figure("").parent
+    if link := next((place for place in (report.path, figures) if place.is_symlink()), None):
+        raise UserError(f"{link}: a link to another folder; delete it, or name with --out a folder that is none")
     images = _images(runs)
+    figures.mkdir(parents=True, exist_ok=True)
     for panel in PANELS:
         file = report.figure(panel.key)
-        file.parent.mkdir(parents=True, exist_ok=True)
         if panel in images:
-            file.write_bytes(images[panel].png)
+            with atomic_write(file, durable=False) as partial:
+                partial.write_bytes(images[panel].png)
         else:
             file.unlink(missing_ok=True)  # of an earlier report, of other runs
-    report.page.write_text(_page(runs, images, with_files=True), encoding="utf-8")
+    with atomic_write(report.page, durable=False) as partial:
+        partial.write_text(_page(runs, images, with_files=True), encoding="utf-8")
     return report.page
 
 
