@@ -287,7 +287,7 @@ class LoopDetector:
     """
 
     def __init__(self, detector: ExplosionDetector) -> None:
-        self._detector = detector
+        self.detector = detector
         self.left_out: list[int] = []
         self.lasts = ""
         self.zeros = 0
@@ -300,12 +300,12 @@ class LoopDetector:
     @property
     def verdict(self) -> Verdict:
         """By the losses so far."""
-        return "nonfinite" if self.lasts else self._detector.verdict
+        return "nonfinite" if self.lasts else self.detector.verdict
 
     @property
     def onset_step(self) -> int | None:
         """Of an explosion, or of the first loss that is no finite number, of those that lasted."""
-        return self.since if self.lasts else self._detector.onset_step
+        return self.since if self.lasts else self.detector.onset_step
 
     def update(self, step: int, loss: float) -> None:
         """Take in one loss; steps come in order. After a decision nothing changes."""
@@ -320,7 +320,7 @@ class LoopDetector:
         self._bad.clear()
         self.zeros = self.zeros + 1 if loss == 0 else 0
         if not self.zeros:
-            self._detector.update(step, loss, 0.0)
+            self.detector.update(step, loss, 0.0)
 
     def look(self, sound: Callable[[], bool]) -> None:
         """Judge a loss that is no finite number by the model as it is after it.

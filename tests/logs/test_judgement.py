@@ -53,13 +53,28 @@ def test_noise_about_a_falling_line_does_not_explode(every: int) -> None:
         assert judged(falling + noise, every=every).verdict == "stable"
 
 
-def test_a_loss_that_is_no_number_is_the_onset() -> None:
+def test_losses_that_are_no_numbers_and_last_are_the_onset() -> None:
     losses = exploding(300, 250)
     losses[[120, 130]] = math.nan, math.inf
+    losses[140:150] = math.nan
     found = judged(losses)
-    assert (found.verdict, found.onset) == ("nonfinite", 120)
-    assert found.not_finite("loss").tolist() == [120, 130]
+    assert (found.verdict, found.onset) == ("nonfinite", 140)
+    assert found.not_finite("loss").tolist() == [120, 130, *range(140, 150)]
     assert not len(found.not_finite("grad_norm"))
+    losses[-1] = math.nan
+    assert judged(losses[-20:]).onset == 19
+
+
+def test_single_losses_that_are_no_numbers_or_0_are_left_out_as_by_a_watch() -> None:
+    losses = exploding(1000, 600)
+    expected = judged(np.delete(losses, np.arange(49, 1000, 50)))
+    losses[49:999:100], losses[99:999:100] = math.nan, 0.0
+    losses = losses[:999]
+    found = judged(losses)
+    assert found.verdict == expected.verdict == "exploded"
+    assert found.onset is not None
+    assert 600 <= found.onset < 700
+    assert judged(losses[:590]).verdict == "stable"
 
 
 def test_a_norm_that_doubles_before_the_loss_rises_is_told_by_its_step() -> None:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.detector import LATEST, DetectorConfig, NoiseScaledDetector, early_margin, undecided
+from flashpoint.detector import LATEST, DetectorConfig, LoopDetector, NoiseScaledDetector, early_margin, undecided
 from flashpoint.early_warning import GROWTH, LOOKBACK
 from flashpoint.logs.log import Log, Resume
 from flashpoint.runs.metric_table import GRAD_NORM, LOSS
@@ -61,28 +61,29 @@ class Judgement:
         return DetectorConfig(window=window, hold_steps=round(window * usual.hold_steps / usual.window))
 
     @cached_property
-    def _detector(self) -> NoiseScaledDetector:
+    def _loop(self) -> LoopDetector:
         """Begins anew where the loss jumped after a resume, as the watch of the later process does."""
         anew = {jump.resume.step for jump in self.jumps if jump.jumped}
-        detector = NoiseScaledDetector(self.bounds)
+        loop = LoopDetector(NoiseScaledDetector(self.bounds))
         for place, (step, loss) in enumerate(zip(*self.losses, strict=True)):
-            if step in anew and detector.verdict == "stable":
-                detector = NoiseScaledDetector(self.bounds)
-            detector.update(place, float(loss), 0.0)  # as a watch, by the loss alone
-        return detector
+            if step in anew and loop.verdict == "stable":
+                loop = LoopDetector(NoiseScaledDetector(self.bounds))
+            loop.update(place, float(loss))  # as a watch, by the loss alone
+        loop.end()
+        return loop
 
     @property
     def verdict(self) -> Verdict:
-        return self._detector.verdict
+        return self._loop.verdict
 
     @property
     def onset(self) -> int | None:
-        """The step of the first loss of an explosion, or of the first that is no finite number."""
+        """The first step of an explosion, or of losses that are no finite numbers and last."""
         return None if self._onset_place is None else int(self.losses[0][self._onset_place])
 
     @property
     def _onset_place(self) -> int | None:
-        return self._detector.onset_step
+        return self._loop.onset_step
 
     @property
     def undecided(self) -> str | None:
@@ -92,7 +93,7 @@ class Judgement:
         finite = losses[np.isfinite(losses) & (steps >= max(jumped, default=0))]
         if not len(finite):
             return None
-        return undecided(self._detector, self.bounds, float(finite[0]), finite[-LATEST:].tolist())
+        return undecided(self._loop.detector, self.bounds, float(finite[0]), finite[-LATEST:].tolist())
 
     @property
     def is_short(self) -> bool:
