@@ -1,7 +1,9 @@
 """What a recorded run says of itself."""
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flashpoint.errors import UserError
@@ -45,6 +47,17 @@ def test_of_a_run_that_turned_nan_the_last_norms_that_are_numbers_tell_the_hotte
     run = open_run(path)
     assert run.hottest_head == head
     assert run.hottest_layer == head[0]
+
+
+def test_a_mean_of_losses_is_of_those_that_are_numbers(tmp_path: Path) -> None:
+    losses = {step: math.nan if step % 50 == 49 else float(step) for step in range(300)}
+    metrics = [{"step": step, "loss": loss} for step, loss in losses.items()]
+    smoothed = open_run(write_run(tmp_path / "run", {"name": "flash_bf16"}, metrics=metrics)).smoothed("loss")
+    assert smoothed is not None
+    steps, means = smoothed.series
+    known = [loss for loss in losses.values() if math.isfinite(loss)]
+    assert means[-1] == pytest.approx(np.mean(known[-smoothed.steps :]))
+    assert (steps[-1], np.isfinite(means).all()) == (298, True)
 
 
 def test_a_run_whose_norms_never_were_numbers_has_the_papers_layer_and_no_hottest_head(tmp_path: Path) -> None:

@@ -303,10 +303,11 @@ class Run:
                 raise UserError(f"{self.where}: {told}; restore its metrics, or leave the run out")
 
     def smoothed(self, name: str) -> Smoothed | None:
-        """Return the moving average of a per-step metric; None where the run has not measured it."""
-        if name not in self.columns:
+        """Return the moving average of the finite numbers of a per-step metric; None where the run has none."""
+        at, values = self.columns.get(name, (np.empty(0, np.int64), np.empty(0)))
+        at, values = at[np.isfinite(values)], values[np.isfinite(values)]
+        if not len(at):
             return None
-        at, values = self.columns[name]
         spacing = max(1, int(np.median(np.diff(at)))) if len(at) > 1 else 1  # a thinned run has not every step
         window = max(1, min(self.config.detector.window // spacing, len(values) // 4))
         averages = np.convolve(values, np.ones(window) / window, mode="valid")

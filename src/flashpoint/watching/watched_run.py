@@ -88,7 +88,7 @@ class WatchedRun:
         write_json(self.folder.config, self._config)  # last: it makes the folder a run
         self._metrics = MetricsFile(self.folder.metrics)
         self._batches: TextIO | None = None
-        self._birth: Birth | None = None
+        self._births: list[Birth] = []
         self._told_removed = False
         self._modules: list[str] = []
         self._listeners.begun(self.folder, first_step)
@@ -137,9 +137,8 @@ class WatchedRun:
                 write_json(self.folder.manifest, self._manifest)
 
     def note_birth(self, birth: Birth) -> None:
-        """Write down where NaN or infinity came from. The outcome has the first one that lasted, or else the first."""
-        if self._birth is None or (birth.lasting and not self._birth.lasting):
-            self._birth = birth
+        """Write down where NaN or infinity came from."""
+        self._births.append(birth)
         if self._is_there():
             with self.folder.nonfinite.open("a") as file:
                 file.write(birth.model_dump_json() + "\n")
@@ -183,6 +182,14 @@ class WatchedRun:
         """Whether tensors of a step are written."""
         return bool(self.folder.capture(step).layers)
 
+    def _origin(self, onset: int | None) -> str | None:
+        """Return where NaN or infinity came from: the first one that lasted, or else that of the onset. Others were of
+        steps that the verdict leaves out."""
+        lasting = (one for one in self._births if one.lasting)
+        since = (one for one in self._births if onset is not None and one.step >= onset)
+        found = next(lasting, None) or next(since, None)
+        return None if found is None else found.text
+
     def close(
         self, verdict: Verdict, onset: int | None, steps: int, loss: float, seconds: float, interrupted: str | None
     ) -> Outcome:
@@ -191,7 +198,7 @@ class WatchedRun:
             outcome=verdict,
             step=steps,
             onset_step=onset,
-            nonfinite=self._birth.text if self._birth is not None and verdict == "nonfinite" else None,
+            nonfinite=self._origin(onset) if verdict == "nonfinite" else None,
             loss=loss,
             val_loss=None,
             val_step=None,
