@@ -2,12 +2,13 @@
 
 import dataclasses
 import re
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.cli.diagnose_advice import advice, suspects
+from flashpoint.cli.diagnose_advice import FIXED, MATH, advice, exchange_for, suspects
 from flashpoint.cli.diagnose_tables import tables
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
@@ -154,14 +155,32 @@ def test_where_the_attention_is_asked_row_sums_with_a_soft_cap_are_no_bias_of_de
 
 def test_a_soft_cap_in_all_heads_of_a_users_function_sends_nobody_to_another_attention() -> None:
     diagnosis = diagnose(dataclasses.replace(call_of(capped, along_out(5)), attention="own:capped"))
-    told = advice({one.kind for one in diagnosis.findings}, suspects([diagnosis], None))
+    told = advice({one.kind for one in diagnosis.findings}, suspects([diagnosis], None), exchange_for([diagnosis]))
     assert "flash_unrounded_out" not in told
 
 
+@pytest.mark.parametrize(
+    ("form", "exchange"),
+    [
+        ({}, FIXED),
+        ({"mask": torch.ones(1, 1, 1, 64, dtype=torch.bool)}, MATH),
+        ({"softcap": 30.0}, ""),
+        ({"sink": torch.zeros(4)}, ""),
+    ],
+)
+def test_no_attention_is_advised_that_refuses_the_call(form: dict[str, Any], exchange: str) -> None:
+    diagnosis = diagnose(call_of(by_position(faulty_attention(Fault("delta_bias", size=1e-2))), along_out(5)))
+    call = dataclasses.replace(diagnosis.call, form=dataclasses.replace(diagnosis.call.form, **form))
+    diagnosis = dataclasses.replace(diagnosis, call=call)
+    assert exchange_for([diagnosis]) == exchange
+    told = "".join(advice({kind}, "", exchange) for kind in ("gradients_off", "dropped_tile", "nonfinite"))
+    assert ("flash_fp32" in told, "sdpa:math" in told) == (exchange == FIXED, exchange == MATH)
+
+
 def test_a_rounding_alone_is_not_said_to_be_wrong_unless_a_users_function_shows_it() -> None:
-    assert "computes something wrong" not in advice({"coarse_rounding"}, "")
-    assert "own:capped" in advice({"coarse_rounding"}, "own:capped")
-    assert "computes something wrong" in advice({"coarse_rounding", "dropped_tile"}, "")
+    assert "computes something wrong" not in advice({"coarse_rounding"}, "", FIXED)
+    assert "own:capped" in advice({"coarse_rounding"}, "own:capped", FIXED)
+    assert "computes something wrong" in advice({"coarse_rounding", "dropped_tile"}, "", FIXED)
 
 
 @pytest.mark.parametrize("name", CLEAN)

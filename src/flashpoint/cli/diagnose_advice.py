@@ -36,6 +36,24 @@ _WORDS = {
 _OF_DELTA = frozenset(("delta_bias", "rounded_head"))
 _BY_DESIGN = frozenset(("out_rows", "other_scores", "coarse_rounding", "dropped_tile", "stale_maximum", "dead_rows"))
 """What is found of a function that does without a fault something else than softmax(QKᵀ·scale)V."""
+FIXED, MATH = "flash_fixed", "PyTorch's math backend"
+"""Attentions whose δ is not of a rounded O."""
+_EXCHANGES = {
+    FIXED: (
+        "flashpoint.attention(q, k, v, variant='flash_fixed') takes δ from an O that is not rounded. "
+        "docs/own_run.md tells how to exchange an attention."
+    ),
+    MATH: (
+        "flash_fixed takes no mask, no bias, and no other lengths or widths of k and v. A mask that closes padding at "
+        "the ends of causal sequences alone can be left out. With any mask or bias, PyTorch's math backend takes δ "
+        "from no O: torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
+    ),
+    "": (
+        "flash_fixed takes no soft cap, sink or dropout. Let the backward pass of this attention take δ from an O in "
+        "FP32, or from P and dP."
+    ),
+}
+"""What to do about a biased δ, by the attention that takes the call."""
 _TURNED = 0.02
 """A first row of O that turns by more is no matter of scores: it has one key. BF16's rounding turns it by 0.002."""
 
@@ -58,7 +76,7 @@ _ALONE = {
     ),
     "rounded_denominator": (
         "Attention that is computed line by line usually rounds P after its division by ℓ, which is no fault. A "
-        "rounded ℓ is one: --attention flash_fp32 tells what an attention without a fault returns."
+        "rounded ℓ is one. --attention flash_fp32 tells what an attention without a fault returns."
     ),
     "gradients_off": (
         "O is right, and gradients are not: the fault is in the backward pass. --attention flash_fp32 tells what one "
@@ -88,6 +106,27 @@ def suspects(diagnoses: Sequence[Diagnosis], attention: str | None) -> str:
         heads[name] = heads.get(name, 0) + diagnosis.call.q.shape[1]
         wrong[name] = wrong.get(name, 0) + (len(found) if of_users else 0)
     return next((name for name, count in wrong.items() if 2 * count > heads[name]), "")
+
+
+def exchange_for(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return the attention that takes all that the calls with findings were told beside q, k and v, or those of all
+    where there are none: :data:`FIXED`, :data:`MATH`, which takes a mask and a bias, too; empty where neither does."""
+    of = [one for one in diagnoses if one.findings] or diagnoses
+    forms = [one.call.form for one in of]
+    sinks = any(one.call.form.sink is not None and all(found.kind != "sink" for found in one.findings) for one in of)
+    if sinks or any(form.softcap or form.dropout for form in forms):
+        return ""
+    as_many = all(one.call.q.shape[2:] == one.call.v.shape[2:] for one in of)
+    return FIXED if as_many and all(form.is_plain for form in forms) else MATH
+
+
+def _called_anew(text: str, exchange: str) -> str:
+    """Return a text that tells of ``--attention flash_fp32`` for a call that this takes; of another one with the
+    attention that takes it, or without the sentences."""
+    if exchange:
+        return text if exchange == FIXED else text.replace("flash_fp32", "sdpa:math")
+    kept = [sentence for sentence in text.removesuffix(".").split(". ") if "--attention" not in sentence]
+    return "".join(f"{sentence}. " for sentence in kept).strip()
 
 
 def _exchanges(kinds: Collection[str], suspected: str) -> bool:
@@ -132,6 +171,7 @@ def verdict(
     suspected: str,
     nothing: str,
     modules: Mapping[int, str],
+    exchange: str,
 ) -> str:
     """Return what was found and what to try, in one sentence.
 
@@ -142,6 +182,7 @@ def verdict(
         suspected: a function that :func:`suspects` names.
         nothing: is said where nothing was found.
         modules: names of the modules that call the attentions, by layer, as far as they are known.
+        exchange: of :func:`exchange_for`.
     """
     grown = growth.layers if growth else frozenset()
     where = f"W_Q grew in layer {', '.join(map(str, sorted(grown)))}"
@@ -162,15 +203,16 @@ def verdict(
         told += f", and {where}"
     kinds = {one.kind for one in findings}
     if first.kind in _OF_DELTA and _exchanges(kinds, suspected):
-        return f"{told}; try flash_fixed."
+        return f"{told}; try {exchange}." if exchange else f"{told}."
     return f"{told}; most heads of {suspected} may mean to be so." if suspected else f"{told}."
 
 
-def advice(kinds: Collection[str], suspected: str) -> str:
+def advice(kinds: Collection[str], suspected: str, exchange: str) -> str:
     """Return what to do next about findings of these kinds, of which there are some.
 
     Args:
         suspected: a function that :func:`suspects` names.
+        exchange: of :func:`exchange_for`.
     """
     kinds = set(kinds)
     if kinds == {"sink"}:
@@ -179,24 +221,33 @@ def advice(kinds: Collection[str], suspected: str) -> str:
             "Where none is, the normaliser counts keys that are none, such as padding whose scores are not masked."
         )
     if _exchanges(kinds, suspected):
-        return (
-            "flashpoint.attention(q, k, v, variant='flash_fixed') takes δ from an O that is not rounded. "
-            "docs/own_run.md tells how to exchange an attention."
-        )
+        return _EXCHANGES[exchange]
     kinds.discard("sink")
     if "fp16_overflow" in kinds:
         return "FP16 ends at 65,504: train in BF16, and hold scores in FP32."
     meant = bool(suspected) and kinds == {"coarse_rounding"}  # what is no softmax can look so
     if len(kinds) == 1 and not meant and (alone := _ALONE.get(min(kinds))):
-        return alone
+        return _called_anew(alone, exchange)
     if suspected:
-        return (
+        return _called_anew(
             f"Most heads of {suspected} return something else than softmax(QKᵀ·scale)V. If it was so from the first "
             "step on, the function probably computes something else on purpose, as with ALiBi, a soft cap, a norm of q "
             "or k, a window, a gate, a sink that depends on q, or another scale inside, and these findings are no "
             "fault. Then watch the attention that it calls, on the q and k that this is given, by "
             "functions=['MODULE:NAME']; the function itself cannot be diagnosed. If it is meant to be "
-            "softmax(QKᵀ·scale)V, it computes something wrong: --attention flash_fp32 tells what an attention without "
-            "a fault returns."
+            "softmax(QKᵀ·scale)V, it computes something wrong. --attention flash_fp32 tells what an attention without "
+            "a fault returns.",
+            exchange,
         )
-    return "The attention computes something wrong: --attention flash_fp32 tells whether another kernel does, too."
+    wrong = "The attention computes something wrong. --attention flash_fp32 tells whether another kernel does, too."
+    return _called_anew(wrong, exchange)
+
+
+def to_be_sure_of(exchange: str) -> str:
+    """Return how a training tells what tensors do not; empty where no attention takes the calls."""
+    if not exchange:
+        return ""
+    return (
+        f"To be sure, train twice on the same batches from a checkpoint before W_Q grew, with this attention and with "
+        f"{exchange}: if only the first explodes, the attention had a part in it."
+    )

@@ -8,7 +8,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from flashpoint.cli.diagnose_advice import advice, of_other_outputs, suspects, told_first, verdict
+from flashpoint.cli.diagnose_advice import (
+    FIXED,
+    advice,
+    exchange_for,
+    of_other_outputs,
+    suspects,
+    to_be_sure_of,
+    told_first,
+    verdict,
+)
 from flashpoint.cli.table import ALL, Cell, Table, number
 from flashpoint.diagnosis.measure_table import (
     ALONG_MEAN_KEY,
@@ -130,7 +139,7 @@ def delta_tables(
     unjudged, unseen = too_few(known, ""), "" if findings else _unseen(known, "")
     measures = Table(("layer", "head", *BIAS_COLUMNS), measured, _joined(later, unjudged, unseen))
     nothing = "δ was not judged." if unjudged else "Nothing found."
-    return _told(findings, growth, measures, nothing, bool(unjudged or unseen), "", modules)
+    return _told(findings, growth, measures, nothing, bool(unjudged or unseen), "", modules, FIXED)
 
 
 def tables(
@@ -165,7 +174,7 @@ def tables(
     suspected = suspects(diagnoses, attention)
     modules = {call.layer: call.module for call in (one.call for one in diagnoses) if call.module}
     to_be_sure = not bad_loss and bool(unjudged or hidden or unseen)
-    return _told(findings, growth, measures, nothing, to_be_sure, suspected, modules)
+    return _told(findings, growth, measures, nothing, to_be_sure, suspected, modules, exchange_for(diagnoses))
 
 
 def _told(
@@ -176,23 +185,24 @@ def _told(
     to_be_sure: bool,
     suspected: str,
     modules: Mapping[int, str],
+    exchange: str,
 ) -> tuple[str, list[Table]]:
     """Return the sentence, ``nothing`` where nothing was found, and the tables."""
     first, beside = told_first(findings, growth)
     before = [growth.table] if growth else []
     if findings:
         rows = [[one.layer, _heads(one), one.kind, one.text] for one in findings]
-        note = advice({one.kind for one in findings}, suspected)
+        note = advice({one.kind for one in findings}, suspected, exchange)
         before.append(Table(("layer", "heads", "finding", "what shows it"), rows, note, instead=Table((), [])))
     else:
         ignited = _UNSEEN_CAUSE if growth and growth.warned else ""
-        note = _joined(measures.note, ignited, _TO_BE_SURE if to_be_sure or ignited else "")
+        note = _joined(measures.note, ignited, to_be_sure_of(exchange) if to_be_sure or ignited else "")
         measures = dataclasses.replace(measures, note=note)
     lines = [f"- layer {one.layer}, head {_heads(one)}, {one.kind}: {one.text}" for one in first]
     lines += [f"- layer {one.layer}, head {_heads(one)}, {one.kind}; its W_Q did not grow" for one in beside]
     said = ["\n".join(lines), growth.words if growth else "", note if findings else ""]
     captured = {row[0] for row in measures.rows}
-    return verdict(first, growth, captured, suspected, nothing, modules), [
+    return verdict(first, growth, captured, suspected, nothing, modules, exchange), [
         *before,
         _measures_shown(measures, findings, first, growth, said, modules),
     ]
@@ -393,8 +403,4 @@ def _rounded_up(count: int) -> int:
 _UNSEEN_CAUSE = (
     "Most explosions that this package knows begin with a W_Q that grows, and the attention can be the cause where "
     "nothing is found: docs/findings/appendix.md, A real explosion."
-)
-_TO_BE_SURE = (
-    "To be sure, train twice on the same batches from a checkpoint before W_Q grew, with this attention and with "
-    "flash_fixed: if only the first explodes, the attention had a part in it."
 )
