@@ -75,3 +75,20 @@ def test_a_bias_planted_as_the_documents_say_is_found_where_it_is(
     assert (found["layer"], found["heads"], found["finding"]) == (2, "1, 2, 3, 4", "delta_bias")
     sizes = {(row["layer"], row["head"]): row["δ bias"] for row in told["tables"][1]["rows"]}
     assert [sizes[2, head] for head in range(1, 5)] == pytest.approx([known["biased"].delta_error.size] * 4, rel=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("symptom", "outcome"),
+    [("nan", "nonfinite"), ("no_labels", "stable"), ("resume", "stable"), ("rise", "exploded"), ("zero", "stable")],
+)
+def test_each_symptom_ends_as_its_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, symptom: str, outcome: str
+) -> None:
+    from examples import symptoms
+
+    monkeypatch.chdir(tmp_path)
+    symptoms.main(symptom)
+    run = open_run(str(tmp_path / "runs" / symptom))
+    assert run.outcome is not None
+    assert run.outcome.outcome == outcome
