@@ -82,3 +82,12 @@ def test_a_form_that_does_not_fit_is_refused(tmp_path: Path, changed: dict[str, 
     call_with(dataclasses.replace(whole(), **changed)).write(tmp_path / "call.safetensors")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=told):
         AttentionCall.read(tmp_path / "call.safetensors")
+
+
+def test_rows_that_see_no_key_are_found_head_by_head() -> None:
+    mask = torch.ones(1, H, QUERIES, KEYS, dtype=torch.bool)
+    mask[0, 2, 3] = False
+    for form in (Form(False, 1.0, mask=mask), Form(True, 1.0, mask=mask, bias=torch.zeros(N, 1, 1, KEYS))):
+        empty = form.empty_rows((N, H, QUERIES, KEYS), mask.device)
+        assert empty is not None
+        assert empty.nonzero().tolist() == [[0, 2, 3], [1, 2, 3]]

@@ -114,3 +114,20 @@ def test_a_bias_that_holds_nan_is_where_it_begins() -> None:
     assert finding.kind == "nonfinite"
     assert "bias" in finding.text
     assert finding.inherited
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "size"), [(torch.float32, 5, 1), (torch.float32, 2, 32), (torch.bfloat16, 17, 1)]
+)
+def test_a_right_attention_of_few_keys_or_one_feature_is_not_accused(
+    dtype: torch.dtype, tokens: int, size: int
+) -> None:
+    """FP32 errs by more than the rounding of O alone, and where PK cancels the rounding of dQ weighs much."""
+    for seed in range(12):
+        generator = torch.Generator().manual_seed(seed)
+        q, k = torch.randn(2, 2, 4, tokens, size, generator=generator).to(dtype)
+        v, grad_out = torch.randn(2, 2, 4, tokens, 8, generator=generator).to(dtype)
+        form = Form(True, 0.3)
+        call = AttentionCall(q, k, v, grad_out, None, None, None, None, form, 1, 0, "f")
+        for attention in (in_fp32, sdpa):
+            assert not kinds(diagnose(recorded(call, attention)))

@@ -15,7 +15,9 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 import flashpoint
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.verdict import diagnose
+from flashpoint.watching.agreement import agreeing
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.interception import intercepting_interface
 from flashpoint.watching.interceptor import Interceptor
@@ -361,3 +363,12 @@ def captured_never(model: nn.Module, _number: int, watched: Watch) -> None:
     loss = model(2 * torch.randn(BATCH, LENGTH, 32, dtype=torch.float64)).square().mean()
     loss.backward()
     watched.step(loss)
+
+
+def test_rows_beside_a_large_sink_may_be_too_small_for_fp16() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, LENGTH, SIZE, generator=generator).half()
+    form = Form(True, 1.0, sink=torch.full((2,), 18.0))
+    call = AttentionCall(q, k, v, v, None, None, None, None, form, 1, 0, "f")
+    out = torch.stack([exact(call, 0).out]).half()
+    assert agreeing([form], [q, k, v, out], closely=True) is form

@@ -18,6 +18,8 @@ from flashpoint.quantiles import student_t_isf
 
 FP32_COARSE = 2**-9
 """Error of weights by FP32 beyond which the rounding of P̄, O or ℓ to BF16 cannot be told from it: half an ulp at 1."""
+FP32_STEPS = 2**-22
+"""Relative error of O by FP32 beside that of S: exp, ℓ, the sum over keys and the division by ℓ round by 2⁻²⁴ each."""
 DEAD_ROWS = 0.001
 """Share of rows that are switched off. Nothing else makes |O| half as long."""
 CHANCE = 0.001

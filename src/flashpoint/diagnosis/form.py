@@ -119,7 +119,8 @@ class Form:
         if not self.can_close_rows:
             return None
         sequences, heads, queries, keys = shape
-        nothing = torch.zeros(1, queries, keys, device=device)
+        of_heads = max(x.shape[1] for x in (self.bias, self.mask) if x is not None)
+        nothing = torch.zeros(of_heads, queries, keys, device=device)
         closed = [(self.scores(nothing.clone(), n) == -math.inf).all(-1) for n in range(sequences)]
         return torch.stack([one.expand(heads, -1) for one in closed])
 

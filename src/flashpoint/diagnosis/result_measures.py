@@ -72,7 +72,9 @@ def of_results(
             errors[table.GRAD_Q_UNEXPLAINED] = _unexplained_grad_q(found, true, call.form.scale)
         if name == "grad_k" and delta_error is not None:
             of_delta = -call.form.scale * (true.slopes.mT @ (delta_error[..., None] * call.q[n].double()))
-            errors[table.GRAD_K_UNEXPLAINED] = (found - wanted - _of_keys(of_delta, call)).norm(dim=(-2, -1))
+            unexplained = (found - wanted - _of_keys(of_delta, call)).norm(dim=(-2, -1))
+            # Where PK almost cancels, the rounding of dQ looks like a large error of δ, which dK does not have.
+            errors[table.GRAD_K_UNEXPLAINED] = torch.minimum(unexplained, errors[rows.error])
         size = _size(name, wanted, call, true)
         measured |= {one.name: (error / size).repeat_interleave(repeats, 0) for one, error in errors.items()}
     if call.q.dtype == call.grad_out.dtype == torch.float16:
@@ -112,7 +114,7 @@ def of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:
     return {
         **_rows_off(table.OUT_ROWS_OFF, difference.norm(dim=-1) / size),
         table.FIRST_ROW_TURNED.name: (first - along * exact).norm(dim=-1) / size[:, 0],
-        table.DEAD_ROWS.name: _dead(found, true.out),
+        table.DEAD_ROWS.name: _dead(found, true),
         table.LENGTH_ERROR.name: _length_error(found, true),
         table.OUT_ERROR.name: difference.norm(dim=(-2, -1)) / true.out.norm(dim=(-2, -1)).clamp_min(1e-300),
         **relative(table.DELTA, error, true.bound),
@@ -196,16 +198,20 @@ def _rounding_of_grad_q(noise: Tensor, true: Exact) -> Tensor:
     return (added.square().sum(-1) / true.bound.square().sum(-1).clamp_min(1e-300)).sqrt()
 
 
-def _dead(found: Tensor, true: Tensor) -> Tensor:
+def _dead(found: Tensor, true: Exact) -> Tensor:
     """Return the share [H] of rows that are switched off: short, but along FP64's O as far as there is something left.
 
-    Rows without an O do not count: V is 0 in a padded head, and before training where it is initialised so. It is NaN
-    where FP64's O is no finite number.
+    Rows without an O do not count: V is 0 in a padded head, and before training where it is initialised so. Nor do rows
+    that cancel so far that P̄ rounded to BF16 can halve them, as some of one feature do. It is NaN where FP64's O is no
+    finite number.
     """
-    length, size = found.norm(dim=-1), true.norm(dim=-1)
+    length, size = found.norm(dim=-1), true.out.norm(dim=-1)
     counts = size > NO_ROW * size.square().mean(-1, keepdim=True).sqrt()
-    cosine = (found * true).sum(-1) / (length * size).clamp_min(1e-300)
+    cosine = (found * true.out).sum(-1) / (length * size).clamp_min(1e-300)
     dead = counts & (length < DEAD * size) & ((length < 1e-3 * size) | (cosine > 0.9))
+    if dead.any():
+        by_rounding = BF16 * (true.weights @ true.v.norm(dim=-1, keepdim=True))[..., 0]
+        dead &= (1 - DEAD) * size > by_rounding
     share = dead.double().sum(-1) / counts.double().sum(-1).clamp_min(1.0)
     return share.where(size.isfinite().all(-1), torch.nan)
 

@@ -20,6 +20,7 @@ from flashpoint.diagnosis.factors import Factors, factor_findings, factors_of
 from flashpoint.diagnosis.finding import (
     DEAD_ROWS,
     FP32_COARSE,
+    FP32_STEPS,
     Finding,
     Make,
     as_rounded,
@@ -228,7 +229,8 @@ def _findings(
     biased &= ~responds
     found = [None if bias is None else _biased(bias, biased, following, finding), _not_of_softmax(responds, finding)]
     found += [wrong_delta(measures, ~biased & ~factors.either, finding), *factor_findings(factors, measures, finding)]
-    rough = ~heads & ~factors.of_scores & told_apart & (coarser > 3 * by_rounding)
+    by_fp32 = (FP32_STEPS + fp32_error(measures)).square()
+    rough = ~heads & ~factors.of_scores & told_apart & (coarser > 3 * by_rounding + by_fp32)
     if not declares and rough.any():
         found.append(_coarse_rounding(call, measures, rough, finding))
     if heads.any():

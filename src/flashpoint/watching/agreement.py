@@ -112,6 +112,7 @@ def _errors(form: Form, sequence: Sequence[Tensor], n: int) -> tuple[Tensor, Ten
         probs = probs * torch.sigmoid(logsumexp - sink[:, None])[..., None]
     expected = probs @ v
     size = torch.maximum(expected.norm(dim=-1), (probs.square() @ v.square().sum(-1, keepdim=True))[..., 0].sqrt())
+    size = size.clamp_min(torch.finfo(out.dtype).tiny)  # below, O has few bits, as FP16's beside a large sink
     lone = closed.all(-1) & (actual != 0).any(-1)
     return (actual - expected).norm(dim=-1) / size, rounding, lone
 

@@ -1,0 +1,17 @@
+"""Calls of attention are recorded and right, or refused. ``python scripts/faults/fuzz_calls.py`` tries more of them."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.drawn_calls import drawn
+from tests.fuzz.watched_calls import FAULTS, ending
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("first", range(0, 48, 12))
+def test_a_call_is_recorded_and_right_or_refused(first: int, tmp_path: Path) -> None:
+    for number in range(first, first + 12):
+        found = ending(drawn(number), tmp_path / str(number))
+        assert found.kind not in FAULTS, f"{drawn(number)}\n{found.kind}: {found.why}"
