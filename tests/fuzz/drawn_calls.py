@@ -17,7 +17,7 @@ from torch import Tensor
 WAYS = ("sdpa", "interface", "named", "named@bthd")
 """PyTorch's attention, a function through Transformers' interface, and named ones of [B, H, T, d] and [B, T, H, d]."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-CLOSINGS = (-math.inf, "least", -1e9, -1e4)
+CLOSINGS: tuple[float | str, ...] = (-math.inf, "least", -1e9, -1e4)
 """What a mask that is added has at closed pairs; the second is the least number of its dtype."""
 
 
@@ -249,8 +249,9 @@ def _tell_mask(case: Case, name: str, kind: str, of: random.Random, generator: t
         else:
             values = _relative(case, generator) if bias else torch.zeros(1, 1, 1, 1)
         closing = of.choice(CLOSINGS)
-        least = torch.finfo(case.dtype).min if closing == "least" else closing
-        least = max(least, torch.finfo(case.dtype).min) if math.isfinite(least) else least
+        lowest = torch.finfo(case.dtype).min
+        least = lowest if isinstance(closing, str) else closing
+        least = max(least, lowest) if math.isfinite(least) else least
         mask = values.to(case.dtype).expand(torch.broadcast_shapes(values.shape, seen.shape)).masked_fill(~seen, least)
         pairs = f"{pairs}{f' with {bias}' if bias else ''}, {closing}"
     whole = case.shape
