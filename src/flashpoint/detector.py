@@ -149,6 +149,8 @@ NOISES, SHARE = 3, 0.1
 REACH = 6 / 0.617
 """The margin over the wander of means: from three standard deviations below a level to three above it. The largest
 Allan deviation of first-order noise (Gauss-Markov, of any correlation time) is 0.617 of its standard deviation."""
+_NOISE_OF = 100
+"""Losses that tell the noise of a single one, at least: ten alone can lie near a line, or far from it, by chance."""
 _BLOCKS = 8
 """Blocks of a window, and the fewest by which a length is judged."""
 _WINDOWS = 64
@@ -161,9 +163,9 @@ class NoiseScaledDetector(ExplosionDetector):
     """Judges losses whose unit nobody knows, as a mean square error.
 
     Its margin is :data:`REACH` times the :class:`Wander` of earlier losses, or a tenth of the minimum if that is more.
-    The wander is at least what independent losses have that are as noisy as those whose mean is the minimum. A mean is
-    moved by one high loss for a whole window. So the middle one of the last ``hold_steps`` losses has to be out of
-    bounds, too.
+    The wander is at least what independent losses have that are as noisy as those whose mean is the minimum. A window
+    of less than 100 losses tells its noise together with those before it. A mean is moved by one high loss for a whole
+    window. So the middle one of the last ``hold_steps`` losses has to be out of bounds, too.
 
     Attributes:
         wander: standard deviation of means that the margin is made of; NaN before a window is full.
@@ -173,6 +175,7 @@ class NoiseScaledDetector(ExplosionDetector):
         super().__init__(config)
         self._earlier = Wander(config.window)
         self._independent = math.nan
+        self._noisy: deque[float] = deque(maxlen=config.window * max(1, _NOISE_OF // config.window))
 
     @property
     def wander(self) -> float:
@@ -191,11 +194,14 @@ class NoiseScaledDetector(ExplosionDetector):
     def update(self, step: int, loss: float, grad_norm: float) -> None:
         if math.isfinite(loss):
             self._earlier.add(loss, judge=not self.steps_above)
+            self._noisy.append(loss)
         super().update(step, loss, grad_norm)
 
     def _fell(self) -> None:
-        window = self._config.window
-        self._independent = noise_about_line(self._losses) / math.sqrt(window) * _excess(max(2, window - 2))
+        losses, window = list(self._noisy), self._config.window
+        noises = [noise_about_line(losses[end - window : end]) for end in range(len(losses), window - 1, -window)]
+        noise = math.hypot(*noises) / math.sqrt(len(noises))
+        self._independent = noise / math.sqrt(window) * _excess(max(2, len(noises) * (window - 2)))
 
     def _stays(self) -> bool:
         latest = list(self._losses)[-self._config.hold_steps :]
