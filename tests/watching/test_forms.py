@@ -337,7 +337,7 @@ def test_layers_share_one_copy_of_their_mask() -> None:
 
 
 def test_a_mask_that_is_too_large_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashpoint.watching.pairs._LARGEST", BATCH * LENGTH * LENGTH - 1)
+    monkeypatch.setattr("flashpoint.watching.masks._LARGEST", BATCH * LENGTH * LENGTH - 1)
     (told,) = loop(tmp_path, Model(sdpa(attn_mask=PADDED & LOWER)), captured, steps=2).manifest.not_recorded
     assert "scaled_dot_product_attention: mask [3, 1, 12, 12] is" in told
 

@@ -22,7 +22,7 @@ from flashpoint.other_softmax import BY_POSITION, CAPS, other_softmax
 from flashpoint.watching.agreement import agreeing
 from flashpoint.watching.functions import NoMask, SeenCall
 from flashpoint.watching.left_out import DROPOUT, LeftOut
-from flashpoint.watching.pairs import (
+from flashpoint.watching.masks import (
     ALL,
     LOWER,
     Pairs,
