@@ -36,7 +36,8 @@ def origin(before: StepNumbers | None, now: StepNumbers, usual: Collection[tuple
             "checkpoint that was loaded, or at the initialisation."
         )
         return _birth(now.step, "start", ("weights",), text, parameters=now.weights, lasting=True)
-    found = _in_forward(before, usual) or _in_backward(before)
+    lasting = bool(now.weights)
+    found = _in_forward(before, usual, lasting) or _in_backward(before, lasting)
     if found is None:
         text = (
             f"the optimizer step made {_some(now.weights)} {_what(now.weights)}. Its loss, weights and gradients were "
@@ -44,7 +45,7 @@ def origin(before: StepNumbers | None, now: StepNumbers, usual: Collection[tuple
             "or weights, as clipping."
         )
         return _birth(before.step, "optimizer", ("weights",), text, parameters=now.weights, lasting=True)
-    return found.model_copy(update={"text": f"{found.text} {_after(before, now)}", "lasting": bool(now.weights)})
+    return found.model_copy(update={"text": f"{found.text} {_after(before, now)}", "lasting": lasting})
 
 
 def with_numbers(
@@ -82,7 +83,7 @@ def _after(before: StepNumbers, now: StepNumbers) -> str:
     )
 
 
-def _in_forward(step: StepNumbers, usual: Collection[tuple[int, str]]) -> Birth | None:
+def _in_forward(step: StepNumbers, usual: Collection[tuple[int, str]], lasting: bool) -> Birth | None:
     failed = step.loss is not None and not math.isfinite(step.loss)
     if failed and step.batch:
         text = f"the batch holds NaN or infinity, and the loss is {step.loss}."
@@ -99,11 +100,11 @@ def _in_forward(step: StepNumbers, usual: Collection[tuple[int, str]]) -> Birth 
             f"in the loss{_OTHERS}."
         )
     else:
-        text += f" {_unobserved(step)}"
+        text += f" {_unobserved(step, lasting)}"
     return _birth(step.step, "forward", ("loss",), text)
 
 
-def _in_backward(step: StepNumbers) -> Birth | None:
+def _in_backward(step: StepNumbers, lasting: bool) -> Birth | None:
     if not step.gradients:
         return None
     if seen := [one for one in step.tensors if one[1] in _BACKWARD]:
@@ -120,16 +121,19 @@ def _in_backward(step: StepNumbers) -> Birth | None:
         return found
     *_, last = step.gradients
     finite = f", and gradients of {_some(step.finite_gradients)} were finite" if step.finite_gradients else ""
-    text += f" The last of them in the model's order is {last}{finite}. {_unobserved(step)}"
+    text += f" The last of them in the model's order is {last}{finite}. {_unobserved(step, lasting)}"
     return _birth(step.step, "backward", ("gradients",), text, parameters=step.gradients)
 
 
-def _unobserved(step: StepNumbers) -> str:
-    """Return how the layer is found of a step whose attention was not observed."""
-    return (
-        "No layer is known, as the attention was not observed in this step. Go on from a checkpoint before it, and "
-        f"call watched.capture() before step {step.step:,}'s forward pass."
-    )
+def _unobserved(step: StepNumbers, lasting: bool) -> str:
+    """Return how the layer is found of a step whose attention was not observed; a loop whose weights stayed finite has
+    nothing to repeat."""
+    text = "No layer is known, as the attention was not observed in this step."
+    if lasting:
+        text += (
+            f" Go on from a checkpoint before it, and call watched.capture() before step {step.step:,}'s forward pass."
+        )
+    return text
 
 
 def _of_projections(step: StepNumbers) -> Birth | None:
