@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 import traceback
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import flashpoint
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.errors import UserError
 from flashpoint.runs.select import open_run
@@ -106,7 +108,7 @@ def _judged(case: Case, call: AttentionCall, alone: _Seen) -> Ending:
         return (
             Ending("recorded", "O is not finite") if kinds == {"nonfinite"} else Ending("other form", f"NaN: {kinds}")
         )
-    expected = by_autograd(case, alone)
+    expected = by_autograd(case, alone, call.form)
     for n in range(case.sequences):
         true = exact(call, n)
         for name, x in expected.items():
@@ -125,8 +127,12 @@ def _judged(case: Case, call: AttentionCall, alone: _Seen) -> Ending:
     return Ending("recorded")
 
 
-def by_autograd(case: Case, alone: _Seen) -> dict[str, Tensor]:
-    """Return O and gradients by PyTorch's autograd in FP64, of the call as it was drawn."""
+def by_autograd(case: Case, alone: _Seen, form: Form) -> dict[str, Tensor]:
+    """Return O and gradients by PyTorch's autograd in FP64, of the call as it was drawn.
+
+    A row all of whose keys are closed by finite numbers has weights. O shows them, and may show a form that closes
+    less. Where the form that was recorded has no weights there, neither has this.
+    """
     q, k, v = (alone.tensors[name].double().requires_grad_() for name in "qkv")
     keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = torch.einsum("nhqd,nhkd->nhqk", q, keys) * case.scale
@@ -134,6 +140,8 @@ def by_autograd(case: Case, alone: _Seen) -> dict[str, Tensor]:
         scores = (scores / case.softcap).tanh() * case.softcap
     added = case.added.expand(scores.shape)
     empty = (added <= torch.finfo(torch.float16).min).all(-1, keepdim=True)
+    closed = form.empty_rows(tuple(scores.shape), scores.device)
+    empty &= (added == -math.inf).all(-1, keepdim=True) | (False if closed is None else closed[..., None])
     scores = torch.where(empty, 0.0, scores + added)
     if case.sink is not None:
         sinks = case.sink.double()[:, None, None].expand(*scores.shape[:3], 1)
