@@ -109,8 +109,10 @@ def suspects(diagnoses: Sequence[Diagnosis], attention: str | None) -> str:
 
 
 def exchange_for(diagnoses: Sequence[Diagnosis]) -> str:
-    """Return the attention that takes all that the calls with findings were told beside q, k and v, or those of all
-    where there are none: :data:`FIXED`, :data:`MATH`, which takes a mask and a bias, too; empty where neither does."""
+    """Return the attention that takes all that the calls were told beside q, k and v: those with findings, or all.
+
+    It is :data:`FIXED`, or :data:`MATH`, which takes a mask and a bias, too; empty where neither does.
+    """
     of = [one for one in diagnoses if one.findings] or diagnoses
     forms = [one.call.form for one in of]
     sinks = any(one.call.form.sink is not None and all(found.kind != "sink" for found in one.findings) for one in of)

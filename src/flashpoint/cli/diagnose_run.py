@@ -42,8 +42,10 @@ class Growth:
 
 
 def births_of(path: Path) -> tuple[str, list[Table]]:
-    """Return where NaN or infinity came from in the run of a folder or file, as lines before others and as a table;
-    nothing where it did not come, or nobody looked."""
+    """Return where NaN or infinity came from in the run of a folder or file, as lines before others and as a table.
+
+    Nothing where it did not come, or nobody looked.
+    """
     from flashpoint.runs.folder import RunFolder
 
     folder = (path.parent if path.is_file() else path).resolve()

@@ -140,8 +140,10 @@ def read_log(where: str, files: list[Path], loss: str | None = None) -> Log:
 
 
 def _counted_on(rows: Rows) -> tuple[Rows, list[str]]:
-    """Return rows whose steps count on from epoch to epoch, and a remark if they began anew in one: a step that goes
-    back while the epoch rises is no resume."""
+    """Return rows whose steps count on from epoch to epoch, and a remark if they began anew in one.
+
+    A step that goes back while the epoch rises is no resume.
+    """
     found, offset, remarks = list[tuple[int, Mapping[str, float]]](), 0, list[str]()
     last, gap, last_epoch = -1, 1, math.inf
     for step, numbers in rows:

@@ -78,8 +78,10 @@ class _Attention(Kind):
 
 
 class WatchedShape(Kind):
-    """Attentions of a forward pass, their heads, width of all heads, and tokens of a sequence, as first seen; and which
-    modules call them, by name, empty where that is not known."""
+    """Attentions of a forward pass, their heads, width of all heads, and tokens of a sequence, as first seen.
+
+    And which modules call them, by name, empty where that is not known.
+    """
 
     n_layer: Count
     n_head: Count

@@ -118,8 +118,11 @@ def _errors(form: Form, sequence: Sequence[Tensor], n: int) -> tuple[Tensor, Ten
 
 
 def _scores(form: Form, q: Tensor, k: Tensor, rows: Tensor, n: int) -> Tensor:
-    """Return what the softmax of a form is of [H, R, T_k], −∞ at closed pairs: of some rows of sequence n, of whose q
-    [H, T_q, d] and k [H_kv, T_k, d] it is."""
+    """Return what the softmax of a form is of [H, R, T_k], −∞ at closed pairs, for some rows of sequence n.
+
+    Args:
+        q, k: of that sequence, [H, T_q, d] and [H_kv, T_k, d].
+    """
     raw = q[:, rows] @ k.repeat_interleave(len(q) // len(k), 0).mT * form.scale
     return form.scores(raw, n, rows)
 

@@ -73,8 +73,8 @@ class StepNumbers:
         weights, gradients: NaN or infinity by the name of the parameter that holds it; weights are those of the forward
             pass.
         finite_gradients: names of parameters whose gradients are finite.
-        by_head: heads in whose rows the gradient of W_Q ("dQ") or W_K ("dK") is not finite, by layer, and layers in
-            which it is not in the other features of the same weight ("other"); of the layers whose matrices are known.
+        by_head: heads in whose rows the gradient of W_Q ("dQ") or W_K ("dK") is not finite, by layer. And layers in
+            which it is not in the other features of the same weight ("other"). Of layers whose matrices are known.
         calls: the attentions that the step called; none where it was not observed.
         tensors: of these the ones that are not finite, in the order of time, with their heads from 1, which may not be
             known.

@@ -1,7 +1,7 @@
 """Reads from a call's options how its weights come from q and k, as forms of which O shows the one that is so.
 
-Options have the names of PyTorch, Transformers and flash-attn. Where a name has two meanings, as a bool mask whose True
-may close a pair, or a causal mask of other lengths of q and k, each is a form.
+Options have the names of PyTorch, Transformers and flash-attn. A name with two meanings makes two forms.
+True of a bool mask may close a pair, and a causal mask of two lengths may begin at either end.
 
 Shapes: B sequences of which the first N are kept, H heads, T_q queries, T_k keys.
 """
@@ -234,8 +234,8 @@ def _causal(call: SeenCall) -> list[Pairs]:
 
 
 def _windows(call: SeenCall, told: Any, causal: bool) -> list[Pairs]:
-    """Return what a window may mean: (left, right), below 0 or None everything, as flash-attn has it; or how many
-    tokens a query sees with its own, or beside it, 0 or below everything."""
+    """Return what a window may mean. (left, right) is flash-attn's, where below 0 or None is everything. A number is
+    how many tokens a query sees with its own, or beside it, where 0 or below is everything."""
     if isinstance(told, tuple | list):
         return [window(call, *(None if side is None or int(side) < 0 else int(side) for side in told))]
     size = int(told)

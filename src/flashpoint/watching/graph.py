@@ -77,8 +77,10 @@ def other_outputs(result: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def meeting(other: Tensor, out: Tensor, inputs: Iterable[Tensor], since: int) -> tuple[bool, bool]:
-    """Return whether a gradient of another output reaches the call's inputs by nodes of O, and not through O itself;
-    and whether all of it does: else what comes by the edges of O to some input lacks a part of it."""
+    """Return whether a gradient of another output reaches the call's inputs by nodes of O, and not through O itself.
+
+    And whether all of it does. Else what comes by the edges of O to some input lacks a part of it.
+    """
     end = origin_of(out)
     of_out = _own_nodes([end], None, since)
     of_other = _own_nodes([origin_of(other)], end, since)

@@ -90,8 +90,10 @@ def lone_rows(form: Form, out: Tensor, keys: int) -> Tensor | None:
 
 
 def perhaps_exchanged(q: Sequence[int], lengths: Collection[int], heads: Collection[int]) -> str:
-    """Return what makes one think that heads and tokens of a call are exchanged; empty where there is no more than one
-    sign of it, as of a call with truly more heads than tokens, or where the model names as many heads as are taken.
+    """Return what makes one think that heads and tokens of a call are exchanged; empty where nothing does.
+
+    One sign alone says nothing: a call can truly have more heads than tokens. Nor is anything said where the model
+    names as many heads as are taken.
 
     Args:
         q: its shape, taken for [B, H, T, d].

@@ -64,8 +64,10 @@ def joined(each: Sequence[Pairs]) -> Pairs:
 
 
 def masked(mask: Tensor, shape: Sequence[int]) -> Pairs:
-    """Return a mask as PyTorch's attention takes it, of a shape to which it can be expanded: bool, True where a query
-    sees a key, or floating point, which is added to the scores."""
+    """Return what a mask does that PyTorch's attention takes, of a shape that can be expanded to this one.
+
+    It is bool, True where a query sees a key, or floating point, which is added to the scores.
+    """
     few, seen, bias = _fitted(mask, shape), None, None
     if few.dtype == torch.bool:
         seen = few

@@ -157,9 +157,11 @@ class StepCalls:
 
     @property
     def missed(self) -> dict[str, dict[int, str]]:
-        """Why calls were not kept, and which modules called them, by their numbers in the forward pass, from 1: those
-        of the pass that is trained, or where none is of all but evaluations. Where the beginning of that pass was not
-        seen, there are no numbers."""
+        """Why calls were not kept, and which modules called them, by their numbers in the forward pass, from 1.
+
+        They are those of the pass that is trained, or where none is of all but evaluations. Where the beginning of that
+        pass was not seen, there are no numbers.
+        """
         trained, passes = self._trained_pass, {forward for forward, _ in self._missed}
         asked = (passes - self._evaluations or passes) if trained is None else {trained}
         reasons = {reason: numbers for (forward, reason), numbers in self._missed.items() if forward in asked}
