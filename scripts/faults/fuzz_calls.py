@@ -62,7 +62,7 @@ def main() -> None:
                 why[found.kind, found.why if found.kind not in FAULTS else ""] += 1
             if found.kind in FAULTS or options.case is not None:
                 bar.write(f"{found.kind}: {drawn(number)}\n  {found.why}", file=sys.stderr)
-    columns = ("called as", "calls", "recorded", "refused", *FAULTS)
+    columns = ("called as", "calls", "recorded", "refused", "not taken", *FAULTS)
     rows = [(way, ends.total(), *(ends[kind] for kind in columns[2:])) for way, ends in by_way.items()]
     show(Table(columns, rows), "markdown")
     show(Table(("", "why", "calls"), [(*one, times) for one, times in why.most_common()]), "markdown")

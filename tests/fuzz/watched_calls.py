@@ -74,7 +74,10 @@ class _Seen:
 
 def ending(case: Case, folder: Path) -> Ending:
     """Train a step alone and watched, and judge."""
-    alone = _trained(case, None)
+    try:
+        alone = _trained(case, None)
+    except RuntimeError as error:  # PyTorch's attention does not take each form that it documents
+        return Ending("not taken", _without_numbers(str(error)))
     told = io.StringIO()
     try:
         with contextlib.redirect_stderr(told):
