@@ -78,6 +78,10 @@ def ending(case: Case, folder: Path) -> Ending:
         alone = _trained(case, None)
     except RuntimeError as error:  # PyTorch's attention does not take each form that it documents
         return Ending("not taken", _without_numbers(str(error)))
+    return _ending_of_watched(case, folder, alone)
+
+
+def _ending_of_watched(case: Case, folder: Path, alone: _Seen) -> Ending:
     told = io.StringIO()
     try:
         with contextlib.redirect_stderr(told):
