@@ -24,7 +24,7 @@ def test_an_archived_run_is_named_by_its_experiment(tmp_path: Path) -> None:
     assert call("compare", "one", "trial:one", cwd=tmp_path).stdout == "equal: 25 steps\n"
     assert "trial:one is kept already" in refusal(call("archive", "one", "trial", cwd=tmp_path))
     assert "--out" in refusal(call("report", "trial:one", cwd=tmp_path))
-    assert "trial:one: no reading of tokens_per_second; this evidence keeps none" in refusal(
+    assert "trial:one: no reading of tokens_per_second; it keeps none" in refusal(
         call("runs", "trial:one", "--show", "rates", cwd=tmp_path)
     )
     assert "delete the folder" in refusal(call("archive", "--remove", "one", cwd=tmp_path))

@@ -6,10 +6,13 @@ import pytest
 
 from flashpoint.diagnosis.measure_table import MEASURES
 from flashpoint.lab.probes.runner import BUILT_IN
-from flashpoint.runs.metric_table import GRAD_Q_ALONG_MEAN_KEY, MEMORY, METRICS, WEIGHTS_LARGEST
+from flashpoint.runs.metric_table import GRAD_Q_ALONG_MEAN_KEY, MAX_LOGIT, MEMORY, METRICS, WEIGHTS_LARGEST
 from flashpoint.runs.select import open_run
 from tests.conftest import Command
 from tests.verdicts import outcome_of
+
+OF_OTHERS = (MEMORY, GRAD_Q_ALONG_MEAN_KEY, MAX_LOGIT)
+"""A GPU has the first; the others are of a watch."""
 
 
 @pytest.mark.slow
@@ -18,8 +21,8 @@ def test_a_run_with_all_probes_writes_what_the_table_has(train: Command, tmp_pat
     probes = f"probes.attention=[{','.join(BUILT_IN)}]"
     outcome_of(train("attn=flash_bf16", probes, "probes.weights_against=twin", "run_name=all"))
     written = open_run("all", tmp_path / "runs").columns
-    expected = {name: metric for name, metric in METRICS.items() if metric not in (MEMORY, GRAD_Q_ALONG_MEAN_KEY)}
-    assert {name.partition("/")[0] for name in written} == set(expected)  # memory is a GPU's; the other is a watch's
+    expected = {name: metric for name, metric in METRICS.items() if metric not in OF_OTHERS}
+    assert {name.partition("/")[0] for name in written} == set(expected)
     axes = {"head": 3, "run": 1, "tensor": 1}
     for name, (_, values) in written.items():
         assert values.ndim == axes[METRICS[name.partition("/")[0]].per], name

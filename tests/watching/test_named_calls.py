@@ -97,7 +97,7 @@ def test_no_memory_for_copies_does_not_end_the_training(
         tries.append(1)
         raise torch.OutOfMemoryError(f"CUDA out of memory. {len(tries)} bytes are free")
 
-    place = {"forward": "interceptor.AttentionCalled", "mask": "pairs._fitted"}.get(of)
+    place = {"forward": "interceptor.AttentionCalled", "mask": "masks._fitted"}.get(of)
     with contextlib.ExitStack() as entered:
         if place:
             monkeypatch.setattr(f"flashpoint.watching.{place}", full)
