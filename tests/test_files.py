@@ -19,6 +19,7 @@ from flashpoint.lab.data.tape import Tape
 from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.lab.training.checkpoints import verified
 from flashpoint.lab.training.snapshots import read_snapshot, snapshot_steps, write_snapshot
+from flashpoint.lab.training.tensor_files import Form
 from flashpoint.runs.chain import Chain, ChainWriter
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import MetricsFile, read_metrics, steps_logged
@@ -62,7 +63,7 @@ def test_tensors_for_which_there_is_no_room_are_an_error_of_the_system(tmp_path:
     assert raised.value.errno == errno.EFBIG
     assert remedy(raised.value) == "free space"
     assert snapshot_steps(tmp_path / "weights") == [1]
-    assert read_snapshot(tmp_path / "weights", 1)["a"].tolist() == [1.0] * 10
+    assert read_snapshot(tmp_path / "weights", 1, {"a": Form((10,))})["a"].tolist() == [1.0] * 10
     assert len(list((tmp_path / "weights").iterdir())) == 1
 
 
@@ -112,7 +113,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "localize.jsonl": lambda path: RunFolder(path.parent).read_branches(),
     "nonfinite.jsonl": lambda path: RunFolder(path.parent).read_births(),
     "layer-01.safetensors": AttentionCall.read,
-    "step-000000001.safetensors": lambda path: read_snapshot(path.parent, 1),
+    "step-000000001.safetensors": lambda path: read_snapshot(path.parent, 1, {}),
     "runs.parquet": lambda path: Evidence(path.parent).rows,
 }
 

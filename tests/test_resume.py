@@ -195,7 +195,7 @@ def test_a_branch_whose_beginning_is_gone_is_refused(undisturbed: Path, tmp_path
     branch.path.mkdir()
     branch.manifest.write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=r"branched off at step 7, of which .*whole no longer has a whole checkpoint;"):
-        starting_point(Config(), branch, None)
+        starting_point(Config(), {}, branch, None)
 
 
 def test_many_branches_leave_one_checkpoint_in_one_command(undisturbed: Path, train: Command) -> None:

@@ -34,9 +34,8 @@ def main(name: str) -> None:
             "detector": detector.model_dump(),
             "probes": plain.model_dump(),
         }
-        runner.load_state(
-            tensors, understood(json.dumps(state), State, "state", migration=migrations.loop_state).probes
-        )
+        read = understood(json.dumps(state), State, "state", migration=migrations.loop_state)
+        runner.load_state(tensors, read.probes, "state")
     assert all(map(torch.equal, weights, model.parameters()))
     for failed in runner.failed:
         assert failed.error.isprintable()

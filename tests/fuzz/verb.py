@@ -15,7 +15,7 @@ def execute(prepared: Any, folder: Any, _listeners: Any) -> Outcome:
     if prepared.start.state:
         prepared.optimizer_step.load_state(prepared.start.tensors)
         ExplosionDetector(prepared.plan.config.detector).load_state(prepared.start.state.detector)
-        prepared.probes.load_state(prepared.start.tensors, prepared.start.state.probes)
+        prepared.probes.load_state(prepared.start.tensors, prepared.start.state.probes, "start")
     return Outcome("stable", 0, None, None, 0.0, None, None, "", "", "", "", 0, None, 0.0, str(folder.path))
 
 

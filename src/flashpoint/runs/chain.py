@@ -109,6 +109,11 @@ class Chain:
         """[n], whether a record is of the step after that of the record before; the first one's is step 0."""
         return np.diff(self.at, prepend=-1) == 1
 
+    def is_finite(self, steps: int) -> bool:
+        """Whether losses and gradient norms of the first so many steps are finite, as far as they are recorded."""
+        values = self.records[self.at < steps]
+        return all(bool(np.isfinite(values[name].view("<f4")).all()) for name in ("loss", "grad_norm"))
+
     def milestones(self) -> Chain:
         """Return the records of the first 100 steps, of each hundredth and of the last.
 

@@ -12,10 +12,12 @@ from flashpoint.lab.probes.user_probes import ProbesState
 from flashpoint.lab.training import checkpoints
 from flashpoint.lab.training.checkpoints import CheckpointWriter, State, retained, verified
 from flashpoint.lab.training.start import starting_point
+from flashpoint.lab.training.tensor_files import Form
 from flashpoint.runs.chain import ChainWriter
 from flashpoint.runs.folder import RunFolder
 
 TENSORS = {"a": torch.arange(1000, dtype=torch.float32), "b": torch.tensor(3.0)}
+FORMS = {name: Form.of(tensor) for name, tensor in TENSORS.items()}
 
 
 def state(step: int, chain: str = "c") -> State:
@@ -49,7 +51,7 @@ def steps_of(folder: Path) -> list[int]:
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert record(tmp_path / "c", range(1, 11)) == []
     (checkpoint,) = verified(tmp_path / "c", print)
-    tensors, loaded = checkpoint.load()
+    tensors, loaded = checkpoint.load_tensors(FORMS, None), checkpoint.load_state()
     assert loaded == state(10)
     assert loaded.detector.minimum == float("inf")
     assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
@@ -62,7 +64,7 @@ def test_saving_copies_before_it_returns(tmp_path: Path) -> None:
     changing.fill_(1.0)
     recorder.wait()
     (checkpoint,) = verified(tmp_path / "c", print)
-    assert not checkpoint.load()[0]["x"].any()
+    assert not checkpoint.load_tensors({"x": Form((100_000,))}, None)["x"].any()
 
 
 @pytest.mark.parametrize("file", ["step-000000020.safetensors", "step-000000020.json"])
@@ -110,13 +112,13 @@ def test_a_branch_starts_at_the_step_it_names_or_says_which_there_are(
 ) -> None:
     run = original(tmp_path, range(1, 31))
     (run.checkpoints / "step-000000030.safetensors").write_bytes(b"damaged")
-    assert starting_point(Config(replay="run", from_step=0), None, run).step == 0
-    assert starting_point(Config(replay="run", from_step=20), None, run).step == 20
+    assert starting_point(Config(replay="run", from_step=0), FORMS, None, run).step == 0
+    assert starting_point(Config(replay="run", from_step=20), FORMS, None, run).step == 20
     assert capsys.readouterr().err == ""
     with pytest.raises(UserError, match=r"no checkpoint that early \(it has 10, 20, 30\)"):
-        starting_point(Config(replay="run", from_step=5), None, run)
+        starting_point(Config(replay="run", from_step=5), FORMS, None, run)
     with pytest.raises(UserError, match="has no checkpoint; replay it from the start"):
-        starting_point(Config(replay="run", from_step=5), None, RunFolder(tmp_path / "another"))
+        starting_point(Config(replay="run", from_step=5), FORMS, None, RunFolder(tmp_path / "another"))
 
 
 def test_a_branch_does_not_start_from_the_checkpoint_of_another_run(
@@ -125,11 +127,11 @@ def test_a_branch_does_not_start_from_the_checkpoint_of_another_run(
     """It trained on, from weights that its original never had."""
     run = original(tmp_path, range(1, 21))
     record(run.checkpoints, range(20, 21))
-    assert starting_point(Config(replay="run", from_step=20), None, run).step == 10
+    assert starting_point(Config(replay="run", from_step=20), FORMS, None, run).step == 10
     assert "step-000000020.safetensors: not of this run's digest chain" in capsys.readouterr().err
     run.chain.unlink()
     with pytest.raises(UserError, match=r"run/chain\.bin: No such file"):  # before the branch has a folder
-        starting_point(Config(replay="run", from_step=20), None, run)
+        starting_point(Config(replay="run", from_step=20), FORMS, None, run)
 
 
 def test_a_full_disk_is_one_line_and_no_rest_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

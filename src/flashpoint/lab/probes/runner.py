@@ -135,10 +135,19 @@ class ProbeRunner:
         kept = {name: state for name, state in plain.items() if state}
         return tensors, ProbesState(attention=kept, sentinel=self.sentinel.state())
 
-    def load_state(self, tensors: Mapping[str, Tensor], state: ProbesState) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], state: ProbesState, where: str) -> None:
         """Inverse of :meth:`state`. States of probes that this run does not have are ignored, and a probe without one,
-        as of an earlier version, begins anew."""
+        as of an earlier version, begins anew.
+
+        Args:
+            where: what errors begin with.
+
+        Raises:
+            UserError: a state is of another model, or none at all.
+        """
         if state.sentinel is not None:
+            if any(_shape(norms) != self._heads for _, norms in state.sentinel.history):
+                raise _of_another(where, "sentinel")
             self.sentinel.load_state(state.sentinel)
         for name, probe in (self._built_in | self._own).items():
             prefix = _prefix(name)
@@ -147,10 +156,29 @@ class ProbeRunner:
             if not kept:
                 continue
             if name in self._built_in:
+                if not self._fits(name, kept):
+                    raise _of_another(where, name)
                 probe.load_state(kept)
             else:
                 with self._off_if_it_fails(name):
                     user_probes.take_state(name, probe, kept)
+
+    @property
+    def _heads(self) -> tuple[int, ...]:
+        return self._model.config.n_layer, self._model.config.n_head
+
+    def _fits(self, name: str, kept: Mapping[str, Any]) -> bool:
+        """Whether a state is one that a built-in probe of this model can have had."""
+        match name, kept:
+            case "delta_error", {"cumulative": sums, **others}:
+                return not others and _shape(sums) in ((), self._heads)  # () before the first observation
+            case "similarity", {"attended_keys": Tensor() as keys, "inputs": Tensor() as inputs, **others}:
+                (layers, heads), width = self._heads, self._model.config.d_model
+                tokens = keys.shape[2] if keys.ndim == 4 else 0
+                wanted = (layers, heads, tokens, width // heads), (layers, 1, tokens, width)
+                fit = (keys.shape, inputs.shape) == wanted
+                return fit and not others and keys.dtype == inputs.dtype == torch.float32
+        return False
 
     @torch.no_grad()
     @exact_fp32_products()  # of what the training computed in its own precision
@@ -189,6 +217,19 @@ class ProbeRunner:
         except UserCodeError as error:
             del self._own[name]
             self.failed.append(Failed(name, one_line(error)))
+
+
+def _shape(numbers: object) -> tuple[int, ...] | None:
+    """Return the shape of a number, or of lists of lists of them; None of what is neither."""
+    try:
+        array = np.array(numbers)
+    except ValueError:  # of other lengths
+        return None
+    return array.shape if array.dtype.kind in "fi" else None
+
+
+def _of_another(where: str, name: str) -> UserError:
+    return UserError(f"{where}: the state of {name} is none that it has in this model; restore the file")
 
 
 def _prefix(name: str) -> str:

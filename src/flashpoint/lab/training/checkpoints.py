@@ -26,12 +26,18 @@ from flashpoint.hardware import is_of_full_memory
 from flashpoint.lab.config import CheckpointsConfig
 from flashpoint.lab.probes.user_probes import ProbesState
 from flashpoint.lab.training.run_size import capacity
+from flashpoint.lab.training.tensor_files import Forms, check_finite, read_tensors
 from flashpoint.runs import migrations
+from flashpoint.runs.chain import Chain
 from flashpoint.runs.subfolders import SIDECAR, TENSORS, by_step, files_of_steps, of_step
 from flashpoint.schema import Kind, Number, Step, read_record, understood
 
 _STATE = "state"
 """Key of a checkpoint's metadata that holds the loop's state."""
+_OF_PROBES = "probes/"
+"""What names of tensors begin with that probes keep: a branch may have other probes."""
+REMEDY = "restore the file; without it, the checkpoint before it is used"
+"""What to do about a checkpoint with tensors that are not the run's."""
 
 
 class _Sidecar(Kind):
@@ -66,13 +72,26 @@ class Checkpoint:
     path: Path
     step: int
 
-    def load(self) -> tuple[dict[str, Tensor], State]:
-        """Return the tensors in host memory, and the loop's state."""
+    def load_state(self) -> State:
+        """Return the loop's state."""
         with safe_open(regular(self.path), "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             text = file.metadata()[_STATE]
-        state = understood(text, State, f"{self.path}: state", migration=migrations.loop_state)
-        return tensors, state
+        return understood(text, State, f"{self.path}: state", migration=migrations.loop_state)
+
+    def load_tensors(self, forms: Forms, finite_until: Chain | None) -> dict[str, Tensor]:
+        """Return the tensors in host memory: those of the forms, and those of probes.
+
+        Args:
+            finite_until: the run's digest chain. Up to the first step whose loss or gradient norm was NaN or infinite
+                no tensor may hold one. None where that is not asked.
+
+        Raises:
+            UserError: the file has others. A hash beside it that matches does not make them the run's.
+        """
+        tensors = read_tensors(self.path, forms, REMEDY, _OF_PROBES)
+        if finite_until is not None and finite_until.is_finite(self.step):
+            check_finite(self.path, tensors, forms, REMEDY)
+        return tensors
 
 
 def verified(folder: Path, notify: Callable[[str], None], up_to: int | None = None) -> Iterator[Checkpoint]:

@@ -163,6 +163,9 @@ def _place(trainer: Trainer, folder: RunFolder, outcome: Outcome, runs_dir: str)
             lambda step: checkpoints_before(folder, step, runs_dir),
             from_initial_weights=folder.first_step == 0,
         )
+    except UserError as error:  # of a checkpoint that is not what the run wrote
+        notify(str(error))
+        where = None
     except (MemoryError, RuntimeError) as error:
         if not is_of_full_memory(error):
             raise

@@ -103,7 +103,9 @@ def prepare_run(plan: Plan) -> PreparedRun:
         header=header,
         probes=probes,
         twin=Twin(config, header, trained_on) if config.probes.weights_against and ranks.first else None,
-        start=starting_point(config, plan.resumed, plan.original, plan.tape.steps if plan.tape else None),
+        start=starting_point(
+            config, optimizer_step.forms(), plan.resumed, plan.original, plan.tape.steps if plan.tape else None
+        ),
         compile_seconds=compile_seconds,
     )
 

@@ -12,18 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from flashpoint.errors import UserError
-from flashpoint.files import atomic_write, regular
+from flashpoint.files import atomic_write
 from flashpoint.lab.build_config import keys
 from flashpoint.lab.config import Config
 from flashpoint.lab.data.batches import Order
 from flashpoint.lab.data.tape import Tape, TapeHeader
 from flashpoint.lab.stored_config import read_config
+from flashpoint.lab.training.tensor_files import Form, Forms, check_finite, read_tensors
 from flashpoint.numerics.effective import effective_choices
+from flashpoint.runs.chain import Chain
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metric_table import ALL_TENSORS, WEIGHTS_LARGEST, WEIGHTS_SPREAD, WEIGHTS_WASSERSTEIN
 from flashpoint.runs.subfolders import TENSORS, by_step, of_step
@@ -54,18 +55,21 @@ def snapshot_steps(folder: Path) -> list[int]:
     return list(by_step(folder, TENSORS))
 
 
-def read_snapshot(folder: Path, step: int) -> dict[str, Tensor]:
+def read_snapshot(folder: Path, step: int, forms: Forms, chain: Chain | None = None) -> dict[str, Tensor]:
     """Return the weights after ``step`` steps, FP32 in host memory.
 
+    Args:
+        chain: the digest chain of the run. As long as that is finite, so have the weights to be; None where there is
+            none.
+
     Raises:
-        UserError: the file is missing or damaged.
+        UserError: the file is missing or damaged, or holds other tensors.
     """
-    try:
-        return load_file(regular(of_step(folder, step, TENSORS)))
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{of_step(folder, step, TENSORS)}: {error}; restore the file, or drop probes.weights_against"
-        ) from error
+    path, remedy = of_step(folder, step, TENSORS), "restore the file, or drop probes.weights_against"
+    weights = read_tensors(path, forms, remedy)
+    if chain is not None and chain.is_finite(step):
+        check_finite(path, weights, forms, remedy)
+    return weights
 
 
 def distances(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, float]:
@@ -109,12 +113,15 @@ class Twin:
         if not self.steps:
             raise UserError(f"{told}: keeps no weights; record it with checkpoints.weights_interval=N")
         self.differs_in = _one_difference(told, config, read_config(self._folder.config))
+        found = self._folder.chain.is_file()
+        self._chain = Chain.read(self._folder.chain, until_broken=True) if found else None
         if self.differs_in != "batch order":
             _require_same_batches(told, self._folder, header, order)
 
     def measure(self, step: int, weights: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the :func:`distances` of the weights after ``step`` steps from the twin's."""
-        return distances(weights, read_snapshot(self._folder.weights, step))
+        forms = {name: Form.of(weight) for name, weight in weights.items()}
+        return distances(weights, read_snapshot(self._folder.weights, step, forms, self._chain))
 
 
 def _one_difference(told: str, config: Config, there: Config) -> str:

@@ -16,10 +16,13 @@ from flashpoint.lab.cuda_graph import Graphed
 from flashpoint.lab.model import GPT, Block
 from flashpoint.lab.precision import autocast, linear_dtype, loss_scale
 from flashpoint.lab.training.parallel import Ranks, flattened, take_from
+from flashpoint.lab.training.tensor_files import Form, Forms
 from flashpoint.numerics.ops import forget_graphs
 from flashpoint.numerics.production import make_ready
 from flashpoint.numerics.variant import kernel_in
 
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's, of each parameter and of its form."""
 _EAGER_STEPS = 3
 """Steps before the capture: they compile, allocate the optimiser's state and choose algorithms."""
 
@@ -100,7 +103,7 @@ class OptimizerStep:
 
     def checksum(self) -> Tensor:
         """Return a checksum [] int64 of weights and optimiser state on the device (:func:`.state_checksum`)."""
-        return state_checksum(self._state_tensors())
+        return state_checksum(summed(self.state(), self.forms()))
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that the next step depends on, by name; they are not copied."""
@@ -110,18 +113,23 @@ class OptimizerStep:
             named |= {f"{key}/{name}": value for key, value in self._optimizer.state[parameter].items()}
         return named
 
-    def load_state(self, named: Mapping[str, Tensor]) -> None:
-        """Take over a state, in place if there have been steps: a captured one goes on from there.
+    def forms(self) -> Forms:
+        """Return the forms of the tensors of :meth:`state`, also before the first step."""
+        found = {"seed_and_step": Form.of(self.seed_and_step)}
+        for name, parameter in self.model.named_parameters():
+            form = Form.of(parameter)
+            found |= {f"model/{name}": form, f"step/{name}": Form(())}
+            found |= {f"{moment}/{name}": form for moment in _MOMENTS}
+        return found
 
-        Raises:
-            KeyError: a tensor is missing.
-        """
+    def load_state(self, named: Mapping[str, Tensor]) -> None:
+        """Take over a state of these forms, in place if there have been steps: a captured one goes on from there."""
         self.seed_and_step[1] = named["seed_and_step"][1]  # the seed is this process's own
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(named[f"model/{name}"])
                 kept = self._optimizer.state[parameter]
-                for key in ("step", "exp_avg", "exp_avg_sq"):
+                for key in ("step", *_MOMENTS):
                     value = named[f"{key}/{name}"]
                     kept[key] = kept[key].copy_(value) if key in kept else value.to(self._device)
 
@@ -132,12 +140,6 @@ class OptimizerStep:
         for parameter in self.model.parameters():
             for value in self._optimizer.state[parameter].values():
                 value.zero_()
-
-    def _state_tensors(self) -> Iterator[Tensor]:
-        for parameter in self.model.parameters():
-            yield parameter
-            for name in ("exp_avg", "exp_avg_sq"):
-                yield self._optimizer.state[parameter][name]
 
     def _loss(self, sequences: Tensor) -> Tensor:
         """Return the mean loss [], nats, of a micro-batch [sequences, T + 1]."""
@@ -219,6 +221,11 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     progress = min(1.0, (step - config.warmup_steps) / max(1, decay_steps - config.warmup_steps))
     cosine = 0.5 * (1 + math.cos(math.pi * progress))
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
+
+
+def summed(state: Mapping[str, Tensor], forms: Forms) -> Iterator[Tensor]:
+    """Return the tensors of a state that its checksum is of, in their order: each parameter with its moments."""
+    return (state[name] for name in forms if name.startswith(("model/", *(f"{moment}/" for moment in _MOMENTS))))
 
 
 @torch.no_grad()

@@ -158,7 +158,7 @@ class Trainer:
             return None
         before = next(checkpoints_up_to(onset), None)
         if before:
-            self._optimizer_step.load_state(before.load()[0])
+            self._optimizer_step.load_state(before.load_tensors(self._optimizer_step.forms(), None))
         elif from_initial_weights:
             self._optimizer_step.restart(self._config.seed)
         else:
@@ -181,7 +181,7 @@ class Trainer:
         self._optimizer_step.load_state(tensors)
         self.detector.load_state(state.detector)
         if self._probes:
-            self._probes.load_state(tensors, state.probes)
+            self._probes.load_state(tensors, state.probes, str(start.path))
             self._note_failed_probes(start.step)
         self._last_loss, last = state.loss, self.detector.last_step
         self._ended = start.step == train.steps
