@@ -32,6 +32,26 @@ def without_v(q, k, v, is_causal):
     return q * k
 def tells(q, k, v, is_causal):
     return "O"
+def nothing(q, k, v, is_causal):
+    q.detach().mul_(2)
+def whole(q, k, v, is_causal):
+    return q.long()
+class Raising(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, how):
+        ctx.how = how
+        return q + k + v
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.how == "halved":
+            return grad[:1], grad, grad, None
+        raise KeyError("lost") if ctx.how == "raising" else SystemExit(3)
+def raising(q, k, v, is_causal):
+    return Raising.apply(q, k, v, "raising")
+def leaving(q, k, v, is_causal):
+    return Raising.apply(q, k, v, "leaving")
+def halved(q, k, v, is_causal):
+    return Raising.apply(q, k, v, "halved")
 constant = 3
 """
 
@@ -218,9 +238,14 @@ def test_a_function_of_the_users_own_is_an_engine(tmp_path: Path) -> None:
             "fails",
             "TypeError: fails() takes 3 positional arguments but 4 were given; it is called with q, k, v, is_causal",
         ),
-        ("too_long", "returns [6, 1, 16, 16] for q of [3, 1, 16, 16]; return O of q's shape"),
-        ("without_v", "its backward pass fails: The differentiated Tensor at index 2"),
+        ("too_long", "returns bfloat16 [6, 1, 16, 16] for q of [3, 1, 16, 16]; return O of [3, 1, 16, 16], floating"),
+        ("whole", "returns int64 [3, 1, 16, 16] for q of [3, 1, 16, 16]; return O of [3, 1, 16, 16], floating point"),
+        ("without_v", "its backward pass fails: RuntimeError: The differentiated Tensor at index 2"),
+        ("raising", f"its backward pass fails: {own}28: KeyError: 'lost'; ask for --of O alone"),
+        ("leaving", f"its backward pass fails: {own}28: SystemExit: 3; ask for --of O alone"),
+        ("halved", "its backward pass fails: RuntimeError: Function RaisingBackward returned an invalid gradient"),
         ("tells", "returns a str; return O [B, H, T, d] as a tensor"),
+        ("nothing", "returns a NoneType; return O [B, H, T, d] as a tensor"),
         ("constant", "no function; give one that takes q, k, v and is_causal"),
         ("nowhere", "own.py has no nowhere; it has attention"),
     ):

@@ -195,6 +195,10 @@ def users_function(word: str) -> Function:
             out = own(q if math.isclose(factor, 1.0, rel_tol=1e-9) else q * factor, k, v, is_causal)
         if not isinstance(out, Tensor):
             raise UserError(f"{word}: returns a {type(out).__name__}; return O [B, H, T, d] as a tensor")
+        wanted = [*q.shape[:-1], v.shape[-1]]
+        if list(out.shape) != wanted or not out.is_floating_point():
+            told = f"{str(out.dtype).removeprefix('torch.')} {list(out.shape)}"
+            raise UserError(f"{word}: returns {told} for q of {list(q.shape)}; return O of {wanted}, floating point")
         return out
 
     return function

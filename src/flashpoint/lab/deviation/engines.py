@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from flashpoint.diagnosis.other_attention import BACKENDS, of_production, reason, users_function
+from flashpoint.diagnosis.other_attention import BACKENDS, of_production, users_function
 from flashpoint.diagnosis.probe import Function
-from flashpoint.errors import UserError
+from flashpoint.errors import UserCodeError, UserError
 from flashpoint.files import CONFIGS
 from flashpoint.lab.deviation.arithmetic import Arithmetic
 from flashpoint.lab.deviation.emulated import Block, Inputs, Results, baseline, flash
@@ -19,6 +19,7 @@ from flashpoint.lab.deviation.formats import Format
 from flashpoint.numerics import dispatch
 from flashpoint.numerics.named import variant_named, variant_names
 from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.user_code import errors_in_one_line
 
 Call = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor | None]]
 """q, k, v [B, H, T, d], whether it is causal and α, to O [B, H, T, d] and L [B, H, T] or None."""
@@ -91,8 +92,6 @@ class Called:
         given = (x.to(DTYPES[precision], copy=True) for x in (inputs.q, inputs.k, inputs.v))  # it may write to them
         q, k, v = (x.requires_grad_(setting.backward) for x in given)
         out, logsumexp = self.call(q, k, v, setting.causal, inputs.alpha)
-        if out.shape != q.shape:
-            raise UserError(f"{self.name}: returns {list(out.shape)} for q of {list(q.shape)}; return O of q's shape")
         values = {"O": out.detach().double()}
         if logsumexp is not None:
             values["L"] = logsumexp.detach().double()
@@ -103,11 +102,12 @@ class Called:
 
     def _gradients(self, out: Tensor, of: tuple[Tensor, Tensor, Tensor], grad_out: Tensor) -> tuple[Tensor, ...]:
         try:
-            return torch.autograd.grad(out, of, grad_out.to(out.dtype))
-        except RuntimeError as error:
-            if "alloc" in str(error):
-                raise
-            raise UserError(f"{self.name}: its backward pass fails: {reason(error)}; ask for --of O alone") from error
+            with errors_in_one_line(self.name, f"{self.name}: its backward pass fails", "ask for --of O alone"):
+                return torch.autograd.grad(out, of, grad_out.to(out.dtype))
+        except UserCodeError as error:
+            if isinstance(error.__cause__, RuntimeError) and "alloc" in str(error.__cause__):
+                raise error.__cause__ from None  # memory, which has a line of its own
+            raise
 
 
 def engines_named(words: Sequence[str], precisions: Sequence[Format], device: torch.device) -> list[Engine]:
