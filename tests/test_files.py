@@ -23,6 +23,7 @@ from flashpoint.lab.training.tensor_files import Form
 from flashpoint.runs.chain import Chain, ChainWriter
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import MetricsFile, read_metrics, steps_logged
+from tests.records import call, refusal
 
 
 @pytest.fixture
@@ -183,3 +184,33 @@ def test_a_compressed_file_that_holds_too_much_is_refused(
     path.write_bytes(lzma.compress(byte * (2 * 10**6 + 1), preset=0))
     with pytest.raises(UserError, match=r"lines\.xz: holds more than 2 MB; "):
         sum(1 for _ in whole_lines(path, ""))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "sparse"])
+@pytest.mark.parametrize("name", ["trainer_state.json", "run-1.wandb", "claims.yaml", "text", "config.json"])
+def test_what_is_no_file_or_too_large_is_told_by_whoever_reads_files_of_others(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    """Pipes were waited for, and of a sparse file 10 GB were read."""
+    path = tmp_path / name
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case _:
+            with path.open("wb") as file:
+                file.truncate(10 * 2**30)
+    read: dict[str, tuple[str | Path, ...]] = {
+        "claims.yaml": ("claims", "--file", path),
+        "text": ("diagnose", "gpt2", "--text", path),
+        "config.json": ("runs", tmp_path),
+    }
+    assert str(tmp_path) in refusal(call(*map(str, read.get(name, ("runs", tmp_path)))))
+
+
+def test_a_log_in_utf_16_is_told_how_to_be_read(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("step,loss\n1,2.0\n", encoding="utf-16")
+    assert "text in UTF-16; convert it with iconv" in refusal(call("runs", str(tmp_path / "log.csv")))

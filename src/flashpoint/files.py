@@ -39,6 +39,17 @@ def regular(path: Path) -> Path:
     return path
 
 
+def content(path: Path, most_mb: int = _LARGEST_MB) -> bytes:
+    """Return the bytes of a file of somebody else's, or of a record: what is no file or too large is not begun.
+
+    Raises:
+        OSError: it cannot be read (:func:`regular`), or holds more.
+    """
+    if regular(path).stat().st_size > most_mb * 10**6:
+        raise OSError(errno.EFBIG, f"more than {most_mb:,} MB", str(path))
+    return path.read_bytes()
+
+
 def check_target(path: Path, option: str, *suffixes: str) -> None:
     """Refuse a file that is to be written where it would take the place of something of another kind.
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import from_json, to_json
 
 from flashpoint.errors import UserError
-from flashpoint.files import regular, write_json
+from flashpoint.files import content, write_json
 from flashpoint.typed import constraints
 
 CHECKED = ConfigDict(use_attribute_docstrings=True, allow_inf_nan=False, extra="forbid")
@@ -133,7 +133,7 @@ def read_record(path: Path, kind: type[K], migration: Migration | None = None, r
 
 def _text_of(path: Path, remedy: str) -> bytes:
     try:
-        return regular(path).read_bytes()
+        return content(path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; {remedy}") from error
 

@@ -15,6 +15,7 @@ from flashpoint.diagnosis.delta_bias import DeltaSample, delta_sample, joined_sa
 from flashpoint.diagnosis.measure_table import SEQUENCES
 from flashpoint.diagnosis.verdict import Diagnosis, diagnose
 from flashpoint.errors import UserError
+from flashpoint.files import content
 from flashpoint.runs.folder import RunFolder
 from flashpoint.watching.captures import is_capture, read_calls, read_delta, read_samples
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from flashpoint.numerics.variant import AttentionVariant
 
 T = TypeVar("T")
+_MOST_MB = 1000
+"""Of a text."""
 _FEW = 16
 """Sequences of a text on a CPU."""
 
@@ -246,7 +249,7 @@ def _read(text: Path) -> str:
         UserError: it is not.
     """
     try:
-        return text.read_text(encoding="utf-8")
+        return content(text, _MOST_MB).decode("utf-8")
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +11,16 @@ from pathlib import Path
 import numpy as np
 
 from flashpoint.errors import UserError
+from flashpoint.files import regular
 from flashpoint.logs import csv_file, event_files, text_lines, trainer_state, wandb_file
 from flashpoint.logs.column_names import metric_columns, plain_name
 from flashpoint.logs.record import FormatName, Record
 from flashpoint.runs.metrics import Columns, Series
 
 _HEAD = 2**16  # bytes by which a format is known
+_MOST_MB = 2000
+"""Of a log: it is held in memory as a whole."""
+_UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 _STATE, _LIGHTNING = "trainer_state.json", "metrics.csv"
 """Names of logs in a folder; those of the other formats are patterns."""
 
@@ -166,8 +171,13 @@ def _nothing(record: Record) -> str:
 def _read(where: str, files: list[Path]) -> Record:
     if not files:
         raise UserError(f"{where}: no such file or folder; name a log, or a run's folder")
-    if not any(file.stat().st_size for file in files):
+    sizes = [regular(file).stat().st_size for file in files]
+    if not any(sizes):
         raise UserError(f"{where}: is empty; name a log that holds something")
+    if max(sizes) > _MOST_MB * 10**6:
+        raise UserError(f"{where}: has more than {_MOST_MB:,} MB; give a log of the losses alone")
+    if _head(files[0])[:2] in _UTF16:
+        raise UserError(f"{where}: text in UTF-16; convert it with iconv -f UTF-16 -t UTF-8")
     reader = _reader(files[0])
     if reader is not None:
         return reader(files)

@@ -9,10 +9,13 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from flashpoint.errors import UserError
+from flashpoint.files import content
 
 VERSION = 1
 """The version of the files that this module reads."""
 T = TypeVar("T")
+_MOST_MB = 4
+"""Of such a file. The longest of the repository has 0.1."""
 
 
 def read_listed(path: Path, key: str, kind: type[T], tags: Collection[str] = ()) -> list[T]:
@@ -32,15 +35,15 @@ def read_listed(path: Path, key: str, kind: type[T], tags: Collection[str] = ())
     if not path.is_file():
         raise UserError(f"{path}: no such file; call flashpoint in a checkout, or name a file with --file")
     try:
-        content = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        found = yaml.load(content(path, _MOST_MB), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: of a day that no calendar has
         raise UserError(f"{path}: no YAML: {' '.join(str(error).split())}; mend it there") from error
-    if not isinstance(content, dict) or not isinstance(content.get(key), list):
+    if not isinstance(found, dict) or not isinstance(found.get(key), list):
         raise UserError(f"{path}: {key}: missing; give version: {VERSION} and a list of {key}")
-    if content.get("version") != VERSION:
-        raise UserError(f"{path}: version: {content.get('version')}; this flashpoint reads version {VERSION}")
+    if found.get("version") != VERSION:
+        raise UserError(f"{path}: version: {found.get('version')}; this flashpoint reads version {VERSION}")
     entries: dict[Any, T] = {}
-    for place, values in enumerate(content[key], 1):
+    for place, values in enumerate(found[key], 1):
         nameless = f"{key.removesuffix('s')} {place}"
         if not isinstance(values, dict):
             raise UserError(f"{path}: {nameless}: no keys; give id and the others")

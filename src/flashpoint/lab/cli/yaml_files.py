@@ -11,6 +11,7 @@ import yaml
 from hydra.core.override_parser.types import Override
 
 from flashpoint.errors import UserError
+from flashpoint.files import regular
 
 _MOST_BYTES, _MOST_NODES = 1 << 18, 10_000
 """Of one YAML file, the latter once its aliases are written out. Every key of a run has some 200."""
@@ -76,7 +77,7 @@ def check_yaml(path: Path) -> Any:
         UserError: it is no configuration; with the file, and the line where one is to blame.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if regular(path).stat().st_size > _MOST_BYTES:
             raise UserError(f"{path}: more than {_MOST_BYTES >> 10} KiB; no configuration is that long")
         text = path.read_bytes().decode("utf-8")
         documents = list(yaml.compose_all(text, Loader=yaml.SafeLoader))

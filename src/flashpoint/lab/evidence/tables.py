@@ -33,6 +33,12 @@ from flashpoint.runs.run import Run
 from flashpoint.schema import Kind, checked, understood
 
 _RESTORE = "restore the file"
+_LARGEST_BYTES = 2 * 10**9
+"""Of a table, or of a row group of one, in memory; 2,645 runs are 10 MB."""
+_NUMBER_BYTES = 8
+_LONGEST_NAME = 1000
+_ROWS = 16
+"""Of ``runs.parquet`` that are read at once: each has a few thousand characters."""
 
 
 class Row(Kind):
@@ -86,6 +92,9 @@ class Table:
         file = pq.ParquetFile(regular(self.path), page_checksum_verification=True)
         if wrong := self._wrong(file.schema_arrow):
             raise UserError(f"{self.path}: {wrong}; {_RESTORE}")
+        table = file.metadata
+        for number in range(table.num_row_groups):
+            check_size(self.path, table.row_group(number).num_rows * table.num_columns * _NUMBER_BYTES)
         return file
 
     @cached_property
@@ -95,12 +104,19 @@ class Table:
         No Python value is handed to Arrow, which would import pandas to see whether it is one of that library's.
         """
         import pyarrow.compute as pc
+        import pyarrow.parquet as pq
 
         found: dict[str, tuple[int, int, int]] = {}
+        # Each name once: a file of few bytes may say that a long one comes a billion times.
+        file = pq.ParquetFile(self.path, read_dictionary=["run"], page_checksum_verification=True)
         for number in range(self._file.num_row_groups):
-            names = self._file.read_row_group(number, columns=["run"])["run"].combine_chunks()
-            together, start = pc.run_end_encode(names), 0
-            for run, end in zip(together.values.to_pylist(), together.run_ends.to_pylist(), strict=True):
+            names = file.read_row_group(number, columns=["run"])["run"].combine_chunks()
+            known = names.dictionary.to_pylist()
+            if any(len(name) > _LONGEST_NAME for name in known):
+                raise UserError(f"{self.path}: a name of more than {_LONGEST_NAME} characters; {_RESTORE}")
+            together, start = pc.run_end_encode(names.indices), 0
+            runs = (known[at] for at in together.values.to_pylist())
+            for run, end in zip(runs, together.run_ends.to_pylist(), strict=True):
                 if run in found:
                     raise UserError(f"{self.path}: rows of {run} lie apart; {_RESTORE}")
                 found[run], start = (number, start, end - start), end
@@ -162,6 +178,16 @@ class InTables:
         return f"{self.path}: {self.where}: {column}"
 
 
+def check_size(path: Path, size: int) -> None:
+    """Refuse a table that holds more bytes than anyone has measured.
+
+    Raises:
+        UserError: with its name.
+    """
+    if size > _LARGEST_BYTES:
+        raise UserError(f"{path}: holds more than {_LARGEST_BYTES // 10**9} GB of rows; {_RESTORE}")
+
+
 class Evidence:
     """The runs kept under a folder, in tables and in folders of their own.
 
@@ -194,7 +220,16 @@ class Evidence:
         if not self.runs_path.exists():
             return []
         with damage_in_one_line(self.runs_path):  # not read_table, which imports pandas
-            rows = pq.ParquetFile(regular(self.runs_path), page_checksum_verification=True).read().to_pylist()
+            file = pq.ParquetFile(regular(self.runs_path), page_checksum_verification=True)
+            names = file.schema_arrow.names
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise UserError(f"{self.runs_path}: {twice[0]}: a column that comes twice; {_RESTORE}")
+            rows, size = list[dict[str, Any]](), 0
+            for batch in file.iter_batches(batch_size=_ROWS):
+                few = batch.to_pylist()
+                size += sum(len(cell) for row in few for cell in row.values() if isinstance(cell, str))
+                check_size(self.runs_path, size)
+                rows += few
         return [checked(row, Row, f"{self.runs_path}: row {number}", _RESTORE) for number, row in enumerate(rows, 1)]
 
     @cached_property
