@@ -1,9 +1,13 @@
 """Metrics and chains as rows of tables: what goes in comes out."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flashpoint.lab.evidence.arrow import (
@@ -14,10 +18,12 @@ from flashpoint.lab.evidence.arrow import (
     metrics_table,
     to_few_bits,
     to_few_digits,
+    write_parquet,
     wrong_metrics_column,
 )
 from flashpoint.runs.chain import Chain, ChainWriter
 from flashpoint.runs.metrics import Columns
+from tests.conftest import REPOSITORY
 
 
 def decimals(kind: str, digits: int) -> np.ndarray:
@@ -107,3 +113,85 @@ def test_a_column_that_is_there_twice_is_told() -> None:
     for place, name in enumerate(once.column_names):
         twice = once.append_column(name, once.column(place))
         assert wrong_metrics_column(twice.schema) == f"{name}: 2 columns of that name"
+
+
+GROUPS = [[1, math.nan, 3, None], [5, 5, math.nan], [7, math.inf], [math.nan, -math.inf], [2, 3]]
+"""Losses by row group. Without NaN the first lies below 5, and the second is 5."""
+
+
+def found_by_pyarrow(path: Path) -> dict[str, list[int]]:
+    import pyarrow.compute as pc
+
+    loss = pc.field("loss")
+    asked = {
+        "NaN": pc.is_nan(loss), "not finite": ~pc.is_finite(loss), "above 5": loss > 5,
+        "not 5 or below": ~(loss <= 5), "not 5": loss != 5, "not null": loss.is_valid(),
+    }  # fmt: skip
+    return {name: pq.read_table(path, filters=one)["step"].to_pylist() for name, one in asked.items()}
+
+
+def found_by_duckdb(path: Path) -> dict[str, list[int]]:
+    duckdb = pytest.importorskip("duckdb")
+    asked = {
+        "NaN": "isnan(loss)", "not finite": "NOT isfinite(loss)", "above 5": "loss > 5",
+        "not 5 or below": "NOT loss <= 5", "not 5": "loss <> 5", "not null": "loss IS NOT NULL",
+    }  # fmt: skip
+    rows = {name: duckdb.sql(f"SELECT step FROM '{path}' WHERE {one} ORDER BY step") for name, one in asked.items()}
+    return {name: [step for (step,) in found.fetchall()] for name, found in rows.items()}
+
+
+def found_by_polars(path: Path) -> dict[str, list[int]]:
+    polars = pytest.importorskip("polars")
+    loss = polars.col("loss")
+    asked = {
+        "NaN": loss.is_nan(), "not finite": ~loss.is_finite(), "above 5": loss > 5,
+        "not 5 or below": ~(loss <= 5), "not 5": loss != 5, "not null": loss.is_not_null(),
+    }  # fmt: skip
+    return {name: polars.scan_parquet(path).filter(one).collect()["step"].to_list() for name, one in asked.items()}
+
+
+@pytest.mark.parametrize(
+    ("found", "nan_is_largest"), [(found_by_pyarrow, False), (found_by_duckdb, True), (found_by_polars, True)]
+)
+def test_filters_of_other_readers_find_the_losses_that_are_not_finite(
+    tmp_path: Path, found: Callable[[Path], dict[str, list[int]]], nan_is_largest: bool
+) -> None:
+    """Statistics of a row group leave NaN out, and readers pass over row groups by them. DuckDB and polars take NaN for
+    the largest number."""
+    losses = dict(enumerate(loss for group in GROUPS for loss in group))
+    schema = pa.schema({"run": pa.string(), "step": pa.int64(), "loss": pa.float64()})
+    tables, start = [], 0
+    for number, group in enumerate(GROUPS):
+        steps = range(start, start := start + len(group))
+        tables.append(pa.table([[f"run-{number}"] * len(group), steps, pa.array(group, pa.float64())], schema=schema))
+    write_parquet(tmp_path / "metrics.parquet", schema, tables, ["run"])
+
+    def of(asked: Callable[[float], bool]) -> list[int]:
+        return [step for step, loss in losses.items() if loss is not None and asked(loss)]
+
+    assert found(tmp_path / "metrics.parquet") == {
+        "NaN": of(math.isnan),
+        "not finite": of(lambda loss: not math.isfinite(loss)),
+        "above 5": of(lambda loss: loss > 5 or (nan_is_largest and math.isnan(loss))),
+        "not 5 or below": of(lambda loss: not loss <= 5),
+        "not 5": of(lambda loss: loss != 5),
+        "not null": of(lambda _: True),
+    }
+
+
+@pytest.mark.parametrize("folder", ["runs/reference", "docs/findings"])
+def test_no_number_that_can_be_nan_has_statistics_in_the_files_that_are_kept(folder: str) -> None:
+    def told(column: Any) -> bool:
+        return column.physical_type in ("FLOAT", "DOUBLE") and (column.is_stats_set or column.has_column_index)
+
+    files = sorted((REPOSITORY / folder).rglob("*.parquet"))
+    assert files
+    for path in files:
+        kept = pq.read_metadata(path)
+        groups = [kept.row_group(number) for number in range(kept.num_row_groups)]
+        assert not [
+            column.path_in_schema
+            for group in groups
+            for column in map(group.column, range(group.num_columns))
+            if told(column)
+        ], path
