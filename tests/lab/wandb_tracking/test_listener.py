@@ -18,6 +18,7 @@ from matplotlib.image import imsave
 from flashpoint.files import write_json
 from flashpoint.lab.config import Config, TrackingConfig, TrainConfig
 from flashpoint.lab.wandb_tracking.listener import WandbListener
+from flashpoint.logs.wandb_file import read_wandb_file
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
 from tests.conftest import Command, environment, train_command
@@ -106,6 +107,33 @@ def test_offline_everything_is_kept_on_the_disk(run: RunFolder, capfd: pytest.Ca
     for line in lines:
         summary |= line.get("summary", {}).get("update", {})
     assert (summary["outcome"], summary["onset_step"]) == ("exploded", 5)
+
+
+@pytest.mark.slow
+def test_a_loss_of_nan_stands_in_no_summary_once_a_number_follows_nor_in_the_configuration(run: RunFolder) -> None:
+    """W&B's own minimum, maximum and mean of a metric stay NaN after one, and of NaN in a configuration it keeps
+    none."""
+    losses = [3.0, math.nan, 1.0]
+    write_json(run.manifest, dict(MANIFEST))
+    write_json(run.config, Config().to_dict())
+    listener = WandbListener(TrackingConfig(wandb="offline"), 60.0)
+    listener.begun(run, 0)
+    for step, loss in enumerate(losses):
+        listener.logged(step, {"loss": loss, "w_q_spectral_norm": np.full((1, 40), loss)})
+    listener.ended(run, dataclasses.replace(outcome(run), val_loss=math.nan))
+
+    lines = offline_lines(run)
+    (kept,) = [line["run"]["config"]["update"] for line in lines if line["type"] == "run"]
+    assert json.loads(json.dumps(Config().to_dict())) == {name: kept[name] for name in kept if name != "_wandb"}
+    summary: dict[str, Any] = {}
+    for line in lines:
+        summary |= line.get("summary", {}).get("update", {})
+    assert [name for name, value in summary.items() if str(value).lower() == "nan"] == ["val_loss"]
+    (file,) = (run.path / "wandb").glob("offline-run-*/*.wandb")
+    rows = [values for _, values in read_wandb_file(file).rows]
+    np.testing.assert_array_equal([row["loss"] for row in rows if "loss" in row], losses)
+    of_head = "layer/1/head/40/w_q_spectral_norm"
+    np.testing.assert_array_equal([row[of_head] for row in rows if of_head in row], losses)
 
 
 @pytest.mark.slow
