@@ -44,7 +44,8 @@ _WITH_PRESET = {"preset", "folder", "where", "form"}
     default="bf16",
     show_default=True,
     metavar="FORMAT,...",
-    help="fp64, fp32, tf32, fp16, bf16, e4m3, e5m2, or m1 to m52 for so many mantissa bits with 8 exponent bits.",
+    help="fp64, fp32, tf32, fp16, bf16, e4m3, e5m2, or m1 to m52 for so many mantissa bits with 8 exponent bits. "
+    "Too large numbers become infinite, in e4m3 NaN.",
 )
 @click.option(
     "--accumulate",
