@@ -22,7 +22,7 @@ def test_a_column_that_comes_twice_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "runs.parquet")
     table = pq.read_table(tmp_path / "runs.parquet")
     pq.write_table(table.append_column("name", table["name"]), tmp_path / "runs.parquet")
-    with pytest.raises(UserError, match=r"runs\.parquet: name: a column that comes twice"):
+    with pytest.raises(UserError, match=r"runs\.parquet: name: 2 columns of that name"):
         _ = Evidence(tmp_path).rows
 
 

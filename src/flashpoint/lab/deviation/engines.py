@@ -13,6 +13,7 @@ from flashpoint.diagnosis.other_attention import BACKENDS, of_production, users_
 from flashpoint.diagnosis.probe import Function
 from flashpoint.errors import UserCodeError, UserError
 from flashpoint.files import CONFIGS
+from flashpoint.hardware import is_of_full_memory
 from flashpoint.lab.deviation.arithmetic import Arithmetic
 from flashpoint.lab.deviation.emulated import Block, Inputs, Results, baseline, flash
 from flashpoint.lab.deviation.formats import Format
@@ -105,8 +106,8 @@ class Called:
             with errors_in_one_line(self.name, f"{self.name}: its backward pass fails", "ask for --of O alone"):
                 return torch.autograd.grad(out, of, grad_out.to(out.dtype))
         except UserCodeError as error:
-            if isinstance(error.__cause__, RuntimeError) and "alloc" in str(error.__cause__):
-                raise error.__cause__ from None  # memory, which has a line of its own
+            if isinstance(error.__cause__, Exception) and is_of_full_memory(error.__cause__):
+                raise error.__cause__ from None  # which has a line of its own
             raise
 
 

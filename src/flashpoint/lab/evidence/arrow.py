@@ -198,9 +198,15 @@ def wrong_metrics_column(found: Any) -> str | None:
     return None
 
 
+def repeated_column(found: Any) -> str | None:
+    """Return what is wrong with a table in which a column has the name of another; None where none has."""
+    repeated = ((name, count) for name, count in Counter(found.names).items() if count > 1)
+    return next((f"{name}: {count} columns of that name" for name, count in repeated), None)
+
+
 def _wrong_column(found: Any, expected: Any) -> str | None:
-    if twice := [name for name, count in Counter(found.names).items() if count > 1]:
-        return f"{twice[0]}: {found.names.count(twice[0])} columns of that name"
+    if wrong := repeated_column(found):
+        return wrong
     for place, field in enumerate(expected):
         if place >= len(found.names) or found.field(place).name != field.name:
             return f"{field.name}: missing, expected column {place + 1} to be {field.type}"

@@ -21,7 +21,13 @@ from pydantic import Field
 from flashpoint.errors import UserError
 from flashpoint.files import regular
 from flashpoint.lab.config import Config
-from flashpoint.lab.evidence.arrow import chain_of, metrics_of, wrong_chain_column, wrong_metrics_column
+from flashpoint.lab.evidence.arrow import (
+    chain_of,
+    metrics_of,
+    repeated_column,
+    wrong_chain_column,
+    wrong_metrics_column,
+)
 from flashpoint.lab.stored_config import config_of
 from flashpoint.runs import migrations
 from flashpoint.runs.chain import Chain
@@ -221,9 +227,8 @@ class Evidence:
             return []
         with damage_in_one_line(self.runs_path):  # not read_table, which imports pandas
             file = pq.ParquetFile(regular(self.runs_path), page_checksum_verification=True)
-            names = file.schema_arrow.names
-            if twice := [name for name in names if names.count(name) > 1]:
-                raise UserError(f"{self.runs_path}: {twice[0]}: a column that comes twice; {_RESTORE}")
+            if wrong := repeated_column(file.schema_arrow):
+                raise UserError(f"{self.runs_path}: {wrong}; {_RESTORE}")
             rows, size = list[dict[str, Any]](), 0
             for batch in file.iter_batches(batch_size=_ROWS):
                 few = batch.to_pylist()
