@@ -45,6 +45,16 @@ def test_the_onset_is_found_within_ten_entries_however_far_they_are_apart(every:
     assert 60 * every <= found.onset < 70 * every
 
 
+def test_a_factor_of_all_losses_changes_no_verdict_and_no_onset() -> None:
+    """Transformers' Trainer logs (T − 1)/T of GPT-2's loss over T tokens."""
+    losses = exploding(1000, 600)
+    expected = judged(losses)
+    for tokens in (2, 8, 1024):
+        found = judged(losses * (tokens - 1) / tokens)
+        assert (found.verdict, found.onset) == (expected.verdict, expected.onset)
+    assert judged(exploding(500, 600) / 2).verdict == "stable"
+
+
 @pytest.mark.parametrize("every", [1, 10, 100])
 def test_noise_about_a_falling_line_does_not_explode(every: int) -> None:
     """Ten losses lie near a line now and then: their noise alone set margins by which 1 of 5 such logs exploded."""
