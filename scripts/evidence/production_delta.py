@@ -36,7 +36,7 @@ from flashpoint.diagnosis.measures import relative
 from flashpoint.diagnosis.other_attention import function_of_layer
 from flashpoint.diagnosis.probe import Function
 from flashpoint.diagnosis.result_measures import delta_follows, of_grad_q
-from flashpoint.errors import command_errors
+from flashpoint.errors import UserError, command_errors
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import hardware_name
 from flashpoint.lab.analysis.intervals import mean_interval
@@ -120,6 +120,10 @@ def measure(run: Path, step: int, word: str, sequences: int, device: torch.devic
             of_layer = layers.setdefault(call.layer, [])
             at = call.step
             of_layer += measured(call, variant, max(0, FOLLOWED - len(of_layer)))
+    if (found := min(map(len, layers.values()))) < sequences:
+        raise UserError(
+            f"{found} sequences follow that step, not {sequences}; train longer, or give --sequences {found}"
+        )
     package = "torch" if variant.kernel == "flash" else PRODUCTION[variant.kernel].package
     corpus = open_run(str(run)).manifest.data.fingerprint
     return [
@@ -174,7 +178,12 @@ def table(paths: Sequence[Path], step: int, layer: int) -> Table:
             return [float(np.mean(row[name])) for row in of if name in row]
 
         biased = sum(row["z"] > 0 for row in of)
-        cells = [f"`{word}`", f"{biased} of {len(of)}", f"{sum(mean('z')) / len(of) ** 0.5:.1f}"]
+        cells = [
+            f"`{word}`",
+            ", ".join(map(str, sorted({row["sequences"] for row in of}))),
+            f"{biased} of {len(of)}",
+            f"{sum(mean('z')) / len(of) ** 0.5:.1f}",
+        ]
         for name in ("noise", "bias", "bias_over_noise2", "follows_out", "follows_narrow_out", "along_mean_key"):
             values = mean(name)
             if not values:
@@ -185,8 +194,8 @@ def table(paths: Sequence[Path], step: int, layer: int) -> Table:
             cells.append(f"{middle:.2g}{between}")
         found.append(cells)
     columns = [
-        "attention", "bias > 0", "Σz/√n", "noise", "bias", "bias / noise²", "follows O", "follows O of 64 features",
-        "along the mean key",
+        "attention", "sequences", "bias > 0", "Σz/√n", "noise", "bias", "bias / noise²", "follows O",
+        "follows O of 64 features", "along the mean key",
     ]  # fmt: skip
     return Table(columns, found)
 
