@@ -115,20 +115,20 @@ def test_too_few_tokens_to_validate_on_are_refused_before_there_is_a_folder(runs
 
 def test_a_branch_lets_go_of_its_checkpoint(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """It held the whole of it in host memory to its end."""
-    load, loaded, alive = Checkpoint.load, list[weakref.ref[Tensor]](), list[int]()
+    load, loaded, alive = Checkpoint.load_tensors, list[weakref.ref[Tensor]](), list[int]()
 
-    def noted(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, state = load(checkpoint)
+    def noted(checkpoint: Checkpoint, *arguments: Any) -> dict[str, Tensor]:
+        tensors = load(checkpoint, *arguments)
         # What the model has already it copies; the optimiser of a CPU takes the others as its own.
         loaded.extend(weakref.ref(tensor) for name, tensor in tensors.items() if name.startswith("model/"))
-        return tensors, state
+        return tensors
 
     class Looks(Silent):
         def logged(self, step: int, metrics: Metrics) -> None:
             alive.append(sum(one() is not None for one in loaded))
 
     runs.train("run_name=original", "checkpoints.interval=6")
-    monkeypatch.setattr(Checkpoint, "load", noted)
+    monkeypatch.setattr(Checkpoint, "load_tensors", noted)
     runs.train(f"replay={runs.folder / 'original'}", "from_step=6", listeners=[Looks()])
     assert loaded
     assert alive
