@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.call import AttentionCall, digests
 from flashpoint.diagnosis.delta_bias import DeltaBias, DeltaSample, delta_sample, joined_samples
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.form import Form
@@ -35,6 +35,13 @@ def called(function: Function, seed: int, sequences: int, step: int = 7, heads_k
     q, k, v, grad_out = (torch.randn(shape, generator=generator).bfloat16() for shape in shapes)
     call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, SIZE**-0.5), 2, step, "f")
     return dataclasses.replace(call, **vars(results_of(function, call)))
+
+
+def test_a_digest_is_of_numbers_and_not_of_their_strides() -> None:
+    strided = torch.arange(8.0).bfloat16()[::2].reshape(4, 1)
+    for row in (strided, strided[..., None], torch.arange(8.0).bfloat16().view(4, 2)[:, ::2]):
+        assert digests([row]) == digests([row.flatten().clone().view(4, 1)])
+    assert len(set(digests([strided]))) == 4
 
 
 @pytest.mark.slow

@@ -249,6 +249,6 @@ def averaged(values: Tensor, identities: Sequence[str]) -> Tensor:
 
 def _digest(tensors: Sequence[Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=8)
-    for one in tensors:
-        digest.update(one.contiguous().view(torch.uint8).numpy().tobytes())
+    for one in tensors:  # a copy, as a tensor of one number is contiguous with any stride
+        digest.update(one.clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
