@@ -2,9 +2,11 @@
 
     python scripts/faults/fuzz_calls.py --cases 2000 --processes 2
     python scripts/faults/fuzz_calls.py --case 127                  # one, and all that is known of it
+    python scripts/faults/fuzz_calls.py --direct --cases 6000       # diagnosed as they are drawn, without a watch
 
 Each is recorded and right, or refused with a reason; anything else is told on stderr at once. The tables count the ways
-and the reasons. ``tests/fuzz/drawn_calls.py`` draws the calls, ``tests/fuzz/watched_calls.py`` judges them.
+and the reasons. Without a watch none is left out that a diagnosis takes. ``tests/fuzz/drawn_calls.py`` draws the calls,
+``tests/fuzz/watched_calls.py`` judges them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import tempfile
 import warnings
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -25,11 +28,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from flashpoint.cli.table import Table, show
 from flashpoint.lab.progress_bar import progress_bar
 from tests.fuzz.drawn_calls import WAYS, drawn
-from tests.fuzz.watched_calls import FAULTS, Ending, ending
+from tests.fuzz.watched_calls import FAULTS, Ending, directly, ending
 
 
-def ended(number: int) -> Ending:
+def ended(number: int, *, direct: bool) -> Ending:
     """Return how a call ends."""
+    if direct:
+        return directly(drawn(number))
     with tempfile.TemporaryDirectory() as folder:
         return ending(drawn(number), Path(folder))
 
@@ -46,6 +51,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="number of the first")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--case", type=int, help="only this one")
+    parser.add_argument("--direct", action="store_true", help="diagnose them without a watch")
     options = parser.parse_args()
     first, count = (options.first, options.cases) if options.case is None else (options.case, 1)
     numbers = range(first, first + count)
@@ -55,7 +61,8 @@ def main() -> None:
         ProcessPoolExecutor(options.processes, get_context("spawn"), start) as processes,
         progress_bar(count, "call", "calls") as bar,
     ):
-        for number, found in zip(numbers, processes.map(ended, numbers), strict=True):
+        endings = processes.map(partial(ended, direct=options.direct), numbers, chunksize=8)
+        for number, found in zip(numbers, endings, strict=True):
             bar.update()
             by_way[drawn(number).way][found.kind] += 1
             if found.why:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.drawn_calls import drawn
-from tests.fuzz.watched_calls import FAULTS, ending
+from tests.fuzz.watched_calls import FAULTS, directly, ending
 
 
 @pytest.mark.slow
@@ -14,4 +14,12 @@ from tests.fuzz.watched_calls import FAULTS, ending
 def test_a_call_is_recorded_and_right_or_refused(first: int, tmp_path: Path) -> None:
     for number in range(first, first + 12):
         found = ending(drawn(number), tmp_path / str(number))
+        assert found.kind not in FAULTS, f"{drawn(number)}\n{found.kind}: {found.why}"
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_no_right_call_is_accused() -> None:
+    for number in range(400):
+        found = directly(drawn(number))
         assert found.kind not in FAULTS, f"{drawn(number)}\n{found.kind}: {found.why}"

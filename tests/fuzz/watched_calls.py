@@ -103,6 +103,20 @@ def _ending_of_watched(case: Case, folder: Path, alone: _Seen) -> Ending:
     return _judged(case, call, alone)
 
 
+def directly(case: Case) -> Ending:
+    """Diagnose a call as it was drawn: no watch reads its form, and none leaves it out."""
+    if case.odd:
+        return Ending("refused", "no such call in a capture")
+    try:
+        alone = _trained(case, None)
+    except RuntimeError as error:
+        return Ending("not taken", _without_numbers(str(error)))
+    kept = _kept(case, alone) if case.draws else None
+    form = Form(False, case.scale, case.softcap, case.added, None, case.sink, case.draws, kept)
+    tensors: dict[str, Any] = {name: x for name, x in alone.tensors.items() if name != "kept"}
+    return _diagnosed(case, AttentionCall(**tensors, form=form, layer=1, step=0, attention=case.way))
+
+
 def _judged(case: Case, call: AttentionCall, alone: _Seen) -> Ending:
     for name, x in alone.tensors.items():
         if name == "kept":
@@ -126,6 +140,10 @@ def _judged(case: Case, call: AttentionCall, alone: _Seen) -> Ending:
             error = float((found - wanted).norm()) / size
             if not error <= _FAR:
                 return Ending("other form", f"{name} of sequence {n} errs by {error:.1e}; {call.form.described}")
+    return _diagnosed(case, call)
+
+
+def _diagnosed(case: Case, call: AttentionCall) -> Ending:
     found = diagnose(call).findings
     if case.rounded and found and {one.kind for one in found} <= _ROUNDINGS:
         return Ending("recorded", "its roundings are named")
