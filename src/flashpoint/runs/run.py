@@ -147,7 +147,7 @@ class Run:
     @property
     def ended(self) -> bool:
         """Whether it has an outcome."""
-        return self.stored.ended
+        return "outcome" in vars(self) or self.stored.ended  # one that was read is not looked for again
 
     @cached_property
     def config(self) -> RunConfig:

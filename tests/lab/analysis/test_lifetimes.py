@@ -1,17 +1,21 @@
 """Survival statistics against a textbook: remission times of Freireich et al. (1963), as in Kleinbaum & Klein."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import binom
 
 from flashpoint.cli.selection import ranges
-from flashpoint.lab.analysis.lifetimes import Lifetimes, control_of, logrank_p, settings_of
+from flashpoint.lab.analysis.lifetimes import Lifetimes, choices_of, control_of, grouped, logrank_p, settings_of
 from flashpoint.lab.config import Config, TrainConfig
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.quantiles import clopper_pearson
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
@@ -100,6 +104,32 @@ def test_the_length_of_a_decay_that_there_is_not_is_no_setting() -> None:
 
     assert settings_of(run(min_lr_ratio=1.0, decay_steps=9)) == settings_of(run(min_lr_ratio=1.0, decay_steps=7))
     assert settings_of(run(min_lr_ratio=0.1, decay_steps=9)) != settings_of(run(min_lr_ratio=0.1, decay_steps=7))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.1, 0.2]), st.sampled_from([0, 9]), st.sampled_from([1.0, 2.0]), st.booleans()),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_a_group_is_named_by_what_differs_between_any_two_runs(drawn: list[tuple[float, int, float, bool]]) -> None:
+    def run(lr: float, warmup_steps: int, beta: float, exact: bool) -> Run:
+        attention = AttentionVariant(name="own", shift="dynamic_max", beta=beta, exact_row_sum=exact)
+        config = Config(train=TrainConfig(lr=lr, warmup_steps=warmup_steps))
+        return cast(Run, SimpleNamespace(watched=False, config=config, attention=attention, title="own"))
+
+    runs = [run(*one) for one in drawn]
+    settings_, choices = [settings_of(one) for one in runs], [choices_of(one) for one in runs]
+    expected: dict[tuple[str, str], list[Run]] = {}
+    for one, own, chosen in zip(runs, settings_, choices, strict=True):
+        unusual = [name for name in own if own[name] != Counter(s[name] for s in settings_).most_common(1)[0][0]]
+        differ = [name for name in chosen if any(other.get(name, chosen[name]) != chosen[name] for other in choices)]
+        setting = " ".join(f"{name}={own[name]}" for name in unusual)
+        label = " ".join(["own", *(f"{name}={chosen[name]}" for name in differ)])
+        expected.setdefault((setting, label), []).append(one)
+    assert list(grouped(runs).items()) == list(expected.items())
 
 
 def test_a_run_older_than_a_setting_has_its_default(tmp_path: Path) -> None:

@@ -105,9 +105,13 @@ class Lifetimes:
         return CensoredData(uncensored=self.onsets, right=self.censored)
 
 
-def by_variant(runs: Sequence[Run]) -> list[Lifetimes]:
-    """Return the lifetimes of the groups of :func:`grouped`."""
-    return [lifetimes(label, setting, members) for (setting, label), members in grouped(runs).items()]
+Groups = Mapping[tuple[str, str], Sequence[Run]]
+"""Runs by unusual setting and attention (:func:`grouped`)."""
+
+
+def by_variant(groups: Groups) -> list[Lifetimes]:
+    """Return the lifetimes of each group."""
+    return [lifetimes(label, setting, members) for (setting, label), members in groups.items()]
 
 
 def grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
@@ -116,9 +120,7 @@ def grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
     An attention is named by its variant's title, with each choice in which runs of that title differ.
     """
     usual = usual_settings(runs)
-    choices: dict[str, list[Mapping[str, Any]]] = {}
-    for run in runs:
-        choices.setdefault(run.title, []).append(choices_of(run))
+    choices = distinct((run.title, choices_of(run)) for run in runs)
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         setting = " ".join(differing(settings_of(run), [usual]))
@@ -127,18 +129,20 @@ def grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
     return groups
 
 
-def side_by_side(runs: Sequence[Run]) -> list[list[Run]]:
+def side_by_side(groups: Groups) -> list[list[Run]]:
     """Return the runs of each setting: their rows are read against one another."""
     settings: dict[str, list[Run]] = {}
-    for (setting, _), members in grouped(runs).items():
+    for (setting, _), members in groups.items():
         settings.setdefault(setting, []).extend(members)
     return list(settings.values())
 
 
 def usual_settings(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the commonest value of each setting in which runs differ; the first of equally common values."""
-    found = [settings_of(run) for run in runs]
-    values = {name: [own[name] for own in found if name in own] for own in found for name in own}
+    values: dict[str, list[Any]] = {}
+    for run in runs:
+        for name, value in settings_of(run).items():
+            values.setdefault(name, []).append(value)
     return {name: Counter(of_runs).most_common(1)[0][0] for name, of_runs in values.items() if len(set(of_runs)) > 1}
 
 
@@ -234,6 +238,15 @@ def differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> li
     return [
         f"{name}={value}" for name, value in own.items() if any(other.get(name, value) != value for other in others)
     ]
+
+
+def distinct(named: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the mappings of each name, equal ones once: many runs have few."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for name, values in named:
+        if values not in (others := found.setdefault(name, [])):
+            others.append(values)
+    return found
 
 
 def choices_of(run: Run) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 
 from flashpoint.errors import UserError, nearest
-from flashpoint.lab.analysis.lifetimes import Lifetimes, choices_of, differing, lifetimes, seed_and_corpus, settings_of
+from flashpoint.lab.analysis.lifetimes import (
+    Lifetimes,
+    choices_of,
+    differing,
+    distinct,
+    lifetimes,
+    seed_and_corpus,
+    settings_of,
+)
 from flashpoint.runs.run import Run
 
 HARDWARE = "hardware"
@@ -42,8 +50,9 @@ def responses(runs: Sequence[Run], key: str) -> dict[str, list[Dose]]:
         UserError: a run has no such number.
     """
     groups: dict[str, dict[Any, list[Run]]] = {}
+    namesakes = distinct((run.variant, _settings(run)) for run in runs)
     for run in runs:
-        groups.setdefault(_label(run, runs, key), {}).setdefault(_value(run, key), []).append(run)
+        groups.setdefault(_label(run, namesakes[run.variant], key), {}).setdefault(_value(run, key), []).append(run)
     return {
         label: [Dose(value, members) for value, members in sorted(doses.items())]
         for label, doses in sorted(groups.items())
@@ -89,11 +98,10 @@ def is_quantity(doses: Sequence[Dose], key: str) -> bool:
     return all(isinstance(value, float) and value > 0 for value in values) and not key.endswith(".bits")
 
 
-def _label(run: Run, runs: Sequence[Run], key: str) -> str:
+def _label(run: Run, namesakes: Sequence[Mapping[str, Any]], key: str) -> str:
     """Return the attention's name with each setting that tells it from others of that name, and its formats other than
     BF16, unless these are what is asked for."""
     of_bits = key.endswith(".bits")
-    namesakes = [_settings(other) for other in runs if other.variant == run.variant]
     own = {
         name: value
         for name, value in _settings(run).items()

@@ -51,7 +51,7 @@ def tell_of_sweep(folder: Path, paths: Sequence[Path]) -> None:
         paths: of its runs; those that have not ended are passed over.
     """
     from flashpoint.cli.table import text_of
-    from flashpoint.lab.analysis.lifetimes import by_variant
+    from flashpoint.lab.analysis.lifetimes import by_variant, grouped
     from flashpoint.lab.cli.shared_options import CONTROL
     from flashpoint.lab.cli.survival_tables import by_attention
 
@@ -59,7 +59,7 @@ def tell_of_sweep(folder: Path, paths: Sequence[Path]) -> None:
     if not runs:
         return
     try:
-        notify(f"\n{text_of(by_attention(by_variant(runs), CONTROL, {}))}\n")
+        notify(f"\n{text_of(by_attention(by_variant(grouped(runs)), CONTROL, {}))}\n")
     except UserError as error:  # of a run that was there before, and is damaged
         notify(str(error))
     notify(f"next: {shlex.join(['flashpoint', 'report', str(folder)])}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from flashpoint.cli.selection import ended_runs, format_option, provenance, runs_argument
 from flashpoint.cli.table import Table, code, number, show
-from flashpoint.lab.analysis.lifetimes import side_by_side
+from flashpoint.lab.analysis.lifetimes import grouped, side_by_side
 from flashpoint.lab.analysis.paired import Losses, last_common_step, losses_at
 from flashpoint.lab.cli.interval_cells import interval, mean
 from flashpoint.lab.cli.shared_options import CONTROL, control_option, refuse_unknown_control, tell_of_texts
@@ -55,7 +55,7 @@ def command(words: tuple[str, ...], at: int | None, control: str | None, form: s
     found = losses_at(after, runs, against)
     refuse_unknown_control(control, found)
     show(table(found, after, against), form, provenance(runs))
-    tell_of_texts(side_by_side(runs), "loss")
+    tell_of_texts(side_by_side(grouped(runs)), "loss")
     if len(found) > 1 and not any(len(losses.differences) for losses in found):
         print(_why_no_pairs(found, after, against), file=sys.stderr)
 

@@ -131,15 +131,15 @@ def _tokenised_alike(run: Run, control: Run) -> bool:
 
 
 def _against_control(runs: Sequence[Run], asked: str | None, severe: bool, out: Path | None, form: str) -> None:
-    groups, control = by_variant(runs), asked or CONTROL
+    members, control = grouped(runs), asked or CONTROL
+    groups = by_variant(members)
     refuse_unknown_control(asked, groups)
-    members = grouped(runs)
     lasting = {key: lasting_of(own) for key, own in members.items()} if is_shown(LASTING) else {}
     severities = {key: severity(own) for key, own in members.items()} if severe else None
     usual = " ".join(f"{name}={value}" for name, value in usual_settings(runs).items())
     unless = f"\nunless a row says otherwise: {usual}" if usual else ""
     show(by_attention(groups, control, lasting, severities), form, provenance(runs) + unless)
-    tell_of_texts(side_by_side(runs), "onset")
+    tell_of_texts(side_by_side(members), "onset")
     if is_shown(of_logrank(control)):
         for line in why_no_p(groups, control):
             print(line, file=sys.stderr)
