@@ -2,10 +2,10 @@
 
 import sys
 
-from flashpoint.cli.process import quick_end
+from flashpoint.cli.process import own_process
 
 if __name__ == "__main__":
-    with quick_end():
+    with own_process():
         from flashpoint.lab.cli.train import main
 
         main(sys.argv[1:])

@@ -1,11 +1,11 @@
 """``python -m flashpoint``: the same as ``flashpoint``."""
 
-from flashpoint.cli.process import quick_end
+from flashpoint.cli.process import own_process
 
 
 def run() -> None:
     """Be the command ``flashpoint``."""
-    with quick_end():
+    with own_process():
         from flashpoint.cli.main import main
 
         main(prog_name="flashpoint")

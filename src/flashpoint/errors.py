@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -47,12 +48,22 @@ def _of_a_file(error: Exception) -> str | None:
 
 
 def printable(text: str) -> str:
-    """Return text without what moves a terminal's cursor; of one that is too long to be read, both ends."""
+    """Return text as one line that a terminal shows as it is; of one that is too long to be read, both ends."""
     if len(text) > _LONGEST_LINE:
         text = f"{text[: _LONGEST_LINE // 2]} … {text[-_LONGEST_LINE // 2 :]}"
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
-    )
+    return escaped(text)
+
+
+def escaped(text: str, keep: str = "") -> str:
+    """Return text that a terminal shows as it is: names, paths and records of others may hold its control sequences,
+    or characters that turn the direction of what follows. These arrive as ``\\x1b``.
+
+    Args:
+        keep: characters that stay, as the ends of lines.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in keep else one.encode("unicode_escape").decode() for one in text)
 
 
 @contextmanager
@@ -62,7 +73,7 @@ def exit_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except told as error:
-        print(f"error: {_of_a_file(error) or one_line(error)}", file=sys.stderr)
+        tell(f"error: {_of_a_file(error) or one_line(error)}")
         sys.exit(2)
 
 
@@ -75,14 +86,17 @@ def command_errors() -> Iterator[None]:
 
 @contextmanager
 def readers_may_leave() -> Iterator[None]:
-    """End the process without a word where whoever reads what it prints has had enough (``… | head``)."""
+    """End the process without a word where whoever reads what it prints has had enough (``… | head``).
+
+    The status is that of a program which the signal SIGPIPE ends.
+    """
     try:
         yield
         if sys.stdout:  # None where it was closed from the start
             sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
-        sys.exit(1)
+        sys.exit(128 + signal.SIGPIPE)
 
 
 def is_first_process() -> bool:
@@ -97,12 +111,19 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def notify(line: str) -> None:
-    """Print one line on stderr, from the first of several processes only. Stdout is kept for the outcome.
+def tell(text: str) -> None:
+    """Print lines on stderr. Stdout is kept for the outcome.
 
-    A run outlives its terminal: where nobody can read the line any more, it is not printed. Nor is it where a signal's
-    handler tells it while another line is being printed, which Python refuses.
+    What is told ends neither a run nor the program of a host: where it cannot be printed, it is dropped. Nobody may
+    read it any more, the host may have closed or replaced stderr, and Python refuses a line of a signal's handler while
+    another one is being printed.
     """
+    if sys.stderr is not None:  # print would take stdout
+        with suppress(Exception):
+            print(escaped(text, keep="\n"), file=sys.stderr, flush=True)
+
+
+def notify(text: str) -> None:
+    """:func:`tell`, from the first of several processes only."""
     if is_first_process():
-        with suppress(OSError, RuntimeError):
-            print(line, file=sys.stderr, flush=True)
+        tell(text)

@@ -132,7 +132,7 @@ def append_whole(file: RawIOBase, data: bytes) -> None:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write :func:`atomic_write`."""
-    with atomic_write(path) as partial, partial.open("w") as file:
+    with atomic_write(path) as partial, partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
         json.dump(value, file, indent=2, ensure_ascii=False)
         file.write("\n")
 

@@ -147,7 +147,7 @@ def memory() -> int:
     limits = [soft] if soft != resource.RLIM_INFINITY else []
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            limits.append(int(Path(file).read_text()))
+            limits.append(int(Path(file).read_text(encoding="utf-8")))
         except (OSError, ValueError):  # no such version of control groups, or "max"
             continue
     return min(has, *limits) if limits else has
@@ -190,7 +190,7 @@ def hardware_name(device: torch.device) -> str:
 
 def _cpu_name() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")

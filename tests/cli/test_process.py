@@ -1,5 +1,6 @@
-"""How the process of a command ends."""
+"""The output of a command's process, and how it ends."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,66 @@ def test_what_cannot_be_printed_is_told(tmp_path: Path) -> None:
         result = ended(tmp_path, "pass", stdout=full)
     assert result.returncode == 120  # as Python has it
     assert "No space left on device" in result.stderr
+
+
+def shell(line: str, folder: Path, program: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command's program, ``"$@"`` in a line of Bash, whose status is that of the program."""
+    begun = f"import os, sys\nfrom flashpoint.cli.process import own_process\nwith own_process():\n    {program}"
+    return subprocess.run(
+        ["bash", "-c", f'{line}; exit "${{PIPESTATUS[0]}}"', "bash", sys.executable, "-c", begun],
+        cwd=folder, env={**environment(), **variables}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+ALIVE = "for number in range(20000): print('a line', number, file=sys.stderr)\n    open('end', 'w').write('reached')"
+
+
+@pytest.mark.parametrize("line", ['"$@" 2>&1 | head -1', '"$@" 2>&-', '"$@" >&- 2>&- <&-', '"$@" 2>/dev/full'])
+def test_a_broken_stderr_raises_nothing(tmp_path: Path, line: str) -> None:
+    assert shell(line, tmp_path, ALIVE).returncode == 0
+    assert (tmp_path / "end").read_text() == "reached"
+
+
+@pytest.mark.parametrize("line", ['"$@" | head -1', '"$@" >&-', '"$@" >/dev/full'])
+def test_a_broken_stdout_raises_nothing_in_a_command_that_works(tmp_path: Path, line: str) -> None:
+    working = "from flashpoint.cli.process import make_stdout_lasting; make_stdout_lasting()\n    "
+    result = shell(line, tmp_path, working + ALIVE.replace("stderr", "stdout"))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert (tmp_path / "end").read_text() == "reached"
+
+
+def test_a_command_that_only_prints_ends_when_its_reader_has_gone(tmp_path: Path) -> None:
+    printing = ALIVE.replace("stderr", "stdout").replace("\n", "\n    ")
+    result = shell(
+        '"$@" | head -1',
+        tmp_path,
+        f"from flashpoint.errors import command_errors\n    with command_errors():\n        {printing}",
+    )
+    assert (result.returncode, result.stderr) == (128 + signal.SIGPIPE, "")
+    assert not (tmp_path / "end").exists()
+
+
+def test_a_file_that_is_opened_does_not_become_stderr(tmp_path: Path) -> None:
+    """The next file gets the lowest number that is free, and libraries in C write to the number 2."""
+    shell('"$@" 2>&- <&-', tmp_path, "file = open('data', 'w'); os.write(2, b'of a library')")
+    assert (tmp_path / "data").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("variables", "printed"),
+    [
+        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "δ é \\udcff"),
+        ({"PYTHONIOENCODING": "ascii:strict"}, "δ é \\udcff"),
+        ({"PYTHONIOENCODING": "latin-1"}, "\\u03b4 é \\udcff"),
+        ({}, "δ é \\udcff"),
+    ],
+)
+def test_every_character_is_printed_in_every_locale(tmp_path: Path, variables: dict[str, str], printed: str) -> None:
+    text = r"print('\u03b4 \xe9 \udcff'); print('\u03b4 \xe9 \udcff', file=sys.stderr)"
+    result = shell('"$@" >out 2>err', tmp_path, text, **variables)
+    assert result.returncode == 0
+    encoding = variables.get("PYTHONIOENCODING", "utf-8").replace("ascii:strict", "utf-8")
+    assert [(tmp_path / name).read_text(encoding) for name in ("out", "err")] == [f"{printed}\n"] * 2
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 from torch import nn
 
 import flashpoint
+from flashpoint.listeners import Listeners
+from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
 from flashpoint.watching.loop import Watch
 from tests.watching.loops import Pair, loop, plain
@@ -90,6 +93,35 @@ def test_a_handler_that_fails_does_not_end_the_training(tmp_path: Path) -> None:
 
     logging.getLogger("flashpoint").addHandler(Broken())
     assert loop(tmp_path, step=capturing).columns["loss"][0].tolist() == [0, 2, 4, 6]
+
+
+class Raising:
+    def write(self, text: str) -> int:
+        raise LookupError(text)
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stderr", [closed(), None, Raising(), io.TextIOWrapper(io.BytesIO(), "ascii")])
+def test_a_stderr_that_cannot_be_written_does_not_end_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stderr: object
+) -> None:
+    """The host closed or replaced it. Lines of a listener that fails take the same way."""
+
+    class Failing:
+        name = "mine"
+
+        def begun(self, folder: RunFolder, first_step: int) -> None:
+            raise ValueError
+
+    monkeypatch.setattr(sys, "stderr", stderr)
+    Listeners([Failing()]).begun(RunFolder(tmp_path), 0)  # type: ignore[list-item]
+    assert loop(tmp_path, step=capturing).columns["loss"][0].tolist() == [0, 2, 4, 6]
+    assert capsys.readouterr().out == ""  # print takes it where there is no stderr
 
 
 def test_lines_of_two_watches_name_their_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import click
-
 from flashpoint.cli.table import Cell, Table, code, step
+from flashpoint.errors import tell
 from flashpoint.logs.judgement import Judgement
 from flashpoint.logs.stored_log import judgement_of
 from flashpoint.runs.metric_table import GRAD_NORM, LOSS
@@ -63,7 +62,7 @@ def tell_of_logs(runs: Sequence[Run]) -> None:
     """Tell on stderr, a line each, what is to be told of logs among the runs, and what they cannot say."""
     _, logs = without_logs(runs)
     for line in [*(line for run, judged in logs for line in told(run, judged)), *([LIMITS] if logs else [])]:
-        click.echo(line, err=True)
+        tell(line)
 
 
 def _not_finite(judged: Judgement) -> Cell:

@@ -1,16 +1,92 @@
-"""How the process of a command ends."""
+"""The process of a command: its output, and how it ends."""
 
 from __future__ import annotations
 
 import atexit
+import codecs
 import contextlib
 import gc
 import io
 import os
 import sys
 from collections.abc import Iterator
+from typing import TextIO
 
 _FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+
+
+@contextlib.contextmanager
+def own_process() -> Iterator[None]:
+    """Run a command: :func:`own_streams`, then the block, then :func:`quick_end`."""
+    own_streams()
+    with quick_end():
+        yield
+
+
+class LastingText(io.TextIOWrapper):
+    """A stream for people: what cannot be written is dropped, with all that follows, and raises nothing.
+
+    Whoever read it has gone (``| head``, ``| tee`` after Ctrl-C), its terminal has been closed, or its disk is full.
+    """
+
+    def write(self, text: str, /) -> int:
+        with self._dropping():
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._dropping():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _dropping(self) -> Iterator[None]:
+        try:
+            yield
+        except BlockingIOError:
+            pass  # a full pipe that does not block: its reader comes back
+        except OSError:
+            _to_null_device(self.fileno())  # what the buffer holds goes there, too, and what others write
+
+
+def own_streams() -> None:
+    """Give a command streams that raise nothing but what concerns it; call it before other files are opened.
+
+    Those that were closed from the start (``2>&-``) become the null device: the next file that is opened would get
+    their number, and what libraries write to stderr. Stderr is lasting. Where the encoding is ASCII, as in the locale
+    ``C``, it becomes UTF-8. What another encoding lacks is escaped.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            _to_null_device(number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115, until the end
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            encoding = "utf-8" if codecs.lookup(stream.encoding).name == "ascii" else stream.encoding
+            stream.reconfigure(encoding=encoding, errors="backslashreplace")
+    sys.stderr = _lasting(sys.stderr)
+
+
+def make_stdout_lasting() -> None:
+    """For a command whose work is not what it prints: it goes on where nobody reads stdout any more."""
+    sys.stdout = _lasting(sys.stdout)
+
+
+def _lasting(stream: TextIO) -> TextIO:
+    """Return a lasting stream in place of one of this process's; one that a caller has put there stays."""
+    if type(stream) is not io.TextIOWrapper:
+        return stream
+    encoding, errors, lines = stream.encoding, stream.errors, stream.line_buffering
+    return LastingText(stream.detach(), encoding, errors, line_buffering=lines)
+
+
+def _to_null_device(number: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    if null != number:
+        os.dup2(null, number)
+        os.close(null)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from flashpoint.cli.table import ALL, COLUMNS, FORMATS
-from flashpoint.errors import UserError, one_line
+from flashpoint.errors import UserError, one_line, tell
 
 if TYPE_CHECKING:
     import torch
@@ -97,18 +96,18 @@ def answered(asked: Sequence[T], question: Callable[[T], A]) -> list[tuple[T, A]
             errors.append(error)
     if errors and not answers:
         *others, last = errors
-        tell(others)
+        tell_errors(others)
         raise last
-    tell(errors)
+    tell_errors(errors)
     return answers
 
 
-def tell(errors: Sequence[Exception]) -> None:
+def tell_errors(errors: Sequence[Exception]) -> None:
     """The first errors in a line each on stderr, and how many more there are; the command then ends with status 2."""
     for error in errors[:_TOLD]:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        tell(f"error: {one_line(error)}")
     if len(errors) > _TOLD:
-        print(f"error: {len(errors) - _TOLD} more runs or words could not be used", file=sys.stderr)
+        tell(f"error: {len(errors) - _TOLD} more runs or words could not be used")
     if errors:
         click.get_current_context().meta[BAD_RUNS] = True
 

@@ -11,7 +11,7 @@ import click
 
 from flashpoint.cli.log_table import tell_of_logs
 from flashpoint.cli.selection import answered
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, tell
 from flashpoint.extras import from_lab, missing
 from flashpoint.files import atomic_write, check_target, is_locked
 from flashpoint.logs.stored_log import is_logged, reread, written
@@ -83,7 +83,7 @@ def _begun(word: str, *, once: bool) -> Followed | FollowedLogs:
             if once:
                 raise
             if not told:
-                click.echo(f"{none.told}; waiting for one to begin, Ctrl-C ends", err=True)
+                tell(f"{none.told}; waiting for one to begin, Ctrl-C ends")
                 told = True
         time.sleep(_TERMINAL_SECONDS)
 

@@ -56,7 +56,7 @@ def variant_named(name: str, variants_dir: Path, key: str = "") -> AttentionVari
     known = variant_names(variants_dir)
     if name not in known:
         raise UserError(f"{key}{name}: no such variant; choose one of {', '.join(known)}")
-    return AttentionVariant.from_dict(yaml.safe_load((variants_dir / f"{name}.yaml").read_text()))
+    return AttentionVariant.from_dict(yaml.safe_load((variants_dir / f"{name}.yaml").read_text(encoding="utf-8")))
 
 
 def variant_names(variants_dir: Path) -> list[str]:

@@ -42,7 +42,7 @@ class MetricsFile:
     def __init__(self, path: Path, first_step: int = 0) -> None:
         if path.exists():
             _drop_steps_from(path, first_step)
-        self._file = path.open("a", buffering=1)
+        self._file = path.open("a", buffering=1, encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float | NDArray[np.floating]]) -> None:
         """Record metrics of a step (from 0); those of heads are arrays [n_layer, n_head].
@@ -68,7 +68,7 @@ class MetricsFile:
 
 def steps_logged(path: Path, until: int) -> int:
     """Return of how many steps before ``until`` the file has the loss; damaged lines are passed over."""
-    lines = regular(path).read_text(errors="replace").split("\n") if path.exists() else []
+    lines = regular(path).read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
     return sum(f'"{LOSS.name}": ' in line and _is_before(line, until) for line in lines)
 
 
@@ -159,9 +159,9 @@ def _last_axis_steps(values: list[NDArray[np.float64]]) -> NDArray[np.float64]:
 
 def _drop_steps_from(path: Path, step: int) -> None:
     """Keep only the lines of steps before ``step``: what a run that goes on from there counts on."""
-    *lines, _unfinished = regular(path).read_text(errors="replace").split("\n")
+    *lines, _unfinished = regular(path).read_text(encoding="utf-8", errors="replace").split("\n")
     with atomic_write(path) as partial:
-        partial.write_text("".join(f"{line}\n" for line in lines if _is_before(line, step)))
+        partial.write_text("".join(f"{line}\n" for line in lines if _is_before(line, step)), encoding="utf-8")
 
 
 def _is_before(line: str, step: int) -> bool:

@@ -135,7 +135,7 @@ class _Line(Kind):
 
 def append(path: Path, step: int, samples: Mapping[int, DeltaSample]) -> None:
     """Add what a step's sequences showed in some layers."""
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         for layer, sample in samples.items():
             measures = {name: of.tolist() for name, of in sample.measures.items()}
             line = {"step": step, "layer": layer, "identities": sample.identities, "measures": measures}

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 from contextlib import suppress
 
-from flashpoint.errors import is_first_process
+from flashpoint import errors
 
 LOGGER = logging.getLogger("flashpoint.watch")
 _LONGEST = 300  # characters of somebody else's message
@@ -21,15 +20,13 @@ _NUMBER = re.compile(r"(?<!\w)\d[\w.,]*")  # an address, too; not the digit of a
 class StderrHandler(logging.Handler):
     """Prints lines on stderr while the host program has set up no handler that takes them.
 
-    A run outlives its terminal: a line that nobody can read any more is left out. So is one that a signal's handler
-    tells while another line is being printed, which Python refuses.
+    A line that cannot be printed is dropped (:func:`flashpoint.errors.tell`).
     """
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record's message."""
         if self._is_alone(logging.getLogger(record.name)):
-            with suppress(OSError, RuntimeError):
-                print(record.getMessage(), file=sys.stderr, flush=True)
+            errors.tell(record.getMessage())
 
     def _is_alone(self, logger: logging.Logger | None) -> bool:
         while logger is not None:
@@ -53,7 +50,7 @@ _set_up()
 def tell(line: str, level: int = logging.INFO) -> None:
     """Log one line, in the first of several processes only. A handler of the host program that fails loses it: the
     training goes on."""
-    if is_first_process():
+    if errors.is_first_process():
         with suppress(Exception):
             LOGGER.log(level, "%s", line)
 

@@ -140,7 +140,7 @@ class WatchedRun:
         """Write down where NaN or infinity came from."""
         self._births.append(birth)
         if self._is_there():
-            with self.folder.nonfinite.open("a") as file:
+            with self.folder.nonfinite.open("a", encoding="utf-8") as file:
                 file.write(birth.model_dump_json() + "\n")
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -158,7 +158,7 @@ class WatchedRun:
         """Record which batches steps trained on, by their fingerprints."""
         if fingerprints and self._is_there():
             if self._batches is None:
-                self._batches = self.folder.batches.open("a", buffering=1)
+                self._batches = self.folder.batches.open("a", buffering=1, encoding="utf-8")
             self._batches.write("".join(f"{step},{of_batch:016x}\n" for step, of_batch in fingerprints))
 
     def keep(self, calls: Sequence[AttentionCall], step: int) -> Path:

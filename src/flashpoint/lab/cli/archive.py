@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from flashpoint.cli.selection import tell
+from flashpoint.cli.selection import tell_errors
 from flashpoint.errors import UserError
 from flashpoint.lab.cli.shared_options import refuse_given
 from flashpoint.lab.evidence.archiving import archive, remove
@@ -79,7 +79,7 @@ def command(
     damaged = [error for run in runs if (error := _unreadable(run))]
     if damaged:  # evidence takes all runs or none
         *others, last = damaged
-        tell(others)
+        tell_errors(others)
         raise last
     archive(runs, experiment, root, every=every, only=only or None, spacing=spacing, digits=digits)
     click.echo(f"{root}: {len(runs)} added, '{experiment}:*' names the runs of {experiment}")

@@ -109,7 +109,7 @@ def _by_time(runs: Sequence[Run], options: Options) -> list[Table]:
     if options.variant:
         text = yaml.safe_dump(found.variant(options.variant.stem), sort_keys=False, default_flow_style=None, width=120)
         with atomic_write(options.variant, durable=False) as partial:
-            partial.write_text(text)
+            partial.write_text(text, encoding="utf-8")
     return [tables.over_time(found)]
 
 

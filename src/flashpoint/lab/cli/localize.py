@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import click
 
 from flashpoint.cli.selection import format_option
 from flashpoint.cli.table import Table, show
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, tell
 
 if TYPE_CHECKING:
     from flashpoint.lab.localize.subject import Subject
@@ -89,7 +88,7 @@ def command(
         for stand in answers(branches, starts):
             for answer in [one for one in stand if one not in seen]:
                 evidence = f" ({answer.evidence})" if answer.evidence else ""
-                print(f"{answer.question}: {answer.verdict}{evidence}", file=sys.stderr, flush=True)
+                tell(f"{answer.question}: {answer.verdict}{evidence}")
                 seen.add(answer)
     rows = [(answer.question, answer.verdict, answer.evidence) for answer in stand]
     run, trained = subject.run, f"{branches.trained} of them trained now in {(time.monotonic() - started) / 60:.1f} min"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import click
@@ -10,6 +9,7 @@ import numpy as np
 
 from flashpoint.cli.selection import ended_runs, format_option, provenance, runs_argument
 from flashpoint.cli.table import Table, code, number, show
+from flashpoint.errors import tell
 from flashpoint.lab.analysis.lifetimes import grouped, side_by_side
 from flashpoint.lab.analysis.paired import Losses, last_common_step, losses_at
 from flashpoint.lab.cli.interval_cells import interval, mean
@@ -57,7 +57,7 @@ def command(words: tuple[str, ...], at: int | None, control: str | None, form: s
     show(table(found, after, against), form, provenance(runs))
     tell_of_texts(side_by_side(grouped(runs)), "loss")
     if len(found) > 1 and not any(len(losses.differences) for losses in found):
-        print(_why_no_pairs(found, after, against), file=sys.stderr)
+        tell(_why_no_pairs(found, after, against))
 
 
 def _why_no_pairs(found: Sequence[Losses], after: int, control: str) -> str:

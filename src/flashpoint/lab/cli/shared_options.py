@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from flashpoint.errors import UserError, nearest
+from flashpoint.errors import UserError, nearest, tell
 
 if TYPE_CHECKING:
     from flashpoint.lab.analysis.lifetimes import Lifetimes
@@ -74,7 +73,7 @@ def tell_of_texts(compared: Iterable[Sequence[Run]], what: str) -> None:
 
     if corpora := pooled_corpora(compared):
         told = f"rows are counted or compared over {len(corpora)} texts (corpus {', '.join(corpora)})"
-        print(f"{told}, and the {what} depends on the text; name runs of one text", file=sys.stderr)
+        tell(f"{told}, and the {what} depends on the text; name runs of one text")
 
 
 def refuse_given(context: click.Context, told: str, names: Iterable[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import click
 
 from flashpoint.cli.selection import ended_runs, format_option, provenance, runs_argument
 from flashpoint.cli.table import is_shown, show
+from flashpoint.errors import tell
 from flashpoint.lab.analysis.foretelling import foretellings
 from flashpoint.lab.analysis.lifetimes import (
     by_variant,
@@ -142,7 +142,7 @@ def _against_control(runs: Sequence[Run], asked: str | None, severe: bool, out: 
     tell_of_texts(side_by_side(members), "onset")
     if is_shown(of_logrank(control)):
         for line in why_no_p(groups, control):
-            print(line, file=sys.stderr)
+            tell(line)
     if out:
         from flashpoint.lab.report.survival_figures import draw_survival
 

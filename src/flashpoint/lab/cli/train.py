@@ -21,8 +21,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from flashpoint.cli.process import quick_end
-from flashpoint.errors import UserError, exit_in_one_line, is_first_process, notify, readers_may_leave
+from flashpoint.cli.process import make_stdout_lasting, own_process
+from flashpoint.errors import UserError, exit_in_one_line, is_first_process, notify, tell
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import refuse_another_gpu, refuse_unusable_gpu
 from flashpoint.lab.build_config import build_config
@@ -46,8 +46,7 @@ WANTS_TRACEBACK = os.environ.setdefault("FLASHPOINT_TRACEBACK", os.environ.get("
 @hydra.main(config_path=str(CONFIGS), config_name=CONFIG, version_base="1.3")
 def train(composed: DictConfig) -> None:
     if composed.help:
-        with readers_may_leave():
-            print_keys(composed)
+        print_keys(composed)
         return
     multirun = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
@@ -129,26 +128,25 @@ def main(arguments: Sequence[str]) -> None:
     Args:
         arguments: for Hydra.
     """
+    make_stdout_lasting()
     store_schema()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of printing several lines
     warnings.filterwarnings("error", category=UserWarning, module="hydra")
     try:
-        with nullcontext() if WANTS_TRACEBACK else exit_in_one_line(), readers_may_leave():
+        with nullcontext() if WANTS_TRACEBACK else exit_in_one_line():
             try:
                 given = parsed(arguments)
                 check(given)
                 # The launcher of a sweep starts this file with the arguments of a run.
                 sys.argv = [__file__, *given.for_hydra()]
                 train()
-            except BrokenPipeError:
-                raise
             except Exception as error:  # errors of ours end the process in train()
                 if WANTS_TRACEBACK:
                     raise
                 raise refusal(error) from error
     except KeyboardInterrupt as interrupt:
         how = str(interrupt) or "what was prepared stays, and the same command goes on from there"
-        print(f"interrupted; {how}", file=sys.stderr)
+        tell(f"interrupted; {how}")
         sys.exit(128 + signal.SIGINT)
 
 
@@ -164,5 +162,5 @@ def command(arguments: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
-    with quick_end():
+    with own_process():
         main(sys.argv[1:])

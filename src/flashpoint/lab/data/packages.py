@@ -68,7 +68,7 @@ def _download(folder: Path) -> None:
     notify(f"fetching the source code of {len(PACKAGES)} packages with pip, once")
     folder.mkdir()
     listed = folder / "requirements.txt"
-    listed.write_text(_requirements())
+    listed.write_text(_requirements(), encoding="utf-8")
     command = [
         sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check", "--no-deps",
         "--require-hashes", *_PURE, *_PATIENCE, f"--dest={folder}", f"--requirement={listed}",

@@ -222,7 +222,7 @@ def _rewrite(
     write_parquet(evidence.runs_path, table.schema, [table], dictionary=["experiment"])
     index = index_of(Evidence(evidence.root))
     with atomic_write(evidence.index_path) as partial:
-        partial.write_text(index)
+        partial.write_text(index, encoding="utf-8")
 
 
 def _write(path: Path, tables: Mapping[str, Any], schema: Any) -> None:

@@ -172,7 +172,7 @@ class OwnLoop:
             )  # fmt: skip
 
         with (
-            log_of_branch(folder).open("w") as log,
+            log_of_branch(folder).open("w", encoding="utf-8") as log,
             contextlib.redirect_stderr(log),
             contextlib.redirect_stdout(log),
         ):

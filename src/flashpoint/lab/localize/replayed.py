@@ -89,7 +89,7 @@ class ReplayedRun:
         return json.dumps({**attention.to_dict(), "name": ""}, sort_keys=True)
 
     def train(self, attention: AttentionVariant, start: int, steps: int, folder: Path) -> Trained:
-        with log_of_branch(folder).open("w") as log, contextlib.redirect_stderr(log):
+        with log_of_branch(folder).open("w", encoding="utf-8") as log, contextlib.redirect_stderr(log):
             outcome = train(_branching(self.folder, attention, start, steps, folder))
         if outcome.interrupted:  # what ended the branch ends the localisation: half a branch says nothing
             signal.raise_signal(signal.Signals[outcome.interrupted])

@@ -79,7 +79,7 @@ def _begin(settings: dict[str, Any]) -> Any:
 
     seconds, id_file = settings.pop("finish_seconds"), Path(settings.pop("id_file"))
     run = wandb.init(
-        id=regular(id_file).read_text().strip() if id_file.exists() else None,
+        id=regular(id_file).read_text(encoding="utf-8").strip() if id_file.exists() else None,
         resume="allow",  # of a new run, too: wandb sync would put the part on the disk in place of what is there
         **settings,
         settings=wandb.Settings(
@@ -87,7 +87,7 @@ def _begin(settings: dict[str, Any]) -> Any:
         ),
     )
     with atomic_write(id_file) as partial:
-        partial.write_text(run.id)
+        partial.write_text(run.id, encoding="utf-8")
     run.define_metric("step")  # a resumed run repeats steps since its checkpoint; W&B's own steps may only rise
     run.define_metric("*", step_metric="step")
     return run
