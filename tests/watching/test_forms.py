@@ -193,7 +193,7 @@ def flash(
     queries, keys = scores.shape[-2:]
     ahead = torch.arange(keys) - (torch.arange(queries)[:, None] + keys - queries)
     if alibi_slopes is not None:
-        scores = scores - alibi_slopes[:, None, None] * ahead.abs()
+        scores = scores - alibi_slopes.reshape(-1, len(alibi_slopes.flatten()), 1, 1) * ahead.abs()
     left, right = (side if side >= 0 else keys for side in window_size)
     scores = scores.masked_fill((ahead < -left) | (ahead > (0 if causal else right)), -torch.inf)
     if visible is not None:
@@ -217,6 +217,7 @@ NAMED: dict[str, Callable[[], nn.Module]] = {
     "a window of both sides": lambda: flash_with(window_size=(2, 1)),
     "a cap": lambda: flash_with(0.0, 0.5, True, (-1, -1), 3.0),
     "slopes": lambda: flash_with(alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.0]), causal=True),
+    "slopes with dimensions of 1": lambda: flash_with(alibi_slopes=torch.rand(1, 4, 1, 1), causal=True),
     "a sink": lambda: flash_with(s_aux=torch.tensor([0.0, 1.0, -1.0, 2.0], dtype=torch.float64), causal=True),
     "dropout": lambda: flash_with(0.25, causal=True),
     "two lengths, causal": lambda: flash_with(causal=True, others=19),
@@ -235,6 +236,13 @@ def test_what_a_named_function_is_told_is_recorded(tmp_path: Path, name: str) ->
     assert call.form.is_plain is (name in ("nothing", "a sink"))
     assert_exact(call)
     assert diagnose(call).findings == ()
+
+
+def test_slopes_that_are_not_of_the_heads_are_refused_by_their_shape(tmp_path: Path) -> None:
+    model = flash_with(alibi_slopes=torch.tensor([0.5]), causal=True)
+    run = loop(tmp_path, model, captured, steps=1, functions=[f"{__name__}:flash@bthd"])
+    (reason,) = run.manifest.not_recorded
+    assert "alibi_slopes [1], where [H] is [4]" in reason
 
 
 def flexible(

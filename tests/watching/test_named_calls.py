@@ -1,7 +1,9 @@
 """Attention functions that are named, however they are called: the loop gets what they return, and goes on."""
 
 import contextlib
+import inspect
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -254,7 +256,7 @@ def test_a_mask_that_is_no_tensor_is_known_from_nearly_all_rows(tmp_path: Path, 
     if causal is None:
         (reason,) = run.manifest.not_recorded
         assert reason.startswith(f"{__name__}:{word}: O is not softmax(QKᵀ·scale)V, ")
-        assert "another mask by block_mask" in reason
+        assert "what block_mask means is not known" in reason
     else:
         (call,) = read_calls(tmp_path / "own")
         assert call.form.is_causal is causal
@@ -280,7 +282,22 @@ def test_a_number_that_may_be_a_mask_is_known_from_nearly_all_rows(tmp_path: Pat
     model = Model(lambda q, k, v: flexible(q, k, v, prefix=prefix))
     run = loop(tmp_path, model, captured, steps=2, functions=[f"{__name__}:flexible"])
     assert (tmp_path / "own/captures").exists() is kept
-    assert ["another mask by prefix" in reason for reason in run.manifest.not_recorded] == [True] * (not kept)
+    assert ["what prefix means is not known" in reason for reason in run.manifest.not_recorded] == [True] * (not kept)
+
+
+def options_of(function: Callable[..., Any]) -> set[str]:
+    return {*inspect.signature(function).parameters} - {"q", "k", "v", "training", "attn_mask"}
+
+
+def test_who_names_an_option_otherwise_is_told_all_names_that_are_known(tmp_path: Path) -> None:
+    """Every option of this file's flash, by whose names the same calls are recorded, stands in the refusal."""
+    run = loop(
+        tmp_path, Model(lambda q, k, v: flexible(q, k, v, prefix=4)), steps=1, functions=[f"{__name__}:flexible"]
+    )
+    (reason,) = run.manifest.not_recorded
+    known = {re.sub(r"\W", "", word) for word in reason.partition("one of these names: ")[2].split()}
+    assert options_of(flash) <= known
+    assert {"score_mod", "block_mask", "bias"} <= known
 
 
 class Part(NoMask):

@@ -136,10 +136,13 @@ def of_named(given: Mapping[str, Any], qkv: Sequence[Tensor], by_token: bool, ca
     scale = scale_of(here, call.q)
     exchanged = f"O is softmax(QKᵀ·scale)V of tensors {'[B, H, T, d]; leave out' if by_token else '[B, T, H, d]; give'}"
     try:
-        found = _among(each, here, call, dropped, unknown)
+        found = _among(each, here, call, dropped, closely=bool(unknown))
     except _Unlike as why:
         if _is_plain(call, scale, exchanged=True):
             raise LeftOut(f"{exchanged} @bthd in functions=") from None
+        if unknown:
+            meaning = f"what {' and '.join(unknown)} means is not known; give it by one of these names"
+            raise LeftOut(f"{why}, and {meaning}: {KNOWN}") from None
         layout = "tensors that take no @bthd" if by_token else "tensors that need @bthd"
         raise LeftOut(f"{why}: perhaps {layout}, a mask or a scale inside, or a fault") from None
     if found.is_plain and not _is_plain(call, scale, exchanged=False) and _is_plain(call, scale, exchanged=True):
@@ -148,6 +151,11 @@ def of_named(given: Mapping[str, Any], qkv: Sequence[Tensor], by_token: bool, ca
 
 
 _READ = {*_CAUSAL, *_SCALES, *_DROPOUTS, *_WINDOWS, *_SINKS, *_CAPS, *_UNREAD, _SLOPES, "score_mod"}
+KNOWN = (
+    f"{', '.join((*_CAUSAL, *_SCALES, *_WINDOWS, *_CAPS, *_SINKS, *_DROPOUTS))}, {_SLOPES} [H] or [B, H], score_mod; "
+    "or by any name a block_mask, a mask or a bias that fits [B, H, T_q, T_k]"
+)
+"""What a named function's arguments can say beside q, k and v, as people are told it."""
 
 
 def _may_be_mask(name: str, value: Any) -> bool:
@@ -163,7 +171,8 @@ def _among(
     given: Mapping[str, Any],
     call: SeenCall,
     dropped: _Dropped,
-    unknown: Sequence[str] = (),
+    *,
+    closely: bool = False,
 ) -> Form:
     """Return the form that O shows, of those with each pairs and the other options."""
     if (unread := other_softmax({name: given.get(name) for name in _UNREAD})) is not None:
@@ -179,8 +188,8 @@ def _among(
     sink = sinks[0].detach().float().flatten() if sinks else None
     scale = scale_of(given, call.q)
     forms = [_form(call, joined([one, *by_place]), dropped, scale, max(caps), sink) for one in each]
-    closely = bool(unknown) or sink is not None or not all(form.is_plain for form in forms)
-    return _shown(forms, call, dropped, unknown, closely=closely)
+    closely = closely or sink is not None or not all(form.is_plain for form in forms)
+    return _shown(forms, call, dropped, closely=closely)
 
 
 def _form(
@@ -194,15 +203,13 @@ def _form(
     return form
 
 
-def _shown(
-    forms: Sequence[Form], call: SeenCall, dropped: _Dropped, unknown: Sequence[str] = (), *, closely: bool
-) -> Form:
+def _shown(forms: Sequence[Form], call: SeenCall, dropped: _Dropped, *, closely: bool) -> Form:
     """Return the form that O shows."""
     found = agreeing(forms, [call.q, call.k, call.v, call.out], closely=closely)
     if found is None and dropped.p:
         raise LeftOut(f"{DROPOUT}{dropped.remedy}")
     if found is None:
-        told = [*dict.fromkeys(map(_described, forms)), *(f"with another mask by {name}" for name in unknown)]
+        told = list(dict.fromkeys(map(_described, forms)))
         raise _Unlike(f"O is not softmax(QKᵀ·scale)V, {' or '.join(told[:3])}")
     return found
 

@@ -160,8 +160,12 @@ def _documents_by_positions(positions: Tensor, sequences: int) -> Pairs:
 
 
 def by_distance(slopes: Tensor, call: SeenCall) -> Pairs:
-    """Return the bias of ALiBi: a slope of a head, [H] or [B, H], times the distance of key and query."""
-    each = slopes.detach().float()[(None,) * (2 - slopes.dim())][: call.shape[0], :, None, None]
+    """Return the bias of ALiBi: a slope of a head, [H] or [B, H], perhaps with dimensions of 1 more, times the distance
+    of key and query."""
+    heads, told = call.shape[1], slopes.detach().float()
+    if told.numel() not in (heads, call.batch * heads):
+        raise LeftOut(f"alibi_slopes {list(slopes.shape)}, where [H] is {[heads]} and [B, H] {[call.batch, heads]}")
+    each = told.reshape(-1, heads, 1, 1)[: call.shape[0]]
     return Pairs(bias=-each * _ahead(*call.shape[2:], call.q.device).abs())
 
 
