@@ -116,3 +116,43 @@ def test_whoever_trains_a_model_of_transformers_is_told_what_can_be_done_there(t
     assert "BloomForCausalLM does without Transformers' AttentionInterface" in told
     (told,) = loop(tmp_path / "other", nn.Linear(32, 32), steps=1).manifest.not_recorded
     assert "AttentionInterface" not in told
+
+
+class OfThree(nn.Linear):
+    """Calls its attention with tensors of three dimensions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, super().forward(x))
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_a_loop_of_one_step_tells_why_its_calls_are_not_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], capture: bool
+) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        if capture:
+            watched.capture()
+        plain(model, number, watched)
+
+    run = loop(tmp_path, OfThree(32, 32), step, steps=1)
+    (reason,) = run.manifest.not_recorded
+    told = capsys.readouterr().err
+    assert told.count(f"step 0: no attention was recorded: {reason}") == 1
+    assert "[3, 12, 32]" in reason
+
+
+def test_a_capture_after_the_forward_pass_of_the_last_step_accuses_no_attention(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        x = torch.randn(3, 12, 32)
+        loss = model(x).square().mean()
+        if number == 2:
+            watched.capture()  # observes what follows, and nothing does
+        loss.backward()
+        watched.step(loss, x)
+
+    run = loop(tmp_path, None, step, steps=3, interval=100)
+    assert run.manifest.not_recorded == ()
+    assert "no attention was recorded" not in capsys.readouterr().err
+    assert (tmp_path / "own/captures/step-0000000").is_dir()

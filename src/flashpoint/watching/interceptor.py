@@ -103,6 +103,7 @@ class Interceptor:
         calls: what the events show.
         called: names of the attentions that were called at all, kept or not.
         weights: of the module inside which attentions are called, if they are known.
+        trains: whether a forward pass with gradients has begun.
         in_other_thread: whether a forward pass began in another thread than the one that observes: PyTorch shows calls
             to the thread alone that asks for them.
     """
@@ -114,7 +115,7 @@ class Interceptor:
         self.calls = StepCalls()
         self.called: set[str] = set()
         self.weights: tuple[nn.Parameter, ...] = ()
-        self._inside = False
+        self._inside = self.trains = False
         self._forward = self._since = 0
         self._running: list[str] | None = None  # names of modules whose forward runs, the inmost one last
         self._taking = self._keeping = True
@@ -164,7 +165,9 @@ class Interceptor:
         if self._layers is not None and not self._layers and len(self.calls):
             self.stop()  # no backward pass is awaited: the first forward pass is over
         self._forward += 1
-        if not torch.is_grad_enabled():
+        if torch.is_grad_enabled():
+            self.trains = True
+        else:
             self.calls.begin_evaluation(self._forward)
         self.in_other_thread |= threading.current_thread() is not self._thread
         return self._forward if self._taking and torch.is_grad_enabled() else None

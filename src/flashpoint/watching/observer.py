@@ -97,9 +97,9 @@ class Observer:
         return self._interceptor is not None
 
     @property
-    def has_calls(self) -> bool:
-        """Whether the step that is observed has shown an attention."""
-        return self._interceptor is not None and len(self._interceptor.calls) > 0
+    def has_begun(self) -> bool:
+        """Whether the step that is observed has shown an attention, or a forward pass of training without one."""
+        return self._interceptor is not None and (self._interceptor.trains or len(self._interceptor.calls) > 0)
 
     @property
     def must_wait(self) -> bool:
@@ -363,7 +363,7 @@ class ObservationSchedule:
     def _end(self, step: int) -> None:
         """Take in the step that was observed, if one was; one whose capture came after the forward pass waits."""
         observer = self._observer
-        if not observer.observing or not (observer.has_calls or not self._captures.wanted or observer.since < step):
+        if not observer.observing or not (observer.has_begun or not self._captures.wanted or observer.since < step):
             return
         calls = self._identified(step, observer.finish(step))
         if not observer.partial:
