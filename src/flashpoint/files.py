@@ -151,7 +151,15 @@ def folder_sha256(folder: Path) -> str:
 
 
 def whole_lines(path: Path, missing: str) -> Iterator[bytes]:
+    """Return the lines of :func:`whole_blocks`, one by one."""
+    for block in whole_blocks(path, missing):
+        yield from block.split(b"\n")
+
+
+def whole_blocks(path: Path, missing: str) -> Iterator[bytes]:
     """Return the lines of a file, compressed by xz if its name says so, but for a last one without its end.
+
+    A block is about 1 MB of whole lines, with an end between two lines and none after the last.
 
     Args:
         missing: what to do where the file cannot be read.
@@ -164,10 +172,9 @@ def whole_lines(path: Path, missing: str) -> Iterator[bytes]:
     try:
         with regular(path).open("rb") as file:
             for part in _unpacked(file, path) if path.suffix == ".xz" else iter(lambda: file.read(_CHUNK), b""):
-                *lines, rest = part.split(b"\n")
-                if lines:
-                    yield b"".join([*begun, lines[0]])
-                    yield from lines[1:]
+                lines, end, rest = part.rpartition(b"\n")
+                if end:
+                    yield b"".join([*begun, lines])
                     begun.clear()
                 begun.append(rest)
     except lzma.LZMAError as error:

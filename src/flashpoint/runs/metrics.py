@@ -7,18 +7,20 @@ layers, each a list of heads. NaN and infinities are strings, which ``float`` re
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import from_json
 
 from flashpoint.errors import UserError
-from flashpoint.files import atomic_write, regular, whole_lines
+from flashpoint.files import atomic_write, regular, whole_blocks
 from flashpoint.runs.metric_table import LOSS, OF_THE_RUN
 from flashpoint.schema import NONFINITE
 
@@ -78,18 +80,129 @@ def read_metrics(path: Path) -> Columns:
     Raises:
         UserError: the file is missing or its compression damaged, or a line is, with its number.
     """
-    columns: dict[str, tuple[list[int], list[NDArray[np.float64]]]] = {}
-    for number, line in enumerate(whole_lines(path, "give a run that has metrics"), 1):
+    columns: dict[str, _Column] = {}
+    number = 1
+    for block in whole_blocks(path, "give a run that has metrics"):
+        lines = block.count(b"\n") + 1
         try:
-            _add(columns, line)
+            _add_block(columns, block, lines)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            _add_lines(columns, block, f"{path}:{{}}", number)
+        number += lines
+    joined: dict[tuple[int, ...], NDArray[np.int64]] = {}  # metrics that are always logged together share their steps
+    return {name: column.joined(joined) for name, column in columns.items()}
+
+
+class _Column:
+    """One metric, as far as the file is read."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape, self.last_step = shape, -1
+        self._steps: list[NDArray[np.int64]] = []
+        self._values: list[NDArray[np.float64]] = []
+
+    def add(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Add the steps [n] of a block of lines and the values of each, [n, *shape]."""
+        self._steps.append(steps)
+        self._values.append(values)
+        self.last_step = int(steps[-1])
+
+    def joined(self, known: dict[tuple[int, ...], NDArray[np.int64]]) -> Series:
+        """Return the whole series, once: the blocks are given up, so that memory holds few values twice."""
+        blocks = tuple(map(id, self._steps))
+        if blocks not in known:
+            known[blocks] = np.concatenate(self._steps)
+        values = np.concatenate(self._values)
+        self._values.clear()
+        return known[blocks], np.ascontiguousarray(np.moveaxis(values, 0, -1))
+
+
+def _add_block(columns: dict[str, _Column], block: bytes, lines: int) -> None:
+    """Add lines that are as :class:`MetricsFile` writes them, many times sooner than line by line.
+
+    Raises:
+        ValueError: one is not, or is damaged; then nothing is added. So of a TypeError, KeyError, OverflowError and
+            RecursionError.
+    """
+    # One object a line, without another one in it: JSON's text cannot hold the end of a line, so that no brace is one
+    # of a text, and what stands between the braces is of one line. The whole is then read as one list.
+    listed = block.replace(b"}\n{", b"},\n{")
+    ends = len(listed) - len(block) + 1
+    if not (block[:1] == b"{" and block[-1:] == b"}" and ends == lines == block.count(b"{") == block.count(b"}")):
+        raise ValueError("no objects of metrics in a line each")
+    rows = from_json(b"[%b]" % listed, allow_inf_nan=False)
+    found = [row.pop("step") for row in rows]
+    steps = np.array(found, np.int64)
+    if set(map(type, found)) != {int} or steps.min() < 0:
+        raise ValueError("no steps")
+    added = []
+    for name in dict.fromkeys(itertools.chain.from_iterable(rows)):
+        if name.startswith("layer/"):
+            raise ValueError("an older file's metric of a head")
+        try:
+            at, of_name = steps, [row[name] for row in rows]
+        except KeyError:
+            at, of_name = steps[[name in row for row in rows]], [row[name] for row in rows if name in row]
+        values = _block_of(of_name)
+        before = columns.get(name) or _Column(values.shape[1:])
+        if values.shape[1:] != before.shape or at[0] < before.last_step or (np.diff(at) < 0).any():
+            raise ValueError("other heads than before, or an earlier step")
+        if values.ndim > 1 and name in OF_THE_RUN:
+            raise ValueError("a list")
+        added.append((name, before, at, values))
+    for name, column, at, values in added:
+        columns.setdefault(name, column).add(at, values)
+
+
+def _block_of(values: list[Any]) -> NDArray[np.float64]:
+    """Return values of JSON, all numbers or all lists by layer and head, as [n] or [n, n_layer, n_head]."""
+    kinds = set(map(type, values))
+    if kinds <= {float, int}:
+        return np.array(values, np.float64)
+    if kinds != {list}:
+        return np.array([_number(value) for value in values])
+    layers = list(itertools.chain.from_iterable(values))
+    heads = list(itertools.chain.from_iterable(layers))
+    if set(map(type, layers)) != {list} or len({*map(len, values)}) > 1 or len({*map(len, layers)}) > 1 or not heads:
+        raise ValueError("no layers of heads")
+    flat = heads if set(map(type, heads)) <= {float, int} else [_number(head) for head in heads]
+    return np.array(flat, np.float64).reshape(len(values), len(values[0]), len(layers[0]))
+
+
+def _add_lines(columns: dict[str, _Column], block: bytes, where: str, first: int) -> None:
+    """Add lines one by one: those of older files, and those up to a damaged one, which is named.
+
+    Args:
+        where: what messages begin with, for the number of the line.
+        first: the number of the first line.
+
+    Raises:
+        UserError: a line is damaged.
+    """
+    added: dict[str, tuple[list[int], list[NDArray[np.float64]]]] = {}
+    for number, line in enumerate(block.split(b"\n"), first):
+        try:
+            for name, step, values in _metrics_of(line):
+                if name not in columns:
+                    if values.ndim and name in OF_THE_RUN:
+                        raise ValueError(f"{name}: found a list, expected a number")
+                    columns[name] = _Column(values.shape)
+                if values.shape != columns[name].shape or step < columns[name].last_step:
+                    raise ValueError(f"{name}: other heads than before, or an earlier step")
+                columns[name].last_step = step
+                of_steps, of_values = added.setdefault(name, ([], []))
+                of_steps.append(step)
+                of_values.append(values)
         except (ValueError, RecursionError) as error:
             reason = str(error) if str(error).isprintable() else ascii(str(error))
-            raise UserError(f"{path}:{number}: damaged line ({reason}); restore the file") from error
-    return {name: (np.array(steps), _last_axis_steps(values)) for name, (steps, values) in columns.items()}
+            raise UserError(f"{where.format(number)}: damaged line ({reason}); restore the file") from error
+    for name, (of_steps, of_values) in added.items():
+        columns[name].add(np.array(of_steps), np.array(of_values))
 
 
-def _add(columns: dict[str, tuple[list[int], list[NDArray[np.float64]]]], line: bytes) -> None:
-    """Add what a line holds. Raises ValueError with the key, what was found and what is expected."""
+def _metrics_of(line: bytes) -> Iterator[tuple[str, int, NDArray[np.float64]]]:
+    """Yield the name, step and values of each metric. Raises ValueError with the key, what was found and what is
+    expected."""
     metrics = json.loads(line)
     if type(metrics) is not dict:
         raise ValueError("expected an object")
@@ -101,15 +214,7 @@ def _add(columns: dict[str, tuple[list[int], list[NDArray[np.float64]]]], line: 
             numbers = _from_json(value)
         except (ValueError, TypeError, OverflowError):
             raise ValueError(f"{name}: expected a number, or lists of them by layer and head") from None
-        if name not in columns:
-            if numbers.ndim and name in OF_THE_RUN:
-                raise ValueError(f"{name}: found a list, expected a number")
-            columns[name] = ([], [])
-        steps, values = columns[name]
-        if steps and (numbers.shape != values[0].shape or step < steps[-1]):
-            raise ValueError(f"{name}: other heads than before, or an earlier step")
-        steps.append(step)
-        values.append(numbers)
+        yield name, step, numbers
 
 
 def _by_name(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -151,10 +256,6 @@ def _to_json(value: float | NDArray[np.floating]) -> Any:
         assert value.ndim == 2, f"{value.shape}, a metric of heads is [n_layer, n_head]"
         return [[_to_json(number) for number in layer] for layer in value.tolist()]
     return value if math.isfinite(value) else str(value)
-
-
-def _last_axis_steps(values: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    return np.ascontiguousarray(np.moveaxis(np.array(values), 0, -1))
 
 
 def _drop_steps_from(path: Path, step: int) -> None:
