@@ -64,7 +64,9 @@ def test_a_second_ctrl_c_says_how_the_run_goes_on(tmp_path: Path, train: Command
     )
     result = train("probes.attention=[own.py:Interrupts]", "runs_dir=my runs", "run_name=stopped")
     assert result.returncode == 128 + signal.SIGINT
-    assert result.stderr.splitlines()[-1] == "interrupted; flashpoint train 'resume=my runs/stopped' goes on with it"
+    assert result.stderr.splitlines()[-1] == (
+        "interrupted; flashpoint train 'resume=my runs/stopped' trust=true goes on with it"
+    )
 
 
 class Interrupted(EndOfRunDrawing):

@@ -60,18 +60,35 @@ def test_one_key_leaves_the_others_of_its_section(
         assert values[section] == recorded[section]
 
 
-def test_a_replay_is_uploaded_only_where_it_is_asked_for(run: RunFolder, recorded: dict[str, Any]) -> None:
-    """It keeps the project: the original and its replay are to be seen beside each other."""
-    write_json(run.config, {**recorded, "tracking": {**recorded["tracking"], "wandb": "online"}})
-    assert replayed(run)["tracking"] == {**recorded["tracking"], "wandb": "offline"}
-    assert replayed(run, "tracking.wandb=online")["tracking"] == {**recorded["tracking"], "wandb": "online"}
-    assert resumed(run)["tracking"] == {**recorded["tracking"], "wandb": "online"}  # the same run goes on
+def test_a_run_is_uploaded_only_where_it_is_asked_for(
+    run: RunFolder, recorded: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its records may be somebody else's. With ``trust=true`` they say where; a replay is uploaded by its own command
+    even so."""
+    theirs = {**recorded["tracking"], "wandb": "online", "entity": "e"}
+    write_json(run.config, {**recorded, "tracking": theirs})
+    own = {**theirs, "wandb": "offline", "project": "flashpoint", "entity": None}
+    assert replayed(run)["tracking"] == own
+    assert capsys.readouterr().err == ""
+    assert replayed(run, "tracking.wandb=online")["tracking"] == {**own, "wandb": "online"}
+    assert "tracking.project=p tracking.entity=e" in capsys.readouterr().err
+    assert resumed(run)["tracking"] == own
+    assert "tracking.wandb=online tracking.project=p tracking.entity=e" in capsys.readouterr().err
+    assert replayed(run, "trust=true")["tracking"] == {**theirs, "wandb": "offline"}
+    assert resumed(run, "trust=true")["tracking"] == theirs
+
+
+def test_a_replay_writes_data_where_its_own_command_says(run: RunFolder, recorded: dict[str, Any]) -> None:
+    write_json(run.config, {**recorded, "data": {**recorded["data"], "root": "/theirs"}})
+    for again in (replayed, resumed):
+        assert again(run)["data"]["root"] == "data"
+        assert again(run, "data.root=mine")["data"]["root"] == "mine"
 
 
 @pytest.mark.parametrize(
     ("overrides", "tracking"),
     [
-        (["tracking.tags=[x]"], {"wandb": "disabled", "project": "p", "tags": ["x"]}),
+        (["tracking.tags=[x]"], {"wandb": "disabled", "project": "flashpoint", "tags": ["x"]}),
         (["tracking=offline"], {"wandb": "offline", "project": "flashpoint", "tags": []}),
         (["tracking.tags=[x]", "tracking=offline"], {"wandb": "offline", "project": "flashpoint", "tags": ["x"]}),
     ],

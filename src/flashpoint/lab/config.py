@@ -256,6 +256,8 @@ class Config:
     """Step of ``replay`` to start from."""
     allow_world_size_change: bool = False
     """Replay or resume with another number of processes than recorded: the same global batches, other bits."""
+    trust: bool = False
+    """Run code, and upload to W&B, as the records of ``replay`` or ``resume`` or YAML files of your own say."""
     runs_dir: Folder = "runs"
     """Where run folders are made."""
     run_name: str | None = None
@@ -296,6 +298,16 @@ class Config:
                 f"train.precision={self.train.precision}: attn={self.attn.name} rounds to BF16; choose attn=sdpa"
             )
         return self
+
+    @property
+    def own_code(self) -> tuple[str, ...]:
+        """The probes that are files, FILE.py:CLASS each."""
+        return tuple(word for word in self.probes.attention if word not in BUILT_IN_PROBES)
+
+    @property
+    def to_go_on(self) -> str:
+        """What ``resume`` of the run needs besides to do as this one does; begins with a space where it is any."""
+        return " trust=true" if self.own_code or self.tracking.wandb == "online" else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain values only: what the run folder stores."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, notify
 from flashpoint.lab.build_config import keys, put, value_at
 from flashpoint.lab.data.tape import Tape
 from flashpoint.lab.stored_config import config_to_repeat
@@ -26,14 +26,21 @@ _NOT_INHERITED = (
     "resume",
     "from_step",
     "allow_world_size_change",
+    "trust",
     "runs_dir",
     "run_name",
-    "tracking.wandb",  # a run is uploaded where its own command asks for it
+    "data.root",  # a folder is written where this command line says; tokens are read where the run had them, too
 )
 BEYOND_ONSET = 1000
 """Steps after the original's onset that a replay goes on for, so that it is seen to hold."""
+_WHERE = ("wandb", "project", "entity")
+"""Of W&B: whether and where it gets a run."""
 _ROUND = 100  # steps
-_OF_A_RESUMPTION = ("resume", "runs_dir", "data.root", "allow_world_size_change", "train.steps", "probes.strict")
+OF_A_RESUMPTION = (
+    "resume", "runs_dir", "data.root", "allow_world_size_change", "trust", "train.steps", "probes.strict", "tracking",
+    "checkpoints",
+)  # fmt: skip
+"""Keys, and groups of them, that ``resume`` takes beside the run's own configuration."""
 
 
 def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
@@ -63,6 +70,8 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
     put(values, "train.steps", _steps(original))
     for name in _NOT_INHERITED:
         put(values, name, value_at(composed, name))
+    put(values, "tracking.wandb", composed["tracking"]["wandb"])  # uploaded where its own command asks for it
+    _leave_tracking(values, composed, keys)
     put(values, "probes.weights_against", None)  # the original's twin differs from the original in one thing
     # Another attention keeps the formats in which the original was coarse: they belong to its experiment.
     for key in keys:
@@ -78,8 +87,8 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
 
     Args:
         composed: what Hydra composed, of the shape of ``Config``; its ``resume`` names the run.
-        overrides: the command line's; more ``train.steps``, tracking, checkpoints, and the number of processes may
-            change.
+        overrides: the command line's; :data:`OF_A_RESUMPTION`. Probes may be named, as a consent to their code, and not
+            be changed.
 
     Raises:
         UserError: no run is there, it is thinned or complete, or an override would make it another run.
@@ -94,11 +103,13 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
     values = config_to_repeat(folder.config).to_dict()
     keys = _named(overrides)
     for key in keys:
-        if key not in _OF_A_RESUMPTION and key.split(".")[0] not in ("tracking", "checkpoints"):
+        named = key == "probes.attention" and list(value_at(composed, key)) == list(value_at(values, key))
+        if not named and key not in OF_A_RESUMPTION and key.split(".")[0] not in OF_A_RESUMPTION:
             raise UserError(
                 f"{key} contradicts resume={composed['resume']}: a resumed run keeps its settings; "
                 f"branch with {folder.replay_setting} from_step=STEP {key}=…"
             )
+    _leave_tracking(values, composed, keys)
     for key in keys:
         _take(key, composed, values)
     if folder.outcome.is_file():
@@ -109,8 +120,23 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
                 f"resume={composed['resume']}: the run is complete ({outcome.outcome} at step {outcome.step:,}); "
                 "replay=RUN repeats it, train.steps=N goes on with a stable one"
             )
-    given = {name: composed[name] for name in ("runs_dir", "allow_world_size_change")}
+    put(values, "data.root", composed["data"]["root"])
+    given = {name: composed[name] for name in ("runs_dir", "allow_world_size_change", "trust")}
     return {**values, **given, "resume": str(folder.path)}
+
+
+def _leave_tracking(values: dict[str, Any], composed: dict[str, Any], keys: Sequence[str]) -> None:
+    """Take from the command line whether and where W&B gets the run, unless it trusts the records. Tell what is left
+    out of an upload."""
+    if composed["trust"] and "trust" in keys:  # not of a YAML file
+        return
+    recorded, given = values["tracking"], composed["tracking"]
+    own = [name for name in _WHERE if "tracking" not in keys and f"tracking.{name}" not in keys]
+    left = [f"tracking.{name}={recorded[name]}" for name in own if recorded[name] not in (None, given[name])]
+    if left and "online" in (recorded["wandb"], given["wandb"]):
+        notify(f"{' '.join(left)}: of the run's records, and not taken over; trust=true takes it over, or give it here")
+    kept = {} if recorded["wandb"] == "online" else {"wandb": recorded["wandb"]}
+    recorded |= {**{name: given[name] for name in _WHERE}, **kept}
 
 
 def _named(overrides: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from flashpoint.diagnosis.call import AttentionCall, joined
 from flashpoint.diagnosis.form import Form
 from flashpoint.errors import UserError, notify
 from flashpoint.lab.build_config import changed
-from flashpoint.lab.config import Config
+from flashpoint.lab.config import Config, DataConfig
 from flashpoint.lab.data.batches import gather_windows
 from flashpoint.lab.data.tape import Tape
 from flashpoint.lab.probes.instrumented import InstrumentedPass
@@ -120,5 +120,5 @@ def _replaying(folder: RunFolder, step: int, attention: AttentionVariant | None)
     if attention is not None:
         deterministic = attention.kernel == "flash" or PRODUCTION[attention.kernel].deterministic
         changes |= {"attn": attention.to_dict(), "train.deterministic": deterministic}
-    changes |= {"replay": str(folder.path), "from_step": step, "resume": None}
+    changes |= {"replay": str(folder.path), "from_step": step, "resume": None, "data.root": DataConfig.root}
     return changed(config_to_repeat(folder.config), changes)

@@ -25,6 +25,8 @@ from flashpoint.runs.folder import RunFolder, runs_in, sweep_lock
 from flashpoint.schema import Kind, read_record
 
 _LONGEST_NAME = 120
+_CODE = "probes.attention"
+"""The key that may name code."""
 
 
 class Hardware:
@@ -60,6 +62,12 @@ class Job:
     def get(self, key: str) -> str | None:
         """Return the value of ``key`` among the overrides, None without one."""
         return next((o.split("=", 1)[1] for o in self.overrides if _key(o) == key), None)
+
+
+def resuming(run: RunFolder, overrides: Sequence[str]) -> list[str]:
+    """Return the command line that goes on with a run, with what of its overrides is a consent: to code and uploads."""
+    kept = [one for one in overrides if _key(one).split(".")[0] in ("trust", "tracking") or _key(one) == _CODE]
+    return [f"resume={quoted(run.path)}", *kept]
 
 
 def shared_overrides(job_overrides: Sequence[Sequence[str]]) -> list[str]:
@@ -169,7 +177,7 @@ class Sweep:
 
     def _settle(self, shared: Sequence[str], jobs: Sequence[Job]) -> None:
         """Keep the settings of the runs, or see that those that are there were made with them."""
-        settings = tuple(sorted(o for o in shared if _key(o) not in ("runs_dir", "run_name")))
+        settings = tuple(sorted(o for o in shared if _key(o) not in ("runs_dir", "run_name", "trust")))
         own = {job.name: tuple(sorted(set(job.overrides) - set(shared))) for job in jobs}
         remedy = "delete it, and the sweep takes the settings of this command"
         begun = bool(runs_in(self.folder))  # where all were refused, the settings are to be corrected
@@ -217,7 +225,7 @@ class Sweep:
         """
         run = self.run(job)
         if run.config.is_file():
-            return [f"resume={quoted(run.path)}"]
+            return resuming(run, job.overrides)
         settings = {"tracking.group": quoted(self.folder.name), **settings}
         return [
             *self.own_files,

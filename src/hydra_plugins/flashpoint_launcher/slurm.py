@@ -19,7 +19,7 @@ from flashpoint.errors import UserError, notify
 from flashpoint.lab.cli.arguments import quoted
 from flashpoint.runs.folder import RunFolder
 
-from ._sweep import Hardware, Job, named
+from ._sweep import Hardware, Job, named, resuming
 
 if find_spec("hydra_plugins.hydra_submitit_launcher"):  # else Hydra would tell of it in every sweep
     from hydra_plugins.hydra_submitit_launcher import submitit_launcher
@@ -95,7 +95,7 @@ if find_spec("hydra_plugins.hydra_submitit_launcher"):  # else Hydra would tell 
                 run = RunFolder(Path(self.config.runs_dir, name))
                 run.discard()  # of a job that was killed as it began
                 begun = run.config.is_file()
-                overrides = [f"resume={quoted(run.path)}"] if begun else [*overrides, f"run_name={quoted(name)}"]
+                overrides = resuming(run, overrides) if begun else [*overrides, f"run_name={quoted(name)}"]
             result: JobReturn = super().__call__(overrides, *given)
             return result
 

@@ -157,5 +157,5 @@ def test_the_mode_that_a_users_file_sets_is_taken(train: Command, tmp_path: Path
     (folder := tmp_path / "mine/sweep").mkdir(parents=True)
     sweep = "hydra: {mode: MULTIRUN, sweeper: {params: {seed: '0,1'}}}"
     (folder / "two.yaml").write_text(f"# @package _global_\n{sweep}\n")
-    result = train(*found_by, "+sweep=two", "train.steps=2", "probes.attention_interval=0")
+    result = train(*found_by, "+sweep=two", "trust=true", "train.steps=2", "probes.attention_interval=0")
     assert result.stdout.count("outcome=stable step=2 ") == 2, result.stderr

@@ -22,6 +22,7 @@ from flashpoint.files import CONFIGS
 from flashpoint.hardware import default_experiment
 from flashpoint.lab.build_config import FREE_KEYS, key_types
 from flashpoint.lab.cli.refusals import no_such_key
+from flashpoint.lab.cli.unnamed import trusts
 from flashpoint.lab.cli.yaml_files import check_chosen
 
 GROUPS = tuple(sorted(path.name for path in CONFIGS.iterdir() if path.is_dir() and path.name != "hydra"))
@@ -110,7 +111,7 @@ def check(arguments: Arguments) -> None:
         raise UserError(f"{line}: several values are a sweep, which needs -m: flashpoint train -m '{line}'")
     if any(override.key_or_group == "help" for override in arguments.overrides) and arguments.flags.multirun:
         raise UserError("help=all: tells the keys of one run; leave out -m")
-    check_chosen(arguments.overrides, arguments.flags.config_name, own_folders)
+    check_chosen(arguments.overrides, arguments.flags.config_name, own_folders, trust=trusts(arguments.overrides))
 
 
 def quoted(value: object) -> str:

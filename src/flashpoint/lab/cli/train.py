@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 import time
@@ -29,6 +28,7 @@ from flashpoint.lab.build_config import build_config
 from flashpoint.lab.cli.arguments import check, parsed
 from flashpoint.lab.cli.composition import CONFIG, print_keys, store_schema
 from flashpoint.lab.cli.refusals import refusal
+from flashpoint.lab.cli.unnamed import refuse_unnamed
 from flashpoint.lab.config import Config, HardwareConfig, TrackingConfig, sets_hardware
 from flashpoint.lab.training.admission import admit
 from flashpoint.runs.folder import RunFolder
@@ -54,7 +54,8 @@ def train(composed: DictConfig) -> None:
         with nullcontext() if multirun or WANTS_TRACEBACK else exit_in_one_line():
             if not multirun and (launcher := HydraConfig.get().runtime.choices["hydra/launcher"]) != "sequential":
                 raise UserError(f"hydra/launcher={launcher}: launches the runs of a sweep, and one run is none; add -m")
-            outcome = _run(configured(composed, group=SWEEP if multirun else None))
+            config = configured(composed, group=SWEEP if multirun else None)
+            outcome = _run(config)
     except Exception:
         if multirun or WANTS_TRACEBACK:
             raise
@@ -65,7 +66,9 @@ def train(composed: DictConfig) -> None:
 
         tell_of_run(RunFolder(Path(outcome.run)), HydraConfig.get().overrides.task, of_sweep=multirun)
     if outcome.interrupted:
-        notify(f"stopped; {shlex.join(['flashpoint', 'train', f'resume={outcome.run}'])} goes on with it")
+        notify(
+            f"stopped; flashpoint train {RunFolder(Path(outcome.run)).resume_setting}{config.to_go_on} goes on with it"
+        )
     if is_first_process():
         print(outcome.line(), flush=True)
     if outcome.interrupted:
@@ -96,6 +99,7 @@ def configured(composed: DictConfig, group: str | None) -> Config:
 
             values = resumed_values(values, overrides)
         config = build_config(values, CONFIGS / "attn")
+        refuse_unnamed(config, overrides)
         tracking = replace(config.tracking, group=config.tracking.group or group)
         config = replace(config, tracking=tracking)
         admit(config)

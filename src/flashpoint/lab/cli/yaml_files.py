@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,13 +17,20 @@ from flashpoint.files import regular
 _MOST_BYTES, _MOST_NODES = 1 << 18, 10_000
 """Of one YAML file, the latter once its aliases are written out. Every key of a run has some 200."""
 
+_PACKAGE = re.compile(r"#\s*@package\s+\S*\bhydra\S*")
+"""A line by which a file's keys are Hydra's own."""
+_PLACED = re.compile(r"@\S*\bhydra\b")
+"""The same in a defaults list, of another file."""
 
-def check_chosen(overrides: Sequence[Override], primary: str | None, folders: Sequence[str]) -> None:
+
+def check_chosen(overrides: Sequence[Override], primary: str | None, folders: Sequence[str], *, trust: bool) -> None:
     """Refuse a chosen file that is no configuration, and one that its defaults list names.
 
     Args:
         primary: the name of the user's own primary configuration.
         folders: where the user's own files are.
+        trust: whether a file may set Hydra itself, which can run code. One of Hydra's groups that an override chooses
+            may.
 
     Raises:
         UserError: with the file, and the line where one is to blame.
@@ -34,12 +42,18 @@ def check_chosen(overrides: Sequence[Override], primary: str | None, folders: Se
             names.append(f"{override.key_or_group}/{value}")
     for folder in folders:
         waiting, checked = list(names), set[str]()
+        chosen = {name for name in names if name.startswith("hydra/")}
         while waiting:
             name = waiting.pop().strip("/").removesuffix(".yaml")
             if name not in checked:
                 checked.add(name)
                 for path in _files(Path(folder), name):
-                    waiting += _named_defaults(check_yaml(path), PurePosixPath(name).parent)
+                    root = check_yaml(path)
+                    if not trust and name not in chosen and (where := _sets_hydra(path, root, name)):
+                        raise UserError(
+                            f"{path}: {where} sets Hydra itself, which can run code; read the file, then add trust=true"
+                        )
+                    waiting += _named_defaults(root, PurePosixPath(name).parent)
 
 
 def _files(folder: Path, name: str) -> list[Path]:
@@ -63,6 +77,39 @@ def _named_defaults(root: Any, group: PurePosixPath) -> Iterator[str]:
             for option in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                 if isinstance(option, yaml.ScalarNode):
                     yield str(folder / option.value.split("@")[0])
+
+
+def _sets_hydra(path: Path, root: Any, name: str) -> str:
+    """Return what in a file may be taken as settings of Hydra, whose launchers, sweepers and callbacks are code that
+    they name; empty where there is none.
+
+    Args:
+        name: of the file, with its group.
+    """
+    if name.startswith("hydra/"):
+        return "a file of its groups that no override chooses"
+    if package := _PACKAGE.search(path.read_text(encoding="utf-8")):
+        return package[0].strip("# ")
+    for node in _nodes(root):
+        for key, _ in _items(node):
+            if key.split(".")[0] == "hydra" or _PLACED.search(key):
+                return f"line {node.start_mark.line + 1}"
+        if isinstance(node, yaml.ScalarNode) and _PLACED.search(node.value):
+            return f"line {node.start_mark.line + 1}"
+    unknown = [name for name in _named_defaults(root, PurePosixPath(name).parent) if "${" in name]
+    return f"defaults: {unknown[0]}, which is not known yet, perhaps" if unknown else ""
+
+
+def _nodes(root: Any) -> Iterator[Any]:
+    """Yield a node and those inside, each once."""
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            inside = node.value if isinstance(node, yaml.MappingNode | yaml.SequenceNode) else ()
+            waiting += [part for item in inside for part in (item if isinstance(item, tuple) else (item,))]
 
 
 def _items(node: Any) -> list[tuple[str, Any]]:

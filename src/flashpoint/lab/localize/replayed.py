@@ -14,7 +14,7 @@ from typing import Any
 
 from flashpoint.errors import UserError
 from flashpoint.lab.build_config import changed
-from flashpoint.lab.config import Config
+from flashpoint.lab.config import Config, DataConfig
 from flashpoint.lab.localize.subject import Cells, Trained, as_options, selection
 from flashpoint.lab.stored_config import config_to_repeat
 from flashpoint.lab.training.execution import run as train
@@ -144,5 +144,6 @@ def _branching(run: RunFolder, variant: AttentionVariant, start: int, steps: int
     changes |= {"probes.weights_interval": steps, "checkpoints.interval": 0, "checkpoints.weights_interval": 0}
     changes["detector.tail_steps"] = steps  # measured at their end
     changes |= {"train.steps": end, "train.eval_interval": end, "train.eval_sequences": 1}
-    changes |= {"attn": variant.to_dict(), "resume": None, "run_name": folder.name, "runs_dir": str(folder.parent)}
+    changes |= {"attn": variant.to_dict(), "resume": None, "data.root": DataConfig.root}
+    changes |= {"run_name": folder.name, "runs_dir": str(folder.parent)}
     return changed(config_to_repeat(run.config), {**changes, "replay": str(run.path), "from_step": start})

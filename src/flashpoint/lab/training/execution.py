@@ -91,11 +91,12 @@ def execute(prepared: PreparedRun, folder: RunFolder, listeners: Listeners) -> O
         UserError: a file cannot be written.
         KeyboardInterrupt: with how the run goes on.
     """
+    goes_on = folder.resume_setting + prepared.plan.config.to_go_on
     try:
         _describe(prepared, folder)
         return _train(prepared, folder, listeners)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"flashpoint train {folder.resume_setting} goes on with it") from None
+        raise KeyboardInterrupt(f"flashpoint train {goes_on} goes on with it") from None
     except OSError as error:
         if not folder.path.is_dir():
             how = "resume=FOLDER goes on with it where it is now"
@@ -106,7 +107,7 @@ def execute(prepared: PreparedRun, folder: RunFolder, listeners: Listeners) -> O
                 folder.discard()  # or the same command would be refused
             raise UserError(f"{told}; {remedy(error)}, then start the run again") from error
         raise UserError(
-            f"{told}; the run stops here, its files so far stay; {remedy(error)}, then {folder.resume_setting}"
+            f"{told}; the run stops here, its files so far stay; {remedy(error)}, then {goes_on}"
         ) from error
 
 
@@ -141,7 +142,7 @@ def _train(prepared: PreparedRun, folder: RunFolder, listeners: Listeners) -> Ou
             listeners.ended(folder, outcome)
     if trainer.failed_probe:
         how = (
-            f"mend it, then {folder.resume_setting} goes on"
+            f"mend it, then {folder.resume_setting}{plan.config.to_go_on} goes on"
             if interrupted
             else "it was the last step, the run is whole"
         )

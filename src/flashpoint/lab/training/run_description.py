@@ -43,7 +43,7 @@ def describe_run(
 
 def note_resumption(folder: RunFolder, config: Config, step: int, processes: int, environment: Environment) -> None:
     """Record that a run goes on; remove its old verdict."""
-    write_json(folder.config, {**config.to_dict(), "resume": None, "allow_world_size_change": False})
+    write_json(folder.config, {**config.to_dict(), "resume": None, "allow_world_size_change": False, "trust": False})
     folder.note_resumption(Resumption(time=_now(), step=step, processes=processes, environment=environment))
     folder.outcome.unlink(missing_ok=True)
 
