@@ -1,4 +1,4 @@
-"""Errors and notices that reach the user as one line."""
+"""What reaches the user as text: errors and notices in one line, and the answer of a verb."""
 
 from __future__ import annotations
 
@@ -111,8 +111,17 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def answer(text: str, end: str = "\n") -> None:
+    """Print lines on stdout.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    print(escaped(text, keep="\n"), end=end)
+
+
 def tell(text: str) -> None:
-    """Print lines on stderr. Stdout is kept for the outcome.
+    """Print lines on stderr. Stdout is kept for the answer, or the outcome of a run.
 
     What is told ends neither a run nor the program of a host: where it cannot be printed, it is dropped. Nobody may
     read it any more, the host may have closed or replaced stderr, and Python refuses a line of a signal's handler while

@@ -6,7 +6,7 @@ import click
 
 from flashpoint.cli.selection import format_option
 from flashpoint.cli.table import Cell, Table, number, show
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, answer
 from flashpoint.runs.chain import Difference, first_difference, loss_differences, steps_of_both
 from flashpoint.runs.comparison import compared
 from flashpoint.runs.run import Run
@@ -34,7 +34,7 @@ def command(run: str, other: str, form: str) -> int:
     runs = [open_run(word) for word in (run, other)]
     note, row = _watched(*runs) if any(map(_is_watched, runs)) else _recorded(*runs)
     if form == "markdown":
-        click.echo(note)
+        answer(note)
     else:
         show(Table(_COLUMNS, [row], note), form)
     return 0 if row[0] == "equal" else 1

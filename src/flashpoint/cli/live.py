@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flashpoint.errors import escaped
 from flashpoint.runs.metric_table import LOSS, TOKENS_PER_SECOND, W_Q_NORM
 from flashpoint.runs.progress import SILENT_SECONDS, Progress, progress_of
 from flashpoint.runs.run import Run
@@ -32,7 +33,7 @@ def frame(runs: Sequence[Run], width: int, height: int, curves: Curves | None) -
     """
     parts: list[RenderableType] = [_table(runs)]
     if len(runs) == 1:
-        parts.insert(0, Text(runs[0].label, "bold", overflow="fold"))
+        parts.insert(0, Text(escaped(runs[0].label), "bold", overflow="fold"))
     if curves is None:
         parts.append(Text("\nno curves: they need pip install 'flashpoint[lab]'", "dim"))
     else:
@@ -50,7 +51,7 @@ def _table(runs: Sequence[Run]) -> Table:
         progress = progress_of(run)
         rate = "" if progress.tokens_per_second is None else f"{progress.tokens_per_second:,.0f}"
         left = "" if progress.seconds_left is None else str(datetime.timedelta(seconds=round(progress.seconds_left)))
-        names = (Text(run.name), Text(run.title)) if named else ()
+        names = (Text(escaped(run.name)), Text(escaped(run.title))) if named else ()
         table.add_row(*names, _steps(progress), _last(run, LOSS.name), _hottest(run), rate, left, _state(run, progress))
     return table
 

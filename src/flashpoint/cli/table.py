@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, answer, escaped
 from flashpoint.quantiles import clopper_pearson
 
 FORMATS = ("markdown", "list", "csv", "json")
@@ -64,13 +64,15 @@ def show(tables: Table | Sequence[Table], form: str, heading: str = "") -> None:
     elif form in ("markdown", "list"):
         tables = [_brief(table) for table in tables]
     if form == "json":
-        click.echo(json.dumps({"heading": heading, "tables": [_plain(table) for table in tables]}, ensure_ascii=False))
+        plain = {"heading": heading, "tables": [_plain(table) for table in tables]}
+        dumped = json.dumps(plain, ensure_ascii=False)
+        answer(dumped if dumped.isprintable() else json.dumps(plain))  # in JSON's own escapes
     elif form == "csv":
-        click.echo("\n".join(_csv(table) for table in tables), nl=False)
+        answer("\n".join(_csv(table) for table in tables), end="")
     else:
         text = _list if form == "list" else _markdown
         parts = [heading, *(part for table in tables for part in (text(table) if table.columns else "", table.note))]
-        click.echo("\n\n".join(filter(None, parts)))
+        answer("\n\n".join(filter(None, parts)))
 
 
 def text_of(table: Table) -> str:
@@ -140,7 +142,7 @@ def _markdown(table: Table) -> str:
     from tabulate import tabulate
 
     texts = [[cell_text(cell).replace("|", "\\|") for cell in row] for row in table.rows]
-    columns = [column.replace("|", "\\|") for column in table.columns]
+    columns = [escaped(column).replace("|", "\\|") for column in table.columns]
     numeric = [all(_is_number(row[at]) for row in table.rows) for at in range(len(columns))]
     sides = ["right" if right else "left" for right in numeric]
     return tabulate(texts, columns, "pipe", colalign=sides if texts else None, disable_numparse=True)
@@ -150,24 +152,24 @@ def _list(table: Table) -> str:
     """Return an item for each row: its first cell, then the name and the text of every cell that has one."""
     items = []
     for first, *rest in table.rows:
-        named = zip(table.columns[1:], map(cell_text, rest), strict=True)
+        named = zip(map(escaped, table.columns[1:]), map(cell_text, rest), strict=True)
         told = "; ".join(f"*{name}* {text}" for name, text in named if text)
         items.append(f"- **{cell_text(first)}** {told}".rstrip())
     return "\n".join(items)
 
 
 def cell_text(cell: Any) -> str:
-    """Return what people are shown."""
+    """Return what people are shown, in one line."""
     match cell:
         case Cell():
-            return cell.text
+            return escaped(cell.text)
         case None:
             return ""
         case bool() | float():
             return str(cell)
         case int():
             return f"{cell:,}"
-    return str(cell)
+    return escaped(str(cell))
 
 
 def _value(cell: Any) -> Any:

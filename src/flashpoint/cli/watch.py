@@ -11,7 +11,7 @@ import click
 
 from flashpoint.cli.log_table import tell_of_logs
 from flashpoint.cli.selection import answered
-from flashpoint.errors import UserError, tell
+from flashpoint.errors import UserError, answer, tell
 from flashpoint.extras import from_lab, missing
 from flashpoint.files import atomic_write, check_target, is_locked
 from flashpoint.logs.stored_log import is_logged, reread, written
@@ -55,7 +55,7 @@ def command(word: str, html: Path | None, once: bool) -> None:
         _keep_frame(followed, once)
     runs = followed.now()
     for run in runs:
-        click.echo(f"{run.name}: {_how_it_went(run)}")
+        answer(f"{run.name}: {_how_it_went(run)}")
     tell_of_logs(runs)
 
 
@@ -217,7 +217,7 @@ def _keep_page(followed: Followed | FollowedLogs, html: Path, once: bool) -> Non
         except OSError as error:
             raise UserError(f"--html {html}: {error.strerror}; choose a file that can be written") from error
         if not told:
-            click.echo(f"{html.resolve().as_uri()}")
+            answer(html.resolve().as_uri())
             told = True
         if not goes_on:
             return

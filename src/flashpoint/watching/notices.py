@@ -52,7 +52,7 @@ def tell(line: str, level: int = logging.INFO) -> None:
     training goes on."""
     if errors.is_first_process():
         with suppress(Exception):
-            LOGGER.log(level, "%s", line)
+            LOGGER.log(level, "%s", errors.escaped(line))
 
 
 class Notices:

@@ -18,7 +18,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from flashpoint.errors import UserError, notify
+from flashpoint.errors import UserError, escaped, notify
 from flashpoint.lab.cli.arguments import quoted
 from flashpoint.lab.cli.composition import CONFIG
 from flashpoint.lab.training.interrupt import StopRequests
@@ -86,20 +86,20 @@ class GpusLauncher(Launcher):
             missing = [job for job in jobs if job not in done]
             failed, refused = list[str](), False
             for job in done:
-                bar.write(f"done before: {sweep.run(job).path}", file=sys.stdout)
+                bar.write(escaped(f"done before: {sweep.run(job).path}"), file=sys.stdout)
             bar.update(len(done))
             for ending in run_all(missing, slots, sweep, lock, stop):
                 if not ending.failed:
-                    bar.write(ending.line, file=sys.stdout)
+                    bar.write(escaped(ending.line), file=sys.stdout)
                 elif stop.received:
-                    bar.write(f"stopped: {ending.job.name}: {ending.line}", file=sys.stderr)
+                    bar.write(escaped(f"stopped: {ending.job.name}: {ending.line}"), file=sys.stderr)
                     continue
                 else:
                     failed.append(ending.job.name)
                     refused |= ending.refused
                     bar.set_postfix_str(f"{len(failed)} failed")
                     word = "refused" if ending.refused else "failed"
-                    bar.write(f"{word}: {ending.job.name}: {ending.line}", file=sys.stderr)
+                    bar.write(escaped(f"{word}: {ending.job.name}: {ending.line}"), file=sys.stderr)
                 bar.update()
         goes_on = f"hydra.launcher.sweep={self._name} runs what is missing"
         if stop.received:

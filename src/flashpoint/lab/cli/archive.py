@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from flashpoint.cli.selection import tell_errors
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, answer
 from flashpoint.lab.cli.shared_options import refuse_given
 from flashpoint.lab.evidence.archiving import archive, remove
 from flashpoint.lab.evidence.arrow import HEAD_DIGITS, RUN_DIGITS
@@ -68,7 +68,7 @@ def command(
         refuse_given(context, "--remove", ("every", "only", "spacing", "digits"))
         runs = select_runs(words)
         remove(runs, root)
-        click.echo(f"{root}: {len(runs)} removed")
+        answer(f"{root}: {len(runs)} removed")
         return
     *named, experiment = words
     if not named:
@@ -82,4 +82,4 @@ def command(
         tell_errors(others)
         raise last
     archive(runs, experiment, root, every=every, only=only or None, spacing=spacing, digits=digits)
-    click.echo(f"{root}: {len(runs)} added, '{experiment}:*' names the runs of {experiment}")
+    answer(f"{root}: {len(runs)} added, '{experiment}:*' names the runs of {experiment}")

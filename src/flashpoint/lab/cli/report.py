@@ -8,7 +8,7 @@ import click
 
 from flashpoint.cli.log_table import tell_of_logs
 from flashpoint.cli.selection import ended_runs, runs_argument
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, answer
 
 
 @click.command("report")
@@ -28,5 +28,5 @@ def command(words: tuple[str, ...], out: Path | None) -> None:
             raise UserError(f"{runs[0].where}: no folder of a run, to put the report in; choose one with --out")
         first = runs[0].folder
         out = (first.report if len(runs) == 1 else first.comparison).path  # the first keeps its own page
-    click.echo(write_report(runs, out))
+    answer(str(write_report(runs, out)))
     tell_of_logs(runs)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
+from flashpoint.lab.report.html_text import html_text
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.localized import KeptBranch
 from flashpoint.runs.run import Run
@@ -22,8 +22,8 @@ def _section(name: str, folder: RunFolder) -> str:
     branches = [_branch(branch) for branch in folder.read_branches()]
     columns = ("attention", "from step", "steps", "outcome", "largest norm of W_Q, by layer", "seconds")
     return (
-        f"<section><h2>What of its attention makes W_Q of {escape(name)} grow?</h2>"
-        f"{_table(found.columns, found.rows)}<p>{escape(found.heading)}</p>"
+        f"<section><h2>What of its attention makes W_Q of {html_text(name)} grow?</h2>"
+        f"{_table(found.columns, found.rows)}<p>{html_text(found.heading)}</p>"
         f"<details><summary>{len(branches)} branches</summary>{_table(columns, branches)}</details></section>"
     )
 
@@ -41,4 +41,4 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _row(cell: str, values: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<{cell}>{escape(value)}</{cell}>' for value in values)}</tr>"
+    return f"<tr>{''.join(f'<{cell}>{html_text(value)}</{cell}>' for value in values)}</tr>"

@@ -6,12 +6,12 @@ import base64
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from flashpoint.errors import UserError
 from flashpoint.files import atomic_write
+from flashpoint.lab.report.html_text import html_text
 from flashpoint.lab.report.localization_sections import localization_sections
 from flashpoint.lab.report.panels import PANELS, Panel
 from flashpoint.lab.stored_config import trained_config
@@ -125,11 +125,11 @@ def _section(panel: Panel, image: Image, *, with_files: bool) -> str:
     file = f" File: figures/{panel.key}.png." if with_files else ""
     source = base64.b64encode(image.png).decode()
     return (
-        f'<section id="{panel.key}"><h2>{escape(panel.question)}</h2>'
+        f'<section id="{panel.key}"><h2>{html_text(panel.question)}</h2>'
         f"<figure{beside}>"
-        f'<div class="scroll"><img style="--columns: {image.columns}" alt="{escape(panel.question)}" '
+        f'<div class="scroll"><img style="--columns: {image.columns}" alt="{html_text(panel.question)}" '
         f'src="data:image/png;base64,{source}"></div>'
-        f"<figcaption>{escape(panel.caption)} <em>{escape(panel.paper)}</em>{file}{more}</figcaption>"
+        f"<figcaption>{html_text(panel.caption)} <em>{html_text(panel.paper)}</em>{file}{more}</figcaption>"
         "</figure></section>"
     )
 
@@ -138,14 +138,14 @@ def _page(
     runs: Sequence[Run], images: Mapping[Panel, Image], reload_seconds: float | None = None, *, with_files: bool = False
 ) -> str:
     missing = [panel.question for panel in PANELS if panel not in images]
-    unmeasured = f"<p>Not measured by these runs: {escape(' '.join(missing))}</p>" if missing else ""
-    links = " · ".join(f'<a href="#{panel.key}">{escape(panel.question)}</a>' for panel in images)
+    unmeasured = f"<p>Not measured by these runs: {html_text(' '.join(missing))}</p>" if missing else ""
+    links = " · ".join(f'<a href="#{panel.key}">{html_text(panel.question)}</a>' for panel in images)
     reload = f'<meta http-equiv="refresh" content="{reload_seconds:g}">' if reload_seconds else ""
-    title = escape(", ".join(dict.fromkeys(run.title for run in runs)))
+    title = html_text(", ".join(dict.fromkeys(run.title for run in runs)))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">{reload}
 <title>flashpoint: {title}</title><style>{_STYLE}</style></head><body>
-<h1>{"<br>".join(map(escape, _answers(runs)))}</h1>
+<h1>{"<br>".join(map(html_text, _answers(runs)))}</h1>
 <div class="scroll"><table><thead><tr><th>attention</th><th>seed</th><th>outcome</th><th>steps</th>
 <th>largest W_Q norm, at the onset or the end</th>
 <th>model</th><th>hardware and versions</th><th>digest</th><th>folder</th></tr></thead>
@@ -198,8 +198,8 @@ def _compared(runs: Sequence[Run]) -> str:
 def _branches(runs: Sequence[Run]) -> str:
     """Say which runs began with the weights of another one."""
     told = (
-        f"{escape(called(run, runs))} is a branch: it begins at step {run.origin[1]:,} of "
-        f"{escape(Path(run.origin[0]).name)}. "
+        f"{html_text(called(run, runs))} is a branch: it begins at step {run.origin[1]:,} of "
+        f"{html_text(Path(run.origin[0]).name)}. "
         for run in runs
         if run.origin and run.origin[1]
     )
@@ -267,9 +267,10 @@ def _row(run: Run) -> str:
     seed = UNKNOWN if run.config.seed is None else run.config.seed
     before, after = ([run.title, seed], [steps, hottest, shape or UNKNOWN, place])
     why = run.outcome.nonfinite if run.ended else None
-    verdict = f'<td class="{kind}">{escape(": ".join(filter(None, [run.verdict, why])))}</td>'
-    return f"<tr>{_cells(before)}{verdict}{_cells(after)}<td><code>{digest}</code></td>{_cells([run.name])}</tr>"
+    verdict = f'<td class="{html_text(kind)}">{html_text(": ".join(filter(None, [run.verdict, why])))}</td>'
+    named = f"<td><code>{html_text(digest)}</code></td>{_cells([run.name])}"
+    return f"<tr>{_cells(before)}{verdict}{_cells(after)}{named}</tr>"
 
 
 def _cells(values: Sequence[object]) -> str:
-    return "".join(f"<td>{escape(str(value))}</td>" for value in values)
+    return "".join(f"<td>{html_text(value)}</td>" for value in values)

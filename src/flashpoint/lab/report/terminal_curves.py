@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from flashpoint.cli.live import hottest_heads
+from flashpoint.errors import escaped
 from flashpoint.runs.metric_table import GRAD_NORM, LOSS, VALIDATION_LOSS, W_Q_NORM
 from flashpoint.runs.metrics import Series
 from flashpoint.runs.run import Run
@@ -73,7 +74,7 @@ def _drawing(
             continue
         colour = _COLOURS[number % len(_COLOURS)]
         figure.plot(steps.tolist(), (np.log10(values) if log else values).tolist(), lc=colour)
-        heading.append(f"   {name}", colour)
+        heading.append(f"   {escaped(name)}", colour)
         drawn, largest = drawn + 1, max(largest, int(steps[-1]))
     if not drawn:
         return Group(heading, Text("not measured yet", "dim"))
