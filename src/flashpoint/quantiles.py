@@ -1,4 +1,4 @@
-"""Quantiles of Student's t, and the exact interval of a rate, from the incomplete beta function.
+"""Quantiles of Student's t and of F, and the exact interval of a rate, from the incomplete beta function.
 
 SciPy has both. It is no dependency of this layer: it takes 100 MB and a second to import.
 """
@@ -45,6 +45,16 @@ def _expansion(z: float, degrees: int) -> tuple[float, ...]:
         (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2),
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3),
     )
+
+
+@lru_cache(maxsize=4096)
+def variance_ratio_isf(probability: float, degrees: int, below: int) -> float:
+    """Return the value that F exceeds with this probability, above 0 and below 1; nine digits.
+
+    F is the ratio of two estimates of one variance, of ``degrees`` and of ``below`` degrees of freedom, 1 or more each.
+    """
+    share = _root(lambda x: regularized_beta(below / 2, degrees / 2, x) - probability)
+    return below * (1 - share) / (degrees * share)
 
 
 def clopper_pearson(count: int, total: int) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import averaged
 from flashpoint.diagnosis.measures import Measures
-from flashpoint.quantiles import student_t_isf
+from flashpoint.quantiles import student_t_isf, variance_ratio_isf
 
 FP32_COARSE = 2**-9
 """Error of weights by FP32 beyond which the rounding of P̄, O or ℓ to BF16 cannot be told from it: half an ulp at 1."""
@@ -24,6 +24,8 @@ DEAD_ROWS = 0.001
 """Share of rows that are switched off. Nothing else makes |O| half as long."""
 CHANCE = 0.001
 """How likely a diagnosis of one layer without a fault may call some head's δ biased, or one that does not follow."""
+_MOST = 10_000
+"""Degrees of freedom; with more of them the quantile of a ratio of variances changes by less than a tenth."""
 FEW = 3
 """Different sequences without which nothing is said of δ."""
 
@@ -68,16 +70,32 @@ def fp32_error(measures: Measures) -> Tensor:
     return torch.expm1(2.5 * measures[table.SCORE_SPACING.name].amax(0))
 
 
+def ratio_by_chance(measures: Measures, error: table.Measure, numbers: table.Measure) -> Tensor:
+    """Return the ratio [H] that the square sums of two such errors of one size surely stay below: F's quantile,
+    Bonferroni over heads.
+
+    Args:
+        error: root mean square of each sequence.
+        numbers: degrees of freedom of its square. Those of sequences together are by Welch and Satterthwaite.
+    """
+    squares = measures[error.name].square()
+    together = squares.sum(0).square() / (squares.square() / measures[numbers.name]).sum(0)
+    degrees = together.nan_to_num(1.0).clamp(1, _MOST).long().tolist()
+    return squares.new_tensor([variance_ratio_isf(CHANCE / len(degrees), one, one) for one in degrees])
+
+
 def as_rounded(measures: Measures) -> Tensor:
-    """Return the heads [H] whose O errs by no more than twice what rounding S, P̄ and Ō makes."""
-    return measures[table.OUT_ERROR.name].square().mean(0) < 4 * measures[table.OUT_ERROR_COARSE.name].square().mean(0)
+    """Return the heads [H] whose O errs by no more than twice what rounding S, P̄ and Ō makes, or by chance."""
+    by_chance = ratio_by_chance(measures, table.OUT_ERROR, table.OUT_NUMBERS)
+    coarse = measures[table.OUT_ERROR_COARSE.name].square().mean(0)
+    return measures[table.OUT_ERROR.name].square().mean(0) < by_chance.clamp_min(4) * coarse
 
 
 def explained(measures: Measures) -> Tensor:
-    """Return the heads [H] whose errors follow from rounded scores, or from rows that are switched off."""
-    coarse = measures[table.OUT_ERROR.name].square().mean(0) > 2 * measures[
-        table.OUT_ERROR_EXPECTED.name
-    ].square().mean(0)
+    """Return the heads [H] whose errors may follow from rounded scores, or from rows that are switched off."""
+    by_chance = ratio_by_chance(measures, table.OUT_ERROR, table.OUT_NUMBERS)
+    expected = measures[table.OUT_ERROR_EXPECTED.name].square().mean(0)
+    coarse = by_chance * measures[table.OUT_ERROR.name].square().mean(0) > 2 * expected
     return (coarse & as_rounded(measures)) | (measures[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS)
 
 

@@ -225,6 +225,11 @@ OUT_ERROR_COARSE = Measure(
     "O error of a coarser attention",
     sentence="Of the declared variant, or of one that rounds S and Ō, too.",
 )
+OUT_NUMBERS = Measure(
+    "out_numbers",
+    "numbers that tell O's error",
+    sentence="How many normal errors would tell `out_error` as surely: the numbers of O, and fewer if few are far off.",
+)
 OUT_ROWS_OFF = _rows_off("out", "O")
 FIRST_ROW_TURNED = Measure(
     "first_row_turned",
@@ -255,6 +260,11 @@ LENGTH_ERROR_EXPECTED = Measure(
     "length_error_expected",
     "error of O's length in FlashAttention-2",
     sentence="By this package's reference, which rounds P̄ and O.",
+)
+LENGTH_ROWS = Measure(
+    "length_rows",
+    "rows that tell the error of O's length",
+    sentence="How many rows with normal errors would tell `length_error` as surely, by the kurtosis of its errors.",
 )
 SCORE_FACTOR = Measure(
     "score_factor",

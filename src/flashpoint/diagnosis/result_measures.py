@@ -95,6 +95,8 @@ def _of_returned_out(
 
     found = finite_part(out[n])
     measured = of_out(found, true, call.grad_out[n].double())
+    measured[table.OUT_NUMBERS.name] = _degrees((found - true.out).flatten(-2))
+    measured[table.LENGTH_ROWS.name] = _degrees(_length_errors(found, true))
     expected, coarse = _references(call, n, out.dtype, declared)
     measured |= _expected(expected, coarse, true)
     factor, of_coarse = factors_of_scores((found, coarse), true)
@@ -182,8 +184,24 @@ def _expected(expected: Tensor, coarse: Tensor, true: Exact) -> Measures:
 
 def _length_error(found: Tensor, true: Exact) -> Tensor:
     """Return the standard deviation [H] over rows of the error of O along O, over |O|."""
+    along = _length_errors(found, true)
+    return along.std(-1) if along.shape[-1] > 1 else along.new_zeros(len(along))
+
+
+def _length_errors(found: Tensor, true: Exact) -> Tensor:
+    """Return the error of O along O over |O|, less its mean, of all rows but the first [H, T - 1]."""
     along = ((found - true.out) * true.out).sum(-1) / true.out.square().sum(-1).clamp_min(1e-300)
-    return along[:, 1:].std(-1) if along.shape[-1] > 2 else along.new_zeros(len(along))
+    return along[:, 1:] - along[:, 1:].mean(-1, keepdim=True)
+
+
+def _degrees(errors: Tensor) -> Tensor:
+    """Return the degrees of freedom [H] of the variance of errors [H, n]: 2 n / (κ - 1), n of normal ones.
+
+    So many normal errors have a variance that is as sure; κ is the kurtosis. They are no more than n, and 1 at least.
+    """
+    count, squares = errors.shape[-1], errors.square()
+    kurtosis = count * squares.square().sum(-1) / squares.sum(-1).square().clamp_min(1e-300)
+    return (2 * count / (kurtosis - 1).clamp_min(1e-9)).clamp(1.0, max(count, 1))
 
 
 def _unexplained_grad_q(found: Tensor, true: Exact, scale: float) -> Tensor:

@@ -28,6 +28,7 @@ from flashpoint.diagnosis.finding import (
     fp32_error,
     maker,
     mean_and_margin,
+    ratio_by_chance,
 )
 from flashpoint.diagnosis.large_faults import (
     differing_rows,
@@ -215,7 +216,9 @@ def _findings(
     coarser = measures[table.OUT_ERROR.name].square().mean(0) - by_rounding
     # A rounded ℓ makes rows of O longer or shorter, as rounding P after its division by ℓ does, by which a row of P
     # no longer sums to 1; what else is rounded turns them, too.
-    heads = (length - expected > _LENGTH_OFF**2) & (length > 4 * expected) & (length - expected > 0.5 * coarser)
+    by_chance = ratio_by_chance(measures, table.LENGTH_ERROR, table.LENGTH_ROWS)
+    heads = (length - expected > _LENGTH_OFF**2) & (length > by_chance.clamp_min(4) * expected)
+    heads &= length - expected > 0.5 * coarser
     dead = measures[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS
     told_apart = ~dead & (fp32_error(measures) < FP32_COARSE)  # beyond, P̄ of the largest score is not 1
     heads &= told_apart & ~explained(measures) if declares else told_apart
@@ -230,7 +233,8 @@ def _findings(
     found = [None if bias is None else _biased(bias, biased, following, finding), _not_of_softmax(responds, finding)]
     found += [wrong_delta(measures, ~biased & ~factors.either, finding), *factor_findings(factors, measures, finding)]
     by_fp32 = (FP32_STEPS + fp32_error(measures)).square()
-    rough = ~heads & ~factors.of_scores & told_apart & (coarser > 3 * by_rounding + by_fp32)
+    most = ratio_by_chance(measures, table.OUT_ERROR, table.OUT_NUMBERS).clamp_min(4) * by_rounding
+    rough = ~heads & ~factors.of_scores & told_apart & (coarser > most - by_rounding + by_fp32)
     if not declares and rough.any():
         found.append(_coarse_rounding(call, measures, rough, finding))
     if heads.any():
