@@ -1,13 +1,19 @@
 """Text files give their documents once, in a fixed order, and say in one line what cannot be read of them."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flashpoint.errors import UserError
+from flashpoint.lab.data import text_files
 from flashpoint.lab.data.prepare import prepare
-from flashpoint.lab.data.text_files import TextShard
+from flashpoint.lab.data.text_files import TextShard, text_shards
 from flashpoint.lab.data.tokenizer import load_bpe
 from tests.lab.data.texts import DOCUMENTS, assert_refused, config, decoded
 
@@ -52,11 +58,11 @@ def test_a_link_to_nothing_is_refused_and_a_folder_with_a_suffix_is_entered(tmp_
 @pytest.mark.parametrize(("name", "content"), [("a.txt", b"word"), ("a.jsonl", b'{"text": "word"}')])
 def test_the_mark_at_the_beginning_of_a_windows_file_is_no_text(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content)
-    assert list(TextShard(tmp_path / name, "text", None).documents()) == ["word"]
+    assert list(TextShard((tmp_path / name,), "text", None).documents()) == ["word"]
 
 
 def test_a_file_that_vanishes_is_not_blamed_on_the_data_root(tmp_path: Path) -> None:
-    shard = TextShard(tmp_path / "gone.txt", "text", None)
+    shard = TextShard((tmp_path / "gone.txt",), "text", None)
     with pytest.raises(UserError, match=r"gone\.txt: No such file.*make it readable"):
         list(shard.documents())
 
@@ -92,7 +98,7 @@ def test_records_may_begin_with_a_mark_of_their_encoding(tmp_path: Path) -> None
     """The first line was refused as no JSON object with a field that it has."""
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'\xef\xbb\xbf{"text": "one"}\r\n{"text": "two"}\r\n')
-    assert list(TextShard(file, "text", None).documents()) == ["one", "two"]
+    assert list(TextShard((file,), "text", None).documents()) == ["one", "two"]
 
 
 def test_max_bytes_is_the_size_of_the_text_over_all_files(tmp_path: Path) -> None:
@@ -106,3 +112,71 @@ def test_max_bytes_is_the_size_of_the_text_over_all_files(tmp_path: Path) -> Non
         taken = "".join(decoded(np.concatenate([dataset.train, dataset.val]), tokenizer)).encode()
         assert limit - 4 < len(taken) <= limit  # a character cut in half is left out
         assert whole.startswith(taken)
+
+
+def former(paths: list[Path], limit: int | None) -> list[str]:
+    """The documents of plain files, each read whole, with the limit applied afterwards."""
+    found, left = list[str](), sys.maxsize if limit is None else limit
+    for path in paths:
+        text = path.read_text(encoding="utf-8-sig").encode()[:left].decode(errors="ignore")
+        found += [text] if text else []
+        left -= len(text.encode())
+        if left <= 0:
+            break
+    return found
+
+
+def said(read: Callable[[], list[str]]) -> list[str] | int:
+    """What was read, or the byte that is no UTF-8."""
+    try:
+        return read()
+    except UnicodeDecodeError as error:
+        return error.start
+    except UserError as error:
+        return int(str(error).split("no UTF-8 at byte ")[1].split(";")[0].replace(",", ""))
+
+
+PARTS = [b"a", b"word ", b"\r", b"\n", b"\r\n", "é".encode(), "Ω".encode(), "😀".encode(), b"\xef\xbb\xbf", b"\0"]
+TEXTS = st.lists(st.lists(st.sampled_from(PARTS), max_size=12).map(b"".join), min_size=1, max_size=5)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(TEXTS, st.none() | st.integers(1, 60), st.integers(1, 40))
+def test_files_that_are_read_together_and_in_part_have_the_text_of_whole_ones(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[bytes], limit: int | None, together: int
+) -> None:
+    folder = tmp_path_factory.mktemp("texts")
+    paths = [folder / f"{number}.txt" for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_bytes(text)
+    with mock.patch.multiple(text_files, SHARD_BYTES=together, _SHARDS=1):
+        shards = list(text_shards(config(folder, folder / "data", max_bytes=limit)))
+    assert [path for shard in shards for path in shard.paths] == paths[: sum(len(shard.paths) for shard in shards)]
+    assert [text for shard in shards for text in shard.documents()] == former(paths, limit)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.sampled_from([*PARTS, b"\xff", b"\xc3", b"\xe2\x82"]), max_size=10).map(b"".join))
+def test_damage_is_told_at_its_byte(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.mktemp("texts") / "a.txt"
+    path.write_bytes(content)
+    for limit in (None, len(content) + 1):
+        shard = TextShard((path,), "text", limit)
+        assert said(lambda shard=shard: list(shard.documents())) == said(lambda: former([path], None))
+
+
+def test_no_more_of_a_file_is_read_than_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    with path.open("wb") as file:
+        file.write(b"word " * 200)
+        file.truncate(2**40)  # a hole of 1 TB
+    assert list(TextShard((path,), "text", 1000).documents()) == ["word " * 200]
+
+
+def test_many_small_files_are_few_shards_and_large_ones_a_shard_each(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    for number in range(1000):
+        (tmp_path / f"text/{number:03}.txt").write_text("word " * 20)
+    assert 60 <= len(list(text_shards(config(tmp_path / "text", tmp_path)))) <= 70
+    (tmp_path / "text/500.txt").write_text("word " * 10_000)
+    assert (tmp_path / "text/500.txt",) in (s.paths for s in text_shards(config(tmp_path / "text", tmp_path)))

@@ -15,9 +15,8 @@ from typing import Any, Protocol
 from flashpoint.errors import UserError, one_line
 from flashpoint.lab.config import DataConfig
 from flashpoint.lab.data.packages import fetched, packages_digest
-from flashpoint.lab.data.text_files import text_identity, text_shards
+from flashpoint.lab.data.text_files import SHARD_BYTES, text_identity, text_shards
 
-SHARD_BYTES = 4_000_000
 _CODE_SUFFIXES = frozenset((".py", ".pyi", ".pyx", ".pxd", ".txt", ".md", ".rst", ".c", ".cc", ".cpp", ".h", ".hpp"))
 _LARGEST_CODE_FILE = 1_000_000  # beyond it files are tables and generated code
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
