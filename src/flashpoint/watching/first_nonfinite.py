@@ -26,6 +26,7 @@ from flashpoint.watching.events import (
     CallLeftOut,
     Handler,
     LastRead,
+    LoopEnded,
     LossesRead,
     ReadDue,
     StepEnded,
@@ -120,7 +121,7 @@ class _MagnitudesArrived:
 class FirstNonfinite:
     """Tells and writes where NaN or infinity came from, once a loss or the weights hold it.
 
-    Gradients alone may: a GradScaler skips such steps.
+    Where gradients alone hold it, that is told once, and counted: a GradScaler skips such steps.
 
     Args:
         projections: returns the matrices of q and k by metric, once a step has shown them.
@@ -153,6 +154,7 @@ class FirstNonfinite:
         self._usual: set[tuple[int, str]] = set()  # forward tensors that are not finite where nothing fails
         self._usual_weights: frozenset[str] = frozenset()  # not finite from the start, as a mask is, while the loss is
         self._told = 0
+        self._gradients_alone: list[int] = []  # steps
         self._lasting = False
 
     @property
@@ -168,6 +170,7 @@ class FirstNonfinite:
             Handler(ReadDue, what, lambda _: self._ask()),
             Handler(LastRead, what, lambda _: self._take_last()),
             Handler(_MagnitudesArrived, what, self._judge),
+            Handler(LoopEnded, what, lambda _: self._tell_count()),
         )
 
     def _look_at_call(self, event: AttentionRan) -> None:
@@ -246,7 +249,9 @@ class FirstNonfinite:
             return
         failed = before is not None and before.loss is not None and not math.isfinite(before.loss)
         if not (failed or now.weights):
-            if before is not None:
+            if before is not None and before.gradients:
+                self._tell_gradients_alone(before, now)
+            elif before is not None:
                 self._usual |= {(call.number, name) for call, name, _ in before.tensors if name in ("q", "k", "v", "O")}
             return
         from flashpoint.watching.nonfinite_origin import origin
@@ -257,6 +262,26 @@ class FirstNonfinite:
             self._told += 1
             self._notices.tell(f"step {birth.step:,}: {birth.text}", logging.WARNING)
             self._run.note_birth(birth)
+
+    def _tell_gradients_alone(self, before: StepNumbers, now: StepNumbers) -> None:
+        """Tell of the first step whose gradients hold NaN or infinity while its loss and the next weights do not."""
+        self._gradients_alone.append(before.step)
+        if len(self._gradients_alone) == 1:
+            from flashpoint.watching.nonfinite_origin import origin
+
+            birth = origin(before, now, self._usual)
+            self._notices.tell(
+                f"step {before.step:,}: {birth.text} A GradScaler, say, skips the update of such a step. Later ones "
+                "are counted at the end of the loop",
+                logging.WARNING,
+            )
+
+    def _tell_count(self) -> None:
+        if len(steps := self._gradients_alone) > 1:
+            some = ", ".join([f"{step:,}" for step in steps[:_MOST]] + ["…"] * (len(steps) > _MOST))
+            self._notices.tell(
+                f"gradients of {len(steps):,} steps held NaN or infinity, while losses and weights stayed finite: {some}"
+            )
 
     def _found(self, asked: Asked, numbers: Sequence[Tensor]) -> StepNumbers:
         """Return what is not finite in a step."""
