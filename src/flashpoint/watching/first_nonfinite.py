@@ -280,7 +280,7 @@ class FirstNonfinite:
         if len(steps := self._gradients_alone) > 1:
             some = ", ".join([f"{step:,}" for step in steps[:_MOST]] + ["…"] * (len(steps) > _MOST))
             self._notices.tell(
-                f"gradients of {len(steps):,} steps held NaN or infinity, while losses and weights stayed finite: {some}"
+                f"gradients of {len(steps):,} steps held NaN or infinity, and losses and weights did not: {some}"
             )
 
     def _found(self, asked: Asked, numbers: Sequence[Tensor]) -> StepNumbers:
