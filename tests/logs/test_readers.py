@@ -186,3 +186,40 @@ def test_steps_that_begin_anew_in_every_epoch_are_counted_on(tmp_path: Path, fir
     assert list(losses(log)) == list(range(first, first + 150, 10))
     assert log.resumes == ()
     assert len(log.remarks) == 1
+
+
+SPELLED = {
+    "decimal commas": ("step;loss\n999;2,31\n1000;0,125\n", True),
+    "decimal commas, each with three digits": ("step;loss\n999;2,310\n1000;0,125\n", True),
+    "decimal commas, steps with dots": ("step;loss\n999;2,31\n1.000;0,125\n", True),
+    "decimal commas in quotes": ('"step","loss"\n"999","2,31"\n"1000","0,125"\n', True),
+    "decimal commas and tabs": ("step\tloss\n999\t2,31\n1000\t0,125\n", True),
+    "a spreadsheet's hint and mark": ("\ufeffsep=;\r\nstep;loss\r\n999;2,31\r\n1000;1,25E-1\r\n", True),
+    "semicolons": ("step;loss\n999;2.31\n1000;0.125\n", False),
+    "a header with commas": ("step;loss;a, b, c, d\n999;2.31;1\n1000;0.125;1\n", False),
+    "tabs": ("step\tloss\n999\t2.31\n1000\t0.125\n", False),
+    "steps with commas": ('"step","loss"\n"999","2.31"\n"1,000","0.125"\n', False),
+    "steps with blanks": ("step;loss\n999;2.31\n1\u202f000;0.125\n", False),
+    "steps with apostrophes": ("step,loss\n999,2.31\n1'000,0.125\n", False),
+    "lines": ("step 999: loss 2.31\nstep 1,000, loss 0.125\n", False),
+    "lines with decimal commas": ("step 999: loss 2,31\nstep 1000, loss 0,125\n", True),
+    "lines with decimal commas and dots": ("step 999: loss 2,31\nstep 1.000: loss 0,125\n", True),
+}
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_numbers_are_read_as_they_are_spelled(tmp_path: Path, name: str) -> None:
+    text, decimal_commas = SPELLED[name]
+    path = tmp_path / "log"
+    path.write_bytes(text.encode())
+    log = log_of(path)
+    assert losses(log) == {999: 2.31, 1000: 0.125}
+    assert ("its numbers have decimal commas" in log.remarks) is decimal_commas
+
+
+def test_commas_that_part_numbers_are_no_decimal_marks(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("step 1,loss=2.5,lr=0.1\nstep 2: loss 2.25,12.5 of 3,4,5\n")
+    log = log_of(path)
+    assert losses(log) == {1: 2.5, 2: 2.25}
+    assert log.remarks == ()

@@ -1,13 +1,19 @@
-"""CSV files with a step: those of Lightning's ``CSVLogger``, what W&B exports, and any other."""
+"""CSV files with a step: those of Lightning's ``CSVLogger``, what W&B exports, what spreadsheets save, and any other.
+
+Spreadsheets part cells by semicolons where the comma is a decimal mark, and may name the delimiter in a line before the
+header, as ``sep=;``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from pathlib import Path
 
 from flashpoint.errors import UserError
 from flashpoint.logs.column_names import plain_name
-from flashpoint.logs.record import Record, number_of, step_of
+from flashpoint.logs.numerals import has_decimal_comma, number_with
+from flashpoint.logs.record import Record, step_of
 
 _STEPS = ("step", "global step", "trainer global step", "train global step", "iteration", "iter", "update", "epoch")
 """Plain names of the step, in the order in which they are preferred. W&B's ``_step`` is a step, too."""
@@ -18,11 +24,8 @@ _RANGE = ("__MIN", "__MAX")
 
 def is_csv(head: bytes) -> bool:
     """Whether a file that begins so is one: its first line names several columns, one of them the step."""
-    first, *_ = head.decode(errors="replace").lstrip("\ufeff").splitlines() or [""]
-    try:
-        return _step_column(next(csv.reader([first], delimiter=_delimiter(first)), [])) is not None
-    except csv.Error:
-        return False
+    lines = _without_hint(head.decode(errors="replace").lstrip("\ufeff").splitlines())
+    return bool(lines) and _delimiter(lines[0]) is not None
 
 
 def read_csv(path: Path) -> Record:
@@ -37,27 +40,46 @@ def read_csv(path: Path) -> Record:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: no text ({error}); give a CSV file in UTF-8") from error
-    lines = text[: text.rfind("\n") + 1].splitlines()
+    lines = _without_hint(text[: text.rfind("\n") + 1].splitlines()) or [text]
     remarks = ["its last line has no end, and is left out"] if text and not text.endswith("\n") else []
+    delimiter = _delimiter(lines[0])
+    assert delimiter is not None, lines[0]
     try:
-        header, *cells = csv.reader(lines or [text], delimiter=_delimiter(text.split("\n", 1)[0]))
+        header, *cells = csv.reader(lines, delimiter=delimiter)
     except (csv.Error, ValueError) as error:
         raise UserError(f"{path}: no CSV ({error}); restore the file") from error
     at = _step_column(header)
     assert at is not None, header
+    comma = any("," in cell for row in cells for cell in row)
+    comma = comma and has_decimal_comma((cell for row in cells for cell in row), unless_told=delimiter == ";")
+    if comma:
+        remarks.append("its numbers have decimal commas")
     named = [(place, name) for place, name in enumerate(header) if place != at and not name.endswith(_RANGE)]
     rows = []
     for row in cells:
-        if len(row) > at and (step := step_of(row[at])) is not None:
-            numbers = ((name, number_of(row[place])) for place, name in named if place < len(row))
+        if len(row) > at and (step := step_of(number_with(row[at], decimal_comma=comma))) is not None:
+            cells_of = ((name, row[place]) for place, name in named if place < len(row))
+            numbers = ((name, number_with(cell, decimal_comma=comma)) for name, cell in cells_of)
             rows.append((step, {name: number for name, number in numbers if number is not None}))
     if plain_name(header[at]) == "epoch":
         remarks.append("its steps are epochs")
     return Record("CSV", rows, remarks)
 
 
-def _delimiter(header: str) -> str:
-    return max(_DELIMITERS, key=header.count)
+def _without_hint(lines: list[str]) -> list[str]:
+    """Return the lines from the header on."""
+    return lines[1:] if lines and lines[0].lower().startswith("sep=") else lines
+
+
+def _delimiter(header: str) -> str | None:
+    """Return what parts a header into most columns, one of them the step; None where nothing does."""
+    found: dict[str, int] = {}
+    for delimiter in _DELIMITERS:
+        with contextlib.suppress(csv.Error):
+            names = next(csv.reader([header], delimiter=delimiter), [])
+            if _step_column(names) is not None:
+                found[delimiter] = len(names)
+    return max(found, key=found.__getitem__) if found else None
 
 
 def _step_column(header: list[str]) -> int | None:
