@@ -29,7 +29,7 @@ from tests.verdicts import OUTCOME, assert_one_line, losses_of, metrics_of, outc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_run_cleanly(text_file: Path, tmp_path: Path, number: signal.Signals) -> None:
     command = train_command("train.steps=100000", "run_name=stopped", tiny=True, text_file=text_file)
     process = warm.Process(command, cwd=tmp_path, env=environment())
@@ -105,6 +105,15 @@ def test_a_signal_after_the_last_step_loses_nothing(
     assert json.loads((tmp_path / "original/outcome.json").read_text())["interrupted"] is None
     assert (tmp_path / "original/curves.png").is_file()
     assert (tmp_path / "original/report/report.html").is_file()
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_before_its_figure_is_complete(recorded: Path, tmp_path: Path, train: Command) -> None:
+    run = tmp_path / "runs/killed"
+    shutil.copytree(recorded / "runs/original", run)
+    (run / "curves.png").unlink()
+    told = "the run is complete (stable at step 12)", ", flashpoint report runs/killed draws it"
+    assert_one_line(train("resume=killed", tiny=False), *told)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 
 OUTCOME = re.compile(
     r"outcome=(stable|stopped|exploded|nonfinite) step=(\d+) onset=(\d+|none) loss=([\d.]+|nan|inf) "
-    r"digest=([0-9a-f]{16})(?: interrupted=(?:SIGINT|SIGTERM))? run=(\S+)"
+    r"digest=([0-9a-f]{16})(?: interrupted=(?:SIGINT|SIGTERM|SIGHUP))? run=(\S+)"
 )
 
 

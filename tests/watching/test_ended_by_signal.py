@@ -11,6 +11,7 @@ from torch import nn
 
 from flashpoint.runs.metrics import MetricsFile
 from flashpoint.watching.loop import Watch
+from flashpoint.watching.observer import Observer
 from tests.conftest import environment, wait_until
 from tests.watching.loops import loop, plain
 
@@ -59,6 +60,44 @@ def test_a_signal_that_kills_leaves_an_outcome_and_kills(tmp_path: Path, number:
     process.send_signal(number)
     assert process.wait(60) == -number
     assert interrupted(tmp_path) == number.name
+
+
+@pytest.mark.slow
+def test_a_signal_waits_for_what_is_being_written(tmp_path: Path) -> None:
+    """It ended the run in the middle of a step, and left the hidden file of a record that was half written."""
+    program = (
+        "import json\nfrom flashpoint.watching.watched_run import WatchedRun\n"
+        "def dump(*given, **options):\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    whole(*given, **options)\n"
+        "whole = json.dump\n"
+        "def describe(self, calls):\n"
+        "    json.dump = dump\n"
+        "    described(self, calls)\n"
+        "    json.dump = whole\n"
+        "described, WatchedRun.describe = WatchedRun.describe, describe\n"
+    )
+    path = ":".join(map(str, (Path(__file__).parents[2], *sys.path)))
+    process = subprocess.run(
+        [sys.executable, "-c", ENDLESS.format(before=program, each="")],
+        cwd=tmp_path, env=environment() | {"PYTHONPATH": path}, capture_output=True, timeout=120,
+    )  # fmt: skip
+    assert process.returncode == -signal.SIGTERM, process.stderr
+    assert interrupted(tmp_path) == "SIGTERM"
+    assert json.loads((tmp_path / "runs/own/config.json").read_text())["model"]["n_layer"] == 2
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_ctrl_c_before_the_first_step_leaves_an_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block was not begun, and so was not left: what the watch had put into the model stayed, too."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Observer, "begin", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        loop(tmp_path / "runs")
+    assert interrupted(tmp_path) == "SIGINT"
 
 
 @pytest.mark.slow

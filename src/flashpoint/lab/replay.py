@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -116,9 +117,11 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
         outcome = folder.read_outcome()
         ended = outcome.outcome != "stable" or outcome.step >= value_at(values, "train.steps")
         if ended and not outcome.interrupted:
+            draws = shlex.join(["flashpoint", "report", str(folder.path)])  # what a kill after the verdict left out
+            figures = "" if folder.figure.is_file() else f", {draws} draws it"
             raise UserError(
                 f"resume={composed['resume']}: the run is complete ({outcome.outcome} at step {outcome.step:,}); "
-                "replay=RUN repeats it, train.steps=N goes on with a stable one"
+                f"replay=RUN repeats it, train.steps=N goes on with a stable one{figures}"
             )
     put(values, "data.root", composed["data"]["root"])
     given = {name: composed[name] for name in ("runs_dir", "allow_world_size_change", "trust")}

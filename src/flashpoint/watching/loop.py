@@ -195,7 +195,11 @@ class Watch:
         if self._recorder.run is not None:
             self._termination.install()
             atexit.register(self._end_with_process)  # where the block is never left, as by a callback that enters it
-        self._recorder.take(StepStarted(self._step))
+        try:
+            self._recorder.take(StepStarted(self._step))
+        except BaseException as error:  # Ctrl-C: the block is not begun, and so is not left
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     def __exit__(
@@ -236,12 +240,16 @@ class Watch:
             metrics: other numbers to log, as ``lr=1e-3``, by names that the watch does not log itself.
                 ``tokens_per_second`` gives the rate.
         """
-        take, step = self._recorder.take, self._step
         if not self._entered:
             self._recorder.warn(
                 "step outside of the block is not recorded; with flashpoint.watch(model) as watched: begins it"
             )
             return
+        with self._termination.waits():
+            self._take_step(loss, batch, grad_norm, metrics)
+
+    def _take_step(self, loss: Any, batch: Any, grad_norm: Any, metrics: dict[str, float]) -> None:
+        take, step = self._recorder.take, self._step
         due = (step + 1) % self._log_interval == 0
         take(LossSeen(step, loss))
         if grad_norm is not None or due:
@@ -312,6 +320,18 @@ class Termination:
     def __init__(self, end: Callable[[str], None]) -> None:
         self._end = end
         self._process = os.getpid()
+        self._waits, self._came = False, 0
+
+    @contextlib.contextmanager
+    def waits(self) -> Iterator[None]:
+        """Hold back the first signal until the block's end, so that what it writes is whole."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+            if self._came:
+                self._take(self._came, None)
 
     def install(self) -> None:
         """Take the signals that nobody handles; in the main thread alone, as Python has it."""
@@ -329,7 +349,13 @@ class Termination:
                     signal.signal(number, signal.SIG_DFL)
 
     def _take(self, number: int, _: FrameType | None) -> None:
+        if self._waits and not self._came:
+            self._came = number
+            return
         signal.signal(number, signal.SIG_DFL)
+        if self._waits:
+            os.kill(os.getpid(), number)
+            return
         try:
             if os.getpid() == self._process:  # not one that was forked from it
                 self._end(signal.Signals(number).name)

@@ -448,6 +448,7 @@ def test_the_verb_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) 
     result = call("report", "plain", cwd=tmp_path)
     assert result.stdout == "runs/plain/report/report.html\n", result.stderr
     assert (tmp_path / "runs/plain/report/figures/loss.png").is_file()
+    assert (tmp_path / "runs/plain/curves.png").is_file()  # of a run that was killed before it was drawn
     assert refusal(call("report", "nowhere", cwd=tmp_path)).startswith("error: nowhere: no run there")
 
     own = (tmp_path / "runs/plain/report/report.html").read_text()

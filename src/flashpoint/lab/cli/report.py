@@ -20,6 +20,7 @@ from flashpoint.errors import UserError, answer
 )
 def command(words: tuple[str, ...], out: Path | None) -> None:
     """Write one HTML file that opens without a network, and its figures as PNG. Several runs stand side by side."""
+    from flashpoint.lab.report.curves import draw_curves
     from flashpoint.lab.report.page import write_report
 
     runs = ended_runs(words, metrics=True)
@@ -28,5 +29,7 @@ def command(words: tuple[str, ...], out: Path | None) -> None:
             raise UserError(f"{runs[0].where}: no folder of a run, to put the report in; choose one with --out")
         first = runs[0].folder
         out = (first.report if len(runs) == 1 else first.comparison).path  # the first keeps its own page
+        if len(runs) == 1 and runs[0].ended and not runs[0].watched and not first.figure.is_file():
+            draw_curves(first)  # the run was killed between its verdict and its figure
     answer(str(write_report(runs, out)))
     tell_of_logs(runs)
