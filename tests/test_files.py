@@ -157,6 +157,17 @@ def test_what_takes_the_place_of_something_else_is_refused(tmp_path: Path, name:
         check_target(tmp_path / name, "--html", ".html", ".htm")
 
 
+def test_a_folder_named_by_a_tilde_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell expands it where it begins a word: not in ``"runs_dir=~/x"``, nor in ``--out=~/x``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    with pytest.raises(UserError, match=r"--html ~/page\.html: would make a folder named ~; give /home/me/page\.html"):
+        check_target(Path("~/page.html"), "--html", ".html")
+    with pytest.raises(UserError, match=r"runs_dir=~/x: .*; give /home/me/x"):
+        RunFolder.create("~/x", "run")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", ["page.html", "new.html", "new.HTM"])
 def test_a_new_file_or_one_of_the_same_kind_may_be_written(tmp_path: Path, name: str) -> None:
     (tmp_path / "page.html").touch()

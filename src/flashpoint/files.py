@@ -50,12 +50,27 @@ def content(path: Path, most_mb: int = _LARGEST_MB) -> bytes:
     return path.read_bytes()
 
 
+def refuse_unexpanded(place: str | Path, told: str) -> None:
+    """Refuse a place that begins with ``~``: the shell expands it where it is a word of its own, and nobody else.
+
+    Args:
+        told: the option or key and its value.
+
+    Raises:
+        UserError: with the path that was meant.
+    """
+    if str(place).startswith("~"):
+        raise UserError(f"{told}: would make a folder named ~; give {Path(place).expanduser()}")
+
+
 def check_target(path: Path, option: str, *suffixes: str) -> None:
     """Refuse a file that is to be written where it would take the place of something of another kind.
 
     Raises:
-        UserError: its name has none of the suffixes, or a pipe, a device or a link is there; with the option.
+        UserError: its name begins with ``~`` or has none of the suffixes, or a pipe, a device or a link is there; with
+            the option.
     """
+    refuse_unexpanded(path, f"{option} {path}")
     if path.suffix.lower() not in suffixes:
         raise UserError(f"{option} {path}: would be no {suffixes[0]} by its name; give a name that ends so")
     if path.is_symlink() or (path.exists() and not path.is_file()):
@@ -90,7 +105,7 @@ def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
         if isinstance(error, SafetensorError):
             raise _as_of_the_system(error, path) from error
-        if isinstance(error, OSError) and error.errno and error.filename is None:  # of a full disk
+        if isinstance(error, OSError) and error.errno and str(error.filename) in ("None", str(partial)):
             raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         raise
 

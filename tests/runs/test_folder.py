@@ -16,7 +16,8 @@ def test_a_run_is_written_by_one_at_a_time(run: RunFolder) -> None:
 
 
 def test_a_folder_that_takes_no_lock_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"/proc: .+; choose a writable runs_dir"), RunFolder(Path("/proc")).locked():
+    folder = RunFolder(Path("/proc/self/fdinfo"))
+    with pytest.raises(UserError, match=r"/proc/self/fdinfo: .+; choose a writable runs_dir"), folder.locked():
         pass
 
 
@@ -24,3 +25,13 @@ def test_evidence_in_tables_is_no_folder_to_replay() -> None:
     told = r"ignite-h200:flash_bf16_seed-0: no run there \(no config.json\); a run of the evidence tables has no tape"
     with pytest.raises(UserError, match=told):
         RunFolder.open("ignite-h200:flash_bf16_seed-0")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints", "localize.jsonl"])
+def test_a_run_with_a_link_in_it_is_written_by_nobody(run: RunFolder, tmp_path: Path, name: str) -> None:
+    """A run of somebody else's that went on wrote into, or deleted, what a link named."""
+    (run.path / name).symlink_to(tmp_path / "mine")
+    for alone in (run.locked, run.localizing):
+        with pytest.raises(UserError, match=rf"{name}: a link, and a run writes in its own folder alone"), alone():
+            pass
+    assert [one.name for one in run.path.iterdir()] == [name]

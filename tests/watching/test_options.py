@@ -50,13 +50,14 @@ def test_counts_of_numpy_are_taken(tmp_path: Path) -> None:
         ],
         ({"name": "reference"}, "name=reference: reserved"),
         *[({"name": name}, "an empty name") for name in ("", " ")],
+        ({"runs_dir": "~/runs"}, "runs_dir=~/runs: would make a folder named ~; give /"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_a_folder_is_made(
     tmp_path: Path, options: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(ValueError, match=told) as refused:
-        flashpoint.watch(Pair(), runs_dir=tmp_path / "runs", **options)
+        flashpoint.watch(Pair(), **{"runs_dir": tmp_path / "runs", **options})
     assert "\n" not in str(refused.value)
     assert not any(tmp_path.iterdir())
 

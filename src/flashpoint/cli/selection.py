@@ -112,6 +112,11 @@ def tell_errors(errors: Sequence[Exception]) -> None:
         click.get_current_context().meta[BAD_RUNS] = True
 
 
+def some_were_left_out() -> bool:
+    """Return whether a run or word that was asked for could not be used."""
+    return BAD_RUNS in click.get_current_context().meta
+
+
 def device_named(where: str, option: str = "--device cuda", alternative: str = "--device cpu or auto") -> torch.device:
     """Return the device that ``auto``, ``cpu`` or ``cuda`` names; ``auto`` is a GPU where there is one.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from flashpoint.errors import UserError
-from flashpoint.files import is_locked, whole_lines, write_json
+from flashpoint.files import is_locked, refuse_unexpanded, whole_lines, write_json
 from flashpoint.runs import migrations
 from flashpoint.runs.manifest import Manifest, Origin, ProbeOff, Resumption
 from flashpoint.runs.outcome import Birth, Outcome, read_outcome
@@ -288,6 +288,7 @@ class RunFolder:
         Raises:
             UserError: the folder cannot be made.
         """
+        refuse_unexpanded(runs_dir, f"runs_dir={runs_dir}")
         for attempt in range(1, 1000):
             path = Path(runs_dir) / (name if attempt == 1 else f"{name}-{attempt}")
             try:
@@ -345,7 +346,7 @@ class RunFolder:
         """Be the only process that writes the run, in the block; one that dies gives it up.
 
         Raises:
-            UserError: another process writes the run, or the folder takes no lock.
+            UserError: another process writes the run, the folder takes no lock, or holds a link.
         """
         with self._exclusive(self._lock, "another process runs it"):
             yield
@@ -355,7 +356,7 @@ class RunFolder:
         """Be the only process that trains branches of the run, in the block.
 
         Raises:
-            UserError: another process does, or the folder takes no lock.
+            UserError: another process does, the folder takes no lock, or holds a link.
         """
         with self._exclusive(self.path / ".localize.lock", "another process localises it"):
             yield
@@ -364,6 +365,9 @@ class RunFolder:
     def _exclusive(self, path: Path, told: str) -> Iterator[None]:
         lock = FileLock(path, timeout=_READER_SECONDS)
         try:
+            if link := next((one for one in self.path.iterdir() if one.is_symlink()), None):
+                how = "put what it names in its place, or delete it"
+                raise UserError(f"{link}: a link, and a run writes in its own folder alone; {how}")
             path.touch()  # FileLock would take a folder that holds no file for one that is locked
             lock.acquire()
         except Timeout:

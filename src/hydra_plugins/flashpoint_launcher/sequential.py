@@ -22,6 +22,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from flashpoint.errors import UserError, notify, one_line
+from flashpoint.files import refuse_unexpanded
 from flashpoint.lab.cli.refusals import refusal
 from flashpoint.lab.training.interrupt import STOPS
 from flashpoint.runs.folder import is_run, runs_in, sweep_lock
@@ -60,6 +61,7 @@ class SequentialLauncher(Launcher):
 
         differing = differing_overrides(job_overrides)  # which refuses some sweeps: they leave nothing behind
         names = [job.name for job in named(job_overrides, [None] * len(job_overrides))]
+        refuse_unexpanded(self._config.runs_dir, f"runs_dir={self._config.runs_dir}")
         folder = Path(self._config.runs_dir)
         if not any(override.startswith("runs_dir=") for override in job_overrides[0]):
             folder /= os.environ.get("FLASHPOINT_SWEEP", "sweep")

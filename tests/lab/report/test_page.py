@@ -459,6 +459,42 @@ def test_the_verb_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) 
     assert (tmp_path / "runs/plain/report/report.html").read_text() == own
 
 
+def test_a_page_of_what_is_left_of_several_runs_is_none_of_the_first_alone(tmp_path: Path) -> None:
+    good = record(tmp_path / "runs", "good", probes=False).folder.path
+    call("report", "good", cwd=tmp_path).check_returncode()
+    own = (good / "report/report.html").read_bytes()
+    record(tmp_path / "runs", "broken", probes=False).folder.manifest.write_text("{")
+    result = call("report", "broken", "good", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "runs/good/comparison/report.html\n")
+    assert (good / "report/report.html").read_bytes() == own
+
+
+@pytest.mark.parametrize("place", ["report", "report/figures", "report/report.html", "report/figures/loss.png"])
+def test_a_link_in_a_run_leads_no_page_out_of_it(tmp_path: Path, place: str) -> None:
+    run = record(tmp_path / "runs", "plain", probes=False).folder.path
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/loss.png").write_text("mine")
+    link = run / place
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(tmp_path / ("own/loss.png" if link.suffix else "own"))
+    result = call("report", "plain", cwd=tmp_path)
+    assert [(one.name, one.read_text()) for one in (tmp_path / "own").iterdir()] == [("loss.png", "mine")]
+    if link.suffix:
+        assert result.returncode == 0, result.stderr
+        assert not link.is_symlink()
+    else:
+        assert f"{place}: a link" in refusal(result)
+
+
+@pytest.mark.parametrize("out", ["~/page", "link"])
+def test_a_page_is_written_where_it_is_said(tmp_path: Path, out: str) -> None:
+    record(tmp_path / "runs", "plain", probes=False)
+    (tmp_path / "link").symlink_to(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert f"--out {out}: " in refusal(call("report", "plain", "--out", out, cwd=tmp_path))
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_a_report_leaves_no_figure_of_an_earlier_one(tmp_path: Path) -> None:
     """The page names a file beside each figure, and W&B takes all that are there."""
     for name, probes in (("measured", True), ("plain", False)):

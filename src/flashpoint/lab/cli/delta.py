@@ -94,9 +94,10 @@ def _by_weights(runs: Sequence[Run], options: Options) -> list[Table]:
 
     groups = by_weights(runs, options.window)
     if options.out:
+        from flashpoint.lab.report.axes import save
         from flashpoint.lab.report.bias_law_figure import draw_law
 
-        draw_law(groups).savefig(options.out)
+        save(draw_law(groups), options.out)
     return [tables.weights(groups)]
 
 

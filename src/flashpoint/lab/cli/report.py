@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from flashpoint.cli.log_table import tell_of_logs
-from flashpoint.cli.selection import ended_runs, runs_argument
+from flashpoint.cli.selection import ended_runs, runs_argument, some_were_left_out
 from flashpoint.errors import UserError, answer
+from flashpoint.lab.cli.shared_options import own_folder
 
 
 @click.command("report")
@@ -16,6 +17,7 @@ from flashpoint.errors import UserError, answer
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
+    callback=own_folder,
     help="Folder. Default: report/ in the run's folder; of several runs comparison/ in that of the first.",
 )
 def command(words: tuple[str, ...], out: Path | None) -> None:
@@ -27,8 +29,8 @@ def command(words: tuple[str, ...], out: Path | None) -> None:
     if out is None:
         if runs[0].folder is None:
             raise UserError(f"{runs[0].where}: no folder of a run, to put the report in; choose one with --out")
-        first = runs[0].folder
-        out = (first.report if len(runs) == 1 else first.comparison).path  # the first keeps its own page
+        first, alone = runs[0].folder, len(runs) == 1 and not some_were_left_out()
+        out = (first.report if alone else first.comparison).path  # the first keeps its own page
         if len(runs) == 1 and runs[0].ended and not runs[0].watched and not first.figure.is_file():
             draw_curves(first)  # the run was killed between its verdict and its figure
     answer(str(write_report(runs, out)))

@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from flashpoint.errors import UserError, nearest, tell
+from flashpoint.files import check_target, refuse_unexpanded
 
 if TYPE_CHECKING:
     from flashpoint.lab.analysis.lifetimes import Lifetimes
@@ -33,6 +34,18 @@ def figure_option(what: str) -> Callable[[Any], Any]:
 def _drawable(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
     if path and path.suffix.lower() not in _FIGURES:
         raise click.BadParameter(f"{path}: give a name that ends in one of {', '.join(_FIGURES)}")
+    if path:
+        check_target(path, "--out", *_FIGURES)
+    return path
+
+
+def own_folder(_context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse a folder to write in that is a link, or begins with ``~``."""
+    if path:
+        told = f"{option.opts[0]} {path}"
+        refuse_unexpanded(path, told)
+        if path.is_symlink():
+            raise UserError(f"{told}: a link to another folder; name the folder itself")
     return path
 
 
@@ -42,6 +55,7 @@ def figures_option(what: str) -> Callable[[Any], Any]:
         "--figures",
         "folder",
         type=click.Path(file_okay=False, path_type=Path),
+        callback=own_folder,
         metavar="FOLDER",
         help=f"Write figures of {what} into this folder, and their data beside them as CSV and Parquet.",
     )

@@ -119,9 +119,10 @@ def command(
         if key not in OF_THE_TEXT:
             tell_of_texts([[run for dose in doses for run in dose.runs] for doses in found.values()], "onset")
         if out:
+            from flashpoint.lab.report.axes import save
             from flashpoint.lab.report.survival_figures import draw_responses
 
-            draw_responses(found, key).savefig(out)
+            save(draw_responses(found, key), out)
     else:
         _against_control(runs, control, severe, out, form)
 
@@ -144,9 +145,10 @@ def _against_control(runs: Sequence[Run], asked: str | None, severe: bool, out: 
         for line in why_no_p(groups, control):
             tell(line)
     if out:
+        from flashpoint.lab.report.axes import save
         from flashpoint.lab.report.survival_figures import draw_survival
 
-        draw_survival(groups).savefig(out)
+        save(draw_survival(groups), out)
 
 
 def _refuse_together(**options: object) -> None:

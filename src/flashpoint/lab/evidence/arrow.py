@@ -289,7 +289,10 @@ def write_data(folder: Path, name: str, columns: Mapping[str, Sequence[Any]]) ->
     import pyarrow as pa
 
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+    with (
+        atomic_write(folder / f"{name}.csv", durable=False) as partial,
+        partial.open("w", encoding="utf-8", newline="") as file,
+    ):
         csv.writer(file, lineterminator="\n").writerows([columns, *zip(*columns.values(), strict=True)])
     table = pa.table(dict(columns))
     words = [field.name for field in table.schema if pa.types.is_string(field.type)]

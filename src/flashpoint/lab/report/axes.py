@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.files import atomic_write
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure whole, in the format of the path's suffix; a link there is replaced, and not followed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with atomic_write(path, durable=False) as partial:
+        figure.savefig(partial, format=path.suffix[1:].lower())
 
 
 def literal(name: str) -> str:

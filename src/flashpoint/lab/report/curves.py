@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashpoint.files import atomic_write
-from flashpoint.lab.report.axes import literal, set_log_scale
+from flashpoint.lab.report.axes import literal, save, set_log_scale
 from flashpoint.lab.report.colours import layer_look
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metric_table import GRAD_NORM, LOSS, VALIDATION_LOSS, W_Q_NORM
@@ -41,8 +40,7 @@ def draw_curves(folder: RunFolder) -> Path:
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
     figure.suptitle(_title(run), fontsize=11)
-    with atomic_write(folder.figure, durable=False) as partial:
-        figure.savefig(partial, format="png")
+    save(figure, folder.figure)
     return folder.figure
 
 

@@ -14,7 +14,7 @@ from flashpoint.lab.deviation.pairs import GOLDEN
 from flashpoint.lab.deviation.statistics import QUANTILES
 from flashpoint.lab.deviation.sweep import Measured
 from flashpoint.lab.evidence.arrow import write_data
-from flashpoint.lab.report.axes import set_log_scale
+from flashpoint.lab.report.axes import save, set_log_scale
 from flashpoint.lab.report.colours import colour
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def write_figures(parts: Mapping[str, Sequence[Measured]], note: str, folder: Pa
         for key, figure in draw_deviation(found, note).items():
             file = f"{name}_golden" if name and key.endswith("_golden") else name or key
             written.append(folder / f"{file}.png")
-            figure.savefig(written[-1])
+            save(figure, written[-1])
     return written
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from flashpoint.lab.analysis.weight_distances import Apart
 from flashpoint.lab.evidence.arrow import write_data
-from flashpoint.lab.report.axes import set_log_scale
+from flashpoint.lab.report.axes import save, set_log_scale
 from flashpoint.lab.report.colours import colour
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def write_figures(groups: Mapping[str, Sequence[Apart]], note: str, folder: Path
     written = []
     for name in ("absolute", "relative"):
         written.append(folder / f"{name}.png")
-        draw_weights(groups, note, relative=name == "relative").savefig(written[-1])
+        save(draw_weights(groups, note, relative=name == "relative"), written[-1])
     return written
 
 

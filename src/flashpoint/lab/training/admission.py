@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flashpoint.errors import UserError, notify
+from flashpoint.files import refuse_unexpanded
 from flashpoint.hardware import cores, cuda_devices, gpu_memory, memory, refuse_without_gpu
 from flashpoint.lab.config import Config
 from flashpoint.lab.training.run_size import RunSize, Sizes, capacity, total
@@ -58,6 +59,7 @@ def check_place(folder: str, key: str, *, writable: bool = True) -> None:
     Raises:
         UserError: with ``key``, which names the folder.
     """
+    refuse_unexpanded(folder, f"{key}={folder}")
     there = _there(folder)
     if not there.is_dir():
         raise UserError(f"{key}={folder}: {there} is no folder; choose another {key}")
