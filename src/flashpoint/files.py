@@ -50,6 +50,13 @@ def content(path: Path, most_mb: int = _LARGEST_MB) -> bytes:
     return path.read_bytes()
 
 
+def shown(path: Path) -> Path:
+    """Return a path as people are told it: short where it lies in the working directory."""
+    with contextlib.suppress(ValueError, OSError):  # elsewhere; or the working directory is gone
+        return path.relative_to(Path.cwd())
+    return path
+
+
 def refuse_unexpanded(place: str | Path, told: str) -> None:
     """Refuse a place that begins with ``~``: the shell expands it where it is a word of its own, and nobody else.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import textwrap
 import traceback
@@ -53,8 +54,23 @@ def file_digest(word: str) -> str:
 
 
 @contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let user's code in the block change neither the working directory of what follows, to which paths are relative,
+    nor the number of processes: one that it forks ends here. Two would write one run."""
+    process, folder = os.getpid(), os.open(".", os.O_RDONLY)
+    try:
+        yield
+    finally:
+        if os.getpid() != process:
+            os._exit(0)
+        os.fchdir(folder)
+        os.close(folder)
+
+
+@contextmanager
 def errors_in_one_line(word: str, where: str = "", hint: str = "") -> Iterator[None]:
-    """Tell an error of the user's code in one line, with the last of the user's lines that it went through.
+    """Tell an error of the user's code in one line, with the last of the user's lines that it went through. What it
+    leaves is :func:`undisturbed`.
 
     Args:
         word: ``FILE.py:NAME``.
@@ -66,7 +82,8 @@ def errors_in_one_line(word: str, where: str = "", hint: str = "") -> Iterator[N
     """
     file = word.rpartition(":")[0]
     try:
-        yield
+        with undisturbed():
+            yield
     except (UserCodeError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit and GeneratorExit, too

@@ -13,6 +13,7 @@ import torch
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.measure_table import SEQUENCES
+from flashpoint.files import shown
 from flashpoint.runs.subfolders import CaptureFolder
 from flashpoint.watching.events import (
     CaptureAsked,
@@ -200,14 +201,16 @@ class CaptureRecorder:
     def _keep(self, told: str, calls: list[AttentionCall], step: int, level: int) -> Path:
         folder = self._run.keep(calls, step)
         self._publish(CaptureWritten(step))
-        capture = CaptureFolder(folder)
+        capture = CaptureFolder(shown(folder))
         if capture.batch_alone:
             told += f"; no attention was recorded, so there is nothing to diagnose; {capture.batch_alone}"
         elif folder.is_dir():
-            told += f"; wrote {folder}"
+            told += f"; wrote {capture.path}"
         self._notices.tell(told, level)
         if calls:
-            self._notices.tell(f"{shlex.join(['flashpoint', 'diagnose', str(folder)])} says what its attention did")
+            self._notices.tell(
+                f"{shlex.join(['flashpoint', 'diagnose', str(capture.path)])} says what its attention did"
+            )
         return folder
 
 

@@ -20,7 +20,7 @@ from flashpoint.diagnosis.delta_bias import DeltaSample, delta_sample, joined_sa
 from flashpoint.diagnosis.measure_table import SOURCES
 from flashpoint.diagnosis.measures import Measures
 from flashpoint.errors import UserError
-from flashpoint.files import whole_lines
+from flashpoint.files import shown, whole_lines
 from flashpoint.runs import migrations
 from flashpoint.runs.metric_table import layer_told
 from flashpoint.runs.subfolders import CaptureFolder
@@ -104,7 +104,7 @@ class DeltaCollection:
         of_them = f", {different:,} different" if different < self._sequences else ""
         self._notices.tell(
             f"step {last:,}: δ of {which} was measured on {count} sequences{of_them}, of steps {first:,} to {last:,}; "
-            f"{shlex.join(['flashpoint', 'diagnose', str(self._folder)])} counts them in"
+            f"{shlex.join(['flashpoint', 'diagnose', str(shown(self._folder))])} counts them in"
         )
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from flashpoint.detector import DetectorConfig
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.early_warning import Sentinel
+from flashpoint.files import shown
 from flashpoint.listeners import Listener
 from flashpoint.runs.outcome import Verdict
 from flashpoint.watching.arrivals import Arrivals
@@ -208,7 +209,7 @@ class _FirstStep:
             first, last = self._calls[0].module, self._calls[-1].module
             where = f" ({first}{f' to {last}' if layers > 1 else ''})" if first and last else ""
             watched = f"the loss and {names} in {_count(layers, 'layer')} of {_count(heads, 'head')}{where}"
-        folder = str(self._run.folder.path)
+        folder = str(shown(self._run.folder.path))
         follow = shlex.join(["flashpoint", "watch", folder])
         self._notices.tell(f"step {event.step:,}: {watched}, written to {folder}; to follow: {follow}")
         self._calls = ()  # tensors

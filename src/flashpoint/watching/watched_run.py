@@ -16,7 +16,7 @@ import torch
 import flashpoint
 from flashpoint.detector import DetectorConfig
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.files import atomic_write, write_json
+from flashpoint.files import atomic_write, shown, write_json
 from flashpoint.hardware import hardware_name
 from flashpoint.listeners import Listener, Listeners, Metrics
 from flashpoint.runs.folder import RunFolder
@@ -57,9 +57,10 @@ class WatchedRun:
         device: torch.device,
         listeners: Sequence[Listener],
     ) -> None:
-        self.folder = RunFolder.create(runs_dir, name)
-        if self.folder.path != runs_dir / name:
-            tell(f"watch {self.name}: {runs_dir / name} is there already: this run is {self.folder.path}")
+        made = RunFolder.create(runs_dir, name)
+        self.folder = RunFolder(made.path.absolute())  # the loop may change its working directory
+        if made.path != runs_dir / name:
+            tell(f"watch {self.name}: {runs_dir / name} is there already: this run is {made.path}")
         self._listeners = Listeners(listeners)
         self._manifest: dict[str, Any] = {
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -105,8 +106,8 @@ class WatchedRun:
         if not there and not self._told_removed:
             self._told_removed = True
             tell(
-                f"watch {self.name}: {self.folder.path} has been removed or moved: nothing is recorded there any more "
-                "but captures; training goes on",
+                f"watch {self.name}: {shown(self.folder.path)} has been removed or moved: nothing is recorded there "
+                "any more but captures; training goes on",
                 logging.WARNING,
             )
         return there

@@ -31,7 +31,7 @@ from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metric_table import LOSS, W_Q_NORM
 from flashpoint.runs.run import Run
 from flashpoint.runs.subfolders import log_of_branch
-from flashpoint.user_code import file_digest, load
+from flashpoint.user_code import file_digest, load, undisturbed
 from flashpoint.watching.loop import Watch, watch
 
 IN_ITS_PLACE = ("flash_fp32", "flash_unrounded_out", "flash_delta_fp32", "flash_exact_rowsum")
@@ -177,7 +177,8 @@ class OwnLoop:
             contextlib.redirect_stdout(log),
         ):
             try:
-                step(self.files[start], handed, steps, watching)
+                with undisturbed():
+                    step(self.files[start], handed, steps, watching)
             except UserError:
                 raise
             except (Exception, SystemExit) as error:  # one that calls sys.exit would end without a word

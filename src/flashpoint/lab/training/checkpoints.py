@@ -151,7 +151,8 @@ class CheckpointWriter:
     def __init__(
         self, folder: Path, config: CheckpointsConfig, state_bytes: int, notify: Callable[[str], None]
     ) -> None:
-        self._folder, self._config, self._notify = folder, config, notify
+        self._folder = folder.absolute()  # a thread writes, while code of the user's may change the working directory
+        self._config, self._notify = config, notify
         self._capacity = capacity(config, state_bytes)
         folder.mkdir(exist_ok=True)
         self._pinned: set[int] = set()
