@@ -240,6 +240,8 @@ class TrackingConfig:
     """W&B's group of the runs of one sweep; null takes the sweep's name."""
     tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()
     """The hardware is added."""
+    paths: bool = False
+    """Hand W&B paths of this machine, its name and the command line, too."""
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)

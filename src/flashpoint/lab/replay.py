@@ -34,8 +34,8 @@ _NOT_INHERITED = (
 )
 BEYOND_ONSET = 1000
 """Steps after the original's onset that a replay goes on for, so that it is seen to hold."""
-_WHERE = ("wandb", "project", "entity")
-"""Of W&B: whether and where it gets a run."""
+_WHERE = ("wandb", "project", "entity", "paths")
+"""Of W&B: whether and where it gets a run, and with this machine's paths."""
 _ROUND = 100  # steps
 OF_A_RESUMPTION = (
     "resume", "runs_dir", "data.root", "allow_world_size_change", "trust", "train.steps", "probes.strict", "tracking",

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from matplotlib.image import imsave
 
 from flashpoint.files import write_json
-from flashpoint.lab.config import Config, TrackingConfig, TrainConfig
+from flashpoint.lab.config import Config, DataConfig, ProbesConfig, TrackingConfig, TrainConfig
 from flashpoint.lab.wandb_tracking.listener import WandbListener
 from flashpoint.logs.wandb_file import read_wandb_file
 from flashpoint.runs.folder import RunFolder
@@ -107,6 +108,35 @@ def test_offline_everything_is_kept_on_the_disk(run: RunFolder, capfd: pytest.Ca
     for line in lines:
         summary |= line.get("summary", {}).get("update", {})
     assert (summary["outcome"], summary["onset_step"]) == ("exploded", 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [False, True])
+def test_paths_of_this_machine_are_handed_over_where_they_are_asked_for(run: RunFolder, asked: bool) -> None:
+    data = DataConfig(source="text", path="/home/somebody/secret/words.txt", root="/home/somebody/data")
+    probes = ProbesConfig(attention=("ties", "/home/somebody/own.py:Mine"))
+    tracking = TrackingConfig(paths=asked)
+    config = Config(data=data, probes=probes, tracking=tracking, replay="/home/somebody/runs/first")
+    write_json(run.config, {**config.to_dict(), "runs_dir": "/home/somebody/runs"})
+    off = {"probe": "/home/somebody/own.py:Mine", "step": 2, "error": "/home/somebody/own.py:3: no a/b of 1/2"}
+    environment = {**MANIFEST["environment"], "command": ["train.py", "data.path=/home/somebody/secret/words.txt"]}
+    parent = {"run": "/home/somebody/runs/first", "from_step": None}
+    records = {**MANIFEST, "environment": environment, "parent": parent, "probes_off": [off]}
+    write_json(run.manifest, {**records, "data": {**MANIFEST["data"], "path": "/home/somebody/data/text-bpe-12"}})
+    listener = WandbListener(tracking, 60.0)
+    listener.begun(run, 0)
+    listener.logged(1, {"loss": 1.0})
+    listener.ended(run, dataclasses.replace(outcome(run), run=f"/home/somebody/runs/{run.path.name}"))
+    folder = next((run.path / "wandb").glob("offline-run-*"))
+    told = [line for line in lines_of(folder) if line["type"] != "header"]
+    (artifact,) = [line["artifact"] for line in told if line["type"] == "artifact"]
+    kept = [Path(entry.pop("local_path")) for entry in artifact["manifest"]["contents"]]
+    uploaded = json.dumps(told) + "".join(path.read_text(errors="replace") for path in kept)
+    uploaded += "".join(path.read_text() for path in (folder / "files").iterdir() if path.is_file())
+    for private in ("/home/somebody", str(run.path), platform.node()):
+        assert (private in uploaded) == asked, private
+    for name in ("words.txt", "own.py:Mine", "first", "text-bpe-12", "no a/b of 1/2"):
+        assert name in uploaded
 
 
 @pytest.mark.slow

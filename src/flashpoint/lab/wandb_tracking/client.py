@@ -1,12 +1,13 @@
 """The process that speaks to W&B: ``python -m flashpoint.lab.wandb_tracking.client``, fed with messages on stdin.
 
 A message is a pickled pair: ``("begin", settings)``, then ``("log", (step, metrics))`` any number of times, then
-``("end", (summary, figures, files))``. Each line on stdout is for the person at the terminal. Where stdin ends without
-an end, the run was killed, and the client ends what it has.
+``("end", (summary, figures, files, records))``. Each line on stdout is for the person at the terminal. Where stdin ends
+without an end, the run was killed, and the client ends what it has.
 """
 
 from __future__ import annotations
 
+import json
 import pickle
 import shlex
 import sys
@@ -77,13 +78,21 @@ def _begin(settings: dict[str, Any]) -> Any:
         settings["mode"] = "offline"
     import wandb
 
+    machine: dict[str, Any] = {}
+    if not settings.pop("describes_machine"):
+        machine = {"x_disable_meta": True, "host": "withheld"}
     seconds, id_file = settings.pop("finish_seconds"), Path(settings.pop("id_file"))
     run = wandb.init(
         id=regular(id_file).read_text(encoding="utf-8").strip() if id_file.exists() else None,
         resume="allow",  # of a new run, too: wandb sync would put the part on the disk in place of what is there
         **settings,
         settings=wandb.Settings(
-            silent=True, console="off", init_timeout=_INIT_SECONDS, finish_timeout=seconds, finish_timeout_raises=True
+            silent=True,
+            console="off",
+            init_timeout=_INIT_SECONDS,
+            finish_timeout=seconds,
+            finish_timeout_raises=True,
+            **machine,
         ),
     )
     with atomic_write(id_file) as partial:
@@ -104,16 +113,28 @@ def _by_head(metrics: dict[str, Any]) -> dict[str, float]:
     return named
 
 
-def _upload(run: Any, summary: dict[str, Any], figures: list[str], files: list[str]) -> None:
+def _upload(
+    run: Any, summary: dict[str, Any], figures: list[str], files: list[str], records: dict[str, dict[str, Any]]
+) -> None:
+    """Hand over the end of a run.
+
+    Args:
+        figures: paths.
+        files: paths, of which W&B gets the names.
+        records: what files of JSON are to hold, by their names.
+    """
     import wandb
 
     run.summary.update(summary)
     if figures:
         run.log({f"figures/{Path(path).stem}": wandb.Image(path) for path in figures})
-    if files:
+    if files or records:
         artifact = wandb.Artifact(f"records-{run.id}", type="records")
         for path in files:
             artifact.add_file(path)
+        for name, values in records.items():
+            with artifact.new_file(name, encoding="utf-8") as file:
+                json.dump(values, file, indent=2, ensure_ascii=False)
         run.log_artifact(artifact)
 
 

@@ -7,6 +7,7 @@ which a thread writes. So a step never waits for W&B, and a process that does no
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import queue
@@ -15,11 +16,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from flashpoint.errors import notify
+from flashpoint.files import content
 from flashpoint.lab.config import TrackingConfig
 from flashpoint.lab.wandb_tracking.client import FINISH_SECONDS, on_disk
+from flashpoint.lab.wandb_tracking.local_paths import without_paths
 from flashpoint.listeners import Metrics
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
@@ -66,7 +69,8 @@ class WandbListener:
             "name": folder.path.name,
             "dir": str(folder.path),
             "id_file": str(folder.wandb_id),
-            "config": folder.read_config().to_dict(),
+            "config": self._of_records(folder.read_config().to_dict()),
+            "describes_machine": self._config.paths,
             "finish_seconds": self._finish_seconds,
         }
         # The environment of a notebook or another run may name a W&B service, which would not end with this run.
@@ -96,11 +100,15 @@ class WandbListener:
     def ended(self, folder: RunFolder, outcome: Outcome) -> None:
         """Hand over the verdict, the report's figures and the run's files; wait until they have arrived, or give up."""
         figures = folder.report.figures
-        files = [folder.tape, folder.chain, folder.config, folder.manifest, folder.report.page]
-        summary = {**outcome.to_dict(), "outcome": outcome.ending}
-        paths = [str(file) for file in files if file.exists()]
-        self._messages.put(("end", (summary, list(map(str, figures)), paths)))
+        files = [str(file) for file in (folder.tape, folder.chain, folder.report.page) if file.exists()]
+        there = (file for file in (folder.config, folder.manifest) if file.exists())
+        records = {file.name: self._of_records(json.loads(content(file))) for file in there}
+        summary = self._of_records({**outcome.to_dict(), "outcome": outcome.ending})
+        self._messages.put(("end", (summary, list(map(str, figures)), files, records)))
         self._finish()
+
+    def _of_records(self, values: dict[str, Any]) -> dict[str, Any]:
+        return values if self._config.paths else cast(dict[str, Any], without_paths(values))
 
     def failed(self, folder: RunFolder) -> None:
         """Have the client end with what it has: the process may go on to other runs."""
