@@ -47,6 +47,33 @@ def test_a_capture_of_the_batch_alone_is_told_as_that(tmp_path: Path, capsys: py
     assert torch.equal(torch.load(batch), batches[2])
 
 
+def test_a_batch_is_told_where_it_is_kept_and_can_be_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be the text of users."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        if number == 1:
+            watched.capture()
+        x = torch.randn(3, 12, 32)
+        loss = model(x).square().mean() * (torch.nan if number == 3 else 1.0)
+        loss.backward()
+        watched.step(loss, {"x": x, "text": ["a", "b", "c"]})
+
+    kept, left_out = loop(tmp_path, step=step), loop(tmp_path / "without", step=step, save_batch=False)
+    told = capsys.readouterr().err.splitlines()
+    announced = [line for line in told if "; wrote " in line]
+    assert len(announced) >= 4
+    for line in announced:
+        assert ("with the batch of that step (save_batch=False leaves it out)" in line) == ("/without/" not in line)
+    assert not list((tmp_path / "without").rglob("*.pt"))
+    batch, _ = (torch.load(file, weights_only=True) for file in sorted(tmp_path.rglob("*.pt")))
+    assert batch["text"] == ["a", "b", "c"]
+    assert kept.folder is not None
+    assert left_out.folder is not None
+    assert kept.folder.batches.read_text() == left_out.folder.batches.read_text()  # fingerprints alone
+
+
 def test_a_step_with_the_batch_alone_beside_a_capture_is_told_as_that(tmp_path: Path) -> None:
     def step(model: nn.Module, number: int, watched: Watch) -> None:
         if number == 0:

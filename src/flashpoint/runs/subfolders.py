@@ -77,7 +77,8 @@ class CaptureFolder:
         """What is said of a capture that holds the batch and no attention; empty of any other one."""
         if self.layers or self.delta.is_file() or not self.batch.is_file():
             return ""
-        return f"{self.batch} is the batch of that step alone: torch.load(…) returns it, to make the step again"
+        how = "torch.load(…, weights_only=True) returns it, to make the step again"
+        return f"{self.batch} is the batch of that step alone: {how}; save_batch=False leaves it out"
 
     @property
     def new_delta(self) -> Path:

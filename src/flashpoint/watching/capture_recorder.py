@@ -205,7 +205,8 @@ class CaptureRecorder:
         if capture.batch_alone:
             told += f"; no attention was recorded, so there is nothing to diagnose; {capture.batch_alone}"
         elif folder.is_dir():
-            told += f"; wrote {capture.path}"
+            batch = ", with the batch of that step (save_batch=False leaves it out)" * capture.batch.is_file()
+            told += f"; wrote {capture.path}{batch}"
         self._notices.tell(told, level)
         if calls:
             self._notices.tell(

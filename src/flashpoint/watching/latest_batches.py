@@ -138,10 +138,17 @@ class _SumsArrived:
 
 
 class BatchRecorder:
-    """Records which batches steps trained on, by their fingerprints, and keeps the batch of a captured step."""
+    """Records which batches steps trained on, by their fingerprints, and keeps the batch of a captured step.
 
-    def __init__(self, run: WatchedRun, batches: LatestBatches, arrivals: Arrivals, notices: Notices) -> None:
+    Args:
+        keeps: whether it does the latter.
+    """
+
+    def __init__(
+        self, run: WatchedRun, batches: LatestBatches, keeps: bool, arrivals: Arrivals, notices: Notices
+    ) -> None:
         self._run, self._batches, self._arrivals, self._notices = run, batches, arrivals, notices
+        self._keeps = keeps
         self._pending: list[tuple[int, Sums]] = []
 
     @property
@@ -178,6 +185,8 @@ class BatchRecorder:
         )
 
     def _keep(self, event: CaptureWritten) -> None:
+        if not self._keeps:
+            return
         batch, unchanged = self._batches.of(event.step)
         if not unchanged:
             self._notices.warn(

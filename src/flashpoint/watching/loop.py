@@ -65,6 +65,7 @@ def watch(
     margin: float | None = None,
     logits_interval: int | None = None,
     max_logit: float = 100.0,
+    save_batch: bool = True,
     functions: Sequence[str] = (),
     wandb: _Wandb = "disabled",
     project: str = "flashpoint",
@@ -90,6 +91,8 @@ def watch(
         logits_interval: steps between measurements of the max attention logits: the largest |score| of each head, nats,
             as the softmax takes it, over the keys that a query sees. None measures none. Such a step runs uncompiled.
         max_logit: nats; a larger one is warned of once.
+        save_batch: write the batch of a captured step beside its tensors. It holds what the loop handed over, as the
+            text that the user trains on.
         functions: attentions that are neither PyTorch's nor Transformers', ``MODULE:NAME`` each, with ``@bthd`` behind
             where they take [B, T, H, d].
         wandb: as ``tracking`` of own runs.
@@ -108,6 +111,8 @@ def watch(
         raise ValueError(f"wandb={wandb!r}: give one of {', '.join(get_args(_Wandb))}")
     if not isinstance(runs_dir, str | os.PathLike):
         raise TypeError(f"runs_dir={runs_dir!r}: give a folder; the run's own is made in it")
+    if not isinstance(save_batch, bool):
+        raise TypeError(f"save_batch={save_batch!r}: give True or False")
     options = Options(
         runs_dir=Path(runs_dir),
         name=name,
@@ -121,6 +126,7 @@ def watch(
         margin=None if margin is None else _positive("margin", margin),
         logits_interval=None if logits_interval is None else _count("logits_interval", logits_interval),
         max_logit=_positive("max_logit", max_logit),
+        save_batch=save_batch,
     )
     if options.steps is not None and options.steps <= options.first_step:
         raise ValueError(f"steps={steps}: counts from 0, as first_step={first_step} does; give more than that")
@@ -234,7 +240,7 @@ class Watch:
         Args:
             loss: of the step, a mean, as of its tokens: an explosion is judged by it. Its unit does not matter.
             batch: what the step trained on: tensors, or dicts and lists of them. Its fingerprint is recorded, and it is
-                kept when something goes wrong.
+                kept when something goes wrong, but with ``save_batch=False``.
             grad_norm: before clipping; None computes it from the gradients at every ``log_interval``-th step. That of
                 sharded gradients is not computed: all processes would have to.
             metrics: other numbers to log, as ``lr=1e-3``, by names that the watch does not log itself.

@@ -48,6 +48,7 @@ class Options:
     margin: float | None
     logits_interval: int | None
     max_logit: float
+    save_batch: bool
 
 
 class Recorder(Protocol):
@@ -126,7 +127,7 @@ class Recording:
                 model, lambda: observer.projections, {one.word for one in functions if one.by_token},
                 options.weights_interval, batches, run, arrivals, notices,
             ),
-            BatchRecorder(run, batches, arrivals, notices),
+            BatchRecorder(run, batches, options.save_batch, arrivals, notices),
             MicroBatches(model, arrivals, notices),
             AttentionMetrics(run, notices),
             logits,
