@@ -1,5 +1,6 @@
 """Options of ``flashpoint diagnose`` that what it is given has no use for, and models that are none."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,17 @@ def test_a_folder_that_is_no_model_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_code_in_a_folder_of_a_model_is_not_run(tmp_path: Path) -> None:
+    (folder := tmp_path / "theirs").mkdir()
+    (folder / "theirs.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')\nclass Theirs:\n    pass\n")
+    named = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "theirs.Theirs")
+    (folder / "config.json").write_text(json.dumps({"auto_map": named}))
+    of_tokenizer = {"auto_map": {"AutoTokenizer": ["theirs.Theirs", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(of_tokenizer))
+    assert "has code of its own, which is not run" in refused(str(folder), "--text", __file__)
+    assert not (tmp_path / "was_run").exists()
+
+
 def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:
     """Transformers makes it foretell the next token, which it sees: dO would be of a loss that trains no model."""
     from tokenizers import Tokenizer, models

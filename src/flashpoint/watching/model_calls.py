@@ -38,10 +38,13 @@ def batches_of_model(
         raise UserError(f"{name}: needs the package transformers; pip install transformers") from None
     named = [NamedFunction.of(word) for word in functions]
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(name)
-        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+        tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        model: Any = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False, dtype=torch.float32)
         model.to(device).eval()  # without dropout
     except Exception as error:  # whatever is wrong with somebody's folder
+        if "trust_remote_code" in str(error):
+            told = "has code of its own, which is not run; load it in a loop of your own, and watch that"
+            raise UserError(f"{name}: {told} (docs/watching.md, A checkpoint alone)") from error
         first, _, rest = str(error).strip().partition("\n")
         reason = f"{first} {rest}" if first.rstrip().endswith(":") else first
         raise UserError(f"{name}: no run, no capture and no model of Transformers: {reason}") from error

@@ -25,7 +25,7 @@ def describe_run(
     twin: Twin | None,
 ) -> None:
     """Write the configuration and manifest of a run that begins."""
-    write_json(folder.config, {**config.to_dict(), "resume": None})
+    write_json(folder.config, {**config.to_dict(), "resume": None, "trust": False})
     write_json(
         folder.manifest,
         {
