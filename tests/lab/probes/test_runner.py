@@ -178,14 +178,17 @@ def test_a_failing_probe_costs_the_probe_or_with_strict_a_stop_from_which_the_ru
     told = f"{own}:7: ZeroDivisionError: division by zero"
     assert (goes_on.returncode, stops.returncode) == (0, 2)
     assert f"step 4: {told}; probes.attention={own}:Failing is off, the run goes on" in goes_on.stderr
-    assert f"error: probes.attention={own}:Failing: {told}; mend it, then resume=runs/True goes on" in stops.stderr
+    assert (
+        f"error: probes.attention={own}:Failing: {told}; mend it, then resume=runs/True trust=true goes on"
+        in stops.stderr
+    )
     runs = RunFolder(tmp_path / "runs/False"), RunFolder(tmp_path / "runs/True")
     off = {"probe": f"{own}:Failing", "step": 4, "error": told}
     assert [json.loads(run.manifest.read_text())["probes_off"] for run in runs] == [[off], [off]]
     assert [run.read_manifest().probes_off for run in runs] == [(ProbeOff(**off),)] * 2
     assert (runs[1].read_outcome().interrupted, runs[1].read_outcome().step) == ("probes.strict", 6)
     own.write_text(FAILING % ("seen.w_q[..., 0, 0]", "{}", "pass"))
-    resumed = train("resume=True", tiny=False)
+    resumed = train("resume=True", "trust=true", tiny=False)
     assert resumed.returncode == 0, resumed.stderr
     without = train("probes.attention=[ties]", "run_name=without")
     digests = [RunFolder(tmp_path / f"runs/{name}").read_outcome().digest for name in ("False", "True", "without")]

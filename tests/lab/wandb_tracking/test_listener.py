@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -133,8 +134,10 @@ def test_paths_of_this_machine_are_handed_over_where_they_are_asked_for(run: Run
     kept = [Path(entry.pop("local_path")) for entry in artifact["manifest"]["contents"]]
     uploaded = json.dumps(told) + "".join(path.read_text(errors="replace") for path in kept)
     uploaded += "".join(path.read_text() for path in (folder / "files").iterdir() if path.is_file())
-    for private in ("/home/somebody", str(run.path), platform.node()):
+    for private in ("/home/somebody", str(run.path)):
         assert (private in uploaded) == asked, private
+    (started,) = [line["run"] for line in told if line["type"] == "run"]
+    assert (started["host"] == platform.node()) == asked
     for name in ("words.txt", "own.py:Mine", "first", "text-bpe-12", "no a/b of 1/2"):
         assert name in uploaded
 
@@ -180,6 +183,28 @@ def test_of_a_run_that_fails_the_client_keeps_what_it_has_and_ends(run: RunFolde
     assert not [command for command in commands if "wandb" in command]
     rows = [line["history"]["item"] for line in offline_lines(run) if line["type"] == "history"]
     assert [(row["step"], row["loss"]) for row in rows] == [(3, 2)]
+
+
+@pytest.mark.slow
+def test_a_process_that_the_run_forked_does_not_hold_up_its_end(
+    run: RunFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Workers of a DataLoader have the pipe to the client open, too: it waited for its end until it was killed."""
+    write_json(run.manifest, dict(MANIFEST))
+    write_json(run.config, Config().to_dict())
+    listener = WandbListener(TrackingConfig(wandb="offline"), 30.0)
+    listener.begun(run, 0)
+    worker = os.fork()
+    if not worker:
+        signal.pause()
+    try:
+        listener.logged(3, {"loss": 2.0})
+        listener.ended(run, outcome(run))
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+    assert "did not end" not in capfd.readouterr().err
+    assert any(line["type"] == "exit" for line in offline_lines(run))
 
 
 @pytest.mark.slow

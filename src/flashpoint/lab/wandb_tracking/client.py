@@ -1,8 +1,9 @@
 """The process that speaks to W&B: ``python -m flashpoint.lab.wandb_tracking.client``, fed with messages on stdin.
 
-A message is a pickled pair: ``("begin", settings)``, then ``("log", (step, metrics))`` any number of times, then
-``("end", (summary, figures, files, records))``. Each line on stdout is for the person at the terminal. Where stdin ends
-without an end, the run was killed, and the client ends what it has.
+A message is a pickled pair: ``("begin", settings)``, then ``("log", (step, metrics))`` any number of times. Then comes
+``("end", (summary, figures, files, records))`` of a run that did not fail, and ``("stop", None)``: a process that the
+run forked may hold stdin open. Where stdin ends without a stop, the run was killed, and the client ends what it has.
+Each line on stdout is for the person at the terminal.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def main(messages: Iterator[tuple[str, Any]]) -> None:
                 run.log({"step": step, **_by_head(metrics), **media.of(step, metrics)})
             elif kind == "end":
                 _upload(run, *content)
+            elif kind == "stop":
+                break
         if run is not None:
             run.finish()
     except Exception as error:

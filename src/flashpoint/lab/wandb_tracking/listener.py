@@ -116,6 +116,7 @@ class WandbListener:
 
     def _finish(self) -> None:
         assert self._process is not None
+        self._messages.put(("stop", None))
         self._messages.put(None)
         try:
             if status := self._process.wait(self._finish_seconds + GRACE_SECONDS):  # killed: it could not tell
