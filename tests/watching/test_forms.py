@@ -238,6 +238,47 @@ def test_what_a_named_function_is_told_is_recorded(tmp_path: Path, name: str) ->
     assert diagnose(call).findings == ()
 
 
+def flash_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = False,
+) -> Tensor:
+    """Stands in for flash-attn's function of sequences in a row, [T, H, d]: each by itself goes to PyTorch's."""
+    assert max_seqlen_q == max_seqlen_k
+    sizes = cu_seqlens_q.diff().tolist()
+    each = zip(*(x.transpose(0, 1).split(sizes, 1) for x in (q, k, v)), strict=True)
+    parts = [F.scaled_dot_product_attention(*(x[None] for x in one), is_causal=causal)[0] for one in each]
+    return torch.cat(parts, 1).transpose(0, 1)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_sequences_in_a_row_are_recorded_as_one_with_a_mask(tmp_path: Path, causal: bool) -> None:
+    """A gradient between two of them would be told of the mask."""
+    ends = torch.tensor([0, 5, 19, 36], dtype=torch.int32)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        packed = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
+        out = flash_varlen(
+            *packed, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=17, max_seqlen_k=17, causal=causal
+        )
+        return out.unflatten(0, (BATCH, LENGTH)).transpose(1, 2)
+
+    call = call_of(tmp_path, Model(attend), functions=[f"{__name__}:flash_varlen@bthd"])
+    assert call.q.shape == (1, HEADS, BATCH * LENGTH, SIZE)
+    assert call.form.is_causal is causal
+    of = torch.searchsorted(ends, torch.arange(36), right=True)
+    seen = (of[:, None] == of) & (torch.ones(36, 36).tril().bool() if causal else True)
+    found = call.form.mask & torch.ones(36, 36).tril().bool() if causal else call.form.mask
+    assert torch.equal(found[0, 0], seen)
+    assert_exact(call)
+    assert diagnose(call).findings == ()
+
+
 def test_slopes_that_are_not_of_the_heads_are_refused_by_their_shape(tmp_path: Path) -> None:
     model = flash_with(alibi_slopes=torch.tensor([0.5]), causal=True)
     run = loop(tmp_path, model, captured, steps=1, functions=[f"{__name__}:flash@bthd"])

@@ -156,3 +156,18 @@ def test_a_capture_after_the_forward_pass_of_the_last_step_accuses_no_attention(
     assert run.manifest.not_recorded == ()
     assert "no attention was recorded" not in capsys.readouterr().err
     assert (tmp_path / "own/captures/step-0000000").is_dir()
+
+
+class Nested(nn.Linear):
+    """Calls its attention with sequences of several lengths."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.nested.nested_tensor_from_jagged(x.flatten(0, 1), torch.tensor([0, 5, 14, 36]))
+        x = super().forward(x).unflatten(-1, (4, 8)).transpose(1, 2)
+        return F.scaled_dot_product_attention(x, x, x).transpose(1, 2).values()
+
+
+def test_nested_tensors_are_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (reason,) = loop(tmp_path, Nested(32, 32)).manifest.not_recorded
+    assert "nested" in reason
+    assert "failed" not in capsys.readouterr().err

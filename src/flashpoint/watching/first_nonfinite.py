@@ -397,11 +397,16 @@ def _readable(tensor: Tensor) -> Tensor | None:
 
 
 def _by_heads(tensor: Tensor, at: int) -> Tensor:
-    """Return the largest magnitude of each head [H], or where the tensor is not of four dimensions of all, [1]."""
+    """Return the largest magnitude of each head [H], or of all where no dimension is that of heads, [1].
+
+    Args:
+        at: the dimension of heads, of four; [T, H, d] has what [B, T, H, d] has.
+    """
     with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
         x = tensor.detach()
         if not x.numel():
             return x.new_zeros(1)
+        x = x[None] if x.dim() == 3 and at == 2 else x
         if x.dim() != 4:
             return torch.linalg.vector_norm(x, math.inf).reshape(1)
         return torch.linalg.vector_norm(x, math.inf, dim=[dim for dim in range(4) if dim != at])

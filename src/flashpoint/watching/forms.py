@@ -28,6 +28,7 @@ from flashpoint.watching.masks import (
     Pairs,
     by_distance,
     check_size,
+    documents,
     joined,
     least,
     masked,
@@ -48,6 +49,9 @@ _LIKE_MASKS = ("mask", "bias")
 _WINDOWS = ("window_size", "sliding_window", "window")
 _SINKS = ("sinks", "s_aux", "learnable_sink")
 _SLOPES = "alibi_slopes"
+_ENDS = ("cu_seqlens_q", "cu_seq_lens_q", "cu_seqlens"), ("cu_seqlens_k", "cu_seq_lens_k")
+"""Where sequences in a row end, of queries and, where they differ, of keys. Beside them functions take the longest."""
+_LONGEST = ("max_seqlen", "max_seqlen_q", "max_seqlen_k", "max_length_q", "max_length_k")
 _UNREAD = ("qv", "attention_chunk")
 _CAPS = tuple(name for name in CAPS if name not in _UNREAD)
 
@@ -128,7 +132,7 @@ def of_named(given: Mapping[str, Any], qkv: Sequence[Tensor], by_token: bool, ca
     unknown = [name for name, each in read.items() if not each]
     told = next((bool(here[name]) for name in _CAUSAL if name in here), None)
     causal = _causal(call) if told else [ALL] if told is False and not masks else [LOWER, ALL]
-    readings = [causal, *(each for each in read.values() if each)]
+    readings = [causal, *(each for each in read.values() if each), *_documents(call, here)]
     readings += [_windows(call, here[name], bool(told)) for name in _WINDOWS if name in here]
     told_to_drop = [float(here[name]) for name in _DROPOUTS if isinstance(here.get(name), int | float)]
     dropped = _dropped(call, max(told_to_drop, default=0.0) if here.get("training", True) else 0.0)
@@ -150,10 +154,13 @@ def of_named(given: Mapping[str, Any], qkv: Sequence[Tensor], by_token: bool, ca
     return found
 
 
-_READ = {*_CAUSAL, *_SCALES, *_DROPOUTS, *_WINDOWS, *_SINKS, *_CAPS, *_UNREAD, _SLOPES, "score_mod"}
+_READ = {
+    *_CAUSAL, *_SCALES, *_DROPOUTS, *_WINDOWS, *_SINKS, *_CAPS, *_UNREAD, *_ENDS[0], *_ENDS[1], *_LONGEST, _SLOPES,
+    "score_mod",
+}  # fmt: skip
 KNOWN = (
-    f"{', '.join((*_CAUSAL, *_SCALES, *_WINDOWS, *_CAPS, *_SINKS, *_DROPOUTS))}, {_SLOPES} [H] or [B, H], score_mod; "
-    "or by any name a block_mask, a mask or a bias that fits [B, H, T_q, T_k]"
+    f"{', '.join((*_CAUSAL, *_SCALES, *_WINDOWS, *_CAPS, *_SINKS, *_DROPOUTS, *_ENDS[0], *_ENDS[1]))}, score_mod, "
+    f"{_SLOPES} [H] or [B, H]; or by any name a block_mask, a mask or a bias that fits [B, H, T_q, T_k]"
 )
 """What a named function's arguments can say beside q, k and v, as people are told it."""
 
@@ -251,6 +258,15 @@ def _windows(call: SeenCall, told: Any, causal: bool) -> list[Pairs]:
     each = [(left, 0) for left in (size - 1, size)]
     each += [] if causal else [(side, side) for side in (size - 1, size, size // 2)]
     return [window(call, *one) for one in each]
+
+
+def _documents(call: SeenCall, given: Mapping[str, Any]) -> list[list[Pairs]]:
+    """Return the pairs of sequences in a row, as of ``flash_attn_varlen_func``; nothing where there are none."""
+    of_queries, of_keys = (next((given[name] for name in names if name in given), None) for names in _ENDS)
+    if not isinstance(of_queries, Tensor):
+        return []
+    of_keys = of_keys if isinstance(of_keys, Tensor) else of_queries
+    return [[call.once(documents, of_queries, of_keys, *call.shape[2:])]]
 
 
 def _readings(call: SeenCall, name: str, value: Any) -> list[Pairs]:

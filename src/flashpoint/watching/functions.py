@@ -28,7 +28,8 @@ class NoMask:
 class NamedFunction:
     """A function to intercept, as an attribute of its module: ``MODULE:NAME``, ``flash_attn:flash_attn_func@bthd``.
 
-    It is called by a name in its or another module, with q, k, v first: [B, H, T, d], or after ``@bthd`` [B, T, H, d].
+    It is called by a name in its or another module, with q, k, v first: [B, H, T, d], or after ``@bthd`` [B, T, H, d],
+    also of sequences in a row [T, H, d].
     """
 
     word: str

@@ -46,6 +46,7 @@ from flashpoint.watching.graph import (
 from flashpoint.watching.left_out import (
     FROZEN,
     LONE_ROWS,
+    NESTED,
     SHARDED,
     TRANSFORMED,
     WITHOUT_GRADIENTS,
@@ -233,6 +234,8 @@ class Interceptor:
             self.miss(f"{name}: {TRANSFORMED}")
         elif wanted and any(map(is_dtensor, (*positional, *options.values(), output_of(result)))):
             self.miss(f"{name}: {SHARDED}")
+        elif wanted and any(isinstance(one, Tensor) and one.is_nested for one in (*positional, *options.values())):
+            self.miss(f"{name}: {NESTED}")
         elif wanted:
             self._publish(AttentionRan(name, self._forward, self._since, positional, options, result))
             with self._attempt(name):
@@ -279,14 +282,14 @@ class Interceptor:
         Args:
             tensors: q, k, v and out, [B, H, T, d] and for keys [B, H_kv, T, d].
             read: returns the call's form.
-            by_token: names of those that are [B, T, H, d].
+            by_token: names of those that are [B, T, H, d], or [T, H, d] of packed sequences.
             in_order: as of :func:`edges_of`.
             result: what the attention returned; its tensors beside O can have gradients of their own.
         """
         if not tensors["out"].requires_grad:
             self.miss(FROZEN)
             return
-        by_head = {of: x.transpose(1, 2) if of in by_token and x.dim() == 4 else x for of, x in tensors.items()}
+        by_head = {of: _by_head(x) if of in by_token else x for of, x in tensors.items()}
         if reason := shapes_left_out(by_head):
             raise LeftOut(reason)
         q, k = by_head["q"], by_head["k"]
@@ -326,8 +329,9 @@ class Interceptor:
         return kept
 
     def _copy(self, tensor: Tensor, by_token: bool) -> Tensor:
-        few = tensor.detach()[: self._sequences]
-        return (few.transpose(1, 2) if by_token else few).clone(memory_format=torch.contiguous_format)
+        x = tensor.detach()
+        few = (_by_head(x) if by_token else x)[: self._sequences]
+        return few.clone(memory_format=torch.contiguous_format)
 
     def _hook_gradients(
         self, call: AttentionCalled, tensors: dict[str, Tensor], by_token: Sequence[str], in_order: bool
@@ -420,6 +424,11 @@ class Interceptor:
             self._show(KeepingFailed(f"{name}: {told}"))
         except Exception as error:  # whatever fails in watching, the training goes on
             self._show(KeepingFailed(f"{name}: keeping it failed ({described(error)})"))
+
+
+def _by_head(x: Tensor) -> Tensor:
+    """Return [B, H, T, d] of [B, T, H, d], and [1, H, T, d] of [T, H, d]; any other tensor as it is."""
+    return x.transpose(0, 1)[None] if x.dim() == 3 else x.transpose(1, 2) if x.dim() == 4 else x
 
 
 def _in_backward() -> bool:

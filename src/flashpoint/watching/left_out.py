@@ -23,6 +23,7 @@ UNKNOWN = "the watched model called none that is PyTorch's, Transformers' or nam
 TWICE = "differentiated twice, as for a gradient penalty, where only first derivatives are recorded"
 FROZEN = "no gradient goes through it, as in a frozen layer"
 TRANSFORMED = "called inside torch.vmap or another transform of torch.func, where nothing is recorded; call it outside"
+NESTED = "tensors are nested, of several lengths; pad them, or name a function that takes their sequences in a row"
 SHARDED = "tensors are DTensors, of which each process holds a part"
 _HEADS = ("n_head", "n_heads", "num_heads", "num_attention_heads", "nhead")
 """Names that models and their configurations have for the number of heads."""
@@ -66,7 +67,8 @@ def shapes_left_out(tensors: Mapping[str, Tensor]) -> str:
         return ""
     told = ", ".join(f"{name} {shapes[name]}" for name in ("q", "k", "v", "out"))
     if any(len(shapes[name]) != 4 for name in "qkv"):
-        return f"{told}: not four dimensions; make them [B, H, T, d], as by x.unflatten(0, (B, H)) of [B·H, T, d]"
+        remedy = "make them [B, H, T, d], as by x.unflatten(0, (B, H)) of [B·H, T, d], or for [T, H, d] give @bthd"
+        return f"{told}: not four dimensions; {remedy} in functions="
     sequences, heads = ({shapes[name][at] for name in "qkv"} for at in range(2))
     reasons = {
         "not as many sequences each; expand k and v to those of q": len(sequences) > 1,

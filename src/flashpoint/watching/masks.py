@@ -140,15 +140,21 @@ def packed(given: Mapping[str, Any], call: SeenCall) -> Pairs:
     takes them. Then positions begin anew, or more than the beginning and the end of one are told."""
     ends, positions = given.get("cu_seq_lens_q"), given.get("position_ids")
     if isinstance(ends, Tensor) and ends.numel() > 2:
-        return call.once(_documents_by_ends, ends, call.shape[3])
+        return call.once(documents, ends, ends, *call.shape[2:])
     if isinstance(positions, Tensor) and positions.dim() == 2 and positions.shape[1] == call.shape[3]:
         return call.once(_documents_by_positions, positions, call.shape[0])
     return ALL
 
 
-def _documents_by_ends(ends: Tensor, tokens: int) -> Pairs:
-    of = torch.searchsorted(ends.detach().long(), torch.arange(tokens, device=ends.device), right=True)
-    return Pairs((of[:, None] == of)[None, None])
+def documents(of_queries: Tensor, of_keys: Tensor, queries: int, keys: int) -> Pairs:
+    """Return the pairs of one document, by where documents end among the queries and among the keys, from 0."""
+    check_size("a mask of the sequences in a row", (queries, keys), 1)
+    places = ((of_queries, queries), (of_keys, keys))
+    of_query, of_key = (
+        torch.searchsorted(ends.detach().long(), torch.arange(tokens, device=ends.device), right=True)
+        for ends, tokens in places
+    )
+    return Pairs((of_query[:, None] == of_key)[None, None])
 
 
 def _documents_by_positions(positions: Tensor, sequences: int) -> Pairs:
