@@ -100,6 +100,13 @@ def test_an_upload_to_somebody_who_is_not_named_is_refused() -> None:
     refuse_unnamed(config, ["tracking=online", "tracking.entity=somebody"])
 
 
+def test_a_folder_that_has_settings_of_hydra_runs_no_code(train: Command, tmp_path: Path) -> None:
+    """Hydra takes that file of a folder without being asked to."""
+    (tmp_path / "mine/hydra").mkdir(parents=True)
+    (tmp_path / "mine/hydra/config.yaml").write_text("callbacks: {evil: {_target_: theirs.Evil}}")
+    assert_one_line(train("--config-dir", "mine", "seed=1", tiny=False), "mine/hydra/config.yaml: ", "trust=true")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "text",

@@ -19,6 +19,8 @@ _MOST_BYTES, _MOST_NODES = 1 << 18, 10_000
 
 _PACKAGE = re.compile(r"#\s*@package\s+\S*\bhydra\S*")
 """A line by which a file's keys are Hydra's own."""
+_OF_HYDRA = "hydra/config"
+"""Hydra's own settings, a file that it takes from a user's folder without being asked to."""
 _PLACED = re.compile(r"@\S*\bhydra\b")
 """The same in a defaults list, of another file."""
 
@@ -41,7 +43,7 @@ def check_chosen(overrides: Sequence[Override], primary: str | None, folders: Se
         if isinstance(value, str):
             names.append(f"{override.key_or_group}/{value}")
     for folder in folders:
-        waiting, checked = list(names), set[str]()
+        waiting, checked = [*names, _OF_HYDRA], set[str]()
         chosen = {name for name in names if name.startswith("hydra/")}
         while waiting:
             name = waiting.pop().strip("/").removesuffix(".yaml")
