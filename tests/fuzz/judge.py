@@ -6,16 +6,19 @@ tree of its own::
 
     TREE/work     the command's working folder
     TREE/home/    HOME
+    TREE/canary   made by code that nobody asked to be executed
     TREE/         anything else; nothing here may change unless the command names it in ``may_write``
 
 It ends well if it is done (status 0) or refused: status 2, and one line on stderr that says why. Anything else is one
-of the :data:`FAULTS`: a traceback, a crash, a hang, other lines, another status, or a file changed out of place.
+of the :data:`FAULTS`: a traceback, a crash, a hang, other lines, another status, something lost, a file made out of
+place, or foreign code executed. Lost is a file that changed and may not, and what the command itself asks for.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import importlib
 import os
 import pkgutil
@@ -37,8 +40,25 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
 REPOSITORY = Path(__file__).parents[2]
-FAULTS = ("traceback", "crash", "hang", "other lines", "status", "out of place")
+FAULTS = ("traceback", "crash", "hang", "other lines", "status", "loss", "out of place", "executed")
+CANARY = "canary"
 _LONGEST_LINE = 1000  # characters: to be read
+
+
+@dataclass(frozen=True)
+class World:
+    """What surrounds a command."""
+
+    streams: tuple[str, str] = ("file", "file")
+    """Stdout and stderr: a file, ``closed``, a pipe of ``no reader``, a ``full`` device, or ``read only``."""
+    language: str = "C.UTF-8"
+    """Whose encoding Python has; with ``C`` without its UTF-8 mode."""
+    encoding: str | None = None
+    """Of stdout and stderr, as ``PYTHONIOENCODING`` sets it."""
+    memory_mib: int | None = None
+    """That it may take besides what it begins with."""
+    gone: bool = False
+    """Whether its working folder is removed before it begins."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +76,11 @@ class Command:
     """After which it hangs."""
     warm: bool = False
     """Run in a process that has imported all that runs are read and trained with: what comes before is not asked."""
+    world: World = World()
+    ends: tuple[int, ...] = (2,)
+    """Statuses besides 0 with which it may end."""
+    lost: Callable[[Path, str], str | None] | None = None
+    """Given the tree and what it printed, says what else is lost; None for nothing."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +110,10 @@ class Ending:
     err: str
     changed: tuple[str, ...]
     """Files under the tree that it made, changed or removed."""
+    before: frozenset[str] = frozenset()
+    """Files that were there before."""
+    lost: str | None = None
+    """What the command itself says of its loss."""
 
     def faults(self, command: Command) -> list[str]:
         """Return those of :data:`FAULTS` that it has."""
@@ -96,10 +125,16 @@ class Ending:
         if "Traceback (most recent call last)" in self.err:
             found.append("traceback")
         elif not self.hung and self.status > 0:
-            found += ["other lines"] if not self._one_line(command.notices) else []
-            found += ["status"] if self.status != 2 else []
-        if self.out_of_place(command):
+            read = command.world.streams[1] == "file" and self.status == 2
+            found += ["other lines"] if read and not self._one_line(command.notices) else []
+            found += ["status"] if self.status not in command.ends else []
+        changed = self.out_of_place(command)
+        if self.lost or any(name in self.before for name in changed):
+            found.append("loss")
+        if any(name not in self.before and name != CANARY for name in changed):
             found.append("out of place")
+        if CANARY in changed:
+            found.append("executed")
         return found
 
     def out_of_place(self, command: Command) -> list[str]:
@@ -138,7 +173,7 @@ class Tally:
 def told(case: Any, command: Command, ending: Ending) -> str:
     """Return all that is known of a case, over several lines."""
     lines = [f"{', '.join(ending.faults(command)) or 'well'}: {case!r}", f"  {command.script.name} {command.arguments}"]
-    lines += [f"  status {ending.status}", f"  changed: {ending.out_of_place(command)}"]
+    lines += [f"  status {ending.status}", f"  changed: {ending.out_of_place(command)}", f"  lost: {ending.lost}"]
     return "\n".join([*lines, *(f"  | {line}" for line in ending.err.splitlines()[-12:])])
 
 
@@ -201,8 +236,9 @@ def run(command: Command, tree: Path) -> Ending:
     with tempfile.TemporaryDirectory() as output:
         before = _state(tree)
         ending = _ask(
-            command.warm,
+            (command.warm, command.world.language),
             {
+                "world": dataclasses.asdict(command.world),
                 "script": str(command.script),
                 "arguments": command.arguments,
                 "folder": str(tree / "work"),
@@ -214,7 +250,10 @@ def run(command: Command, tree: Path) -> Ending:
         after = _state(tree)
         out, err = (Path(output, name).read_text(errors="replace") for name in ("out", "err"))
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    return Ending(ending["status"], ending["hung"], ending["pytorch"], out, err, tuple(changed))
+    lost = command.lost(tree, out) if command.lost else None
+    return Ending(
+        ending["status"], ending["hung"], ending["pytorch"], out, err, tuple(changed), frozenset(before), lost
+    )
 
 
 def _environment(home: Path) -> dict[str, str]:
@@ -239,26 +278,32 @@ def _state(tree: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
-_servers: dict[bool, Connection] = {}
+_Server = tuple[bool, str]
+"""Whether it has PyTorch, and the language in which its Python began."""
+_servers: dict[_Server, Connection] = {}
 
 
-def _ask(warm: bool, case: dict[str, Any]) -> dict[str, Any]:
+def _ask(server: _Server, case: dict[str, Any]) -> dict[str, Any]:
     """Have the server run a case; it is started with the first one, and ends with this process."""
-    if warm not in _servers:
-        _servers[warm] = _started(warm)
-    _servers[warm].send(case)
-    answer: dict[str, Any] = _servers[warm].recv()
+    if server not in _servers:
+        _servers[server] = _started(*server)
+    _servers[server].send(case)
+    answer: dict[str, Any] = _servers[server].recv()
     return answer
 
 
-def _started(warm: bool) -> Connection:
+def _started(warm: bool, language: str) -> Connection:
     command = [sys.executable, str(Path(__file__).with_name("server.py"))]
-    environment = _environment(Path.home()) | {"HOME": str(Path.home())}
+    environment = _environment(Path.home()) | {"HOME": str(Path.home()), "LC_ALL": language}
+    usual = language == World.language
+    if not usual:
+        environment |= {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     with tempfile.TemporaryDirectory() as folder, Listener(f"{folder}/socket") as listener:
         command.append(str(listener.address))
-        if warm:
+        if warm and usual:
             server: Process | subprocess.Popen[bytes] = Process(command, cwd=REPOSITORY, env=environment)
         else:
-            server = subprocess.Popen([*command, "cold"], cwd=REPOSITORY, env=environment)
+            command.append("imported" if warm else "cold")
+            server = subprocess.Popen(command, cwd=REPOSITORY, env=environment)
         atexit.register(server.send_signal, signal.SIGKILL)
         return listener.accept()

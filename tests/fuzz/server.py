@@ -3,7 +3,8 @@
 ``python tests/fuzz/server.py SOCKET cold`` takes cases and answers each: exit status, whether it was killed for its
 time, and whether it had imported PyTorch. Without ``cold`` it is itself a fork, of a process that has imported all that
 runs are read and trained with (:mod:`tests.warm`). A case cannot hurt this machine: memory, file sizes and seconds are
-limited, and what it started ends with it.
+limited, and what it started ends with it. With ``imported`` it imports the latter itself, in the language in which it
+was started.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import os
 import resource
 import runpy
 import select
+import shutil
 import signal
 import sys
 import traceback
@@ -56,17 +58,24 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
 def _child(case: dict[str, Any]) -> int:
     os.setsid()
     gc.disable()  # a collection would copy the pages of all that was imported
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    world = case["world"]
+    memory = _begun_with() + (world["memory_mib"] << 20) if world["memory_mib"] else _MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_BYTES, _FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, name in enumerate(("out", "err"), 1):
-        os.dup2(os.open(Path(case["output"], name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
+        file = os.open(Path(case["output"], name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(file, number)
+        os.close(file)
     os.chdir(case["folder"])
+    if world["gone"]:
+        shutil.rmtree(case["folder"])
     os.environ.clear()
     os.environ.update(case["environment"])
     sys.argv = [case["script"], *case["arguments"]]
     sys.path[0] = str(Path(case["script"]).parent)
+    _redirect(world)
     status = 0
     try:
         runpy.run_path(case["script"], run_name="__main__")
@@ -75,18 +84,51 @@ def _child(case: dict[str, Any]) -> int:
             print(ended.code, file=sys.stderr)
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
-        traceback.print_exc()
+        with Path(case["output"], "err").open("a") as file:  # where stderr is none, too
+            traceback.print_exc(file=file)
         status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
     if "torch" in sys.modules:
         Path(case["output"], "pytorch").touch()
     return status
 
 
+def _begun_with() -> int:
+    """Return the bytes of addresses that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _redirect(world: dict[str, Any]) -> None:
+    """Make stdout and stderr what Python would make of them if it began so."""
+    for number, kind in enumerate(world["streams"], 1):
+        name = ("stdout", "stderr")[number - 1]
+        match kind:
+            case "closed":
+                os.close(number)
+                setattr(sys, name, None)
+            case "no reader":
+                reader, writer = os.pipe()
+                os.dup2(writer, number)
+                os.close(reader)
+                os.close(writer)
+            case "full":
+                os.dup2(os.open("/dev/full", os.O_WRONLY), number)
+            case "read only":
+                os.dup2(os.open(os.devnull, os.O_RDONLY), number)
+    for name in ("stdout", "stderr"):
+        if world["encoding"] and getattr(sys, name):
+            errors = "backslashreplace" if name == "stderr" else "strict"
+            getattr(sys, name).reconfigure(encoding=world["encoding"], errors=errors)
+
+
 def main() -> None:
     if "cold" in sys.argv:
         preload()
+    if "imported" in sys.argv:
+        import tests.imported
+        import tests.undrawn  # noqa: F401
     with Client(sys.argv[1]) as asked, contextlib.suppress(EOFError):
         while True:
             asked.send(answer(asked.recv()))
