@@ -25,11 +25,11 @@ _SMALL = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=5),
     st.sampled_from(([], {}, [[]], [None], "12", "nan", "../x", "stable", 0.5, {"a": {"b": []}}, [[[[[[1]]]]]])),
 )  # fmt: skip
-_PLACE = st.lists(st.integers(0, 70), min_size=1, max_size=4)
+PLACE = st.lists(st.integers(0, 70), min_size=1, max_size=4)
 _CHANGES = st.sampled_from(("remove", "rename", "list", "text"))
 
 
-def _changed(value: Any, place: list[int], change: Any) -> Any:
+def changed(value: Any, place: list[int], change: Any) -> Any:
     """Return a JSON value with another one at a place: indices of keys, until something holds no others."""
     inside = isinstance(value, dict | list) and len(value)
     if not inside or not place:
@@ -42,20 +42,20 @@ def _changed(value: Any, place: list[int], change: Any) -> Any:
     elif last and change == ("as", "rename") and isinstance(value, dict):
         value["renamed"] = value.pop(key)
     else:
-        value[key] = _changed(value[key], place[1:], change)
+        value[key] = changed(value[key], place[1:], change)
     return value
 
 
-def _change(values: Any) -> Any:
+def values_changed(values: Any) -> Any:
     return st.one_of(st.tuples(st.just("as"), _CHANGES), st.tuples(st.just("is"), values))
 
 
 _READ = st.one_of(_SMALL, st.sampled_from(_HUGE))
 _CASES = st.one_of(
-    st.tuples(st.just("file"), st.sampled_from(_OF_A_RUN), _PLACE, _change(_READ), st.sampled_from(READING)),
-    st.tuples(st.just("file"), st.sampled_from(_OF_A_RUN), _PLACE, _change(_SMALL), st.sampled_from(TRAINING)),
-    st.tuples(st.just("cell"), st.sampled_from(_CELLS), _PLACE, _change(_READ), st.sampled_from(READING)),
-    st.tuples(st.just("column"), st.sampled_from(_TABLES), _PLACE, st.sampled_from(("drop", "rename", "text", "null")),
+    st.tuples(st.just("file"), st.sampled_from(_OF_A_RUN), PLACE, values_changed(_READ), st.sampled_from(READING)),
+    st.tuples(st.just("file"), st.sampled_from(_OF_A_RUN), PLACE, values_changed(_SMALL), st.sampled_from(TRAINING)),
+    st.tuples(st.just("cell"), st.sampled_from(_CELLS), PLACE, values_changed(_READ), st.sampled_from(READING)),
+    st.tuples(st.just("column"), st.sampled_from(_TABLES), PLACE, st.sampled_from(("drop", "rename", "text", "null")),
               st.sampled_from(READING)),
 )  # fmt: skip
 
@@ -67,13 +67,13 @@ def lay(tree: Path, case: tuple[Any, ...]) -> Command:
         (path,) = work.glob(where)
         lines = path.read_text().splitlines(keepends=True) if path.suffix == ".jsonl" else [path.read_text()]
         at = place[0] % len(lines)
-        lines[at] = json.dumps(_changed(json.loads(lines[at]), place, change)) + "\n"
+        lines[at] = json.dumps(changed(json.loads(lines[at]), place, change)) + "\n"
         path.write_text("".join(lines))
     elif what == "cell":
         path = work / "runs/reference/runs.parquet"
         row = pq.read_table(path).to_pylist()[0]
         holds_json = where in ("config", "manifest", "outcome")
-        value = _changed(json.loads(row[where]) if holds_json else row[where], place, change)
+        value = changed(json.loads(row[where]) if holds_json else row[where], place, change)
         row[where] = json.dumps(value) if holds_json else value
         _write(path, [row], where)
     else:
